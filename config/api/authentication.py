@@ -1,0 +1,96 @@
+"""Who is calling: the bearer token's reading, shared by both surfaces, and the session surface's authenticator."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.contrib.auth.hashers import make_password
+from django.core.exceptions import ValidationError
+from django.core.validators import validate_email
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.exceptions import AuthenticationFailed
+from rest_framework.request import Request
+
+from config.api import session_tokens
+from config.api.compiled import CompiledQuery
+
+# RFC 6750's characters. Two Authorization headers arrive joined by a comma, so they never fit.
+_BEARER = re.compile(r"bearer +([A-Za-z0-9\-._~+/]+=*) *", re.IGNORECASE)
+USERNAME_MAX = 150
+EMAIL_MAX = 254
+
+
+class BearerAuthentication(BaseAuthentication):
+    """``Authorization: Bearer …``: a subclass says whose token it is. Anything missing or malformed is 401."""
+
+    def authenticate_header(self, request: Request) -> str:
+        return "Bearer"
+
+    def authenticate(self, request: Request) -> tuple[Any, Any]:
+        header = request.META.get("HTTP_AUTHORIZATION")
+        if not header:
+            raise AuthenticationFailed("A bearer token is required.")
+        match = _BEARER.fullmatch(header)
+        if match is None:
+            raise AuthenticationFailed("The Authorization header must be: Bearer, a space, one token.")
+        user, auth = self.authenticate_token(match[1])
+        if not user.is_active:
+            raise AuthenticationFailed("This account is not active.")
+        return user, auth
+
+    def authenticate_token(self, token: str) -> tuple[Any, Any]:
+        """The token's user, and what ``request.auth`` shall be. Raises AuthenticationFailed."""
+        raise NotImplementedError
+
+
+class SessionTokenAuthentication(BearerAuthentication):
+    """The session surface: ``request.auth`` is the token's claims."""
+
+    def authenticate_token(self, token: str) -> tuple[Any, dict[str, Any]]:
+        try:
+            claims = session_tokens.verify(token)
+        except session_tokens.InvalidToken as error:
+            raise AuthenticationFailed(str(error)) from None
+        return user_of(claims), claims
+
+
+user_named: CompiledQuery[Any] = CompiledQuery(
+    lambda username: get_user_model()._default_manager.filter(username=username), str
+)
+
+
+def user_of(claims: dict[str, Any]) -> Any:
+    """The user whom verified claims name, made on first sight. The address follows the provider's."""
+    users = get_user_model()._default_manager
+    username = username_of(claims["sub"])
+    email = email_of(claims.get("email"))
+    user = user_named.first(username)
+    if user is None:
+        # Of requests that arrive side by side one makes the row, the others read it.
+        user, _ = users.get_or_create(
+            username=username, defaults={"email": email or "", "password": make_password(None)}
+        )
+    elif email and user.email != email and user.is_active:
+        users.filter(pk=user.pk).update(email=email)
+        user.email = email
+    return user
+
+
+def username_of(subject: str) -> str:
+    """The subject itself where it can be a username, else a digest of it: a provider may use any text."""
+    if len(subject) <= USERNAME_MAX and subject.isprintable() and subject == subject.strip():
+        return subject
+    return f"sub-{hashlib.sha256(subject.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+def email_of(claim: Any) -> str | None:
+    if not isinstance(claim, str) or len(claim) > EMAIL_MAX:
+        return None
+    try:
+        validate_email(claim)
+    except ValidationError:
+        return None
+    return claim

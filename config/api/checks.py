@@ -1,0 +1,92 @@
+"""System checks: settings that do not fit, each named by its variable and with its remedy."""
+
+from __future__ import annotations
+
+from decimal import Decimal, InvalidOperation
+from typing import Any
+from urllib.parse import urlsplit
+
+from cryptography.fernet import Fernet
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
+
+REDIS_SCHEMES = {"redis", "rediss", "unix"}
+
+
+@register(Tags.security)
+def check_environment(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
+    """Every environment variable whose value was refused, and combinations that can't work."""
+    found: list[CheckMessage] = [
+        Error(f"{name} has a value that does not fit.", hint=f"{name}: {remedy}.", id="api.E001")
+        for name, remedy in settings.ENV.problems
+    ]
+
+    def wrong(number: int, message: str, hint: str) -> None:
+        found.append(Error(message, hint=hint, id=f"api.E{number:03d}"))
+
+    if settings.SESSION_ISSUER:
+        for name in ("SESSION_AUDIENCE", "SESSION_JWKS_URL"):
+            if not getattr(settings, name):
+                wrong(2, f"SESSION_ISSUER is set, but {name} is not.", f"Set {name} as the identity provider names it.")
+    else:
+        for name in ("SESSION_AUDIENCE", "SESSION_JWKS_URL"):
+            if getattr(settings, name):
+                wrong(3, f"{name} is set, but SESSION_ISSUER is not.", f"Set SESSION_ISSUER, or leave {name} out.")
+    if settings.SESSION_JWKS_URL and not is_http_url(settings.SESSION_JWKS_URL):
+        wrong(4, "SESSION_JWKS_URL is not an http(s) address.", "Set SESSION_JWKS_URL to https://…")
+    for place, key in enumerate(settings.ENCRYPTION_KEYS, 1):
+        try:
+            Fernet(key)
+        except (ValueError, TypeError):
+            wrong(
+                5,
+                f"ENCRYPTION_KEYS: key {place} is not a Fernet key.",
+                'Make one: python -c "from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())"',
+            )
+    if settings.REDIS_URL and urlsplit(settings.REDIS_URL).scheme not in REDIS_SCHEMES:
+        wrong(6, "REDIS_URL is not a Redis address.", "Set REDIS_URL to redis://host:6379/0 or rediss://…")
+    if not is_http_url(settings.BASE_URL):
+        wrong(7, "BASE_URL is not an http(s) address.", "Set BASE_URL to the service's own, as https://api.example.com")
+    for name in ("SIGNUP_CREDITS", "CREDIT_APPROVAL_THRESHOLD"):
+        if not is_amount(getattr(settings, name)):
+            wrong(8, f"{name} is not an amount of credits.", f"Set {name} to a number of at least 0, as 12.5")
+    if settings.API_PAGE_SIZE > settings.API_PAGE_SIZE_MAX:
+        wrong(9, "API_PAGE_SIZE is over API_PAGE_SIZE_MAX.", "Lower API_PAGE_SIZE or raise API_PAGE_SIZE_MAX.")
+    return found
+
+
+@register(Tags.security, deploy=True)
+def check_production(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
+    """What is right on a laptop and wrong in production."""
+    found: list[CheckMessage] = []
+
+    def unsafe(number: int, message: str, hint: str) -> None:
+        found.append(Warning(message, hint=hint, id=f"api.W{number:03d}"))
+
+    if any(host in ("*", ".") for host in settings.ALLOWED_HOSTS):
+        unsafe(1, "ALLOWED_HOSTS takes every host.", "Set ALLOWED_HOSTS to the service's own host names.")
+    if not settings.SECRET_KEY_GIVEN:
+        unsafe(2, "SECRET_KEY is not given.", "Set SECRET_KEY, the same in every process, to 50 random characters.")
+    if not settings.ENCRYPTION_KEYS_GIVEN:
+        unsafe(3, "ENCRYPTION_KEYS is not given.", "Set ENCRYPTION_KEYS, the same in every process.")
+    if settings.DEBUG:
+        unsafe(4, "DEBUG is on.", "Leave DEBUG out.")
+    if not settings.BASE_URL.startswith("https://"):
+        unsafe(5, "BASE_URL is not https.", "Set BASE_URL to the public https address.")
+    return found
+
+
+def is_http_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        return False
+
+
+def is_amount(text: str) -> bool:
+    try:
+        amount = Decimal(text)
+    except InvalidOperation:
+        return False
+    return amount.is_finite() and 0 <= amount <= 1_000_000_000 and amount == round(amount, 6)

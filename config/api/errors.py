@@ -1,0 +1,181 @@
+"""The error envelope: domain code raises ``DomainError``, one handler turns every exception into ``{"error": {…}}``.
+
+No stack trace, SQL or setting is ever part of an answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from django.core.exceptions import BadRequest, PermissionDenied, RequestDataTooBig, SuspiciousOperation
+from django.db import InterfaceError, OperationalError
+from django.http import Http404, HttpResponse
+from rest_framework import exceptions
+from rest_framework.response import Response
+
+from config.api.renderers import dumps
+
+logger = logging.getLogger(__name__)
+
+
+class DomainError(Exception):
+    """A refusal with a stable code. ``status`` is HTTP's; ``message`` is for people."""
+
+    status = 400
+    code = "VALIDATION_ERROR"
+    message = "The request is not valid."
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        details: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        self.message = message or self.message
+        self.details = details
+        self.headers = headers or {}
+        super().__init__(self.message)
+
+
+class ValidationFailed(DomainError):
+    """400 with ``details.fields``: each field's dotted path to its messages."""
+
+    def __init__(self, fields: dict[str, list[str]], message: str | None = None) -> None:
+        super().__init__(message or "The request is not valid.", details={"fields": fields})
+
+
+class Unauthorized(DomainError):
+    status, code, message = 401, "UNAUTHORIZED", "A valid credential is required."
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message, headers={"WWW-Authenticate": "Bearer"})
+
+
+class Forbidden(DomainError):
+    status, code, message = 403, "FORBIDDEN", "The API key lacks the scope for this operation."
+
+
+class NotFound(DomainError):
+    status, code, message = 404, "NOT_FOUND", "Not found."
+
+
+class Conflict(DomainError):
+    status, code, message = 409, "CONFLICT", "The request conflicts with the current state."
+
+
+class PayloadTooLarge(DomainError):
+    status, code, message = 413, "PAYLOAD_TOO_LARGE", "The request body is too large."
+
+
+class RateLimited(DomainError):
+    status, code, message = 429, "RATE_LIMITED", "Too many requests; try again later."
+
+
+class Unavailable(DomainError):
+    status, code, message = 503, "UNAVAILABLE", "The service is not available at the moment; try again."
+
+
+STATUS_CODES = {
+    400: ("VALIDATION_ERROR", "The request is not valid."),
+    401: ("UNAUTHORIZED", "A valid credential is required."),
+    403: ("FORBIDDEN", "Not allowed."),
+    404: ("NOT_FOUND", "Not found."),
+    405: ("METHOD_NOT_ALLOWED", "The method is not allowed here."),
+    406: ("NOT_ACCEPTABLE", "Only application/json is served here."),
+    413: ("PAYLOAD_TOO_LARGE", "The request body is too large."),
+    415: ("UNSUPPORTED_MEDIA_TYPE", "The body must be application/json."),
+    429: ("RATE_LIMITED", "Too many requests; try again later."),
+    500: ("INTERNAL_ERROR", "Something went wrong on our side."),
+    503: ("UNAVAILABLE", "The service is not available at the moment; try again."),
+}
+
+
+def envelope(code: str, message: str, details: Any = None) -> dict[str, Any]:
+    error: dict[str, Any] = {"code": code, "message": message}
+    if details is not None:
+        error["details"] = details
+    return {"error": error}
+
+
+def envelope_for(status: int) -> dict[str, Any]:
+    """The envelope of a bare HTTP status."""
+    code, message = STATUS_CODES.get(status, (HTTPStatus(status).name, HTTPStatus(status).phrase))
+    return envelope(code, message)
+
+
+def is_api_path(path: str) -> bool:
+    return path == "/api" or path.startswith("/api/")
+
+
+def error_response(status: int) -> HttpResponse:
+    """The envelope of a bare HTTP status, for answers outside of DRF."""
+    return HttpResponse(dumps(envelope_for(status)), status=status, content_type="application/json")
+
+
+def flatten(errors: Any, path: str = "") -> dict[str, list[str]]:
+    """DRF's nested validation errors as dotted paths → messages; errors of no one field are under ``""``."""
+    if isinstance(errors, dict):
+        found: dict[str, list[str]] = {}
+        for key, value in errors.items():
+            name = path if key == "non_field_errors" else f"{path}.{key}" if path else str(key)
+            for field, messages in flatten(value, name).items():
+                found.setdefault(field, []).extend(messages)
+        return found
+    if isinstance(errors, list):
+        found = {}
+        for index, value in enumerate(errors):
+            if isinstance(value, (dict, list)):
+                for field, messages in flatten(value, f"{path}.{index}" if path else str(index)).items():
+                    found.setdefault(field, []).extend(messages)
+            else:
+                found.setdefault(path, []).append(str(value))
+        return found
+    return {path: [str(errors)]}
+
+
+def to_domain_error(error: Exception) -> DomainError:
+    """Any exception as the refusal that the client may see."""
+    if isinstance(error, DomainError):
+        return error
+    if isinstance(error, exceptions.ValidationError):
+        return ValidationFailed(flatten(error.detail))
+    if isinstance(error, (Http404, exceptions.NotFound)):
+        return NotFound()
+    if isinstance(error, (exceptions.NotAuthenticated, exceptions.AuthenticationFailed)):
+        return Unauthorized(str(error.detail))
+    if isinstance(error, (OperationalError, InterfaceError)):
+        return Unavailable()
+    if isinstance(error, RequestDataTooBig):
+        return PayloadTooLarge()
+    if isinstance(error, PermissionDenied):
+        status = 403
+    elif isinstance(error, exceptions.APIException):
+        status = error.status_code
+    elif isinstance(error, (BadRequest, SuspiciousOperation, UnicodeError)):
+        status = 400
+    else:
+        status = 500
+    code, message = STATUS_CODES.get(status, STATUS_CODES[500])
+    refusal = DomainError(message)
+    refusal.status, refusal.code = status, code
+    if isinstance(error, exceptions.ParseError):
+        refusal.message = str(error.detail)
+    return refusal
+
+
+def exception_handler(error: Exception, context: dict[str, Any]) -> Response:
+    """DRF's EXCEPTION_HANDLER."""
+    refusal = to_domain_error(error)
+    if refusal.status >= 500:
+        logger.error("%s failed", type(context.get("view")).__name__, exc_info=error)
+    response = Response(envelope(refusal.code, refusal.message, refusal.details), status=refusal.status)
+    for name, value in refusal.headers.items():
+        response[name] = value
+    if isinstance(error, exceptions.MethodNotAllowed):
+        allowed = getattr(context.get("view"), "allowed_methods", None)
+        if allowed:
+            response["Allow"] = ", ".join(allowed)
+    return response

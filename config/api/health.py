@@ -1,0 +1,101 @@
+"""Probes. ``/livez``: this process answers. ``/readyz``: so do the database and the broker."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import redis
+from django.conf import settings
+from django.db import connection
+from django.http import HttpRequest, HttpResponse
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_safe
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from config.api.renderers import dumps
+
+logger = logging.getLogger(__name__)
+
+
+def ask_database() -> None:
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+    finally:
+        connection.close()  # this thread's own
+
+
+def ask_broker() -> None:
+    with redis.Redis.from_url(
+        settings.CACHE_REDIS_URL,
+        socket_timeout=settings.BROKER_TIMEOUT_SECONDS,
+        socket_connect_timeout=settings.BROKER_TIMEOUT_SECONDS,
+        retry=Retry(NoBackoff(), 0),
+    ) as client:
+        client.ping()
+
+
+class Probe:
+    """A question put by a thread of its own, so that one that hangs is an answer too. One at a time: no hung thread
+    piles up on another.
+    """
+
+    def __init__(self, name: str, ask: Callable[[], None]) -> None:
+        self.name = name
+        self.ask = ask
+        self.lock = threading.Lock()
+        self.thread: threading.Thread | None = None
+        self.ready = False
+
+    def start(self) -> None:
+        with self.lock:
+            if self.thread is None or not self.thread.is_alive():
+                self.thread = threading.Thread(target=self._run, name=f"probe-{self.name}", daemon=True)
+                self.ready = False
+                self.thread.start()
+
+    def answered(self, deadline: float) -> bool:
+        """Whether the thread found an answer by then (``time.monotonic``)."""
+        with self.lock:  # a thread that another request has made but not started yet can't be joined
+            thread = self.thread
+        if thread is not None:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return self.ready
+
+    def _run(self) -> None:
+        try:
+            self.ask()
+            self.ready = True
+        except Exception as error:  # whatever it is, the answer is "not ready"
+            logger.warning("the %s does not answer (%s)", self.name, type(error).__name__)
+
+
+PROBES = [Probe("database", lambda: ask_database()), Probe("broker", lambda: ask_broker())]
+
+
+@csrf_exempt
+@require_safe
+def livez(request: HttpRequest) -> HttpResponse:
+    return _answer(200, {"status": "ok"})
+
+
+@csrf_exempt
+@require_safe
+def readyz(request: HttpRequest) -> HttpResponse:
+    """200, or 503 naming what does not answer; in READINESS_TIMEOUT_SECONDS at most."""
+    deadline = time.monotonic() + settings.READINESS_TIMEOUT_SECONDS
+    for probe in PROBES:
+        probe.start()
+    checks = {probe.name: "ok" if probe.answered(deadline) else "unavailable" for probe in PROBES}
+    ready = all(state == "ok" for state in checks.values())
+    return _answer(200 if ready else 503, {"status": "ok" if ready else "unavailable", "checks": checks})
+
+
+def _answer(status: int, body: dict) -> HttpResponse:
+    response = HttpResponse(dumps(body), status=status, content_type="application/json")
+    response["Cache-Control"] = "no-store"
+    return response

@@ -1,0 +1,185 @@
+"""``Idempotency-Key``: the same POST sent again gets the first answer, and creates nothing more (interface, section 1).
+
+Two phases. First a row that claims the key is committed, so a second request sees it at once. Then the view runs in one
+transaction with the storing of its answer: a crash leaves both or neither, and a claim that is never kept can be taken
+over after IDEMPOTENCY_LOCK_SECONDS.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import secrets
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any, ClassVar
+
+from django.conf import settings
+from django.db import DatabaseError, IntegrityError, transaction
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from rest_framework.request import Request
+
+from config.api import clock
+from config.api.errors import Conflict, ValidationFailed
+from config.api.models import IdempotencyRecord
+from config.api.renderers import dumps
+
+logger = logging.getLogger(__name__)
+
+KEY = re.compile(r"[\x20-\x7e]{1,255}")
+# Each round loses to another request that removed or took over the row in between.
+CLAIM_ROUNDS = 3
+PRUNE_BATCH = 1000
+
+
+class KeyReused(Conflict):
+    code = "IDEMPOTENCY_KEY_REUSED"
+    message = "This Idempotency-Key was used for another request."
+
+
+class AnswerNotStored(KeyReused):
+    message = "This Idempotency-Key was used already; the answer held a secret, so it was not stored."
+
+
+class KeyInUse(Conflict):
+    code = "IDEMPOTENCY_KEY_IN_USE"
+    message = "The first request with this Idempotency-Key is not finished yet."
+
+
+class IdempotencyMixin:
+    """For viewsets. ``idempotent_actions`` take the header; those in ``secret_actions`` too answer with a secret,
+    which is not stored.
+    """
+
+    surface: ClassVar[str]
+    idempotent_actions: ClassVar[frozenset[str] | set[str]] = frozenset({"create"})
+    secret_actions: ClassVar[frozenset[str] | set[str]] = frozenset()
+    action: str
+
+    def apply_idempotency(self, request: Request) -> None:
+        """Put ``run_once`` in front of this request's handler if it carries a key."""
+        key = request.headers.get("Idempotency-Key")
+        if key is None or self.action not in self.idempotent_actions or request.method is None:
+            return
+        method = request.method.lower()
+        setattr(self, method, partial(self.run_once, getattr(self, method), key))
+
+    def run_once(
+        self, handler: Callable[..., HttpResponseBase], key: str, request: Request, *args: Any, **kwargs: Any
+    ) -> HttpResponseBase:
+        if not KEY.fullmatch(key):
+            raise ValidationFailed({"Idempotency-Key": ["Use 1 to 255 printable ASCII characters."]})
+        record = claim(request.user, self.surface, key, fingerprint_of(request._request))
+        if record.response_status is not None:
+            return replay(record)
+        try:
+            with transaction.atomic():
+                response = handler(request, *args, **kwargs)
+                if 200 <= response.status_code < 300:
+                    body = None if self.action in self.secret_actions else body_of(response)
+                    keep(record, response.status_code, body)
+                    return response
+                transaction.set_rollback(True)
+        except BaseException:
+            release(record)
+            raise
+        release(record)
+        return response
+
+
+def claim(user: Any, surface: str, key: str, fingerprint: str) -> IdempotencyRecord:
+    """A row that this request holds (``response_status`` null), or the one whose answer to replay. Raises KeyReused,
+    KeyInUse.
+    """
+    records = IdempotencyRecord.objects.filter(user=user, surface=surface, key=key)
+    for _ in range(CLAIM_ROUNDS):
+        now = clock.now()
+        mine = {"fingerprint": fingerprint, "claim": secrets.token_hex(16), "claimed_at": now}
+        record = records.first()
+        if record is None:
+            try:
+                with transaction.atomic():
+                    return IdempotencyRecord.objects.create(user=user, surface=surface, key=key, **mine)
+            except IntegrityError:  # another request was faster
+                continue
+        finished = record.response_status is not None
+        lifetime = timedelta(
+            **({"hours": settings.IDEMPOTENCY_HOURS} if finished else {"seconds": settings.IDEMPOTENCY_LOCK_SECONDS})
+        )
+        if now - record.claimed_at > lifetime:
+            # Forgotten though not yet pruned, or left by a request that crashed; of several that see it one takes it
+            # over.
+            taken = records.filter(pk=record.pk, claim=record.claim, response_status=record.response_status).update(
+                **mine, response_status=None, response_body=None
+            )
+            if taken:
+                return IdempotencyRecord(pk=record.pk, user=user, surface=surface, key=key, **mine)
+            continue
+        if record.fingerprint != fingerprint:
+            raise KeyReused
+        if not finished:
+            raise KeyInUse
+        if record.response_body is None:
+            raise AnswerNotStored
+        return record
+    raise KeyInUse
+
+
+def keep(record: IdempotencyRecord, status: int, body: bytes | None) -> None:
+    """Store the answer, in the transaction of what it tells of. Raises KeyInUse, which undoes both, if the claim was
+    taken over.
+    """
+    kept = IdempotencyRecord.objects.filter(pk=record.pk, claim=record.claim, response_status=None).update(
+        response_status=status, response_body=body
+    )
+    if not kept:
+        raise KeyInUse
+
+
+def release(record: IdempotencyRecord) -> None:
+    """Give up the claim, so the key can be used again. Where the database is away the claim times out instead."""
+    try:
+        IdempotencyRecord.objects.filter(pk=record.pk, claim=record.claim, response_status=None).delete()
+    except DatabaseError as error:
+        logger.warning("an idempotency claim was not released (%s)", type(error).__name__)
+
+
+def replay(record: IdempotencyRecord) -> HttpResponse:
+    response = HttpResponse(
+        bytes(record.response_body or b""), status=record.response_status, content_type="application/json"
+    )
+    response["Idempotent-Replayed"] = "true"
+    return response
+
+
+def fingerprint_of(request: HttpRequest) -> str:
+    """A digest of method, path, query and the exact body."""
+    digest = hashlib.sha256()
+    for part in (request.method or "", request.get_full_path()):
+        digest.update(part.encode("utf-8", "surrogateescape") + b"\0")
+    digest.update(request.body)
+    return digest.hexdigest()
+
+
+def body_of(response: Any) -> bytes:
+    """The bytes that the answer will be sent with."""
+    return dumps(response.data) if hasattr(response, "data") else response.content
+
+
+def prune() -> int:
+    """Remove what is past IDEMPOTENCY_HOURS, in batches so no lock is held long; returns how many."""
+    cutoff = clock.now() - timedelta(hours=settings.IDEMPOTENCY_HOURS)
+    removed = 0
+    while True:
+        old = list(
+            IdempotencyRecord.objects.filter(claimed_at__lt=cutoff)
+            .order_by("claimed_at")
+            .values_list("pk", flat=True)[:PRUNE_BATCH]
+        )
+        if not old:
+            return removed
+        # The cutoff again: a row may have been taken over since it was read.
+        removed += IdempotencyRecord.objects.filter(pk__in=old, claimed_at__lt=cutoff).delete()[0]

@@ -1,0 +1,43 @@
+"""Identifiers: a type prefix and a ULID, so ids sort by the time they were made and can't be guessed (80 bits)."""
+
+from django.db import models
+from ulid import ULID
+
+ID_LENGTH = 32
+
+
+def new_id(prefix: str) -> str:
+    """A new identifier, as ``run_01kb5w3v2m8x4c9z6t7q0r1s2d``."""
+    return f"{prefix}_{str(ULID()).lower()}"
+
+
+class IdField(models.CharField):
+    """A primary key made by ``new_id`` with this field's prefix."""
+
+    def __init__(self, prefix: str = "", **kwargs) -> None:
+        self.prefix = prefix
+        kwargs["max_length"] = ID_LENGTH
+        kwargs["primary_key"] = True
+        kwargs["editable"] = False
+        super().__init__(**kwargs)
+
+    def get_default(self) -> str:
+        return new_id(self.prefix)
+
+    def has_default(self) -> bool:
+        return True
+
+    def deconstruct(self):
+        name, path, args, kwargs = super().deconstruct()
+        for key in ("max_length", "primary_key", "editable"):
+            kwargs.pop(key, None)
+        kwargs["prefix"] = self.prefix
+        return name, path, args, kwargs
+
+
+class RefField(models.CharField):
+    """The plain id of a row that this app may not import (see "who may import whom" in docs/architecture.md)."""
+
+    def __init__(self, **kwargs) -> None:
+        kwargs.setdefault("max_length", ID_LENGTH)
+        super().__init__(**kwargs)

@@ -1,0 +1,65 @@
+"""What every answer has, whoever gave it: a request id and, under /api, the error envelope and the rate limit's
+headers.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable
+
+from django.http import HttpRequest, HttpResponseBase
+
+from config.api import logs, ratelimit
+from config.api.errors import error_response, is_api_path
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+# Headers of a replaced answer that keep their meaning beside the envelope.
+KEPT_HEADERS = ("Allow", "WWW-Authenticate", "Retry-After")
+
+
+class RequestIdMiddleware:
+    """``X-Request-Id``: the caller's if it is well-formed, else a fresh one; in every log line of the request."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        given = request.META.get("HTTP_X_REQUEST_ID", "")
+        name = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+        # Left set afterwards: Django logs a failed answer only once all middleware is done. The next request sets its
+        # own.
+        logs.request_id.set(name)
+        response = self.get_response(request)
+        response["X-Request-Id"] = name
+        return response
+
+
+class ApiErrorMiddleware:
+    """Under /api, turns error pages of Django and of other middleware into the envelope, and charges what no view
+    charged.
+    """
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        response = self.get_response(request)
+        if not is_api_path(request.path_info):
+            return response
+        if response.status_code >= 400 and not response.get("Content-Type", "").startswith("application/json"):
+            plain = error_response(response.status_code)
+            for name in KEPT_HEADERS:
+                if name in response:
+                    plain[name] = response[name]
+            response.close()
+            response = plain
+        verdict = ratelimit.verdict_of(request)
+        if verdict is None:
+            verdict = ratelimit.charge_address(request)
+            if not verdict.allowed:
+                response.close()
+                response = error_response(429)
+        for name, value in verdict.headers().items():
+            response[name] = value
+        return response

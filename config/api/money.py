@@ -1,0 +1,51 @@
+"""Credits: integer micro-credits everywhere inside, decimal text or exact JSON numbers at the edges, never a float.
+
+1 credit = 1,000,000 micro-credits; amounts fit a signed 64-bit integer.
+"""
+
+from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+
+MICRO = 1_000_000
+MAX_MICRO = 10**15  # 1,000,000,000 credits: sums of many such amounts still fit 64 bits
+
+
+def to_text(micro: int) -> str:
+    """``12500000`` → ``"12.5"``: up to 6 decimals, no trailing zeros, never an exponent."""
+    sign = "-" if micro < 0 else ""
+    whole, rest = divmod(abs(micro), MICRO)
+    return f"{sign}{whole}.{rest:06d}".rstrip("0").rstrip(".") if rest else f"{sign}{whole}"
+
+
+def to_number(micro: int) -> int | Decimal:
+    """The same amount as a value that our JSON renderer writes digit for digit."""
+    return Decimal(to_text(micro)) if micro % MICRO else micro // MICRO
+
+
+def parse(value: object, *, minimum: int | None = None, field: str = "amount") -> int:
+    """Credits as people and clients write them (``"12.5"``, ``12.5`` as Decimal, ``3``) → micro-credits.
+
+    Raises ValueError, with a message for people, for anything but a finite decimal with at most 6 decimals, an amount
+    out of range or under ``minimum`` (micro-credits). Floats are refused: parse JSON numbers as Decimal.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, str, Decimal)):
+        raise ValueError(f"{field} must be a number.")
+    try:
+        amount = Decimal(value.strip() if isinstance(value, str) else value)
+    except InvalidOperation:
+        raise ValueError(f"{field} must be a number.") from None
+    if not amount.is_finite():
+        raise ValueError(f"{field} must be a finite number.")
+    if abs(amount) > MAX_MICRO // MICRO:
+        raise ValueError(f"{field} must be at most {MAX_MICRO // MICRO}.")
+    micro = amount.scaleb(6)
+    if micro != micro.to_integral_value():
+        raise ValueError(f"{field} may have at most 6 decimals.")
+    result = int(micro)
+    if minimum is not None and result < minimum:
+        raise ValueError(f"{field} must be at least {to_text(minimum)}.")
+    return result
+
+
+def price(quantity: int, micro_per_thousand: int) -> int:
+    """The cost in micro-credits of ``quantity`` units priced per 1,000, rounded half up."""
+    return int((Decimal(quantity) * micro_per_thousand / 1000).to_integral_value(ROUND_HALF_UP))

@@ -1,0 +1,147 @@
+"""camelCase serializers: field names are mapped one by one, so the keys of free-form objects pass through untouched."""
+
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any, ClassVar, TypeAlias
+
+from django.db.models import Model
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+from config.api import clock, money
+
+MISSING = object()
+# A field's public name, what reads it from an object, and what makes JSON of what was read; of a method field its name.
+Column: TypeAlias = tuple[str, Callable[[Any], Any], Callable[[Any], Any] | str]
+
+
+def camel(name: str) -> str:
+    return re.sub(r"_([a-z0-9])", lambda match: match[1].upper(), name)
+
+
+class CamelSerializer(serializers.Serializer):
+    """A serializer whose fields are declared in snake_case and appear in camelCase."""
+
+    _cached_columns: ClassVar[list[Column]]
+
+    def get_fields(self) -> dict[str, serializers.Field]:
+        fields = {}
+        for name, field in super().get_fields().items():
+            public = camel(name)
+            if isinstance(field, serializers.SerializerMethodField):
+                field.method_name = field.method_name or f"get_{name}"
+            elif public != name and field.source is None:
+                field.source = name
+            fields[public] = field
+        return fields
+
+    def to_representation(self, instance: Any) -> dict[str, Any]:
+        """As DRF does it, but that the fields are copied and bound once a class rather than once an object."""
+        shown: dict[str, Any] = {}
+        for name, read, write in self._columns():
+            if isinstance(write, str):  # a method of this very serializer, which may know more than its class
+                shown[name] = getattr(self, write)(instance)
+                continue
+            try:
+                value = read(instance)
+            except serializers.SkipField:
+                continue
+            shown[name] = None if value is None else write(value)
+        return shown
+
+    @classmethod
+    def _columns(cls) -> list[Column]:
+        columns: list[Column] | None = cls.__dict__.get("_cached_columns")
+        if columns is None:
+            fields = cls().fields.items()
+            columns = [
+                (name, _reader(field), field.method_name)
+                if isinstance(field, serializers.SerializerMethodField) and field.method_name
+                else (name, _reader(field), field.to_representation)
+                for name, field in fields
+            ]
+            cls._cached_columns = columns
+        return columns
+
+
+def _reader(field: serializers.Field) -> Callable[[Any], Any]:
+    """``field.get_attribute`` with a short cut for what is nearly always the case: a plain attribute of an object."""
+    if len(field.source_attrs) != 1 or isinstance(field, serializers.SerializerMethodField):
+        return field.get_attribute
+    [name], slow = field.source_attrs, field.get_attribute
+
+    def read(instance: Any) -> Any:
+        value = vars(instance).get(name, MISSING) if isinstance(instance, Model) else MISSING
+        return slow(instance) if value is MISSING else value
+
+    return read
+
+
+class TimestampField(serializers.DateTimeField):
+    """ISO 8601, UTC, milliseconds, ``Z``."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault("read_only", True)
+        super().__init__(**kwargs)
+
+    def to_representation(self, value: Any) -> str:
+        return clock.iso(value) or ""  # a null never gets here
+
+
+class CreditsNumberField(serializers.Field):
+    """Micro-credits inside, an exact JSON number outside. For input, ``minimum`` is in micro-credits."""
+
+    def __init__(self, *, minimum: int | None = None, **kwargs: Any) -> None:
+        self.minimum = minimum
+        super().__init__(**kwargs)
+
+    def to_representation(self, value: int) -> Any:
+        return money.to_number(value)
+
+    def to_internal_value(self, data: Any) -> int:
+        if isinstance(data, str):
+            raise serializers.ValidationError("A number is required.")
+        try:
+            return money.parse(data, minimum=self.minimum, field="The number")
+        except ValueError as error:
+            raise serializers.ValidationError(str(error)) from None
+
+
+@extend_schema_field({"type": "string", "pattern": r"^-?\d+(\.\d{1,6})?$", "examples": ["12.5"]})
+class CreditsTextField(serializers.Field):
+    """Micro-credits inside, a plain decimal string outside."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault("read_only", True)
+        super().__init__(**kwargs)
+
+    def to_representation(self, value: int) -> str:
+        return money.to_text(value)
+
+
+class StrictCharField(serializers.CharField):
+    """JSON text only: no number is taken for its digits."""
+
+    def to_internal_value(self, data: Any) -> str:
+        if not isinstance(data, str):
+            self.fail("invalid")
+        return super().to_internal_value(data)
+
+
+class StrictIntegerField(serializers.IntegerField):
+    """A whole JSON number (``30`` or ``30.0``): no text, boolean or fraction."""
+
+    def to_internal_value(self, data: Any) -> int:
+        if isinstance(data, bool) or not isinstance(data, (int, Decimal)) or data != data // 1:
+            self.fail("invalid")
+        return int(data)
+
+
+class StrictBooleanField(serializers.BooleanField):
+    """``true`` or ``false``: no text or number."""
+
+    def to_internal_value(self, data: Any) -> bool:
+        if not isinstance(data, bool):
+            self.fail("invalid", input=data)
+        return data

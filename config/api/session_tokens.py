@@ -1,0 +1,216 @@
+"""Session tokens: JWTs of an OIDC identity provider or, in the embedded default, of the service itself.
+
+``mint`` and ``verify`` know nothing of users or requests; ``config.api.authentication`` does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jwt
+import requests
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from django.conf import settings
+
+from config.api.errors import Unavailable
+from config.secrets_file import write_once
+
+logger = logging.getLogger(__name__)
+
+ALGORITHMS = ["RS256", "ES256", "EdDSA"]
+REQUIRED_CLAIMS = ["exp", "iat", "sub", "iss", "aud"]
+LOCAL_ISSUER = "urn:agent-workflow-service:local"
+LOCAL_AUDIENCE = "agent-workflow-service"
+REMEMBERED_SECONDS = 30.0
+TOKEN_MAX_CHARS = 16 * 1024
+JWKS_MAX_BYTES = 1024 * 1024
+# With no key at all yet, an unreachable provider is asked again this soon; every caller is turned away meanwhile.
+COLD_RETRY_SECONDS = 2.0
+
+
+class InvalidToken(Exception):
+    """The token is not one of ours, or no longer; the message is for people."""
+
+
+def mint(username: str, hours: float = 12) -> str:
+    """A token of the local issuer for ``username``."""
+    now = int(time.time())
+    claims = {
+        "iss": LOCAL_ISSUER,
+        "aud": LOCAL_AUDIENCE,
+        "sub": username,
+        "iat": now,
+        "exp": now + round(hours * 3600),
+    }
+    return jwt.encode(claims, _local_key(), algorithm="EdDSA")
+
+
+def verify(token: str) -> dict[str, Any]:
+    """The claims of a valid token. Raises InvalidToken; Unavailable if the provider's keys can't be had.
+
+    A token's signature is checked once in REMEMBERED_SECONDS a process, its expiry each time.
+    """
+    if len(token) > TOKEN_MAX_CHARS:
+        raise InvalidToken("The session token is too long.")
+    try:
+        header = jwt.get_unverified_header(token)
+        algorithm = header.get("alg")
+        # Before any key is looked for: a key's own kind decides below, never the token.
+        if algorithm not in ALGORITHMS:
+            raise InvalidToken("The session token's algorithm is not accepted.")
+        if settings.SESSION_ISSUER:
+            jwk = jwks(settings.SESSION_JWKS_URL).key_for(header.get("kid"))
+            if jwk.algorithm_name != algorithm:
+                raise InvalidToken("The session token's algorithm is not that of its key.")
+            signer = Signer(jwk.key, algorithm, settings.SESSION_ISSUER, settings.SESSION_AUDIENCE)
+        else:
+            if algorithm != "EdDSA":
+                raise InvalidToken("The session token's algorithm is not accepted.")
+            signer = Signer(_local_key().public_key(), algorithm, LOCAL_ISSUER, LOCAL_AUDIENCE)
+        claims = _checked(token, signer, int(time.monotonic() / REMEMBERED_SECONDS))
+        if claims["exp"] <= time.time() - settings.SESSION_LEEWAY_SECONDS:
+            raise jwt.ExpiredSignatureError
+    except jwt.ExpiredSignatureError:
+        raise InvalidToken("The session token has expired.") from None
+    # Beside PyJWT's own: what its JSON and number reading lets through from a token made to break them.
+    except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
+        raise InvalidToken("The session token is not valid.") from None
+    if not isinstance(claims["sub"], str) or not claims["sub"]:
+        raise InvalidToken("The session token names no subject.")
+    return claims
+
+
+@dataclass(frozen=True)
+class Signer:
+    """Whose signature a token must bear."""
+
+    key: Any = field(hash=False)
+    algorithm: str
+    issuer: str
+    audience: str
+
+
+@lru_cache(maxsize=4096)
+def _checked(token: str, signer: Signer, period: int) -> dict[str, Any]:
+    """The claims of a token with a good signature. Refusals are not remembered, nor is anything past ``period``."""
+    claims: dict[str, Any] = jwt.decode(
+        token,
+        signer.key,
+        algorithms=[signer.algorithm],
+        issuer=signer.issuer,
+        audience=signer.audience,
+        leeway=settings.SESSION_LEEWAY_SECONDS,
+        options={"require": REQUIRED_CLAIMS},
+    )
+    return claims
+
+
+def _local_key() -> Ed25519PrivateKey:
+    return _read_local_key(str(settings.SESSION_KEY_FILE))
+
+
+@lru_cache(maxsize=4)
+def _read_local_key(path: str) -> Ed25519PrivateKey:
+    file = Path(path)
+    try:
+        pem = file.read_text()
+    except FileNotFoundError:
+        pem = write_once(
+            file,
+            Ed25519PrivateKey.generate()
+            .private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+            .decode(),
+        )
+    key = serialization.load_pem_private_key(pem.encode(), password=None)
+    if not isinstance(key, Ed25519PrivateKey):
+        raise RuntimeError(f"{path} does not hold an Ed25519 key; remove it and a new one is made.")
+    return key
+
+
+class Jwks:
+    """A provider's signing keys, cached. Threads share it; at most one of them fetches at a time.
+
+    Known keys are served from the cache, and fetched anew once it is SESSION_JWKS_CACHE_SECONDS old, so that a key that
+    the provider withdrew ceases to be taken. An unknown ``kid`` fetches at once, but not within
+    SESSION_JWKS_REFETCH_SECONDS of the last try: anyone can send tokens with made-up ones. While the provider is away,
+    what is cached stays good.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.keys: dict[str | None, jwt.PyJWK] = {}
+        self.fetched_at = self.tried_at = float("-inf")
+        self.fetching = threading.Lock()
+
+    def key_for(self, kid: str | None) -> jwt.PyJWK:
+        """The key of that name. Raises InvalidToken for an unknown one, Unavailable while there is none at all."""
+        found = self._find(kid)
+        if found is None:
+            with self.fetching:
+                found = self._find(kid)  # another thread may have fetched it meanwhile
+                if found is None:
+                    self._fetch()
+                    found = self._find(kid)
+        elif time.monotonic() - self.fetched_at > settings.SESSION_JWKS_CACHE_SECONDS:
+            # One thread looks for newer keys, the others go on with these.
+            if self.fetching.acquire(blocking=False):
+                try:
+                    self._fetch()
+                finally:
+                    self.fetching.release()
+            found = self._find(kid)
+        if found is not None:
+            return found
+        if not self.keys:
+            raise Unavailable("The identity provider's keys are not available at the moment; try again.")
+        raise InvalidToken("The session token's key is not known.")
+
+    def _find(self, kid: str | None) -> jwt.PyJWK | None:
+        keys = self.keys
+        if kid is None and len(keys) == 1:  # a provider with one key need not name it
+            return next(iter(keys.values()))
+        return keys.get(kid)
+
+    def _fetch(self) -> None:
+        now = time.monotonic()
+        if now - self.tried_at <= (settings.SESSION_JWKS_REFETCH_SECONDS if self.keys else COLD_RETRY_SECONDS):
+            return
+        self.tried_at = now
+        try:
+            document = fetch_json(self.url, settings.SESSION_JWKS_TIMEOUT_SECONDS)
+            keys = {
+                key.key_id: key
+                for key in jwt.PyJWKSet.from_dict(document).keys
+                if key.algorithm_name in ALGORITHMS and key.public_key_use in (None, "sig")
+            }
+        except (requests.RequestException, jwt.PyJWTError, ValueError, TypeError, AttributeError) as error:
+            logger.warning("no keys from %s (%s); cached ones stay good", self.url, type(error).__name__)
+            return
+        if keys:
+            self.keys, self.fetched_at = keys, now
+
+
+def fetch_json(url: str, timeout: float) -> Any:
+    """GET ``url``, in ``timeout`` seconds altogether but for headers that drip, at most JWKS_MAX_BYTES."""
+    deadline = time.monotonic() + timeout
+    with requests.get(url, timeout=timeout, stream=True, headers={"Accept": "application/json"}) as response:
+        response.raise_for_status()
+        content = b""
+        for part in response.iter_content(16 * 1024):
+            content += part
+            if len(content) > JWKS_MAX_BYTES or time.monotonic() > deadline:
+                raise requests.RequestException("too much or too slow")
+    return json.loads(content)
+
+
+@lru_cache(maxsize=4)
+def jwks(url: str) -> Jwks:
+    return Jwks(url)

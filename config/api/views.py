@@ -1,0 +1,56 @@
+"""The caller's own record, and the answers to requests that no view took."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.views import defaults
+from django.views.decorators.csrf import csrf_exempt
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from config.api.errors import error_response, is_api_path
+from config.api.serializers import CamelSerializer, TimestampField
+from config.api.viewsets import SessionViewSet
+
+
+class MeSerializer(CamelSerializer):
+    """``GET /me`` (interface, section 2)."""
+
+    id = serializers.CharField(source="pk", read_only=True)
+    username = serializers.CharField(read_only=True)
+    email = serializers.CharField(read_only=True)
+    created_at = TimestampField(source="date_joined")
+
+
+class MeViewSet(SessionViewSet):
+    serializer_class = MeSerializer
+
+    @extend_schema(responses=MeSerializer)
+    def retrieve(self, request: Request) -> Response:
+        return Response(MeSerializer(request.user).data)
+
+
+@csrf_exempt
+def unknown_path(request: HttpRequest, *args: Any) -> HttpResponse:
+    """Whatever under /api no route took."""
+    return error_response(404)
+
+
+def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
+    return error_response(400) if is_api_path(request.path_info) else defaults.bad_request(request, exception)
+
+
+def permission_denied(request: HttpRequest, exception: Exception) -> HttpResponse:
+    return error_response(403) if is_api_path(request.path_info) else defaults.permission_denied(request, exception)
+
+
+def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
+    return error_response(404) if is_api_path(request.path_info) else defaults.page_not_found(request, exception)
+
+
+def server_error(request: HttpRequest) -> HttpResponse:
+    return error_response(500) if is_api_path(request.path_info) else defaults.server_error(request)

@@ -1,0 +1,111 @@
+"""Bases of every viewset: authenticator, rate limit, idempotency, pagination and owner scope live here, once.
+
+A resource's ``views.py`` holds a session and a public viewset, both built on one mixin with the resource's actions.
+``required_scopes`` maps an action's name to the scope that an API key needs for it; the session surface has no scopes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.conf import settings
+from django.db.models import QuerySet
+from django.utils.module_loading import import_string
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.exceptions import APIException, NotAuthenticated
+from rest_framework.request import Request
+from rest_framework.viewsets import GenericViewSet
+
+from config.api.authentication import SessionTokenAuthentication
+from config.api.errors import Forbidden, NotFound
+from config.api.idempotency import IdempotencyMixin
+from config.api.pagination import KeysetPagination
+from config.api.parsers import StrictJSONParser, load_body
+from config.api.ratelimit import RateLimitMixin, charge_address, refuse_if_over
+
+BODY_METHODS = {"POST", "PUT", "PATCH"}
+
+
+class ServiceViewSet(RateLimitMixin, IdempotencyMixin, GenericViewSet):
+    """What both surfaces share. ``queryset_for`` is the caller's own rows, so a forgotten check is a 404."""
+
+    surface: ClassVar[str]
+    pagination_class = KeysetPagination
+    lookup_value_regex = "[^/]+"
+    http_method_names = ["get", "head", "post", "put", "patch", "delete"]
+    # For the schema alone: an action's statuses beside the usual ones; a negative one is an error it never gives.
+    error_statuses: ClassVar[dict[str, set[int]]] = {}
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """Who, how often, whether at all, and only then what: nothing of a refused caller's body is read."""
+        self.format_kwarg = None
+        self.perform_authentication(request)
+        self.check_throttles(request)
+        request.accepted_renderer, request.accepted_media_type = self.perform_content_negotiation(request)
+        self.check_permissions(request)
+        handled = request.method is not None and request.method.lower() in getattr(self, "action_map", {})
+        if handled and request.method in BODY_METHODS and StrictJSONParser in self.parser_classes:
+            load_body(request._request)
+            request.data  # noqa: B018  (400 and 415 for actions, too, that need no body)
+            self.apply_idempotency(request)
+
+    def perform_authentication(self, request: Request) -> None:
+        try:
+            if not request.user:
+                raise NotAuthenticated
+        except APIException:
+            refuse_if_over(charge_address(request._request))
+            raise
+
+    def queryset_for(self, user: Any) -> QuerySet:
+        raise NotImplementedError(f"{type(self).__name__} lists nothing")
+
+    def get_queryset(self) -> QuerySet:
+        if getattr(self, "swagger_fake_view", False):
+            return self.queryset_for(None).none()
+        return self.queryset_for(self.request.user)
+
+    def get_object(self) -> Any:
+        """The caller's object named in the path; whatever the path holds, anything else is 404."""
+        key = self.kwargs[self.lookup_url_kwarg or self.lookup_field]
+        found = self.get_queryset().filter(pk=key).first() if is_plausible_id(key) else None
+        if found is None:
+            raise NotFound
+        return found
+
+    def read(self, serializer_class: Any, data: Any = None) -> dict[str, Any]:
+        """The validated body (or ``data``); 400 with every field's messages otherwise."""
+        serializer = serializer_class(data=(self.request.data or {}) if data is None else data)
+        serializer.is_valid(raise_exception=True)
+        return serializer.validated_data
+
+
+class SessionViewSet(ServiceViewSet):
+    """``/api/v1``: first-party callers with a session token."""
+
+    surface = "session"
+    authentication_classes = [SessionTokenAuthentication]
+
+
+class PublicViewSet(ServiceViewSet):
+    """``/api/public/v1``: callers with a scoped API key."""
+
+    surface = "public"
+    required_scopes: ClassVar[dict[str, str]] = {}
+
+    def get_authenticators(self) -> list[BaseAuthentication]:
+        return [import_string(settings.PUBLIC_AUTHENTICATION_CLASS)()]
+
+    def check_permissions(self, request: Request) -> None:
+        super().check_permissions(request)
+        if self.action not in self.action_map.values():
+            return  # a method that this path does not have: 405, whatever the key's scopes
+        scope = self.required_scopes[self.action]
+        key: Any = request.auth
+        if scope and scope not in key.scopes:
+            raise Forbidden(f"This operation needs the scope {scope}.", details={"requiredScope": scope})
+
+
+def is_plausible_id(key: str) -> bool:
+    """False for what no id of ours can be, so it never reaches the database (NUL is an error there, not a miss)."""
+    return 0 < len(key) <= 64 and key.isascii() and key.replace("_", "").isalnum()

@@ -1,0 +1,11 @@
+"""ASGI entry point of the stream processes (``uvicorn config.asgi:application``, see the Procfile)."""
+
+import os
+
+from django.core.asgi import get_asgi_application
+from django.utils.module_loading import import_string
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
+django_application = get_asgi_application()
+# By name: it can be imported only now that the apps are loaded.
+application = import_string("runs.stream_servers.Application")(django_application)

@@ -1,0 +1,79 @@
+"""Typed reading of environment variables, each with its bounds.
+
+A value that does not fit is never fatal here: it is remembered in ``problems`` and the default is used, so that one
+run of ``manage.py check`` names every wrong variable and its remedy at once (see ``config.checks``).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+TRUE = {"1", "true", "yes", "on"}
+FALSE = {"0", "false", "no", "off", ""}
+T = TypeVar("T")
+
+
+@dataclass
+class Env:
+    """Reader of ``os.environ`` that keeps what was wrong, as (variable, remedy)."""
+
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    known: dict[str, object] = field(default_factory=dict)
+
+    def text(self, name: str, default: str = "", choices: tuple[str, ...] = ()) -> str:
+        value = os.environ.get(name, default).strip()
+        self.known[name] = default
+        if choices and value not in choices:
+            return self._wrong(name, f"use one of {', '.join(choices)}", default)
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        self.known[name] = default
+        value = os.environ.get(name)
+        if value is None:
+            return default
+        if value.strip().lower() in TRUE:
+            return True
+        if value.strip().lower() in FALSE:
+            return False
+        return self._wrong(name, "use 1 or 0", default)
+
+    def whole(self, name: str, default: int, low: int = 0, high: int = 2**31 - 1) -> int:
+        self.known[name] = default
+        value = os.environ.get(name)
+        if value is None:
+            return default
+        try:
+            number = int(value)
+        except ValueError:
+            return self._wrong(name, f"use a whole number from {low} to {high}", default)
+        if not low <= number <= high:
+            return self._wrong(name, f"use a whole number from {low} to {high}", default)
+        return number
+
+    def number(self, name: str, default: float, low: float = 0.0, high: float = 1e9) -> float:
+        self.known[name] = default
+        value = os.environ.get(name)
+        if value is None:
+            return default
+        try:
+            number = float(value)
+        except ValueError:
+            return self._wrong(name, f"use a number from {low:g} to {high:g}", default)
+        if not low <= number <= high:
+            return self._wrong(name, f"use a number from {low:g} to {high:g}", default)
+        return number
+
+    def items(self, name: str, default: tuple[str, ...] = ()) -> list[str]:
+        """A comma-separated list; blanks are dropped."""
+        self.known[name] = ",".join(default)
+        value = os.environ.get(name)
+        if value is None:
+            return list(default)
+        return [item.strip() for item in value.split(",") if item.strip()]
+
+    def _wrong(self, name: str, remedy: str, default: T) -> T:
+        self.problems.append((name, remedy))
+        return default

@@ -1,0 +1,47 @@
+"""Every route of the service. Each app's ``urls.py`` lists its own, ``session`` and ``public``."""
+
+from django.contrib import admin
+from django.urls import include, path, re_path
+from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerView
+
+import apikeys.urls
+import chats.urls
+import credits.urls
+import runs.urls
+import webhooks.urls
+from config.api import health, views
+
+session = [
+    path("me", views.MeViewSet.as_view({"get": "retrieve"})),
+    *apikeys.urls.session,
+    *webhooks.urls.session,
+    *credits.urls.session,
+    *chats.urls.session,
+    *runs.urls.session,
+]
+public = [
+    *apikeys.urls.public,
+    *credits.urls.public,
+    *chats.urls.public,
+    *runs.urls.public,
+]
+
+urlpatterns = [
+    path("api/v1/", include(session)),
+    path("api/public/v1/", include(public)),
+    path("api/schema", SpectacularAPIView.as_view(), name="schema"),
+    path("api/docs", SpectacularSwaggerView.as_view(url_name="schema"), name="docs"),
+    *runs.urls.rpc,
+    re_path(r"^api(/.*)?$", views.unknown_path),
+    path("livez", health.livez),
+    path("readyz", health.readyz),
+    path("admin/", admin.site.urls),
+    *runs.urls.pages,
+    *runs.urls.files,
+    *chats.urls.uploads,
+]
+
+handler400 = views.bad_request
+handler403 = views.permission_denied
+handler404 = views.not_found
+handler500 = views.server_error
