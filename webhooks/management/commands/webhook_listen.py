@@ -1,0 +1,94 @@
+"""A webhook receiver for first steps: verifies each delivery as docs/webhooks.md says, and prints it."""
+
+from __future__ import annotations
+
+import json
+import time
+from argparse import ArgumentParser
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from webhooks.signing import VerificationFailed, verify
+
+BODY_MAX_BYTES = 1024 * 1024
+READ_TIMEOUT_SECONDS = 10
+
+
+class Command(BaseCommand):
+    help = "Receive webhooks on 127.0.0.1: verify the signatures and the timestamp, print each event, answer 200."
+    requires_system_checks: list[str] = []
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--port", type=int, default=9000, help="default 9000; 0 takes any free one")
+        parser.add_argument("--secret", help="the endpoint's secret; without it nothing is verified")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        secret = options["secret"]
+        command = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            timeout = READ_TIMEOUT_SECONDS
+
+            def do_POST(self) -> None:
+                try:
+                    length = int(self.headers.get("Content-Length") or -1)
+                except ValueError:
+                    length = -1
+                if not 0 <= length <= BODY_MAX_BYTES:
+                    self.close_connection = True
+                    self.answer(400)
+                    return
+                body = self.rfile.read(length)
+                status, line = judge(dict(self.headers.items()), body, secret)
+                command.stdout.write("".join(sign if sign.isprintable() else "?" for sign in line))
+                command.stdout.flush()
+                self.answer(status)
+
+            def answer(self, status: int) -> None:
+                self.send_response(status)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        try:
+            server = ThreadingHTTPServer(("127.0.0.1", options["port"]), Handler)
+        except (OSError, OverflowError) as error:
+            raise CommandError(
+                f"Can't listen on port {options['port']}: {error}. Choose another with --port."
+            ) from None
+        self.stdout.write(f"Listening on http://127.0.0.1:{server.server_port}/ (Ctrl-C ends it)")
+        if not secret:
+            self.stdout.write("No --secret given: deliveries are shown, but not verified.")
+        self.stdout.flush()
+        try:
+            server.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            self.stdout.write("")
+        finally:
+            server.server_close()
+
+
+def judge(headers: dict[str, str], body: bytes, secret: str | None) -> tuple[int, str]:
+    """The status to answer with, and the line to print."""
+    attempt = headers.get("X-Service-Delivery-Attempt", "?")
+    moment = time.strftime("%H:%M:%S")
+    verdict = "not verified"
+    if secret:
+        try:
+            verify(headers, body, secret, time.time())
+        except (VerificationFailed, ValueError) as error:
+            return 400, f"{moment}  REFUSED  {error}"
+        verdict = "verified"
+    try:
+        event = json.loads(body)
+        common = {"id", "type", "runId", "chatId", "occurredAt"}
+        extra = "".join(f"  {key}={value}" for key, value in event.items() if key not in common)
+        line = f"{event['type']:<16} run={event['runId']}  chat={event['chatId']}{extra}"
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return 400, f"{moment}  REFUSED  the body is not an event"
+    return 200, f"{moment}  {line}  (attempt {attempt}, {verdict})"

@@ -1,0 +1,122 @@
+"""Each user's webhook endpoint, and what is sent to it.
+
+``outbox.py`` records, ``transitions.py`` writes every status.
+"""
+
+from datetime import datetime
+
+from django.conf import settings
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from config.api.encryption import EncryptedField
+from config.api.ids import ID_LENGTH, IdField, RefField
+
+
+class Endpoint(models.Model):
+    """A deleted endpoint keeps its row, without secrets, for its deliveries' sake.
+
+    ``failing`` is how the latest attempt went, null before the first: the dispatcher gives its last free slots to
+    endpoints that answer.
+    """
+
+    id = IdField(prefix="whe")
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="webhook_endpoints", db_index=False)
+    url = models.CharField(max_length=2048)
+    secret = EncryptedField()
+    secondary_secret = EncryptedField(null=True)
+    secondary_expires_at = models.DateTimeField(null=True)
+    enabled = models.BooleanField(default=True)
+    failing = models.BooleanField(null=True)
+    created_at = models.DateTimeField(db_default=Now())
+    updated_at = models.DateTimeField(db_default=Now())
+    deleted_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["user"], condition=Q(deleted_at=None), name="endpoint_one_per_user"),
+        ]
+
+    def __str__(self) -> str:
+        return f"endpoint {self.id}"
+
+    def secondary_at(self, moment: datetime) -> str | None:
+        """The previous secret, while its grace window lasts."""
+        if self.secondary_expires_at is None or self.secondary_expires_at <= moment:
+            return None
+        return self.secondary_secret
+
+
+class Delivery(models.Model):
+    """One event on its way to one endpoint. A user has one endpoint, so an event and its delivery are one row.
+
+    ``next_attempt_at`` is when a pending delivery may be taken: its due time or, while ``claim_id`` holds it, the
+    time that claim lapses.
+    """
+
+    class Status(models.TextChoices):
+        PENDING = "PENDING"
+        DELIVERED = "DELIVERED"
+        DEAD = "DEAD"
+
+    id = IdField(prefix="dlv")
+    event_id = models.CharField(max_length=ID_LENGTH, unique=True)
+    endpoint = models.ForeignKey(Endpoint, models.CASCADE, related_name="deliveries", db_index=False)
+    # The endpoint's user, so that a user's deliveries are listed from one index, also those of earlier endpoints.
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="+", db_index=False)
+    event_type = models.CharField(max_length=40)
+    run_id = RefField()
+    chat_id = RefField()
+    # The exact bytes of every attempt, fixed when the event is recorded.
+    body = models.TextField()
+    status = models.CharField(max_length=10, choices=Status.choices, default=Status.PENDING)
+    attempt_count = models.PositiveSmallIntegerField(default=0)
+    next_attempt_at = models.DateTimeField(null=True, db_default=Now())
+    claim_id = models.CharField(max_length=ID_LENGTH, null=True)
+    created_at = models.DateTimeField(db_default=Now())
+    finished_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["-created_at", "-id"]
+        verbose_name_plural = "deliveries"
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(status__in=["PENDING", "DELIVERED", "DEAD"]), name="delivery_status_known"
+            ),
+            models.CheckConstraint(
+                condition=Q(status="PENDING", next_attempt_at__isnull=False, finished_at__isnull=True)
+                | Q(status__in=["DELIVERED", "DEAD"], next_attempt_at__isnull=True, finished_at__isnull=False),
+                name="delivery_due_until_finished",
+            ),
+        ]
+        indexes = [
+            models.Index("next_attempt_at", condition=Q(status="PENDING"), name="delivery_due"),
+            models.Index("endpoint", "next_attempt_at", condition=Q(status="PENDING"), name="delivery_due_by_endpoint"),
+            models.Index("endpoint", condition=Q(claim_id__isnull=False, status="PENDING"), name="delivery_claimed"),
+            models.Index("endpoint", name="delivery_by_endpoint"),
+            models.Index("user", "created_at", "id", name="delivery_by_user"),
+            models.Index("user", "status", "created_at", "id", name="delivery_by_user_status"),
+            models.Index("finished_at", condition=Q(finished_at__isnull=False), name="delivery_finished"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.event_type} {self.id}"
+
+
+class Attempt(models.Model):
+    """One try. ``status_code`` and ``error`` exclude each other."""
+
+    delivery = models.ForeignKey(Delivery, models.CASCADE, related_name="attempts", db_index=False)
+    number = models.PositiveSmallIntegerField()
+    started_at = models.DateTimeField()
+    duration_ms = models.PositiveIntegerField()
+    status_code = models.PositiveSmallIntegerField(null=True)
+    error = models.CharField(max_length=200, null=True)
+
+    class Meta:
+        ordering = ["delivery", "number"]
+        constraints = [models.UniqueConstraint(fields=["delivery", "number"], name="attempt_once_per_number")]
+
+    def __str__(self) -> str:
+        return f"attempt {self.number} of {self.delivery_id}"

@@ -1,0 +1,66 @@
+"""One attempt: sign, send, and say how it went. Touches no database, so it holds no connection while the network is."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from django.conf import settings
+
+from webhooks import guard, signing
+from webhooks.claims import Claim
+from webhooks.transitions import Outcome
+
+logger = logging.getLogger(__name__)
+
+USER_AGENT = "AgentWorkflowService-Webhooks/1.0"
+ERROR_MAX_CHARS = 200
+
+
+def attempt(claim: Claim) -> Outcome:
+    """Never raises: whatever happens is the attempt's outcome."""
+    started_at, tick = claim.now(), time.monotonic()
+    status_code, error = None, None
+    try:
+        status_code = _send(claim, int(started_at.timestamp() * 1000))
+    except (guard.RequestFailed, guard.AddressRefused, ValueError) as failure:
+        error = str(failure)[:ERROR_MAX_CHARS]
+    except Exception as failure:
+        logger.exception("attempt %s of delivery %s broke", claim.number, claim.delivery_id)
+        error = f"Internal error ({type(failure).__name__})."
+    return Outcome(
+        delivery_id=claim.delivery_id,
+        claim_id=claim.claim_id,
+        endpoint_id=claim.endpoint_id,
+        endpoint_failing=claim.endpoint_failing,
+        started_at=started_at,
+        duration_ms=round((time.monotonic() - tick) * 1000),
+        status_code=status_code,
+        error=error,
+    )
+
+
+def _send(claim: Claim, milliseconds: int) -> int:
+    if claim.secret is None:
+        raise guard.RequestFailed("The endpoint's secret can't be decrypted; delete the endpoint and make it anew.")
+    headers = signing.signed_headers(
+        event_id=claim.event_id,
+        number=claim.number,
+        body=claim.body,
+        milliseconds=milliseconds,
+        secret=claim.secret,
+        secondary=claim.secondary_secret,
+    )
+    answer = guard.send(
+        "POST",
+        claim.url,
+        headers={**headers, "Content-Type": "application/json", "User-Agent": USER_AGENT},
+        body=claim.body,
+        connect_timeout=settings.WEBHOOK_CONNECT_TIMEOUT_SECONDS,
+        total_timeout=settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS,
+        max_bytes=settings.WEBHOOK_ANSWER_MAX_BYTES,
+        allow_private=settings.WEBHOOK_ALLOW_PRIVATE,
+        https_only=not settings.WEBHOOK_ALLOW_PRIVATE,
+        reuse=True,
+    )
+    return answer.status

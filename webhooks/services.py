@@ -1,0 +1,119 @@
+"""What a user does with the one webhook endpoint: register, rotate, switch on and off, delete."""
+
+from __future__ import annotations
+
+import secrets
+from datetime import timedelta
+from typing import Any
+
+from django.conf import settings
+from django.db import IntegrityError, transaction
+from django.db.models import Prefetch, QuerySet
+
+from config.api import clock
+from config.api.errors import NotFound, ValidationFailed
+from webhooks import guard, transitions
+from webhooks.models import Attempt, Delivery, Endpoint
+
+URL_MAX_CHARS = 2048
+SECRET_BYTES = 32
+
+
+def check_url(url: str) -> None:
+    """Raise ValidationFailed unless deliveries may go to ``url``.
+
+    Looks the host up on the network, for a bounded time: no transaction may be open.
+    """
+    private = settings.WEBHOOK_ALLOW_PRIVATE
+    try:
+        if "#" in url:
+            raise ValueError("The URL must not hold a fragment.")
+        guard.check_url(url, private, https_only=not private, timeout=settings.WEBHOOK_CONNECT_TIMEOUT_SECONDS)
+    except (guard.AddressRefused, ValueError) as error:
+        raise ValidationFailed({"url": [str(error)]}) from None
+
+
+def endpoints_of(user: Any) -> QuerySet[Endpoint]:
+    return Endpoint.objects.filter(user=user, deleted_at=None)
+
+
+def endpoint_of(user: Any) -> Endpoint:
+    endpoint = endpoints_of(user).first()
+    if endpoint is None:
+        raise NotFound
+    return endpoint
+
+
+def deliveries_of(user: Any, status: str | None = None) -> QuerySet[Delivery]:
+    """Also those of endpoints that the user has deleted since."""
+    attempts = Prefetch("attempts", Attempt.objects.order_by("number"))
+    found = Delivery.objects.filter(user=user).defer("body").prefetch_related(attempts)
+    return found.filter(status=status) if status else found
+
+
+def register(user: Any, url: str, *, rotate: bool) -> tuple[Endpoint, bool]:
+    """Make the user's endpoint, or change it in place. Returns it, and whether its secret is new and thus to be shown.
+
+    ``url`` has passed ``check_url``. Of simultaneous first calls one makes the endpoint and the others find it.
+    """
+    with transaction.atomic():
+        endpoint = endpoints_of(user).select_for_update().first()
+        if endpoint is None:
+            try:
+                with transaction.atomic():
+                    return Endpoint.objects.create(user=user, url=url, secret=new_secret(), **_stamps()), True
+            except IntegrityError:
+                endpoint = endpoints_of(user).select_for_update().get()
+        endpoint.url = url
+        if rotate:
+            endpoint.secondary_secret = endpoint.secret
+            endpoint.secondary_expires_at = clock.now() + timedelta(seconds=settings.WEBHOOK_GRACE_SECONDS)
+            endpoint.secret = new_secret()
+        endpoint.updated_at = clock.now()
+        endpoint.save(update_fields=["url", "secret", "secondary_secret", "secondary_expires_at", "updated_at"])
+        return endpoint, rotate
+
+
+def set_enabled(user: Any, enabled: bool) -> Endpoint:
+    """A disabled endpoint gets nothing more: what is pending is dropped, and events are not recorded for it."""
+    with transaction.atomic():
+        endpoint = endpoints_of(user).select_for_update().first()
+        if endpoint is None:
+            raise NotFound
+        if endpoint.enabled != enabled:
+            endpoint.enabled = enabled
+            endpoint.updated_at = clock.now()
+            endpoint.save(update_fields=["enabled", "updated_at"])
+        if not enabled:
+            transitions.bury([endpoint.pk])
+        return endpoint
+
+
+def delete_endpoint(user: Any) -> None:
+    """The row stays for its deliveries' sake, without secrets; what is pending is dropped."""
+    with transaction.atomic():
+        endpoint = endpoints_of(user).select_for_update().first()
+        if endpoint is None:
+            raise NotFound
+        endpoint.deleted_at = endpoint.updated_at = clock.now()
+        endpoint.secret, endpoint.secondary_secret, endpoint.secondary_expires_at = "", None, None
+        endpoint.save(update_fields=["deleted_at", "updated_at", "secret", "secondary_secret", "secondary_expires_at"])
+        transitions.bury([endpoint.pk])
+
+
+def disable(endpoints: QuerySet[Endpoint]) -> int:
+    """Staff's switch. Returns how many were on."""
+    count = 0
+    for endpoint in endpoints.filter(deleted_at=None, enabled=True).select_related("user"):
+        set_enabled(endpoint.user, False)
+        count += 1
+    return count
+
+
+def new_secret() -> str:
+    return secrets.token_hex(SECRET_BYTES)
+
+
+def _stamps() -> dict[str, Any]:
+    now = clock.now()
+    return {"created_at": now, "updated_at": now}

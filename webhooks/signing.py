@@ -1,0 +1,80 @@
+"""The headers that prove a delivery to be ours, and their verification as a receiver does it.
+
+Two signatures side by side: that of our contract (HMAC-SHA384, docs/webhooks.md) and that of the Standard Webhooks
+specification (HMAC-SHA256), whose public libraries verify deliveries as they stand.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+from collections.abc import Mapping
+
+TOLERANCE_SECONDS = 300
+
+
+class VerificationFailed(Exception):
+    """Not a delivery of ours, or not a fresh one. The message says which rule it breaks."""
+
+
+def contract_signature(secret: str, timestamp: str, body: bytes) -> str:
+    """``sha384=<hex>`` over ``<timestamp>.<body>``, keyed with the secret as it is shown."""
+    digest = hmac.new(secret.encode(), timestamp.encode() + b"." + body, hashlib.sha384)
+    return f"sha384={digest.hexdigest()}"
+
+
+def standard_signature(secret: str, event_id: str, timestamp: str, body: bytes) -> str:
+    """``v1,<base64>`` over ``<id>.<timestamp>.<body>``, keyed with the base64 decoding of the secret as it is shown."""
+    key = base64.b64decode(secret)
+    digest = hmac.new(key, f"{event_id}.{timestamp}.".encode() + body, hashlib.sha256)
+    return f"v1,{base64.b64encode(digest.digest()).decode()}"
+
+
+def signed_headers(
+    *, event_id: str, number: int, body: bytes, milliseconds: int, secret: str, secondary: str | None
+) -> dict[str, str]:
+    """Every header that depends on the attempt. ``secondary`` is the previous secret, in the grace window only.
+
+    In that window odd attempts are signed with the secret and even ones with the previous one, so a receiver that knows
+    either accepts the delivery at its second attempt at the latest; the standard's header carries both signatures.
+    """
+    timestamp, seconds = str(milliseconds), str(milliseconds // 1000)
+    signer = secondary if secondary and number % 2 == 0 else secret
+    return {
+        "X-Service-Signature": contract_signature(signer, timestamp, body),
+        "X-Service-Timestamp": timestamp,
+        "X-Service-Event-Id": event_id,
+        "X-Service-Delivery-Attempt": str(number),
+        "webhook-id": event_id,
+        "webhook-timestamp": seconds,
+        "webhook-signature": " ".join(
+            standard_signature(key, event_id, seconds, body) for key in (secret, secondary) if key
+        ),
+    }
+
+
+def verify(headers: Mapping[str, str], body: bytes, secret: str, now: float) -> None:
+    """Both signatures and both timestamps, as a receiver checks them at ``now`` (epoch seconds).
+
+    Raises VerificationFailed.
+    """
+    lower = {name.lower(): value for name, value in headers.items()}
+    try:
+        signature, timestamp = lower["x-service-signature"], lower["x-service-timestamp"]
+        event_id, seconds = lower["webhook-id"], lower["webhook-timestamp"]
+        standard = lower["webhook-signature"].split(" ")
+    except KeyError as error:
+        raise VerificationFailed(f"the header {error.args[0]} is missing") from None
+    if not _same(signature, contract_signature(secret, timestamp, body)):
+        raise VerificationFailed("X-Service-Signature does not match")
+    expected = standard_signature(secret, event_id, seconds, body)
+    if not any(_same(candidate, expected) for candidate in standard):
+        raise VerificationFailed("webhook-signature does not match")
+    for moment in (int(timestamp) / 1000, int(seconds)):
+        if abs(now - moment) > TOLERANCE_SECONDS:
+            raise VerificationFailed(f"the timestamp is more than {TOLERANCE_SECONDS} seconds off")
+
+
+def _same(left: str, right: str) -> bool:
+    return hmac.compare_digest(left.encode(), right.encode())

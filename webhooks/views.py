@@ -1,0 +1,65 @@
+"""The caller's webhook endpoint and its deliveries: session surface only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drf_spectacular.utils import extend_schema
+from rest_framework import status
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from config.api.viewsets import SessionViewSet
+from webhooks import services
+from webhooks.serializers import (
+    DeliveryFilter,
+    DeliverySerializer,
+    EndpointChanges,
+    EndpointInput,
+    EndpointSerializer,
+)
+
+
+class WebhookViewSet(SessionViewSet):
+    serializer_class = EndpointSerializer
+    error_statuses = {"retrieve": {404}, "partial_update": {404}, "destroy": {404}}
+
+    def apply_idempotency(self, request: Request) -> None:
+        # Here and not in ``create``: looking a host up takes its time, and with a key ``create`` runs in a transaction.
+        if self.action == "create":
+            self.body = self.read(EndpointInput)
+            services.check_url(self.body["url"])
+        super().apply_idempotency(request)
+
+    @extend_schema(request=EndpointInput, responses={200: EndpointSerializer})
+    def create(self, request: Request) -> Response:
+        endpoint, reveal = services.register(request.user, self.body["url"], rotate=self.body["rotate_secret"])
+        # Only an answer that shows a secret must not be stored.
+        self.secret_actions = {"create"} if reveal else frozenset()  # type: ignore[misc]
+        return Response(EndpointSerializer(endpoint, context={"reveal": reveal}).data)
+
+    def retrieve(self, request: Request) -> Response:
+        return Response(EndpointSerializer(services.endpoint_of(request.user)).data)
+
+    @extend_schema(request=EndpointChanges, responses=EndpointSerializer)
+    def partial_update(self, request: Request) -> Response:
+        body = self.read(EndpointChanges)
+        return Response(EndpointSerializer(services.set_enabled(request.user, body["enabled"])).data)
+
+    @extend_schema(responses={204: None})
+    def destroy(self, request: Request) -> Response:
+        services.delete_endpoint(request.user)
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+
+class DeliveryViewSet(SessionViewSet):
+    serializer_class = DeliverySerializer
+
+    def queryset_for(self, user: Any) -> Any:
+        return services.deliveries_of(user)
+
+    @extend_schema(parameters=[DeliveryFilter], responses=DeliverySerializer(many=True))
+    def list(self, request: Request) -> Response:
+        wanted = self.read(DeliveryFilter, request.query_params.dict())
+        page = self.paginate_queryset(services.deliveries_of(request.user, wanted.get("status")))
+        return self.get_paginated_response(DeliverySerializer(page, many=True).data)
