@@ -1,0 +1,115 @@
+"""Minting, finding and revoking API keys (interface, section 6).
+
+A secret is ``awk_``, 43 random base62 characters (256 bits) and 6 of checksum. Only its SHA-256 is stored: at that
+entropy a slow hash would cost much and protect nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import string
+import zlib
+from datetime import timedelta
+from typing import Any
+
+from django.conf import settings
+from django.contrib.auth import get_user_model
+from django.db import transaction
+from django.db.models import Q
+
+from apikeys.models import ApiKey
+from config.api import clock
+from config.api.errors import Conflict
+
+DEFAULT_SCOPES = (
+    "chats:read",
+    "chats:write",
+    "runs:read",
+    "runs:write",
+    "waitpoints:respond",
+    "attachments:write",
+    "credits:read",
+)
+MARK = "awk_"
+BODY_LENGTH = 43
+CHECKSUM_LENGTH = 6
+PREFIX_LENGTH = 8
+ALPHABET = string.digits + string.ascii_uppercase + string.ascii_lowercase
+_SHAPE = re.compile(rf"{MARK}[0-9A-Za-z]{{{BODY_LENGTH + CHECKSUM_LENGTH}}}")
+
+
+def create_key(user: Any, *, name: str, days: int | None = None) -> tuple[ApiKey, str]:
+    """A new key and its secret, which can't be had again. Raises Conflict at API_KEY_MAX_LIVE live keys."""
+    days = settings.API_KEY_DEFAULT_DAYS if days is None else days
+    secret = new_secret()
+    with transaction.atomic():
+        # Two requests side by side would both count one key too few.
+        get_user_model()._default_manager.select_for_update(no_key=True).get(pk=user.pk)
+        now = clock.now()
+        live = ApiKey.objects.filter(user=user, revoked_at=None, expires_at__gt=now).count()
+        if live >= settings.API_KEY_MAX_LIVE:
+            raise Conflict(f"You have {live} live API keys, the most there can be; revoke one first.")
+        key = ApiKey.objects.create(
+            user=user,
+            name=name,
+            prefix=secret[:PREFIX_LENGTH],
+            digest=digest(secret),
+            scopes=list(DEFAULT_SCOPES),
+            expires_at=now + timedelta(days=days),
+        )
+    return key, secret
+
+
+def find_key(secret: str) -> ApiKey | None:
+    """The key, with its user, whoever's and however old; None if there is none. A typo costs no query."""
+    if not is_well_formed(secret):
+        return None
+    sought = digest(secret)
+    key = ApiKey.objects.select_related("user").filter(digest=sought).first()
+    return key if key is not None and hmac.compare_digest(key.digest, sought) else None
+
+
+def is_live(key: ApiKey) -> bool:
+    return key.revoked_at is None and key.expires_at > clock.now()
+
+
+def revoke_key(key: ApiKey) -> None:
+    """Effective at once in every process, as no process remembers keys. A revoked key stays as it is."""
+    ApiKey.objects.filter(pk=key.pk, revoked_at=None).update(revoked_at=clock.now())
+
+
+def note_use(key: ApiKey) -> None:
+    """Write ``last_used_at``, at most once in API_KEY_LAST_USED_SECONDS."""
+    now = clock.now()
+    stale = now - timedelta(seconds=settings.API_KEY_LAST_USED_SECONDS)
+    if key.last_used_at is None or key.last_used_at <= stale:
+        # Guarded: of many requests at once one writes.
+        ApiKey.objects.filter(Q(last_used_at=None) | Q(last_used_at__lte=stale), pk=key.pk).update(last_used_at=now)
+
+
+def new_secret() -> str:
+    body = "".join(secrets.choice(ALPHABET) for _ in range(BODY_LENGTH))
+    return MARK + body + checksum(body)
+
+
+def is_well_formed(secret: str) -> bool:
+    if not _SHAPE.fullmatch(secret):
+        return False
+    body, given = secret[len(MARK) : -CHECKSUM_LENGTH], secret[-CHECKSUM_LENGTH:]
+    return hmac.compare_digest(checksum(body), given)
+
+
+def checksum(body: str) -> str:
+    """CRC-32 in base62: finds typing and copying errors, protects nothing."""
+    number, text = zlib.crc32(body.encode()), ""
+    for _ in range(CHECKSUM_LENGTH):
+        number, rest = divmod(number, len(ALPHABET))
+        text = ALPHABET[rest] + text
+    return text
+
+
+def digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

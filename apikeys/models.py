@@ -1,0 +1,27 @@
+"""API keys of the public surface. Only a digest of the secret is stored."""
+
+from django.conf import settings
+from django.db import models
+from django.db.models.functions import Now
+
+from config.api.ids import IdField
+
+
+class ApiKey(models.Model):
+    id = IdField(prefix="key")
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="api_keys", db_index=False)
+    name = models.CharField(max_length=100)
+    prefix = models.CharField(max_length=8)
+    digest = models.CharField(max_length=64, unique=True)
+    scopes = models.JSONField()
+    expires_at = models.DateTimeField()
+    created_at = models.DateTimeField(db_default=Now())
+    last_used_at = models.DateTimeField(null=True)
+    revoked_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["-created_at", "-id"]
+        indexes = [models.Index("user", "created_at", "id", name="api_key_by_user")]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.prefix}…)"

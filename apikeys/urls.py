@@ -1,0 +1,13 @@
+"""Routes of API keys."""
+
+from django.urls import path
+
+from apikeys import views
+
+session = [
+    path("api-keys", views.ApiKeyViewSet.as_view({"post": "create", "get": "list"})),
+    path("api-keys/<str:keyId>", views.ApiKeyViewSet.as_view({"delete": "destroy"})),
+]
+public = [
+    path("key", views.OwnKeyViewSet.as_view({"get": "retrieve"})),
+]
