@@ -1,0 +1,48 @@
+"""The ledger as CSV, made row by row while it is sent."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from config.api.renderers import ExactJSONRenderer
+from credits.models import LedgerEntry
+from credits.serializers import LedgerEntrySerializer
+
+COLUMNS = ["id", "type", "amount", "toolKey", "chatId", "runId", "invocationId", "reason", "createdAt"]
+FREE_TEXT = {"toolKey", "reason"}
+
+
+class CsvRenderer(ExactJSONRenderer):
+    """Makes ``Accept: text/csv`` negotiable. The view streams the rows itself; an error is JSON here as everywhere."""
+
+    media_type = "text/csv"
+    format = "csv"
+
+    def render(self, data: Any, accepted_media_type: str | None = None, renderer_context: Any = None) -> bytes:
+        if renderer_context and "response" in renderer_context:
+            renderer_context["response"]["Content-Type"] = ExactJSONRenderer.media_type
+        return super().render(data, accepted_media_type, renderer_context)
+
+
+class _Line:
+    """What csv.writer writes to: it hands each line back."""
+
+    def write(self, line: str) -> str:
+        return line
+
+
+def csv_lines(entries: Iterable[LedgerEntry]) -> Iterator[str]:
+    writer = csv.writer(_Line())
+    yield writer.writerow(COLUMNS)
+    for entry in entries:
+        row = LedgerEntrySerializer(entry).data
+        yield writer.writerow([_cell(column, row[column]) for column in COLUMNS])
+
+
+def _cell(column: str, value: Any) -> str:
+    if value is None:
+        return ""
+    # A spreadsheet runs text that begins like a formula.
+    return f"'{value}" if column in FREE_TEXT and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value

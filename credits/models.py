@@ -1,0 +1,153 @@
+"""Each user's account and the append-only ledger. Amounts are micro-credits. ``ledger.py`` is the only writer.
+
+What the tables themselves refuse: an unknown type, a wrong sign, a second row of one cause, a second settlement of a
+kind for one hold, and (by triggers, see migration 0002) any UPDATE or DELETE of a ledger row.
+"""
+
+from django.conf import settings
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from config.api.ids import IdField, RefField
+
+# Far over any sum of sane amounts, and far enough under 2⁶³ that adding one more amount can't overflow.
+BALANCE_LIMIT = 9 * 10**18
+REASON_MAX_CHARS = 500
+
+
+class EntryType(models.TextChoices):
+    """What a row does to (balance, held)."""
+
+    GRANT = "GRANT"  # +amount, 0
+    HOLD = "HOLD"  # 0, +amount
+    CAPTURE = "CAPTURE"  # −amount, −amount
+    RELEASE = "RELEASE"  # 0, −amount
+    USAGE = "USAGE"  # −amount, 0
+    REFUND = "REFUND"  # +amount, 0
+    ADJUSTMENT = "ADJUSTMENT"  # +amount, 0; the one type whose amount may be negative
+    EXPIRY = "EXPIRY"  # −amount, 0
+
+
+# Lists, not sets: a partial index of SQLite serves a query only if that repeats its condition word for word.
+SETTLEMENTS = [EntryType.CAPTURE, EntryType.RELEASE]
+SPENDING = [EntryType.CAPTURE, EntryType.USAGE, EntryType.REFUND]
+CORRECTIONS = [EntryType.REFUND, EntryType.EXPIRY]
+
+
+class Account(models.Model):
+    """A user's credits. available = balance − held."""
+
+    user = models.OneToOneField(
+        settings.AUTH_USER_MODEL, models.PROTECT, primary_key=True, related_name="credit_account"
+    )
+    balance = models.BigIntegerField(default=0)
+    held = models.BigIntegerField(default=0)
+    created_at = models.DateTimeField(db_default=Now())
+    updated_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=Q(held__gte=0), name="account_held_not_negative"),
+            models.CheckConstraint(
+                condition=Q(balance__gte=-BALANCE_LIMIT, balance__lte=BALANCE_LIMIT), name="account_balance_in_range"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"account of {self.user}"
+
+    @property
+    def available(self) -> int:
+        return self.balance - self.held
+
+
+class LedgerEntry(models.Model):
+    """One movement. ``cause`` is unique: the same cause never moves credits twice.
+
+    ``against`` is the row that this one settles (CAPTURE, RELEASE: the HOLD), gives back (REFUND: the CAPTURE or USAGE)
+    or ends (EXPIRY: the GRANT). ``tool_key`` is a tool's name, and null for bare model usage.
+    """
+
+    id = IdField(prefix="led")
+    account = models.ForeignKey(Account, models.PROTECT, related_name="entries", db_index=False)
+    type = models.CharField(max_length=12, choices=EntryType.choices)
+    amount = models.BigIntegerField()
+    tool_key = models.CharField(max_length=100, null=True)
+    chat_id = RefField(null=True)
+    run_id = RefField(null=True)
+    invocation_id = RefField(null=True)
+    against = models.ForeignKey("self", models.PROTECT, null=True, related_name="answers", db_index=False)
+    cause = models.CharField(max_length=200)
+    price = models.JSONField(null=True)
+    reason = models.CharField(max_length=REASON_MAX_CHARS, default="")
+    staff = models.ForeignKey(settings.AUTH_USER_MODEL, models.PROTECT, null=True, related_name="+", db_index=False)
+    expires_at = models.DateTimeField(null=True)
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        ordering = ["-created_at", "-id"]
+        verbose_name_plural = "ledger entries"
+        constraints = [
+            models.CheckConstraint(condition=Q(type__in=EntryType.values), name="ledger_type_known"),
+            models.CheckConstraint(
+                condition=Q(amount__gt=0)
+                | Q(type=EntryType.USAGE, amount=0)
+                | Q(type=EntryType.ADJUSTMENT, amount__lt=0),
+                name="ledger_amount_sign",
+            ),
+            models.CheckConstraint(
+                condition=Q(type__in=SETTLEMENTS + CORRECTIONS, against__isnull=False)
+                | (~Q(type__in=SETTLEMENTS + CORRECTIONS) & Q(against__isnull=True)),
+                name="ledger_against_by_type",
+            ),
+            models.CheckConstraint(
+                condition=Q(type=EntryType.GRANT) | Q(expires_at__isnull=True), name="ledger_only_grants_expire"
+            ),
+            models.CheckConstraint(
+                condition=~Q(type__in=[EntryType.REFUND, EntryType.ADJUSTMENT]) | ~Q(reason=""),
+                name="ledger_correction_has_reason",
+            ),
+            # Not unique=True: that adds an index for LIKE, which nothing asks for and every row would pay for.
+            models.UniqueConstraint(fields=["cause"], name="ledger_cause_once"),
+            models.UniqueConstraint(
+                fields=["against", "type"], condition=Q(type__in=SETTLEMENTS), name="ledger_one_settlement_of_a_kind"
+            ),
+        ]
+        # The reports read nothing but their index: the columns after the first two are there for that alone.
+        indexes = [
+            models.Index("account", "created_at", "id", name="ledger_by_account"),
+            models.Index(
+                *("account", "created_at", "type", "tool_key", "chat_id", "run_id", "amount"),
+                condition=Q(type__in=SPENDING),
+                name="ledger_spending_by_time",
+            ),
+            models.Index(
+                *("account", "chat_id", "type", "tool_key", "run_id", "amount", "created_at"),
+                condition=Q(type__in=SPENDING),
+                name="ledger_spending_by_chat",
+            ),
+            models.Index("run_id", "type", "amount", condition=Q(run_id__isnull=False), name="ledger_by_run"),
+            models.Index("against", "amount", condition=Q(type__in=CORRECTIONS), name="ledger_corrections"),
+            models.Index(
+                *("account", "expires_at", "amount"), condition=Q(expires_at__isnull=False), name="ledger_expiring"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.id}"
+
+
+class PendingExpiry(models.Model):
+    """A grant that expires and is not yet wholly spent or taken back: what ``expiry.expire_grants`` has to look at."""
+
+    grant = models.OneToOneField(LedgerEntry, models.PROTECT, primary_key=True, related_name="+")
+    account = models.ForeignKey(Account, models.PROTECT, related_name="+", db_index=False)
+    expires_at = models.DateTimeField()
+
+    class Meta:
+        verbose_name_plural = "pending expiries"
+        indexes = [models.Index("account", "expires_at", name="expiry_by_account")]
+
+    def __str__(self) -> str:
+        return f"expiry of {self.grant_id}"
