@@ -1,0 +1,273 @@
+"""What can be done with attachments: announce, receive, complete, use in a message, read for a model, expire."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+from django.conf import settings
+from django.core.files.base import File
+from django.core.signing import BadSignature, Signer
+from django.db import transaction
+from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.urls import reverse
+
+from chats import files, media, transitions
+from chats.models import Attachment, AttachmentStatus, Message
+from config.api import clock
+from config.api.errors import Conflict, NotFound, PayloadTooLarge, Unavailable, ValidationFailed
+from config.api.viewsets import is_plausible_id
+
+logger = logging.getLogger(__name__)
+
+SWEEP_BATCH = 200
+# When the storage would not remove a file, it is asked again after so long.
+REMOVE_AGAIN = timedelta(hours=1)
+
+_signer = Signer(salt="chats.attachments.upload")
+
+
+def attachments_of(user: Any) -> QuerySet[Attachment]:
+    """The user's attachments but those in deleted chats."""
+    return Attachment.objects.filter(Q(message=None) | Q(message__chat__deleted_at=None), user=user)
+
+
+# --- announcing and uploading ----------------------------------------------------------------------------------------
+def create_attachment(
+    user: Any, *, file_name: str, content_type: str, size_bytes: int, sha256: str | None = None
+) -> Attachment:
+    """Raises PayloadTooLarge over ATTACHMENT_MAX_BYTES."""
+    if size_bytes > settings.ATTACHMENT_MAX_BYTES:
+        raise PayloadTooLarge(f"A file may have at most {settings.ATTACHMENT_MAX_BYTES} bytes.")
+    now = clock.now()
+    return Attachment.objects.create(
+        user=user,
+        file_name=file_name,
+        content_type=content_type,
+        size_bytes=size_bytes,
+        sha256=sha256,
+        created_at=now,
+        expires_at=now + timedelta(seconds=settings.ATTACHMENT_EXPIRY_SECONDS),
+    )
+
+
+def upload_of(attachment: Attachment, surface: str) -> dict[str, Any]:
+    """Where and how the file of a pending attachment is uploaded, as ``{url, method, headers, expires_at}``."""
+    if files.takes_uploads():
+        url, headers = files.presign_put(
+            attachment.pk,
+            content_type=attachment.content_type,
+            size=attachment.size_bytes,
+            sha256=attachment.sha256,
+            seconds=settings.ATTACHMENT_EXPIRY_SECONDS,
+        )
+    else:
+        path = reverse("upload", args=[_signer.sign(f"{surface}.{attachment.pk}")])
+        url, headers = f"{settings.BASE_URL}{path}", {"Content-Type": attachment.content_type}
+    return {"url": url, "method": "PUT", "headers": headers, "expires_at": attachment.expires_at}
+
+
+def attachment_to_upload(token: str) -> tuple[str, Attachment]:
+    """The surface and the attachment that an upload's address was made for. Raises NotFound if we made no such one."""
+    try:
+        surface, _, attachment_id = _signer.unsign(token).partition(".")
+    except BadSignature:
+        raise NotFound from None
+    found = Attachment.objects.filter(pk=attachment_id, user__is_active=True).select_related("user").first()
+    if found is None:
+        raise NotFound
+    return surface, found
+
+
+def refuse_unless_pending(attachment: Attachment) -> None:
+    """Raises Conflict if the attachment is complete, NotFound if it is past its time."""
+    if attachment.status == AttachmentStatus.READY:
+        raise Conflict("The attachment is complete; its file can't be changed any more.")
+    expired = attachment.status == AttachmentStatus.EXPIRED
+    if expired or attachment.expires_at is None or attachment.expires_at <= clock.now():
+        raise NotFound
+
+
+def receive(attachment: Attachment, parts: Iterator[bytes]) -> None:
+    """Store the file as it comes, in place of one that was uploaded before. Raises what ``parts`` raises, NotFound,
+    Conflict, Unavailable.
+    """
+    try:
+        name = files.write(attachment.pk, files.Parts(parts), attachment.content_type)
+    except FileNotFoundError:
+        attachment.refresh_from_db()
+        refuse_unless_pending(attachment)
+        raise Unavailable from None
+    try:
+        overtaken = _point_to(attachment.pk, name)
+    except BaseException:
+        files.remove(name)
+        raise
+    if overtaken:
+        files.remove(overtaken)
+
+
+@transaction.atomic
+def _point_to(attachment_id: str, name: str) -> str:
+    """Make ``name`` the upload that counts; returns the one that counted before."""
+    locked = Attachment.objects.select_for_update().filter(pk=attachment_id).first()
+    if locked is None:
+        raise NotFound
+    refuse_unless_pending(locked)
+    before, locked.stored_name = locked.stored_name, name
+    locked.save(update_fields=["stored_name"])
+    return before
+
+
+# --- completing ------------------------------------------------------------------------------------------------------
+class NotUploaded(Conflict):
+    message = "The file was not uploaded yet."
+
+
+class UploadExpired(Conflict):
+    message = "The attachment was not completed in time; make a new one."
+
+
+def complete_attachment(attachment: Attachment) -> Attachment:
+    """Check the uploaded file, and make the attachment ready with it. One that is ready is returned as it is.
+
+    Raises NotUploaded, UploadExpired, ValidationFailed if the file is not what was announced, Unavailable.
+    """
+    if attachment.status == AttachmentStatus.READY:
+        return attachment
+    transitions.expire([attachment.pk])
+    attachment.refresh_from_db()
+    if attachment.status == AttachmentStatus.EXPIRED:
+        raise UploadExpired
+    uploaded = attachment.stored_name
+    name = uploaded or files.direct_name(attachment.pk)
+    if not uploaded and not files.takes_uploads():
+        raise NotUploaded
+    try:
+        stored, sha256 = _check(attachment, name)
+    except FileNotFoundError:
+        # Overtaken by another upload while it was read, if one was there at all.
+        raise NotUploaded from None
+    completed = transitions.complete(attachment, uploaded=uploaded, stored=stored, sha256=sha256)
+    attachment.refresh_from_db()
+    if not completed and stored != uploaded:
+        files.remove(stored)
+    if attachment.status != AttachmentStatus.READY:
+        raise Conflict("The file was uploaded anew meanwhile; complete the attachment again.")
+    try:
+        files.remove_all(attachment.pk, but=attachment.stored_name)
+    except Unavailable:
+        logger.warning("attachment %s is ready, but files of earlier uploads were not removed", attachment.pk)
+    return attachment
+
+
+def _check(attachment: Attachment, name: str) -> tuple[str, str]:
+    """The checked file's name and digest. A file that its uploader could still overwrite is copied: what was checked is
+    what is kept.
+    """
+    size = files.size_of(name)
+    if size != attachment.size_bytes:
+        raise ValidationFailed({"sizeBytes": [f"The file has {size} bytes, not {attachment.size_bytes}."]})
+    with files.open_file(name) as file:
+        found = media.inspect(files.read_parts(file), attachment.content_type)
+        if found.size != attachment.size_bytes:
+            raise ValidationFailed({"sizeBytes": [f"The file has {found.size} bytes, not {attachment.size_bytes}."]})
+        if attachment.sha256 is not None and found.sha256 != attachment.sha256:
+            raise ValidationFailed({"sha256": [f"The file's SHA-256 is {found.sha256}."]})
+        if found.problem is not None:
+            raise ValidationFailed({"contentType": [found.problem]})
+        if name == attachment.stored_name:
+            return name, found.sha256
+        file.seek(0)
+        return files.write(attachment.pk, File(file), attachment.content_type), found.sha256
+
+
+# --- using in a message ----------------------------------------------------------------------------------------------
+def lock_unused(user: Any, attachment_ids: Sequence[str]) -> list[Attachment]:
+    """The attachments that a new message may use, in the order given, locked until the transaction ends.
+
+    Raises ValidationFailed that names each one that it may not use, as ``attachmentIds.<i>``.
+    """
+    if not attachment_ids:
+        return []
+    most = settings.ATTACHMENTS_PER_MESSAGE_MAX
+    if len(attachment_ids) > most:
+        raise ValidationFailed({f"attachmentIds.{most}": [f"A message may have at most {most} attachments."]})
+    asked = [key for key in attachment_ids if is_plausible_id(key)]
+    # By id, so that two messages that name the same ones don't wait for each other.
+    locked = Attachment.objects.select_for_update().filter(user=user, pk__in=asked).order_by("pk")
+    found = {attachment.pk: attachment for attachment in locked}
+    problems = {
+        f"attachmentIds.{index}": [problem]
+        for index, key in enumerate(attachment_ids)
+        if (problem := _why_unusable(found.get(key), key in attachment_ids[:index]))
+    }
+    if problems:
+        raise ValidationFailed(problems)
+    return [found[key] for key in attachment_ids]
+
+
+def _why_unusable(attachment: Attachment | None, named_before: bool) -> str | None:
+    if attachment is None:
+        return "There is no such attachment."
+    if named_before:
+        return "The attachment is named twice."
+    if attachment.status == AttachmentStatus.EXPIRED:
+        return "The attachment has expired."
+    if attachment.status != AttachmentStatus.READY:
+        return "The attachment is not complete."
+    return "The attachment was used already." if attachment.message_id is not None else None
+
+
+def use(attachments: Sequence[Attachment], message_id: str) -> None:
+    """Give the message what ``lock_unused`` returned, in this order."""
+    for position, attachment in enumerate(attachments):
+        attachment.message_id, attachment.position = message_id, position
+    Attachment.objects.bulk_update(attachments, ["message_id", "position"])
+
+
+# --- for models ------------------------------------------------------------------------------------------------------
+def messages_by_id(message_ids: Sequence[str]) -> dict[str, tuple[Message, list[Attachment]]]:
+    """Messages with their attachments; one query if there are none of these."""
+    has_any = Exists(Attachment.objects.filter(message=OuterRef("pk")))
+    messages = list(Message.objects.filter(pk__in=message_ids).annotate(has_attachments=has_any))
+    with_any = [message.pk for message in messages if message.has_attachments]
+    attached: dict[str, list[Attachment]] = {}
+    if with_any:
+        for attachment in Attachment.objects.filter(message__in=with_any).order_by("position"):
+            attached.setdefault(str(attachment.message_id), []).append(attachment)
+    return {message.pk: (message, attached.get(message.pk, [])) for message in messages}
+
+
+def read_file(stored_name: str, limit: int) -> bytes:
+    """At most so many bytes of a ready attachment's file. Blocks. Raises FileNotFoundError, Unavailable."""
+    with files.open_file(stored_name) as file, files.storage_errors():
+        return file.read(limit)
+
+
+# --- expiring --------------------------------------------------------------------------------------------------------
+def expire_attachments() -> int:
+    """Expire what was not completed in time, and remove its files; returns how many were done with.
+
+    In batches, so no lock is held long. Several at once do no harm, and what one that died has left is done next time:
+    a row is due until its files are removed.
+    """
+    done = 0
+    while True:
+        due = Attachment.objects.filter(expires_at__lte=clock.now()).order_by("expires_at")
+        batch = list(due.values_list("pk", flat=True)[:SWEEP_BATCH])
+        if not batch:
+            return done
+        transitions.expire(batch)
+        # Only of these: by another process's clock one may have been completed just in time.
+        expired = Attachment.objects.filter(pk__in=batch, status=AttachmentStatus.EXPIRED)
+        for attachment_id in list(expired.values_list("pk", flat=True)):
+            row = expired.filter(pk=attachment_id)
+            try:
+                files.remove_all(attachment_id)
+            except Unavailable:
+                row.update(expires_at=clock.now() + REMOVE_AGAIN)
+            else:
+                done += row.update(expires_at=None, stored_name="")

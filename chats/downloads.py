@@ -1,0 +1,115 @@
+"""Serving an attachment's file: always a download, never a page in our origin; whole, or a single range of it."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from urllib.parse import quote
+
+from django.core.files.base import File
+from django.http import HttpResponse, HttpResponseBase, StreamingHttpResponse
+from rest_framework.request import Request
+
+from chats import files, media
+from chats.models import Attachment, AttachmentStatus
+from config.api.errors import DomainError, NotFound
+
+RANGE = re.compile(r"bytes=[ \t]*(\d{0,18})-(\d{0,18})[ \t]*", re.IGNORECASE | re.ASCII)
+# No system's file names may hold these, and some readers take them for a folder or a line's end.
+UNSAFE = re.compile(r'[/\\:*?"<>|]')
+
+
+class RangeNotSatisfiable(DomainError):
+    status, code, message = 416, "REQUESTED_RANGE_NOT_SATISFIABLE", "The file has no such bytes."
+
+    def __init__(self, size: int) -> None:
+        super().__init__(headers={"Content-Range": f"bytes */{size}"})
+
+
+def serve(attachment: Attachment, request: Request) -> HttpResponseBase:
+    """Raises NotFound if there is no file (yet), RangeNotSatisfiable, Unavailable."""
+    if attachment.status != AttachmentStatus.READY:
+        raise NotFound("The attachment has no file, as it is not complete.")
+    size, etag = attachment.size_bytes, f'"{attachment.sha256}"'
+    headers = {
+        "Accept-Ranges": "bytes",
+        "Cache-Control": "private, no-cache",
+        "Content-Disposition": content_disposition(attachment.file_name),
+        "Content-Security-Policy": "sandbox; default-src 'none'",
+        "ETag": etag,
+        "X-Content-Type-Options": "nosniff",
+    }
+    if _names(request.headers.get("If-None-Match"), etag):
+        return HttpResponse(status=304, headers={"Cache-Control": headers["Cache-Control"], "ETag": etag})
+    wanted = None
+    if_range = request.headers.get("If-Range")
+    if if_range is None or if_range.strip() == etag:
+        wanted = byte_range(request.headers.get("Range", ""), size)
+    first, last = wanted or (0, size - 1)
+    if wanted is not None:
+        headers["Content-Range"] = f"bytes {first}-{last}/{size}"
+    headers["Content-Length"] = str(last - first + 1)
+    kind = attachment.content_type
+    headers["Content-Type"] = f"{kind}; charset=utf-8" if media.is_text(kind) and kind != "application/json" else kind
+    status = 200 if wanted is None else 206
+    if request.method == "HEAD":
+        return HttpResponse(status=status, headers=headers)
+    try:
+        file = files.open_file(attachment.stored_name)
+    except FileNotFoundError:
+        raise NotFound("The attachment's file is gone.") from None
+    response = StreamingHttpResponse(_bytes(file, first, last - first + 1), status=status, headers=headers)
+    # A client that leaves before the first byte never starts the generator, so it can't be what closes the file.
+    response._resource_closers.append(file.close)  # type: ignore[attr-defined]
+    return response
+
+
+def byte_range(header: str, size: int) -> tuple[int, int] | None:
+    """The first and the last byte asked for; None for all of them: no range, several, or none that can be understood
+    (RFC 9110, section 14.2). Raises RangeNotSatisfiable.
+    """
+    match = RANGE.fullmatch(header)
+    if match is None or match.group(1, 2) == ("", ""):
+        return None
+    if not match[1]:
+        length = int(match[2])
+        if not length:
+            raise RangeNotSatisfiable(size)
+        return max(0, size - length), size - 1
+    first = int(match[1])
+    last = int(match[2]) if match[2] else size - 1
+    if match[2] and last < first:
+        return None
+    if first >= size:
+        raise RangeNotSatisfiable(size)
+    return first, min(last, size - 1)
+
+
+def content_disposition(file_name: str) -> str:
+    """A download under this name (RFC 6266): in ASCII for old readers, and whole in UTF-8 (RFC 5987) where it is not
+    the same. What is no part of a plain file name, or is not to be seen, is replaced.
+    """
+    clean = "".join(
+        "_" if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") else character
+        for character in UNSAFE.sub("_", file_name)
+    )
+    if not clean.strip(". "):
+        clean = "file"
+    # Some readers undo percent signs here, where they mean nothing.
+    plain = clean.encode("ascii", "replace").decode().replace("?", "_").replace("%", "_")
+    header = f'attachment; filename="{plain}"'
+    return header if plain == clean else f"{header}; filename*=UTF-8''{quote(clean, safe='')}"
+
+
+def _names(if_none_match: str | None, etag: str) -> bool:
+    """Whether the client has this very file already."""
+    given = [tag.strip().removeprefix("W/") for tag in (if_none_match or "").split(",")]
+    return etag in given or given == ["*"]
+
+
+def _bytes(file: File, first: int, count: int) -> Iterator[bytes]:
+    file.seek(first)
+    while count and (part := file.read(min(files.READ_SIZE, count))):
+        count -= len(part)
+        yield part

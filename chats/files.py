@@ -1,0 +1,122 @@
+"""The files of attachments in Django's storage: a folder an attachment, named after its id, files in it by chance.
+
+A file is never changed once a row names it. What the storage can't do is ``Unavailable`` (503).
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.core.exceptions import BadRequest
+from django.core.files.base import File
+from django.core.files.storage import default_storage
+
+from config.api.errors import DomainError, Unavailable
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "attachments"
+READ_SIZE = 64 * 1024
+# Where clients upload to the storage themselves, it can't be a fresh name each time.
+DIRECT_UPLOAD = "upload"
+
+
+@contextmanager
+def storage_errors() -> Iterator[None]:
+    """Whatever goes wrong with the storage is 503; a missing file is FileNotFoundError still."""
+    try:
+        yield
+    except (FileNotFoundError, DomainError, BadRequest):
+        raise
+    except (IsADirectoryError, NotADirectoryError) as error:
+        raise FileNotFoundError from error
+    except Exception as error:
+        logger.exception("the file storage failed")
+        raise Unavailable("The file storage is not available at the moment; try again.") from error
+
+
+def takes_uploads() -> bool:
+    """Whether clients upload to the storage itself, and not through us."""
+    return hasattr(default_storage, "presign_put")
+
+
+def presign_put(attachment_id: str, **what: Any) -> tuple[str, dict[str, str]]:
+    """See ``config.s3.ObjectStorage.presign_put``; only if ``takes_uploads``."""
+    storage: Any = default_storage
+    with storage_errors():
+        url, headers = storage.presign_put(direct_name(attachment_id), **what)
+    return url, headers
+
+
+def direct_name(attachment_id: str) -> str:
+    return f"{FOLDER}/{attachment_id}/{DIRECT_UPLOAD}"
+
+
+class Parts(File):
+    """A file to store that is read only once, as it comes."""
+
+    def __init__(self, parts: Iterator[bytes]) -> None:
+        super().__init__(None)
+        self.parts = parts
+
+    def chunks(self, chunk_size: int | None = None) -> Iterator[bytes]:
+        return self.parts
+
+
+def write(attachment_id: str, content: File, content_type: str) -> str:
+    """Store under a new name and return it. Leaves nothing behind if it fails half-way. Raises FileNotFoundError if the
+    attachment's files were removed meanwhile.
+    """
+    name = f"{FOLDER}/{attachment_id}/{secrets.token_hex(16)}"
+    content.content_type = content_type  # type: ignore[attr-defined]  # S3 keeps it with the object
+    try:
+        with storage_errors():
+            return default_storage.save(name, content)
+    except BaseException:
+        remove(name)
+        raise
+
+
+def open_file(name: str) -> File:
+    """Raises FileNotFoundError."""
+    with storage_errors():
+        return default_storage.open(name)
+
+
+def size_of(name: str) -> int:
+    """Raises FileNotFoundError."""
+    with storage_errors():
+        return default_storage.size(name)
+
+
+def read_parts(file: File) -> Iterator[bytes]:
+    with storage_errors():
+        while part := file.read(READ_SIZE):
+            yield part
+
+
+def remove(name: str) -> None:
+    """A file that is not there is removed already. One that can't be removed now is left to ``remove_all``."""
+    try:
+        default_storage.delete(name)
+    except Exception as error:
+        logger.warning("a file of an attachment was not removed (%s)", type(error).__name__)
+
+
+def remove_all(attachment_id: str, *, but: str = "") -> None:
+    """Every file of the attachment, those of uploads that broke off or were overtaken included."""
+    folder = f"{FOLDER}/{attachment_id}"
+    with storage_errors():
+        try:
+            names = default_storage.listdir(folder)[1]
+        except FileNotFoundError:
+            return
+        for name in names:
+            if f"{folder}/{name}" != but:
+                default_storage.delete(f"{folder}/{name}")
+        if not but:
+            default_storage.delete(folder)  # an empty folder on a disk; no such thing in an object storage

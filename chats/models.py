@@ -1,0 +1,95 @@
+"""Chats, their messages and the files in them. Runs point at chats by foreign key; what points back at a run is a plain
+id.
+"""
+
+from django.conf import settings
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from config.api.ids import IdField, RefField
+
+
+class Chat(models.Model):
+    id = IdField(prefix="chat")
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="chats", db_index=False)
+    title = models.CharField(max_length=200, null=True)
+    # The run that may execute now; those queued behind it wait for it. Kept by runs.transitions.
+    active_run_id = RefField(null=True)
+    created_at = models.DateTimeField(db_default=Now())
+    updated_at = models.DateTimeField(db_default=Now())
+    deleted_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["-created_at", "-id"]
+        indexes = [
+            models.Index("user", "created_at", "id", condition=Q(deleted_at=None), name="chat_live_by_user"),
+        ]
+
+    def __str__(self) -> str:
+        return self.title or self.id
+
+
+class Message(models.Model):
+    class Role(models.TextChoices):
+        USER = "user"
+        ASSISTANT = "assistant"
+
+    id = IdField(prefix="msg")
+    chat = models.ForeignKey(Chat, models.CASCADE, related_name="messages", db_index=False)
+    run_id = RefField(db_index=True)
+    role = models.CharField(max_length=10, choices=Role.choices)
+    content = models.TextField(default="")
+    created_at = models.DateTimeField(db_default=Now())
+    updated_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        ordering = ["created_at", "id"]
+        indexes = [models.Index("chat", "created_at", "id", name="message_by_chat")]
+
+    def __str__(self) -> str:
+        return f"{self.role} message {self.id}"
+
+
+class AttachmentStatus(models.TextChoices):
+    PENDING = "PENDING"
+    READY = "READY"
+    EXPIRED = "EXPIRED"
+
+
+class Attachment(models.Model):
+    """A file for a message: announced, uploaded, completed, then used by at most one message.
+
+    ``file_name`` is shown and never part of a path; the file itself lies in the storage under ``stored_name``.
+    """
+
+    id = IdField(prefix="att")
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="attachments")
+    message = models.ForeignKey(Message, models.CASCADE, null=True, related_name="attachments", db_index=False)
+    # Among the message's attachments, from 0.
+    position = models.PositiveSmallIntegerField(default=0)
+    file_name = models.CharField(max_length=255)
+    content_type = models.CharField(max_length=127)
+    size_bytes = models.BigIntegerField()
+    # As announced, or as found once it is ready.
+    sha256 = models.CharField(max_length=64, null=True)
+    status = models.CharField(max_length=8, choices=AttachmentStatus.choices, default=AttachmentStatus.PENDING)
+    stored_name = models.CharField(max_length=100, default="")
+    # While it is pending, when it expires; once it has expired, when its files are looked for again; else null.
+    expires_at = models.DateTimeField(null=True)
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        ordering = ["-created_at", "-id"]
+        indexes = [
+            models.Index("message", "position", condition=Q(message__isnull=False), name="attachment_by_message"),
+            models.Index("expires_at", condition=Q(expires_at__isnull=False), name="attachment_due"),
+        ]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(message=None) | Q(status=AttachmentStatus.READY), name="attachment_used_is_ready"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.file_name

@@ -1,0 +1,85 @@
+"""What can be done with chats and messages. Runs build on this; nothing here knows of them but by plain id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from django.db import transaction
+from django.dispatch import Signal
+
+from chats.models import Chat, Message
+from config.api import clock
+from config.api.compiled import CompiledQuery
+from config.api.errors import NotFound
+from config.api.ids import new_id
+
+TITLE_FROM_MESSAGE_CHARS = 80
+
+# Sent inside the deleting transaction, so that what hangs on the chat ends with it or not at all. Argument: chat_id.
+chat_deleted = Signal()
+
+
+def chats_of(user: Any) -> Any:
+    """The user's chats that are not deleted."""
+    return Chat.objects.filter(user=user, deleted_at=None)
+
+
+def create_chat(user: Any, title: str | None = None) -> Chat:
+    now = clock.now()
+    return Chat.objects.create(user=user, title=title, created_at=now, updated_at=now)
+
+
+def rename_chat(chat: Chat, title: str | None) -> Chat:
+    chat.title, chat.updated_at = title, clock.now()
+    if not Chat.objects.filter(pk=chat.pk, deleted_at=None).update(title=chat.title, updated_at=chat.updated_at):
+        raise NotFound
+    return chat
+
+
+@transaction.atomic
+def delete_chat(chat: Chat) -> None:
+    """Hide the chat and all that belongs to it at once. Deleting it again changes nothing."""
+    if lock_chat(chat.pk) is None:
+        return
+    now = clock.now()
+    Chat.objects.filter(pk=chat.pk).update(deleted_at=now, updated_at=now)
+    chat_deleted.send(Chat, chat_id=chat.pk)
+
+
+_locked_chat: CompiledQuery[Chat] = CompiledQuery(
+    # No key lock: inserting messages and runs, which only refer to the chat, goes on beside it.
+    lambda chat_id: Chat.objects.select_for_update(no_key=True).filter(pk=chat_id, deleted_at=None),
+    str,
+)
+
+
+def lock_chat(chat_id: str) -> Chat | None:
+    """The live chat's row, locked until the transaction ends: the first lock of all (chat, run, account, endpoint)."""
+    return _locked_chat.first(chat_id)
+
+
+def title_from(text: str) -> str | None:
+    """A title for a chat that has none, from its first message's first line."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    if len(line) > TITLE_FROM_MESSAGE_CHARS:
+        line = line[: TITLE_FROM_MESSAGE_CHARS - 1].rstrip() + "…"
+    return line or None
+
+
+def add_message(chat_id: str, run_id: str, role: str, content: str = "") -> Message:
+    now = clock.now()
+    message = Message(
+        id=new_id("msg"), chat_id=chat_id, run_id=run_id, role=role, content=content, created_at=now, updated_at=now
+    )
+    message.save(force_insert=True)
+    return message
+
+
+def write_content(message_id: str, content: str) -> None:
+    Message.objects.filter(pk=message_id).update(content=content, updated_at=clock.now())
+
+
+def titles_of(user_id: int, chat_ids: Iterable[str]) -> dict[str, str | None]:
+    """The titles of those of ``chat_ids`` that are the user's, deleted ones included."""
+    return dict(Chat.objects.filter(user_id=user_id, pk__in=list(chat_ids)).values_list("pk", "title"))

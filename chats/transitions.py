@@ -1,0 +1,24 @@
+"""Every transition of an attachment: the only writer of its status, by guarded UPDATEs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from chats.models import Attachment, AttachmentStatus
+from config.api import clock
+
+
+def complete(attachment: Attachment, *, uploaded: str, stored: str, sha256: str) -> bool:
+    """PENDING → READY, with the very file that was checked. False if it is not pending any more, or if another upload
+    than the ``uploaded`` one has come meanwhile.
+    """
+    pending = Attachment.objects.filter(
+        pk=attachment.pk, status=AttachmentStatus.PENDING, expires_at__gt=clock.now(), stored_name=uploaded
+    )
+    return bool(pending.update(status=AttachmentStatus.READY, stored_name=stored, sha256=sha256, expires_at=None))
+
+
+def expire(attachment_ids: Sequence[str]) -> int:
+    """PENDING → EXPIRED, for those that are past their time. ``expires_at`` stays until their files are removed."""
+    due = Attachment.objects.filter(pk__in=attachment_ids, status=AttachmentStatus.PENDING, expires_at__lte=clock.now())
+    return due.update(status=AttachmentStatus.EXPIRED)

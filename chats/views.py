@@ -1,0 +1,173 @@
+"""Chats, their messages and attachments on both surfaces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import Prefetch
+from django.http import HttpResponseBase
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+from rest_framework import status
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from chats import attachments, downloads, services
+from chats.models import Attachment, Message
+from chats.serializers import (
+    AttachmentInput,
+    AttachmentSerializer,
+    ChatChanges,
+    ChatInput,
+    ChatSerializer,
+    CreatedAttachmentSerializer,
+    MessageSerializer,
+)
+from config.api.negotiation import AnyMediaType
+from config.api.viewsets import PublicViewSet, ServiceViewSet, SessionViewSet
+
+
+class ChatActions(ServiceViewSet):
+    serializer_class = ChatSerializer
+    lookup_url_kwarg = "chatId"
+    idempotent_actions = frozenset({"create"})
+
+    def queryset_for(self, user: Any) -> Any:
+        return services.chats_of(user)
+
+    def list(self, request: Request) -> Response:
+        page = self.paginate_queryset(self.get_queryset())
+        return self.get_paginated_response(ChatSerializer(page, many=True).data)
+
+    @extend_schema(request=ChatInput, responses={201: ChatSerializer})
+    def create(self, request: Request) -> Response:
+        body = self.read(ChatInput)
+        chat = services.create_chat(request.user, body.get("title"))
+        return Response(ChatSerializer(chat).data, status=status.HTTP_201_CREATED)
+
+    def retrieve(self, request: Request, chatId: str) -> Response:
+        return Response(ChatSerializer(self.get_object()).data)
+
+    @extend_schema(request=ChatChanges, responses=ChatSerializer)
+    def partial_update(self, request: Request, chatId: str) -> Response:
+        chat = self.get_object()
+        body = self.read(ChatChanges)
+        return Response(ChatSerializer(services.rename_chat(chat, body["title"])).data)
+
+    @extend_schema(responses={204: None})
+    def destroy(self, request: Request, chatId: str) -> Response:
+        services.delete_chat(self.get_object())
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+
+class MessageActions(ServiceViewSet):
+    serializer_class = MessageSerializer
+    lookup_url_kwarg = "chatId"
+    pagination_ascending = True
+
+    def queryset_for(self, user: Any) -> Any:
+        return services.chats_of(user)
+
+    @extend_schema(responses=MessageSerializer(many=True))
+    def list(self, request: Request, chatId: str) -> Response:
+        in_order = Prefetch("attachments", Attachment.objects.order_by("position"))
+        messages = Message.objects.filter(chat=self.get_object()).prefetch_related(in_order)
+        page = self.paginate_queryset(messages)
+        return self.get_paginated_response(MessageSerializer(page, many=True).data)
+
+
+class AttachmentActions(ServiceViewSet):
+    serializer_class = AttachmentSerializer
+    lookup_url_kwarg = "attachmentId"
+    idempotent_actions = frozenset({"create"})
+    error_statuses = {"complete": {409}}
+
+    def queryset_for(self, user: Any) -> Any:
+        return attachments.attachments_of(user)
+
+    @extend_schema(
+        description=(
+            "Announces a file. Its bytes are then sent to `upload.url`, with `upload.headers` and without a bearer "
+            "token, and the attachment is completed; a message can use it from then on, once."
+        ),
+        request=AttachmentInput,
+        responses={201: CreatedAttachmentSerializer},
+    )
+    def create(self, request: Request) -> Response:
+        attachment = attachments.create_attachment(request.user, **self.read(AttachmentInput))
+        attachment.upload = attachments.upload_of(attachment, self.surface)  # type: ignore[attr-defined]
+        return Response(CreatedAttachmentSerializer(attachment).data, status=status.HTTP_201_CREATED)
+
+    def retrieve(self, request: Request, attachmentId: str) -> Response:
+        return Response(AttachmentSerializer(self.get_object()).data)
+
+    @extend_schema(
+        description="Checks the uploaded file's size, digest and type, and makes the attachment ready. Idempotent.",
+        request=None,
+        responses=AttachmentSerializer,
+    )
+    def complete(self, request: Request, attachmentId: str) -> Response:
+        return Response(AttachmentSerializer(attachments.complete_attachment(self.get_object())).data)
+
+
+class AttachmentContentActions(ServiceViewSet):
+    lookup_url_kwarg = "attachmentId"
+    content_negotiation_class = AnyMediaType
+    error_statuses = {"content": {416, -406}}
+
+    def queryset_for(self, user: Any) -> Any:
+        return attachments.attachments_of(user)
+
+    @extend_schema(
+        description="The file, as a download with its own content type; a single byte range of it if one is asked for.",
+        parameters=[
+            OpenApiParameter("Range", str, OpenApiParameter.HEADER, description="As `bytes=0-1023`."),
+            OpenApiParameter("If-Range", str, OpenApiParameter.HEADER, description="An ETag."),
+            OpenApiParameter("If-None-Match", str, OpenApiParameter.HEADER, description="An ETag."),
+        ],
+        responses={
+            (200, "application/octet-stream"): OpenApiResponse(OpenApiTypes.BINARY, description="The whole file."),
+            (206, "application/octet-stream"): OpenApiResponse(OpenApiTypes.BINARY, description="The range."),
+            304: OpenApiResponse(description="The client has this file already."),
+        },
+    )
+    def content(self, request: Request, attachmentId: str) -> HttpResponseBase:
+        return downloads.serve(self.get_object(), request)
+
+
+class SessionChatViewSet(ChatActions, SessionViewSet):
+    pass
+
+
+class PublicChatViewSet(ChatActions, PublicViewSet):
+    required_scopes = {
+        "list": "chats:read",
+        "retrieve": "chats:read",
+        "create": "chats:write",
+        "partial_update": "chats:write",
+        "destroy": "chats:write",
+    }
+
+
+class SessionMessageViewSet(MessageActions, SessionViewSet):
+    pass
+
+
+class PublicMessageViewSet(MessageActions, PublicViewSet):
+    required_scopes = {"list": "chats:read"}
+
+
+class SessionAttachmentViewSet(AttachmentActions, SessionViewSet):
+    pass
+
+
+class PublicAttachmentViewSet(AttachmentActions, PublicViewSet):
+    required_scopes = {"create": "attachments:write", "complete": "attachments:write", "retrieve": "chats:read"}
+
+
+class SessionAttachmentContentViewSet(AttachmentContentActions, SessionViewSet):
+    pass
+
+
+class PublicAttachmentContentViewSet(AttachmentContentActions, PublicViewSet):
+    required_scopes = {"content": "chats:read"}
