@@ -1,0 +1,410 @@
+"""The agent loop of one run: durable steps, one after the other, from whatever its journal records.
+
+Runs on the engine's event loop. Each step waits on a model, on tools or on nothing, and ends with what it found being
+recorded in one transaction; between steps the run can move to another process. Never touches the database but through
+``Engine.db``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from django.conf import settings
+from django.db import IntegrityError
+
+from config.api import clock, money
+from config.api.errors import Unavailable
+from config.api.ids import new_id
+from config.api.logs import request_id
+from runs import catalogue, tool_transitions, transitions, waitpoint_transitions
+from runs import journal as journals
+from runs.agent.attached import with_files
+from runs.agent.crash import crash_point
+from runs.agent.models import ModelError, TextDelta, ToolCall, Usage, client_for
+from runs.guards import LeaseLost
+from runs.models import (
+    AgentModel,
+    InvocationStatus,
+    Run,
+    RunStatus,
+    Tool,
+    ToolInvocation,
+    Turn,
+    WaitpointKind,
+)
+from runs.tools.base import ToolContext, ToolDefinition, ToolFailure
+from runs.tools.dispatch import call_tool
+from runs.tools.schema import parse_input
+
+if TYPE_CHECKING:
+    from runs.agent.engine import Engine
+
+logger = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+ASK_USER = "ask_user"
+TOKENS_MAX = 1_000_000_000
+
+
+def approval_threshold(run: Run) -> int:
+    """Micro-credits above which a call of the run needs approval."""
+    if run.credit_approval_threshold is not None:
+        return run.credit_approval_threshold
+    return money.parse(settings.CREDIT_APPROVAL_THRESHOLD)
+
+
+class RunEnded(Exception):
+    """Control flow: the run reached a state that this worker has no more part in."""
+
+
+class RunFailed(Exception):
+    """The run can't go on; ``code`` is one of the contract's errorCodes, ``message`` for people."""
+
+    def __init__(self, code: str, message: str) -> None:
+        self.code, self.message = code, message
+        super().__init__(code, message)
+
+
+class RunLoop:
+    """Carries one claimed run until it ends, waits, is cancelled, lost or handed over."""
+
+    def __init__(self, engine: Engine, journal: journals.Journal) -> None:
+        self.engine = engine
+        self.journal = journal
+        self.run = journal.run
+        # Guards the run's row in memory: its own steps, its calls' results and the text flusher take turns.
+        self.lock = asyncio.Lock()
+        self.turn_text: list[str] = []
+        self.pending_text: list[str] = []
+        self.cancel_requested = False
+        self.lost = False
+
+    # --- the run's life ----------------------------------------------------------------------------------------------
+
+    async def carry(self) -> None:
+        """Step until there is nothing more to do here. Raises nothing but CancelledError."""
+        request_id.set(self.run.request_id or self.run.id)
+        while True:
+            try:
+                await self._steps()
+                return
+            except RunEnded:
+                return
+            except LeaseLost:
+                if not await self._resume():
+                    return
+            except RunFailed as failure:
+                await self._end(transitions.fail, failure.code, failure.message)
+                return
+            except asyncio.CancelledError:
+                if not self.cancel_requested or self.lost:
+                    raise
+                await self._end(transitions.finish_cancelled)
+                return
+            except IntegrityError:
+                # A commit whose answer was lost is found again here, by what it wrote.
+                logger.warning("run %s is read anew after a write that was there already", self.run.id)
+                if not await self._resume():
+                    return
+            except Exception:
+                logger.exception("run %s failed for an unexpected reason", self.run.id)
+                await self._end(transitions.fail, "INTERNAL_ERROR", "Something went wrong on our side.")
+                return
+
+    async def _steps(self) -> None:
+        if self.run.cancel_requested_at is not None:
+            self.cancel_requested = True
+            raise asyncio.CancelledError
+        try:
+            async with asyncio.timeout(max(0.0, self.journal.remaining_seconds())) as scope:
+                model = self._model()
+                while True:
+                    if self.engine.draining:
+                        await self.db(transitions.hand_over, self.run)
+                        return
+                    if self.journal.open_calls:
+                        await self._calls()
+                    else:
+                        await self._turn(model)
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            raise RunFailed("RUN_TIMEOUT", "The run took longer than it may.") from None
+
+    async def _end(self, transition: Callable[..., None], *args: Any) -> None:
+        """Into a final state, with the text that was streamed but belongs to no recorded turn."""
+        if self.run.status != RunStatus.RUNNING:
+            return
+        content = self._content() if self.turn_text else None
+        try:
+            await self.db(transition, self.run, *args, content=content, delta=self.take_pending())
+        except LeaseLost:
+            logger.info("run %s was taken over before it ended here", self.run.id)
+
+    async def _resume(self) -> bool:
+        """Read the journal anew; False if the run is another's by now."""
+        if self.lost:
+            return False
+        journal = await self.db(journals.reload, self.run)
+        if journal is None:
+            logger.info("run %s is no longer this worker's", self.run.id)
+            return False
+        streamed = self.run.unrecorded_text or journal.run.unrecorded_text
+        self.journal, self.run = journal, journal.run
+        self.turn_text.clear()
+        self.pending_text.clear()
+        if streamed:
+            await self.db(transitions.reset_text, self.run, journal.text)
+        return True
+
+    async def db(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """A database step of this run: never beside another one of its own."""
+        async with self.lock:
+            return await self.engine.db(step, *args, **kwargs)
+
+    # --- turns -------------------------------------------------------------------------------------------------------
+
+    def _model(self) -> AgentModel:
+        model = catalogue.remembered().model(self.run.resolved_model or self.run.requested_model)
+        if model is None:
+            raise RunFailed("MODEL_ERROR", "The model is no longer offered.")
+        return model
+
+    async def _turn(self, model: AgentModel) -> None:
+        refused = await self.db(journals.refusal, self.run, len(self.journal.turns))
+        if refused:
+            raise RunFailed(*refused)
+        crash_point("before_model")
+        await self._confirm_lease()
+        started_at = clock.now()
+        calls: list[ToolCall] = []
+        usage = Usage(0, 0)
+        self.turn_text.clear()
+        try:
+            client, request = client_for(model.provider), self.journal.request(model.provider_model)
+            if client.reads_files:
+                request = await with_files(request, self.engine.tool_threads)
+            async for event in client.stream(request):
+                if isinstance(event, TextDelta):
+                    self._stream(event.text)
+                elif isinstance(event, ToolCall):
+                    calls.append(event)
+                else:
+                    usage = event
+        except ModelError as error:
+            raise RunFailed(error.code, str(error)) from None
+        except Unavailable:
+            raise RunFailed("INTERNAL_ERROR", "The message's attachments could not be read.") from None
+        crash_point("after_model")
+        await self._record_turn(model, started_at, calls, usage)
+
+    async def _record_turn(self, model: AgentModel, started_at: Any, calls: list[ToolCall], usage: Usage) -> None:
+        # What a model says it used is input too.
+        usage = Usage(min(usage.input_tokens, TOKENS_MAX), min(usage.output_tokens, TOKENS_MAX))
+        cost_in = money.price(usage.input_tokens, model.price_in)
+        cost_out = money.price(usage.output_tokens, model.price_out)
+        turn = Turn(
+            run=self.run,
+            index=len(self.journal.turns) + 1,
+            model=model.name,
+            text="".join(self.turn_text),
+            tool_calls=[{"id": call.id, "name": call.name, "arguments": call.arguments} for call in calls],
+            input_tokens=usage.input_tokens,
+            output_tokens=usage.output_tokens,
+            cost=cost_in + cost_out,
+            started_at=started_at,
+            finished_at=clock.now(),
+        )
+        tools = self.journal.tools()
+        invocations = [self._invocation(turn.index, index, call, tools) for index, call in enumerate(calls, 1)]
+        ready = [call for call in invocations if self._is_open(call) and self._question(call) is None]
+        crash_point("before_dispatch")
+        async with self.lock:
+            # The pending text is taken under the lock: what the flusher took before is written by now.
+            dispatched = await self.engine.db(
+                transitions.record_turn,
+                self.run,
+                turn,
+                invocations,
+                content=self._content(),
+                delta=self.take_pending(),
+                price={
+                    "model": model.name,
+                    "inputTokens": usage.input_tokens,
+                    "outputTokens": usage.output_tokens,
+                    "in": model.price_in,
+                    "out": model.price_out,
+                },
+                ready=ready,
+            )
+        self.journal.turns.append(turn)
+        self.journal.calls.extend(invocations)
+        self.turn_text.clear()
+        if self.run.status != RunStatus.RUNNING:
+            raise RunEnded
+        await self._execute(dispatched)
+
+    def _invocation(
+        self, turn_index: int, call_index: int, call: ToolCall, tools: dict[str, ToolDefinition]
+    ) -> ToolInvocation:
+        """A new invocation; failed already where it names no tool or its input does not fit."""
+        tool = tools.get(call.name)
+        now = clock.now()
+        invocation = ToolInvocation(
+            id=new_id("inv"),
+            run=self.run,
+            turn_index=turn_index,
+            call_index=call_index,
+            tool_call_id=call.id,
+            name=call.name,
+            node_type=tool.node_type if tool else Tool.NodeType.BUILTIN,
+            credit_estimate=tool.price if tool else 0,
+            repeatable=tool.repeatable if tool else False,
+            created_at=now,
+            updated_at=now,
+        )
+        if tool is None:
+            tool_transitions.fail_unmade(invocation, "UNKNOWN_TOOL", f"There is no tool named {call.name}.")
+            return invocation
+        try:
+            invocation.input = parse_input(tool, call.arguments)
+        except ToolFailure as failure:
+            tool_transitions.fail_unmade(invocation, failure.code, failure.message)
+        return invocation
+
+    # --- text --------------------------------------------------------------------------------------------------------
+
+    def _stream(self, text: str) -> None:
+        if not text:
+            return
+        if not self.turn_text and self.journal.text:
+            self.pending_text.append("\n\n")  # as join_text parts one turn's text from the next
+        self.turn_text.append(text)
+        self.pending_text.append(text)
+        self.engine.flusher.add(self)
+
+    def _content(self) -> str:
+        return transitions.join_text([self.journal.text, "".join(self.turn_text)])
+
+    def take_pending(self) -> str:
+        text = "".join(self.pending_text)
+        self.pending_text.clear()
+        return text
+
+    # --- tool calls --------------------------------------------------------------------------------------------------
+
+    def _is_open(self, call: ToolInvocation) -> bool:
+        return call.status == InvocationStatus.PENDING
+
+    def _question(self, call: ToolInvocation) -> tuple[str, dict[str, Any]] | None:
+        """What has to be asked before the call is made, as (waitpoint kind, its request payload)."""
+        if call.id in self.journal.answers:
+            return None
+        if call.name == ASK_USER:
+            payload = {"question": call.input["question"]}
+            if "options" in call.input:
+                payload["options"] = call.input["options"]
+            return WaitpointKind.CLARIFICATION, payload
+        tool = self.journal.tools().get(call.name)
+        if tool is None or tool.approval == Tool.Approval.NEVER:
+            return None
+        threshold = approval_threshold(self.run)
+        if tool.approval == Tool.Approval.THRESHOLD and call.credit_estimate <= threshold:
+            return None
+        return WaitpointKind.CREDIT_APPROVAL, {
+            "toolName": call.name,
+            "estimatedMicro": call.credit_estimate,
+            "thresholdMicro": threshold,
+        }
+
+    async def _calls(self) -> None:
+        """Go on with the calls that are open: those that need no answer side by side, then one question at a time."""
+        left = self.journal.open_calls
+        # Those that this loop dispatched have an end by now, unless the loop was interrupted on the way.
+        orphans = [call for call in left if call.status == InvocationStatus.DISPATCHING]
+        pending = [call for call in left if call.status == InvocationStatus.PENDING]
+        answered = [call for call in pending if call.id in self.journal.answers]
+        ready = [call for call in pending if call.id not in self.journal.answers and self._question(call) is None]
+        if not (orphans or answered or ready):
+            await self._ask(pending[0])
+            return
+        crash_point("before_dispatch")
+        begun = [call for call in orphans if await self._take_up(call)]
+        if answered:
+            begun += await self.db(tool_transitions.dispatch, self.run, answered, approved=True)
+        if ready:
+            begun += await self.db(tool_transitions.dispatch, self.run, ready)
+        await self._execute(begun)
+
+    async def _take_up(self, call: ToolInvocation) -> bool:
+        """A call whose worker was lost: made again if it may be, with the same id; else its outcome is unknown."""
+        if call.repeatable and call.name in self.journal.tools():
+            return True
+        message = "The worker was lost while the tool was at work; whether it took effect is not known."
+        await self.db(tool_transitions.record_failure, self.run, call, "OUTCOME_UNKNOWN", message)
+        return False
+
+    async def _ask(self, call: ToolInvocation) -> None:
+        question = self._question(call)
+        assert question is not None  # noqa: S101  (only such calls are left)
+        if await self.db(tool_transitions.exceeds_budget, self.run, call.credit_estimate):
+            message = "The call would take the run over its maxCredits."
+            await self.db(tool_transitions.record_failure, self.run, call, "BUDGET_EXCEEDED", message)
+            return
+        crash_point("before_wait")
+        await self.db(waitpoint_transitions.open_waitpoint, self.run, call, *question)
+        raise RunEnded
+
+    async def _execute(self, calls: list[ToolInvocation]) -> None:
+        if len(calls) == 1:
+            await self._execute_one(calls[0])
+        elif calls:
+            tasks = [asyncio.ensure_future(self._execute_one(call)) for call in calls]
+            try:
+                await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _confirm_lease(self) -> None:
+        """Before a step that is felt outside: a process that was suspended past its lease must not begin it."""
+        if self.engine.lease_may_have_lapsed():
+            await self.db(transitions.confirm_lease, self.run)
+
+    async def _execute_one(self, call: ToolInvocation) -> None:
+        crash_point("after_dispatch")
+        await self._confirm_lease()
+        try:
+            if call.name == ASK_USER:
+                answer = (self.journal.answers[call.id].resolved_payload or {})["answer"]
+                await self.db(tool_transitions.record_result, self.run, call, text=answer)
+                return
+            tool = self.journal.tools().get(call.name)
+            if tool is None:
+                raise ToolFailure("UNKNOWN_TOOL", f"There is no tool named {call.name} any more.")
+            context = ToolContext(
+                invocation_id=call.id,
+                run_id=self.run.id,
+                chat_id=self.run.chat_id,
+                user_id=self.run.user_id,
+                timeout_seconds=max(0.1, self.journal.remaining_seconds()),
+                executor=self.engine.tool_threads,
+            )
+            result = await call_tool(tool, call.input, context)
+        except ToolFailure as failure:
+            await self.db(tool_transitions.record_failure, self.run, call, failure.code, failure.message)
+            return
+        crash_point("after_tool")
+        await self.db(
+            tool_transitions.record_result,
+            self.run,
+            call,
+            text=result.text,
+            urls=result.urls,
+            credit_used=result.credit_used,
+        )

@@ -1,0 +1,148 @@
+"""The three guarded UPDATEs that every status change of runs, invocations and waitpoints is made of.
+
+For ``transitions.py``, ``tool_transitions.py`` and ``waitpoint_transitions.py`` alone: they are the only writers of a
+status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from chats.models import Chat
+from config.api import clock
+from config.api.broker import nudge_after_commit
+from runs import events, wakeups
+from runs.agent.crash import crash_after_commit
+from runs.events import StreamEvent
+from runs.models import Run, RunEvent, RunStatus, ToolInvocation, Waitpoint, WaitpointStatus
+
+EXECUTE = "runs.execute_run"
+# A start's or a resume's own nudge has this long before the sweep sends another.
+NUDGE_GRACE = timedelta(seconds=5)
+
+
+class LeaseLost(Exception):
+    """The run is no longer this worker's: nothing was written, and nothing more may be."""
+
+
+def move_run(run: Run, to: str, happened: Sequence[StreamEvent], *, owned: bool, **changes: Any) -> None:
+    """Move ``run`` to ``to`` and append ``happened`` to its stream; for a change within a status, ``to`` is that
+    status.
+
+    ``owned``: only if the lease that ``run`` was claimed under still holds. Raises LeaseLost if the row is not as
+    ``run`` says.
+    """
+    # The index too: after a commit whose answer was lost, the row is ahead of ``run``, and what was done must not be
+    # done again.
+    found = Run.objects.filter(pk=run.pk, status=run.status, last_stream_index=run.last_stream_index)
+    if owned:
+        found = found.filter(lease_token=run.lease_token, worker_id=run.worker_id)
+    changes |= {
+        "status": to,
+        "last_stream_index": run.last_stream_index + len(happened),
+        "updated_at": clock.now(),
+    }
+    if not found.update(**changes):
+        raise LeaseLost(run.pk)
+    if happened:
+        RunEvent.objects.bulk_create(
+            RunEvent(run_id=run.pk, index=run.last_stream_index + offset, type=kind, data=events.dumps(data))
+            for offset, (kind, data) in enumerate(happened, 1)
+        )
+        wakeups.after_commit(run.pk)
+    left = run.status == RunStatus.RUNNING and to != RunStatus.RUNNING
+    if run.status != to:
+        crash_after_commit(to)
+    _take(run, changes)
+    if left:
+        admit_throttled(run.user_id)
+
+
+def admit_throttled(user_id: int, room: int = 1) -> None:
+    """Nudge the oldest runs that wait until their user has fewer running."""
+    waiting = Run.objects.filter(user_id=user_id, throttled=True).order_by("created_at", "pk")
+    for run_id in waiting.values_list("pk", flat=True)[:room]:
+        nudge_after_commit(EXECUTE, run_id)
+
+
+def write_invocation(call: ToolInvocation, to: str, **changes: Any) -> None:
+    """Move an invocation on; its run must be locked or fenced by the same transaction."""
+    before = call.status
+    changes = taken_invocation(call, to, **changes)
+    save_invocation(call, before, changes)
+
+
+def taken_invocation(call: ToolInvocation, to: str, **changes: Any) -> dict[str, Any]:
+    """The first half of ``write_invocation``: in memory only, so that the event that tells of it can go with the
+    run's own UPDATE."""
+    changes |= {"status": to, "updated_at": clock.now()}
+    _take(call, changes)
+    return changes
+
+
+def save_invocation(call: ToolInvocation, before: str, changes: dict[str, Any]) -> None:
+    if not ToolInvocation.objects.filter(pk=call.pk, status=before).update(**changes):
+        raise LeaseLost(call.run_id)
+
+
+def write_waitpoint(waitpoint: Waitpoint, to: str, **changes: Any) -> None:
+    """Move a pending waitpoint on; its run must be locked by the same transaction."""
+    changes["status"] = to
+    if not Waitpoint.objects.filter(pk=waitpoint.pk, status=WaitpointStatus.PENDING).update(**changes):
+        raise LeaseLost(waitpoint.run_id)
+    _take(waitpoint, changes)
+
+
+def _take(row: Any, changes: dict[str, Any]) -> None:
+    for name, value in changes.items():
+        setattr(row, name, value)
+
+
+def stop_running(run: Run) -> dict[str, Any]:
+    """The changes by which a run gives its lease up; the running time so far is kept."""
+    stretch = clock.now() - run.running_since if run.running_since else timedelta()
+    return {
+        "worker_id": None,
+        "running_since": None,
+        "ran_ms": run.ran_ms + max(0, int(stretch.total_seconds() * 1000)),
+    }
+
+
+def lock_run(run_id: str) -> Run | None:
+    """The run's row, locked after its chat's."""
+    chat_id = Run.objects.filter(pk=run_id).values_list("chat_id", flat=True).first()
+    if chat_id is None:
+        return None
+    Chat.objects.select_for_update(no_key=True).filter(pk=chat_id).values("pk").first()
+    return Run.objects.select_for_update().filter(pk=run_id).first()
+
+
+def promote_next(run: Run) -> str | None:
+    """The chat's next run in line becomes its active one: first in, first out. Locks the chat; call it before locking
+    the run.
+
+    Returns the promoted run's id, for ``unblock`` once ``run`` has ended. If ``run`` itself is still in line, nothing
+    changes.
+    """
+    if not Chat.objects.filter(pk=run.chat_id, active_run_id=run.pk).update(active_run_id=None, updated_at=clock.now()):
+        return None
+    following = (
+        Run.objects.filter(chat_id=run.chat_id, status=RunStatus.QUEUED, blocked=True)
+        .order_by("created_at", "pk")
+        .values_list("pk", flat=True)
+        .first()
+    )
+    if following is not None:
+        Chat.objects.filter(pk=run.chat_id).update(active_run_id=following)
+    return following
+
+
+def unblock(run_id: str | None) -> None:
+    """Let the promoted run go; only after the other has ended, for a chat has one unblocked live run at most."""
+    if run_id is None:
+        return
+    now = clock.now()
+    Run.objects.filter(pk=run_id, blocked=True).update(blocked=False, due_at=now + NUDGE_GRACE, updated_at=now)
+    nudge_after_commit(EXECUTE, run_id)

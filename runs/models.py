@@ -1,0 +1,311 @@
+"""Runs and their journal, and the catalogue of models and tools.
+
+A run's turns and tool invocations are its journal: whatever process takes the run over goes on from what they record.
+``transitions.py`` is the only writer of a status.
+"""
+
+from django.conf import settings
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from chats.models import Chat
+from config.api.encryption import EncryptedField
+from config.api.ids import IdField, RefField
+
+
+class RunStatus(models.TextChoices):
+    QUEUED = "queued"
+    RUNNING = "running"
+    WAITING = "waiting"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class InvocationStatus(models.TextChoices):
+    PENDING = "PENDING"
+    DISPATCHING = "DISPATCHING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    REFUSED = "REFUSED"
+    CANCELLED = "CANCELLED"
+
+
+class WaitpointKind(models.TextChoices):
+    CREDIT_APPROVAL = "CREDIT_APPROVAL"
+    CLARIFICATION = "CLARIFICATION"
+
+
+class WaitpointStatus(models.TextChoices):
+    PENDING = "PENDING"
+    COMPLETED = "COMPLETED"
+    EXPIRED = "EXPIRED"
+
+
+FINAL_RUN_STATUSES = (RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED)
+LIVE_RUN_STATUSES = (RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING)
+FINAL_INVOCATION_STATUSES = (
+    InvocationStatus.COMPLETED,
+    InvocationStatus.FAILED,
+    InvocationStatus.REFUSED,
+    InvocationStatus.CANCELLED,
+)
+
+
+class AgentModel(models.Model):
+    """A model that runs may ask for by ``name``. Prices are micro-credits per 1,000 tokens."""
+
+    class Provider(models.TextChoices):
+        DEMO = "demo"
+        OPENAI = "openai", "OpenAI-compatible"
+        ANTHROPIC = "anthropic", "Anthropic"
+
+    name = models.CharField(max_length=100, unique=True)
+    display_name = models.CharField(max_length=100)
+    provider = models.CharField(max_length=20, choices=Provider.choices)
+    provider_model = models.CharField(max_length=200)
+    price_in = models.BigIntegerField()
+    price_out = models.BigIntegerField()
+    is_default = models.BooleanField(default=False)
+    enabled = models.BooleanField(default=True)
+
+    class Meta:
+        verbose_name = "model"
+        constraints = [
+            models.UniqueConstraint(fields=["is_default"], condition=Q(is_default=True), name="model_one_default"),
+            models.CheckConstraint(condition=Q(price_in__gte=0, price_out__gte=0), name="model_prices_not_negative"),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Tool(models.Model):
+    """A tool that runs may call by ``name``. ``price`` is micro-credits a call: the estimate, and the most it can
+    cost."""
+
+    class NodeType(models.TextChoices):
+        BUILTIN = "builtin"
+        HTTP = "http"
+        MCP = "mcp"
+
+    class Approval(models.TextChoices):
+        THRESHOLD = "threshold", "when the estimate is over the run's threshold"
+        ALWAYS = "always", "before every call"
+        NEVER = "never", "never"
+
+    name = models.CharField(max_length=64, unique=True)
+    display_name = models.CharField(max_length=100)
+    description = models.TextField()
+    node_type = models.CharField(max_length=10, choices=NodeType.choices)
+    input_schema = models.JSONField(default=dict, blank=True)
+    price = models.BigIntegerField()
+    approval = models.CharField(max_length=10, choices=Approval.choices, default=Approval.THRESHOLD)
+    timeout_seconds = models.FloatField(null=True, blank=True)
+    # Whether a call whose outcome was lost with its worker may be made again, with the same idempotency key.
+    repeatable = models.BooleanField(default=False)
+    # Where http tools are posted to and mcp tools' server is, and what authenticates us there: a JSON object of header
+    # names to values.
+    url = models.CharField(max_length=2048, default="", blank=True)
+    # What an mcp tool's server calls it; empty if that is its name here.
+    remote_name = models.CharField(max_length=200, default="", blank=True)
+    secret_headers = EncryptedField(null=True, blank=True)
+    enabled = models.BooleanField(default=True)
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=Q(price__gte=0), name="tool_price_not_negative")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Worker(models.Model):
+    """A run worker process. Its heartbeat renews the lease of every run it owns at once."""
+
+    id = IdField(prefix="wrk")
+    host = models.CharField(max_length=255)
+    pid = models.PositiveIntegerField()
+    expires_at = models.DateTimeField(db_index=True)
+    created_at = models.DateTimeField(db_default=Now())
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.pid}"
+
+
+class Run(models.Model):
+    """One agent execution.
+
+    While it is running, ``worker_id`` names the process that owns it and ``lease_token`` fences that process's
+    writes: the token grows with each owner, and a write under an older token changes nothing. Running without a
+    worker means: up for takeover.
+    """
+
+    id = IdField(prefix="run")
+    chat = models.ForeignKey(Chat, models.CASCADE, related_name="runs", db_index=False)
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="runs", db_index=False)
+    status = models.CharField(max_length=10, choices=RunStatus.choices, default=RunStatus.QUEUED)
+    # Queued behind another run of its chat.
+    blocked = models.BooleanField(default=False)
+    # Queued because its user has as many running as may be; the next to leave makes room for the oldest.
+    throttled = models.BooleanField(default=False)
+    user_message_id = RefField()
+    assistant_message_id = RefField(null=True)
+    requested_model = models.CharField(max_length=100, null=True)
+    resolved_model = models.CharField(max_length=100, null=True)
+    tools = models.JSONField(null=True)
+    credit_approval_threshold = models.BigIntegerField(null=True)
+    max_credits = models.BigIntegerField(null=True)
+    request_id = models.CharField(max_length=128, default="")
+    last_stream_index = models.PositiveIntegerField(default=0)
+    # Whether text was streamed that no recorded turn holds; the next owner then sends message.reset.
+    unrecorded_text = models.BooleanField(default=False)
+    cancel_requested_at = models.DateTimeField(null=True)
+    error_code = models.CharField(max_length=40, null=True)
+    error_message = models.TextField(null=True)
+    created_at = models.DateTimeField(db_default=Now())
+    updated_at = models.DateTimeField(db_default=Now())
+    started_at = models.DateTimeField(null=True)
+    finished_at = models.DateTimeField(null=True)
+    # Running time before the present stretch, which began at running_since.
+    ran_ms = models.BigIntegerField(default=0)
+    running_since = models.DateTimeField(null=True)
+    worker_id = RefField(null=True)
+    lease_token = models.PositiveIntegerField(default=0)
+    lease_losses = models.PositiveSmallIntegerField(default=0)
+    # When the sweep may nudge it again.
+    due_at = models.DateTimeField(null=True, db_default=Now())
+
+    class Meta:
+        ordering = ["-created_at", "-id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["chat"], condition=Q(status__in=["running", "waiting"]), name="run_one_active_per_chat"
+            ),
+            models.UniqueConstraint(
+                fields=["chat"],
+                condition=Q(status__in=["queued", "running", "waiting"], blocked=False),
+                name="run_one_unblocked_per_chat",
+            ),
+            models.CheckConstraint(condition=Q(status="queued") | Q(blocked=False), name="run_blocked_only_if_queued"),
+        ]
+        indexes = [
+            models.Index("chat", "created_at", "id", name="run_by_chat"),
+            models.Index("user", "created_at", "id", name="run_by_user"),
+            models.Index("user", "status", "created_at", "id", name="run_by_user_status"),
+            models.Index("due_at", condition=Q(status="queued", blocked=False), name="run_due"),
+            models.Index("user", "created_at", "id", condition=Q(throttled=True), name="run_throttled"),
+            models.Index("worker_id", condition=Q(status="running"), name="run_by_worker"),
+            models.Index(
+                "worker_id",
+                condition=Q(status="running", cancel_requested_at__isnull=False),
+                name="run_cancel_by_worker",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.id
+
+
+class Turn(models.Model):
+    """One recorded model response. ``tool_calls``: ``[{"id", "name", "arguments"}]``, arguments as the model wrote
+    them."""
+
+    run = models.ForeignKey(Run, models.CASCADE, related_name="turns", db_index=False)
+    index = models.PositiveIntegerField()
+    model = models.CharField(max_length=100)
+    text = models.TextField(default="")
+    tool_calls = models.JSONField(default=list)
+    input_tokens = models.PositiveBigIntegerField(default=0)
+    output_tokens = models.PositiveBigIntegerField(default=0)
+    cost = models.BigIntegerField(default=0)
+    started_at = models.DateTimeField()
+    finished_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["run", "index"]
+        constraints = [models.UniqueConstraint(fields=["run", "index"], name="turn_once_per_index")]
+
+    def __str__(self) -> str:
+        return f"turn {self.index} of {self.run_id}"
+
+
+class ToolInvocation(models.Model):
+    id = IdField(prefix="inv")
+    run = models.ForeignKey(Run, models.CASCADE, related_name="invocations", db_index=False)
+    turn_index = models.PositiveIntegerField()
+    call_index = models.PositiveIntegerField()
+    tool_call_id = models.CharField(max_length=200)
+    name = models.CharField(max_length=200)
+    node_type = models.CharField(max_length=10)
+    input = models.JSONField(default=dict)
+    status = models.CharField(max_length=12, choices=InvocationStatus.choices, default=InvocationStatus.PENDING)
+    # Snapshots of the catalogue when the call was made.
+    credit_estimate = models.BigIntegerField(default=0)
+    repeatable = models.BooleanField(default=False)
+    credit_used = models.BigIntegerField(default=0)
+    result = models.TextField(default="")
+    result_urls = models.JSONField(default=list)
+    error_code = models.CharField(max_length=40, null=True)
+    error_message = models.TextField(null=True)
+    started_at = models.DateTimeField(null=True)
+    finished_at = models.DateTimeField(null=True)
+    created_at = models.DateTimeField(db_default=Now())
+    updated_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        ordering = ["run", "turn_index", "call_index"]
+        constraints = [
+            models.UniqueConstraint(fields=["run", "turn_index", "call_index"], name="invocation_once_per_call")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.id}"
+
+    @property
+    def duration_ms(self) -> int | None:
+        """From dispatch to result, in milliseconds."""
+        if self.started_at is None or self.finished_at is None:
+            return None
+        return max(0, round((self.finished_at - self.started_at).total_seconds() * 1000))
+
+
+class Waitpoint(models.Model):
+    """What a run waits for: its caller's answer about one invocation."""
+
+    id = IdField(prefix="wp")
+    run = models.ForeignKey(Run, models.CASCADE, related_name="waitpoints")
+    invocation = models.OneToOneField(ToolInvocation, models.CASCADE, related_name="waitpoint")
+    kind = models.CharField(max_length=20, choices=WaitpointKind.choices)
+    status = models.CharField(max_length=10, choices=WaitpointStatus.choices, default=WaitpointStatus.PENDING)
+    request_payload = models.JSONField()
+    resolved_payload = models.JSONField(null=True)
+    expires_at = models.DateTimeField()
+    resolved_at = models.DateTimeField(null=True)
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["run"], condition=Q(status="PENDING"), name="waitpoint_one_pending_per_run")
+        ]
+        indexes = [models.Index("expires_at", condition=Q(status="PENDING"), name="waitpoint_expiring")]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.id}"
+
+
+class RunEvent(models.Model):
+    """An event of the run's stream, indexed from 1 without gaps. ``data`` is the JSON text that is sent."""
+
+    run = models.ForeignKey(Run, models.CASCADE, related_name="events", db_index=False)
+    index = models.PositiveIntegerField()
+    type = models.CharField(max_length=30)
+    data = models.TextField()
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        ordering = ["run", "index"]
+        constraints = [models.UniqueConstraint(fields=["run", "index"], name="event_once_per_index")]
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.index} of {self.run_id}"

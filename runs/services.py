@@ -1,0 +1,169 @@
+"""What callers can do with runs and waitpoints, whichever surface they come from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Prefetch, QuerySet
+from django.dispatch import receiver
+
+from chats import attachments
+from chats.models import Chat
+from chats.services import add_message, chat_deleted, lock_chat, title_from
+from config.api.compiled import CompiledQuery
+from config.api.errors import Conflict, NotFound, ValidationFailed
+from config.api.ids import new_id
+from credits import ledger
+from runs import catalogue, transitions, waitpoint_transitions
+from runs.models import (
+    LIVE_RUN_STATUSES,
+    Run,
+    RunStatus,
+    ToolInvocation,
+    Waitpoint,
+    WaitpointKind,
+    WaitpointStatus,
+)
+
+
+class RunInProgress(Conflict):
+    code = "RUN_IN_PROGRESS"
+    message = "The chat has a run in progress; wait for it, cancel it, or enqueue behind it."
+
+
+def runs_of(user: Any) -> QuerySet[Run]:
+    """The user's runs in chats that are not deleted, with all that a run's representation shows."""
+    return (
+        Run.objects.filter(user=user, chat__deleted_at=None)
+        .annotate(credits_spent=ledger.run_spent_subquery())
+        .prefetch_related(
+            Prefetch("invocations", ToolInvocation.objects.order_by("turn_index", "call_index"), to_attr="calls"),
+            Prefetch(
+                "waitpoints", Waitpoint.objects.filter(status=WaitpointStatus.PENDING), to_attr="pending_waitpoints"
+            ),
+        )
+    )
+
+
+_run: CompiledQuery[Run] = CompiledQuery(
+    lambda user_id, run_id: runs_of(user_id).prefetch_related(None).filter(pk=run_id), int, str
+)
+_calls: CompiledQuery[ToolInvocation] = CompiledQuery(
+    lambda run_id: ToolInvocation.objects.filter(run=run_id).order_by("turn_index", "call_index"), str
+)
+_pending: CompiledQuery[Waitpoint] = CompiledQuery(
+    lambda run_id: Waitpoint.objects.filter(run=run_id, status=WaitpointStatus.PENDING), str
+)
+
+
+def find_run(user_id: int, run_id: str) -> Run | None:
+    """One run as ``runs_of`` has it: what clients ask for more often than all else."""
+    run = _run.first(user_id, run_id)
+    if run is None:
+        return None
+    waiting = run.status == RunStatus.WAITING
+    return _with(run, calls=_calls(run_id), pending_waitpoints=_pending(run_id) if waiting else [])
+
+
+def as_new(run: Run) -> Run:
+    """A run that was just started, as ``runs_of`` has it, without asking for what can't be there yet."""
+    return _with(run, credits_spent=0, calls=[], pending_waitpoints=[])
+
+
+def _with(run: Run, **shown: Any) -> Run:
+    vars(run).update(shown)
+    return run
+
+
+def waitpoints_of(user: Any) -> QuerySet[Waitpoint]:
+    return Waitpoint.objects.filter(run__user=user, run__chat__deleted_at=None)
+
+
+@transaction.atomic
+def start_run(
+    user: Any,
+    chat: Chat,
+    *,
+    message: str,
+    attachment_ids: list[str] | None = None,
+    model: str | None = None,
+    tools: list[str] | None = None,
+    credit_approval_threshold: int | None = None,
+    max_credits: int | None = None,
+    on_active_run: str = "reject",
+    request_id: str = "",
+) -> Run:
+    """The user's message and the run that answers it, queued. Amounts are micro-credits.
+
+    Raises ValidationFailed for a model or tool that is not offered or an attachment that can't be used, RunInProgress,
+    InsufficientCredits, NotFound if the chat was deleted meanwhile.
+    """
+    _check_offered(model, tools)
+    locked = lock_chat(chat.pk)
+    if locked is None:
+        raise NotFound
+    attached = attachments.lock_unused(user, attachment_ids or ())
+    if locked.active_run_id is not None and on_active_run != "enqueue":
+        raise RunInProgress
+    available = ledger.available(user.pk)
+    if available <= 0:
+        raise ledger.InsufficientCredits(available)
+    run_id = new_id("run")
+    user_message = add_message(locked.pk, run_id, "user", message)
+    attachments.use(attached, user_message.pk)
+    run = Run(
+        id=run_id,
+        chat=locked,
+        user=user,
+        user_message_id=user_message.pk,
+        requested_model=model,
+        tools=tools,
+        credit_approval_threshold=credit_approval_threshold,
+        max_credits=max_credits,
+        request_id=request_id,
+    )
+    transitions.enqueue(run, locked, locked.title or title_from(message))
+    return run
+
+
+def _check_offered(model: str | None, tools: list[str] | None) -> None:
+    offered = catalogue.read()
+    problems: dict[str, list[str]] = {}
+    if offered.model(model) is None:
+        problems["model"] = [
+            "There is no default model; name one." if model is None else f"There is no model named {model}."
+        ]
+    for index, name in enumerate(tools or ()):
+        if name not in offered.tools:
+            problems[f"tools.{index}"] = [f"There is no tool named {name}."]
+    if problems:
+        raise ValidationFailed(problems)
+
+
+def cancel_run(run: Run) -> Run:
+    """Ask for the run's end; a finished one is left as it is. Returns it as it then stands."""
+    transitions.cancel(run.pk)
+    return find_run(run.user_id, run.pk) or run
+
+
+def respond(waitpoint: Waitpoint, answer: dict[str, Any]) -> Waitpoint:
+    """Answer a waitpoint. Any number of answers may come; the first counts, all get the record as it then stands.
+
+    ``answer`` is ``{"kind", "approved"}`` or ``{"kind", "answer"}``. Raises ValidationFailed if a pending waitpoint
+    is of the other kind.
+    """
+    if waitpoint.status == WaitpointStatus.PENDING and answer["kind"] != waitpoint.kind:
+        raise ValidationFailed({"kind": [f"This waitpoint is of the kind {waitpoint.kind}."]})
+    field = "approved" if waitpoint.kind == WaitpointKind.CREDIT_APPROVAL else "answer"
+    if field not in answer:  # resolved already, and answered as the other kind
+        return waitpoint
+    return waitpoint_transitions.resolve(waitpoint.pk, {field: answer[field]})
+
+
+@receiver(chat_deleted)
+def cancel_runs_of(sender: type, chat_id: str, **kwargs: Any) -> None:
+    """A deleted chat's runs end with it: those in line first, so that none of them is promoted."""
+    live = Run.objects.filter(chat_id=chat_id, status__in=LIVE_RUN_STATUSES)
+    for run_id in list(live.order_by("-blocked", "created_at").values_list("pk", flat=True)):
+        transitions.cancel(run_id)

@@ -1,0 +1,61 @@
+"""Celery's side of runs. A message is a nudge: it carries an id, and may be lost or come twice."""
+
+from __future__ import annotations
+
+import logging
+
+from celery import shared_task
+from celery.exceptions import ImproperlyConfigured
+from celery.signals import celeryd_after_setup, worker_shutdown, worker_shutting_down
+from django.conf import settings
+
+from runs import stream_reads, sweeps
+from runs.agent.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+engine: Engine | None = None
+
+
+@shared_task(name="runs.execute_run")
+def execute_run(run_id: str) -> None:
+    """Offer the run to this process's engine."""
+    if engine is None:
+        logger.error("run %s reached a worker without an engine; the sweep will find it", run_id)
+    else:
+        engine.offer(run_id)
+
+
+@shared_task(name="runs.sweep")
+def sweep() -> None:
+    sweeps.sweep()
+
+
+@shared_task(name="runs.prune_events")
+def prune_events() -> None:
+    stream_reads.prune()
+
+
+@celeryd_after_setup.connect
+def start_engine(sender: str, instance, conf, **kwargs) -> None:
+    """Workers that consume the queue ``runs`` get an engine, before the first message and whether or not the broker
+    is there."""
+    global engine
+    if "runs" not in instance.app.amqp.queues.consume_from:
+        return
+    if not instance.pool_cls.__module__.endswith((".thread", ".solo")):
+        raise ImproperlyConfigured("run workers carry their runs in one process: start them with --pool threads")
+    engine = Engine()
+    engine.start()
+
+
+@worker_shutting_down.connect
+def drain_engine(**kwargs) -> None:
+    if engine is not None:
+        engine.drain()
+
+
+@worker_shutdown.connect
+def stop_engine(**kwargs) -> None:
+    if engine is not None:
+        engine.stop(settings.RUN_SHUTDOWN_GRACE_SECONDS)

@@ -1,0 +1,184 @@
+"""Runs, waitpoints and the catalogue on both surfaces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drf_spectacular.utils import OpenApiParameter, PolymorphicProxySerializer, extend_schema
+from rest_framework import status
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from chats.services import chats_of
+from config.api.errors import NotFound, ValidationFailed
+from config.api.logs import request_id
+from config.api.pagination import KeysetPagination
+from config.api.viewsets import PublicViewSet, ServiceViewSet, SessionViewSet, is_plausible_id
+from runs import catalogue, services
+from runs.models import Run, RunStatus, Waitpoint
+from runs.serializers import (
+    ANSWERS,
+    AnswerKind,
+    ModelSerializer,
+    RunInput,
+    RunSerializer,
+    ToolSerializer,
+    WaitpointSerializer,
+)
+
+WAITPOINT_ANSWER = PolymorphicProxySerializer(
+    "WaitpointAnswer", {str(kind): answer for kind, answer in ANSWERS.items()}, resource_type_field_name="kind"
+)
+STATUS_FILTER = OpenApiParameter("status", enum=RunStatus.values, description="Only runs in this status.")
+
+
+class RunActions(ServiceViewSet):
+    serializer_class = RunSerializer
+    lookup_url_kwarg = "runId"
+    idempotent_actions = frozenset({"cancel"})
+
+    def queryset_for(self, user: Any) -> Any:
+        return services.runs_of(user)
+
+    @extend_schema(parameters=[STATUS_FILTER], responses=RunSerializer(many=True))
+    def list(self, request: Request) -> Response:
+        runs = self.get_queryset()
+        wanted = request.query_params.get("status")
+        if wanted is not None:
+            if wanted not in RunStatus.values:
+                raise ValidationFailed({"status": [f"Use one of {', '.join(RunStatus.values)}."]})
+            runs = runs.filter(status=wanted)
+        return self.get_paginated_response(RunSerializer(self.paginate_queryset(runs), many=True).data)
+
+    def get_object(self) -> Run:
+        run_id = self.kwargs["runId"]
+        found = services.find_run(self.request.user.pk or 0, run_id) if is_plausible_id(run_id) else None
+        if found is None:
+            raise NotFound
+        return found
+
+    def retrieve(self, request: Request, runId: str) -> Response:
+        return Response(RunSerializer(self.get_object()).data)
+
+    @extend_schema(request=None, responses=RunSerializer)
+    def cancel(self, request: Request, runId: str) -> Response:
+        return Response(RunSerializer(services.cancel_run(self.get_object())).data)
+
+
+class ChatRunActions(ServiceViewSet):
+    serializer_class = RunSerializer
+    lookup_url_kwarg = "chatId"
+    idempotent_actions = frozenset({"create"})
+    throttle_run_starts = frozenset({"create"})
+    error_statuses = {"create": {402}}
+
+    def queryset_for(self, user: Any) -> Any:
+        return chats_of(user)
+
+    @extend_schema(responses=RunSerializer(many=True))
+    def list(self, request: Request, chatId: str) -> Response:
+        runs = services.runs_of(request.user).filter(chat=self.get_object())
+        return self.get_paginated_response(RunSerializer(self.paginate_queryset(runs), many=True).data)
+
+    @extend_schema(request=RunInput, responses={201: RunSerializer})
+    def create(self, request: Request, chatId: str) -> Response:
+        chat = self.get_object()
+        body = self.read(RunInput)
+        run = services.start_run(request.user, chat, request_id=request_id.get() or "", **body)
+        return Response(RunSerializer(services.as_new(run)).data, status=status.HTTP_201_CREATED)
+
+
+class WaitpointActions(ServiceViewSet):
+    serializer_class = WaitpointSerializer
+    lookup_url_kwarg = "waitpointId"
+
+    def queryset_for(self, user: Any) -> Any:
+        return services.waitpoints_of(user)
+
+    def retrieve(self, request: Request, waitpointId: str) -> Response:
+        return Response(WaitpointSerializer(self.get_object()).data)
+
+    @extend_schema(
+        request=WAITPOINT_ANSWER,
+        responses=WaitpointSerializer,
+    )
+    def respond(self, request: Request, waitpointId: str) -> Response:
+        waitpoint: Waitpoint = self.get_object()
+        answer = self.read(ANSWERS[self.read(AnswerKind)["kind"]])
+        return Response(WaitpointSerializer(services.respond(waitpoint, answer)).data)
+
+
+class WholeOffer(KeysetPagination):
+    """One page, whatever is asked for."""
+
+    def get_schema_operation_parameters(self, view: Any) -> list[dict[str, Any]]:
+        return []
+
+
+class CatalogueActions(ServiceViewSet):
+    """Not paginated pages of rows but the whole offer, in the shape of a page."""
+
+    pagination_class = WholeOffer
+    error_statuses = {"list": {-400}}
+
+    def queryset_for(self, user: Any) -> Any:
+        return Run.objects.none()
+
+    def answer(self, serializer: Any, rows: Any) -> Response:
+        return Response({"items": serializer(rows, many=True).data, "nextCursor": None})
+
+
+class ModelActions(CatalogueActions):
+    serializer_class = ModelSerializer
+
+    @extend_schema(responses=ModelSerializer(many=True))
+    def list(self, request: Request) -> Response:
+        return self.answer(ModelSerializer, catalogue.read().models.values())
+
+
+class ToolActions(CatalogueActions):
+    serializer_class = ToolSerializer
+
+    @extend_schema(responses=ToolSerializer(many=True))
+    def list(self, request: Request) -> Response:
+        return self.answer(ToolSerializer, catalogue.read().tools.values())
+
+
+class SessionRunViewSet(RunActions, SessionViewSet):
+    pass
+
+
+class PublicRunViewSet(RunActions, PublicViewSet):
+    required_scopes = {"list": "runs:read", "retrieve": "runs:read", "cancel": "runs:write"}
+
+
+class SessionChatRunViewSet(ChatRunActions, SessionViewSet):
+    pass
+
+
+class PublicChatRunViewSet(ChatRunActions, PublicViewSet):
+    required_scopes = {"list": "runs:read", "create": "runs:write"}
+
+
+class SessionWaitpointViewSet(WaitpointActions, SessionViewSet):
+    pass
+
+
+class PublicWaitpointViewSet(WaitpointActions, PublicViewSet):
+    required_scopes = {"retrieve": "runs:read", "respond": "waitpoints:respond"}
+
+
+class SessionModelViewSet(ModelActions, SessionViewSet):
+    pass
+
+
+class PublicModelViewSet(ModelActions, PublicViewSet):
+    required_scopes = {"list": "runs:read"}
+
+
+class SessionToolViewSet(ToolActions, SessionViewSet):
+    pass
+
+
+class PublicToolViewSet(ToolActions, PublicViewSet):
+    required_scopes = {"list": "runs:read"}
