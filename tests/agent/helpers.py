@@ -1,0 +1,68 @@
+"""Requests and transcripts for tests of models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from runs.agent.models import (
+    AssistantMessage,
+    Message,
+    ModelClient,
+    ModelEvent,
+    ModelRequest,
+    TextDelta,
+    ToolCall,
+    ToolSpec,
+    Usage,
+    UserMessage,
+)
+
+CALCULATE = ToolSpec(
+    "calculate",
+    "Computes.",
+    {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+)
+
+
+def request_of(*messages: Message | str, tools: tuple[ToolSpec, ...] = (), **fields: Any) -> ModelRequest:
+    """A request; a string is a user's message."""
+    transcript = tuple(UserMessage(message) if isinstance(message, str) else message for message in messages)
+    values = {"model": "test-model", "run_id": "run_1", "turn_index": 1, **fields}
+    return ModelRequest(messages=transcript, tools=tools, **values)
+
+
+@dataclass
+class Heard:
+    """What came out of one turn, in order."""
+
+    events: list[ModelEvent] = field(default_factory=list)
+
+    @property
+    def deltas(self) -> list[str]:
+        return [event.text for event in self.events if isinstance(event, TextDelta)]
+
+    @property
+    def text(self) -> str:
+        return "".join(self.deltas)
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        return [event for event in self.events if isinstance(event, ToolCall)]
+
+    @property
+    def usage(self) -> Usage:
+        (usage,) = [event for event in self.events if isinstance(event, Usage)]
+        return usage
+
+    @property
+    def turn(self) -> AssistantMessage:
+        return AssistantMessage(self.text, tuple(self.calls))
+
+
+async def hear(client: ModelClient, request: ModelRequest, heard: Heard | None = None) -> Heard:
+    """Listen to the turn's end. What came before a failure is in the ``heard`` that was passed."""
+    heard = heard if heard is not None else Heard()
+    async for event in client.stream(request):
+        heard.events.append(event)
+    return heard

@@ -1,0 +1,214 @@
+"""Files beside messages, as models get them: read within limits, each in its provider's form."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from django.core.files.storage import default_storage
+
+from config.api.errors import Unavailable
+from runs import journal
+from runs.agent import anthropic_model, openai_model
+from runs.agent.attached import read_files, with_files
+from runs.agent.models import AssistantMessage, AttachedFile, ModelRequest, TextDelta, UserMessage, transcript_chars
+from runs.models import Run
+from tests import factories
+from tests.agent.helpers import request_of
+from tests.runs import conftest as engine_fixtures
+from tests.runs.conftest import Bench
+
+PNG = b"\x89PNG\r\n\x1a\n" + b"x" * 100
+engines = engine_fixtures.engines
+bench = engine_fixtures.bench
+
+
+def file_of(content: bytes, kind: str = "text/plain", name: str = "a.txt") -> AttachedFile:
+    row = factories.AttachmentFactory.build(user=None, content=content, content_type=kind, file_name=name)
+    return AttachedFile(row.file_name, row.content_type, row.size_bytes, row.stored_name)
+
+
+def read(*messages: Any) -> tuple[Any, ...]:
+    return read_files(messages)
+
+
+def test_text_is_read_and_other_files_are_base64():
+    (message,) = read(
+        UserMessage("Hi", (file_of("Grüße 🦊".encode()), file_of(b"{}", "application/json"), file_of(PNG, "image/png")))
+    )
+    text, json, image = message.files
+    assert (text.text, text.data, text.note) == ("Grüße 🦊", None, "")
+    assert json.text == "{}"
+    assert (image.text, base64.b64decode(image.data), image.note) == (None, PNG, "")
+
+
+def test_the_newest_text_comes_first_until_the_limit(settings):
+    settings.MODEL_ATTACHMENT_TEXT_MAX_CHARS = 8
+    old, _, new = read(
+        UserMessage("1", (file_of(b"older", name="old.txt"), file_of(b"not at all"))),
+        AssistantMessage("ok", ()),
+        UserMessage("2", (file_of("🦊🦊🦊🦊🦊".encode()),)),
+    )
+    assert new.files[0].text == "🦊🦊🦊🦊🦊"
+    assert (old.files[0].text, old.files[0].note) == ("old", "only the first 3 characters")
+    assert (old.files[1].text, old.files[1].note) == (None, "it does not fit here any more")
+
+
+def test_files_that_are_no_text_have_a_limit_too(settings):
+    settings.MODEL_ATTACHMENT_MAX_BYTES = len(PNG) * 2
+    old, new = read(
+        UserMessage("1", (file_of(PNG, "image/png"), file_of(PNG, "image/png"))),
+        UserMessage("2", (file_of(PNG, "image/png"),)),
+    )
+    assert new.files[0].data
+    assert [bool(file.data) for file in old.files] == [True, False]
+    assert old.files[1].note == "it is too large to be shown here"
+
+
+def test_a_lost_file_and_an_unknown_type_are_told_of():
+    lost = file_of(b"x")
+    default_storage.delete(lost.stored_name)
+    (message,) = read(UserMessage("Hi", (lost, file_of(b"PK", "application/zip"))))
+    assert [file.note for file in message.files] == ["the file is gone", "a file of this type can't be shown here"]
+
+
+def test_they_are_read_on_a_thread_and_only_if_there_are_any(monkeypatch):
+    where: list[str] = []
+    opening = default_storage.open
+    monkeypatch.setattr(
+        default_storage, "open", lambda name: where.append(threading.current_thread().name) or opening(name)
+    )
+
+    async def main() -> tuple[ModelRequest, ModelRequest, ModelRequest]:
+        plain, full = request_of("Hi"), request_of(UserMessage("Hi", (file_of(b"abc"),)))
+        with ThreadPoolExecutor(1, "reader") as threads:
+            return plain, await with_files(plain, threads), await with_files(full, threads)
+
+    plain, same, full = asyncio.run(main())
+    assert same is plain
+    assert where == ["reader_0"]
+    assert transcript_chars(full) == len("Hi") + len("abc")
+    assert transcript_chars(plain) == len("Hi")
+
+
+NAMED = 'Attachment "say \\"hi\\"\\n.txt" (text/plain, 3 bytes)'
+
+
+def shown() -> ModelRequest:
+    files = (
+        file_of(b"abc", name='say "hi"\n.txt'),
+        file_of(PNG, "image/png", "p.png"),
+        file_of(b"%PDF-1", "application/pdf", "d.pdf"),
+        file_of(b"PK", "application/zip", "z.zip"),
+    )
+    return request_of(*read_files((UserMessage("Look", files),)))
+
+
+def test_openai_parts():
+    (message,) = [m for m in openai_model.body(shown())["messages"] if m["role"] == "user"]
+    assert message["content"] == [
+        {"type": "text", "text": f"{NAMED}:\n\nabc"},
+        {"type": "text", "text": f'Attachment "p.png" (image/png, {len(PNG)} bytes)'},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(PNG).decode()}"}},
+        {"type": "text", "text": 'Attachment "d.pdf" (application/pdf, 6 bytes)'},
+        {"type": "file", "file": {"filename": "d.pdf", "file_data": "data:application/pdf;base64,JVBERi0x"}},
+        {
+            "type": "text",
+            "text": 'Attachment "z.zip" (application/zip, 2 bytes) [a file of this type can\'t be shown here]',
+        },
+        {"type": "text", "text": "Look"},
+    ]
+    assert openai_model.body(request_of("Hi"))["messages"][-1] == {"role": "user", "content": "Hi"}
+
+
+def test_anthropic_blocks():
+    (message,) = anthropic_model.body(shown())["messages"]
+    png = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(PNG).decode()}
+    pdf = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0x"}
+    assert [block["type"] for block in message["content"]] == [
+        "text", "text", "image", "text", "document", "text", "text"
+    ]  # fmt: skip
+    assert message["content"][0]["text"] == f"{NAMED}:\n\nabc"
+    assert message["content"][2]["source"] == png
+    assert message["content"][4]["source"] == pdf
+    assert message["content"][-1]["text"] == "Look"
+
+
+# --- in a run --------------------------------------------------------------------------------------------------------
+class Recording:
+    """A model that says Ok and remembers what it was asked."""
+
+    reads_files = True
+
+    def __init__(self) -> None:
+        self.requests: list[ModelRequest] = []
+
+    async def stream(self, request: ModelRequest) -> Any:
+        self.requests.append(request)
+        yield TextDelta("Ok")
+
+    async def aclose(self) -> None:
+        pass
+
+
+@pytest.fixture
+def model(monkeypatch) -> Recording:
+    recording = Recording()
+    monkeypatch.setattr("runs.agent.loop.client_for", lambda provider: recording)
+    return recording
+
+
+def test_a_run_shows_the_model_what_was_attached_now_and_before(bench: Bench, model: Recording, user):
+    first, second, third = (
+        factories.AttachmentFactory(user=user, content=content, file_name=f"{content.decode()}.txt")
+        for content in (b"one", b"two", b"three")
+    )
+    chat = bench.chat()
+    for message, ids in (("First", [first.pk]), ("Then", []), ("Last", [third.pk, second.pk])):
+        assert bench.wait(bench.start(message, chat, attachmentIds=ids)["id"])["status"] == "completed"
+    told = [
+        (message.text, [(file.name, file.text) for file in message.files])
+        for message in model.requests[-1].messages
+        if isinstance(message, UserMessage)
+    ]
+    assert told == [
+        ("First", [("one.txt", "one")]),
+        ("Then", []),
+        ("Last", [("three.txt", "three"), ("two.txt", "two")]),
+    ]
+
+
+def test_a_storage_that_fails_fails_the_run(bench: Bench, model: Recording, user, monkeypatch):
+    attachment = factories.AttachmentFactory(user=user)
+    monkeypatch.setattr("runs.agent.attached.read_file", lambda *args: (_ for _ in ()).throw(Unavailable("s3cret")))
+    run = bench.finish("Look", attachmentIds=[attachment.pk])
+    assert (run["status"], run["errorCode"]) == ("failed", "INTERNAL_ERROR")
+    assert run["errorMessage"] == "The message's attachments could not be read."
+    assert model.requests == []
+
+
+def test_the_demo_model_takes_no_notice(bench: Bench, user, monkeypatch):
+    monkeypatch.setattr("runs.agent.attached.read_file", lambda *args: pytest.fail("it was read"))
+    attachment = factories.AttachmentFactory(user=user, content=b"x" * 10_000)
+    plain, with_file = bench.finish("Hello"), bench.finish("Hello", attachmentIds=[attachment.pk])
+    assert with_file["status"] == "completed"
+    assert bench.content(with_file) == bench.content(plain)
+    assert with_file["totalCreditsUsed"] == plain["totalCreditsUsed"]
+
+
+@pytest.mark.django_db
+def test_a_journal_without_attachments_asks_nothing_more(user, django_assert_num_queries):
+    run = factories.RunFactory(chat__user=user)
+    message = factories.MessageFactory(chat=run.chat, run_id=run.pk)
+    Run.objects.filter(pk=run.pk).update(user_message_id=message.pk)
+    run.refresh_from_db()
+    with django_assert_num_queries(2):
+        journal.load(run, fresh=True)
+    factories.AttachmentFactory(user=user, message=message)
+    with django_assert_num_queries(3):
+        (shown,) = journal.load(run, fresh=True).history
+    assert [file.text for file in shown.files] == [None]

@@ -1,0 +1,262 @@
+"""The offline demo model: each line of a script, turn by turn, from nothing but the transcript."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from runs.agent import demo
+from runs.agent.models import (
+    AssistantMessage,
+    Message,
+    ModelError,
+    ModelTimeout,
+    ToolMessage,
+    Usage,
+    UserMessage,
+    aclose_all,
+    client_for,
+)
+from tests.agent.helpers import Heard, hear, request_of
+
+
+@pytest.fixture(autouse=True)
+def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The model sleeps no real time; how long it would have is listed."""
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        if seconds:
+            slept.append(seconds)
+
+    monkeypatch.setattr(demo.asyncio, "sleep", sleep)
+    return slept
+
+
+def turn(*messages: Message | str) -> Heard:
+    async def main() -> Heard:
+        try:
+            return await hear(client_for("demo"), request_of(*messages))
+        finally:
+            await aclose_all()
+
+    return asyncio.run(main())
+
+
+def play(script: str, *results: str) -> list[Heard]:
+    """Every turn of a script, each in an event loop of its own, as if every turn ran in another process."""
+    transcript: list[Message] = [UserMessage(script)]
+    left = list(results)
+    turns: list[Heard] = []
+    while not turns or turns[-1].calls:
+        turns.append(turn(*transcript))
+        transcript.append(turns[-1].turn)
+        for call in turns[-1].calls:
+            transcript.append(ToolMessage(call.id, call.name, left.pop(0), False))
+    assert not left
+    return turns
+
+
+def failure(*messages: Message | str) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        turn(*messages)
+    return caught.value
+
+
+def test_plain_text_gets_a_short_reply_in_several_words_that_tells_of_scripts():
+    heard = turn("Hi there, what's 1/2?")
+
+    assert len(heard.deltas) > 5
+    assert "/say" in heard.text
+    assert len(heard.text) < 200
+    assert not heard.calls
+
+
+def test_say_streams_exactly_its_text_word_by_word():
+    heard = turn("/say  Grüße,   liebe 🦊 Welt!  ")
+
+    assert heard.deltas == ["Grüße,   ", "liebe ", "🦊 ", "Welt!"]
+
+
+def test_said_lines_of_a_turn_are_joined_by_line_breaks():
+    (only,) = play("  /say one \r\n\n/say two\n/stream 2 0\nplain words\n/say three")
+
+    assert only.text == "one\ntwo\nthe quick\nplain words\nthree"
+
+
+def test_result_stands_for_the_last_tool_result():
+    turns = play(
+        "/call a\n/call b\n/say got {result} and {result}\n/call c\n/say {result}", "x", '"say \\"y\\""', '{"z": 1}'
+    )
+
+    assert [heard.text for heard in turns] == ["", 'got say "y" and say "y"', '{"z": 1}']
+
+
+def test_result_stays_as_written_while_there_is_none():
+    assert turn("/call a {}\n/say {result}", AssistantMessage("", ())).text == "{result}"
+
+
+def test_a_result_is_not_read_as_a_placeholder_or_script():
+    assert play("/call a\n/say {result}", "{result}\n/fail no")[-1].text == "{result}\n/fail no"
+
+
+def test_consecutive_calls_are_one_turn_and_others_the_next():
+    turns = play('/say first\n/call a {"n": 1}\n\n/ask Which "one"?\n/say then\n/call b\n/wait 0\n/call a', *"1234")
+
+    assert [[call.name for call in heard.calls] for heard in turns] == [["a", "ask_user"], ["b"], ["a"], []]
+    assert [heard.text for heard in turns] == ["first", "then", "", ""]
+    assert turns[0].calls[0].arguments == '{"n": 1}'
+    assert json.loads(turns[0].calls[1].arguments) == {"question": 'Which "one"?'}
+    ids = [call.id for heard in turns for call in heard.calls]
+    assert len(set(ids)) == 4
+
+
+@pytest.mark.parametrize(
+    ("line", "arguments"),
+    [("/call t", "{}"), ('/call\tt  {"a":  1} ', '{"a":  1}'), ("/call t {broken", "{broken"), ("/call t [1]", "[1]")],
+)
+def test_call_arguments_go_through_as_written(line: str, arguments: str):
+    (call,) = turn(line).calls
+
+    assert (call.name, call.arguments) == ("t", arguments)
+
+
+def test_only_what_follows_the_last_user_message_counts():
+    earlier: list[Any] = ["/call a\n/say old", AssistantMessage("old", ()), ToolMessage("x", "a", "old result", False)]
+
+    assert [call.name for call in turn(*earlier, "/call b\n/say {result}").calls] == ["b"]
+
+
+def test_a_transcript_past_the_script_ends_the_run():
+    heard = turn("/say done", AssistantMessage("done", ()))
+
+    assert (heard.text, heard.calls) == ("", [])
+
+
+def test_stream_says_so_many_words_so_far_apart(naps):
+    heard = turn("/stream 20 250")
+
+    assert len(heard.text.split()) == len(heard.deltas) == 20
+    assert naps == [0.25] * 19
+
+
+def test_wait_is_silent_between_what_is_said_before_and_after(naps):
+    heard = turn("/say before\n/wait 1.5\n/say after\n/wait 500")
+
+    assert (heard.text, naps) == ("before\nafter", [1.5, 500])
+
+
+def test_time_slept_counts_against_the_turns_time(settings, naps):
+    settings.MODEL_TIMEOUT_SECONDS = 10
+
+    assert turn("/wait 10").usage
+    assert isinstance(failure("/wait 6\n/wait 6"), ModelTimeout)
+    assert naps == [10, 6, 4]
+
+
+def test_fail_fails_with_its_text_after_what_was_said():
+    heard = Heard()
+    with pytest.raises(ModelError, match=r"^out of luck$"):
+        asyncio.run(hear(demo.DemoModel(), request_of("/say so far\n/fail out of luck"), heard))
+    assert heard.text == "so far"
+
+
+def test_fail_after_a_call_fails_the_next_turn():
+    assert [call.name for call in turn("/call a\n/fail late").calls] == ["a"]
+    assert failure("/call a\n/fail late", AssistantMessage("", ()), ToolMessage("1", "a", "r", False)).message == "late"
+
+
+def test_usage_is_that_of_the_turn_in_which_it_stands():
+    turns = play("/usage 1000 50\n/call a\n/usage 7 0", "ok")
+
+    assert [heard.usage for heard in turns] == [Usage(1000, 50), Usage(7, 0)]
+
+
+def test_usage_is_otherwise_estimated_from_the_text_in_and_out():
+    assert turn("/say 12345678").usage == Usage(4, 2)
+    assert turn("/call a", AssistantMessage("", ())).usage == Usage(2, 1)
+    assert turn("/call a", AssistantMessage("", ()), ToolMessage("1", "a", "r" * 401, False)).usage.input_tokens == 102
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("/shout hi", "/say, /call"),
+        ("/", "/say, /call"),
+        ("/SAY hi", "/say, /call"),
+        ("/sayhi", "/say, /call"),
+        ("/say", "/say TEXT"),
+        ("/call", "/call TOOL"),
+        ("/call " + "t" * 201, "200 characters"),
+        ("/ask", "/ask QUESTION"),
+        ("/fail", "/fail TEXT"),
+        ("/wait", "0 to 600"),
+        ("/wait 601", "0 to 600"),
+        ("/wait -1", "0 to 600"),
+        ("/wait nan", "0 to 600"),
+        ("/wait 1e2", "0 to 600"),
+        ("/wait ٣", "0 to 600"),
+        ("/stream 5", "/stream N MS"),
+        ("/stream 0 1", "/stream N MS"),
+        ("/stream 5 1.5", "/stream N MS"),
+        ("/stream 999999999 1", "/stream N MS"),
+        ("/usage 1", "/usage IN OUT"),
+        ("/usage 1 -1", "/usage IN OUT"),
+        ("/usage 1 99999999999", "/usage IN OUT"),
+    ],
+)
+def test_a_line_that_cannot_run_fails_the_turn_at_once_and_names_the_remedy(line: str, remedy: str):
+    error = failure(f"/say never said\n\n{line}")
+
+    assert error.code == "MODEL_ERROR"
+    assert "Line 3" in error.message
+    assert remedy in error.message
+
+
+def test_a_turns_output_is_bounded_before_it_is_built(settings):
+    settings.MODEL_OUTPUT_MAX_CHARS = 1000
+
+    assert "1000 characters" in failure("/stream 300 0").message
+    assert "1000 characters" in failure("/say " + "a " * 501).message
+    transcript = [
+        "/call a\n/say " + "{result}" * 10_000,
+        AssistantMessage("", ()),
+        ToolMessage("1", "a", "r" * 10**5, False),
+    ]
+    assert "1000 characters" in failure(*transcript).message
+
+
+def test_a_turns_calls_are_bounded(settings):
+    settings.TOOL_CALLS_PER_TURN_MAX = 2
+
+    assert len(turn("/call a\n/call a").calls) == 2
+    assert "at most 2 tools" in failure("/call a\n/call a\n/ask me").message
+
+
+def test_a_message_of_any_length_and_shape_is_answered():
+    assert turn("\n/say é\x0b\u2028ü " * 10_000).text
+    assert turn("").text
+
+
+def test_an_unknown_provider_is_a_clear_error():
+    async def main() -> None:
+        client_for("acme")
+
+    with pytest.raises(ModelError, match="acme"):
+        asyncio.run(main())
+
+
+def test_one_client_a_loop_and_provider_until_they_are_closed():
+    async def main() -> tuple[Any, Any]:
+        first, second = client_for("demo"), client_for("demo")
+        await aclose_all()
+        assert client_for("demo") is not first
+        return first, second
+
+    first, second = asyncio.run(main())
+    other, _ = asyncio.run(main())
+    assert first is second
+    assert other is not first

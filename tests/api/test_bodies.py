@@ -1,0 +1,226 @@
+"""Reading and writing JSON bodies (interface, section 1)."""
+
+from __future__ import annotations
+
+import io
+import json
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from rest_framework.exceptions import ParseError
+
+from config.api.parsers import parse_value
+from config.api.renderers import dumps
+
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.api.urls")]
+PATH = "/api/v1/groups"
+
+
+def put(session, raw: bytes | str, content_type: str = "application/json", **extra):
+    return session.generic("PUT", PATH, raw, content_type=content_type, **extra)
+
+
+def code(response) -> tuple[int, str]:
+    return response.status_code, response.json()["error"]["code"]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b"1",
+        b" ",
+        b"{} {}",
+        b"{'a': 1}",
+        b'{"a": 1,}',
+        b'{"a": 1, "a": 2}',
+        b'{"a": {"b": 1, "b": 1}}',
+        b'{"a": NaN}',
+        b'{"a": Infinity}',
+        b'{"a": -Infinity}',
+        b'{"a": "\xff"}',
+        b'{"a": "\xed\xa0\x80"}',
+        b'\xef\xbb\xbf{"a": 1}',
+        b'{"a": "\\ud800"}',
+        b'{"a": ["\\udc00\\ud800"]}',
+        b'{"\\ud800": 1}',
+        b'{"a": "\\u0000"}',
+        b'{"a": {"\\u0000": 1}}',
+        b'{"a": "\x00"}',
+        b'{"a": ' + b"9" * 20 + b"}",
+        b'{"a": 9223372036854775808}',
+        b'{"a": -9223372036854775809}',
+        b'{"a": ' + b"9" * 5000 + b"}",
+        b'{"a": 1e309}',
+        b'{"a": 1e-999999999}',
+        b'{"a": 0.' + b"1" * 5000 + b"}",
+        b'{"a": ' + b"[" * 64 + b"]" * 64 + b"}",
+        b"[" * 500_000,
+        b'{"a":' * 100_000,
+    ],
+    ids=lambda raw: repr(raw[:24]),
+)
+def test_what_is_not_strict_json_is_400(session, raw):
+    assert code(put(session, raw)) == (400, "VALIDATION_ERROR")
+    assert code(session.generic("POST", "/api/v1/api-keys", raw, content_type="application/json")) == (
+        400,
+        "VALIDATION_ERROR",
+    )
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"a":9223372036854775807}',
+        b'{"a":-9223372036854775808}',
+        b'{"a":0.1234567890123456789012345678901234567890}',
+        b'{"a":0.10}',
+        b'{"a":[true,false,null,"\xc3\xbc \xf0\x9f\x98\x80"]}',
+        b'{"snake_case":{"camelCase":{"":1}}}',
+        b'{"a":' + b"[" * 63 + b"]" * 63 + b"}",
+        b'{"' + b"[" * 1000 + b'":"' + b'{\\"' * 1000 + b'"}',
+    ],
+    ids=lambda raw: repr(raw[:24]),
+)
+def test_json_comes_back_digit_for_digit(session, raw):
+    response = put(session, raw)
+    assert response.status_code == 200
+    assert response.content == raw
+
+
+def test_escapes_are_read(session):
+    assert put(session, b'{"\\u00fc": "\\ud83d\\ude00\\n"}').content == '{"ü":"😀\\n"}'.encode()
+
+
+@pytest.mark.parametrize(("raw", "text"), [(b"1e3", b"1000"), (b"1.5E-7", b"0.00000015"), (b"0e99999999", b"0")])
+def test_numbers_are_written_without_an_exponent(session, raw, text):
+    assert put(session, b'{"a":' + raw + b"}").content == b'{"a":' + text + b"}"
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "*/*", "application/*", "",
+     "application/json; charset=latin-1", "application/json5", "application/json, text/plain", "json"],
+)  # fmt: skip
+def test_other_media_types_are_415(session, content_type):
+    assert code(put(session, b"{}", content_type)) == (415, "UNSUPPORTED_MEDIA_TYPE")
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["application/json", "Application/JSON", "application/json; charset=UTF-8", 'application/json;charset="utf-8"'],
+)
+def test_json_media_types_are_taken(session, content_type):
+    assert put(session, b"{}", content_type).status_code == 200
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "", "application/x-www-form-urlencoded"])
+def test_an_empty_body_is_an_empty_object(session, content_type):
+    assert put(session, b"", content_type).json() == {}
+    # … so what is missing is named field by field.
+    response = session.generic("POST", "/api/v1/api-keys", b"", content_type=content_type)
+    assert "name" in response.json()["error"]["details"]["fields"]
+
+
+def test_the_limit_is_exact(session, settings):
+    settings.API_MAX_BODY_BYTES = 100
+    body = b'{"a":"' + b"x" * 92 + b'"}'
+    assert len(body) == 100
+    assert put(session, body).status_code == 200
+    assert code(put(session, body + b" ")) == (413, "PAYLOAD_TOO_LARGE")
+
+
+def test_the_standard_limit_is_one_mebibyte(session):
+    assert code(put(session, b'{"a":"' + b"x" * 1024 * 1024 + b'"}')) == (413, "PAYLOAD_TOO_LARGE")
+
+
+class Trickle(io.BytesIO):
+    """A server's input stream, which gives what has arrived and remembers how much was taken."""
+
+    taken = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        part = super().read(min(size or 0, 7) if size and size > 0 else 7)
+        self.taken += len(part)
+        return part
+
+
+def raw_call(session, stream: io.BytesIO, **environ):
+    """A request as a WSGI server hands it over."""
+    answer = session.request(
+        REQUEST_METHOD="PUT", PATH_INFO=PATH, CONTENT_TYPE="application/json", **{"wsgi.input": stream} | environ
+    )
+    return answer.status_code, answer.json()
+
+
+CHUNKED = {"HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input_terminated": True}
+
+
+def test_a_chunked_body_is_read(session):
+    assert raw_call(session, Trickle(b'{"name": "x"}'), **CHUNKED) == (200, {"name": "x"})
+
+
+def test_a_chunked_body_over_the_limit_is_413_and_not_read_on(session, settings):
+    settings.API_MAX_BODY_BYTES = 100
+    stream = Trickle(b" " * 10_000)
+    assert raw_call(session, stream, **CHUNKED)[0] == 413
+    assert stream.taken <= 101
+
+
+def test_a_content_length_that_lies(session):
+    status, body = raw_call(session, io.BytesIO(b'{"name": "x"}'), CONTENT_LENGTH="500")
+    assert (status, body) == (200, {"name": "x"})
+    assert raw_call(session, io.BytesIO(b'{"name": "x"}'), CONTENT_LENGTH="5")[0] == 400
+    assert raw_call(session, io.BytesIO(b"{}"), CONTENT_LENGTH="99999999999")[0] == 413
+    assert raw_call(session, io.BytesIO(b"{}"), CONTENT_LENGTH="-1")[0] == 200
+
+
+class InvalidChunk(Exception):
+    """As servers have their own."""
+
+
+@pytest.mark.parametrize("error", [OSError("reset by peer"), EOFError(), InvalidChunk("zz")], ids=repr)
+def test_a_body_that_breaks_off_is_400(session, error):
+    class Broken(io.BytesIO):
+        def read(self, size=-1):
+            raise error
+
+    assert raw_call(session, Broken(), CONTENT_LENGTH="5")[0] == 400
+    assert raw_call(session, Broken(), **CHUNKED)[0] == 400
+
+
+text = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"))
+numbers = st.integers(-(2**63), 2**63 - 1) | st.decimals(-(10**9), 10**9, allow_nan=False, places=6)
+json_values = st.recursive(
+    st.none() | st.booleans() | numbers | text,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(text, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(json_values)
+@hypothesis_settings(deadline=None, max_examples=100)
+def test_what_is_written_is_read_again(value):
+    assert parse_value(dumps(value)) == value
+
+
+@given(st.binary(max_size=60) | st.text(alphabet='{}[]",:\\u0 d8e1.-', max_size=60).map(str.encode))
+@hypothesis_settings(deadline=None, max_examples=300)
+def test_any_bytes_are_a_value_or_a_parse_error(raw):
+    try:
+        value = parse_value(raw)
+    except ParseError:
+        return
+    json.loads(dumps(value), parse_float=Decimal)
+
+
+@pytest.mark.parametrize("value", [Decimal("NaN"), Decimal("Infinity"), float("nan"), object()])
+def test_what_json_does_not_have_is_not_written(value):
+    with pytest.raises((ValueError, TypeError)):
+        dumps({"a": value})

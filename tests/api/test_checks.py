@@ -1,0 +1,110 @@
+"""System checks, as an operator meets them: in a process with its own environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cryptography.fernet import Fernet
+
+ROOT = Path(__file__).resolve().parents[2]
+PRODUCTION = {
+    "SECRET_KEY": "k" * 20 + "0123456789abcdefghijklmnopqrstuvwxyzABCDEF",
+    "ENCRYPTION_KEYS": f"{Fernet.generate_key().decode()},{Fernet.generate_key().decode()}",
+    "DATABASE_URL": "postgres://service:secret@db.example.com:5432/service",
+    "REDIS_URL": "rediss://broker.example.com:6379/0",
+    "BASE_URL": "https://api.example.com",
+    "ALLOWED_HOSTS": "api.example.com",
+    "SESSION_ISSUER": "https://id.example.com/",
+    "SESSION_AUDIENCE": "agents",
+    "SESSION_JWKS_URL": "https://id.example.com/jwks",
+}
+
+
+def check(tmp_path: Path, environment: dict[str, str], *args: str) -> str:
+    """What ``manage.py check --deploy`` prints."""
+    kept = {
+        name: os.environ[name]
+        for name in ("PATH", "HOME", "PYTHONPATH", "DJANGO_SETTINGS_MODULE")
+        if name in os.environ
+    }
+    answer = subprocess.run(
+        [sys.executable, "manage.py", "check", "--deploy", "--tag", "security", "--tag", "models", *args],
+        cwd=ROOT,
+        env=kept | {"VAR_DIR": str(tmp_path)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert "Traceback" not in answer.stderr, answer.stderr
+    return answer.stdout + answer.stderr
+
+
+def test_production_is_silent(tmp_path):
+    assert check(tmp_path, PRODUCTION, "--fail-level", "WARNING").strip() == (
+        "System check identified no issues (0 silenced)."
+    )
+
+
+def test_everything_wrong_is_named_at_once_with_its_remedy(tmp_path):
+    wrong = {
+        "PORT": "many",
+        "DEBUG": "perhaps",
+        "RATE_LIMIT_PUBLIC": "-1",
+        "BROKER_TIMEOUT_SECONDS": "nan",
+        "LOG_LEVEL": "loud",
+        "SIGNUP_CREDITS": "lots",
+        "CREDIT_APPROVAL_THRESHOLD": "-1",
+        "ENCRYPTION_KEYS": "a-secret-that-is-none",
+        "REDIS_URL": "http://broker.example.com",
+        "BASE_URL": "api.example.com",
+        "SESSION_AUDIENCE": "",
+        "SESSION_JWKS_URL": "",
+        "API_PAGE_SIZE": "100",
+        "API_PAGE_SIZE_MAX": "50",
+    }
+    printed = check(tmp_path, PRODUCTION | wrong)
+    for name in wrong:
+        assert name in printed, name
+    assert "use 1 or 0" in printed
+    assert "use a whole number from 1 to 65535" in printed
+    assert "a-secret-that-is-none" not in printed
+
+
+@pytest.mark.parametrize("url", ["mysql://u:p@host/name", "nonsense", "postgres://host:port/name"])
+def test_a_database_that_is_none_of_ours_is_named(tmp_path, url):
+    assert "DATABASE_URL" in check(tmp_path, PRODUCTION | {"DATABASE_URL": url})
+
+
+def test_a_key_address_without_an_issuer_is_named(tmp_path):
+    printed = check(tmp_path, PRODUCTION | {"SESSION_ISSUER": ""})
+    assert "Set SESSION_ISSUER" in printed
+
+
+def test_a_laptop_s_settings_are_named_for_production(tmp_path):
+    printed = check(tmp_path, {"ALLOWED_HOSTS": "*", "DEBUG": "1"})
+    for number in range(1, 6):
+        assert f"api.W{number:03d}" in printed
+
+
+def test_a_laptop_s_settings_are_fine_on_a_laptop():
+    from config.api.checks import check_environment
+
+    assert check_environment() == []
+
+
+@pytest.mark.parametrize("text", ["0", "100", "12.5", "0.000001", "1000000000"])
+def test_amounts(text):
+    from config.api.checks import is_amount
+
+    assert is_amount(text)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "NaN", "Infinity", "1e10", "0.0000001", "ten", "1,5"])
+def test_what_is_no_amount(text):
+    from config.api.checks import is_amount
+
+    assert not is_amount(text)

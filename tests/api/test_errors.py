@@ -1,0 +1,164 @@
+"""Every error under /api is the envelope, whoever raised it (interface, section 1)."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from django.db import OperationalError
+from django.test import Client
+from rest_framework.test import APIClient
+
+from apikeys import keys
+from tests import factories
+
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.api.urls")]
+
+
+def envelope(response, status: int, code: str) -> dict:
+    assert response.status_code == status
+    assert response["Content-Type"] == "application/json"
+    assert response["X-Request-Id"]
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) <= {"code", "message", "details"}
+    assert body["error"]["code"] == code
+    assert "secret" not in response.content.decode().lower()
+    return body["error"]
+
+
+@pytest.fixture
+def anyone() -> Client:
+    return Client(raise_request_exception=False)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api",
+        "/api/",
+        "/api/v1",
+        "/api/v1/",
+        "/api/v1/nothing",
+        "/api/v2/me",
+        "/api/v1/me/",
+        "/api/v1/api-keys/a%2Fb",
+        "/api/v1/line%0Abreak",
+        "/api/v1/%00",
+        "/api/v1/%FF%FE",
+        "/api/v1/" + "x" * 10_000,
+        "/api/public/v1/../v1/nothing",
+    ],
+)
+@pytest.mark.parametrize("method", ["get", "post", "put", "patch", "delete", "options"])
+def test_an_unknown_path_is_404(anyone, method, path):
+    envelope(getattr(anyone, method)(path), 404, "NOT_FOUND")
+
+
+@pytest.mark.parametrize("key", ["%00", "x" * 10_000, "..", "%FF", "%F0%9F%98%80", "key_%ED%A0%80", "' OR 1=1 --"])
+def test_an_odd_id_is_404(session, key):
+    envelope(session.delete(f"/api/v1/api-keys/{key}"), 404, "NOT_FOUND")
+
+
+@pytest.mark.parametrize("debug", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "status", "code"),
+    [
+        ("crash", 500, "INTERNAL_ERROR"),
+        ("overflow", 500, "INTERNAL_ERROR"),
+        ("forbidden", 403, "FORBIDDEN"),
+        ("database", 500, "INTERNAL_ERROR"),
+        ("html", 418, "IM_A_TEAPOT"),
+    ],
+)
+def test_failures_outside_of_the_framework_are_enveloped(anyone, settings, debug, kind, status, code):
+    settings.DEBUG = debug
+    envelope(anyone.get(f"/api/fail/{kind}"), status, code)
+
+
+def test_other_paths_keep_their_own_error_pages(anyone):
+    assert anyone.get("/fail/html").content == b"<h1>secret</h1>"
+    assert anyone.get("/nothing")["Content-Type"].startswith("text/html")
+    assert anyone.get("/fail/crash")["Content-Type"].startswith("text/html")
+
+
+@pytest.mark.parametrize("debug", [False, True])
+@pytest.mark.parametrize("host", ["evil.example.com", "a b", "", "[::1", "x" * 3000])
+def test_a_bad_host_is_400(anyone, settings, debug, host):
+    settings.DEBUG = debug
+    settings.ALLOWED_HOSTS = ["testserver"]
+    response = anyone.get("/api/v1/me", HTTP_HOST=host) if host else anyone.get("/api/v1/me", SERVER_NAME="")
+    envelope(response, 400, "VALIDATION_ERROR")
+
+
+def test_a_crash_in_a_view_is_500_and_is_logged(session, caplog):
+    with caplog.at_level(logging.ERROR):
+        error = envelope(session.post("/api/v1/groups", {"name": "crash"}, format="json"), 500, "INTERNAL_ERROR")
+    assert error["message"] == "Something went wrong on our side."
+    assert "a secret of the server" in caplog.text
+
+
+def test_an_absent_database_is_503(session, monkeypatch):
+    def away(*args, **kwargs):
+        raise OperationalError("secret: no route to host")
+
+    monkeypatch.setattr(keys, "create_key", away)
+    envelope(session.post("/api/v1/api-keys", {"name": "x"}, format="json"), 503, "UNAVAILABLE")
+
+
+@pytest.mark.parametrize("method", ["options", "trace", "put", "patch", "delete"])
+def test_a_method_that_a_path_does_not_have_is_405(session, method):
+    response = getattr(session, method)("/api/v1/me")
+    envelope(response, 405, "METHOD_NOT_ALLOWED")
+    assert response["Allow"] == "GET, HEAD"
+
+
+def test_405_does_not_ask_for_a_scope(public):
+    envelope(public.options("/api/public/v1/groups"), 405, "METHOD_NOT_ALLOWED")
+    envelope(public.delete("/api/public/v1/groups"), 405, "METHOD_NOT_ALLOWED")
+    envelope(public.generic("BREW", "/api/public/v1/groups"), 405, "METHOD_NOT_ALLOWED")
+
+
+@pytest.mark.parametrize("accept", ["text/html", "application/xml", "text/event-stream", "nonsense", ";;;", "a/b;q=x"])
+def test_other_media_types_are_406(session, accept):
+    envelope(session.get("/api/v1/me", HTTP_ACCEPT=accept), 406, "NOT_ACCEPTABLE")
+
+
+@pytest.mark.parametrize("accept", ["*/*", "application/*", "application/json", "text/html, */*;q=0.1"])
+def test_json_is_served_to_who_takes_it(session, accept):
+    assert session.get("/api/v1/me", HTTP_ACCEPT=accept).status_code == 200
+
+
+def test_a_refused_caller_is_told_so_before_anything_else():
+    response = APIClient().post("/api/v1/groups", "{", content_type="text/xml", HTTP_ACCEPT="text/html")
+    envelope(response, 401, "UNAUTHORIZED")
+    assert response["WWW-Authenticate"] == "Bearer"
+
+
+def test_a_missing_scope_is_named(user):
+    client = factories.public_client(user, scopes=["runs:read"])
+    assert client.get("/api/public/v1/groups").status_code == 200
+    error = envelope(client.post("/api/public/v1/groups", {}, format="json"), 403, "FORBIDDEN")
+    assert error["details"] == {"requiredScope": "runs:write"}
+
+
+def test_a_format_parameter_means_nothing(session):
+    assert session.get("/api/v1/me?format=xml").status_code == 200
+
+
+def test_too_many_query_parameters_are_400(session):
+    envelope(session.get("/api/v1/groups?" + "a=1&" * 1500), 400, "VALIDATION_ERROR")
+
+
+@pytest.mark.parametrize("charset", ["rot13", "hex", "idna", "nonsense", "\xff", "utf-7"])
+def test_an_odd_charset_does_not_break_the_query(session, charset):
+    response = session.get("/api/v1/groups?q=%C3%BC", CONTENT_TYPE=f"application/json; charset={charset}")
+    assert response.json() == {"items": ["ü"]}
+
+
+def test_validation_errors_name_each_field(session):
+    error = envelope(
+        session.post("/api/v1/api-keys", {"name": "", "expirationDays": 0}, format="json"), 400, "VALIDATION_ERROR"
+    )
+    assert set(error["details"]["fields"]) == {"name", "expirationDays"}
+    assert all(isinstance(text, str) for messages in error["details"]["fields"].values() for text in messages)

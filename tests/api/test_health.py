@@ -1,0 +1,68 @@
+"""/livez and /readyz (interface, section 10)."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+from django.db import OperationalError
+
+from config.api import health
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_process_that_answers_is_alive(client, monkeypatch):
+    monkeypatch.setattr(health, "ask_database", lambda: pytest.fail("the process alone is asked"))
+    response = client.get("/livez")
+    assert (response.status_code, response.json()) == (200, {"status": "ok"})
+
+
+@pytest.mark.django_db(transaction=True)
+def test_ready_when_both_answer(client, limits):
+    response = client.get("/readyz")
+    assert (response.status_code, response.json()) == (
+        200,
+        {"status": "ok", "checks": {"database": "ok", "broker": "ok"}},
+    )
+    assert response["Cache-Control"] == "no-store"
+
+
+def test_an_absent_broker_is_named(client, settings):
+    settings.CACHE_REDIS_URL = "redis://127.0.0.1:1"
+    response = client.get("/readyz")
+    assert response.status_code == 503
+    assert response.json()["checks"] == {"database": "ok", "broker": "unavailable"}
+
+
+def test_an_absent_database_is_named(client, limits, monkeypatch):
+    def away() -> None:
+        raise OperationalError("no route to secret-host")
+
+    monkeypatch.setattr(health, "ask_database", away)
+    response = client.get("/readyz")
+    assert response.status_code == 503
+    assert response.json()["checks"] == {"database": "unavailable", "broker": "ok"}
+    assert "secret" not in response.content.decode()
+
+
+def test_what_hangs_is_not_ready_and_piles_up_no_threads(client, settings, monkeypatch):
+    settings.READINESS_TIMEOUT_SECONDS = 0.1
+    free = threading.Event()
+    monkeypatch.setattr(health, "ask_database", lambda: free.wait(30) and None)
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # takes connections, never answers
+        settings.CACHE_REDIS_URL = f"redis://127.0.0.1:{listener.getsockname()[1]}"
+        settings.BROKER_TIMEOUT_SECONDS = 0.1
+        for _ in range(3):
+            response = client.get("/readyz")
+            assert response.json()["checks"] == {"database": "unavailable", "broker": "unavailable"}
+        hanging = [thread for thread in threading.enumerate() if thread.name == "probe-database"]
+        assert len(hanging) == 1
+    free.set()
+    hanging[0].join()
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz"])
+def test_a_probe_only_reads(client, path):
+    assert client.post(path).status_code == 405

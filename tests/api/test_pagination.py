@@ -1,0 +1,105 @@
+"""Keyset pagination (interface, section 1)."""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from apikeys import keys
+from apikeys.models import ApiKey
+from apikeys.views import ApiKeyViewSet
+
+pytestmark = pytest.mark.django_db
+MOMENT = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
+
+
+def pages(session, limit: int) -> list[str]:
+    """The names of all items, page by page."""
+    names: list[str] = []
+    cursor = ""
+    while True:
+        body = session.get(f"/api/v1/api-keys?limit={limit}{cursor}").json()
+        assert len(body["items"]) <= limit
+        names += [item["name"] for item in body["items"]]
+        if body["nextCursor"] is None:
+            return names
+        cursor = f"&cursor={body['nextCursor']}"
+
+
+@pytest.fixture
+def five(user) -> list[ApiKey]:
+    return [keys.create_key(user, name=str(number))[0] for number in range(5)]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 100])
+@pytest.mark.parametrize("ascending", [False, True])
+def test_every_row_once_in_order(session, five, monkeypatch, limit, ascending):
+    monkeypatch.setattr(ApiKeyViewSet, "pagination_ascending", ascending, raising=False)
+    assert pages(session, limit) == (["0", "1", "2", "3", "4"] if ascending else ["4", "3", "2", "1", "0"])
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+@pytest.mark.parametrize("ascending", [False, True])
+@pytest.mark.parametrize(
+    "micro",
+    [
+        [0] * 5,
+        [0, 0, 0, 1, 1],
+        [0, 1, 2, 3, 4],
+        [0, 1000, 1000, 1001, 2000],
+        [120_000, 120_000, 120_001, 121_000, 121_000],
+    ],
+)
+def test_rows_of_one_moment_are_told_apart(session, five, monkeypatch, limit, ascending, micro):
+    """Whatever form the database stores the time in (SQLite: whole seconds, milliseconds and microseconds differ)."""
+    monkeypatch.setattr(ApiKeyViewSet, "pagination_ascending", ascending, raising=False)
+    for key, offset in zip(five, micro, strict=True):
+        ApiKey.objects.filter(pk=key.pk).update(created_at=MOMENT + timedelta(microseconds=offset))
+    expected = [
+        key.name
+        for key in sorted(ApiKey.objects.all(), key=lambda key: (key.created_at, key.pk), reverse=not ascending)
+    ]
+    assert pages(session, limit) == expected
+
+
+def test_rows_added_meanwhile_move_nothing(session, five, user):
+    first = session.get("/api/v1/api-keys?limit=2").json()
+    keys.create_key(user, name="new")
+    ApiKey.objects.filter(name="3").delete()  # the cursor's own row
+    rest = session.get(f"/api/v1/api-keys?limit=10&cursor={first['nextCursor']}").json()
+    assert [item["name"] for item in rest["items"]] == ["2", "1", "0"]
+
+
+def encode(value: object) -> str:
+    return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["limit=0", "limit=101", "limit=-1", "limit=1.5", "limit=x", "limit=", "limit=%00", "limit=%D9%A3", "limit=1e1"]
+    + ["cursor=", "cursor=x", "cursor=%00", "cursor=%FF", "cursor=" + "A" * 5000, "cursor=W10"]
+    + [
+        "cursor=" + encode(value)
+        for value in (
+            [],
+            {},
+            5,
+            ["x", "y"],
+            [5, "key"],
+            ["2026-01-01T00:00:00", "key"],
+            ["2026-01-01T00:00:00+00:00", 5],
+            ["2026-01-01T00:00:00+00:00", ""],
+            ["2026-01-01T00:00:00+00:00", "a\0b"],
+            ["2026-01-01T00:00:00+00:00", "\ud800"],
+            ["0001-01-01T00:00:00+14:00", "key"],
+            ["9999-12-31T23:59:59-14:00", "key"],
+        )
+    ],
+)  # fmt: skip
+def test_what_is_no_limit_or_cursor_is_400(session, five, query):
+    response = session.get(f"/api/v1/api-keys?{query}")
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "VALIDATION_ERROR")
+    assert list(response.json()["error"]["details"]["fields"]) == [query.partition("=")[0]]

@@ -1,0 +1,218 @@
+"""Rate limits (interface, section 1)."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import subprocess
+import sys
+
+import pytest
+import redis
+from django.test import RequestFactory
+from rest_framework.test import APIClient
+
+from config.api import ratelimit
+from config.api.ratelimit import Bucket, Limiter
+from tests import factories
+from tests.api.threads import side_by_side
+
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.api.urls")]
+HEADERS = ("X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset")
+
+
+def shown(response) -> tuple[int, ...]:
+    return tuple(int(response[name]) for name in HEADERS)
+
+
+def refused(response) -> bool:
+    return (
+        response.status_code == 429
+        and response.json()["error"]["code"] == "RATE_LIMITED"
+        and int(response["Retry-After"]) >= 1
+        and response["X-RateLimit-Remaining"] == "0"
+    )
+
+
+def test_a_user_s_calls_count_down(limits, session):
+    limits.RATE_LIMIT_SESSION = 3
+    assert [shown(session.get("/api/v1/me")) for _ in range(3)] == [(3, 2, 60), (3, 1, 60), (3, 0, 60)]
+    response = session.get("/api/v1/me")
+    assert refused(response)
+    assert shown(response)[:2] == (3, 0)
+    assert response["Retry-After"] in ("59", "60")
+
+
+def test_a_refused_call_costs_nothing(limits, session):
+    limits.RATE_LIMIT_SESSION = 1
+    session.get("/api/v1/me")
+    assert {session.get("/api/v1/me")["Retry-After"] for _ in range(5)} <= {"60", "59"}
+
+
+def test_all_keys_of_a_user_count_together_and_users_apart(limits, user):
+    limits.RATE_LIMIT_PUBLIC = 2
+    first, second = factories.public_client(user), factories.public_client(user)
+    assert [client.get("/api/public/v1/key").status_code for client in (first, second)] == [200, 200]
+    assert refused(first.get("/api/public/v1/key"))
+    assert factories.public_client(factories.UserFactory()).get("/api/public/v1/key").status_code == 200
+
+
+def test_surfaces_count_apart(limits, user, session, public):
+    limits.RATE_LIMIT_SESSION = limits.RATE_LIMIT_PUBLIC = 1
+    assert session.get("/api/v1/me").status_code == 200
+    assert public.get("/api/public/v1/key").status_code == 200
+
+
+def test_run_starts_have_a_limit_of_their_own(limits, session):
+    limits.RATE_LIMIT_SESSION, limits.RATE_LIMIT_RUN_STARTS = 10, 2
+    posts = [session.post("/api/v1/groups", {}, format="json") for _ in range(2)]
+    assert [post.status_code for post in posts] == [201, 201]
+    assert shown(posts[1])[:2] == (2, 0)  # the nearest limit is shown
+    assert refused(session.post("/api/v1/groups", {}, format="json"))
+    response = session.get("/api/v1/groups")
+    assert (response.status_code, shown(response)[:2]) == (200, (10, 7))  # the refused start was charged to neither
+
+
+def test_refused_credentials_count_by_address(limits, session):
+    limits.RATE_LIMIT_UNAUTHENTICATED = 2
+    bad = APIClient()
+    bad.credentials(HTTP_AUTHORIZATION="Bearer x")
+    answers = [bad.get("/api/v1/me"), APIClient().get("/api/public/v1/key")]
+    assert [(answer.status_code, *shown(answer)[:2]) for answer in answers] == [(401, 2, 1), (401, 2, 0)]
+    assert refused(bad.get("/api/v1/me"))
+    assert session.get("/api/v1/me").status_code == 200  # a good one from the same address is none of them
+    assert bad.get("/api/v1/me", REMOTE_ADDR="10.0.0.9").status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/api/v1/nothing", "/api/fail/html", "/api/docs"])
+def test_what_no_view_counts_counts_by_address(limits, client, path):
+    limits.RATE_LIMIT_UNAUTHENTICATED = 1
+    assert shown(client.get(path)) == (1, 0, 60)
+    assert refused(client.get(path))
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("get", "/api/v1/api-keys", 200),
+        ("put", "/api/v1/me", 405),
+        ("post", "/api/v1/api-keys", 400),
+        ("delete", "/api/v1/api-keys/key_x", 404),
+    ],
+)
+def test_every_answer_of_a_view_shows_the_limit(limits, session, method, path, status):
+    limits.RATE_LIMIT_SESSION = 5
+    response = getattr(session, method)(path)
+    assert (response.status_code, *shown(response)[:2]) == (status, 5, 4)
+
+
+def test_zero_switches_a_limit_off(limits, session):
+    limits.RATE_LIMIT_SESSION = 0
+    response = session.get("/api/v1/me")
+    assert response.status_code == 200
+    assert not any(name in response for name in HEADERS)
+
+
+def test_room_comes_back_as_the_window_moves(limits, redis_server):
+    limiter, bucket = Limiter(redis_server), [Bucket("b", 3)]
+    client = redis.Redis.from_url(redis_server)
+    while limiter.charge(bucket).allowed:
+        pass
+    # As if the first two requests had been a minute ago: what the bucket holds are their times.
+    for index in range(2):
+        moment = int(client.lindex("ratelimit:b", index))
+        client.lset("ratelimit:b", index, moment - 60_000_000)
+    assert [limiter.charge(bucket).allowed for _ in range(3)] == [True, True, False]
+
+
+def test_buckets_do_not_stay(limits, redis_server):
+    Limiter(redis_server).charge([Bucket("b", 60)])
+    assert 0 < redis.Redis.from_url(redis_server).pttl("ratelimit:b") <= 60_000
+
+
+@pytest.mark.parametrize("limit", [1, 7, 60, 599])
+def test_a_full_bucket_holds_its_limit(limits, redis_server, limit):
+    limiter = Limiter(redis_server)
+    assert sum(limiter.charge([Bucket("b", limit)]).allowed for _ in range(limit + 50)) == limit
+
+
+COUNT = """
+import django, sys
+django.setup()
+from config.api.ratelimit import Bucket, Limiter
+limiter = Limiter(sys.argv[1])
+print(sum(limiter.charge([Bucket("b", 50)]).allowed for _ in range(100)))
+"""
+
+
+def test_the_limit_is_exact_across_processes(limits, redis_server):
+    command = [sys.executable, "-c", COUNT, redis_server]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert sum(int(process.communicate(timeout=60)[0]) for process in processes) == 50
+
+
+def test_the_limit_is_exact_across_threads(limits, redis_server):
+    limiter, bucket = Limiter(redis_server), [Bucket("b", 40)]
+
+    assert sum(side_by_side(8, lambda _: sum(limiter.charge(bucket).allowed for _ in range(20)))) == 40
+
+
+class TestAddress:
+    @pytest.mark.parametrize(
+        ("proxies", "forwarded", "found"),
+        [
+            (0, "1.1.1.1", "9.9.9.9"),
+            (1, "1.1.1.1", "1.1.1.1"),
+            (1, "6.6.6.6, 1.1.1.1", "1.1.1.1"),
+            (2, "6.6.6.6, 1.1.1.1, 2.2.2.2", "1.1.1.1"),
+            (2, "1.1.1.1", "1.1.1.1"),
+            (1, "", "9.9.9.9"),
+            (1, ",, ,", "9.9.9.9"),
+            (1, "1.1.1.1:5000", "1.1.1.1"),
+            (1, "[2001:db8::1]:5000", "2001:db8::/64"),
+            (1, "2001:db8::2", "2001:db8::/64"),
+            (1, "::ffff:1.1.1.1", "1.1.1.1"),
+            (1, "nonsense", "unknown"),
+            (1, "\xff", "unknown"),
+            (1, "[", "unknown"),
+        ],
+    )
+    def test_only_trusted_proxies_are_believed(self, settings, proxies, forwarded, found):
+        settings.TRUSTED_PROXIES = proxies
+        request = RequestFactory().get("/", REMOTE_ADDR="9.9.9.9", HTTP_X_FORWARDED_FOR=forwarded)
+        assert ratelimit.client_address(request) == found
+
+
+class TestWithoutRedis:
+    @pytest.fixture(autouse=True)
+    def fresh(self):
+        ratelimit.limiter_of.cache_clear()
+        yield
+        ratelimit.limiter_of.cache_clear()
+
+    @pytest.mark.parametrize("url", ["unix:///nowhere/redis.sock", "redis://127.0.0.1:1", "http://nonsense"])
+    def test_requests_are_let_through_logged_and_counted(self, settings, session, caplog, url):
+        settings.CACHE_REDIS_URL, settings.RATE_LIMIT_SESSION = url, 2
+        with caplog.at_level(logging.WARNING):
+            answers = [session.get("/api/v1/me") for _ in range(5)]
+        assert {(answer.status_code, *shown(answer)) for answer in answers} == {(200, 2, 2, 0)}
+        assert ratelimit.failures() == 1
+        assert len([record for record in caplog.records if record.name == "config.api.ratelimit"]) == 1
+
+    def test_a_stalled_redis_is_asked_once(self, settings, session):
+        settings.BROKER_TIMEOUT_SECONDS = 0.1
+        with socket.create_server(("127.0.0.1", 0)) as listener:  # takes connections, never answers
+            settings.CACHE_REDIS_URL = f"redis://127.0.0.1:{listener.getsockname()[1]}"
+            assert {session.get("/api/v1/me").status_code for _ in range(5)} == {200}
+            assert ratelimit.failures() == 1
+
+    def test_the_limit_is_back_with_redis(self, settings, session, redis_server):
+        redis.Redis.from_url(redis_server).flushall()
+        settings.CACHE_REDIS_URL, settings.RATE_LIMIT_SESSION = "unix:///nowhere/redis.sock", 1
+        session.get("/api/v1/me")
+        limiter = ratelimit.limiter_of(settings.CACHE_REDIS_URL)
+        limiter.url, limiter.script = redis_server, None
+        assert session.get("/api/v1/me").status_code == 200  # still pausing
+        limiter.closed_until -= ratelimit.PAUSE_SECONDS
+        assert session.get("/api/v1/me")["X-RateLimit-Remaining"] == "0"
+        assert refused(session.get("/api/v1/me"))

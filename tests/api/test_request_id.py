@@ -1,0 +1,63 @@
+"""X-Request-Id: on every answer, in every log line, and in the tasks a request starts (interface, section 1)."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from celery import current_app, shared_task
+from django.test import Client
+
+from config.api import logs
+
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.api.urls")]
+
+
+@pytest.mark.parametrize("path", ["/api/v1/me", "/api/nothing", "/livez", "/nothing", "/api/fail/crash"])
+def test_every_answer_has_one(path):
+    client = Client(raise_request_exception=False)
+    first, second = client.get(path)["X-Request-Id"], client.get(path)["X-Request-Id"]
+    assert first != second
+    assert re.fullmatch(r"[A-Za-z0-9._-]{1,128}", first)
+
+
+@pytest.mark.parametrize("given", ["a", "A-1._z", "x" * 128])
+def test_the_caller_s_own_is_kept(session, given):
+    assert session.get("/api/v1/me", HTTP_X_REQUEST_ID=given)["X-Request-Id"] == given
+
+
+@pytest.mark.parametrize("given", ["", " ", "a b", "x" * 129, "ü", "a\n", "a,b", "<x>"])
+def test_a_malformed_one_is_replaced(session, given):
+    assert session.get("/api/v1/me", HTTP_X_REQUEST_ID=given)["X-Request-Id"] != given
+
+
+def test_it_is_in_the_log_lines_of_the_request(session, caplog):
+    caplog.handler.addFilter(logs.RequestIdFilter())
+    session.post("/api/v1/groups", {"name": "crash"}, format="json", HTTP_X_REQUEST_ID="mine")
+    assert {record.request_id for record in caplog.records} == {"mine"}
+
+
+def test_it_goes_with_a_task_message():
+    seen = []
+
+    @shared_task(name="tests.note_request_id")
+    def note() -> None:
+        seen.append(logs.request_id.get())
+
+    with current_app.connection_for_write(url="memory://") as connection:
+        logs.request_id.set("mine")
+        note.apply_async(connection=connection)
+        logs.request_id.set("-")
+        note.apply_async(connection=connection)
+        queue = connection.SimpleQueue(current_app.conf.task_default_queue)
+        for _ in range(2):
+            message = queue.get(timeout=5)
+            message.ack()
+            # As a worker does: the message's headers become the task's request.
+            note.push_request(**message.headers)
+            logs.take_from_message(task=note)
+            note.run()
+            logs.forget()
+            note.pop_request()
+    assert seen == ["mine", "-"]
+    assert logs.request_id.get() == "-"

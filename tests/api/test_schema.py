@@ -1,0 +1,84 @@
+"""The OpenAPI document tells each operation's errors, scheme and parameters."""
+
+from __future__ import annotations
+
+import pytest
+from django.urls import include, path
+from drf_spectacular.generators import SchemaGenerator
+from drf_spectacular.validation import validate_schema
+
+import apikeys.urls
+from config.api import views
+
+session = [path("me", views.MeViewSet.as_view({"get": "retrieve"})), *apikeys.urls.session]
+
+
+class Routes:
+    urlpatterns = [path("api/v1/", include(session)), path("api/public/v1/", include(apikeys.urls.public))]
+
+
+@pytest.fixture(scope="module")
+def document():
+    return SchemaGenerator(patterns=Routes.urlpatterns).get_schema(request=None, public=True)
+
+
+def statuses(operation: dict) -> set[str]:
+    return set(operation["responses"])
+
+
+def test_the_whole_document_is_valid_and_without_warnings(capsys):
+    document = SchemaGenerator().get_schema(request=None, public=True)
+    validate_schema(document)
+    assert capsys.readouterr().err == ""
+    operations = [operation for methods in document["paths"].values() for operation in methods.values()]
+    assert len({operation["operationId"] for operation in operations}) == len(operations)
+    assert all(operation["security"] and operation["tags"] for operation in operations)
+
+
+def test_it_is_served(client):
+    response = client.get("/api/schema")
+    assert response.status_code == 200
+    assert b"openapi: 3.1.0" in response.content
+    assert client.get("/api/docs").status_code == 200
+
+
+def test_every_error_is_the_envelope(document):
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            for status, response in operation["responses"].items():
+                if status >= "400":
+                    answer = document["components"]["responses"][response["$ref"].rpartition("/")[2]]
+                    assert answer["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/ApiError"}
+    assert document["components"]["schemas"]["ApiError"]["required"] == ["error"]
+
+
+def test_each_operation_has_its_statuses(document):
+    always = {"401", "406", "429", "500", "503"}
+    create = document["paths"]["/api/v1/api-keys"]["post"]
+    assert statuses(create) == always | {"201", "400", "409", "413", "415"}
+    assert statuses(document["paths"]["/api/v1/api-keys"]["get"]) == always | {"200", "400"}
+    assert statuses(document["paths"]["/api/v1/api-keys/{keyId}"]["delete"]) == always | {"204", "404"}
+    assert statuses(document["paths"]["/api/v1/me"]["get"]) == always | {"200"}
+    assert statuses(document["paths"]["/api/public/v1/key"]["get"]) == always | {"200"}
+
+
+def test_names_schemes_and_parameters(document):
+    create = document["paths"]["/api/v1/api-keys"]["post"]
+    destroy = document["paths"]["/api/v1/api-keys/{keyId}"]["delete"]
+    own = document["paths"]["/api/public/v1/key"]["get"]
+    assert [operation["operationId"] for operation in (create, destroy, own)] == [
+        "sessionApiKeysCreate",
+        "sessionApiKeysDestroy",
+        "publicKeyRetrieve",
+    ]
+    assert [operation["security"] for operation in (create, own)] == [[{"sessionToken": []}], [{"apiKey": []}]]
+    assert {"sessionToken", "apiKey"} <= set(document["components"]["securitySchemes"])
+    assert "Idempotency-Key" in [parameter["name"] for parameter in create["parameters"]]
+    assert destroy["parameters"] == [
+        {"in": "path", "name": "keyId", "schema": {"type": "string", "minLength": 1}, "required": True}
+    ]
+
+
+def test_the_secret_is_in_one_answer_alone(document):
+    schemas = document["components"]["schemas"]
+    assert [name for name, schema in schemas.items() if "secret" in schema.get("properties", {})] == ["CreatedApiKey"]

@@ -1,0 +1,341 @@
+"""Session tokens of an identity provider and of the service itself (interface, section 2)."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import jwt
+import pytest
+import time_machine
+from cryptography.hazmat.primitives import serialization
+from django.contrib.auth import get_user_model
+from rest_framework.test import APIClient
+
+from config.api import authentication, session_tokens
+from tests import factories
+from tests.api.threads import side_by_side
+
+pytestmark = pytest.mark.django_db
+User = get_user_model()
+
+
+def call(token: str | None = None, header: str | None = None, path: str = "/api/v1/me"):
+    client = APIClient()
+    if token is not None or header is not None:
+        client.credentials(HTTP_AUTHORIZATION=f"Bearer {token}" if header is None else header)
+    return client.get(path)
+
+
+def refused(response) -> bool:
+    body = response.json()
+    return (
+        response.status_code == 401
+        and body["error"]["code"] == "UNAUTHORIZED"
+        and response["WWW-Authenticate"] == "Bearer"
+        and isinstance(body["error"]["message"], str)
+    )
+
+
+class TestLocalIssuer:
+    def test_a_token_names_its_user(self):
+        user = factories.UserFactory(username="ada", email="ada@example.com")
+        body = call(session_tokens.mint("ada")).json()
+        assert body == {
+            "id": str(user.pk),
+            "username": "ada",
+            "email": "ada@example.com",
+            "createdAt": body["createdAt"],
+        }
+        assert body["createdAt"].endswith("Z")
+
+    def test_a_user_is_made_on_first_sight_and_once(self):
+        ids = {call(session_tokens.mint("new")).json()["id"] for _ in range(2)}
+        assert len(ids) == 1
+        assert not User.objects.get(username="new").has_usable_password()
+
+    def test_one_query_for_a_known_user(self, django_assert_num_queries):
+        factories.UserFactory(username="ada")
+        token = session_tokens.mint("ada")
+        with django_assert_num_queries(1):
+            call(token)
+
+    def test_an_inactive_user_is_refused(self):
+        factories.UserFactory(username="gone", is_active=False)
+        assert refused(call(session_tokens.mint("gone")))
+
+    def test_a_token_expires_after_the_leeway(self):
+        token = session_tokens.mint("ada", hours=1)
+        now = time.time()
+        with time_machine.travel(now + 3600 + 25, tick=False):
+            assert call(token).status_code == 200
+        with time_machine.travel(now + 3600 + 35, tick=False):
+            assert refused(call(token))
+
+    def test_the_key_file_is_made_once_and_private(self, settings, tmp_path):
+        settings.SESSION_KEY_FILE = tmp_path / "deep" / "key.pem"
+        with ThreadPoolExecutor(8) as pool:
+            tokens = list(pool.map(lambda _: session_tokens.mint("ada"), range(8)))
+        assert settings.SESSION_KEY_FILE.stat().st_mode & 0o777 == 0o600
+        session_tokens._read_local_key.cache_clear()  # as another process would
+        assert {session_tokens.verify(token)["sub"] for token in tokens} == {"ada"}
+
+    def test_another_installation_s_token_is_refused(self, settings, tmp_path):
+        token = session_tokens.mint("ada")
+        settings.SESSION_KEY_FILE = tmp_path / "other.pem"
+        assert refused(call(token))
+
+    def test_the_public_key_is_no_shared_secret(self):
+        public = session_tokens._local_key().public_key()
+        pem = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        claims = jwt.decode(session_tokens.mint("ada"), options={"verify_signature": False})
+        parts = [
+            base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=")
+            for part in ({"alg": "HS256", "typ": "JWT"}, claims)
+        ]
+        signer = jwt.get_algorithm_by_name("HS256")
+        signature = base64.urlsafe_b64encode(signer.sign(b".".join(parts), pem)).rstrip(b"=")
+        assert refused(call(b".".join([*parts, signature]).decode()))
+
+    def test_an_unsigned_token_is_refused(self):
+        claims = jwt.decode(session_tokens.mint("ada"), options={"verify_signature": False})
+        assert refused(call(jwt.encode(claims, None, algorithm="none")))
+
+    @pytest.mark.parametrize(
+        "header",
+        [
+            "",
+            "Bearer",
+            "Bearer ",
+            "Bearer a b",
+            "Basic YTpi",
+            "Bearer \xff\xfe",
+            "Bearer ключ",
+            "Bearer one, Bearer two",
+            "Bearer " + "a" * 20_000,
+            "Bearer ...",
+            "Bearer a.b.c",
+            "Bearer eyJhbGciOiJFZERTQSJ9.e30.",
+            "Bearer " + base64.urlsafe_b64encode(b"[" * 5000).decode().rstrip("=") + ".e30.AAAA",
+            "Bearer " + base64.urlsafe_b64encode(b'{"alg":"EdDSA","kid":{}}').decode().rstrip("=") + ".e30.AAAA",
+            "Bearer " + base64.urlsafe_b64encode(b'{"alg":["EdDSA"]}').decode().rstrip("=") + ".e30.AAAA",
+            "Token x",
+        ],
+    )
+    def test_garbage_is_refused(self, header):
+        assert refused(call(header=header))
+
+    def test_no_header_is_refused(self):
+        assert refused(call())
+
+    def test_the_scheme_s_case_does_not_matter(self):
+        assert call(header=f"bearer  {session_tokens.mint('ada')}").status_code == 200
+
+    def test_two_authorization_headers_are_refused(self):
+        # A WSGI server joins them so.
+        token = session_tokens.mint("ada")
+        assert refused(call(header=f"Bearer {token},Bearer {token}"))
+
+    def test_an_api_key_is_no_session_token_and_the_other_way_round(self, user):
+        key = factories.public_client(user)
+        assert key.get("/api/public/v1/key").status_code == 200
+        assert refused(key.get("/api/v1/me"))
+        assert refused(call(session_tokens.mint("ada"), path="/api/public/v1/key"))
+
+
+class TestIdentityProvider:
+    @pytest.mark.parametrize("kid", ["r1", "e1", "o1"])
+    def test_each_algorithm_is_accepted(self, provider, kid):
+        response = call(provider.token(kid, email="ada@example.com"))
+        assert response.status_code == 200
+        assert (response.json()["username"], response.json()["email"]) == ("auth0|ada", "ada@example.com")
+
+    def test_keys_are_fetched_once(self, provider):
+        for kid in ("r1", "e1", "o1", "r1"):
+            assert call(provider.token(kid)).status_code == 200
+        assert provider.fetches == 1
+
+    @pytest.mark.parametrize("claim", session_tokens.REQUIRED_CLAIMS)
+    def test_each_claim_is_required(self, provider, claim):
+        assert refused(call(provider.token("r1", **{claim: None})))
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"exp": 1},
+            {"exp": "soon"},
+            {"exp": [1]},
+            {"iat": 4_000_000_000},
+            {"nbf": 4_000_000_000},
+            {"aud": "others"},
+            {"aud": ["others"]},
+            {"aud": 5},
+            {"iss": "https://evil.example.com/"},
+            {"iss": session_tokens.LOCAL_ISSUER},
+            {"sub": ""},
+            {"sub": 7},
+        ],
+        ids=str,
+    )
+    def test_wrong_claims_are_refused(self, provider, changes):
+        assert refused(call(provider.token("r1", **changes)))
+
+    def test_a_list_of_audiences_that_holds_ours_is_accepted(self, provider):
+        assert call(provider.token("r1", aud=["others", "agents"])).status_code == 200
+
+    def test_the_service_s_own_tokens_are_refused(self, provider):
+        assert refused(call(session_tokens.mint("ada")))
+
+    def test_an_algorithm_that_is_not_the_key_s_is_refused(self, provider):
+        # Signed properly by e1, but it claims to be r1's.
+        assert refused(call(provider.token("e1", headers={"kid": "r1"})))
+
+    def test_other_algorithms_are_refused_before_any_fetch(self, provider):
+        provider.add("r5", "RS512")
+        secret = provider.document["keys"][0]["n"].encode()
+        for token in (
+            provider.token("r5"),
+            jwt.encode(provider.claims(), secret, algorithm="HS256", headers={"kid": "r1"}),
+            jwt.encode(provider.claims(), None, algorithm="none", headers={"kid": "r1"}),
+        ):
+            assert refused(call(token))
+        assert provider.fetches == 0
+
+    def test_a_symmetric_or_encryption_key_of_the_provider_is_not_used(self, provider):
+        provider.add("enc", "RS256", use="enc")
+        provider.document["keys"].append({"kty": "oct", "k": "c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0", "kid": "oct"})
+        assert call(provider.token("r1")).status_code == 200
+        assert refused(call(provider.token("enc")))
+
+    def test_a_new_key_is_fetched_when_it_is_seen(self, provider):
+        assert call(provider.token("r1")).status_code == 200
+        provider.add("r2", "RS256")
+        with time_passed(provider, 61):
+            assert call(provider.token("r2")).status_code == 200
+        assert provider.fetches == 2
+
+    def test_a_withdrawn_key_is_forgotten(self, provider, settings):
+        token = provider.token("r1")
+        assert call(token).status_code == 200
+        provider.remove("r1")
+        assert call(token).status_code == 200
+        with time_passed(provider, settings.SESSION_JWKS_CACHE_SECONDS + 1):
+            assert refused(call(token))
+
+    def test_a_storm_of_unknown_keys_is_one_fetch(self, provider):
+        assert call(provider.token("r1")).status_code == 200
+        storm = [provider.token("r1", headers={"kid": f"made-up-{n}"}) for n in range(20)]
+        with time_passed(provider, 61):
+            with ThreadPoolExecutor(20) as pool:
+                outcomes = list(pool.map(outcome, storm))
+            assert set(outcomes) == {"InvalidToken"}
+            assert provider.fetches == 2
+            assert outcome(provider.token("r1", headers={"kid": "another"})) == "InvalidToken"
+            assert provider.fetches == 2
+
+    def test_known_keys_do_not_wait_for_a_fetch(self, provider):
+        good, unknown = provider.token("r1"), provider.token("r1", headers={"kid": "x"})
+        assert outcome(good) == "auth0|ada"
+        with time_passed(provider, 61):
+            provider.delay.clear()  # the provider hangs
+            asking = threading.Thread(target=outcome, args=(unknown,))
+            asking.start()
+            assert outcome(good) == "auth0|ada"
+            assert asking.is_alive()
+            provider.delay.set()
+            asking.join()
+
+    def test_an_absent_provider_with_a_warm_cache_changes_nothing(self, provider, settings):
+        token = provider.token("r1")
+        assert call(token).status_code == 200
+        provider.close()
+        with time_passed(provider, settings.SESSION_JWKS_CACHE_SECONDS * 2):
+            assert call(token).status_code == 200
+            assert refused(call(provider.token("r1", headers={"kid": "x"})))
+
+    @pytest.mark.parametrize("document", [{}, {"keys": []}, {"keys": "x"}, [], {"keys": [{"kty": "?"}]}, "x"], ids=str)
+    def test_a_provider_that_answers_nonsense_changes_nothing(self, provider, settings, document):
+        token = provider.token("r1")
+        assert call(token).status_code == 200
+        provider.document = document
+        with time_passed(provider, settings.SESSION_JWKS_CACHE_SECONDS * 2):
+            assert call(token).status_code == 200
+
+    def test_an_absent_provider_with_a_cold_cache_is_unavailable(self, provider):
+        token = provider.token("r1")
+        provider.close()
+        response = call(token)
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "UNAVAILABLE")
+
+    def test_a_hanging_provider_costs_one_time_out(self, provider, settings):
+        settings.SESSION_JWKS_TIMEOUT_SECONDS = 0.2
+        provider.delay.clear()
+        tokens = [provider.token("r1")] * 8
+        with ThreadPoolExecutor(8) as pool:
+            assert set(pool.map(outcome, tokens)) == {"Unavailable"}
+        assert provider.fetches == 1
+
+    def test_a_single_key_need_not_be_named(self, provider):
+        provider.remove("e1")
+        provider.remove("o1")
+        assert call(provider.token("r1", headers={})).status_code == 200
+
+    @pytest.mark.parametrize("subject", ["x" * 151, "a\0b", "line\nbreak", " padded ", "𝔘" * 151])
+    def test_a_subject_that_is_no_username_gets_a_stable_one(self, provider, subject):
+        names = {call(provider.token("r1", sub=subject)).json()["username"] for _ in range(2)}
+        assert len(names) == 1
+        assert names.pop().startswith("sub-")
+
+    def test_different_subjects_are_different_users(self, provider):
+        names = [call(provider.token("r1", sub=subject)).json()["id"] for subject in ("x" * 151, "x" * 152, "x", "X")]
+        assert len(set(names)) == 4
+
+    @pytest.mark.parametrize("email", ["no address", 5, "a" * 300 + "@example.com", "a\0@example.com", None])
+    def test_an_odd_address_is_not_kept(self, provider, email):
+        assert call(provider.token("r1", email=email)).json()["email"] == ""
+
+    def test_the_address_follows_the_provider(self, provider):
+        call(provider.token("r1", email="old@example.com"))
+        assert call(provider.token("r1", email="new@example.com")).json()["email"] == "new@example.com"
+        assert call(provider.token("r1")).json()["email"] == "new@example.com"
+
+
+def test_a_first_request_that_another_overtakes_finds_the_user(monkeypatch):
+    def overtaken(password: None) -> str:
+        User.objects.get_or_create(username="twin")
+        return "!"
+
+    monkeypatch.setattr(authentication, "make_password", overtaken)  # between looking for the user and making it
+    assert call(session_tokens.mint("twin")).status_code == 200
+    assert User.objects.filter(username="twin").count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_first_requests_side_by_side_make_one_user():
+    token = session_tokens.mint("twin")
+    assert {answer.status_code for answer in side_by_side(8, lambda _: call(token))} == {200}
+    assert User.objects.filter(username="twin").count() == 1
+
+
+def outcome(token: str) -> str:
+    try:
+        return session_tokens.verify(token)["sub"]
+    except Exception as error:
+        return type(error).__name__
+
+
+class time_passed:
+    """Ages the cached keys, as their clock is monotonic."""
+
+    def __init__(self, provider, seconds: float) -> None:
+        self.jwks, self.seconds = session_tokens.jwks(provider.url), seconds
+
+    def __enter__(self) -> None:
+        self.jwks.tried_at -= self.seconds
+        self.jwks.fetched_at -= self.seconds
+
+    def __exit__(self, *args) -> None:
+        pass

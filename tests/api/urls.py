@@ -1,0 +1,86 @@
+"""Routes of viewsets that exist for the tests of the shared layer alone, beside those of /me and of API keys."""
+
+from __future__ import annotations
+
+import threading
+from decimal import Decimal
+from typing import Any
+
+from django.contrib.auth.models import Group
+from django.core.exceptions import PermissionDenied
+from django.db import OperationalError
+from django.http import HttpRequest, HttpResponse
+from django.urls import path
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from config.api.errors import Conflict
+from config.api.viewsets import PublicViewSet, SessionViewSet
+from config.urls import handler400, handler403, handler404, handler500  # noqa: F401
+from config.urls import urlpatterns as real
+
+# While cleared, ``create`` waits in the middle of its work.
+go_on = threading.Event()
+go_on.set()
+entered = threading.Event()
+
+
+class GroupActions:
+    """``create`` makes a Group: a row whose number can be counted."""
+
+    throttle_run_starts = frozenset({"create"})
+
+    def create(self, request: Request) -> Response:
+        name = request.data.get("name", "")
+        group = Group.objects.create(name=name + f"-{Group.objects.count()}")
+        entered.set()
+        go_on.wait(10)
+        if name == "refuse":
+            raise Conflict
+        if name == "answer":
+            return Response({"refused": True}, status=409)
+        if name == "crash":
+            raise RuntimeError("a secret of the server")
+        return Response({"name": group.name, "amount": Decimal("0.1"), "text": "ü"}, status=201)
+
+    def echo(self, request: Request) -> Response:
+        return Response(request.data)
+
+    def list(self, request: Request) -> Response:
+        return Response({"items": [request.query_params.get("q")]})
+
+
+class SessionGroups(GroupActions, SessionViewSet):
+    pass
+
+
+class PublicGroups(GroupActions, PublicViewSet):
+    required_scopes = {"create": "runs:write", "list": "runs:read", "echo": ""}
+
+
+class SecretGroups(GroupActions, SessionViewSet):
+    secret_actions = frozenset({"create"})
+
+
+def fail(request: HttpRequest, kind: str) -> HttpResponse:
+    """A view outside of DRF that fails as ``kind`` says."""
+    failures: dict[str, Any] = {
+        "crash": RuntimeError("SELECT secret"),
+        "forbidden": PermissionDenied("secret"),
+        "database": OperationalError("secret"),
+        "overflow": RecursionError("secret"),
+    }
+    if kind == "html":
+        return HttpResponse("<h1>secret</h1>", status=418)
+    raise failures[kind]
+
+
+groups = {"post": "create", "get": "list", "put": "echo", "patch": "echo"}
+urlpatterns = [
+    path("api/v1/groups", SessionGroups.as_view(groups)),
+    path("api/v1/secret-groups", SecretGroups.as_view(groups)),
+    path("api/public/v1/groups", PublicGroups.as_view(groups)),
+    path("api/fail/<kind>", fail),
+    path("fail/<kind>", fail),
+    *real,
+]

@@ -1,0 +1,242 @@
+"""/api-keys, /key and what a key opens (interface, section 6)."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db import OperationalError
+from django.urls import reverse
+from rest_framework.test import APIClient
+
+from apikeys import keys
+from apikeys.models import ApiKey
+from config.api import clock
+from tests import factories
+from tests.api.threads import side_by_side
+
+pytestmark = pytest.mark.django_db
+DAY = timedelta(days=1)
+
+
+def create(session, body=None, **extra):
+    return session.post("/api/v1/api-keys", {"name": "ci"} if body is None else body, format="json", **extra)
+
+
+def bearing(secret: str) -> APIClient:
+    client = APIClient()
+    client.credentials(HTTP_AUTHORIZATION=f"Bearer {secret}")
+    return client
+
+
+def refused(response) -> bool:
+    return (response.status_code, response.json()["error"]["code"]) == (401, "UNAUTHORIZED") and response[
+        "WWW-Authenticate"
+    ] == "Bearer"
+
+
+class TestCreate:
+    def test_the_answer_shows_the_secret(self, session):
+        response = create(session, {"name": "  ci  ", "expirationDays": 30})
+        body = response.json()
+        key = ApiKey.objects.get()
+        assert response.status_code == 201
+        assert body == {
+            "id": key.pk,
+            "name": "ci",
+            "prefix": body["secret"][:8],
+            "scopes": list(keys.DEFAULT_SCOPES),
+            "secret": body["secret"],
+            "createdAt": clock.iso(key.created_at),
+            "expiresAt": clock.iso(key.expires_at),
+            "lastUsedAt": None,
+            "revokedAt": None,
+        }
+        assert key.pk.startswith("key_")
+        assert bearing(body["secret"]).get("/api/public/v1/key").status_code == 200
+
+    @pytest.mark.parametrize(("days", "lifetime"), [(None, 90), (1, 1), (365, 365), (30.0, 30)])
+    def test_the_lifetime(self, session, days, lifetime):
+        before = clock.now()
+        create(session, {"name": "ci"} | ({} if days is None else {"expirationDays": days}))
+        assert before + lifetime * DAY <= ApiKey.objects.get().expires_at <= clock.now() + lifetime * DAY
+
+    @pytest.mark.parametrize("days", [0, 366, -1, 1.5, "30", True, False, None, [], {}, 10**18, 2**63])
+    def test_a_lifetime_that_does_not_fit_is_400(self, session, days):
+        response = create(session, {"name": "ci", "expirationDays": days})
+        assert response.status_code == 400
+        assert days == 2**63 or list(response.json()["error"]["details"]["fields"]) == ["expirationDays"]
+        assert not ApiKey.objects.exists()
+
+    @pytest.mark.parametrize("name", ["", "  ", "x" * 101, None, 5, True, [], {}])
+    def test_a_name_that_does_not_fit_is_400(self, session, name):
+        response = create(session, {"name": name})
+        assert list(response.json()["error"]["details"]["fields"]) == ["name"]
+        assert create(session, {}).status_code == 400
+        assert not ApiKey.objects.exists()
+
+    def test_unknown_fields_are_ignored(self, session):
+        body = create(session, {"name": "x" * 100, "scopes": ["admin"], "secret": "awk_mine", "id": "key_mine"}).json()
+        assert body["scopes"] == list(keys.DEFAULT_SCOPES)
+        assert body["id"] != "key_mine"
+
+    def test_too_many_are_409(self, session, settings):
+        settings.API_KEY_MAX_LIVE = 1
+        create(session)
+        response = create(session)
+        assert (response.status_code, response.json()["error"]["code"]) == (409, "CONFLICT")
+
+    def test_the_secret_is_never_stored_for_a_replay(self, session):
+        secret = create(session, HTTP_IDEMPOTENCY_KEY="k").json()["secret"]
+        replay = create(session, HTTP_IDEMPOTENCY_KEY="k")
+        assert (replay.status_code, replay.json()["error"]["code"]) == (409, "IDEMPOTENCY_KEY_REUSED")
+        assert secret not in replay.content.decode()
+        assert ApiKey.objects.count() == 1
+
+    def test_it_needs_a_session(self, public):
+        assert refused(create(APIClient()))
+        assert refused(create(public))
+
+
+class TestList:
+    def test_the_newest_first_and_no_secret(self, session):
+        made = [create(session, {"name": str(number)}).json() for number in range(3)]
+        response = session.get("/api/v1/api-keys?limit=2")
+        assert [item["name"] for item in response.json()["items"]] == ["2", "1"]
+        assert set(response.json()["items"][0]) == set(made[0]) - {"secret"}
+        rest = session.get(f"/api/v1/api-keys?limit=2&cursor={response.json()['nextCursor']}").json()
+        assert [item["name"] for item in rest["items"]] == ["0"]
+        assert rest["nextCursor"] is None
+        assert not any(key["secret"] in response.content.decode() for key in made)
+
+    def test_only_one_s_own(self, session):
+        keys.create_key(factories.UserFactory(), name="another's")
+        assert session.get("/api/v1/api-keys").json() == {"items": [], "nextCursor": None}
+
+    def test_the_queries_do_not_grow(self, session, user, django_assert_num_queries):
+        for number in range(5):
+            keys.create_key(user, name=str(number))
+        with django_assert_num_queries(2):
+            session.get("/api/v1/api-keys")
+
+
+class TestRevoke:
+    def test_it_is_effective_at_once_and_idempotent(self, session, user):
+        key, secret = keys.create_key(user, name="ci")
+        for _ in range(2):
+            response = session.delete(f"/api/v1/api-keys/{key.pk}")
+            assert (response.status_code, response.content) == (204, b"")
+            assert refused(bearing(secret).get("/api/public/v1/key"))
+        item = session.get("/api/v1/api-keys").json()["items"][0]
+        assert item["revokedAt"] is not None
+
+    def test_the_first_time_stays(self, session, user):
+        key, _ = keys.create_key(user, name="ci")
+        session.delete(f"/api/v1/api-keys/{key.pk}")
+        key.refresh_from_db()
+        first = key.revoked_at
+        session.delete(f"/api/v1/api-keys/{key.pk}")
+        key.refresh_from_db()
+        assert key.revoked_at == first
+
+    def test_another_s_key_is_404_and_stays(self, session):
+        key, secret = keys.create_key(factories.UserFactory(), name="another's")
+        assert session.delete(f"/api/v1/api-keys/{key.pk}").status_code == 404
+        assert bearing(secret).get("/api/public/v1/key").status_code == 200
+
+
+class TestUse:
+    def test_a_key_sees_itself(self, user):
+        key, secret = keys.create_key(user, name="ci")
+        assert bearing(secret).get("/api/public/v1/key").json() == {
+            "name": "ci",
+            "prefix": secret[:8],
+            "scopes": key.scopes,
+            "expiresAt": clock.iso(key.expires_at),
+        }
+
+    def test_even_without_any_scope(self, user):
+        assert factories.public_client(user, scopes=[]).get("/api/public/v1/key").json()["scopes"] == []
+
+    def test_an_expired_key_is_refused(self, user):
+        key, secret = keys.create_key(user, name="ci")
+        ApiKey.objects.filter(pk=key.pk).update(expires_at=clock.now())
+        assert refused(bearing(secret).get("/api/public/v1/key"))
+
+    def test_an_inactive_user_s_key_is_refused(self, user):
+        _, secret = keys.create_key(user, name="ci")
+        user.is_active = False
+        user.save()
+        assert refused(bearing(secret).get("/api/public/v1/key"))
+        assert ApiKey.objects.get().last_used_at is None
+
+    def test_a_strange_key_is_refused(self):
+        assert refused(bearing(keys.new_secret()).get("/api/public/v1/key"))
+        assert refused(APIClient().get("/api/public/v1/key"))
+
+    def test_the_last_use_is_written_once_a_minute(self, user, settings, django_assert_num_queries):
+        key, secret = keys.create_key(user, name="ci")
+        client = bearing(secret)
+        clock.sync()  # on PostgreSQL the clock asks now and then
+        with django_assert_num_queries(2):
+            client.get("/api/public/v1/key")
+        key.refresh_from_db()
+        first = key.last_used_at
+        assert first is not None
+        with django_assert_num_queries(1):
+            client.get("/api/public/v1/key")
+        old = first - timedelta(seconds=settings.API_KEY_LAST_USED_SECONDS + 1)
+        ApiKey.objects.filter(pk=key.pk).update(last_used_at=old)
+        client.get("/api/public/v1/key")
+        key.refresh_from_db()
+        assert key.last_used_at >= first
+
+    def test_a_busy_database_does_not_turn_a_key_away(self, user, monkeypatch):
+        _, secret = keys.create_key(user, name="ci")
+
+        def busy(key) -> None:
+            raise OperationalError("database is locked")
+
+        monkeypatch.setattr(keys, "note_use", busy)
+        assert bearing(secret).get("/api/public/v1/key").status_code == 200
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_uses_side_by_side_one_writes():
+    user = factories.UserFactory()
+    key, secret = keys.create_key(user, name="ci")
+    found = [keys.find_key(secret) for _ in range(6)]
+    side_by_side(6, lambda number: keys.note_use(found[number]))
+    key.refresh_from_db()
+    first = key.last_used_at
+    keys.note_use(found[0])  # still believes it was never used
+    key.refresh_from_db()
+    assert key.last_used_at == first
+
+
+class TestAdmin:
+    @pytest.fixture
+    def staff(self, client):
+        client.force_login(factories.UserFactory(is_staff=True, is_superuser=True))
+        return client
+
+    def test_staff_can_narrow_a_key(self, staff, user):
+        key, secret = keys.create_key(user, name="ci")
+        page = reverse("admin:apikeys_apikey_change", args=[key.pk])
+        assert key.digest not in staff.get(page).content.decode()
+        assert staff.post(page, {"scopes": ["runs:read"], "name": "changed"}).status_code == 302
+        assert bearing(secret).get("/api/public/v1/key").json()["scopes"] == ["runs:read"]
+        key.refresh_from_db()
+        assert key.name == "ci"
+        assert staff.post(page, {"scopes": ["everything"]}).status_code == 200  # shown again, with the error
+        key.refresh_from_db()
+        assert key.scopes == ["runs:read"]
+
+    def test_staff_can_revoke_but_not_make_or_delete(self, staff, user):
+        key, secret = keys.create_key(user, name="ci")
+        page = reverse("admin:apikeys_apikey_changelist")
+        staff.post(page, {"action": "revoke", "_selected_action": [key.pk]})
+        assert refused(bearing(secret).get("/api/public/v1/key"))
+        assert "Revoked." in staff.get(reverse("admin:apikeys_apikey_history", args=[key.pk])).content.decode()
+        assert staff.get(reverse("admin:apikeys_apikey_add")).status_code == 403
+        assert staff.post(reverse("admin:apikeys_apikey_delete", args=[key.pk])).status_code == 403

@@ -1,0 +1,75 @@
+"""The rules of docs/architecture.md that no linter holds."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from django.apps import apps
+from django.conf import settings
+
+ROOT = Path(__file__).resolve().parents[2]
+LAYERS = {"auth": 0, "contenttypes": 0, "api": 1, "webhooks": 2, "apikeys": 3, "credits": 3, "chats": 3, "runs": 4}
+OWN_APPS = ["config", "chats", "runs", "credits", "apikeys", "webhooks"]
+
+
+def sources() -> list[Path]:
+    return [path for app in OWN_APPS for path in (ROOT / app).rglob("*.py") if "migrations" not in path.parts]
+
+
+def test_foreign_keys_point_downwards() -> None:
+    wrong = [
+        f"{model._meta.label}.{field.name}"
+        for model in apps.get_models()
+        if LAYERS.get(model._meta.app_label, 0) > 0
+        for field in model._meta.get_fields()
+        if field.concrete
+        and field.is_relation
+        and model._meta.app_label != field.related_model._meta.app_label
+        and LAYERS[field.related_model._meta.app_label] >= LAYERS[model._meta.app_label]
+    ]
+    assert wrong == []
+
+
+def test_a_status_is_assigned_in_transitions_only() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in sources()
+        if not path.name.endswith("transitions.py") and path.parent.name != "api"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if assigns_status(node)
+    ]
+    assert wrong == []
+
+
+def assigns_status(node: ast.AST) -> bool:
+    if isinstance(node, ast.Assign):
+        return any(isinstance(target, ast.Attribute) and target.attr == "status" for target in node.targets)
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "update"
+        and any(keyword.arg == "status" for keyword in node.keywords)
+    )
+
+
+@pytest.mark.parametrize("name", sorted(settings.ENV.known))
+def test_readme_lists_every_variable(name: str) -> None:
+    assert f"`{name}`" in (ROOT / "README.md").read_text()
+
+
+def test_tasks_take_ids_only() -> None:
+    """A model object as an argument would be a stale copy by the time that the task runs."""
+    wrong = []
+    for path in sources():
+        if path.name != "tasks.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and any("shared_task" in ast.unparse(d) for d in node.decorator_list):
+                wrong += [
+                    f"{path.parent.name}.{node.name}({argument.arg})"
+                    for argument in node.args.args
+                    if argument.annotation is None or ast.unparse(argument.annotation) not in ("str", "int")
+                ]
+    assert wrong == []

@@ -1,0 +1,166 @@
+"""Chats on both surfaces: made, listed, renamed, deleted (interface, section 3)."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from chats.models import Chat
+from runs.models import Run
+from tests import factories
+from tests.chats.conftest import code, fields
+
+pytestmark = pytest.mark.django_db
+BASES = {"session": "/api/v1", "public": "/api/public/v1"}
+
+
+@pytest.fixture(params=list(BASES))
+def api(request, user):
+    """A client and its surface's path."""
+    client = factories.session_client(user) if request.param == "session" else factories.public_client(user)
+    return client, BASES[request.param]
+
+
+def test_a_chat_has_its_whole_life(api):
+    client, base = api
+    made = client.post(f"{base}/chats", {"title": "Plans"}, format="json")
+    assert made.status_code == 201
+    chat = made.json()
+    assert set(chat) == {"id", "title", "activeRunId", "createdAt", "updatedAt"}
+    assert re.fullmatch(r"chat_[0-9a-z]{26}", chat["id"])
+    assert (chat["title"], chat["activeRunId"]) == ("Plans", None)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", chat["createdAt"])
+    path = f"{base}/chats/{chat['id']}"
+    assert client.get(path).json() == chat
+
+    renamed = client.patch(path, {"title": "Other plans"}, format="json")
+    assert renamed.status_code == 200
+    assert renamed.json()["title"] == "Other plans"
+    assert renamed.json()["updatedAt"] >= chat["updatedAt"]
+    assert client.get(path).json() == renamed.json()
+    assert [item["id"] for item in client.get(f"{base}/chats").json()["items"]] == [chat["id"]]
+
+    gone = client.delete(path)
+    assert (gone.status_code, gone.content) == (204, b"")
+    assert code(client.get(path)) == (404, "NOT_FOUND")
+    assert code(client.patch(path, {"title": "x"}, format="json")) == (404, "NOT_FOUND")
+    assert code(client.delete(path)) == (404, "NOT_FOUND")
+    assert code(client.get(f"{path}/messages")) == (404, "NOT_FOUND")
+    assert client.get(f"{base}/chats").json() == {"items": [], "nextCursor": None}
+    assert Chat.objects.get(pk=chat["id"]).deleted_at is not None
+
+
+@pytest.mark.parametrize("body", [{}, {"title": None}, {"unknown": 1}])
+def test_a_title_is_not_needed(session, body):
+    assert session.post("/api/v1/chats", body, format="json").json()["title"] is None
+
+
+@pytest.mark.parametrize("title", ["x" * 200, "漢" * 200, "🦊", "a/b\\c", "\u202egnp", "<script>"])
+def test_titles_that_fit(session, title):
+    chat = session.post("/api/v1/chats", {"title": title}, format="json").json()
+    assert session.get(f"/api/v1/chats/{chat['id']}").json()["title"] == title
+
+
+@pytest.mark.parametrize("title", ["", "   ", "x" * 201, 5, True, ["x"], {"a": 1}])
+def test_titles_that_do_not_fit(session, user, title):
+    chat = factories.ChatFactory(user=user, title="before")
+    assert "title" in fields(session.post("/api/v1/chats", {"title": title}, format="json"))
+    assert "title" in fields(session.patch(f"/api/v1/chats/{chat.pk}", {"title": title}, format="json"))
+    assert Chat.objects.get().title == "before"
+
+
+def test_a_rename_needs_a_title_and_takes_null(session, user):
+    chat = factories.ChatFactory(user=user, title="before")
+    path = f"/api/v1/chats/{chat.pk}"
+    assert "title" in fields(session.patch(path, {}, format="json"))
+    assert session.patch(path, {"title": None}, format="json").json()["title"] is None
+
+
+def test_the_first_message_gives_a_title_to_a_chat_that_has_none(session, user):
+    plain, named = factories.ChatFactory(user=user, title=None), factories.ChatFactory(user=user, title="Mine")
+    for chat in (plain, named):
+        body = {"message": "\n  \n  Plan my trip \nand more"}
+        assert session.post(f"/api/v1/chats/{chat.pk}/runs", body, format="json").status_code == 201
+    assert session.get(f"/api/v1/chats/{plain.pk}").json()["title"] == "Plan my trip"
+    assert session.get(f"/api/v1/chats/{named.pk}").json()["title"] == "Mine"
+
+
+@pytest.mark.parametrize(
+    ("message", "title"), [("word " * 40, "word " * 15 + "word…"), ("漢" * 100, "漢" * 79 + "…"), ("\n \t\n", None)]
+)
+def test_a_title_is_the_first_line_at_most_80_characters(session, user, message, title):
+    chat = factories.ChatFactory(user=user, title=None)
+    session.post(f"/api/v1/chats/{chat.pk}/runs", {"message": message}, format="json")
+    assert session.get(f"/api/v1/chats/{chat.pk}").json()["title"] == title
+
+
+def test_the_newest_chats_come_first_page_by_page(session, user):
+    made = [factories.ChatFactory(user=user).pk for _ in range(7)]
+    factories.ChatFactory()
+    seen, cursor, sizes = [], "", []
+    while cursor is not None:
+        page = session.get(f"/api/v1/chats?limit=3{cursor and f'&cursor={cursor}'}").json()
+        seen += [item["id"] for item in page["items"]]
+        sizes.append(len(page["items"]))
+        if len(seen) == 3:
+            factories.ChatFactory(user=user)  # newer than the page: moves nothing
+        cursor = page["nextCursor"]
+    assert seen == made[::-1]
+    assert sizes == [3, 3, 1]
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=x", "cursor=x", "cursor=%00"])
+def test_a_bad_page_is_400(session, query):
+    assert code(session.get(f"/api/v1/chats?{query}")) == (400, "VALIDATION_ERROR")
+
+
+def test_anothers_chat_is_as_if_it_did_not_exist(api):
+    client, base = api
+    chat = factories.ChatFactory(title="theirs")
+    path = f"{base}/chats/{chat.pk}"
+    answers = [
+        client.get(path),
+        client.patch(path, {"title": "mine"}, format="json"),
+        client.delete(path),
+        client.get(f"{path}/messages"),
+    ]
+    assert {code(answer) for answer in answers} == {(404, "NOT_FOUND")}
+    chat.refresh_from_db()
+    assert (chat.title, chat.deleted_at) == ("theirs", None)
+
+
+@pytest.mark.parametrize("odd", ["%00", "x" * 10_000, "..%2f..", "%F0%9F%A6%8A", "chat_", "%ff", "'"])
+@pytest.mark.parametrize("suffix", ["", "/messages"])
+def test_an_odd_id_is_404(session, odd, suffix):
+    assert code(session.get(f"/api/v1/chats/{odd}{suffix}")) == (404, "NOT_FOUND")
+
+
+def test_a_deleted_chat_ends_its_runs(session, user):
+    chat = factories.ChatFactory(user=user)
+    run = session.post(f"/api/v1/chats/{chat.pk}/runs", {"message": "Hello"}, format="json").json()
+    assert session.get(f"/api/v1/chats/{chat.pk}").json()["activeRunId"] == run["id"]
+    session.delete(f"/api/v1/chats/{chat.pk}")
+    assert session.get(f"/api/v1/runs/{run['id']}").status_code == 404
+    assert Run.objects.get(pk=run["id"]).status == "cancelled"
+
+
+def test_a_chat_made_twice_with_one_idempotency_key_is_one(session):
+    answers = [
+        session.post("/api/v1/chats", {"title": "x"}, format="json", headers={"Idempotency-Key": "k"}) for _ in "ab"
+    ]
+    assert answers[0].json() == answers[1].json()
+    assert Chat.objects.count() == 1
+
+
+def test_query_counts(session, user, django_assert_num_queries):
+    chats = [factories.ChatFactory(user=user) for _ in range(30)]
+    session.get("/api/v1/me")
+    with django_assert_num_queries(2):
+        session.get("/api/v1/chats?limit=30")
+    with django_assert_num_queries(2):
+        session.get(f"/api/v1/chats/{chats[0].pk}")
+    with django_assert_num_queries(2):
+        session.post("/api/v1/chats", {}, format="json")
+    with django_assert_num_queries(3):
+        session.patch(f"/api/v1/chats/{chats[0].pk}", {"title": "x"}, format="json")

@@ -1,0 +1,62 @@
+"""A chat's messages: oldest first, page by page, with what is attached (interface, section 3)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import factories
+from tests.chats.conftest import code
+
+pytestmark = pytest.mark.django_db
+
+
+def listed(client, chat, query="", base="/api/v1"):
+    answer = client.get(f"{base}/chats/{chat.pk}/messages{query}")
+    assert answer.status_code == 200, answer.content
+    return answer.json()
+
+
+def test_a_message_shows_its_run_and_its_attachments(session, public, user):
+    message = factories.MessageFactory(chat__user=user, content="Look: 🦊")
+    attachments = [factories.AttachmentFactory(user=user, message=message, position=place) for place in (1, 0)]
+    (shown,) = listed(session, message.chat)["items"]
+    assert set(shown) == {
+        "id", "chatId", "runId", "role", "content", "attachments", "createdAt", "updatedAt"
+    }  # fmt: skip
+    assert (shown["id"], shown["chatId"], shown["runId"]) == (message.pk, message.chat_id, message.run_id)
+    assert (shown["role"], shown["content"]) == ("user", "Look: 🦊")
+    assert [item["id"] for item in shown["attachments"]] == [attachments[1].pk, attachments[0].pk]
+    assert shown["attachments"][0] == session.get(f"/api/v1/attachments/{attachments[1].pk}").json()
+    assert listed(public, message.chat, base="/api/public/v1")["items"] == [shown]
+
+
+def test_the_oldest_come_first_page_by_page(session, user):
+    chat = factories.ChatFactory(user=user)
+    made = [factories.MessageFactory(chat=chat, role=role).pk for role in ("user", "assistant") * 3]
+    factories.MessageFactory(chat__user=user)
+    first = listed(session, chat, "?limit=4")
+    later = factories.MessageFactory(chat=chat).pk
+    rest = listed(session, chat, f"?limit=4&cursor={first['nextCursor']}")
+    assert [item["id"] for item in first["items"] + rest["items"]] == [*made, later]
+    assert [item["role"] for item in first["items"]] == ["user", "assistant", "user", "assistant"]
+    assert rest["nextCursor"] is None
+
+
+def test_an_empty_chat(session, user):
+    assert listed(session, factories.ChatFactory(user=user)) == {"items": [], "nextCursor": None}
+
+
+@pytest.mark.parametrize("query", ["?limit=0", "?limit=101", "?cursor=abc"])
+def test_a_bad_page_is_400(session, user, query):
+    chat = factories.ChatFactory(user=user)
+    assert code(session.get(f"/api/v1/chats/{chat.pk}/messages{query}")) == (400, "VALIDATION_ERROR")
+
+
+def test_as_many_queries_for_many_messages_as_for_one(session, user, django_assert_num_queries):
+    chat = factories.ChatFactory(user=user)
+    session.get("/api/v1/me")
+    for _ in range(2):
+        for _ in range(10):
+            factories.AttachmentFactory(user=user, message=factories.MessageFactory(chat=chat))
+        with django_assert_num_queries(4):
+            listed(session, chat, "?limit=100")

@@ -1,0 +1,159 @@
+"""The same in an S3-compatible object storage: clients upload to it themselves, and all else stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import requests
+from django.core.files.storage import default_storage
+from django.core.files.storage.handler import StorageHandler
+from django.test import Client
+
+from chats import attachments
+from chats.models import Attachment
+from config.api import clock
+from runs import files as tool_files
+from tests.chats.conftest import PNG, announce, code, complete, digest, fields
+from tests.chats.object_storage import BUCKET, object_storage
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with object_storage() as url:
+        yield url
+
+
+@pytest.fixture(autouse=True)
+def bucket(server: str, settings: Any) -> Any:
+    """An empty bucket that the settings lead to."""
+    settings.STORAGE_S3_BUCKET = BUCKET
+    settings.STORAGE_S3_ENDPOINT = server
+    settings.STORAGE_S3_ACCESS_KEY = settings.STORAGE_S3_SECRET_KEY = "test"
+    settings.STORAGES = settings.STORAGES | {"default": {"BACKEND": "config.s3.ObjectStorage"}}
+    requests.post(f"{server}/moto-api/reset", timeout=10)
+    made = default_storage.connection.create_bucket(Bucket=BUCKET)
+    return made
+
+
+def contents(bucket: Any) -> list[bytes]:
+    return sorted(each.get()["Body"].read() for each in bucket.objects.all())
+
+
+def put(answer: dict[str, Any], content: bytes) -> requests.Response:
+    """As a client does: the address and the headers it was told, no token."""
+    upload = answer["upload"]
+    return requests.request(upload["method"], upload["url"], data=content, headers=upload["headers"], timeout=10)
+
+
+def ready(client: Any, content: bytes, **changes: Any) -> dict[str, Any]:
+    answer = announce(client, content, **changes).json()
+    assert put(answer, content).status_code == 200
+    done = complete(client, answer)
+    assert done.status_code == 200, done.content
+    return done.json()
+
+
+def test_the_settings_choose_the_storage(settings):
+    assert type(StorageHandler()["default"]).__name__ == "ObjectStorage"
+    assert attachments.files.takes_uploads()
+
+
+def test_a_file_becomes_an_attachment(session, bucket, server):
+    answer = announce(session, PNG, contentType="image/png", fileName="ü.png", sha256=digest(PNG)).json()
+    assert answer["upload"]["url"].startswith(f"{server}/{BUCKET}/attachments/{answer['id']}/upload?")
+    assert put(answer, PNG).status_code == 200
+    assert complete(session, answer).json()["status"] == "READY"
+    assert contents(bucket) == [PNG]
+    (kept,) = bucket.objects.all()
+    assert kept.Object().content_type == "image/png"
+    path = f"/api/v1/attachments/{answer['id']}/content"
+    whole = session.get(path)
+    assert (whole.status_code, whole["Content-Type"]) == (200, "image/png")
+    assert whole["Content-Disposition"].startswith("attachment;")
+    assert b"".join(whole.streaming_content) == PNG
+    part = session.get(path, headers={"Range": "bytes=3-9"})
+    assert (part.status_code, b"".join(part.streaming_content)) == (206, PNG[3:10])
+    assert session.get(path, headers={"Range": "bytes=999999-"}).status_code == 416
+
+
+def test_type_size_digest_and_time_are_signed(session, settings):
+    settings.ATTACHMENT_EXPIRY_SECONDS = 3600
+    upload = announce(session, PNG, contentType="image/png", sha256=digest(PNG)).json()["upload"]
+    query = parse_qs(urlsplit(upload["url"]).query)
+    assert query["X-Amz-SignedHeaders"] == ["content-length;content-type;host;x-amz-checksum-sha256"]
+    assert query["X-Amz-Expires"] == ["3600"]
+    assert set(upload["headers"]) == {"Content-Type", "x-amz-checksum-sha256"}
+    plain = announce(session).json()["upload"]
+    assert parse_qs(urlsplit(plain["url"]).query)["X-Amz-SignedHeaders"] == ["content-length;content-type;host"]
+    assert plain["headers"] == {"Content-Type": "text/plain"}
+
+
+def test_not_uploaded_yet_is_409(session):
+    answer = announce(session).json()
+    assert code(complete(session, answer)) == (409, "CONFLICT")
+    assert put(answer, b"Hello").status_code == 200
+    assert complete(session, answer).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "changes", "field"),
+    [
+        (b"Hello!", {}, "sizeBytes"),
+        (b"Hallo", {"sha256": digest(b"Hello")}, "sha256"),
+        (b"Hell\x00", {}, "contentType"),
+    ],
+)
+def test_another_file_than_announced_is_400(session, bucket, content, changes, field):
+    """Of a server, too, that does not hold clients to what was signed."""
+    answer = announce(session, b"Hello", **changes).json()
+    bucket.put_object(Key=f"attachments/{answer['id']}/upload", Body=content)
+    assert list(fields(complete(session, answer))) == [field]
+    assert contents(bucket) == [content]
+
+
+def test_an_upload_after_it_is_complete_changes_nothing(session, bucket):
+    answer = announce(session, b"first").json()
+    put(answer, b"first")
+    complete(session, answer)
+    assert put(answer, b"other").status_code == 200  # the storage knows no better
+    content = session.get(f"/api/v1/attachments/{answer['id']}/content")
+    assert b"".join(content.streaming_content) == b"first"
+    assert complete(session, answer).json()["sha256"] == digest(b"first")
+
+
+def test_what_is_not_completed_in_time_goes(session, bucket):
+    late = announce(session).json()
+    put(late, b"Hello")
+    ready(session, b"ready")
+    Attachment.objects.filter(status="PENDING").update(expires_at=clock.now() - timedelta(seconds=1))
+    assert attachments.expire_attachments() == 1
+    assert attachments.expire_attachments() == 0
+    assert contents(bucket) == [b"ready"]
+
+
+def test_a_storage_that_is_away_is_503(session, settings):
+    kept = ready(session, b"Hello")
+    answer = announce(session).json()
+    settings.STORAGE_S3_ENDPOINT, settings.STORAGE_S3_TIMEOUT_SECONDS = "http://127.0.0.1:9", 0.5
+    settings.STORAGES = dict(settings.STORAGES)
+    assert code(complete(session, answer)) == (503, "UNAVAILABLE")
+    assert code(session.get(f"/api/v1/attachments/{kept['id']}/content")) == (503, "UNAVAILABLE")
+    assert announce(session).status_code == 201
+
+
+def test_files_that_tools_make(bucket, settings):
+    url = tool_files.store("inv_1", "a.html", b"<b>half")
+    assert tool_files.store("inv_1", "a.html", b"<b>whole") == url
+    assert contents(bucket) == [b"<b>whole"]
+    response = Client().get(url.removeprefix(settings.BASE_URL))
+    assert response.status_code == 200
+    assert b"".join(response.streaming_content) == b"<b>whole"
+    assert response["Content-Type"] == "text/html; charset=utf-8"
+    assert response["Content-Disposition"].startswith("attachment")
+    assert Client().get(url.removeprefix(settings.BASE_URL).replace("a.html", "b.html")).status_code == 404

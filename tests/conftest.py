@@ -1,0 +1,55 @@
+"""Fixtures that every app's tests share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rest_framework.test import APIClient
+
+from config.api import broker
+from tests import factories
+
+# Folders whose tests go through real processes one by one, or through every operation: for `make test-services`.
+SLOW = {"concurrency", "contract", "e2e", "mcp", "stack", "streams"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name in SLOW:
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(autouse=True)
+def nudges(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[Any, ...], float | None]]:
+    """What was published, as (task, args, countdown). No test outside a real stack talks to a broker."""
+    published: list[tuple[str, tuple[Any, ...], float | None]] = []
+    monkeypatch.setattr(broker, "nudge", lambda task, *args, countdown=None: published.append((task, args, countdown)))
+    return published
+
+
+@pytest.fixture(autouse=True)
+def seeded(request: pytest.FixtureRequest) -> None:
+    """Transactional tests empty every table; those after them find the catalogue all the same."""
+    if request.node.get_closest_marker("django_db") or {"db", "transactional_db"} & set(request.fixturenames):
+        request.getfixturevalue(
+            "transactional_db" if "transactional_db" in request.fixturenames else "_django_db_helper"
+        )
+        factories.seed_catalogue()
+
+
+@pytest.fixture
+def user(db):
+    return factories.UserFactory()
+
+
+@pytest.fixture
+def session(user) -> APIClient:
+    """A client of /api/v1 as ``user``."""
+    return factories.session_client(user)
+
+
+@pytest.fixture
+def public(user) -> APIClient:
+    """A client of /api/public/v1 as ``user``, with a key of the default scopes."""
+    return factories.public_client(user)

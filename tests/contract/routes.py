@@ -1,0 +1,86 @@
+"""Every operation of both surfaces, read from the URL configuration: a route that is added is tested without a word."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from django.urls import URLPattern, URLResolver, get_resolver
+
+SURFACES = {"api/v1/": "session", "api/public/v1/": "public"}
+BODY_METHODS = ("POST", "PUT", "PATCH")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A method of a path such as ``/api/v1/chats/{chatId}``."""
+
+    surface: str
+    method: str
+    path: str
+    action: str
+    view: Any
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+    @property
+    def relative(self) -> str:
+        """The path within its surface, as ``chats/{chatId}``."""
+        return self.path.partition("/v1/")[2]
+
+    @property
+    def parameters(self) -> list[str]:
+        return re.findall(r"{(\w+)}", self.path)
+
+    @property
+    def scope(self) -> str:
+        """The scope that an API key needs; empty if none."""
+        return self.view.required_scopes[self.action]
+
+    @property
+    def takes_body(self) -> bool:
+        return self.method in BODY_METHODS
+
+    def url(self, ids: dict[str, str]) -> str:
+        return self.path.format(**ids)
+
+
+def patterns(items: list[Any] | None = None, prefix: str = "") -> list[tuple[str, Any]]:
+    """Every route as (path template, callback)."""
+    found: list[tuple[str, Any]] = []
+    for item in get_resolver().url_patterns if items is None else items:
+        path = prefix + str(item.pattern)
+        if isinstance(item, URLResolver):
+            found += patterns(item.url_patterns, path)
+        elif isinstance(item, URLPattern):
+            found.append((re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", path), item.callback))
+    return found
+
+
+def surface_of(path: str) -> str | None:
+    return next((surface for prefix, surface in SURFACES.items() if path.startswith(prefix)), None)
+
+
+def routes() -> list[tuple[str, Any]]:
+    """The routes of both surfaces."""
+    return [(path, callback) for path, callback in patterns() if surface_of(path)]
+
+
+def operations(surface: str | None = None) -> list[Operation]:
+    """The operations of the viewsets of one surface, or of both."""
+    found = [
+        Operation(str(surface_of(path)), method.upper(), f"/{path}", action, callback.cls)
+        for path, callback in routes()
+        if hasattr(callback, "actions")
+        for method, action in callback.actions.items()
+        if method != "head"
+    ]
+    return [operation for operation in found if surface in (None, operation.surface)]
+
+
+def methods_of(path: str) -> set[str]:
+    """The methods that a path has; HEAD goes with GET."""
+    methods = {operation.method for operation in operations() if operation.path == path}
+    return methods | ({"HEAD"} if "GET" in methods else set())

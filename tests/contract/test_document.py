@@ -1,0 +1,119 @@
+"""The OpenAPI document: complete, true to the routes, its examples valid, and its committed copy up to date."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+from django.conf import settings
+from drf_spectacular.generators import SchemaGenerator
+from jsonschema import Draft202012Validator
+
+from config.api.schema_examples import EXAMPLES
+from config.api.schema_texts import COMPONENTS, SUMMARIES, TAGS
+from tests.contract.routes import operations
+from webhooks.schema import EVENTS
+
+
+@cache
+def document() -> dict[str, Any]:
+    made: dict[str, Any] = SchemaGenerator().get_schema(request=None, public=True)
+    return made
+
+
+def described() -> dict[str, dict[str, Any]]:
+    """Every operation by method and path."""
+    return {
+        f"{method.upper()} {path}": operation
+        for path, methods in document()["paths"].items()
+        for method, operation in methods.items()
+    }
+
+
+def resolve(schema: dict[str, Any]) -> Draft202012Validator:
+    return Draft202012Validator({"components": document()["components"], **schema})
+
+
+def test_every_route_is_in_it_and_nothing_else():
+    assert set(described()) == {str(operation) for operation in operations()}
+
+
+@pytest.mark.parametrize("operation", operations(), ids=str)
+def test_each_operation_tells_what_it_does_and_what_it_needs(operation):
+    entry = described()[str(operation)]
+    name = f"{operation.method} {operation.relative}"
+    assert entry["summary"] == SUMMARIES[name]
+    assert set(entry["tags"]) <= set(TAGS)
+    if operation.surface == "session":
+        assert entry["security"] == [{"sessionToken": []}]
+    else:
+        assert entry["security"] == [{"apiKey": [operation.scope] if operation.scope else []}]
+    for status, response in entry["responses"].items():
+        if status >= "400":
+            assert set(response) == {"$ref"}
+            response = document()["components"]["responses"][response["$ref"].rpartition("/")[2]]
+            assert response["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/ApiError"}
+        assert {"X-Request-Id", "X-RateLimit-Remaining"} <= set(response["headers"])
+
+
+def test_every_word_is_about_something():
+    assert {f"{operation.method} {operation.relative}" for operation in operations()} == set(SUMMARIES)
+    assert set(EXAMPLES) <= set(SUMMARIES)
+    assert set(COMPONENTS) <= set(document()["components"]["schemas"])
+    assert {tag["name"] for tag in document()["tags"]} == {
+        tag for entry in described().values() for tag in entry["tags"]
+    }
+
+
+def test_the_examples_fit_their_schemas():
+    found = 0
+    for entry in [*described().values(), *(hook["post"] for hook in document()["webhooks"].values())]:
+        for part in [entry.get("requestBody", {}), *entry["responses"].values()]:
+            content = part.get("content", {}).get("application/json", {})
+            for example in content.get("examples", {}).values():
+                resolve(content["schema"]).validate(example["value"])
+                found += 1
+    for response in document()["components"]["responses"].values():
+        content = response["content"]["application/json"]
+        for example in content["examples"].values():
+            resolve(content["schema"]).validate(example["value"])
+    assert found > 2 * len(EXAMPLES)
+
+
+def test_version_and_both_surfaces():
+    assert document()["openapi"].startswith("3.1.")
+    assert document()["info"]["version"] == "1.0.0"
+    assert set(document()["components"]["securitySchemes"]) == {"sessionToken", "apiKey"}
+    assert [server["description"] for server in document()["servers"]] == ["This service", "Production"]
+
+
+def test_the_webhooks_bear_their_headers():
+    assert (
+        set(document()["webhooks"])
+        == set(EVENTS)
+        == {
+            "agent.started",
+            "agent.completed",
+            "agent.failed",
+            "tool.completed",
+        }
+    )
+    for hook in document()["webhooks"].values():
+        names = {parameter["name"] for parameter in hook["post"]["parameters"]}
+        assert {
+            "X-Service-Signature",
+            "X-Service-Timestamp",
+            "X-Service-Event-Id",
+            "X-Service-Delivery-Attempt",
+            "webhook-signature",
+        } <= names
+
+
+def test_the_committed_copy_is_up_to_date():
+    committed = json.loads((settings.BASE_DIR / "docs" / "openapi.json").read_text())
+    fresh = json.loads(json.dumps(document(), default=str))
+    for copy in (committed, fresh):
+        copy.pop("servers")  # the first is wherever the service runs
+    assert committed == fresh, "make schema"

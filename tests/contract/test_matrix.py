@@ -1,0 +1,279 @@
+"""What holds of every operation, whoever wrote it: who is turned away and how, and what is no request at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.conf import settings
+from rest_framework.test import APIClient
+
+from apikeys.keys import DEFAULT_SCOPES, create_key, revoke_key
+from apikeys.models import ApiKey
+from config.api import clock
+from config.api.session_tokens import mint
+from config.api.viewsets import PublicViewSet, SessionViewSet
+from tests import factories
+from tests.contract.routes import Operation, methods_of, operations, routes, surface_of
+from tests.contract.world import World, build, unknown_ids
+
+pytestmark = pytest.mark.django_db
+
+# (method, path in the surface) → the scope that it needs, as docs/api.md tells.
+SCOPES = {
+    "POST chats": "chats:write",
+    "GET chats": "chats:read",
+    "GET chats/{chatId}": "chats:read",
+    "PATCH chats/{chatId}": "chats:write",
+    "DELETE chats/{chatId}": "chats:write",
+    "GET chats/{chatId}/messages": "chats:read",
+    "POST attachments": "attachments:write",
+    "POST attachments/{attachmentId}/complete": "attachments:write",
+    "GET attachments/{attachmentId}": "chats:read",
+    "GET attachments/{attachmentId}/content": "chats:read",
+    "POST chats/{chatId}/runs": "runs:write",
+    "GET chats/{chatId}/runs": "runs:read",
+    "GET runs": "runs:read",
+    "GET runs/{runId}": "runs:read",
+    "POST runs/{runId}/cancel": "runs:write",
+    "GET runs/{runId}/stream": "runs:read",
+    "GET waitpoints/{waitpointId}": "runs:read",
+    "POST waitpoints/{waitpointId}/respond": "waitpoints:respond",
+    "GET models": "runs:read",
+    "GET tools": "runs:read",
+    "GET me/credits": "credits:read",
+    "GET key": "",
+}
+# Of a chat that is not the caller's this one shows an empty ledger: that chat's own existence is not told either.
+EMPTY_INSTEAD_OF_404 = {"GET /api/v1/me/credits/ledger/chat/{chatId}"}
+# Differ from one request to the next.
+VARIABLE_HEADERS = {"x-request-id", "x-ratelimit-remaining", "x-ratelimit-reset"}
+
+every = pytest.mark.parametrize("operation", operations(), ids=str)
+every_with_body = pytest.mark.parametrize(
+    "operation", [operation for operation in operations() if operation.takes_body], ids=str
+)
+every_with_object = pytest.mark.parametrize(
+    "operation", [operation for operation in operations() if operation.parameters], ids=str
+)
+every_public = pytest.mark.parametrize("operation", operations("public"), ids=str)
+
+
+def call(client: APIClient, operation: Operation, ids: dict[str, str] | None = None, **options: Any) -> Any:
+    method = options.pop("method", operation.method)
+    if operation.takes_body:
+        options = {"data": b"{}", "content_type": "application/json"} | options
+    return client.generic(method, operation.url(ids or unknown_ids()), **options)
+
+
+def bearing(token: str) -> APIClient:
+    client = APIClient()
+    client.credentials(HTTP_AUTHORIZATION=f"Bearer {token}")
+    return client
+
+
+def caller(operation: Operation, user: Any) -> APIClient:
+    return factories.session_client(user) if operation.surface == "session" else factories.public_client(user)
+
+
+def refusal(response: Any, status: int, code: str) -> dict[str, Any]:
+    """The answer's error, asserted to be the envelope and no more."""
+    assert response.status_code == status, response.content
+    assert response["Content-Type"] == "application/json"
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) <= {"code", "message", "details"}
+    assert body["error"]["code"] == code
+    assert body["error"]["message"]
+    assert response["X-Request-Id"]
+    assert response["X-RateLimit-Limit"]
+    return body["error"]
+
+
+# --- the routes ------------------------------------------------------------------------------------------------------
+def test_every_route_is_a_viewset_of_its_surface():
+    bases = {"session": SessionViewSet, "public": PublicViewSet}
+    for path, callback in routes():
+        assert issubclass(callback.cls, bases[str(surface_of(path))]), path
+
+
+@every_public
+def test_every_public_operation_needs_the_scope_that_it_is_said_to(operation):
+    assert operation.scope == SCOPES[f"{operation.method} {operation.relative}"]
+
+
+# --- who is turned away ----------------------------------------------------------------------------------------------
+def expired_key(user: Any) -> str:
+    key, secret = create_key(user, name="old")
+    ApiKey.objects.filter(pk=key.pk).update(expires_at=clock.now())
+    return secret
+
+
+def revoked_key(user: Any) -> str:
+    key, secret = create_key(user, name="gone")
+    revoke_key(key)
+    return secret
+
+
+def key(user: Any) -> str:
+    return create_key(user, name="good")[1]
+
+
+def key_of_inactive(user: Any) -> str:
+    secret = key(user)
+    deactivate(user)
+    return secret
+
+
+def token(user: Any) -> str:
+    return mint(user.get_username())
+
+
+def token_of_inactive(user: Any) -> str:
+    text = token(user)
+    deactivate(user)
+    return text
+
+
+def expired_token(user: Any) -> str:
+    return mint(user.get_username(), hours=-(settings.SESSION_LEEWAY_SECONDS + 5) / 3600)
+
+
+def forged_token(user: Any) -> str:
+    head, body, signature = token(user).split(".")
+    return ".".join([head, body, signature[::-1]])
+
+
+def deactivate(user: Any) -> None:
+    user.is_active = False
+    user.save(update_fields=["is_active"])
+
+
+UNKNOWN_KEY = "awk_" + "0" * 49
+BAD: dict[str, list[Callable[[Any], str]]] = {
+    "session": [key, expired_token, forged_token, token_of_inactive, lambda user: "nonsense"],
+    "public": [token, expired_key, revoked_key, key_of_inactive, lambda user: UNKNOWN_KEY],
+}
+
+
+@every
+def test_no_credential(operation, user):
+    response = call(APIClient(), operation, build(user).ids)
+    refusal(response, 401, "UNAUTHORIZED")
+    assert response["WWW-Authenticate"] == "Bearer"
+
+
+@every
+def test_credentials_that_are_wrong_or_no_longer_right(operation, user):
+    for make in BAD[operation.surface]:
+        response = call(bearing(make(user)), operation)
+        refusal(response, 401, "UNAUTHORIZED")
+        assert response["WWW-Authenticate"] == "Bearer"
+
+
+@every
+def test_the_checks_above_are_not_passed_by_chance(operation, user):
+    response = call(caller(operation, user), operation, build(user).ids)
+    assert response.status_code not in (401, 403, 404, 405, 500), response.content
+
+
+@every_public
+def test_each_missing_scope(operation, user):
+    ids = build(user).ids
+    if operation.scope:
+        others = [scope for scope in DEFAULT_SCOPES if scope != operation.scope]
+        assert len(others) == len(DEFAULT_SCOPES) - 1
+        error = refusal(call(factories.public_client(user, others), operation, ids), 403, "FORBIDDEN")
+        assert error["details"] == {"requiredScope": operation.scope}
+    alone = call(factories.public_client(user, [operation.scope]), operation, ids)
+    assert alone.status_code not in (401, 403), alone.content
+
+
+# --- whose objects ---------------------------------------------------------------------------------------------------
+@pytest.fixture
+def stranger(db) -> World:
+    return build(factories.UserFactory())
+
+
+def seen(response: Any) -> tuple[int, bytes, dict[str, str]]:
+    content = b"".join(response.streaming_content) if response.streaming else response.content
+    headers = {name.lower(): value for name, value in response.headers.items()}
+    return response.status_code, content, {k: v for k, v in headers.items() if k not in VARIABLE_HEADERS}
+
+
+@every_with_object
+def test_anothers_object_is_as_if_it_did_not_exist(operation, user, stranger):
+    client = caller(operation, user)
+    assert set(operation.parameters) <= set(stranger.ids), "tests/contract/world.py makes no such object"
+    anothers, nobodys = call(client, operation, stranger.ids), call(client, operation, unknown_ids())
+    if str(operation) in EMPTY_INSTEAD_OF_404:
+        assert anothers.json() == {"chatTitle": None, "items": []}
+    else:
+        refusal(anothers, 404, "NOT_FOUND")
+    assert seen(anothers) == seen(nobodys)
+
+
+@every_with_object
+@pytest.mark.parametrize("odd", ["%00", "x" * 10_000, "%2F..%2F", "%F0%9F%A6%84", "%ff", "null", "run_' OR 1=1"])
+def test_any_string_is_an_id_that_does_not_exist(operation, odd, user):
+    response = call(caller(operation, user), operation, dict.fromkeys(operation.parameters, odd))
+    if str(operation) in EMPTY_INSTEAD_OF_404 and response.status_code == 200:
+        assert response.json() == {"chatTitle": None, "items": []}
+    else:
+        refusal(response, 404, "NOT_FOUND")
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [operation for operation in operations() if operation.method == "GET" and not operation.parameters],
+    ids=str,
+)
+def test_nothing_of_anothers_is_shown(operation, user, stranger):
+    _, content, _ = seen(call(caller(operation, user), operation))
+    assert not [secret for secret in stranger.secrets if secret.encode() in content]
+
+
+# --- what is no request ----------------------------------------------------------------------------------------------
+@every
+def test_wrong_methods(operation, user):
+    client, ids, allowed = caller(operation, user), build(user).ids, methods_of(operation.path)
+    for method in {"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "QUERY"} - allowed:
+        response = call(client, operation, ids, method=method)
+        refusal(response, 405, "METHOD_NOT_ALLOWED")
+        assert set(response["Allow"].split(", ")) == allowed
+
+
+@every_with_body
+def test_an_oversized_body(operation, user):
+    body = b'{"title": "' + b"x" * settings.API_MAX_BODY_BYTES + b'"}'
+    refusal(call(caller(operation, user), operation, build(user).ids, data=body), 413, "PAYLOAD_TOO_LARGE")
+
+
+def malformed() -> Iterator[bytes]:
+    yield from (
+        b"{",
+        b"[]",
+        b'"text"',
+        b"\xff",
+        b'{"a": 1, "a": 2}',
+        b'{"a": NaN}',
+        b'{"a": "\\ud800"}',
+        b'{"a":"\\u0000"}',
+    )
+    yield b'{"a":' * (settings.API_MAX_JSON_DEPTH + 1) + b"1" + b"}" * (settings.API_MAX_JSON_DEPTH + 1)
+
+
+@every_with_body
+def test_a_malformed_body(operation, user):
+    client, ids = caller(operation, user), build(user).ids
+    for body in malformed():
+        refusal(call(client, operation, ids, data=body), 400, "VALIDATION_ERROR")
+
+
+@every_with_body
+def test_another_media_type(operation, user):
+    client, ids = caller(operation, user), build(user).ids
+    for media_type in ("text/plain", "application/x-www-form-urlencoded", "application/json; charset=latin-1"):
+        response = call(client, operation, ids, data=b'{"a": 1}', content_type=media_type)
+        refusal(response, 415, "UNSUPPORTED_MEDIA_TYPE")

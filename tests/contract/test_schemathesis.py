@@ -1,0 +1,43 @@
+"""Thousands of requests that schemathesis makes of the committed schema, good and bad ones, alone and in sequences."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.stack.process import ROOT
+from tests.stack.stack import Stack
+
+pytestmark = [pytest.mark.services, pytest.mark.stack, pytest.mark.timeout(240)]
+
+SECONDS = 40
+
+
+@pytest.mark.parametrize(("surface", "prefix"), [("session", "^/api/v1/"), ("public", "^/api/public/v1/")])
+def test_all_checks(stack: Stack, tmp_path: Path, surface: str, prefix: str) -> None:
+    credential = stack.token("ada") if surface == "session" else stack.api_key("ada")
+    stack.manage("grant_credits", "ada", "1000000", "--reason", "a test")
+    command = [
+        str(Path(sys.executable).with_name("schemathesis")),
+        "--no-color",
+        "run",
+        str(ROOT / "docs" / "openapi.json"),
+        f"--url={stack.url}",
+        f"--header=Authorization: Bearer {credential}",
+        f"--include-path-regex={prefix}",
+        "--checks=all",
+        f"--max-time={SECONDS}",
+        "--continue-on-failure",
+        "--suppress-health-check=all",
+        "--request-timeout=20",
+        f"--report-dir={tmp_path}",
+    ]
+    environment = os.environ | {"SCHEMATHESIS_HOOKS": "tests.contract.schemathesis_hooks", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in stack.logs("web", lines=100_000)
+    stack.manage("check_invariants")

@@ -1,0 +1,60 @@
+"""A user who has everything, in any number: what the operations of the interface are called on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from apikeys.keys import create_key
+from chats.models import Chat
+from config.api.ids import new_id
+from credits import ledger
+from tests import factories
+from tests.credits.helpers import spend, turn
+
+# A path parameter's type of id.
+PREFIXES = {"chatId": "chat", "runId": "run", "waitpointId": "wp", "keyId": "key", "attachmentId": "att"}
+
+
+@dataclass
+class World:
+    """``ids`` has an object of the user's for each path parameter; ``secrets`` is text that nobody else may see."""
+
+    user: Any
+    ids: dict[str, str]
+    secrets: list[str]
+
+
+def build(user: Any, rows: int = 1) -> World:
+    """``rows`` of everything: chats, messages and runs in one chat, calls of one run, keys, deliveries, ledger rows."""
+    ledger.account_for(user.pk)
+    chats = [factories.ChatFactory(user=user) for _ in range(rows)]
+    chat, secrets = chats[0], [chat.pk for chat in chats]
+    for _ in range(rows):
+        run = factories.RunFactory(chat=chat)
+        message = factories.MessageFactory(chat=chat, run_id=run.pk)
+        secrets += [run.pk, message.pk, factories.AttachmentFactory(user=user, message=message).pk]
+        factories.ToolInvocationFactory(run=run)
+        turn(user, 1000, run=run.pk, chat=chat.pk, index=1)
+    waiting = factories.RunFactory(chat=chat, status="waiting")
+    Chat.objects.filter(pk=chat.pk).update(active_run_id=waiting.pk)
+    for index, each in enumerate(chats):
+        spend(user, 1000, run=waiting.pk, chat=each.pk, tool=f"tool_{index}")
+        factories.ToolInvocationFactory(run=waiting)
+    waitpoint = factories.WaitpointFactory(run=waiting)
+    keys = [create_key(user, name=f"key {index}")[0] for index in range(rows)]
+    endpoint = factories.EndpointFactory(user=user)
+    for _ in range(rows):
+        delivery = factories.AttemptFactory(delivery__endpoint=endpoint).delivery
+        factories.AttemptFactory(delivery=delivery, number=2)
+        secrets.append(delivery.pk)
+    attachment = factories.AttachmentFactory(user=user)
+    secrets += [attachment.pk, waiting.pk, waitpoint.pk, endpoint.pk, *(key.pk for key in keys)]
+    ids = {"chatId": chat.pk, "runId": waiting.pk, "waitpointId": waitpoint.pk, "keyId": keys[0].pk}
+    ids["attachmentId"] = attachment.pk
+    return World(user, ids, secrets)
+
+
+def unknown_ids() -> dict[str, str]:
+    """Well-formed ids that are nobody's."""
+    return {name: new_id(prefix) for name, prefix in PREFIXES.items()}

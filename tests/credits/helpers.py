@@ -1,0 +1,90 @@
+"""Short ways to make ledger rows; each call is a movement of its own."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from itertools import count
+from typing import Any
+
+from config.api import clock
+from config.api.money import MICRO
+from credits import ledger
+from credits.models import Account, LedgerEntry
+
+_numbers = count(1)
+
+
+def fund(user: Any, amount: int) -> None:
+    """Bring a fresh user's available to exactly ``amount``."""
+    change = amount - ledger.available(user.pk)
+    if change:
+        ledger.adjust(user.pk, change, reason="for the test", staff=None)
+
+
+def place(
+    user: Any,
+    amount: int,
+    *,
+    invocation: str | None = None,
+    run: str = "run_1",
+    chat: str = "chat_1",
+    tool: str = "draw",
+) -> str:
+    """Hold ``amount``; returns the invocation's id."""
+    invocation = invocation or f"inv_{next(_numbers)}"
+    ledger.hold(
+        user.pk,
+        amount,
+        invocation_id=invocation,
+        tool_key=tool,
+        chat_id=chat,
+        run_id=run,
+        price={"perCall": amount},
+    )
+    return invocation
+
+
+def spend(user: Any, amount: int, *, run: str = "run_1", chat: str = "chat_1", tool: str = "draw") -> LedgerEntry:
+    """Hold and capture ``amount``; returns the CAPTURE row."""
+    invocation = place(user, amount, run=run, chat=chat, tool=tool)
+    ledger.capture(invocation, amount)
+    return LedgerEntry.objects.get(type="CAPTURE", invocation_id=invocation)
+
+
+def turn(user: Any, amount: int, *, run: str = "run_1", chat: str = "chat_1", index: int | None = None) -> LedgerEntry:
+    """Book a model turn."""
+    return ledger.usage(
+        user.pk, amount, run_id=run, chat_id=chat, turn_index=index or next(_numbers), price={"in": 1, "out": 1}
+    )
+
+
+def state(user: Any) -> tuple[int, int]:
+    """(balance, held)"""
+    account = Account.objects.get(pk=user.pk)
+    return account.balance, account.held
+
+
+def rows(user: Any) -> list[tuple[str, int]]:
+    """(type, amount) of every row but the sign-up grant and what ``fund`` made, in the order they were made."""
+    entries = LedgerEntry.objects.filter(account_id=user.pk).exclude(cause=f"signup:{user.pk}")
+    entries = entries.exclude(reason="for the test").order_by("created_at", "type")
+    return list(entries.values_list("type", "amount"))
+
+
+class Clock:
+    """Stands for the service's clock; set ``now`` to travel."""
+
+    def __init__(self, now: datetime) -> None:
+        self.now = now
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+def stop_clock(monkeypatch: Any, now: datetime) -> Clock:
+    stopped = Clock(now)
+    monkeypatch.setattr(clock, "now", stopped)
+    return stopped
+
+
+CREDIT = MICRO

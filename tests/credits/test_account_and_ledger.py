@@ -1,0 +1,179 @@
+"""``/me/credits`` and ``/me/credits/ledger`` over HTTP."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+
+from config.api.clock import iso
+from credits import ledger, usage
+from credits.models import LedgerEntry
+from tests.credits.helpers import CREDIT, fund, place, spend, turn
+from tests.factories import UserFactory, public_client
+
+pytestmark = pytest.mark.django_db
+ACCOUNT = "/me/credits"
+LEDGER = "/api/v1/me/credits/ledger"
+COLUMNS = ["id", "type", "amount", "toolKey", "chatId", "runId", "invocationId", "reason", "createdAt"]
+
+
+def read_csv(client, **headers) -> list[list[str]]:
+    answer = client.get(LEDGER, HTTP_ACCEPT="text/csv", **headers)
+    assert answer.status_code == 200
+    assert answer["Content-Type"] == "text/csv; charset=utf-8"
+    return list(csv.reader(io.StringIO(b"".join(answer.streaming_content).decode())))
+
+
+class TestAccount:
+    def test_both_surfaces_show_the_same(self, session, public, user):
+        fund(user, 12_500_000)
+        place(user, 2_000_001)
+        expected = {"balance": "12.5", "held": "2.000001", "available": "10.499999"}
+        for client, surface in ((session, "/api/v1"), (public, "/api/public/v1")):
+            answer = client.get(surface + ACCOUNT)
+            assert (answer.status_code, answer.json()) == (200, expected)
+
+    def test_a_debt_is_negative(self, session, user):
+        fund(user, 0)
+        turn(user, 1_250_000)
+        assert session.get("/api/v1" + ACCOUNT).json() == {"balance": "-1.25", "held": "0", "available": "-1.25"}
+
+    def test_the_public_surface_needs_the_scope(self, user):
+        answer = public_client(user, ["chats:read"]).get("/api/public/v1" + ACCOUNT)
+        assert answer.status_code == 403
+        assert answer.json()["error"]["details"] == {"requiredScope": "credits:read"}
+
+    def test_a_credential_is_required(self, client, session, public):
+        for caller, surface in ((client, "v1"), (client, "public/v1"), (public, "v1"), (session, "public/v1")):
+            assert caller.get(f"/api/{surface}{ACCOUNT}").status_code == 401
+
+    def test_it_is_one_query_beside_the_callers_own(self, session, user, django_assert_num_queries):
+        with django_assert_num_queries(2):
+            session.get("/api/v1" + ACCOUNT)
+
+    def test_nothing_can_be_written(self, session):
+        for method in ("post", "put", "patch", "delete"):
+            for path in ("/api/v1" + ACCOUNT, LEDGER):
+                assert getattr(session, method)(path).status_code == 405
+
+
+class TestLedger:
+    def test_rows_newest_first(self, session, user):
+        spent = spend(user, 3 * CREDIT, run="run_1", chat="chat_1", tool="draw_chart")
+        refund = ledger.refund(spent.pk, 1_500_000, reason="Half of it", staff=None)
+        ledger.adjust(user.pk, -1, reason="Rounding", staff=None)
+        spend(UserFactory(), 5)
+        body = session.get(LEDGER).json()
+        assert body["nextCursor"] is None
+        assert [(row["type"], row["amount"]) for row in body["items"]] == [
+            ("ADJUSTMENT", "-0.000001"),
+            ("REFUND", "1.5"),
+            ("CAPTURE", "3"),
+            ("HOLD", "3"),
+            ("GRANT", "100"),
+        ]
+        assert body["items"][1] == {
+            "id": refund.pk,
+            "type": "REFUND",
+            "amount": "1.5",
+            "toolKey": "draw_chart",
+            "chatId": "chat_1",
+            "runId": "run_1",
+            "invocationId": spent.invocation_id,
+            "reason": "Half of it",
+            "createdAt": iso(refund.created_at),
+        }
+        assert body["items"][4]["toolKey"] is None
+
+    def test_pages_join_to_the_whole(self, session, user):
+        for _ in range(4):
+            ledger.capture(place(user, 8), 3)  # CAPTURE and RELEASE are of the same moment
+        whole = [row["id"] for row in session.get(LEDGER, {"limit": 100}).json()["items"]]
+        assert len(whole) == 13
+        joined, cursor = [], None
+        while True:
+            page = session.get(LEDGER, {"limit": 2} | ({"cursor": cursor} if cursor else {})).json()
+            joined += [row["id"] for row in page["items"]]
+            cursor = page["nextCursor"]
+            turn(user, 1)  # what is added meanwhile shifts nothing
+            if cursor is None:
+                break
+        assert joined == whole
+
+    @pytest.mark.parametrize("query", [{"limit": "0"}, {"limit": "101"}, {"limit": "x"}, {"cursor": "x"}])
+    def test_a_bad_page_is_400(self, session, query):
+        answer = session.get(LEDGER, query)
+        assert answer.status_code == 400
+        assert list(answer.json()["error"]["details"]["fields"]) == list(query)
+
+    def test_queries_do_not_grow_with_rows(self, session, user, django_assert_num_queries):
+        for _ in range(2):
+            with django_assert_num_queries(2):
+                session.get(LEDGER)
+            for _ in range(5):
+                spend(user, 1)
+
+
+class TestCsv:
+    def test_holds_every_row_of_the_caller(self, session, user, monkeypatch):
+        monkeypatch.setattr(usage, "EXPORT_BATCH", 3)
+        for _ in range(4):
+            ledger.capture(place(user, 8), 3)
+        spend(UserFactory(), 5)
+        header, *lines = read_csv(session)
+        assert header == COLUMNS
+        rows = [dict(zip(header, line, strict=True)) for line in lines]
+        listed = session.get(LEDGER, {"limit": 100}).json()["items"]
+        assert rows == [{column: value or "" for column, value in row.items()} for row in listed]
+        assert len(rows) == 13
+
+    def test_is_read_in_batches(self, session, user, monkeypatch, django_assert_num_queries):
+        monkeypatch.setattr(usage, "EXPORT_BATCH", 4)
+        for _ in range(7):
+            turn(user, 1)
+        with django_assert_num_queries(1 + 3):
+            assert len(read_csv(session)) == 1 + 8
+
+    def test_free_text_is_quoted_and_never_a_formula(self, session, user):
+        for reason in ('=HYPERLINK("http://x")', "@x", 'says "no", twice', "plain"):
+            ledger.adjust(user.pk, -5, reason=reason, staff=None)
+        rows = [dict(zip(COLUMNS, line, strict=True)) for line in read_csv(session)[1:-1]]
+        assert [row["reason"] for row in reversed(rows)] == [
+            '\'=HYPERLINK("http://x")',
+            "'@x",
+            'says "no", twice',
+            "plain",
+        ]
+        assert {row["amount"] for row in rows} == {"-0.000005"}
+
+    def test_errors_are_json(self, client, user):
+        answer = client.get(LEDGER, HTTP_ACCEPT="text/csv")
+        assert answer.status_code == 401
+        assert answer["Content-Type"] == "application/json"
+        assert answer.json()["error"]["code"] == "UNAUTHORIZED"
+
+    def test_other_types_are_406(self, session):
+        answer = session.get(LEDGER, HTTP_ACCEPT="text/html")
+        assert answer.status_code == 406
+        assert answer.json()["error"]["code"] == "NOT_ACCEPTABLE"
+
+    def test_a_rate_limited_export_is_a_json_429(self, session, monkeypatch, settings):
+        from config.api import ratelimit
+
+        def refuse(*args, **kwargs):
+            raise ratelimit.RateLimited
+
+        monkeypatch.setattr(ratelimit, "charge_user", refuse)
+        answer = session.get(LEDGER, HTTP_ACCEPT="text/csv")
+        assert (answer.status_code, answer["Content-Type"]) == (429, "application/json")
+        assert answer.json()["error"]["code"] == "RATE_LIMITED"
+
+
+def test_rows_of_one_millisecond_keep_their_order(session, user):
+    entries = [turn(user, number) for number in range(30)]
+    listed = [row["id"] for row in session.get(LEDGER, {"limit": 30}).json()["items"]]
+    expected = LedgerEntry.objects.filter(type="USAGE").order_by("-created_at", "-id").values_list("pk", flat=True)
+    assert listed == list(expected)
+    assert set(listed) == {entry.pk for entry in entries}

@@ -1,0 +1,149 @@
+"""One account, many connections at once: no overdraft, nothing twice, every sum exact."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from config.api.errors import Conflict
+from credits import ledger
+from credits.models import LedgerEntry
+from credits.reconcile import drift
+from tests.credits.helpers import fund, place, spend, state, turn
+from tests.factories import UserFactory
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(params=[4, pytest.param(16, marks=pytest.mark.services)])
+def threads(request) -> int:
+    return request.param
+
+
+def side_by_side(count: int, work: Callable[[int], Any]) -> list[Any]:
+    """``work(0)`` … ``work(count - 1)``, each on a thread and connection of its own; a refusal is a result, too."""
+    start = threading.Barrier(count)
+    results: list[Any] = [None] * count
+
+    def run(index: int) -> None:
+        try:
+            connection.ensure_connection()
+            start.wait()
+            results[index] = work(index)
+        except Exception as error:
+            results[index] = error
+        finally:
+            connection.close()
+
+    workers = [threading.Thread(target=run, args=(index,)) for index in range(count)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return results
+
+
+def test_holds_never_overdraw(threads):
+    user = UserFactory()
+    fund(user, 50)
+
+    def hold(index: int) -> int:
+        placed = 0
+        for _ in range(20):
+            try:
+                place(user, 2)
+                placed += 2
+            except ledger.InsufficientCredits:
+                pass
+        return placed
+
+    assert sum(side_by_side(threads, hold)) == 50
+    assert state(user) == (50, 50)
+    assert list(drift()) == []
+
+
+def test_every_sum_is_exact(threads):
+    user = UserFactory()
+    fund(user, 500)
+
+    def trade(index: int) -> tuple[int, int]:
+        """Returns what it added to (balance, held)."""
+        luck = random.Random(index)
+        balance = held = 0
+        for _ in range(15):
+            try:
+                amount = luck.randint(1, 60)
+                invocation = place(user, amount, run=f"run_{index}")
+            except ledger.InsufficientCredits:
+                ledger.grant(user.pk, 25, cause=f"top-up:{luck.random()}")
+                balance += 25
+                continue
+            fate = luck.randrange(4)
+            if fate == 0:
+                balance -= ledger.capture(invocation, luck.randint(0, amount + 5))
+            elif fate == 1:
+                ledger.release(invocation)
+            elif fate == 2:
+                spent = luck.randint(0, 3)
+                turn(user, spent, run=f"run_{index}")
+                balance -= spent
+                held += amount
+            else:
+                held -= ledger.release_run(f"run_{index}") - amount
+        return balance, held
+
+    results = side_by_side(threads, trade)
+    assert state(user) == (500 + sum(balance for balance, _ in results), sum(held for _, held in results))
+    assert list(drift()) == []
+
+
+def test_one_cause_moves_once(threads):
+    user = UserFactory()
+    fund(user, 100)
+    granted = side_by_side(threads, lambda _: ledger.grant(user.pk, 7, cause="order:1").pk)
+    assert len(set(granted)) == 1
+    side_by_side(threads, lambda _: place(user, 5, invocation="inv_same"))
+    side_by_side(threads, lambda _: turn(user, 3, index=1))
+    assert state(user) == (100 + 7 - 3, 5)
+    assert list(drift()) == []
+
+
+def test_a_hold_is_settled_by_one_of_many(threads):
+    user = UserFactory()
+    fund(user, 1000)
+    place(user, 500)  # so that the account could pay a second settlement
+    for _ in range(10):
+        before, _ = state(user)
+        invocation = place(user, 8)
+
+        def settle(index: int, invocation: str = invocation) -> int:
+            return ledger.capture(invocation, 3) if index % 2 else ledger.release(invocation) or 0
+
+        captured = side_by_side(threads, settle)
+        assert sum(captured) in (0, 3)
+        assert state(user) == (before - sum(captured), 500)
+    assert list(drift()) == []
+
+
+def test_refunds_of_a_row_are_at_most_its_amount(threads):
+    user = UserFactory()
+    fund(user, 100)
+    spent = spend(user, 10)
+    results = side_by_side(threads, lambda _: ledger.refund(spent.pk, 4, reason="r", staff=None))
+    assert sum(isinstance(result, LedgerEntry) for result in results) == 2
+    assert sum(isinstance(result, Conflict) for result in results) == threads - 2
+    assert state(user) == (98, 0)
+
+
+def test_an_account_on_demand_is_opened_once(threads):
+    from django.contrib.auth import get_user_model
+
+    user = get_user_model().objects.bulk_create([UserFactory.build()])[0]
+    available = side_by_side(threads, lambda _: ledger.available(user.pk))
+    assert set(available) == {100_000_000}
+    assert list(drift()) == []

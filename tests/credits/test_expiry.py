@@ -1,0 +1,200 @@
+"""Grants that expire."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from config.api import clock
+from credits import ledger
+from credits.expiry import expire_grants, unspent
+from credits.models import LedgerEntry, PendingExpiry
+from credits.reconcile import drift
+from credits.tasks import expire_grants as task
+from tests.credits.helpers import Clock, fund, place, rows, spend, state, stop_clock, turn
+from tests.credits.test_concurrency import side_by_side
+from tests.factories import UserFactory
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def now(monkeypatch, user) -> Clock:
+    fund(user, 0)
+    return stop_clock(monkeypatch, clock.now())
+
+
+def give(user, amount: int, expires_at: datetime | None = None) -> LedgerEntry:
+    """Grants are told apart by their amount, so each amount is given once."""
+    return ledger.grant(user.pk, amount, cause=f"{user.pk}:{amount}", expires_at=expires_at)
+
+
+@pytest.mark.django_db
+class TestExpiry:
+    @pytest.fixture(autouse=True)
+    def _nothing_drifts(self, db):
+        yield
+        assert list(drift()) == []
+
+    def test_takes_back_what_is_left_when_its_time_has_come(self, user, now):
+        give(user, 10, now.now + HOUR)
+        give(user, 100)
+        spend(user, 4)
+        now.now += HOUR - timedelta(microseconds=1)
+        assert expire_grants() == 0
+        now.now += timedelta(microseconds=1)
+        assert expire_grants() == 6
+        assert state(user) == (100, 0)
+        assert ("EXPIRY", 6) in rows(user)
+        assert expire_grants() == 0
+        assert not PendingExpiry.objects.exists()
+
+    def test_a_grant_that_is_spent_leaves_no_row(self, user, now):
+        give(user, 10, now.now + HOUR)
+        spend(user, 10)
+        now.now += HOUR
+        assert expire_grants() == 0
+        assert "EXPIRY" not in dict(rows(user))
+        assert not PendingExpiry.objects.exists()
+
+    def test_the_soonest_to_expire_is_spent_first(self, user, now):
+        give(user, 100)
+        late = give(user, 50, now.now + 3 * HOUR)
+        now.now += timedelta(seconds=1)
+        soon = give(user, 20, now.now + HOUR)
+        turn(user, 25)
+        assert unspent(user.pk) == {late.pk: 45, soon.pk: 0}
+
+    def test_of_one_expiry_the_oldest_is_spent_first(self, user, now):
+        end = now.now + HOUR
+        old = give(user, 20, end)
+        now.now += timedelta(seconds=1)
+        new = give(user, 30, end)
+        ledger.adjust(user.pk, -5, reason="r", staff=None)
+        assert unspent(user.pk) == {old.pk: 15, new.pk: 30}
+
+    def test_what_was_spent_before_a_grant_is_not_spent_from_it(self, user, now):
+        late = give(user, 50, now.now + 3 * HOUR)
+        spend(user, 30)
+        now.now += timedelta(seconds=1)
+        soon = give(user, 40, now.now + HOUR)
+        assert unspent(user.pk) == {late.pk: 20, soon.pk: 40}
+
+    def test_a_grant_fills_a_debt_first(self, user, now):
+        turn(user, 30)
+        now.now += timedelta(seconds=1)
+        grant = give(user, 40, now.now + HOUR)
+        assert unspent(user.pk) == {grant.pk: 10}
+        now.now += HOUR
+        assert expire_grants() == 10
+        assert state(user) == (0, 0)
+
+    def test_what_is_held_expires_once_the_hold_is_released(self, user, now):
+        give(user, 10, now.now + HOUR)
+        kept, released = place(user, 3), place(user, 2)
+        now.now += HOUR
+        assert expire_grants() == 5
+        assert state(user) == (5, 5)
+        assert expire_grants() == 0
+        ledger.capture(kept, 3)
+        ledger.release(released)
+        assert ledger.available(user.pk) == 2
+        assert expire_grants() == 2
+        assert state(user) == (0, 0)
+        assert not PendingExpiry.objects.exists()
+
+    def test_repeating_a_grant_does_not_revive_it(self, user, now):
+        end = now.now + HOUR
+        give(user, 10, end)
+        now.now = end
+        expire_grants()
+        give(user, 10, end)
+        assert expire_grants() == 0
+        assert state(user) == (0, 0)
+
+    def test_the_task_reaches_every_account(self, user, now, monkeypatch):
+        monkeypatch.setattr("credits.expiry.ACCOUNTS_BATCH", 2)
+        users = [user, *(UserFactory() for _ in range(4))]
+        for each in users[1:]:
+            fund(each, 0)
+        now.now += timedelta(seconds=1)
+        for each in users:
+            give(each, 10, now.now + HOUR)
+        now.now += HOUR
+        task()
+        assert [state(each) for each in users] == [(0, 0)] * 5
+
+    def test_expiry_is_no_usage(self, session, user, now):
+        give(user, 10, now.now + HOUR)
+        now.now += HOUR
+        expire_grants()
+        assert session.get("/api/v1/me/credits/usage-summary").json()["recordsAll"] == 0
+
+
+@pytest.mark.django_db
+@settings(max_examples=25, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("grant"), st.integers(1, 30), st.integers(1, 6)),
+            st.tuples(st.just("keep"), st.integers(1, 30), st.just(0)),
+            st.tuples(st.just("spend"), st.integers(1, 30), st.just(0)),
+            st.tuples(st.just("wait"), st.integers(1, 2), st.just(0)),
+        ),
+        max_size=25,
+    )
+)
+def test_what_is_left_agrees_with_a_model_that_follows_every_credit(steps, monkeypatch):
+    """The model keeps lots in a list and takes each spend out of them one by one."""
+    with monkeypatch.context() as patch:
+        travel = stop_clock(patch, clock.now())
+        user = UserFactory()
+        fund(user, 0)
+        begin = travel.now
+        lots: dict[str, tuple[int, int, int]] = {}  # id → (expires after hours, made as number, left)
+        other = 0  # what never expires; below zero it is a debt
+        hours = 0
+        for number, (kind, amount, after) in enumerate(steps):
+            travel.now += timedelta(seconds=1)
+            if kind == "grant":
+                end = begin + (hours + after) * HOUR
+                grant = ledger.grant(user.pk, amount, cause=f"{user.pk}:{number}", expires_at=end)
+                paid = min(amount, max(0, -other))
+                other += paid
+                lots[grant.pk] = (hours + after, number, amount - paid)
+            elif kind == "keep":
+                ledger.grant(user.pk, amount, cause=f"{user.pk}:{number}")
+                other += amount
+            elif kind == "spend":
+                turn(user, amount)
+                for key, (end_hour, made, left) in sorted(lots.items(), key=lambda lot: lot[1][:2]):
+                    used = min(left, amount)
+                    lots[key] = (end_hour, made, left - used)
+                    amount -= used
+                other -= amount
+            else:
+                hours += amount
+                travel.now = begin + hours * HOUR + timedelta(seconds=number + 1)
+                due = [key for key, (end_hour, _, _) in lots.items() if end_hour <= hours]
+                assert expire_grants() == sum(lots.pop(key)[2] for key in due)
+            assert {key: left for key, left in unspent(user.pk).items() if left} == {
+                key: left for key, (_, _, left) in lots.items() if left
+            }
+            assert state(user) == (other + sum(left for _, _, left in lots.values()), 0)
+        for pending in PendingExpiry.objects.filter(account_id=user.pk):
+            pending.delete()  # the next example's clock is this one's
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("threads", [4, pytest.param(16, marks=pytest.mark.services)])
+def test_twice_at_once_takes_back_once(threads):
+    users = [UserFactory() for _ in range(3)]
+    for user in users:
+        fund(user, 5)
+        give(user, 10, clock.now())
+    side_by_side(threads, lambda _: expire_grants())
+    assert [state(user) for user in users] == [(5, 0)] * 3
+    assert list(drift()) == []

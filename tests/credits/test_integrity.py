@@ -1,0 +1,147 @@
+"""What the database itself refuses, whoever writes to it."""
+
+import sqlite3
+
+import pytest
+from django.db import DatabaseError, IntegrityError, connection, transaction
+from django.utils import timezone
+
+from credits.models import Account, EntryType, LedgerEntry
+from credits.reconcile import drift
+from tests.credits.helpers import fund, place, rows, spend
+from tests.factories import UserFactory
+
+pytestmark = pytest.mark.django_db
+
+
+def refused(**fields) -> bool:
+    """Whether the ledger refuses such a row."""
+    try:
+        with transaction.atomic():
+            LedgerEntry.objects.create(**fields)
+    except IntegrityError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("type", "amount"),
+    [
+        *((type, amount) for type in EntryType.values if type not in ("USAGE", "ADJUSTMENT") for amount in (0, -1)),
+        ("USAGE", -1),
+        ("ADJUSTMENT", 0),
+        ("GIFT", 1),
+    ],
+)
+def test_signs_and_types(user, type, amount):
+    against = spend(user, 5) if type in ("CAPTURE", "RELEASE", "REFUND", "EXPIRY") else None
+    assert refused(account_id=user.pk, type=type, amount=amount, cause="x", reason="r", against=against)
+
+
+@pytest.mark.parametrize("type", ["CAPTURE", "RELEASE", "REFUND", "EXPIRY"])
+def test_what_settles_or_corrects_names_its_row(user, type):
+    assert refused(account_id=user.pk, type=type, amount=1, cause="x", reason="r")
+
+
+@pytest.mark.parametrize("type", ["GRANT", "HOLD", "USAGE", "ADJUSTMENT"])
+def test_nothing_else_names_one(user, type):
+    against = spend(user, 5)
+    assert refused(account_id=user.pk, type=type, amount=1, cause="x", reason="r", against=against)
+    assert not refused(account_id=user.pk, type=type, amount=1, cause="x", reason="r")
+
+
+@pytest.mark.parametrize("type", ["REFUND", "ADJUSTMENT"])
+def test_corrections_have_a_reason(user, type):
+    against = spend(user, 5) if type == "REFUND" else None
+    assert refused(account_id=user.pk, type=type, amount=1, cause="x", against=against)
+
+
+def test_only_grants_expire(user):
+    assert refused(account_id=user.pk, type="USAGE", amount=1, cause="x", expires_at=timezone.now())
+    assert not refused(account_id=user.pk, type="GRANT", amount=1, cause="x", expires_at=timezone.now())
+
+
+def test_causes_are_unique_across_accounts(user):
+    other = UserFactory()
+    assert not refused(account_id=user.pk, type="GRANT", amount=1, cause="x")
+    assert refused(account_id=other.pk, type="GRANT", amount=1, cause="x")
+
+
+def test_a_hold_has_one_settlement_of_a_kind(user):
+    capture = spend(user, 5)
+    assert refused(account_id=user.pk, type="CAPTURE", amount=1, cause="x", against_id=capture.against_id)
+
+
+@pytest.mark.parametrize("change", [{"held": -1}, {"balance": 9 * 10**18 + 1}, {"balance": -9 * 10**18 - 1}])
+def test_accounts_stay_in_range(user, change):
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Account.objects.filter(pk=user.pk).update(**change)
+
+
+def test_ledger_rows_are_never_updated(user):
+    entry = spend(user, 5)
+    with pytest.raises(DatabaseError, match="append-only"), transaction.atomic():
+        LedgerEntry.objects.filter(pk=entry.pk).update(amount=4)
+    with pytest.raises(DatabaseError, match="append-only"), transaction.atomic():
+        entry.save()
+    assert LedgerEntry.objects.get(pk=entry.pk).amount == 5
+
+
+@pytest.mark.django_db(transaction=True)
+def test_ledger_rows_are_never_deleted(tmp_path):
+    """A SQLite test database must let its rows go between tests, so there a copy under an ordinary name is asked."""
+    user = UserFactory()
+    place(user, 5)
+    if connection.vendor == "postgresql":
+        with pytest.raises(DatabaseError, match="append-only"), transaction.atomic():
+            LedgerEntry.objects.all()._raw_delete("default")
+        assert LedgerEntry.objects.filter(account_id=user.pk).count() == 2
+        return
+    connection.ensure_connection()
+    with sqlite3.connect(tmp_path / "db.sqlite3") as copy:
+        connection.connection.backup(copy)
+        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+            copy.execute("DELETE FROM credits_ledgerentry")
+        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+            copy.execute("UPDATE credits_ledgerentry SET amount = 4")
+        assert copy.execute("SELECT count(*) FROM credits_ledgerentry").fetchone() == (2,)
+    copy.close()
+
+
+def test_users_with_an_account_cannot_be_deleted(user):
+    with pytest.raises(IntegrityError):
+        user.delete()
+
+
+class TestReconcile:
+    def test_says_what_drifted(self, user):
+        fund(user, 100)
+        place(user, 10)
+        assert list(drift()) == []
+        Account.objects.filter(pk=user.pk).update(balance=101_000_000, held=11)
+        assert list(drift()) == [
+            f"{user.username}: balance is 101, the ledger says 0.0001",
+            f"{user.username}: held is 0.000011, the ledger says 0.00001",
+        ]
+
+    def test_finds_a_hold_settled_with_another_amount(self, user):
+        invocation = place(user, 10)
+        hold = LedgerEntry.objects.get(invocation_id=invocation)
+        LedgerEntry.objects.create(account_id=user.pk, type="CAPTURE", amount=4, against=hold, cause="x")
+        assert f"{hold.pk}: a hold of 0.00001 was settled with 0.000004" in list(drift())
+
+    def test_finds_refunds_over_the_amount(self, user):
+        spent = spend(user, 5)
+        for number in (1, 2):
+            LedgerEntry.objects.create(
+                account_id=user.pk, type="REFUND", amount=3, against=spent, cause=f"x{number}", reason="r"
+            )
+        assert f"{spent.pk}: 0.000006 of 0.000005 was refunded" in list(drift())
+
+    def test_an_account_without_rows(self, settings):
+        settings.SIGNUP_CREDITS = "0"
+        user = UserFactory()
+        assert list(drift()) == []
+        Account.objects.filter(pk=user.pk).update(balance=1)
+        assert list(drift()) == [f"{user.username}: balance is 0.000001, the ledger says 0"]
+        assert rows(user) == []

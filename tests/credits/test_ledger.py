@@ -1,0 +1,348 @@
+"""What each movement does to the account and to the ledger."""
+
+import logging
+
+import pytest
+from django.db import transaction
+
+from config.api.errors import Conflict, NotFound, ValidationFailed
+from config.api.money import MAX_MICRO
+from credits import ledger, posting
+from credits.models import Account, LedgerEntry
+from credits.reconcile import drift
+from tests.credits.helpers import CREDIT, fund, place, rows, spend, state, turn
+from tests.factories import UserFactory
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def _nothing_drifts(db):
+    yield
+    assert list(drift()) == []
+
+
+class TestAccounts:
+    def test_a_new_user_gets_the_signup_credits_once(self, user):
+        assert state(user) == (100 * CREDIT, 0)
+        ledger.open_account(user)
+        user.save()
+        assert state(user) == (100 * CREDIT, 0)
+        assert LedgerEntry.objects.get(account_id=user.pk).cause == f"signup:{user.pk}"
+
+    def test_signup_credits_are_a_setting(self, settings):
+        settings.SIGNUP_CREDITS = "2.5"
+        assert state(UserFactory()) == (2_500_000, 0)
+        settings.SIGNUP_CREDITS = "0"
+        assert state(UserFactory()) == (0, 0)
+
+    def test_an_older_user_gets_an_account_on_demand(self, user):
+        older = _user_without_account()
+        assert ledger.available(older.pk) == 100 * CREDIT
+        older = _user_without_account()
+        place(older, 30 * CREDIT)
+        assert state(older) == (100 * CREDIT, 30 * CREDIT)
+        older = _user_without_account()
+        with pytest.raises(ledger.InsufficientCredits):
+            place(older, 101 * CREDIT)
+        older = _user_without_account()
+        turn(older, 5 * CREDIT)
+        assert state(older) == (95 * CREDIT, 0)
+
+
+def _user_without_account():
+    from django.contrib.auth import get_user_model
+
+    model = get_user_model()
+    return model.objects.bulk_create([UserFactory.build()])[0]
+
+
+class TestGrant:
+    def test_each_cause_counts_once(self, user):
+        fund(user, 0)
+        first = ledger.grant(user.pk, 5, cause="order:1", reason="bought")
+        again = ledger.grant(user.pk, 5, cause="order:1")
+        assert (again.pk, again.reason) == (first.pk, "bought")
+        ledger.grant(user.pk, 7, cause="order:2")
+        assert state(user) == (12, 0)
+
+    @pytest.mark.parametrize("amount", [0, -1])
+    def test_only_positive_amounts(self, user, amount):
+        with pytest.raises(ValidationFailed):
+            ledger.grant(user.pk, amount, cause="x")
+        assert rows(user) == []
+
+    @pytest.mark.parametrize("reason", ["x" * 501, "a\0b"])
+    def test_a_reason_that_does_not_fit(self, user, reason):
+        with pytest.raises(ValidationFailed):
+            ledger.grant(user.pk, 5, cause="x", reason=reason)
+        assert rows(user) == []
+
+    def test_a_balance_never_overflows(self, user, monkeypatch):
+        fund(user, 995)
+        monkeypatch.setattr(posting, "BALANCE_LIMIT", 1000)
+        with pytest.raises(Conflict):
+            ledger.grant(user.pk, 6, cause="x")
+        assert state(user) == (995, 0)
+        ledger.grant(user.pk, 5, cause="y")
+        ledger.adjust(user.pk, -1995, reason="r", staff=None)
+        with pytest.raises(Conflict):
+            turn(user, 6)
+        assert state(user) == (-995, 0)
+
+    @pytest.mark.parametrize("amount", [MAX_MICRO + 1, 2**63, 10**40])
+    def test_no_amount_is_too_large_for_the_database(self, user, amount):
+        for move in (
+            lambda: ledger.grant(user.pk, amount, cause="x"),
+            lambda: ledger.adjust(user.pk, -amount, reason="r", staff=None),
+            lambda: turn(user, amount),
+            lambda: place(user, amount),
+        ):
+            with pytest.raises(ValidationFailed):
+                move()
+        assert rows(user) == []
+
+
+class TestHold:
+    def test_sets_credits_aside(self, user):
+        fund(user, 10)
+        place(user, 4)
+        place(user, 6)
+        assert state(user) == (10, 10)
+        assert ledger.available(user.pk) == 0
+
+    def test_never_takes_available_below_zero(self, user):
+        fund(user, 12_500_000)
+        place(user, 12_000_000)
+        with pytest.raises(ledger.InsufficientCredits) as refusal:
+            place(user, 500_001)
+        assert refusal.value.status == 402
+        assert refusal.value.details == {"available": "0.5"}
+        assert state(user) == (12_500_000, 12_000_000)
+        assert rows(user) == [("HOLD", 12_000_000)]
+
+    def test_a_refusal_leaves_the_callers_transaction_whole(self, user):
+        fund(user, 1)
+        with transaction.atomic():
+            with pytest.raises(ledger.InsufficientCredits):
+                place(user, 2)
+            place(user, 1)
+        assert state(user) == (1, 1)
+
+    def test_zero_moves_nothing(self, user):
+        invocation = place(user, 0)
+        ledger.capture(invocation, 0)
+        ledger.release(invocation)
+        assert rows(user) == []
+
+    def test_is_repeatable(self, user):
+        fund(user, 10)
+        invocation = place(user, 8)
+        place(user, 8, invocation=invocation)
+        assert state(user) == (10, 8)
+        ledger.capture(invocation, 8)
+        place(user, 8, invocation=invocation)
+        assert state(user) == (2, 0)
+
+    def test_negative_amounts_are_refused(self, user):
+        with pytest.raises(ValidationFailed):
+            place(user, -1)
+        assert rows(user) == []
+
+    def test_rolls_back_with_the_callers_transaction(self, user):
+        fund(user, 10)
+        with transaction.atomic():
+            place(user, 4)
+            transaction.set_rollback(True)
+        assert state(user) == (10, 0)
+        assert rows(user) == []
+
+
+class TestSettlement:
+    def test_captures_the_cost_and_releases_the_rest(self, user):
+        fund(user, 10)
+        assert ledger.capture(place(user, 8), 3) == 3
+        assert state(user) == (7, 0)
+        assert sorted(rows(user)) == [("CAPTURE", 3), ("HOLD", 8), ("RELEASE", 5)]
+
+    def test_rows_name_their_tool_chat_run_and_invocation(self, user):
+        invocation = place(user, 8, run="run_7", chat="chat_7", tool="draw_chart")
+        ledger.capture(invocation, 3)
+        entries = LedgerEntry.objects.filter(invocation_id=invocation)
+        assert entries.count() == 3
+        assert set(entries.values_list("tool_key", "chat_id", "run_id")) == {("draw_chart", "chat_7", "run_7")}
+
+    def test_captures_at_most_the_hold(self, user, caplog):
+        fund(user, 10)
+        with caplog.at_level(logging.WARNING, "credits.ledger"):
+            assert ledger.capture(place(user, 8), 9) == 8
+        assert "clamped" in caplog.text
+        assert state(user) == (2, 0)
+
+    def test_a_capture_of_nothing_releases_the_hold(self, user):
+        fund(user, 10)
+        assert ledger.capture(place(user, 8), 0) == 0
+        assert state(user) == (10, 0)
+        assert sorted(rows(user)) == [("HOLD", 8), ("RELEASE", 8)]
+
+    def test_a_hold_is_settled_once(self, user):
+        fund(user, 100)
+        place(user, 50)  # another open hold, out of which a second settlement could be paid
+        for first, second in [
+            (lambda i: ledger.capture(i, 3), ledger.release),
+            (lambda i: ledger.capture(i, 3), lambda i: ledger.capture(i, 8)),
+            (ledger.release, lambda i: ledger.capture(i, 3)),
+            (ledger.release, ledger.release),
+        ]:
+            before = state(user)
+            invocation = place(user, 8)
+            first(invocation)
+            between = state(user)
+            assert not second(invocation)
+            assert state(user) == between
+            assert between[1] == before[1]
+
+    def test_an_unknown_invocation_is_nothing_to_settle(self, user):
+        assert ledger.capture("inv_none", 5) == 0
+        ledger.release("inv_none")
+        assert ledger.release_run("run_none") == 0
+        assert rows(user) == []
+
+    def test_negative_captures_are_refused(self, user):
+        invocation = place(user, 8)
+        with pytest.raises(ValidationFailed):
+            ledger.capture(invocation, -1)
+        assert state(user) == (100 * CREDIT, 8)
+
+    def test_release_run_gives_back_what_is_still_open(self, user):
+        fund(user, 100)
+        settled, *_ = (place(user, 10), place(user, 20), place(user, 30))
+        other = place(user, 7, run="run_2")
+        ledger.capture(settled, 4)
+        assert ledger.release_run("run_1") == 50
+        assert ledger.release_run("run_1") == 0
+        assert state(user) == (96, 7)
+        ledger.capture(other, 7)
+        assert state(user) == (89, 0)
+
+
+class TestUsage:
+    def test_may_end_below_zero(self, user):
+        fund(user, 3)
+        turn(user, 5)
+        assert state(user) == (-2, 0)
+        assert ledger.available(user.pk) == -2
+
+    def test_one_row_a_turn_also_for_nothing(self, user):
+        fund(user, 10)
+        for _ in range(2):
+            turn(user, 4, index=1)
+            turn(user, 0, index=2)
+        turn(user, 1, run="run_2", index=1)
+        assert rows(user) == [("USAGE", 4), ("USAGE", 0), ("USAGE", 1)]
+        assert state(user) == (5, 0)
+        assert set(LedgerEntry.objects.filter(type="USAGE").values_list("tool_key", flat=True)) == {None}
+
+    def test_negative_amounts_are_refused(self, user):
+        with pytest.raises(ValidationFailed):
+            turn(user, -1)
+        assert rows(user) == []
+
+
+class TestRefund:
+    def test_gives_back_and_names_what_the_refunded_row_names(self, user):
+        staff = UserFactory(is_staff=True)
+        fund(user, 10)
+        spent = spend(user, 8, run="run_7", chat="chat_7", tool="draw_chart")
+        refund = ledger.refund(spent.pk, 5, reason="it failed", staff=staff)
+        assert state(user) == (7, 0)
+        assert (refund.tool_key, refund.chat_id, refund.run_id) == ("draw_chart", "chat_7", "run_7")
+        assert (refund.against_id, refund.staff_id, refund.reason) == (spent.pk, staff.pk, "it failed")
+        assert ledger.refund(turn(user, 2).pk, 2, reason="sorry", staff=staff).tool_key is None
+
+    def test_all_refunds_together_are_at_most_the_amount(self, user):
+        fund(user, 10)
+        spent = spend(user, 8)
+        ledger.refund(spent.pk, 5, reason="part", staff=None)
+        with pytest.raises(Conflict, match=r"At most 0\.000003"):
+            ledger.refund(spent.pk, 4, reason="too much", staff=None)
+        assert state(user) == (7, 0)
+        ledger.refund(spent.pk, 3, reason="the rest", staff=None)
+        assert state(user) == (10, 0)
+
+    def test_a_cause_makes_it_repeatable(self, user):
+        fund(user, 10)
+        spent = spend(user, 8)
+        first = ledger.refund(spent.pk, 3, reason="once", staff=None, cause="ticket:1")
+        assert ledger.refund(spent.pk, 3, reason="once", staff=None, cause="ticket:1").pk == first.pk
+        assert state(user) == (5, 0)
+
+    def test_only_what_was_spent(self, user):
+        place(user, 8, invocation="inv_x")
+        held = LedgerEntry.objects.get(invocation_id="inv_x")
+        for entry_id in (held.pk, "led_none"):
+            with pytest.raises(NotFound):
+                ledger.refund(entry_id, 1, reason="r", staff=None)
+
+    @pytest.mark.parametrize(("amount", "reason"), [(0, "r"), (-1, "r"), (1, ""), (1, "  ")])
+    def test_bad_input_changes_nothing(self, user, amount, reason):
+        spent = spend(user, 8)
+        before = state(user)
+        with pytest.raises(ValidationFailed):
+            ledger.refund(spent.pk, amount, reason=reason, staff=None)
+        assert state(user) == before
+
+
+class TestAdjustment:
+    def test_is_signed_and_needs_a_reason(self, user):
+        staff = UserFactory(is_staff=True)
+        fund(user, 10)
+        ledger.adjust(user.pk, -12, reason="chargeback", staff=staff)
+        assert state(user) == (-2, 0)
+        ledger.adjust(user.pk, 5, reason="goodwill", staff=staff)
+        assert state(user) == (3, 0)
+        for amount, reason in ((0, "r"), (1, " ")):
+            with pytest.raises(ValidationFailed):
+                ledger.adjust(user.pk, amount, reason=reason, staff=staff)
+        assert state(user) == (3, 0)
+
+    def test_a_cause_makes_it_repeatable(self, user):
+        fund(user, 10)
+        for _ in range(2):
+            ledger.adjust(user.pk, 5, reason="goodwill", staff=None, cause="ticket:1")
+        assert state(user) == (15, 0)
+
+
+class TestRuns:
+    def test_spent_and_held(self, user):
+        fund(user, 1000)
+        assert (ledger.run_spent("run_1"), ledger.run_held("run_1")) == (0, 0)
+        refunded = spend(user, 100)
+        ledger.refund(refunded.pk, 30, reason="r", staff=None)
+        ledger.capture(place(user, 50), 20)
+        turn(user, 5)
+        ledger.release(place(user, 11))
+        place(user, 40)
+        spend(user, 500, run="run_2")
+        assert ledger.run_spent("run_1") == 100 - 30 + 20 + 5
+        assert ledger.run_held("run_1") == 40
+        assert not ledger.would_exceed("run_1", 136, 1)
+        assert ledger.would_exceed("run_1", 136, 2)
+
+    def test_spent_as_a_column_of_a_queryset(self, user):
+        """Accounts stand for runs here: what counts is a column that holds a run's id."""
+        spent = spend(user, 100, run="run_1")
+        ledger.refund(spent.pk, 30, reason="r", staff=None)
+        turn(user, 5, run="run_1")
+        place(user, 9, run="run_3")
+        entries = LedgerEntry.objects.filter(type="HOLD").annotate(spent=ledger.run_spent_subquery("run_id"))
+        assert list(entries.order_by("run_id").values_list("run_id", "spent")) == [("run_1", 75), ("run_3", 0)]
+        assert all(type(value) is int for value in entries.values_list("spent", flat=True))
+
+
+def test_the_account_says_nothing_the_ledger_does_not(user):
+    spend(user, 5)
+    assert list(drift()) == []
+    Account.objects.filter(pk=user.pk).update(balance=1)
+    assert len(list(drift())) == 1
+    Account.objects.filter(pk=user.pk).update(balance=100 * CREDIT - 5)

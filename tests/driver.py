@@ -1,0 +1,89 @@
+"""What a client does with runs, over any HTTP client: real requests to a stack, or the test client of one process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+FINAL = ("completed", "failed", "cancelled")
+
+
+class Http(Protocol):
+    """Paths are relative to a surface; answers have ``status_code`` and ``json()``."""
+
+    def get(self, path: str) -> Any: ...
+
+    def post(self, path: str, json: Any = None) -> Any: ...
+
+
+class InProcess:
+    """A DRF test client as such an HTTP client."""
+
+    def __init__(self, client: Any, base: str = "/api/v1") -> None:
+        self.client, self.base = client, base
+
+    def get(self, path: str) -> Any:
+        return self.client.get(self.base + path)
+
+    def post(self, path: str, json: Any = None) -> Any:
+        return self.client.post(self.base + path, {} if json is None else json, format="json")
+
+
+class Driver:
+    """Starts runs and sees them through."""
+
+    def __init__(self, http: Http) -> None:
+        self.http = http
+
+    def chat(self) -> str:
+        return self.http.post("/chats").json()["id"]
+
+    def start(self, message: str, chat: str | None = None, **body: Any) -> dict[str, Any]:
+        answer = self.http.post(f"/chats/{chat or self.chat()}/runs", {"message": message} | body)
+        assert answer.status_code == 201, answer.content
+        return answer.json()
+
+    def get(self, run_id: str) -> dict[str, Any]:
+        answer = self.http.get(f"/runs/{run_id}")
+        assert answer.status_code == 200, answer.content
+        return answer.json()
+
+    def wait(self, run_id: str, *statuses: str, timeout: float = 30) -> dict[str, Any]:
+        """The run once it is in one of ``statuses`` (default: any final one)."""
+        wanted = statuses or FINAL
+        return until(lambda: (run := self.get(run_id))["status"] in wanted and run, timeout, lambda: self.get(run_id))
+
+    def finish(self, message: str, **body: Any) -> dict[str, Any]:
+        return self.wait(self.start(message, **body)["id"])
+
+    def ask(self, message: str, **body: Any) -> dict[str, Any]:
+        """A run that has come to wait for an answer."""
+        return self.wait(self.start(message, **body)["id"], "waiting")
+
+    def content(self, run: dict[str, Any]) -> str:
+        messages = self.http.get(f"/chats/{run['chatId']}/messages?limit=100").json()["items"]
+        return next(message["content"] for message in messages if message["id"] == run["assistantMessageId"])
+
+    def respond(self, run: dict[str, Any], **body: Any) -> dict[str, Any]:
+        answer = self.http.post(f"/waitpoints/{run['pendingWaitpoint']['id']}/respond", body)
+        assert answer.status_code == 200, answer.content
+        return answer.json()
+
+    def cancel(self, run_id: str) -> dict[str, Any]:
+        answer = self.http.post(f"/runs/{run_id}/cancel")
+        assert answer.status_code == 200, answer.content
+        return answer.json()
+
+    def credits(self) -> dict[str, str]:
+        return self.http.get("/me/credits").json()
+
+
+def until(predicate: Callable[[], Any], timeout: float = 20, describe: Callable[[], Any] = lambda: "") -> Any:
+    """The predicate's value once it is true; fails after ``timeout`` seconds."""
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        if value := predicate():
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"it did not come to pass in {timeout} s: {describe()}")

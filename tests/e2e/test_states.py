@@ -1,0 +1,136 @@
+"""Each state and errorCode of a run, over HTTP with real worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import requests
+
+from tests.driver import Driver
+from tests.stack.plugin import given_services
+from tests.stack.stack import Stack
+
+pytestmark = pytest.mark.stack
+
+LIMITS = {
+    "RUN_TURN_LIMIT": "4",
+    "MODEL_TIMEOUT_SECONDS": "1.5",
+    "RUN_TIMEOUT_SECONDS": "3",
+    "WAITPOINT_EXPIRY_SECONDS": "4",
+    "TOOL_TIMEOUT_SECONDS": "1",
+}
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    with Stack(**given_services(), environment=LIMITS) as running:
+        yield running
+
+
+@pytest.fixture(params=["session", "public"])
+def driver(stack: Stack, request: pytest.FixtureRequest) -> Driver:
+    return Driver(getattr(stack, request.param)("ada"))
+
+
+def code_of(run: dict) -> tuple[str, str | None]:
+    return run["status"], run["errorCode"]
+
+
+def test_completed(driver: Driver) -> None:
+    run = driver.finish("Hello")
+    assert code_of(run) == ("completed", None)
+    assert driver.content(run)
+
+
+def test_waiting_approved(driver: Driver) -> None:
+    run = driver.ask('/call draw_chart {"title": "T", "series": [3, 1, 4]}\n/say done')
+    driver.respond(run, kind="CREDIT_APPROVAL", approved=True)
+    run = driver.wait(run["id"])
+    assert code_of(run) == ("completed", None)
+    (call,) = run["toolInvocations"]
+    assert (call["status"], call["creditUsed"]) == ("COMPLETED", 12)
+    file = requests.get(call["resultUrls"][0], timeout=10)
+    assert file.status_code == 200
+    assert file.headers["Content-Type"].startswith("image/svg+xml")
+    assert file.headers["X-Content-Type-Options"] == "nosniff"
+    assert file.headers["Content-Disposition"].startswith("attachment")
+
+
+def test_waiting_refused(driver: Driver) -> None:
+    run = driver.ask('/call draw_chart {"title": "T", "series": [1]}\n/say done')
+    driver.respond(run, kind="CREDIT_APPROVAL", approved=False)
+    run = driver.wait(run["id"])
+    assert code_of(run) == ("completed", None)
+    assert run["toolInvocations"][0]["status"] == "REFUSED"
+
+
+def test_clarified(driver: Driver) -> None:
+    run = driver.ask("/ask Which?\n/say {result} it is")
+    driver.respond(run, kind="CLARIFICATION", answer="blue")
+    assert driver.content(driver.wait(run["id"])) == "blue it is"
+
+
+def test_cancelled_while_running(driver: Driver) -> None:
+    run = driver.start("/wait 1.4")
+    driver.wait(run["id"], "running")
+    assert driver.cancel(run["id"])["cancelRequestedAt"]
+    assert code_of(driver.wait(run["id"], timeout=1.2)) == ("cancelled", None)
+
+
+def test_cancelled_while_waiting(driver: Driver) -> None:
+    run = driver.ask("/ask Which?")
+    assert code_of(driver.cancel(run["id"])) == ("cancelled", None)
+
+
+def test_cancelled_while_queued(driver: Driver) -> None:
+    first = driver.ask("/ask Which?")
+    queued = driver.start("later", first["chatId"], onActiveRun="enqueue")
+    assert driver.cancel(queued["id"])["status"] == "cancelled"
+    driver.cancel(first["id"])
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("/fail out of order", "MODEL_ERROR"),
+        ("/wait 3", "MODEL_TIMEOUT"),
+        ("\n".join(['/call calculate {"expression": "1"}', "/say on"] * 5), "TURN_LIMIT_EXCEEDED"),
+        ("\n".join(["/wait 1.2", '/call calculate {"expression": "1"}'] * 3), "RUN_TIMEOUT"),
+        ("/ask Anyone?", "WAITPOINT_EXPIRED"),
+    ],
+)
+def test_failed(driver: Driver, message: str, code: str) -> None:
+    run = driver.finish(message)
+    assert code_of(run) == ("failed", code)
+    assert run["errorMessage"]
+    assert run["pendingWaitpoint"] is None
+
+
+def test_failed_for_its_budget(driver: Driver) -> None:
+    run = driver.finish('/usage 1000 0\n/call calculate {"expression": "1"}\n/say no', maxCredits=0.5)
+    assert code_of(run) == ("failed", "BUDGET_EXCEEDED")
+
+
+def test_failed_for_lack_of_credits(stack: Stack) -> None:
+    driver = Driver(stack.session("poor"))
+    run = driver.finish('/usage 0 100000\n/call calculate {"expression": "1"}\n/say no')
+    assert code_of(run) == ("failed", "INSUFFICIENT_CREDITS")
+    assert driver.http.post(f"/chats/{driver.chat()}/runs", {"message": "x"}).status_code == 402
+    stack.manage("grant_credits", "poor", "100", "--reason", "a test")
+    assert driver.finish("Hello")["status"] == "completed"
+
+
+def test_tool_timeout(driver: Driver, silent_server: str) -> None:
+    run = driver.finish(f'/call web_fetch {{"url": "{silent_server}"}}\n/say on')
+    assert run["status"] == "completed"
+    assert run["toolInvocations"][0]["errorCode"] == "TOOL_TIMEOUT"
+
+
+@pytest.fixture
+def silent_server() -> Iterator[str]:
+    """Accepts connections and never answers."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/"

@@ -1,0 +1,22 @@
+"""Loaded by pytest before Django's settings: gives every test run a state directory and settings of its own."""
+
+import atexit
+import os
+import shutil
+import tempfile
+
+from tests.stack.redis import own_database
+
+if "VAR_DIR" not in os.environ:
+    os.environ["VAR_DIR"] = tempfile.mkdtemp(prefix="tests-")
+    atexit.register(shutil.rmtree, os.environ["VAR_DIR"], ignore_errors=True)
+
+if os.environ.get("TEST_DATABASE_URL"):
+    os.environ["DATABASE_URL"] = os.environ["TEST_DATABASE_URL"]
+if os.environ.get("TEST_REDIS_URL"):
+    os.environ["REDIS_URL"] = own_database(os.environ["TEST_REDIS_URL"])
+# Receivers and model servers of the tests listen on loopback.
+os.environ.setdefault("WEBHOOK_ALLOW_PRIVATE", "1")
+# A shared Redis would count the users of side-by-side tests together; tests of the limits set their own.
+for _name in ("RATE_LIMIT_SESSION", "RATE_LIMIT_PUBLIC", "RATE_LIMIT_RUN_STARTS", "RATE_LIMIT_UNAUTHENTICATED"):
+    os.environ.setdefault(_name, "1000000")

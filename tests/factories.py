@@ -1,0 +1,184 @@
+"""One factory a model, and API clients for both surfaces."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from datetime import timedelta
+from typing import Any
+
+import factory
+from django.contrib.auth import get_user_model
+from django.core.files.base import ContentFile
+from django.core.files.storage import default_storage
+from factory.django import DjangoModelFactory
+from rest_framework.test import APIClient
+
+from config.api import clock
+from config.api.ids import new_id
+
+
+class UserFactory(DjangoModelFactory):
+    class Meta:
+        model = get_user_model()
+
+    username = factory.Sequence(lambda n: f"user{n}")
+    email = factory.LazyAttribute(lambda user: f"{user.username}@example.com")
+
+
+def session_client(user: Any) -> APIClient:
+    """A client of the session surface, with a real token of the local issuer."""
+    from config.api.session_tokens import mint
+
+    client = APIClient()
+    client.credentials(HTTP_AUTHORIZATION=f"Bearer {mint(user.get_username())}")
+    return client
+
+
+def public_client(user: Any, scopes: list[str] | None = None) -> APIClient:
+    """A client of the public surface, with a real key; ``scopes`` narrows it."""
+    from apikeys.keys import create_key
+
+    key, secret = create_key(user, name="test", days=1)
+    if scopes is not None:
+        key.scopes = scopes
+        key.save(update_fields=["scopes"])
+    client = APIClient()
+    client.credentials(HTTP_AUTHORIZATION=f"Bearer {secret}")
+    return client
+
+
+class EndpointFactory(DjangoModelFactory):
+    class Meta:
+        model = "webhooks.Endpoint"
+
+    user = factory.SubFactory(UserFactory)
+    url = "http://127.0.0.1:9/hook"
+    secret = factory.LazyFunction(lambda: secrets.token_hex(32))
+
+
+class ChatFactory(DjangoModelFactory):
+    class Meta:
+        model = "chats.Chat"
+
+    user = factory.SubFactory(UserFactory)
+    title = factory.Sequence(lambda n: f"Chat {n}")
+
+
+class MessageFactory(DjangoModelFactory):
+    class Meta:
+        model = "chats.Message"
+
+    chat = factory.SubFactory(ChatFactory)
+    run_id = factory.LazyFunction(lambda: new_id("run"))
+    role = "user"
+    content = "Hello"
+
+
+class RunFactory(DjangoModelFactory):
+    """A run that is over; ``due_at`` follows from that."""
+
+    class Meta:
+        model = "runs.Run"
+
+    chat = factory.SubFactory(ChatFactory)
+    user = factory.SelfAttribute("chat.user")
+    status = "completed"
+    user_message_id = factory.LazyFunction(lambda: new_id("msg"))
+    due_at = None
+
+
+class ToolInvocationFactory(DjangoModelFactory):
+    class Meta:
+        model = "runs.ToolInvocation"
+
+    run = factory.SubFactory(RunFactory)
+    turn_index = 1
+    call_index = factory.Sequence(lambda n: n + 1)
+    tool_call_id = factory.Sequence(lambda n: f"call_{n}")
+    name = "calculate"
+    node_type = "builtin"
+    status = "COMPLETED"
+
+
+class WaitpointFactory(DjangoModelFactory):
+    """A question about an invocation of its run, not answered yet."""
+
+    class Meta:
+        model = "runs.Waitpoint"
+
+    run = factory.SubFactory(RunFactory, status="waiting")
+    invocation = factory.SubFactory(
+        ToolInvocationFactory, run=factory.SelfAttribute("..run"), name="ask_user", status="PENDING"
+    )
+    kind = "CLARIFICATION"
+    request_payload = {"question": "Which colour?"}
+    expires_at = factory.LazyFunction(lambda: clock.now() + timedelta(hours=1))
+
+
+class DeliveryFactory(DjangoModelFactory):
+    """A webhook that arrived."""
+
+    class Meta:
+        model = "webhooks.Delivery"
+
+    endpoint = factory.SubFactory(EndpointFactory)
+    user = factory.SelfAttribute("endpoint.user")
+    event_id = factory.LazyFunction(lambda: new_id("evt"))
+    event_type = "agent.started"
+    run_id = factory.LazyFunction(lambda: new_id("run"))
+    chat_id = factory.LazyFunction(lambda: new_id("chat"))
+    body = "{}"
+    status = "DELIVERED"
+    next_attempt_at = None
+    finished_at = factory.LazyFunction(clock.now)
+
+
+class AttemptFactory(DjangoModelFactory):
+    class Meta:
+        model = "webhooks.Attempt"
+
+    delivery = factory.SubFactory(DeliveryFactory)
+    number = 1
+    started_at = factory.LazyFunction(clock.now)
+    duration_ms = 5
+    status_code = 200
+
+
+class AttachmentFactory(DjangoModelFactory):
+    """One that is ready, with a file that holds ``content``; or ``status="PENDING"``, without."""
+
+    class Meta:
+        model = "chats.Attachment"
+
+    class Params:
+        content = b"Hello, file!"
+
+    user = factory.SubFactory(UserFactory)
+    file_name = "hello.txt"
+    content_type = "text/plain"
+    size_bytes = factory.LazyAttribute(lambda attachment: len(attachment.content))
+    status = "READY"
+    sha256 = factory.LazyAttribute(lambda attachment: hashlib.sha256(attachment.content).hexdigest())
+    expires_at = factory.LazyAttribute(
+        lambda attachment: clock.now() + timedelta(hours=1) if attachment.status == "PENDING" else None
+    )
+    stored_name = factory.LazyAttribute(
+        lambda attachment: (
+            default_storage.save(f"attachments/{new_id('att')}/file", ContentFile(attachment.content))
+            if attachment.status == "READY"
+            else ""
+        )
+    )
+
+
+def seed_catalogue() -> None:
+    """What a migration put into the catalogue, if it is not there."""
+    from runs import catalogue
+    from runs.models import AgentModel, Tool
+    from runs.seed import MODELS, TOOLS
+
+    if not AgentModel.objects.exists():
+        AgentModel.objects.bulk_create(AgentModel(**row) for row in MODELS)
+        Tool.objects.bulk_create(Tool(**row) for row in TOOLS)
+    catalogue.forget()

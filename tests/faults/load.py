@@ -1,0 +1,300 @@
+"""A user at work while things break: runs of every kind, someone who answers them, receivers that count what they get.
+
+Whatever is broken meanwhile, ``Load.check`` wants the same of it: every run that was accepted has ended as its script
+says, every effect outside happened once, the credits add up, and no invariant is violated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import requests
+from celery import Celery
+
+from tests.driver import FINAL, Driver
+from tests.stack.stack import Stack
+from tests.webhooks.receiver import Received, Receiver, answer
+
+SIGNUP_CREDITS = 100_000
+# Short enough that what is waited for takes seconds, in production's proportions.
+QUICK = {
+    "SIGNUP_CREDITS": str(SIGNUP_CREDITS),
+    "RUN_LEASE_SECONDS": "2",
+    "RUN_SWEEP_SECONDS": "0.5",
+    "RUN_SHUTDOWN_GRACE_SECONDS": "3",
+    "WEBHOOK_SWEEP_SECONDS": "0.5",
+    "WEBHOOK_ATTEMPT_TIMEOUT_SECONDS": "3",
+    "WEBHOOK_CLAIM_MARGIN_SECONDS": "1",
+    "IDEMPOTENCY_LOCK_SECONDS": "2",
+    "DATABASE_IDLE_TRANSACTION_SECONDS": "2",
+}
+CATALOGUE = """
+from runs.models import Tool
+for name, repeatable in (("look_up", True), ("book", False)):
+    Tool.objects.update_or_create(name=name, defaults={{
+        "display_name": name, "description": name, "node_type": "http", "price": 2_000_000, "approval": "never",
+        "repeatable": repeatable, "url": "{url}", "timeout_seconds": 10,
+        "input_schema": {{"type": "object", "properties": {{}}}},
+    }})
+"""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A script, the end of its answer where every call succeeds, and the status that it ends in."""
+
+    script: str
+    ending: str = ""
+    status: str = "completed"
+
+
+PLAIN = Kind("Hello")
+TOOLS = Kind(
+    '/call calculate {"expression": "6*7"}\n/call calculate {"expression": "1/0"}\n/say on\n'
+    '/call calculate {"expression": "2+2"}\n/say It is {result}.',
+    "It is 4.",
+)
+STREAM = Kind("/stream 18 50\n/say and the end", "and the end")
+OUTSIDE = Kind("/call look_up {}\n/call book {}\n/say booked\n/call book {}\n/say done", "done")
+APPROVAL = Kind('/say A chart?\n/call draw_chart {"title": "T", "series": [3, 1, 4]}\n/say drawn', "drawn")
+QUESTION = Kind("/ask Which?\n/say {result} it is", "blue it is")
+FAILING = Kind("/say so far\n/fail broken", status="failed")
+MIX = (PLAIN, TOOLS, OUTSIDE, APPROVAL, STREAM, QUESTION, FAILING)
+
+
+def slow_result(receiver: Receiver, connection: socket.socket, request: Received) -> None:
+    """What the tools outside answer: late enough that a fault can come between."""
+    time.sleep(0.15)
+    answer(200, b'{"result": "ok"}')(receiver, connection, request)
+
+
+class Load:
+    """One user of a stack. Use as a context: someone answers its waiting runs until the end."""
+
+    def __init__(self, stack: Stack, user: str = "load") -> None:
+        self.stack, self.user = stack, user
+        self.hooks, self.tools = Receiver([answer()]), Receiver([slow_result])
+        self.runs: dict[str, Kind] = {}
+        self.wrong: list[str] = []
+        self.slowest_start = 0.0
+        self.started: list[Callable[[str], None]] = []
+        self._stopped = threading.Event()
+        self._answering = threading.Thread(target=self._answer, daemon=True)
+
+    def __enter__(self) -> Load:
+        self.stack.manage("shell", "--no-imports", "-c", CATALOGUE.format(url=self.tools.url))
+        self.http = self.stack.session(self.user)
+        self.driver = Driver(self.http)
+        answered = self.http.post("/webhooks", {"url": self.hooks.url})
+        assert answered.status_code == 200, answered.text
+        # Runs that begin within a second of it are not held against a missing delivery.
+        time.sleep(1.1)
+        self._answering.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._answering.join(30)
+        self.hooks.stop()
+        self.tools.stop()
+
+    # --- the user's doings -------------------------------------------------------------------------------------------
+
+    def start(self, kind: Kind, **body: Any) -> str:
+        """A run in a chat of its own, however often it has to be asked for."""
+        chat = self._insist("/chats", {})["id"]
+        run_id = str(self._insist(f"/chats/{chat}/runs", {"message": kind.script} | body, timed=True)["id"])
+        self.runs[run_id] = kind
+        for listener in self.started:
+            listener(run_id)
+        return run_id
+
+    def start_all(self, *kinds: Kind) -> list[str]:
+        with ThreadPoolExecutor(4) as pool:
+            return list(pool.map(self.start, kinds))
+
+    @contextlib.contextmanager
+    def going(self, runs: int, seconds: float) -> Iterator[None]:
+        """Meanwhile so many runs of the mix are started, spread over so long; at the end all are."""
+        starting = ThreadPoolExecutor(8)
+        begun = time.monotonic()
+
+        def start(number: int) -> None:
+            time.sleep(max(0.0, begun + number * seconds / runs - time.monotonic()))
+            self.start(MIX[number % len(MIX)])
+
+        futures = [starting.submit(start, number) for number in range(runs)]
+        try:
+            yield
+            for future in futures:
+                future.result(timeout=90)
+        finally:
+            starting.shutdown(wait=False, cancel_futures=True)
+
+    def _insist(self, path: str, body: dict[str, Any], *, timed: bool = False) -> dict[str, Any]:
+        """POST until it is answered 201, under one Idempotency-Key, as a careful client does."""
+        headers = {"Idempotency-Key": uuid.uuid4().hex}
+        deadline = time.monotonic() + 60
+        while True:
+            begun = time.monotonic()
+            with contextlib.suppress(requests.RequestException):
+                answered = self.http.post(path, body, headers=headers)
+                if answered.status_code == 201:
+                    if timed:
+                        self.slowest_start = max(self.slowest_start, time.monotonic() - begun)
+                    return dict(answered.json())
+                if not self._excused(answered):
+                    raise AssertionError(f"POST {path}: {answered.status_code} {answered.text}")
+            assert time.monotonic() < deadline, f"POST {path} was not accepted in 60 s"
+            time.sleep(0.1)
+
+    def _excused(self, answered: requests.Response) -> bool:
+        """Whether a caller may get this answer while the database is away. Anything else is kept for ``check``."""
+        try:
+            code = answered.json()["error"]["code"]
+        except (ValueError, KeyError, TypeError):
+            code = ""
+        if (answered.status_code, code) in {(503, "UNAVAILABLE"), (409, "IDEMPOTENCY_KEY_IN_USE")}:
+            return True
+        self.wrong.append(f"{answered.request.method} {answered.url}: {answered.status_code} {answered.text[:300]}")
+        return False
+
+    def _answer(self) -> None:
+        while not self._stopped.wait(0.2):
+            with contextlib.suppress(requests.RequestException):
+                found = self.http.get("/runs?status=waiting&limit=100")
+                if found.status_code != 200:
+                    self._excused(found)
+                    continue
+                for run in found.json()["items"]:
+                    if (waitpoint := run["pendingWaitpoint"]) is not None:
+                        self.respond(waitpoint)
+
+    def respond(self, waitpoint: dict[str, Any]) -> None:
+        body: dict[str, Any] = {"kind": waitpoint["kind"]}
+        body |= {"answer": "blue"} if waitpoint["kind"] == "CLARIFICATION" else {"approved": True}
+        answered = self.http.post(f"/waitpoints/{waitpoint['id']}/respond", body)
+        if answered.status_code != 200:
+            self._excused(answered)
+
+    def nobody_answers(self) -> None:
+        """From now on a run that waits goes on waiting, until the test responds."""
+        self._stopped.set()
+        self._answering.join()
+
+    # --- its end -----------------------------------------------------------------------------------------------------
+
+    def settle(self, timeout: float = 60) -> dict[str, dict[str, Any]]:
+        """Every run once all have ended, and every webhook has been delivered."""
+        ended: dict[str, dict[str, Any]] = {}
+
+        def all_ended() -> bool:
+            for run_id in [run_id for run_id in self.runs if run_id not in ended]:
+                run = self.driver.get(run_id)
+                if run["status"] not in FINAL:
+                    return False
+                ended[run_id] = run
+            return True
+
+        try:
+            self.stack.wait_for(all_ended, timeout, "the end of all runs")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.live()}") from None
+        pending = lambda: self.http.get("/webhooks/deliveries?status=PENDING").json()["items"]  # noqa: E731
+        self.stack.wait_for(lambda: not pending(), timeout, "the delivery of all webhooks")
+        return ended
+
+    def check(self, timeout: float = 60) -> None:
+        ended = self.settle(timeout)
+        assert self.wrong == []
+        for run_id, run in ended.items():
+            kind = self.runs[run_id]
+            assert run["status"] == kind.status, run
+            if all(call["errorCode"] in (None, "TOOL_ERROR") for call in run["toolInvocations"]):
+                assert self.driver.content(run).endswith(kind.ending), run
+            for call in run["toolInvocations"]:
+                assert call["status"] in ("COMPLETED", "FAILED"), call
+                # A worker that died with it at work is the only reason for a call to be given up.
+                assert call["errorCode"] in (None, "TOOL_ERROR", "OUTCOME_UNKNOWN"), call
+        self._check_outside(ended)
+        self._check_credits(ended)
+        self.stack.manage("check_invariants")
+
+    def _check_outside(self, ended: dict[str, dict[str, Any]]) -> None:
+        made = Counter(request.header("Idempotency-Key") for request in list(self.tools.requests))
+        for run in ended.values():
+            for call in run["toolInvocations"]:
+                if call["name"] == "book":
+                    least = 1 if call["status"] == "COMPLETED" else 0
+                    assert least <= made[call["id"]] <= 1, (call, made[call["id"]])
+                elif call["name"] == "look_up":
+                    assert made[call["id"]] >= 1, call
+        told: dict[tuple[str, str], set[str]] = {}
+        for request in list(self.hooks.requests):
+            body = json.loads(request.body)
+            told.setdefault((body["runId"], body["type"]), set()).add(body["id"])
+        for run_id, run in ended.items():
+            events = {event_type: len(told.get((run_id, event_type), ())) for event_type in EVENT_TYPES}
+            completed = sum(call["status"] == "COMPLETED" for call in run["toolInvocations"])
+            asked = sum(call["name"] in ("draw_chart", "ask_user") for call in run["toolInvocations"])
+            assert events == {
+                "agent.started": 1 + asked,
+                "agent.completed": int(run["status"] == "completed"),
+                "agent.failed": int(run["status"] == "failed"),
+                "tool.completed": completed,
+            }, run
+
+    def _check_credits(self, ended: dict[str, dict[str, Any]]) -> None:
+        now = self.driver.credits()
+        spent = sum(round(run["totalCreditsUsed"] * 1_000_000) for run in ended.values())
+        assert now["held"] == "0"
+        assert round(float(now["balance"]) * 1_000_000) == SIGNUP_CREDITS * 1_000_000 - spent
+
+    # --- looking on --------------------------------------------------------------------------------------------------
+
+    def live(self) -> list[tuple[Any, ...]]:
+        return self.sql(
+            "SELECT id, status, blocked, throttled, worker_id, lease_token, lease_losses, due_at, now() FROM runs_run "
+            "WHERE status IN ('queued', 'running', 'waiting')"
+        )
+
+    def sql(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """Of what no caller is shown."""
+        with psycopg.connect(self.stack.environment["DATABASE_URL"], autocommit=True) as connection:
+            return connection.execute(query, parameters).fetchall()
+
+    def footprint(self) -> dict[str, Any]:
+        """All that a run's worker writes, charges or sends."""
+        counted = {
+            table: self.sql(f"SELECT count(*) FROM {table}")[0][0]
+            for table in (
+                "runs_runevent",
+                "runs_turn",
+                "runs_toolinvocation",
+                "runs_waitpoint",
+                "credits_ledgerentry",
+                "webhooks_delivery",
+                "chats_message",
+            )
+        }
+        ended = self.sql("SELECT id, status, lease_token, lease_losses, last_stream_index, updated_at FROM runs_run")
+        sent = Counter(json.loads(request.body)["id"] for request in list(self.hooks.requests))
+        return counted | {"runs": sorted(ended), "tools": len(self.tools.requests), "webhooks": sent}
+
+    def broker(self) -> Celery:
+        """To publish messages as the service does."""
+        return Celery("tests", broker=self.stack.environment["REDIS_URL"], set_as_current=False)
+
+
+EVENT_TYPES = ("agent.started", "agent.completed", "agent.failed", "tool.completed")

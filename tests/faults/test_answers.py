@@ -1,0 +1,97 @@
+"""An answer, a cancel and the expiry of the same question at the same instant, five hundred times."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connections
+
+from chats.services import create_chat
+from config.api import clock
+from credits import ledger
+from runs import invariants, services, transitions, waitpoint_transitions
+from runs.models import Run, ToolInvocation, Turn, Waitpoint, WaitpointKind
+from tests.runs.conftest import seed_catalogue
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.services,
+    pytest.mark.timeout(300),
+    pytest.mark.django_db(transaction=True),
+]
+
+ROUNDS = 500
+PRICE = 12_000_000
+TURN_COST = 1000
+# What may become of (run, waitpoint, call): the answer was first, and the cancel found the run queued; the cancel was;
+# the expiry was.
+OUTCOMES = {
+    ("cancelled", "COMPLETED", "CANCELLED"),
+    ("cancelled", "EXPIRED", "CANCELLED"),
+    ("failed", "EXPIRED", "CANCELLED"),
+}
+
+
+def waiting_run(user: Any) -> Waitpoint:
+    """A run that asks for approval, as its worker leaves it."""
+    run = services.start_run(user, create_chat(user), message="x")
+    claimed = transitions.claim(run.pk, "wrk_test")
+    assert claimed
+    now = clock.now()
+    turn = Turn(run=claimed, index=1, model="demo", cost=TURN_COST, started_at=now, finished_at=now)
+    call = ToolInvocation(
+        run=claimed, turn_index=1, call_index=1, tool_call_id="c", name="draw_chart", credit_estimate=PRICE
+    )
+    transitions.record_turn(claimed, turn, [call], content="", delta="", price={})
+    payload = {"toolName": "draw_chart", "estimatedMicro": PRICE, "thresholdMicro": 0}
+    return waitpoint_transitions.open_waitpoint(claimed, call, WaitpointKind.CREDIT_APPROVAL, payload)
+
+
+def test_one_of_them_wins(user, settings) -> None:
+    settings.RUN_USER_LIMIT = 0
+    seed_catalogue()
+    ledger.account_for(user.pk)
+    ledger.grant(user.pk, ROUNDS * (PRICE + TURN_COST), cause="test", reason="a test")
+    before = ledger.account_for(user.pk).balance
+    seen: Counter[tuple[str, str, str]] = Counter()
+    barrier = threading.Barrier(3)
+
+    def at_once(act: Any, *args: Any) -> Any:
+        barrier.wait(30)
+        return act(*args)
+
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            for number in range(ROUNDS):
+                waitpoint = waiting_run(user)
+                # Some answers are in time, some just too late.
+                left = timedelta(seconds=60) if number % 2 else timedelta(milliseconds=number % 100)
+                Waitpoint.objects.filter(pk=waitpoint.pk).update(expires_at=clock.now() + left)
+                waitpoint.refresh_from_db()
+                answer = {"kind": WaitpointKind.CREDIT_APPROVAL, "approved": True}
+                acts = (
+                    pool.submit(at_once, services.respond, waitpoint, answer),
+                    pool.submit(at_once, services.cancel_run, waitpoint.run),
+                    pool.submit(at_once, waitpoint_transitions.expire, waitpoint.pk),
+                )
+                for act in acts:
+                    act.result(30)
+                run = Run.objects.get(pk=waitpoint.run_id)
+                waitpoint.refresh_from_db()
+                call = ToolInvocation.objects.get(run=run)
+                outcome = (run.status, waitpoint.status, call.status)
+                seen[outcome] += 1
+                assert ledger.run_held(run.pk) == 0
+            for closing in [pool.submit(at_once, connections.close_all) for _ in range(3)]:
+                closing.result(30)
+    finally:
+        print(dict(seen))
+    account = ledger.account_for(user.pk)
+    assert (account.balance, account.held) == (before - ROUNDS * TURN_COST, 0)
+    assert set(seen) == OUTCOMES, seen
+    assert invariants.violations() == []

@@ -1,0 +1,73 @@
+"""Workers whose clocks are hours off: nothing expires early, nothing starts twice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tests.faults.load import QUESTION, QUICK, Load
+from tests.stack.plugin import given_services
+from tests.stack.stack import Stack
+
+pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(180)]
+
+MISSING = "libfaketime is needed to set processes' clocks wrong; on Debian: apt-get install -y libfaketime"
+HOURS = {"runs-1": 2, "runs-2": -2, "webhooks": 2, "maintenance": -2, "beat": 2}
+# Shorter than the clocks are off, and longer than the test or any pause of a busy machine.
+LIMITS = {"RUN_LEASE_SECONDS": "15", "WAITPOINT_EXPIRY_SECONDS": "3600", "RUN_TIMEOUT_SECONDS": "1800", "TZ": "UTC"}
+
+
+def library() -> Path:
+    for pattern in ("lib/*/faketime", "lib/faketime", "lib64/faketime", "local/lib/faketime"):
+        for found in sorted(Path("/usr").glob(f"{pattern}/libfaketimeMT.so.1")):
+            return found
+    pytest.fail(MISSING)
+
+
+@pytest.fixture
+def load() -> Iterator[Load]:
+    # Only what people call time is wrong: no computer's monotonic clock is.
+    faked = {
+        "LD_PRELOAD": str(library()),
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "PYTHONPATH": str(Path(__file__).parent / "wrong_clock"),
+    }
+    clocks = {name: faked | {"FAKETIME": f"{hours:+d}h"} for name, hours in HOURS.items()}
+    with (
+        Stack(**given_services(), run_workers=2, environment=QUICK | LIMITS, process_environment=clocks) as stack,
+        Load(stack) as load,
+    ):
+        yield load
+
+
+def test_wrong_clocks_change_nothing(load: Load) -> None:
+    with load.going(28, seconds=6):
+        pass
+    load.settle()
+    load.nobody_answers()
+    asked = load.start(QUESTION)
+    run = load.driver.wait(asked, "waiting")
+    # Several rounds of every sweep, by each clock.
+    time.sleep(4)
+    assert load.driver.get(asked)["status"] == "waiting"
+    load.respond(run["pendingWaitpoint"])
+    load.check()
+    assert load.sql("SELECT max(lease_losses) FROM runs_run") == [(0,)]
+    (stamps,) = load.sql("SELECT max(abs(extract(epoch FROM created_at - now()))) FROM runs_runevent")
+    assert stamps[0] < 600
+    for name, hours in HOURS.items():
+        if name == "beat":  # it logs nothing while all is well
+            continue
+        assert abs(clock_of(load, name) - hours) < 0.5, f"the clock of {name} was not wrong"
+
+
+def clock_of(load: Load, name: str) -> float:
+    """How many hours the process's clock is ahead, by its first log line and the log's own age."""
+    log = load.stack.processes[name].log
+    lines = [line for line in log.read_text().splitlines() if line[:2] == "20"]
+    first = datetime.strptime(lines[0][:19], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
+    return (first.timestamp() - time.time()) / 3600

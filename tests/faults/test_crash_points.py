@@ -1,0 +1,94 @@
+"""Workers that are killed at each step of a run: another goes on with what is recorded, and nothing happens twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import requests
+
+from tests.faults.load import APPROVAL, FAILING, OUTSIDE, PLAIN, QUESTION, QUICK, STREAM, TOOLS, Load
+from tests.stack.plugin import given_services
+from tests.stack.stack import Stack
+
+pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(180)]
+
+# Two deaths a test, the second while the first one's runs are taken over.
+POINTS = (
+    ("before_model", "after_model"),
+    ("before_dispatch", "after_dispatch"),
+    ("before_wait", "after_tool"),
+    ("committed_waiting", "committed_running"),
+    ("committed_failed", "committed_completed"),
+)
+
+
+@pytest.fixture(scope="module")
+def load() -> Iterator[Load]:
+    with Stack(**given_services(), run_workers=2, environment=QUICK) as stack, Load(stack) as load:
+        yield load
+
+
+@pytest.fixture(autouse=True)
+def workers_as_they_were(load: Load) -> Iterator[None]:
+    yield
+    for name in ("runs-1", "runs-2", "web"):
+        load.stack.processes[name].environment.pop("RUN_CRASH_POINT", None)
+
+
+def die_at(load: Load, name: str, point: str) -> None:
+    """Start the worker; it is not missed when it dies."""
+    process = load.stack.processes[name]
+    process.kill()
+    process.environment["RUN_CRASH_POINT"] = point
+    process.start()
+    process.wanted = False
+
+
+@pytest.mark.parametrize("points", POINTS)
+def test_workers_die_and_another_goes_on(load: Load, points: tuple[str, str]) -> None:
+    stack = load.stack
+    stack.kill("runs-2")
+    die_at(load, "runs-1", points[0])
+    load.start_all(PLAIN, TOOLS, OUTSIDE, APPROVAL, STREAM, QUESTION, FAILING)
+    stack.wait_for(lambda: not stack.processes["runs-1"].running, 60, f"a worker's death at {points[0]}")
+    die_at(load, "runs-2", points[1])
+    stack.wait_for(lambda: not stack.processes["runs-2"].running, 60, f"a worker's death at {points[1]}")
+    del stack.processes["runs-1"].environment["RUN_CRASH_POINT"]
+    stack.processes["runs-1"].start()
+    load.check()
+
+
+def test_every_worker_is_dead_while_people_are_asked(load: Load) -> None:
+    """The answers come meanwhile; the next worker dies once more, when it has taken the approved call up."""
+    stack = load.stack
+    stack.restart("runs-2")
+    load.nobody_answers()
+    runs = load.start_all(APPROVAL, QUESTION)
+    asked = [load.driver.wait(run, "waiting") for run in runs]
+    stack.kill("runs-1")
+    stack.kill("runs-2")
+    for run in asked:
+        load.respond(run["pendingWaitpoint"])
+    die_at(load, "runs-1", "before_dispatch")
+    stack.wait_for(lambda: not stack.processes["runs-1"].running, 60, "the worker's death")
+    stack.restart("runs-2")
+    load.check()
+
+
+def test_the_web_process_dies_between_the_commit_and_the_message(load: Load) -> None:
+    """The caller got no answer, yet the run is there and executes; asked again with its key, it is the same run."""
+    stack = load.stack
+    chat = load.driver.chat()
+    stack.restart("web", environment={"RUN_CRASH_POINT": "committed_queued"})
+    send = {"json": {"message": "Hello"}, "headers": {"Idempotency-Key": "once"}}
+    with pytest.raises(requests.ConnectionError):
+        load.http.post(f"/chats/{chat}/runs", **send)
+    del stack.processes["web"].environment["RUN_CRASH_POINT"]
+    stack.restart("web")
+    again = load.http.post(f"/chats/{chat}/runs", **send)
+    assert again.status_code == 201, again.text
+    (run,) = load.http.get(f"/chats/{chat}/runs").json()["items"]
+    assert run["id"] == again.json()["id"]
+    load.runs[run["id"]] = PLAIN
+    load.check()

@@ -1,0 +1,93 @@
+"""A worker that is suspended past its lease and comes back: its runs went on elsewhere, and it does nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.load import APPROVAL, OUTSIDE, PLAIN, QUICK, STREAM, TOOLS, Kind, Load
+from tests.stack.plugin import given_services
+from tests.stack.stack import Stack
+
+pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(180)]
+
+
+SLOW = Kind("/wait 6\n/say the end", "the end")
+
+
+@pytest.fixture(scope="module")
+def load() -> Iterator[Load]:
+    with Stack(**given_services(), run_workers=2, environment=QUICK) as stack, Load(stack) as load:
+        yield load
+
+
+def is_frozen(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+# A request that is on its way to a tool when the process is suspended can't be called back. The runs at each point are
+# such that none is: either no call was made yet, or all were.
+POINTS = {
+    "before_model": (STREAM, TOOLS, OUTSIDE),
+    "after_model": (STREAM, TOOLS, OUTSIDE),
+    "after_dispatch": (STREAM, OUTSIDE),
+    "after_tool": (STREAM, OUTSIDE),
+    "mid-stream": (STREAM, TOOLS, APPROVAL),
+}
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_stale_worker_writes_charges_and_sends_nothing(load: Load, point: str) -> None:
+    stack = load.stack
+    stale = stack.processes["runs-1"]
+    stack.kill("runs-2")
+    environment = {} if point == "mid-stream" else {"RUN_CRASH_POINT": f"freeze:{point}"}
+    stack.kill("runs-1")
+    stack.restart("runs-1", environment=environment)
+    runs = load.start_all(*POINTS[point])
+    if point == "mid-stream":
+        stack.wait_for(lambda: load.driver.get(runs[0])["lastStreamIndex"] > 6, what="streamed text")
+        stack.pause("runs-1")
+    stack.wait_for(lambda: is_frozen(stale.pid), what="the worker's suspension")
+    stale.environment.pop("RUN_CRASH_POINT", None)
+    stack.processes["runs-2"].start()
+    load.check()
+    before = load.footprint()
+    stack.resume("runs-1")
+    # It is at work again once it carries a run; by then it has gone through all that it had in hand.
+    stack.kill("runs-2")
+    stack.wait_for(lambda: "this worker's lease was lost" in stale.log.read_text(), what="the loss being noticed")
+    stack.wait_for(
+        lambda: load.sql("SELECT count(*) FROM runs_worker WHERE expires_at > now()")[0][0] == 1, what="its new lease"
+    )
+    after = load.footprint()
+    assert after == before
+    fresh = load.start(PLAIN)
+    assert load.driver.wait(fresh)["status"] == "completed"
+    after = load.footprint()
+    assert [row for row in after["runs"] if row[0] != fresh] == before["runs"]
+    assert after["tools"] == before["tools"]
+    load.check()
+
+
+def test_a_stale_worker_comes_back_while_another_carries_its_run(load: Load) -> None:
+    """Nothing but the lease tells the two apart: the run is running, and its stream as the stale one remembers it."""
+    stack = load.stack
+    stale, other = stack.processes["runs-1"], stack.processes["runs-2"]
+    stack.kill("runs-2")
+    stack.kill("runs-1")
+    stack.restart("runs-1", environment={"RUN_CRASH_POINT": "freeze:after_model"})
+    run_id = load.start(SLOW)
+    stack.wait_for(lambda: is_frozen(stale.pid), what="the worker's suspension")
+    del stale.environment["RUN_CRASH_POINT"]
+    other.start()
+    owner = "SELECT w.pid FROM runs_worker w JOIN runs_run r ON r.worker_id = w.id WHERE r.id = %s"
+    stack.wait_for(lambda: load.sql(owner, run_id) == [(other.pid,)], what="the takeover")
+    before = load.footprint()
+    stack.resume("runs-1")
+    stack.wait_for(lambda: "this worker's lease was lost" in stale.log.read_text(), what="the loss being noticed")
+    assert load.footprint() == before
+    assert load.sql(owner, run_id) == [(other.pid,)]
+    load.check()

@@ -1,0 +1,182 @@
+"""Every invariant finds what breaks it, and finds nothing where all is well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import transaction
+
+from chats.models import Chat
+from config.api import clock
+from config.api.ids import new_id
+from credits.models import Account, EntryType, LedgerEntry
+from runs import invariants
+from runs.models import Run, RunEvent, ToolInvocation, Turn, Waitpoint
+from tests import factories
+from tests.driver import until
+from webhooks.models import Delivery, Endpoint
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def told(user):
+    """The user has an endpoint, made long before the runs; nothing is sent."""
+    endpoint = factories.EndpointFactory(user=user)
+    Endpoint.objects.update(updated_at=clock.now() - timedelta(hours=1))
+    return endpoint
+
+
+@pytest.fixture
+def ended(told, bench) -> Run:
+    """A completed run with a call of each outcome."""
+    run = bench.finish('/call calculate {"expression": "1"}\n/call calculate {"expression": "1/0"}\n/say done')
+    assert run["status"] == "completed"
+    return Run.objects.get(pk=run["id"])
+
+
+@pytest.fixture
+def waiting(told, bench) -> Run:
+    run = bench.ask('/call draw_chart {"title": "T", "series": [1]}')
+    return Run.objects.get(pk=run["id"])
+
+
+def found() -> list[str]:
+    return invariants.violations()
+
+
+def test_a_service_at_work_violates_nothing(told, bench):
+    bench.finish("Hello")
+    bench.finish("/say so far\n/fail broken")
+    first = bench.ask("/ask Which?")
+    bench.start("later", first["chatId"], onActiveRun="enqueue")
+    approved = bench.ask('/call draw_chart {"title": "T", "series": [1]}')
+    bench.respond(approved, kind="CREDIT_APPROVAL", approved=True)
+    bench.wait(approved["id"])
+    bench.cancel(bench.ask("/ask Which?")["id"])
+    running = bench.start("/stream 400 20")
+    until(lambda: Run.objects.get(pk=running["id"]).unrecorded_text)
+    assert found() == []
+    bench.cancel(running["id"])
+    bench.wait(running["id"])
+    out = StringIO()
+    call_command("check_invariants", stdout=out)
+    assert "All invariants hold." in out.getvalue()
+
+
+def test_the_command_says_what_is_wrong_and_fails(ended):
+    Chat.objects.update(active_run_id=ended.pk)
+    out = StringIO()
+    with pytest.raises(CommandError, match="1 violation found"):
+        call_command("check_invariants", stdout=out)
+    assert ended.chat_id in out.getvalue()
+
+
+def entry(run: Run, type: EntryType, amount: int, **fields: Any) -> None:
+    LedgerEntry.objects.create(
+        account_id=run.user_id, type=type, amount=amount, run_id=run.pk, cause=new_id("test"), **fields
+    )
+
+
+def event(run: Run, type: str, data: str) -> None:
+    RunEvent.objects.create(run=run, index=run.last_stream_index + 1, type=type, data=data)
+    Run.objects.filter(pk=run.pk).update(last_stream_index=run.last_stream_index + 1)
+
+
+def repeat(run: Run, type: str, **filters: Any) -> None:
+    event(run, type, RunEvent.objects.filter(run=run, type=type, **filters).latest("index").data)
+
+
+def deliver(run: Run, type: str, body: str = "{}") -> None:
+    Delivery.objects.create(
+        event_id=new_id("evt"),
+        endpoint=Endpoint.objects.get(),
+        user_id=run.user_id,
+        event_type=type,
+        run_id=run.pk,
+        chat_id=run.chat_id,
+        body=body,
+    )
+
+
+def update(run: Run, **changes: Any) -> None:
+    Run.objects.filter(pk=run.pk).update(**changes)
+
+
+LONG_AGO = timedelta(days=1)
+BREAKS_ENDED: dict[str, Callable[[Run], Any]] = {
+    "has a status that is none": lambda run: update(run, status="lost"),
+    "a tool call of it has not": lambda run: ToolInvocation.objects.filter(call_index=2).update(status="PENDING"),
+    "has no finishedAt": lambda run: update(run, finished_at=None),
+    "owns a run that is not running": lambda run: update(run, worker_id="wrk_1"),
+    "waits for room, but is not queued": lambda run: update(run, throttled=True),
+    "waits, but no waitpoint is open": lambda run: update(run, status="waiting"),
+    "no sweep will find it": lambda run: update(run, status="running", due_at=None),
+    "nobody took the run over": lambda run: update(
+        run, status="running", worker_id="wrk_1", updated_at=run.updated_at - LONG_AGO
+    ),
+    "was not given up": lambda run: update(run, status="running", lease_losses=9, updated_at=run.updated_at - LONG_AGO),
+    "not one of its live runs": lambda run: Chat.objects.update(active_run_id=run.pk),
+    "not its chat's active one": lambda run: update(run, status="queued"),
+    "in line behind no live run": lambda run: update(run, status="queued", blocked=True),
+    "or there is a gap": lambda run: RunEvent.objects.filter(run=run, index=2).delete(),
+    "the stream ends more than once": lambda run: repeat(run, "run.status"),
+    "its stream does not end so": lambda run: update(run, status="failed"),
+    "last word is completed, but the run is not": lambda run: update(run, status="running"),
+    "started after its result": lambda run: repeat(run, "tool.completed"),
+    "were told of": lambda run: RunEvent.objects.filter(type="tool.completed", run=run)[0].delete(),
+    "more than one webhook tells of the run's end": lambda run: deliver(run, "agent.completed"),
+    "a webhook says agent.failed": lambda run: deliver(run, "agent.failed"),
+    "more than one webhook tells of the call's end": lambda run: deliver(
+        run, "tool.completed", Delivery.objects.get(event_type="tool.completed").body
+    ),
+    "deliveries tell of it": lambda run: Delivery.objects.filter(event_type="agent.started").delete(),
+    "the hold is open, but its run has ended": lambda run: entry(run, EntryType.HOLD, 5),
+    "was charged more than once": lambda run: entry(
+        run,
+        EntryType.CAPTURE,
+        5,
+        invocation_id=ToolInvocation.objects.get(status="COMPLETED").pk,
+        against=LedgerEntry.objects.filter(type=EntryType.USAGE).first(),
+    ),
+    "not what it was charged": lambda run: ToolInvocation.objects.update(credit_used=1),
+    "turns are not what it was charged for": lambda run: Turn.objects.filter(index=1).update(cost=1),
+    "the ledger says": lambda run: Account.objects.update(balance=1),
+}
+
+
+def test_whatever_breaks_an_ended_run_is_found(ended, bench):
+    bench.engine.stop(0)
+    assert found() == []
+    for violation, break_it in BREAKS_ENDED.items():
+        with transaction.atomic():
+            break_it(ended)
+            lines = found()
+            transaction.set_rollback(True)
+        assert any(violation in line for line in lines), (violation, lines)
+    assert found() == []
+
+
+def test_an_open_question_of_a_run_that_does_not_wait_is_found(waiting, bench):
+    bench.engine.stop(0)
+    assert found() == []
+    update(waiting, status="queued", finished_at=waiting.created_at)
+    lines = found()
+    assert any("a waitpoint is open, but the run does not wait" in line for line in lines)
+    assert any("has a finishedAt, but has not ended" in line for line in lines)
+    Waitpoint.objects.update(status="EXPIRED")
+    assert not any("a waitpoint is open" in line for line in found())
+
+
+def test_many_violations_are_named_in_part(ended, bench):
+    bench.engine.stop(0)
+    for _ in range(invariants.MOST + 5):
+        entry(ended, EntryType.HOLD, 5)
+    lines = [line for line in found() if "the hold is open" in line]
+    assert len(lines) == invariants.MOST + 1
+    assert lines[-1].startswith("… and more")

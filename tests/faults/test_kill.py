@@ -1,0 +1,73 @@
+"""Workers that die in the middle of runs, as real processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.driver import Driver
+from tests.stack.stack import Stack
+
+pytestmark = pytest.mark.stack
+
+SHORT_LEASES = {"RUN_LEASE_SECONDS": "2", "RUN_SWEEP_SECONDS": "0.5"}
+
+
+def test_killed_workers_lose_nothing(make_stack) -> None:
+    """kill -9 of every worker in the middle of five runs: all complete after a restart, nothing is charged twice."""
+    stack: Stack = make_stack(run_workers=2, environment=SHORT_LEASES)
+    driver = Driver(stack.session())
+    message = "\n".join(
+        [
+            '/call calculate {"expression": "1+1"}',
+            "/usage 100 100",
+            "/stream 20 60",
+            '/call calculate {"expression": "2+2"}',
+            "/usage 100 100",
+            "/say {result}",
+        ]
+    )
+    runs = [driver.start(message)["id"] for _ in range(5)]
+    stack.wait_for(lambda: all(driver.get(run)["toolInvocations"] for run in runs))
+    for name in ("runs-1", "runs-2", "webhooks", "maintenance"):
+        stack.kill(name)
+    assert {driver.get(run)["status"] for run in runs} == {"running"}
+    for name in ("runs-1", "runs-2", "webhooks", "maintenance"):
+        stack.restart(name)
+    ended = [driver.wait(run, timeout=40) for run in runs]
+    assert {run["status"] for run in ended} == {"completed"}
+    for run in ended:
+        assert [call["status"] for call in run["toolInvocations"]] == ["COMPLETED"] * 2
+        # Two calls at 0.1, three turns: the first's usage is estimated, the others' is given.
+        first_turn = run["totalCreditsUsed"] - 0.2 - 2 * 0.2
+        assert 0 < first_turn < 0.2
+        assert driver.content(run).endswith("4")
+    assert driver.credits()["held"] == "0"
+    spent = sum(round(run["totalCreditsUsed"] * 1_000_000) for run in ended)
+    assert round(float(driver.credits()["balance"]) * 1_000_000) == 100_000_000 - spent
+    stack.manage("reconcile_credits")
+    stack.manage("check_invariants")
+
+
+@pytest.mark.faults
+@pytest.mark.services
+@pytest.mark.timeout(180)
+def test_run_that_kills_its_worker_each_time_is_given_up(make_stack) -> None:
+    """After the default five losses; it is charged for nothing."""
+    stack: Stack = make_stack(environment=SHORT_LEASES)
+    driver = Driver(stack.session())
+    stack.kill("runs-1")
+    process = stack.processes["runs-1"]
+    process.environment["RUN_CRASH_POINT"] = "before_model"
+    run = driver.start("Hello")
+    for _ in range(5):
+        process.start()
+        process.wanted = False
+        stack.wait_for(lambda: not process.running, timeout=40)
+        assert driver.get(run["id"])["status"] == "running"
+    del process.environment["RUN_CRASH_POINT"]
+    stack.restart("runs-1")
+    run = driver.wait(run["id"], timeout=40)
+    assert (run["status"], run["errorCode"]) == ("failed", "WORKER_LOST")
+    assert driver.credits() == {"balance": "100", "held": "0", "available": "100"}
+    assert driver.finish("Hello")["status"] == "completed"
+    stack.manage("check_invariants")

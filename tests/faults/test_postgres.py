@@ -1,0 +1,48 @@
+"""The database's connections cut, and the server restarted, under load: what was accepted is done, once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+
+from tests.faults.load import QUICK, Load
+from tests.stack.postgres import PostgresServer
+from tests.stack.stack import Stack
+
+pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(240)]
+
+TERMINATE = """
+    SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+
+
+@pytest.fixture
+def load(postgres_server: PostgresServer, make_stack: Callable[..., Stack]) -> Iterator[Load]:
+    with Load(make_stack(database_url=postgres_server.url(), run_workers=2, environment=QUICK)) as load:
+        yield load
+
+
+def test_every_connection_is_cut_every_other_second(load: Load) -> None:
+    with load.going(42, seconds=14):
+        for _ in range(7):
+            time.sleep(2)
+            with psycopg.connect(load.stack.environment["DATABASE_URL"], autocommit=True) as connection:
+                (cut,) = connection.execute(TERMINATE).fetchone() or (0,)
+                assert cut
+    load.check()
+
+
+def test_the_server_is_restarted(load: Load, postgres_server: PostgresServer) -> None:
+    with load.going(42, seconds=12):
+        time.sleep(3)
+        postgres_server.stop()
+        time.sleep(3)
+        postgres_server.start()
+        time.sleep(3)
+        postgres_server.kill()
+        postgres_server.start()
+    load.check()

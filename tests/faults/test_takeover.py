@@ -1,0 +1,55 @@
+"""A worker killed under the default settings: how soon, and where, its run goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults.load import SIGNUP_CREDITS, Kind, Load
+from tests.stack.plugin import given_services
+from tests.stack.stack import Stack
+
+pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(180)]
+
+TAKEOVER_SECONDS = 15.0
+CALL = '/call calculate {"expression": "1+1"}'
+SCRIPT = Kind("\n".join([CALL, "/say one", CALL, "/stream 40 100", CALL, "/say {result} is the end"]), "is the end")
+OWNER = "SELECT w.pid FROM runs_worker w JOIN runs_run r ON r.worker_id = w.id WHERE r.id = %s"
+
+
+@pytest.fixture
+def load() -> Iterator[Load]:
+    environment = {"SIGNUP_CREDITS": str(SIGNUP_CREDITS)}
+    with Stack(**given_services(), run_workers=2, environment=environment) as stack, Load(stack) as load:
+        yield load
+
+
+def test_a_run_goes_on_within_fifteen_seconds(load: Load) -> None:
+    run_id = load.start(SCRIPT)
+
+    def streaming() -> bool:
+        return load.sql("SELECT unrecorded_text FROM runs_run WHERE id = %s", run_id)[0][0] and turns() == 2
+
+    def turns() -> int:
+        return int(load.sql("SELECT count(*) FROM runs_turn WHERE run_id = %s", run_id)[0][0])
+
+    load.stack.wait_for(streaming, what="the third turn's text")
+    (pid,) = load.sql("SELECT w.pid FROM runs_worker w JOIN runs_run r ON r.worker_id = w.id WHERE r.id = %s", run_id)[
+        0
+    ]
+    (name,) = [name for name, process in load.stack.processes.items() if process.pid == pid]
+    recorded = load.sql("SELECT id, updated_at FROM runs_toolinvocation WHERE run_id = %s ORDER BY 1", run_id)
+    assert len(recorded) == 2
+    load.stack.kill(name)
+    killed = time.monotonic()
+    load.stack.wait_for(lambda: load.sql(OWNER, run_id) not in ([], [(pid,)]), TAKEOVER_SECONDS * 2, "the takeover")
+    assert time.monotonic() - killed <= TAKEOVER_SECONDS
+    load.check()
+    run = load.driver.get(run_id)
+    assert [call["status"] for call in run["toolInvocations"]] == ["COMPLETED"] * 3
+    # What was recorded before is as it was: the third turn alone was made again.
+    after = load.sql("SELECT id, updated_at FROM runs_toolinvocation WHERE run_id = %s ORDER BY 1", run_id)
+    assert after[:2] == recorded
+    assert load.sql("SELECT count(*) FROM runs_runevent WHERE run_id = %s AND type = 'message.reset'", run_id) == [(1,)]

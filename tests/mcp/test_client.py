@@ -1,0 +1,211 @@
+"""The official client of the protocol against the running service, in each way that it knows to connect."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import pytest
+import requests
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from tests.driver import FINAL, Driver, until
+from tests.stack.process import ROOT, python
+from tests.stack.stack import Stack
+
+pytestmark = pytest.mark.stack
+
+MODES = ["auto", "legacy", "2026-07-28"]
+
+
+def connected(stack: Stack, work: Callable[[Client], Awaitable[Any]], mode: Any = "auto", user: str = "ada") -> Any:
+    """What ``work`` makes of a connected client."""
+
+    async def main() -> Any:
+        headers = {"Authorization": f"Bearer {stack.api_key(user)}"}
+        async with httpx2.AsyncClient(headers=headers, timeout=70, trust_env=False) as http:
+            transport = streamable_http_client(f"{stack.url}/api/mcp", http_client=http)
+            async with Client(transport, mode=mode) as client:
+                return await work(client)
+
+    return asyncio.run(main())
+
+
+async def call(client: Client, name: str, **arguments: Any) -> dict[str, Any]:
+    result = await client.call_tool(name, arguments)
+    assert not result.is_error, result
+    found: dict[str, Any] = result.structured_content  # type: ignore[assignment]
+    return found
+
+
+async def ended(client: Client, run: dict[str, Any]) -> dict[str, Any]:
+    for _ in range(600):
+        run = await call(client, "get_run", runId=run["id"])
+        if run["status"] in FINAL:
+            return run
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"the run does not end: {run}")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_whole_conversation(stack: Stack, mode: str) -> None:
+    async def work(client: Client) -> None:
+        tools = {tool.name for tool in (await client.list_tools()).tools}
+        assert len(tools) == 7
+        before = await call(client, "get_credits")
+        chat = await call(client, "create_chat", title="By MCP")
+        assert chat["id"] in [each["id"] for each in (await call(client, "list_chats"))["items"]]
+        script = '/call calculate {"expression": "6*7"}\n/ask Which colour?\n/say {result}'
+        run = await call(client, "start_run", chatId=chat["id"], message=script, waitSeconds=30)
+        assert run["status"] == "waiting"
+        assert run["toolInvocations"][0]["creditUsed"] == 0.1
+        question = run["pendingWaitpoint"]
+        assert question["requestPayload"]["question"] == "Which colour?"
+        answer = {"waitpointId": question["id"], "kind": "CLARIFICATION", "answer": "blue"}
+        assert (await call(client, "respond_to_waitpoint", **answer))["status"] == "COMPLETED"
+        assert (await ended(client, run))["answer"] == "blue"
+        assert (await call(client, "get_credits")) != before
+        refused = await client.call_tool("get_run", {"runId": "run_1"})
+        assert refused.is_error
+        assert refused.structured_content["error"]["code"] == "NOT_FOUND"
+
+    connected(stack, work, mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_progress_while_waiting(stack: Stack, mode: str) -> None:
+    async def work(client: Client) -> None:
+        told: list[tuple[float, str | None]] = []
+
+        async def listen(progress: float, total: float | None, message: str | None) -> None:
+            told.append((progress, message))
+
+        chat = await call(client, "create_chat")
+        script = '/call calculate {"expression": "1+1"}\n/say {result}'
+        arguments = {"chatId": chat["id"], "message": script, "waitSeconds": 30}
+        result = await client.call_tool("start_run", arguments, progress_callback=listen)
+        run = result.structured_content
+        assert (run["status"], run["answer"]) == ("completed", "2")
+        steps = [step for step, _ in told]
+        assert steps == sorted(set(steps))
+        messages = [message for _, message in told]
+        assert "run.status running" in messages
+        assert "tool.completed calculate COMPLETED" in messages
+
+    connected(stack, work, mode)
+
+
+def test_the_wait_ends_in_time_and_the_run_goes_on(stack: Stack) -> None:
+    async def work(client: Client) -> None:
+        chat = await call(client, "create_chat")
+        run = await call(client, "start_run", chatId=chat["id"], message="/wait 600", waitSeconds=0.2)
+        assert run["status"] in ("queued", "running")
+        assert (await call(client, "cancel_run", runId=run["id"]))["cancelRequestedAt"]
+        assert (await ended(client, run))["status"] == "cancelled"
+
+    connected(stack, work)
+
+
+def post(stack: Stack, body: dict[str, Any], **options: Any) -> requests.Response:
+    headers = {"Authorization": f"Bearer {stack.api_key('ada')}", "Accept": "application/json, text/event-stream"}
+    http = requests.Session()
+    http.trust_env = False
+    return http.post(f"{stack.url}/api/mcp", json=body, headers=headers, timeout=60, **options)
+
+
+def start(chat: str, message: str, wait: float, token: str | None = None) -> dict[str, Any]:
+    arguments = {"chatId": chat, "message": message, "waitSeconds": wait}
+    params: dict[str, Any] = {"name": "start_run", "arguments": arguments}
+    if token is not None:
+        params["_meta"] = {"progressToken": token}
+    return {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}
+
+
+def test_plain_json_unless_progress_is_asked_for(stack: Stack) -> None:
+    driver = Driver(stack.public("ada"))
+    plain = post(stack, start(driver.chat(), "Hello", 30))
+    assert plain.headers["Content-Type"] == "application/json"
+    assert plain.json()["result"]["structuredContent"]["status"] == "completed"
+    streamed = post(stack, start(driver.chat(), "Hello", 30, token="t1"))
+    assert streamed.headers["Content-Type"] == "text/event-stream"
+    assert streamed.headers["X-Request-Id"]
+    messages = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: ")]
+    assert {message["params"]["progressToken"] for message in messages[:-1]} == {"t1"}
+    assert messages[-1]["id"] == 7
+    assert messages[-1]["result"]["structuredContent"]["status"] == "completed"
+
+
+def test_a_client_that_goes_away_leaves_the_run_alone(stack: Stack) -> None:
+    driver = Driver(stack.public("ada"))
+    chat = driver.chat()
+    answer = post(stack, start(chat, "/stream 40 20\n/say over", 30, token="t"), stream=True)
+    next(answer.iter_lines())
+    answer.close()
+    (run,) = driver.http.get(f"/chats/{chat}/runs").json()["items"]
+    assert driver.wait(run["id"])["status"] == "completed"
+
+
+def test_few_wait_at_a_time_and_the_rest_is_answered_at_once(make_stack: Callable[..., Stack]) -> None:
+    stack = make_stack(environment={"MCP_WAITS_MAX": "2", "WEB_THREADS": "8"})
+    driver = Driver(stack.public("ada"))
+    chats = [driver.chat() for _ in range(5)]
+    waiting = threading.Semaphore(0)
+
+    def ask(chat: str) -> str:
+        answer = post(stack, start(chat, "/wait 600", 60)).json()["result"]["structuredContent"]
+        waiting.release()
+        return str(answer["status"])
+
+    with ThreadPoolExecutor(5) as threads:
+        asked = [threads.submit(ask, chat) for chat in chats]
+        for _ in range(3):
+            assert waiting.acquire(timeout=30)
+        assert not waiting.acquire(blocking=False)
+        for run in driver.http.get("/runs").json()["items"]:
+            driver.cancel(run["id"])
+        statuses = [each.result(60) for each in asked]
+    assert statuses.count("cancelled") == 2
+    until(lambda: all(run["status"] == "cancelled" for run in driver.http.get("/runs").json()["items"]))
+
+
+def test_the_program_of_the_documentation(stack: Stack) -> None:
+    page = (ROOT / "docs" / "mcp.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    program = program.replace("http://127.0.0.1:8000", stack.url).replace("awk_…", stack.api_key("ada"))
+    done = subprocess.run(python("-c", program), capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith("Hello!")
+
+
+def test_a_run_calls_the_services_own_endpoint_as_a_tool(stack: Stack) -> None:
+    driver = Driver(stack.public("ada"))
+    row = {
+        "name": "credits_by_mcp",
+        "remote_name": "get_credits",
+        "display_name": "Credits",
+        "description": "The user's credits.",
+        "node_type": "mcp",
+        "input_schema": {"type": "object"},
+        "price": 0,
+        "url": f"{stack.url}/api/mcp",
+        "secret_headers": json.dumps({"Authorization": f"Bearer {stack.api_key('ada')}"}),
+    }
+    stack.manage("shell", "-c", f"from runs.models import Tool; Tool.objects.create(**{row!r})")
+    until(lambda: row["name"] in [tool["name"] for tool in driver.http.get("/tools").json()["items"]])
+
+    def called() -> dict[str, Any] | None:
+        """A run that called it; a worker may learn of a new tool a moment later than the web process."""
+        run = driver.finish("/call credits_by_mcp {}\n/say {result}")
+        return None if run["toolInvocations"][0]["errorCode"] == "UNKNOWN_TOOL" else run
+
+    run = until(called)
+    (call,) = run["toolInvocations"]
+    assert (call["status"], call["nodeType"]) == ("COMPLETED", "mcp")
+    assert set(json.loads(driver.content(run))) == {"balance", "held", "available"}

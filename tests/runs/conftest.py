@@ -1,0 +1,94 @@
+"""An engine inside the test's own process: real transactions, real threads, no broker."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import connections
+from rest_framework.test import APIClient
+
+from config.api import broker
+from runs import catalogue
+from runs.agent.engine import Engine
+from runs.models import AgentModel, Run, RunEvent, Tool
+from runs.seed import MODELS, TOOLS
+from tests.driver import Driver, InProcess, until
+
+
+class Bench(Driver):
+    """A user's client and the engine that executes the runs."""
+
+    def __init__(self, client: APIClient, engine: Engine) -> None:
+        super().__init__(InProcess(client))
+        self.client, self.engine = client, engine
+
+
+def seed_catalogue() -> None:
+    """Transactional tests empty every table, so what a migration put there is put back."""
+    for row in MODELS:
+        AgentModel.objects.get_or_create(name=row["name"], defaults=row)
+    for row in TOOLS:
+        Tool.objects.get_or_create(name=row["name"], defaults=row)
+    catalogue.refresh()
+
+
+@pytest.fixture
+def engines(transactional_db, monkeypatch, settings) -> Iterator[Callable[[], Engine]]:
+    """Makes engines; what is published is offered to the last one."""
+    settings.RUN_SWEEP_SECONDS = 0.3
+    settings.RUN_CANCEL_POLL_SECONDS = 0.05
+    settings.RUN_LEASE_SECONDS = 2
+    seed_catalogue()
+    made: list[Engine] = []
+
+    def make() -> Engine:
+        engine = Engine()
+        engine.start()
+        made.append(engine)
+        return engine
+
+    def nudge(task: str, *args: Any, countdown: float | None = None) -> None:
+        if task == "runs.execute_run" and made:
+            made[-1].offer(args[0])
+
+    monkeypatch.setattr(broker, "nudge", nudge)
+    yield make
+    for engine in made:
+        if not engine._stopped.is_set():
+            engine.stop(0)
+    for thread in threading.enumerate():
+        assert not thread.name.startswith(("run-loop", "run-heart")), "an engine outlived its test"
+    connections.close_all()
+
+
+def vanish(engine: Engine) -> None:
+    """As ``kill -9`` of its process: nothing more is written, nothing is handed over."""
+    engine._stopped.set()
+    engine._threads[1].join()
+    engine.loop.call_soon_threadsafe(engine._lose_all)
+    until(lambda: not engine.tasks)
+    engine.loop.call_soon_threadsafe(engine.loop.stop)
+    engine._threads[0].join()
+
+
+@pytest.fixture
+def bench(engines, session) -> Bench:
+    return Bench(session, engines())
+
+
+@pytest.fixture
+def events() -> Callable[[str], list[tuple[str, dict[str, Any]]]]:
+    """A run's stream events, as (type, data), asserted to be gapless."""
+
+    def read(run_id: str) -> list[tuple[str, dict[str, Any]]]:
+        last = Run.objects.values_list("last_stream_index", flat=True).get(pk=run_id)
+        rows = list(RunEvent.objects.filter(run_id=run_id).order_by("index"))
+        assert [row.index for row in rows] == list(range(1, len(rows) + 1))
+        assert len(rows) >= last
+        return [(row.type, json.loads(row.data)) for row in rows]
+
+    return read

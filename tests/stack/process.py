@@ -1,0 +1,162 @@
+"""One real process of a test: start, stop, kill, pause; its output in a file; gone when the test run is."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from config.reaper import Reaper, signal_group
+
+T = TypeVar("T")
+ROOT = Path(__file__).resolve().parent.parent.parent
+STOP_SECONDS = 40.0
+
+
+@cache
+def reaper() -> Reaper:
+    return Reaper()
+
+
+def temporary_directory(prefix: str) -> Path:
+    """A directory that is removed at the end of the test run even if the run is killed. Short: it may hold sockets."""
+    path = Path(tempfile.mkdtemp(prefix=prefix))
+    reaper().remove_at_end(str(path))
+    return path
+
+
+def remove_directory(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_for(predicate: Callable[[], T], timeout: float = 30.0, what: str = "", interval: float = 0.05) -> T:
+    """The first truthy answer of ``predicate``; AssertionError with the last one after ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    while True:
+        answer = predicate()
+        if answer:
+            return answer
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what or 'what was waited for'} did not happen in {timeout:g} s; last: {answer!r}")
+        time.sleep(interval)
+
+
+class Process:
+    """A command that can be started again after it was stopped or killed. It leads a process group of its own."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        directory: Path = ROOT,
+        user: str | None = None,
+    ) -> None:
+        self.name, self.command, self.log = name, list(command), log
+        self.environment = dict(os.environ if environment is None else environment)
+        self.directory, self.user = directory, user
+        self.popen: subprocess.Popen[bytes] | None = None
+        # Whether it is meant to run: an end that nobody asked for fails whoever waits.
+        self.wanted = False
+
+    @property
+    def pid(self) -> int:
+        assert self.popen, f"{self.name} was never started"
+        return self.popen.pid
+
+    @property
+    def running(self) -> bool:
+        return self.popen is not None and self.popen.poll() is None
+
+    def start(self) -> None:
+        assert not self.running, f"{self.name} is running already"
+        with self.log.open("ab") as output:
+            self.popen = subprocess.Popen(
+                self.command,
+                cwd=self.directory,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                **self.as_user(),
+            )
+        self.wanted = True
+        reaper().watch(self.popen.pid)
+
+    def as_user(self) -> dict[str, Any]:
+        if self.user is None:
+            return {}
+        return {"user": self.user, "group": pwd.getpwnam(self.user).pw_gid, "extra_groups": []}
+
+    def send_signal(self, number: int) -> None:
+        """To the process alone, not to its children."""
+        assert self.popen
+        self.popen.send_signal(number)
+
+    def stop(self, number: int = signal.SIGTERM, timeout: float = STOP_SECONDS) -> int:
+        """Ask it to end and wait; its exit status. Kills it, and fails, if it does not within ``timeout``."""
+        self.wanted = False
+        if self.popen is None:
+            return 0
+        self.popen.send_signal(number)
+        signal_group(self.pid, signal.SIGCONT)
+        try:
+            return self.popen.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} did not stop within {timeout:g} s:\n{self.tail()}") from None
+        finally:
+            self._forget()
+
+    def kill(self) -> None:
+        """As by a power cut: SIGKILL to the process and all its children."""
+        self.wanted = False
+        if self.popen is not None:
+            self._forget()
+
+    def _forget(self) -> None:
+        assert self.popen
+        # Whatever of its group is still there outlived it.
+        signal_group(self.popen.pid, signal.SIGKILL)
+        self.popen.wait()
+        reaper().forget(self.popen.pid)
+
+    def pause(self) -> None:
+        """Freeze it and its children: sockets stay open and nothing answers."""
+        signal_group(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        signal_group(self.pid, signal.SIGCONT)
+
+    def check(self) -> None:
+        """AssertionError if it ended although nobody asked it to."""
+        if self.wanted and self.popen is not None and self.popen.poll() is not None:
+            raise AssertionError(f"{self.name} ended by itself (status {self.popen.returncode}):\n{self.tail()}")
+
+    def tail(self, lines: int = 60) -> str:
+        if not self.log.exists():
+            return ""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def python(*arguments: str) -> list[str]:
+    return [sys.executable, *arguments]

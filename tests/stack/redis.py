@@ -1,0 +1,79 @@
+"""A Redis-compatible server of one's own, on a loopback port."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+import redis
+
+from config.broker_process import MISSING, server_binary, server_command
+from tests.stack.process import Process, free_port, remove_directory, temporary_directory, wait_for
+
+DATABASES = 512
+
+
+class RedisServer(Process):
+    """``with RedisServer() as server:``; ``persistent`` says whether what it holds outlives a restart."""
+
+    def __init__(self, persistent: bool = True) -> None:
+        binary = server_binary()
+        if binary is None:
+            raise RuntimeError(MISSING)
+        self.data = temporary_directory("redis-")
+        self.port = free_port()
+        command = [*server_command(binary, self.data, port=self.port), "--databases", str(DATABASES)]
+        if not persistent:
+            command += ["--appendonly", "no"]
+        super().__init__("redis", command, log=self.data / "log")
+
+    def url(self, database: int = 0) -> str:
+        return f"redis://127.0.0.1:{self.port}/{database}"
+
+    def client(self, database: int = 0) -> redis.Redis:
+        return redis.Redis.from_url(self.url(database), socket_timeout=5, socket_connect_timeout=5)
+
+    def start(self) -> None:
+        super().start()
+        wait_for(self.ready, 15, "the Redis-compatible server's answer")
+
+    def ready(self) -> bool:
+        self.check()
+        try:
+            with self.client() as client:
+                return bool(client.ping())
+        except redis.RedisError:
+            return False
+
+    def flush(self) -> None:
+        with self.client() as client:
+            client.flushall()
+
+    def restart(self) -> None:
+        if self.running:
+            self.stop()
+        self.start()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.kill()
+        remove_directory(self.data)
+
+
+def own_database(url: str) -> str:
+    """``url`` with a database number that no other caller in this test run has, emptied."""
+    base, _, number = url.partition("?")[0].rpartition("/")
+    if base.endswith("/") or not number.isdigit():
+        base = url.partition("?")[0].rstrip("/")
+    with redis.Redis.from_url(f"{base}/0") as client:
+        # Database 0 only counts.
+        available = int(client.config_get("databases")["databases"])  # type: ignore[index]
+        mine = 1 + int(client.incr("tests:databases")) % (available - 1)  # type: ignore[arg-type]
+    with redis.Redis.from_url(f"{base}/{mine}") as client:
+        client.flushdb()
+    return f"{base}/{mine}"

@@ -1,0 +1,333 @@
+"""The whole service as real processes, with state of its own, driven over HTTP as its users do.
+
+    with Stack(run_workers=2, environment={"RUN_LEASE_SECONDS": "2"}) as stack:
+        chat = stack.session("ada").post("/chats", json={}).json()
+        stack.kill("runs-1")
+
+Knows nothing of the service's code: what it needs beyond HTTP it gets from ``manage.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import psycopg
+import requests
+
+from tests.stack import postgres, redis
+from tests.stack.process import (
+    ROOT,
+    Process,
+    free_port,
+    python,
+    remove_directory,
+    temporary_directory,
+    wait_for,
+)
+
+T = TypeVar("T")
+START_SECONDS = 90.0
+SERVICES = ("DATABASE_URL", "REDIS_URL", "TEST_DATABASE_URL", "TEST_REDIS_URL", "VAR_DIR", "PORT", "BASE_URL")
+CELERY = python("-m", "celery", "-q", "-A", "config")
+WORKER = ("worker", "-P", "threads", "--without-gossip", "--without-mingle", "--without-heartbeat")
+
+# Every stack that runs, for the report of a failed test.
+live: list[Stack] = []
+# A migrated and empty database of each kind, copied by every stack of this process: (kind, server) → path or name.
+templates: dict[str, str] = {}
+
+
+class Client:
+    """One surface as one user; paths are relative to the surface. Safe to share among threads."""
+
+    def __init__(self, base: str, credential: str, timeout: float = 15.0) -> None:
+        self.base, self.credential, self.timeout = base, credential, timeout
+        self._local = threading.local()
+
+    def request(self, method: str, path: str, **options: Any) -> requests.Response:
+        """As ``requests.request``; an absolute URL is taken as it is."""
+        http = getattr(self._local, "http", None)
+        if http is None:
+            http = self._local.http = requests.Session()
+            http.trust_env = False
+            http.headers["Authorization"] = f"Bearer {self.credential}"
+        url = path if path.startswith("http") else self.base + path
+        answer: requests.Response = http.request(method, url, **{"timeout": self.timeout, **options})
+        return answer
+
+    def get(self, path: str, **options: Any) -> requests.Response:
+        return self.request("GET", path, **options)
+
+    def post(self, path: str, json: Any = None, **options: Any) -> requests.Response:
+        return self.request("POST", path, json={} if json is None else json, **options)
+
+    def patch(self, path: str, json: Any = None, **options: Any) -> requests.Response:
+        return self.request("PATCH", path, json={} if json is None else json, **options)
+
+    def put(self, path: str, data: Any = None, **options: Any) -> requests.Response:
+        return self.request("PUT", path, data=data, **options)
+
+    def delete(self, path: str, **options: Any) -> requests.Response:
+        return self.request("DELETE", path, **options)
+
+
+class Stack:
+    """Web, run workers, webhook and maintenance workers, beat and, without ``redis_url``, a broker.
+
+    ``database_url`` and ``redis_url`` name servers; the stack makes a database of its own on each. Without them it runs
+    on SQLite and the embedded broker. ``environment`` is for all processes, ``process_environment`` for one by name:
+    ``web``, ``runs-1`` … ``runs-N``, ``webhooks``, ``maintenance``, ``beat``, ``broker``. Rate limits are off unless
+    ``environment`` says otherwise.
+    """
+
+    def __init__(
+        self,
+        *,
+        database_url: str | None = None,
+        redis_url: str | None = None,
+        run_workers: int = 1,
+        environment: Mapping[str, str] | None = None,
+        process_environment: Mapping[str, Mapping[str, str]] | None = None,
+        without: tuple[str, ...] = (),
+    ) -> None:
+        self.directory = temporary_directory("stack-")
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.database_url, self.redis_url = database_url, redis_url
+        self.own_database: str | None = None
+        self.without = without
+        self.run_workers = run_workers
+        self.process_environment = dict(process_environment or {})
+        self.environment = {name: value for name, value in os.environ.items() if name not in SERVICES}
+        self.environment |= {
+            "VAR_DIR": str(self.directory),
+            "PORT": str(self.port),
+            "BASE_URL": self.url,
+            "LOG_LEVEL": "INFO",
+            "PYTHONUNBUFFERED": "1",
+            "WEBHOOK_ALLOW_PRIVATE": "1",
+            "WEB_WORKERS": "1",
+            "RATE_LIMIT_SESSION": "0",
+            "RATE_LIMIT_PUBLIC": "0",
+            "RATE_LIMIT_RUN_STARTS": "0",
+            "RATE_LIMIT_UNAUTHENTICATED": "0",
+            **(environment or {}),
+        }
+        self.processes: dict[str, Process] = {}
+        self._tokens: dict[str, str] = {}
+        self._keys: dict[str, str] = {}
+
+    # --- start and stop ----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        live.append(self)
+        try:
+            self._make_database()
+            if self.redis_url:
+                self.environment["REDIS_URL"] = redis.own_database(self.redis_url)
+            else:
+                self.add("broker", python("-m", "config.broker_process"))
+            self.add("web", python("-m", "gunicorn", "config.wsgi", "--bind", f"127.0.0.1:{self.port}"))
+            for number in range(1, self.run_workers + 1):
+                self.add_worker(f"runs-{number}", "runs", concurrency=4)
+            self.add_worker("webhooks", "webhooks,webhooks-retry", concurrency=4)
+            self.add_worker("maintenance", "maintenance", concurrency=2)
+            self.add("beat", [*CELERY, "beat"])
+            self.wait_until_ready()
+        except BaseException as error:
+            if isinstance(error, Exception):
+                error.add_note(self.report())
+            self.stop()
+            raise
+
+    def add(self, name: str, command: list[str]) -> Process | None:
+        """Start a further process of the service; None if the stack is made ``without`` it."""
+        if name in self.without:
+            return None
+        process = Process(
+            name,
+            command,
+            log=self.directory / f"{name}.log",
+            environment={**self.environment, **self.process_environment.get(name, {})},
+        )
+        self.processes[name] = process
+        process.start()
+        return process
+
+    def add_worker(self, name: str, queues: str, concurrency: int = 4) -> Process | None:
+        return self.add(name, [*CELERY, *WORKER, "-n", f"{name}@%h", "-c", str(concurrency), "-Q", queues])
+
+    def wait_until_ready(self, *names: str) -> None:
+        """Until the web process answers and the workers take tasks; all of them, or those named."""
+        for name in names or tuple(self.processes):
+            process = self.processes[name]
+            if not process.running:
+                process.check()
+            elif name == "web" or (name == "broker" and names and self.processes["web"].running):
+                # The web process is ready once the database and the broker are.
+                self.wait_for(self._web_answers, START_SECONDS, "the web process's readiness")
+            elif "worker" in process.command:
+                self.wait_for(partial(worker_is_ready, process), START_SECONDS, f"readiness of {name}")
+
+    def stop(self) -> None:
+        """End everything that was started, at once: nothing of its state is needed any more."""
+        for process in self.processes.values():
+            process.kill()
+        if self in live:
+            live.remove(self)
+        remove_directory(self.directory)
+        if self.own_database:
+            # A server that a fault test stopped for good keeps its databases to itself.
+            with contextlib.suppress(psycopg.OperationalError):
+                postgres.drop_database(self.own_database)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # --- faults ------------------------------------------------------------------------------------------------------
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> None:
+        """SIGKILL takes the process and its children at once; after any other signal it may take its time to end."""
+        process = self.processes[name]
+        if number == signal.SIGKILL:
+            process.kill()
+        else:
+            process.wanted = False
+            process.send_signal(number)
+
+    def restart(self, name: str, environment: Mapping[str, str] | None = None) -> None:
+        """Stop it if it runs, start it again, wait until it is ready; ``environment`` is added to its own for good."""
+        process = self.processes[name]
+        if process.running:
+            process.stop()
+        process.environment |= environment or {}
+        # What the log said before the restart must not count as readiness.
+        process.log.replace(process.log.with_suffix(".before.log"))
+        process.start()
+        self.wait_until_ready(name)
+
+    def pause(self, name: str) -> None:
+        self.processes[name].pause()
+
+    def resume(self, name: str) -> None:
+        self.processes[name].resume()
+
+    # --- users -------------------------------------------------------------------------------------------------------
+
+    def manage(self, *arguments: str, check: bool = True) -> str:
+        """What ``manage.py ARGUMENTS`` printed, in the stack's own environment."""
+        result = subprocess.run(
+            python("manage.py", *arguments),
+            cwd=ROOT,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if check and result.returncode:
+            raise AssertionError(f"manage.py {' '.join(arguments)} failed:\n{result.stdout}{result.stderr}")
+        return result.stdout
+
+    def token(self, username: str) -> str:
+        """A session token; the user is made on first use."""
+        if username not in self._tokens:
+            answer = self.manage("session_token", username, "--create")
+            self._tokens[username] = answer.strip().splitlines()[-1]
+        return self._tokens[username]
+
+    def session(self, username: str = "ada") -> Client:
+        return Client(f"{self.url}/api/v1", self.token(username))
+
+    def api_key(self, username: str = "ada") -> str:
+        """The secret of a key with the default scopes, made over HTTP; one a user."""
+        if username not in self._keys:
+            answer = self.session(username).post("/api-keys", json={"name": "stack"})
+            assert answer.status_code == 201, answer.text
+            self._keys[username] = answer.json()["secret"]
+        return self._keys[username]
+
+    def public(self, username: str = "ada") -> Client:
+        return Client(f"{self.url}/api/public/v1", self.api_key(username))
+
+    # --- looking on --------------------------------------------------------------------------------------------------
+
+    def wait_for(self, predicate: Callable[[], T], timeout: float = 30.0, what: str = "") -> T:
+        """The first truthy answer; fails at once if a process of the stack ended by itself."""
+
+        def checked() -> T:
+            for process in self.processes.values():
+                process.check()
+            return predicate()
+
+        return wait_for(checked, timeout, what)
+
+    def logs(self, name: str, lines: int = 60) -> str:
+        return self.processes[name].tail(lines)
+
+    def report(self) -> str:
+        return "\n".join(f"--- {name}\n{process.tail()}" for name, process in self.processes.items())
+
+    # --- details -----------------------------------------------------------------------------------------------------
+
+    def _web_answers(self) -> bool:
+        try:
+            with requests.Session() as http:
+                http.trust_env = False
+                return http.get(f"{self.url}/readyz", timeout=10).status_code == 200
+        except requests.RequestException:
+            return False
+
+    def _make_database(self) -> None:
+        """Migrated once a test process; every stack gets a copy, which takes a fraction of the time."""
+        server = self.database_url or "sqlite"
+        if server not in templates:
+            if self.database_url:
+                template = postgres.create_database(self.database_url)
+                self.environment["DATABASE_URL"] = template
+                self.manage("migrate", "--verbosity", "0")
+                templates[server] = template
+            else:
+                path = temporary_directory("stack-template-") / "db.sqlite3"
+                self.manage("migrate", "--verbosity", "0")
+                for file in self.directory.glob("db.sqlite3*"):
+                    shutil.copy(file, path.with_name(file.name))
+                templates[server] = str(path)
+        if self.database_url:
+            name = templates[server].rpartition("/")[2]
+            self.own_database = postgres.create_database(self.database_url, template=name)
+            self.environment["DATABASE_URL"] = self.own_database
+        else:
+            for file in Path(templates[server]).parent.glob("db.sqlite3*"):
+                shutil.copy(file, self.directory / file.name)
+
+
+def worker_is_ready(process: Process) -> bool:
+    return process.log.exists() and " ready." in process.log.read_text(errors="replace")
+
+
+def drop_templates() -> None:
+    while templates:
+        _, template = templates.popitem()
+        if template.startswith("postgres"):
+            # On a test's own server, which is gone by now, there is nothing left to drop.
+            with contextlib.suppress(psycopg.OperationalError):
+                postgres.drop_database(template)
+        else:
+            remove_directory(Path(template).parent)

@@ -1,0 +1,143 @@
+"""The harness, and what only real processes show: a run end to end, a killed worker, an orderly stop, a bad request."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from config.reaper import reap, signal_group
+from tests.stack.process import ROOT, free_port, wait_for
+from tests.stack.stack import Client, Stack
+
+pytestmark = pytest.mark.stack
+
+
+def completed(client: Client, run_id: str) -> bool:
+    return bool(client.get(f"/runs/{run_id}").json()["status"] == "completed")
+
+
+def start_run(client: Client, message: str) -> str:
+    chat = client.post("/chats").json()["id"]
+    answer = client.post(f"/chats/{chat}/runs", json={"message": message})
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["id"])
+
+
+def test_a_run_completes_over_both_surfaces(stack: Stack) -> None:
+    for client in (stack.session("ada"), stack.public("ada")):
+        run_id = start_run(client, "/say hello")
+        stack.wait_for(lambda client=client, run_id=run_id: completed(client, run_id), what="the run's end")
+
+
+def test_a_killed_run_worker_is_noticed_and_can_come_back(stack: Stack) -> None:
+    client = stack.session("ada")
+    stack.kill("runs-1")
+    run_id = start_run(client, "/say hello")
+    assert not stack.processes["runs-1"].running
+    stack.restart("runs-1")
+    stack.wait_for(lambda: completed(client, run_id), what="the run's end")
+
+
+@pytest.mark.parametrize("name", ["runs-1", "webhooks", "maintenance", "beat", "web"])
+def test_every_process_ends_in_order_at_sigterm(stack: Stack, name: str) -> None:
+    assert stack.processes[name].stop() in (0, -signal.SIGTERM)
+    stack.restart(name)
+
+
+def answer_to(stack: Stack, request: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", stack.port), timeout=10) as connection:
+        connection.sendall(request)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+@pytest.mark.parametrize(
+    ("request_head", "status"),
+    [
+        (b"GARBAGE", 400),
+        (b"GET /api/v1/me HTTP/1.1\r\nBad Header: x", 400),
+        (b"POST /api/v1/chats HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: x", 400),
+        (b"GET /api/v1/me HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: " + b"x" * 20_000, 431),
+        (b"GET /api/v1/" + b"x" * 70_000 + b" HTTP/1.1\r\nHost: 127.0.0.1", 414),
+    ],
+)
+def test_what_is_not_http_gets_the_error_envelope(stack: Stack, request_head: bytes, status: int) -> None:
+    head, _, body = answer_to(stack, request_head + b"\r\n\r\n").partition(b"\r\n\r\n")
+    assert head.startswith(f"HTTP/1.1 {status} ".encode())
+    assert b"application/json" in head
+    assert b'"code": "VALIDATION_ERROR"' in body
+
+
+def test_an_id_of_ten_thousand_characters_does_not_exist(stack: Stack) -> None:
+    assert stack.session("ada").get("/chats/" + "x" * 10_000).status_code == 404
+
+
+def test_the_reaper_ends_the_groups_it_was_told_of(tmp_path: Path) -> None:
+    directory = tmp_path / "state"
+    directory.mkdir()
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_DFL); time.sleep(600)"
+    orphan, spared = (subprocess.Popen([sys.executable, "-c", stubborn], start_new_session=True) for _ in range(2))
+    # A process that nobody waits for still counts as one of its group.
+    threading.Thread(target=orphan.wait).start()
+    try:
+        reap([f"+ {orphan.pid}\n", f"+ {spared.pid}\n", f"- {spared.pid}\n", f"x {directory}\n"])
+        assert orphan.wait(10) == -signal.SIGTERM
+        assert spared.poll() is None
+        assert not directory.exists()
+    finally:
+        for process in (orphan, spared):
+            signal_group(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+class Laptop:
+    """``python -m config.laptop`` as ``make run`` starts it, with state of its own."""
+
+    def __init__(self, state: Path) -> None:
+        self.port = free_port()
+        self.log = state / "output"
+        kept = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "REDIS_URL")}
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "config.laptop"],
+                cwd=ROOT,
+                env={**kept, "VAR_DIR": str(state / "var"), "PORT": str(self.port)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def said(self, text: str) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        return text in self.log.read_text()
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.faults), signal.SIGKILL]
+)
+def test_make_run_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
+    import psutil
+
+    laptop = Laptop(tmp_path)
+    children: list[psutil.Process] = []
+    try:
+        wait_for(lambda: laptop.said("Ctrl-C stops it"), 90, "the greeting")
+        children = psutil.Process(laptop.process.pid).children(recursive=True)
+        assert len(children) >= 5
+        laptop.process.send_signal(number)
+        assert laptop.process.wait(40) == {signal.SIGINT: 0, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
+        psutil.wait_procs(children, timeout=20)
+        assert [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE] == []
+    finally:
+        for child in children:
+            if child.is_running():
+                child.kill()
+        laptop.process.kill()
+        laptop.process.wait()

@@ -1,0 +1,146 @@
+"""Runs with a stream as the database holds them, and clients that listen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from httpx_sse import ServerSentEvent, connect_sse
+
+from chats.models import Chat
+from chats.services import add_message, write_content
+from config.api import clock
+from config.api.ids import new_id
+from runs import events
+from runs.models import FINAL_RUN_STATUSES, Run, RunEvent, RunStatus
+from tests.stack.plugin import given_services
+from tests.stack.process import free_port, python
+from tests.stack.stack import Stack
+
+
+def append(run: Run, *happened: tuple[str, dict[str, Any]], status: str | None = None) -> None:
+    """Write events as a transition does, but without its wake-up."""
+    for kind, data in happened:
+        run.last_stream_index += 1
+        RunEvent.objects.create(run=run, index=run.last_stream_index, type=kind, data=events.dumps(data))
+    Run.objects.filter(pk=run.pk).update(
+        last_stream_index=run.last_stream_index,
+        status=status or run.status,
+        finished_at=clock.now() if status in FINAL_RUN_STATUSES else None,
+    )
+    run.refresh_from_db()
+
+
+def finish(run: Run, *deltas: str, status: str = RunStatus.COMPLETED) -> None:
+    append(run, *(events.message_delta(text) for text in deltas))
+    content = "".join(deltas)
+    if content:
+        write_content(run.assistant_message_id, content)
+        append(run, events.message_completed(run, content))
+    append(run, events.run_status(run, status), status=status)
+
+
+@pytest.fixture
+def make_run() -> Callable[..., Run]:
+    def make(user: Any) -> Run:
+        """A running run that has told of being queued and running."""
+        chat = Chat.objects.create(user=user)
+        run = Run(id=new_id("run"), chat=chat, user=user, status=RunStatus.RUNNING)
+        run.user_message_id = add_message(chat.pk, run.pk, "user", "Hello").pk
+        run.assistant_message_id = add_message(chat.pk, run.pk, "assistant").pk
+        run.save(force_insert=True)
+        append(run, events.run_status(run, RunStatus.QUEUED), events.run_status(run, RunStatus.RUNNING))
+        return run
+
+    return make
+
+
+def parse(body: bytes) -> list[tuple[int | None, str, dict[str, Any]]]:
+    """A stream's events, as (id or None, event, data)."""
+    found = []
+    for block in body.decode().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        if fields:
+            found.append((int(fields["id"]) if "id" in fields else None, fields["event"], json.loads(fields["data"])))
+    return found
+
+
+def text_of(told: list[Any]) -> str:
+    """The message as a client puts it together from (…, event, data)."""
+    text = ""
+    for *_, kind, data in told:
+        text = "" if kind == "message.reset" else text + data["text"] if kind == "message.delta" else text
+    return text
+
+
+class Listener:
+    """A user's ears: one surface of one server."""
+
+    def __init__(self, base: str, credential: str) -> None:
+        self.base = base
+        self.headers = {"Authorization": f"Bearer {credential}"}
+
+    def listen(self, run_id: str, after: int | None = None, timeout: float = 30) -> Iterator[ServerSentEvent]:
+        """Events by httpx-sse, until the stream ends."""
+        headers = self.headers | ({} if after is None else {"Last-Event-ID": str(after)})
+        url = f"{self.base}/runs/{run_id}/stream"
+        with (
+            httpx.Client(timeout=timeout, trust_env=False) as http,
+            connect_sse(http, "GET", url, headers=headers) as source,
+        ):
+            assert source.response.status_code == 200, source.response.read()
+            yield from source.iter_sse()
+
+    def all(self, run_id: str, after: int | None = None) -> list[tuple[int, str, dict[str, Any]]]:
+        return [(int(event.id), event.event, event.json()) for event in self.listen(run_id, after)]
+
+
+class StreamStack(Stack):
+    """A stack with a stream process beside the web process."""
+
+    def start(self) -> None:
+        super().start()
+        self.stream_port = free_port()
+        options = ("--http", "config.stream_server:Protocol", "--no-access-log", "--timeout-graceful-shutdown", "1")
+        self.add(
+            "stream", python("-m", "uvicorn", "config.asgi:application", "--port", str(self.stream_port), *options)
+        )
+        self.wait_for(self.stream_answers, 60, "the stream process's readiness")
+
+    @property
+    def stream_url(self) -> str:
+        return f"http://127.0.0.1:{self.stream_port}"
+
+    def stream_answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.stream_url}/livez", timeout=10, trust_env=False).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def listener(self, server: str, user: str = "ada", surface: str = "session") -> Listener:
+        base = {"web": self.url, "stream": self.stream_url}[server]
+        if surface == "session":
+            return Listener(f"{base}/api/v1", self.token(user))
+        return Listener(f"{base}/api/public/v1", self.api_key(user))
+
+
+SHORT = {
+    "STREAM_HEARTBEAT_SECONDS": "0.5",
+    "STREAM_AUTH_SECONDS": "0.5",
+    "STREAM_STALL_SECONDS": "1",
+    "RUN_LEASE_SECONDS": "2",
+    "RUN_SWEEP_SECONDS": "0.5",
+    "DEBUG": "0",
+    "PLAYGROUND": "1",
+}
+
+
+@pytest.fixture(scope="module")
+def streams() -> Iterator[StreamStack]:
+    with StreamStack(**given_services(), environment=SHORT) as running:
+        running.token("ada")
+        running.manage("grant_credits", "ada", "100000", "--reason", "tests")
+        yield running

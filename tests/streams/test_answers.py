@@ -1,0 +1,240 @@
+"""Who may listen, from where on, and what a stream tells of runs that have ended: one answer at a time."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+
+import pytest
+from rest_framework.test import APIClient
+
+from config.api import clock
+from runs import stream_reads, tasks
+from runs.models import Run, RunEvent
+from tests import factories
+from tests.streams.conftest import append, finish, parse, text_of
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(params=["session", "public"])
+def client(request, user) -> APIClient:
+    return getattr(factories, f"{request.param}_client")(user)
+
+
+@pytest.fixture
+def base(client) -> str:
+    key = client._credentials["HTTP_AUTHORIZATION"].startswith("Bearer awk_")
+    return "/api/public/v1" if key else "/api/v1"
+
+
+def body(answer) -> bytes:
+    assert answer.status_code == 200, answer.content
+    return b"".join(answer.streaming_content)
+
+
+@pytest.fixture
+def listen(client, base):
+    def get(run: Run, query: str = "", **headers):
+        return parse(body(client.get(f"{base}/runs/{run.pk}/stream{query}", headers=headers)))
+
+    return get
+
+
+def test_a_finished_run_is_told_from_the_beginning(listen, make_run, user):
+    run = make_run(user)
+    finish(run, "Hello ", "wörld 🦊\u2028\u2029\x85\n\r\n")
+    told = listen(run)
+    assert [index for index, *_ in told] == [1, 2, 3, 4, 5, 6]
+    assert told[-1][1:] == ("run.status", told[-1][2])
+    assert told[-1][2]["status"] == "completed"
+    assert text_of(told) == told[-2][2]["content"] == "Hello wörld 🦊\u2028\u2029\x85\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("query", "header", "first"),
+    [
+        ("", None, 1),
+        ("?after=0", None, 1),
+        ("?after=2", None, 3),
+        ("?after=2", "3", 4),  # a client that reconnects by itself repeats its first address
+        ("", "5", 6),
+        ("?after=", "", 1),
+        ("?after=6", None, None),
+        ("?after=7", None, None),
+        ("?after=999999999999999999", None, None),
+    ],
+)
+def test_it_goes_on_after_an_index(listen, make_run, user, query, header, first):
+    run = make_run(user)
+    finish(run, "a", "b")
+    told = listen(run, query, **({} if header is None else {"Last-Event-ID": header}))
+    assert [index for index, *_ in told] == (list(range(first, 7)) if first else [])
+
+
+@pytest.mark.parametrize("wrong", ["-1", "1.5", "x", "1e3", "٣", "1" * 19, "1,2"])
+def test_a_malformed_index_is_refused(client, base, make_run, user, wrong):
+    run = make_run(user)
+    for answer, field in (
+        (client.get(f"{base}/runs/{run.pk}/stream", {"after": wrong}), "after"),
+        (client.get(f"{base}/runs/{run.pk}/stream", headers={"Last-Event-ID": wrong.encode()}), "Last-Event-ID"),
+    ):
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "VALIDATION_ERROR"
+        assert list(answer.json()["error"]["details"]["fields"]) == [field]
+
+
+@pytest.mark.parametrize("accept", ["text/event-stream", "application/json", "image/png", "*/*", "nonsense"])
+def test_accept_is_no_reason_to_refuse(client, base, make_run, user, accept):
+    run = make_run(user)
+    finish(run)
+    answer = client.get(f"{base}/runs/{run.pk}/stream", headers={"Accept": accept})
+    assert answer.status_code == 200
+    assert answer["Content-Type"] == "text/event-stream"
+    assert answer["Cache-Control"] == "no-store"
+    assert answer["X-Accel-Buffering"] == "no"
+    assert answer["X-Request-Id"]
+    assert answer["X-RateLimit-Limit"]
+
+
+def test_errors_are_the_envelope(client, base, make_run, user):
+    foreign = make_run(factories.UserFactory())
+    deleted = make_run(user)
+    deleted.chat.deleted_at = clock.now()
+    deleted.chat.save()
+    for run_id in (foreign.pk, deleted.pk, "run_x", "%00", "x" * 10_000):
+        answer = client.get(f"{base}/runs/{run_id}/stream", headers={"Accept": "text/event-stream"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "NOT_FOUND")
+    answer = APIClient().get(f"{base}/runs/{foreign.pk}/stream", headers={"Accept": "text/event-stream"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "UNAUTHORIZED")
+    assert answer["WWW-Authenticate"] == "Bearer"
+    answer = client.post(f"{base}/runs/{foreign.pk}/stream", {}, format="json")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (405, "METHOD_NOT_ALLOWED")
+
+
+def test_a_key_needs_its_scope(make_run, user):
+    run = make_run(user)
+    answer = factories.public_client(user, ["runs:write"]).get(f"/api/public/v1/runs/{run.pk}/stream")
+    assert answer.status_code == 403
+    assert answer.json()["error"]["details"] == {"requiredScope": "runs:read"}
+
+
+def test_a_credential_of_the_other_surface_is_refused(make_run, user, session, public):
+    run = make_run(user)
+    assert session.get(f"/api/public/v1/runs/{run.pk}/stream").status_code == 401
+    assert public.get(f"/api/v1/runs/{run.pk}/stream").status_code == 401
+
+
+def test_head_answers_without_a_body(client, base, make_run, user):
+    run = make_run(user)
+    answer = client.head(f"{base}/runs/{run.pk}/stream")
+    assert answer.status_code == 200
+    assert answer["Content-Type"] == "text/event-stream"
+    assert answer.content == b""
+
+
+def test_opening_takes_few_queries(session, make_run, user, django_assert_max_num_queries):
+    run = make_run(user)
+    with django_assert_max_num_queries(2):
+        session.get(f"/api/v1/runs/{run.pk}/stream")
+
+
+def test_a_long_stream_comes_in_pages(listen, make_run, user):
+    run = make_run(user)
+    finish(run, *["word "] * (2 * stream_reads.PAGE_EVENTS + 7))
+    told = listen(run)
+    assert [index for index, *_ in told] == list(range(1, run.last_stream_index + 1))
+
+
+# --- pruned ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def old(make_run, user) -> Run:
+    """A run with the events 1 to 7 that finished before the retention's end."""
+    run = make_run(user)
+    finish(run, "Hello ", "you ", "there")
+    Run.objects.filter(pk=run.pk).update(finished_at=clock.now() - timedelta(days=30, minutes=1))
+    return run
+
+
+def test_pruning_takes_the_events_of_old_runs_alone(old, make_run, user, monkeypatch):
+    monkeypatch.setattr(stream_reads, "PRUNE_RUNS", 2)
+    recent, live = make_run(user), make_run(user)
+    finish(recent, "x")
+    Run.objects.filter(pk=recent.pk).update(finished_at=clock.now() - timedelta(days=29, hours=23))
+    more = [make_run(user) for _ in range(4)]
+    for run in more:
+        finish(run)
+        Run.objects.filter(pk=run.pk).update(finished_at=clock.now() - timedelta(days=31))
+    tasks.prune_events()
+    assert set(RunEvent.objects.values_list("run_id", flat=True)) == {recent.pk, live.pk}
+    assert stream_reads.prune() == 0
+
+
+def test_a_pruned_stream_is_rebuilt_from_the_run(listen, old):
+    whole = listen(old)
+    stream_reads.prune()
+    told = listen(old)
+    assert [(index, kind) for index, kind, _ in told] == [
+        (5, "message.delta"),
+        (6, "message.completed"),
+        (7, "run.status"),
+    ]
+    assert text_of(told) == text_of(whole) == "Hello you there"
+    assert told[1:2] == whole[-2:-1]
+    assert {name: told[2][2][name] for name in ("runId", "chatId", "status")} == {
+        "runId": old.pk,
+        "chatId": old.chat_id,
+        "status": "completed",
+    }
+
+
+@pytest.mark.parametrize("after", range(8))
+def test_whoever_had_a_part_of_it_still_gets_the_message(listen, old, after):
+    had = listen(old)[:after]
+    stream_reads.prune()
+    told = listen(old, f"?after={after}")
+    assert text_of(had + told) == "Hello you there"
+    indexes = [index for index, *_ in had + told if index]
+    assert indexes == sorted(set(indexes))
+    assert not indexes or indexes[-1] == 7
+
+
+def test_a_pruned_failure_says_why(listen, make_run, user):
+    run = make_run(user)
+    append(run, ("run.status", {"status": "failed"}), status="failed")
+    Run.objects.filter(pk=run.pk).update(
+        finished_at=clock.now() - timedelta(days=31), error_code="MODEL_ERROR", error_message="It broke."
+    )
+    stream_reads.prune()
+    ((index, kind, data),) = listen(run)
+    assert (index, kind, data["errorCode"], data["errorMessage"]) == (3, "run.status", "MODEL_ERROR", "It broke.")
+
+
+# --- beside the stream -----------------------------------------------------------------------------------------------
+
+
+def test_the_schema_has_the_stream(session):
+    paths = json.loads(session.get("/api/schema", headers={"Accept": "application/json"}).content)["paths"]
+    for path in ("/api/v1/runs/{runId}/stream", "/api/public/v1/runs/{runId}/stream"):
+        operation = paths[path]["get"]
+        assert list(operation["responses"]["200"]["content"]) == ["text/event-stream"]
+        assert {"after", "Last-Event-ID", "runId"} == {parameter["name"] for parameter in operation["parameters"]}
+        assert "406" not in operation["responses"]
+
+
+def test_the_playground_runs_its_own_script_alone(client, settings):
+    settings.PLAYGROUND = True
+    answer = client.get("/playground")
+    assert answer.status_code == 200
+    page = answer.content.decode()
+    policy = answer["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    # What the policy would block: attributes that are script or style, and anything from elsewhere.
+    assert " style=" not in page
+    assert " onclick" not in page
+    assert "https://" not in page.replace("https?:", "")
+    settings.PLAYGROUND = False
+    assert client.get("/playground").status_code == 404

@@ -1,0 +1,296 @@
+"""Streams of real runs, from both servers, with real clients."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+
+import httpx
+import psutil
+import pytest
+from httpx_sse import EventSource
+
+from tests.driver import Driver
+from tests.stack.stack import Stack
+from tests.streams.conftest import Listener, StreamStack, parse, text_of
+
+pytestmark = pytest.mark.stack
+
+SCRIPT = "\n".join(
+    ["/say First,", '/call calculate {"expression": "1+1"}', "/stream 30 30", "/ask Which?", "/say {result} it is"]
+)
+
+
+@pytest.fixture(params=["web", "stream"])
+def server(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def driver(streams: StreamStack) -> Driver:
+    return Driver(streams.session())
+
+
+@pytest.mark.parametrize("surface", ["session", "public"])
+def test_a_run_is_told_live_from_its_start_to_its_end(streams, driver, server, surface):
+    run = driver.start(SCRIPT)
+    told = []
+    for event in streams.listener(server, surface=surface).listen(run["id"]):
+        told.append((int(event.id), event.event, event.json()))
+        if event.event == "waitpoint.opened":
+            # The stream is open while the run waits; the answer goes another way.
+            driver.respond(driver.wait(run["id"], "waiting"), kind="CLARIFICATION", answer="blue")
+    assert [index for index, *_ in told] == list(range(1, len(told) + 1))
+    assert told[-1][1:] == ("run.status", told[-1][2] | {"status": "completed"})
+    ended = driver.get(run["id"])
+    assert ended["lastStreamIndex"] == len(told)
+    assert text_of(told) == driver.content(ended)
+    assert text_of(told).endswith("blue it is")
+    assert {"tool.started", "tool.completed", "waitpoint.opened", "waitpoint.resolved", "message.completed"} < {
+        kind for _, kind, _ in told
+    }
+    # Any process, and any time later, tells the same.
+    assert streams.listener("stream" if server == "web" else "web").all(run["id"]) == told
+
+
+def test_curl(streams, driver, server):
+    run = driver.start("/stream 20 20")
+    listener = streams.listener(server)
+    url = f"{listener.base}/runs/{run['id']}/stream"
+    command = ["curl", "-sSN", "--fail", "-m", "30", "-H", f"Authorization: {listener.headers['Authorization']}", url]
+    done = subprocess.run(command, capture_output=True, check=True)
+    assert text_of(parse(done.stdout)) == driver.content(driver.wait(run["id"]))
+
+
+def test_a_reconnecting_client_loses_and_repeats_nothing(streams, driver, server):
+    run = driver.start("/stream 40 20")
+    listener = streams.listener(server)
+    told: list[tuple[int, str, dict]] = []
+    while not told or told[-1][2].get("status") != "completed":
+        events = listener.listen(run["id"], told[-1][0] if told else None)
+        for event, _ in zip(events, range(3), strict=False):
+            told.append((int(event.id), event.event, event.json()))
+        events.close()
+    assert [index for index, *_ in told] == list(range(1, len(told) + 1))
+    assert text_of(told) == driver.content(driver.get(run["id"]))
+
+
+def test_an_index_past_the_end_waits_for_the_run_to_end(streams, driver, server):
+    run = driver.start("/stream 10 20")
+    assert streams.listener(server).all(run["id"], after=10_000) == []
+    assert driver.get(run["id"])["status"] == "completed"
+
+
+def test_a_stream_ends_when_its_run_is_cancelled(streams, driver, server):
+    run = driver.ask("/ask Which?")
+    events = streams.listener(server).listen(run["id"])
+    assert next(events).id == "1"
+    driver.cancel(run["id"])
+    *_, last = events
+    assert last.json()["status"] == "cancelled"
+
+
+def test_a_client_that_leaves_cancels_nothing_and_leaves_nothing(streams, driver, server):
+    process = psutil.Process(streams.processes[server].pid)
+    processes = [process, *process.children()]
+    run = driver.ask("/ask Which?")
+    before = sum(process.num_fds() for process in processes)
+    listeners = [streams.listener(server).listen(run["id"]) for _ in range(20)]
+    for events in listeners:
+        next(events)
+    assert sum(process.num_fds() for process in processes) >= before + 20
+    for events in listeners:
+        events.close()
+    streams.wait_for(lambda: sum(process.num_fds() for process in processes) < before + 10)
+    assert driver.get(run["id"])["status"] == "waiting"
+    driver.cancel(run["id"])
+
+
+def test_comments_keep_a_quiet_stream_open(streams, driver, server):
+    run = driver.ask("/ask Which?")
+    listener = streams.listener(server)
+    url = f"{listener.base}/runs/{run['id']}/stream"
+    with httpx.stream("GET", url, headers=listener.headers, trust_env=False, timeout=10) as answer:
+        lines = answer.iter_lines()
+        while '"status":"waiting"' not in next(lines):
+            pass
+        assert next(lines) == ""
+        assert next(lines).startswith(":")
+        assert next(lines).startswith(":")
+    driver.cancel(run["id"])
+
+
+def test_a_revoked_key_ends_its_streams_alone(streams, driver, server):
+    run = driver.ask("/ask Which?")
+    made = streams.session().post("/api-keys", {"name": "short"}).json()
+    base = streams.listener(server, surface="public").base
+    revoked = Listener(base, made["secret"]).listen(run["id"])
+    other = streams.listener(server, surface="public").listen(run["id"])
+    next(revoked)
+    next(other)
+    assert streams.session().delete(f"/api-keys/{made['id']}").status_code == 204
+    assert [event.event for event in revoked][-1] == "run.status"  # what there was, and then the end
+    driver.cancel(run["id"])
+    *_, last = other
+    assert last.json()["status"] == "cancelled"
+
+
+def test_an_expired_token_ends_its_stream(streams, driver, server):
+    run = driver.ask("/ask Which?")
+    token = streams.manage("shell", "-c", MINT).strip().splitlines()[-1]
+    told = Listener(streams.listener(server).base, token).all(run["id"])
+    assert told[-1][2]["status"] == "waiting"
+    driver.cancel(run["id"])
+
+
+# It is valid for the leeway of 30 s after its end: this one has some seconds left.
+MINT = "from config.api.session_tokens import mint; print(mint('ada', hours=-22 / 3600))"
+
+
+def test_a_client_that_takes_nothing_is_cut_off(streams, driver, server):
+    """What it has not taken is not gathered for it; it can come again."""
+    run = driver.start("/stream 3000 0\n" + "/say " + "x" * 90_000)
+    driver.wait(run["id"])
+    listener = streams.listener(server)
+    host, port = listener.base.split("/")[2].split(":")
+    request = f"GET /api/v1/runs/{run['id']}/stream HTTP/1.1\r\nHost: {host}\r\n"
+    slow = []
+    for _ in range(3):
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        connection.connect((host, int(port)))
+        connection.sendall((request + f"Authorization: {listener.headers['Authorization']}\r\n\r\n").encode())
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        slow.append(connection)
+    process = psutil.Process(streams.processes[server].pid)
+
+    def is_connected() -> bool:
+        ports = {connection.getsockname()[1] for connection in slow}
+        found = [item for each in (process, *process.children()) for item in each.net_connections("tcp")]
+        return any(item.raddr and item.raddr.port in ports for item in found)
+
+    streams.wait_for(lambda: not is_connected(), what="the end of slow connections")
+    for connection in slow:
+        connection.close()
+    assert text_of(listener.all(run["id"])) == driver.content(driver.get(run["id"]))
+
+
+def test_a_restarted_server_loses_nothing(streams, driver, server):
+    run = driver.start("/stream 60 50")
+    listener = streams.listener(server)
+    told: list[tuple[int, str, dict]] = []
+
+    def listen() -> None:
+        while not told or told[-1][2].get("status") != "completed":
+            try:
+                for event in listener.listen(run["id"], told[-1][0] if told else None):
+                    told.append((int(event.id), event.event, event.json()))
+            except httpx.TransportError:
+                pass
+
+    client = threading.Thread(target=listen)
+    client.start()
+    streams.wait_for(lambda: len(told) > 4)
+    streams.processes[server].stop(signal.SIGTERM)
+    assert "Traceback" not in streams.logs(server, 1000)
+    streams.processes[server].start()
+    client.join(40)
+    assert [index for index, *_ in told] == list(range(1, len(told) + 1))
+    assert text_of(told) == driver.content(driver.get(run["id"]))
+
+
+def test_connections_that_say_nothing_stop_nobody(streams, driver, server):
+    host, port = streams.listener(server).base.split("/")[2].split(":")
+    silent = [socket.create_connection((host, int(port))) for _ in range(1000)]
+    try:
+        run = driver.start("/stream 5 10")
+        assert text_of(streams.listener(server).all(run["id"])) == driver.content(driver.wait(run["id"]))
+    finally:
+        for connection in silent:
+            connection.close()
+
+
+@pytest.mark.faults
+def test_a_killed_worker_voids_what_it_had_not_recorded(streams, driver, server):
+    run = driver.start('/say First.\n/call calculate {"expression": "1"}\n/stream 40 50')
+    events = streams.listener(server).listen(run["id"])
+    told = []
+    for event in events:
+        told.append((int(event.id), event.event, event.json()))
+        if text_of(told).count("fox") == 2 and streams.processes["runs-1"].running:
+            streams.kill("runs-1")
+            streams.restart("runs-1")
+    assert "message.reset" in {kind for _, kind, _ in told}
+    assert [index for index, *_ in told] == list(range(1, len(told) + 1))
+    assert text_of(told) == driver.content(driver.get(run["id"]))
+
+
+@pytest.mark.faults
+def test_streams_go_on_while_redis_is_away(make_redis_stack):
+    stack, redis = make_redis_stack
+    driver = Driver(stack.session())
+    run = driver.ask("/ask Which?\n/say {result}")
+    events = stack.listener("stream").listen(run["id"])
+    next(events)
+    redis.stop()
+    driver.respond(driver.get(run["id"]), kind="CLARIFICATION", answer="blue")
+    assert [event.json() for event in events][-1]["status"] == "completed"
+    redis.start()
+    run = driver.start("/stream 5 10")
+    assert text_of(stack.listener("stream").all(run["id"])) == driver.content(driver.wait(run["id"]))
+
+
+@pytest.fixture
+def make_redis_stack(redis_server) -> Iterator[tuple[StreamStack, object]]:
+    from tests.stack.plugin import given_services
+
+    with StreamStack(**{**given_services(), "redis_url": redis_server.url()}) as stack:
+        yield stack, redis_server
+
+
+def test_an_event_is_one_block_of_lines(streams, driver, server):
+    run = driver.finish("/say Hello")
+    listener = streams.listener(server)
+    with httpx.Client(trust_env=False) as http:
+        answer = http.get(f"{listener.base}/runs/{run['id']}/stream", headers=listener.headers)
+    assert answer.headers["content-type"] == "text/event-stream"
+    assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers["x-accel-buffering"] == "no"
+    assert EventSource(answer)
+    first = answer.text.split("\n\n")[0].splitlines()
+    assert first[0].startswith(":")
+    assert first[1:3] == ["id: 1", "event: run.status"]
+    assert json.loads(first[3].removeprefix("data: "))["status"] == "queued"
+
+
+@pytest.mark.parametrize("query", ["?after=x", "?after=-1"])
+def test_refusals_are_the_envelope(streams, driver, server, query):
+    run = driver.finish("/say Hello")
+    listener = streams.listener(server)
+    with httpx.Client(trust_env=False, headers={"Accept": "text/event-stream"}) as http:
+        url = f"{listener.base}/runs/{run['id']}/stream"
+        refused = http.get(url + query, headers=listener.headers)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "VALIDATION_ERROR")
+        assert http.get(url).json()["error"]["code"] == "UNAUTHORIZED"
+        assert http.get(f"{listener.base}/runs/run_x/stream", headers=listener.headers).status_code == 404
+        assert http.post(url, headers=listener.headers, json={}).status_code == 405
+        assert http.get(url, headers=listener.headers | {"X-Request-Id": "mine"}).headers["x-request-id"] == "mine"
+
+
+def test_no_room_is_said_so(make_stack):
+    stack: Stack = make_stack(environment={"STREAM_CONNECTIONS_MAX": "2"})
+    driver = Driver(stack.session())
+    run = driver.ask("/ask Which?")
+    listener = Listener(f"{stack.url}/api/v1", stack.token("ada"))
+    open_ones = [listener.listen(run["id"]) for _ in range(2)]
+    for events in open_ones:
+        next(events)
+    with httpx.Client(trust_env=False) as http:
+        refused = http.get(f"{listener.base}/runs/{run['id']}/stream", headers=listener.headers)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "UNAVAILABLE")
+    open_ones[0].close()
+    stack.wait_for(lambda: next(listener.listen(run["id"])).id == "1")

@@ -1,0 +1,101 @@
+"""The playground in a real browser: a run live, a tool call, an approval, an answer."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page, expect, sync_playwright
+
+from tests.streams.conftest import StreamStack
+
+pytestmark = [pytest.mark.stack, pytest.mark.services]
+
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+WIDE, NARROW = {"width": 1280, "height": 820}, {"width": 390, "height": 780}
+
+
+@pytest.fixture(params=[WIDE, NARROW], ids=["wide", "narrow"])
+def page(streams: StreamStack, request) -> Iterator[Page]:
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    assert browser, "Chromium is not installed; it shows the playground (Debian: apt-get install chromium)"
+    wrong: list[str] = []
+    with (
+        sync_playwright() as playwright,
+        playwright.chromium.launch(executable_path=browser, args=FLAGS) as chromium,
+    ):
+        page = chromium.new_page(viewport=request.param)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda said: said.type == "error" and wrong.append(said.text))
+        page.on("request", lambda asked: wrong.append(asked.url) if not asked.url.startswith(ours) else None)
+        ours = (streams.url, "data:", "blob:")
+        page.goto(f"{streams.url}/playground")
+        yield page
+        assert page.locator("body").bounding_box()["width"] == request.param["width"]
+    # One test takes the server away for a while.
+    assert [what for what in wrong if "net::ERR_" not in what] == []
+
+
+def sign_in(page: Page, credential: str) -> None:
+    page.fill("#credential", credential)
+    page.get_by_role("button", name="Continue").click()
+    expect(page.locator("#credits")).to_be_visible(timeout=20_000)
+
+
+def say(page: Page, message: str) -> None:
+    expect(page.locator("#send")).to_be_visible(timeout=20_000)
+    page.fill("#message", message)
+    page.locator("#send").click()
+
+
+@pytest.mark.parametrize("surface", ["session", "public"])
+def test_a_run_is_shown_and_answered(streams, page, surface):
+    sign_in(page, streams.token("ada") if surface == "session" else streams.api_key("ada"))
+    page.get_by_text("Ask for approval").click()
+    page.get_by_role("button", name="Approve", exact=True).click(timeout=20_000)
+    status = page.locator(".state .pill")
+    expect(status.last).to_have_text("completed", timeout=20_000)
+    expect(page.locator(".tool b")).to_have_text("draw_chart")
+    picture = page.locator(".tool img")
+    expect(picture).to_be_visible()
+    expect(page.locator(".text").last).to_have_text("Here it is.")
+    say(page, "/ask Which?\n/say {result} it is")
+    page.get_by_label("Your answer").fill("blue")
+    page.get_by_role("button", name="Answer").click()
+    expect(page.locator(".text").last).to_have_text("blue it is", timeout=20_000)
+    say(page, "/stream 500 50")
+    expect(page.locator(".text.live")).to_contain_text("fox", timeout=20_000)
+    page.get_by_role("button", name="Stop").click()
+    expect(status.last).to_have_text("cancelled", timeout=20_000)
+    # Reloaded, the tab still knows who it is; signed out, it forgets.
+    page.reload()
+    expect(page.locator("#credits")).to_be_visible(timeout=20_000)
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.locator("#sign-in")).to_be_visible()
+    page.reload()
+    expect(page.locator("#sign-in")).to_be_visible()
+
+
+def test_text_of_others_is_text_and_not_markup(streams, page):
+    sign_in(page, streams.token("ada"))
+    say(page, "/say <img src=x onerror=alert(1)><b>bold</b>")
+    expect(page.locator(".text").last).to_have_text("<img src=x onerror=alert(1)><b>bold</b>", timeout=20_000)
+
+
+def test_the_page_goes_on_through_a_restart_of_the_server(streams, page):
+    sign_in(page, streams.token("ada"))
+    say(page, "/stream 60 50")
+    expect(page.locator(".text.live")).to_contain_text("fox", timeout=20_000)
+    streams.restart("web")
+    expect(page.locator(".state .pill").last).to_have_text("completed", timeout=30_000)
+    words = page.locator(".text").last.inner_text().split()
+    assert len(words) == 60

@@ -1,0 +1,136 @@
+"""A real HTTP server on loopback, and calls as the engine makes them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from runs import seed
+from runs.tools import ToolContext, ToolDefinition, ToolResult, call_tool, parse_input
+
+ROWS = {row["name"]: row for row in seed.TOOLS}
+
+
+@dataclass
+class Received:
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class Server:
+    """Answers as it is told to, and remembers what it was sent."""
+
+    url: str
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=lambda: {"Content-Type": "application/json"})
+    body: bytes = b""
+    routes: dict[str, tuple[int, dict[str, str], bytes]] = field(default_factory=dict)
+    received: list[Received] = field(default_factory=list)
+    arrived: threading.Event = field(default_factory=threading.Event)
+    # Set to let a held answer go.
+    release: threading.Event = field(default_factory=threading.Event)
+    hold: bool = False
+
+    def answers(self, value: Any) -> None:
+        self.body = value if isinstance(value, bytes) else json.dumps(value).encode()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            body = self.rfile.read(length)
+            state.received.append(Received(self.command, self.path, dict(self.headers.items()), body))
+            state.arrived.set()
+            if state.hold:
+                state.release.wait(30)
+            status, headers, content = state.routes.get(self.path, (state.status, state.headers, state.body))
+            try:
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+            except OSError:
+                pass  # the caller was no longer there
+
+        do_GET = do_POST
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    httpd.daemon_threads = True
+    state = Server(f"http://127.0.0.1:{httpd.server_address[1]}")
+    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    yield state
+    state.release.set()
+    httpd.shutdown()
+    httpd.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+@pytest.fixture
+def context(executor: ThreadPoolExecutor) -> ToolContext:
+    return ToolContext("inv_1", "run_1", "chat_1", 1, 20.0, executor)
+
+
+@pytest.fixture
+def call(context: ToolContext) -> Callable[..., ToolResult]:
+    """``call(definition or name of a built-in tool, input)`` as the engine does it: parsed, then called."""
+
+    def run(tool: str | ToolDefinition, input: Any, context: ToolContext = context) -> ToolResult:
+        definition = builtin(tool) if isinstance(tool, str) else tool
+        parsed = parse_input(definition, input if isinstance(input, str) else json.dumps(input))
+        return asyncio.run(call_tool(definition, parsed, context))
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def storage(tmp_path: Any) -> Iterator[Any]:
+    with override_settings(MEDIA_ROOT=tmp_path, BASE_URL="https://agents.example"):
+        yield tmp_path
+
+
+def builtin(name: str) -> ToolDefinition:
+    row = {key: value for key, value in ROWS[name].items() if key != "enabled"}
+    return ToolDefinition(**row)
+
+
+def http_tool(url: str, **columns: Any) -> ToolDefinition:
+    defaults: dict[str, Any] = {
+        "name": "lookup",
+        "display_name": "Look up",
+        "description": "Looks something up.",
+        "node_type": "http",
+        "input_schema": {"type": "object"},
+        "price": 2_000_000,
+        "url": url,
+    }
+    return ToolDefinition(**{**defaults, **columns})

@@ -1,0 +1,93 @@
+"""``python -m tests.tools.mcp_server PORT [legacy]``: an MCP server by the official SDK, with tools of every kind.
+
+``legacy`` refuses the newest revision, as a server that does not know it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import uvicorn
+from mcp.server.mcpserver import Context, MCPServer
+from mcp_types import CallToolResult, ImageContent, ResourceLink, TextContent
+
+server = MCPServer("test tools")
+
+
+@server.tool()
+def add(a: int, b: int) -> int:
+    """Adds."""
+    return a + b
+
+
+@server.tool(name="remote.name")
+def named() -> str:
+    """Has a name that no tool may have here."""
+    return "by its own name"
+
+
+@server.tool()
+def headers(ctx: Context[Any, Any]) -> str:
+    """What the call came with."""
+    request = ctx.request_context.request
+    assert request is not None
+    return json.dumps(dict(request.headers))
+
+
+@server.tool()
+def report() -> CallToolResult:
+    return CallToolResult(
+        content=[
+            TextContent(type="text", text="Here it is."),
+            ResourceLink(type="resource_link", name="chart", uri="https://files.example/chart.svg"),
+            ResourceLink(type="resource_link", name="note", uri="note://1"),
+            ImageContent(type="image", data="aGk=", mime_type="image/png"),
+        ]
+    )
+
+
+@server.tool()
+def fail(reason: str) -> CallToolResult:
+    return CallToolResult(content=[TextContent(type="text", text=reason)], is_error=True)
+
+
+@server.tool()
+async def slow(seconds: float) -> str:
+    await asyncio.sleep(seconds)
+    return "at last"
+
+
+@server.tool()
+async def told(ctx: Context[Any, Any]) -> str:
+    """Reports progress first, so its answer is a stream."""
+    await ctx.report_progress(1, 2)
+    return "streamed"
+
+
+@server.tool()
+def large(size: int) -> str:
+    return "x" * size
+
+
+class Legacy:
+    """Takes the newest revision's headers for those of a client that it does not know."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if (b"mcp-protocol-version", b"2026-07-28") in scope.get("headers", ()):
+            await send({"type": "http.response.start", "status": 400, "headers": []})
+            await send({"type": "http.response.body", "body": b"Bad Request: Unsupported protocol version"})
+            return
+        await self.app(scope, receive, send)
+
+
+if __name__ == "__main__":
+    app: Any = server.streamable_http_app()
+    if "legacy" in sys.argv:
+        app = Legacy(app)
+    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")

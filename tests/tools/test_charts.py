@@ -1,0 +1,142 @@
+"""Charts: well-formed SVG whatever the title and the numbers."""
+
+import math
+from xml.etree import ElementTree
+
+import pytest
+
+from runs.tools import ToolFailure
+from runs.tools.charts import HEIGHT, WIDTH, axis_ticks, number_text
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture
+def draw(call, storage):
+    def drawn(title, series):
+        result = call("draw_chart", {"title": title, "series": series})
+        assert result.urls[0].endswith("/chart.svg")
+        (file,) = storage.rglob("chart.svg")
+        return ElementTree.fromstring(file.read_bytes())
+
+    return drawn
+
+
+def bars(chart):
+    return [mark for mark in chart.iter(f"{SVG}rect") if mark.find(f"{SVG}title") is not None]
+
+
+def test_few_values_are_bars_whose_heights_are_in_proportion(draw):
+    first, second, negative = bars(draw("Sales", [10, 20, -20]))
+    assert float(second.get("height")) == pytest.approx(2 * float(first.get("height")), abs=0.05)
+    assert float(negative.get("height")) == pytest.approx(float(second.get("height")), abs=0.05)
+    # Above and below the same line.
+    zero = float(first.get("y")) + float(first.get("height"))
+    assert float(negative.get("y")) == pytest.approx(zero, abs=0.05)
+
+
+def test_many_values_are_a_line(draw):
+    chart = draw("Load", [math.sin(n) for n in range(200)])
+    points = chart.find(f"{SVG}polyline").get("points").split()
+    assert len(points) == 200
+    assert bars(chart) == []
+
+
+@pytest.mark.parametrize(
+    "series",
+    [
+        [0],
+        [5],
+        [-5],
+        [0, 0, 0],
+        [3, 3, 3],
+        [1e15, -1e15],
+        [5e-324],
+        [1e-15] * 100,
+        [1e15, 1e15 - 0.25] * 50,
+        [0.1, 0.2, 0.3],
+        [1] * 24,
+        [1] * 25,
+        list(range(1000)),
+        [10**15, 1],
+    ],
+)
+def test_every_mark_lies_within_the_picture(draw, series):
+    chart = draw("t", series)
+    for element in chart.iter():
+        for name in ("x", "x1", "x2", "y", "y1", "y2"):
+            if element.get(name) is not None:
+                assert 0 <= float(element.get(name)) <= (WIDTH if name[0] == "x" else HEIGHT)
+        for pair in (element.get("points") or "").split():
+            x, y = map(float, pair.split(","))
+            assert 0 <= x <= WIDTH
+            assert 0 <= y <= HEIGHT
+
+
+@pytest.mark.parametrize(
+    "title",
+    [
+        "</title><script>alert(1)</script>",
+        '" onload="alert(1)',
+        "' onload='alert(1)",
+        "]]><script/>",
+        "&lt;script&gt; &amp; &xxe;",
+        "<!--",
+        "\x01\x1b\x7f\ufffe text",
+    ],
+)
+def test_a_title_is_never_markup(draw, title):
+    chart = draw(title, [1, 2])
+    assert {element.tag for element in chart.iter()} <= {
+        f"{SVG}{tag}" for tag in ("svg", "title", "desc", "rect", "text", "line")
+    }
+    assert not any(name.lower().startswith("on") for element in chart.iter() for name in element.attrib)
+    kept = "".join(character for character in title if character not in "\x01\x1b\ufffe").strip()
+    assert chart.find(f"{SVG}title").text == kept
+
+
+def test_a_long_title_is_shortened_where_it_is_shown(draw):
+    chart = draw("x" * 200, [1])
+    assert chart.find(f"{SVG}title").text == "x" * 200
+    assert chart.find(f"{SVG}text").text == "x" * 63 + "…"
+
+
+@pytest.mark.parametrize(
+    "series", ["[]", '["1"]', "[NaN]", "[1e999]", "[1e16]", "[true]", "[null]", str([1] * 1001), "7"]
+)
+def test_what_is_no_series_is_refused(call, series):
+    with pytest.raises(ToolFailure) as failure:
+        call("draw_chart", '{"title": "t", "series": ' + series + "}")
+    assert failure.value.code == "INVALID_INPUT"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "zero", "ticks"),
+    [
+        (0, 10, True, [0, 2, 4, 6, 8, 10]),
+        (3, 31, True, [0, 10, 20, 30, 40]),
+        (-4, 31, True, [-10, 0, 10, 20, 30, 40]),
+        (800, 1230, False, [800, 900, 1000, 1100, 1200, 1300]),
+        (7, 7, False, [0, 2, 4, 6, 8]),
+    ],
+)
+def test_the_axis_has_round_values(low, high, zero, ticks):
+    assert axis_ticks(low, high, zero=zero) == pytest.approx(ticks)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (-0.0, "0"),
+        (0.30000000000000004, "0.3"),
+        (-1234.5, "-1234.5"),
+        (12_500.0, "12.5k"),
+        (1_234_567.0, "1.235M"),
+        (2e9, "2B"),
+        (1e15, "1000T"),
+        (1e-15, "1e-15"),
+    ],
+)
+def test_numbers_are_short(value, text):
+    assert number_text(value) == text

@@ -1,0 +1,222 @@
+"""Tools of staff's own, against a real server."""
+
+import dataclasses
+import json
+
+import pytest
+from django.test import override_settings
+
+from runs.tools import ToolFailure
+from runs.tools.base import ToolDefinition, parse_headers
+from tests.tools.conftest import http_tool
+
+
+def failure(call, *args):
+    with pytest.raises(ToolFailure) as caught:
+        call(*args)
+    return caught.value
+
+
+def test_the_call_carries_its_ids_input_and_secret(call, server):
+    server.answers({"result": "42"})
+    tool = http_tool(f"{server.url}/lookup?v=1", secret_headers={"Authorization": "Bearer sesame"})
+    result = call(tool, {"query": "Größe", "nested": {"a": [1, 2.5, None]}})
+    assert (result.text, result.urls, result.credit_used) == ("42", (), None)
+    (received,) = server.received
+    assert (received.method, received.path) == ("POST", "/lookup?v=1")
+    assert received.json == {
+        "invocationId": "inv_1",
+        "runId": "run_1",
+        "input": {"query": "Größe", "nested": {"a": [1, 2.5, None]}},
+    }
+    assert received.headers["Idempotency-Key"] == "inv_1"
+    assert received.headers["Content-Type"] == "application/json"
+    assert received.headers["Authorization"] == "Bearer sesame"
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ("plain", "plain"),
+        ("", ""),
+        (None, "null"),
+        ({"price": 0.1, "n": [1, True]}, '{"price": 0.1, "n": [1, true]}'),
+        ("a\x00b", "ab"),
+    ],
+)
+def test_a_result_is_text_or_written_as_json(call, server, result, text):
+    server.answers({"result": result})
+    assert call(http_tool(server.url), {}).text == text
+
+
+def test_numbers_of_a_result_keep_every_digit(call, server):
+    server.answers(b'{"result": {"amount": 0.12345678901234567890123}}')
+    assert call(http_tool(server.url), {}).text == '{"amount": 0.12345678901234567890123}'
+
+
+def test_a_lone_surrogate_in_a_result_is_replaced(call, server):
+    server.answers(b'{"result": "a\\ud800b"}')
+    assert call(http_tool(server.url), {}).text == "a\ufffdb"
+
+
+def test_result_urls_and_credit_used_are_passed_on(call, server):
+    server.answers(b'{"result": "ok", "resultUrls": ["https://files.example/1"], "creditUsed": 0.250001}')
+    result = call(http_tool(server.url), {})
+    assert result.urls == ("https://files.example/1",)
+    assert result.credit_used == 250_001
+
+
+@pytest.mark.parametrize(
+    ("credits", "micro"),
+    [
+        (b"0", 0),
+        (b"2", 2_000_000),
+        (b"2.1", 2_000_000),
+        (b"1e999999", 2_000_000),
+        (b"9" * 4000, 2_000_000),
+        (b"0.30000000000000004", 300_000),
+        (b"0.0000005", 1),
+        (b"1e-999999", 0),
+        (b"null", None),
+    ],
+)
+def test_credit_used_is_micro_credits_up_to_the_price(call, server, credits, micro):
+    server.answers(b'{"result": "ok", "creditUsed": ' + credits + b"}")
+    assert call(http_tool(server.url, price=2_000_000), {}).credit_used == micro
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"<html>",
+        b"[]",
+        b'"ok"',
+        b"{}",
+        b'{"result": "ok"',
+        b'{"result": NaN}',
+        b"\xff\xfe\xfd",
+        b"[" * 100_000,
+        b'{"result": ' + b"[" * 900 + b"]" * 900 + b', "n": ' + b"9" * 5000 + b"}",
+        b'{"result": "ok", "creditUsed": -0.1}',
+        b'{"result": "ok", "creditUsed": -0.0000001}',
+        b'{"result": "ok", "creditUsed": NaN}',
+        b'{"result": "ok", "creditUsed": Infinity}',
+        b'{"result": "ok", "creditUsed": "1"}',
+        b'{"result": "ok", "creditUsed": true}',
+        b'{"result": "ok", "creditUsed": 1e99999999999999999999}',
+        b'{"result": "ok", "resultUrls": "https://files.example/"}',
+        b'{"result": "ok", "resultUrls": [1]}',
+        b'{"result": "ok", "resultUrls": ["javascript:alert(1)"]}',
+        b'{"result": "ok", "resultUrls": ["/relative"]}',
+        b'{"result": "ok", "resultUrls": ["https://files.example/a b"]}',
+        b'{"result": "ok", "resultUrls": ["https://[::1/"]}',
+        b'{"result": "ok", "resultUrls": ["https://files.example/' + b"x" * 2048 + b'"]}',
+        json.dumps({"result": "ok", "resultUrls": ["https://files.example/"] * 51}).encode(),
+    ],
+)
+def test_a_malformed_answer_is_a_tool_error(call, server, answer):
+    server.answers(answer)
+    assert failure(call, http_tool(server.url), {}).code == "TOOL_ERROR"
+
+
+@pytest.mark.parametrize("status", [199 + 103, 400, 404, 500, 503])
+def test_any_status_but_2xx_is_a_tool_error_and_nothing_is_followed(call, server, status):
+    server.status = status
+    server.headers = {"Location": f"{server.url}/elsewhere"}
+    server.answers({"result": "ok", "secret": "do not show"})
+    caught = failure(call, http_tool(server.url), {})
+    assert caught.code == "TOOL_ERROR"
+    assert str(status) in caught.message
+    assert "do not show" not in caught.message
+    assert len(server.received) == 1
+
+
+def test_an_answer_over_the_limit_is_a_tool_error(call, server):
+    with override_settings(TOOL_ANSWER_MAX_BYTES=2000):
+        server.answers({"result": "x" * (2000 - 14)})
+        assert len(call(http_tool(server.url), {}).text) == 1986
+        server.answers({"result": "x" * (2000 - 13)})
+        caught = failure(call, http_tool(server.url), {})
+    assert (caught.code, "2000 bytes" in caught.message) == ("TOOL_ERROR", True)
+
+
+def test_a_text_over_the_limit_is_cut_with_a_note(call, server):
+    server.answers({"result": "x" * 500})
+    with override_settings(TOOL_RESULT_MAX_CHARS=200):
+        text = call(http_tool(server.url), {}).text
+    assert len(text) == 200
+    assert text.startswith("xxx")
+    assert "500 characters" in text
+
+
+def test_a_private_address_is_refused_before_anything_is_sent(call, server):
+    with override_settings(WEBHOOK_ALLOW_PRIVATE=False):
+        caught = failure(call, http_tool(server.url), {})
+    assert caught.code == "TOOL_ERROR"
+    assert "not public" in caught.message
+    assert server.received == []
+
+
+@pytest.mark.parametrize("url", ["", "ftp://example.com/", "http://", "http://user:password@127.0.0.1/", "http://[::1"])
+def test_a_bad_url_is_a_tool_error(call, url):
+    assert failure(call, http_tool(url), {}).code == "TOOL_ERROR"
+
+
+def test_a_refused_connection_is_a_tool_error(call):
+    caught = failure(call, http_tool("http://127.0.0.1:1/"), {})
+    assert caught.code == "TOOL_ERROR"
+    assert "refused" in caught.message
+
+
+def test_a_slow_answer_is_a_time_out(call, server, context):
+    server.hold = True
+    caught = failure(call, http_tool(server.url, timeout_seconds=0.2), {})
+    assert caught.code == "TOOL_TIMEOUT"
+    caught = failure(call, http_tool(server.url), {}, dataclasses.replace(context, timeout_seconds=0.2))
+    assert caught.code == "TOOL_TIMEOUT"
+
+
+def test_secret_headers_stay_out_of_what_is_logged():
+    assert "sesame" not in repr(http_tool("https://example.com", secret_headers={"Authorization": "sesame"}))
+
+
+def test_secret_headers_are_read_from_a_json_object():
+    assert parse_headers('{"Authorization": "Bearer a b", "X-Key": "k"}') == {
+        "Authorization": "Bearer a b",
+        "X-Key": "k",
+    }
+    assert parse_headers(None) == parse_headers("") == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sesame",
+        '["sesame"]',
+        '{"Authorization": 1}',
+        '{"Authorization": ""}',
+        '{"Authorization": "sesame\\r\\nX-Other: 1"}',
+        '{"Authorization": "sesäme"}',
+        '{"Author ization": "sesame"}',
+        '{"": "sesame"}',
+        '{"Host": "sesame"}',
+        '{"content-length": "sesame"}',
+        '{"Idempotency-Key": "sesame"}',
+    ],
+)
+def test_other_secret_headers_are_refused_without_being_repeated(text):
+    with pytest.raises(ValueError, match="header") as refusal:
+        parse_headers(text)
+    assert "sesame" not in str(refusal.value)
+
+
+def test_a_definition_is_a_snapshot_of_its_row():
+    class Row:
+        name, display_name, description, node_type = "lookup", "Look up", "Looks up.", "http"
+        input_schema, price, approval, timeout_seconds, repeatable = {}, 5, "always", 3.0, True
+        url, secret_headers, remote_name = "https://example.com/", '{"X-Key": "k"}', ""
+
+    definition = ToolDefinition.from_row(Row())
+    assert definition.secret_headers == {"X-Key": "k"}
+    assert (definition.price, definition.approval, definition.timeout_seconds) == (5, "always", 3.0)

@@ -1,0 +1,212 @@
+"""Tools of MCP servers, against the official SDK's own server in a process of its own, and against bad ones."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from runs.tools import ToolDefinition, ToolFailure, ToolResult, call_tool, mcp
+from tests.stack.process import Process, free_port, python, wait_for
+from tests.tools.conftest import Server, http_tool
+from webhooks import addresses
+
+
+def accepts(port: int) -> bool:
+    import socket
+
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture(scope="module", params=["newest", "legacy"])
+def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An MCP server's address, of either revision."""
+    port = free_port()
+    log: Path = tmp_path_factory.mktemp("mcp") / "server.log"
+    process = Process("mcp", python("-m", "tests.tools.mcp_server", str(port), request.param), log=log)
+    process.start()
+    try:
+        wait_for(lambda: process.check() or accepts(port), 30, "the MCP server's start")
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        process.kill()
+
+
+def tool(url: str, name: str, **columns: Any) -> ToolDefinition:
+    return http_tool(url, name=name, node_type="mcp", **columns)
+
+
+def failure(call: Callable[..., ToolResult], *args: Any) -> ToolFailure:
+    with pytest.raises(ToolFailure) as caught:
+        call(*args)
+    return caught.value
+
+
+class TestAgainstTheSdk:
+    def test_a_call(self, call, address):
+        result = call(tool(address, "add"), {"a": 40, "b": 2})
+        assert (result.text, result.urls, result.credit_used) == ("42", (), None)
+
+    def test_the_servers_own_name(self, call, address):
+        assert call(tool(address, "nice_name", remote_name="remote.name"), {}).text == "by its own name"
+
+    def test_headers(self, call, address):
+        secret = {"Authorization": "Bearer sesame"}
+        headers = json.loads(call(tool(address, "headers", secret_headers=secret), {}).text)
+        assert headers["authorization"] == "Bearer sesame"
+        assert headers["idempotency-key"] == "inv_1"
+        assert headers["accept-encoding"] == "identity"
+
+    def test_links_and_what_is_no_text(self, call, address):
+        result = call(tool(address, "report"), {})
+        assert result.urls == ("https://files.example/chart.svg",)
+        assert result.text.splitlines() == [
+            "Here it is.",
+            "chart: https://files.example/chart.svg",
+            "note: note://1",
+            "[image/png, which can't be shown here]",
+        ]
+
+    def test_an_answer_in_a_stream(self, call, address):
+        assert call(tool(address, "told"), {}).text == "streamed"
+
+    def test_an_error_of_the_tool(self, call, address):
+        error = failure(call, tool(address, "fail"), {"reason": "out of paper"})
+        assert error.code == "TOOL_ERROR"
+        assert "out of paper" in error.message
+
+    def test_wrong_arguments(self, call, address):
+        assert failure(call, tool(address, "add"), {"a": "x"}).code == "TOOL_ERROR"
+
+    def test_an_unknown_tool(self, call, address):
+        assert failure(call, tool(address, "subtract"), {}).message == "The server of subtract has no tool subtract."
+
+    def test_it_is_cut_off_in_time(self, call, address):
+        began = time.monotonic()
+        error = failure(call, tool(address, "slow", timeout_seconds=2.0), {"seconds": 60})
+        assert error.code == "TOOL_TIMEOUT"
+        assert time.monotonic() - began < 30
+
+    def test_a_cancelled_call_ends(self, context, address):
+        async def main() -> None:
+            task = asyncio.create_task(call_tool(tool(address, "slow"), {"seconds": 60}, context))
+            await asyncio.sleep(0.5)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(task, 10)
+
+        asyncio.run(main())
+        loop = mcp._loop.loop
+        assert loop is not None
+        wait_for(lambda: not [task for task in asyncio.all_tasks(loop) if "call" in repr(task.get_coro())], 10)
+
+    def test_an_answer_that_is_too_large(self, call, address):
+        with override_settings(TOOL_ANSWER_MAX_BYTES=50_000):
+            error = failure(call, tool(address, "large"), {"size": 60_000})
+            assert error.code == "TOOL_ERROR"
+            assert "50000 bytes" in error.message
+            assert len(call(tool(address, "large"), {"size": 20_000}).text) == 20_000
+
+    def test_many_at_once(self, context, address):
+        async def main() -> list[ToolResult]:
+            calls = (call_tool(tool(address, "add"), {"a": n, "b": 1}, context) for n in range(10))
+            return await asyncio.gather(*calls)
+
+        assert [result.text for result in asyncio.run(main())] == [str(n + 1) for n in range(10)]
+
+
+class TestAddresses:
+    def test_private_addresses_are_refused(self, call, server: Server):
+        with override_settings(WEBHOOK_ALLOW_PRIVATE=False):
+            for url in (f"{server.url}/mcp", "http://[::1]:9/", "http://169.254.169.254/", "http://0177.1:9/"):
+                error = failure(call, tool(url, "add"), {})
+                assert (error.code, error.message) == ("TOOL_ERROR", "add: The host's address is not public.")
+        assert not server.received
+
+    def test_a_name_is_looked_up_once_a_connection_and_checked_each_time(self, call, server: Server, monkeypatch):
+        port = int(server.url.rpartition(":")[2])
+        looked_up: list[str] = []
+
+        def answer(host: str, port: int) -> list[Any]:
+            looked_up.append(host)
+            # The first look-up says that it is harmless; the next one, after the server has hung up, does not.
+            return [(addresses.socket.AF_INET, ("127.0.0.1" if len(looked_up) == 1 else "127.0.0.2", port))]
+
+        monkeypatch.setattr(addresses, "_getaddrinfo", answer)
+        monkeypatch.setattr(addresses, "is_public", lambda address: str(address) == "127.0.0.1")
+        server.status, server.body = 500, b"{}"
+        with override_settings(WEBHOOK_ALLOW_PRIVATE=False):
+            error = failure(call, tool(f"http://tools.example:{port}/mcp", "add"), {})
+        assert "not public" in error.message
+        assert [received.headers["Host"] for received in server.received] == [f"tools.example:{port}"]
+        assert looked_up == ["tools.example"] * 2
+
+    def test_one_private_address_among_public_ones_is_enough(self, call, monkeypatch):
+        mixed = [(addresses.socket.AF_INET, (ip, 80)) for ip in ("93.184.215.14", "10.0.0.1")]
+        monkeypatch.setattr(addresses, "_getaddrinfo", lambda host, port: mixed)
+        with override_settings(WEBHOOK_ALLOW_PRIVATE=False):
+            assert "not public" in failure(call, tool("http://tools.example/", "add"), {}).message
+
+    @pytest.mark.parametrize("url", ["ftp://x/", "http://u:p@127.0.0.1/", "nonsense", "http://", "file:///etc/passwd"])
+    def test_addresses_that_are_none(self, call, url):
+        assert failure(call, tool(url, "add"), {}).code == "TOOL_ERROR"
+
+    def test_a_redirect_elsewhere_is_not_followed(self, call, server: Server):
+        server.status, server.headers = 307, {"Location": "http://127.0.0.2:9/mcp"}
+        assert failure(call, tool(f"{server.url}/mcp", "add"), {}).code == "TOOL_ERROR"
+        assert {received.path for received in server.received} == {"/mcp"}
+
+
+class TestBadServers:
+    @pytest.mark.parametrize(
+        ("status", "body"),
+        [
+            (200, b""),
+            (200, b"{"),
+            (200, b"[]"),
+            (200, b"null"),
+            (200, b'{"jsonrpc": "2.0", "id": 1, "result": []}'),
+            (200, b'{"jsonrpc": "2.0", "id": 99, "result": {}}'),
+            (202, b""),
+            (401, b"{}"),
+            (404, b"{}"),
+            (500, b"<html>"),
+        ],
+    )
+    def test_nonsense(self, call, server: Server, status, body):
+        server.status, server.body = status, body
+        error = failure(call, tool(server.url, "add", timeout_seconds=3.0), {})
+        assert error.code in ("TOOL_ERROR", "TOOL_TIMEOUT")
+        if status >= 400:
+            assert error.message == f"add answered with HTTP status {status}."
+
+    def test_nobody_there(self, call):
+        error = failure(call, tool(f"http://127.0.0.1:{free_port()}/mcp", "add"), {})
+        assert error.message == "add: The server could not be reached."
+
+    def test_a_silent_server(self, call, server: Server):
+        server.hold = True
+        assert failure(call, tool(server.url, "add", timeout_seconds=1.0), {}).code == "TOOL_TIMEOUT"
+
+    def test_a_compressed_answer(self, call, server: Server):
+        server.headers, server.body = {"Content-Type": "application/json", "Content-Encoding": "gzip"}, b"\x1f\x8b"
+        assert failure(call, tool(server.url, "add"), {}).message == "add: The answer is compressed."
+
+    def test_no_secret_in_a_failure(self, call, server: Server):
+        server.status = 500
+        secret = {"Authorization": "Bearer sesame"}
+        error = failure(call, tool(f"{server.url}/mcp?key=sesame", "add", secret_headers=secret), {})
+        assert "sesame" not in error.message
+
+
+def test_a_row_names_the_remote_tool():
+    definition = dataclasses.replace(tool("http://127.0.0.1/", "a"), remote_name="b")
+    assert definition.remote_name == "b"

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+from django.db.models import F
+
+from config.api.ids import new_id
+from tests import factories
+from tests.webhooks.receiver import Behaviour, Receiver, receiving
+from webhooks import dispatcher, outbox
+from webhooks.models import Delivery, Endpoint
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as receiver:
+        yield receiver
+
+
+@pytest.fixture
+def endpoint(user, receiver) -> Endpoint:
+    """The user's endpoint, at a receiver that answers 200."""
+    return factories.EndpointFactory(user=user, url=receiver.url)
+
+
+@pytest.fixture
+def receivers() -> Iterator[Callable[..., Receiver]]:
+    """Makes receivers with the given behaviours."""
+    made: list[contextmanager] = []
+
+    def make(*behaviours: Behaviour) -> Receiver:
+        manager = receiving(*behaviours)
+        made.append(manager)
+        return manager.__enter__()
+
+    yield make
+    for manager in made:
+        manager.__exit__(None, None, None)
+
+
+def record(user, event_type: str = "agent.started", **extra) -> Delivery:
+    """An event of a run of ``user``'s."""
+    event_id = outbox.record(user.pk, event_type, run_id=new_id("run"), chat_id=new_id("chat"), extra=extra)
+    return Delivery.objects.get(event_id=event_id)
+
+
+def deliver() -> None:
+    """Send whatever is due, to the end."""
+    one = dispatcher.Dispatcher()
+    one.drain()
+    one.stop()
+
+
+def pass_time(seconds: float, **which) -> None:
+    """Let pending deliveries be ``seconds`` nearer to their due time."""
+    Delivery.objects.filter(status="PENDING", **which).update(
+        next_attempt_at=F("next_attempt_at") - timedelta(seconds=seconds)
+    )

@@ -1,0 +1,74 @@
+"""Staff's pages: read-only, without secrets."""
+
+from __future__ import annotations
+
+import pytest
+from django.contrib.auth.models import Permission
+from django.urls import reverse
+
+from tests import factories
+from tests.webhooks.conftest import deliver, record
+from webhooks.models import Endpoint
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def staff(client):
+    person = factories.UserFactory(is_staff=True, is_superuser=True)
+    client.force_login(person)
+    return client
+
+
+@pytest.fixture
+def delivered(user, endpoint):
+    Endpoint.objects.update(url=endpoint.url + "?token=hush", secondary_secret="ab" * 32)
+    delivery = record(user)
+    deliver()
+    return delivery
+
+
+def pages(endpoint, delivery):
+    attempt = delivery.attempts.get()
+    yield reverse("admin:webhooks_endpoint_changelist")
+    yield reverse("admin:webhooks_endpoint_change", args=[endpoint.pk])
+    yield reverse("admin:webhooks_delivery_changelist") + "?status__exact=DELIVERED"
+    yield reverse("admin:webhooks_delivery_change", args=[delivery.pk])
+    yield reverse("admin:webhooks_attempt_changelist")
+    yield reverse("admin:webhooks_attempt_change", args=[attempt.pk])
+
+
+def test_no_page_shows_a_secret(staff, endpoint, delivered):
+    for page in pages(endpoint, delivered):
+        response = staff.get(page)
+        assert response.status_code == 200, page
+        for secret in (endpoint.secret, "ab" * 32, "hush"):
+            assert secret not in response.content.decode()
+    listed = staff.get(reverse("admin:webhooks_delivery_changelist") + "?status__exact=DEAD")
+    assert delivered.pk not in listed.content.decode()
+
+
+def test_nothing_can_be_written(staff, endpoint, delivered):
+    for kind, key in (("endpoint", endpoint.pk), ("delivery", delivered.pk)):
+        assert staff.get(reverse(f"admin:webhooks_{kind}_add")).status_code == 403
+        assert staff.post(reverse(f"admin:webhooks_{kind}_change", args=[key]), {}).status_code == 403
+        assert staff.post(reverse(f"admin:webhooks_{kind}_delete", args=[key]), {"post": "yes"}).status_code == 403
+
+
+def test_disable_drops_what_is_pending(staff, user, endpoint):
+    pending = record(user)
+    body = {"action": "disable_endpoint", "_selected_action": [endpoint.pk]}
+    assert staff.post(reverse("admin:webhooks_endpoint_changelist"), body).status_code == 302
+    endpoint.refresh_from_db()
+    pending.refresh_from_db()
+    assert (endpoint.enabled, pending.status) == (False, "DEAD")
+
+
+def test_disable_needs_its_permission(client, endpoint):
+    person = factories.UserFactory(is_staff=True)
+    person.user_permissions.add(Permission.objects.get(codename="view_endpoint"))
+    client.force_login(person)
+    body = {"action": "disable_endpoint", "_selected_action": [endpoint.pk]}
+    client.post(reverse("admin:webhooks_endpoint_changelist"), body)
+    endpoint.refresh_from_db()
+    assert endpoint.enabled

@@ -1,0 +1,360 @@
+"""Signed deliveries to real sockets, and what follows a failure."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+import standardwebhooks
+from cryptography.fernet import Fernet
+from django.utils import timezone
+
+from tests import factories
+from tests.webhooks import receiver as behaviours
+from tests.webhooks.conftest import deliver, pass_time, record
+from tests.webhooks.receiver import answer
+from webhooks import claims, sender, services, tasks, transitions
+from webhooks.models import Attempt, Delivery
+
+pytestmark = pytest.mark.django_db
+
+
+def contract_signature(secret: str, request) -> str:
+    """Written out from the contract, apart from the code under test."""
+    signed = request.header("X-Service-Timestamp").encode() + b"." + request.body
+    return "sha384=" + hmac.new(secret.encode(), signed, hashlib.sha384).hexdigest()
+
+
+def test_delivery_carries_the_contracts_headers(user, endpoint, receiver):
+    delivery = record(user, "tool.completed", name="calculate", creditUsed=Decimal("0.1"))
+    before = timezone.now()
+    deliver()
+    (request,) = receiver.requests
+    assert (request.method, request.path) == ("POST", "/hook")
+    assert request.body == delivery.body.encode()
+    assert request.header("X-Service-Signature") == contract_signature(endpoint.secret, request)
+    assert request.header("X-Service-Event-Id") == delivery.event_id
+    assert request.header("X-Service-Delivery-Attempt") == "1"
+    assert request.header("Content-Type") == "application/json"
+    assert request.header("User-Agent").startswith("AgentWorkflowService")
+    assert request.header("Host") == f"127.0.0.1:{receiver.port}"
+    milliseconds = int(request.header("X-Service-Timestamp"))
+    assert int(before.timestamp() * 1000) - 1 <= milliseconds <= int(timezone.now().timestamp() * 1000) + 1
+    names = [name for name, _ in request.headers]
+    for name in ("X-Service-Signature", "X-Service-Timestamp", "X-Service-Event-Id", "X-Service-Delivery-Attempt"):
+        assert names.count(name) == 1
+
+
+def test_delivered_is_final(user, endpoint, receiver):
+    delivery = record(user)
+    deliver()
+    deliver()
+    delivery.refresh_from_db()
+    assert (delivery.status, delivery.attempt_count, delivery.next_attempt_at) == ("DELIVERED", 1, None)
+    assert delivery.finished_at is not None
+    assert len(receiver.requests) == 1
+    attempt = delivery.attempts.get()
+    assert (attempt.number, attempt.status_code, attempt.error) == (1, 200, None)
+    assert attempt.started_at <= timezone.now()
+
+
+def test_standard_webhooks_library_verifies(user, endpoint, receiver):
+    delivery = record(user, "tool.completed", creditUsed=Decimal("12.5"))
+    deliver()
+    (request,) = receiver.requests
+    event = standardwebhooks.Webhook(endpoint.secret).verify(request.body, dict(request.headers))
+    assert event["creditUsed"] == 12.5
+    assert request.header("webhook-id") == delivery.event_id
+    assert request.header("webhook-timestamp") == str(int(request.header("X-Service-Timestamp")) // 1000)
+    with pytest.raises(standardwebhooks.WebhookVerificationError):
+        standardwebhooks.Webhook("ab" * 32).verify(request.body, dict(request.headers))
+    with pytest.raises(standardwebhooks.WebhookVerificationError):
+        standardwebhooks.Webhook(endpoint.secret).verify(request.body + b" ", dict(request.headers))
+
+
+def test_grace_window_signs_with_either_secret(user, endpoint, receivers):
+    receiver = receivers(answer(500))
+    old = endpoint.secret
+    rotated, _ = services.register(user, receiver.url, rotate=True)
+    assert rotated.secret != old
+    record(user)
+    for _ in range(4):
+        deliver()
+        pass_time(600)
+    signed_by = [
+        {contract_signature(rotated.secret, r): "new", contract_signature(old, r): "old"}[
+            r.header("X-Service-Signature")
+        ]
+        for r in receiver.requests
+    ]
+    assert signed_by == ["new", "old", "new", "old"]
+    for request in receiver.requests:
+        assert len(request.header("webhook-signature").split(" ")) == 2
+        for secret in (old, rotated.secret):
+            standardwebhooks.Webhook(secret).verify(request.body, dict(request.headers))
+
+
+def test_after_the_grace_window_the_previous_secret_signs_nothing(user, endpoint, receivers):
+    receiver = receivers(answer(500))
+    rotated, _ = services.register(user, receiver.url, rotate=True)
+    type(rotated).objects.update(secondary_expires_at=timezone.now() - timedelta(seconds=1))
+    record(user)
+    deliver()
+    pass_time(30)
+    deliver()
+    assert len(receiver.requests) == 2
+    for request in receiver.requests:
+        assert request.header("X-Service-Signature") == contract_signature(rotated.secret, request)
+        assert " " not in request.header("webhook-signature")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_ladder(user, endpoint, receivers, nudges):
+    """Attempts after 0, 30, 90, 270 and 600 s, counted from the end of the one before; then dead."""
+    receiver = receivers(answer(500))
+    services.register(user, receiver.url, rotate=False)
+    delivery = record(user)
+    deliver()
+    for number, wait in enumerate((30, 90, 270, 600), start=1):
+        delivery.refresh_from_db()
+        attempt = delivery.attempts.get(number=number)
+        ended = attempt.started_at + timedelta(milliseconds=attempt.duration_ms)
+        assert (delivery.status, delivery.attempt_count) == ("PENDING", number)
+        # the recorded duration is rounded to a millisecond
+        assert delivery.next_attempt_at - ended >= timedelta(seconds=wait, milliseconds=-1)
+        assert delivery.next_attempt_at <= timezone.now() + timedelta(seconds=wait)
+        task, arguments, countdown = nudges[-1]
+        assert (task, arguments) == ("webhooks.retry_due", ())
+        assert wait <= countdown <= wait + 1
+        pass_time(wait - 10)
+        deliver()
+        assert len(receiver.requests) == number, "an attempt was early"
+        pass_time(10)
+        deliver()
+        assert len(receiver.requests) == number + 1
+    delivery.refresh_from_db()
+    assert (delivery.status, delivery.attempt_count, delivery.next_attempt_at) == ("DEAD", 5, None)
+    pass_time(10_000)
+    deliver()
+    assert len(receiver.requests) == 5
+    assert [r.header("X-Service-Delivery-Attempt") for r in receiver.requests] == ["1", "2", "3", "4", "5"]
+    assert len({r.body for r in receiver.requests}) == 1
+    assert {r.header("X-Service-Event-Id") for r in receiver.requests} == {delivery.event_id}
+    assert {r.header("webhook-id") for r in receiver.requests} == {delivery.event_id}
+    assert [a.status_code for a in delivery.attempts.all()] == [500] * 5
+    assert [task for task, _, _ in nudges].count("webhooks.retry_due") == 4
+
+
+def test_succeeds_at_a_later_attempt(user, endpoint, receivers):
+    receiver = receivers(answer(503), behaviours.close, answer(204, b""))
+    services.register(user, receiver.url, rotate=False)
+    delivery = record(user)
+    for _ in range(3):
+        deliver()
+        pass_time(600)
+    delivery.refresh_from_db()
+    assert (delivery.status, delivery.attempt_count) == ("DELIVERED", 3)
+    assert [(a.status_code, a.error is None) for a in delivery.attempts.all()] == [
+        (503, True),
+        (None, False),
+        (204, True),
+    ]
+
+
+@pytest.mark.parametrize("status", [199, 300, 304, 400, 404, 410, 429, 500])
+def test_any_other_status_fails(user, endpoint, receivers, status):
+    services.register(user, receivers(answer(status, b"")).url, rotate=False)
+    delivery = record(user)
+    deliver()
+    delivery.refresh_from_db()
+    assert (delivery.status, delivery.attempts.get().status_code) == ("PENDING", status)
+
+
+def test_redirect_is_not_followed(user, endpoint, receiver, receivers):
+    elsewhere = receivers(answer())
+    services.register(user, receivers(behaviours.redirect(elsewhere.url)).url, rotate=False)
+    delivery = record(user)
+    deliver()
+    assert elsewhere.requests == []
+    assert delivery.attempts.get().status_code == 302
+
+
+@pytest.mark.parametrize("behaviour", [behaviours.hang, behaviours.drip_header, behaviours.drip_body])
+def test_attempt_has_a_total_time_limit(user, endpoint, receivers, settings, behaviour):
+    settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS = 0.3
+    services.register(user, receivers(behaviour).url, rotate=False)
+    delivery = record(user)
+    deliver()
+    attempt = delivery.attempts.get()
+    assert (attempt.status_code, attempt.error) == (None, "Timed out after 0.3 s.")
+    assert attempt.duration_ms >= 290
+
+
+def test_endless_answer_is_read_up_to_its_bound(user, endpoint, receivers, settings):
+    settings.WEBHOOK_ANSWER_MAX_BYTES = 1000
+    receiver = receivers(behaviours.endless_body)
+    services.register(user, receiver.url, rotate=False)
+    delivery = record(user)
+    deliver()
+    delivery.refresh_from_db()
+    assert delivery.status == "DELIVERED"
+
+
+@pytest.mark.parametrize("behaviour", [behaviours.close, behaviours.garbage])
+def test_no_answer_is_a_failure(user, endpoint, receivers, behaviour):
+    services.register(user, receivers(behaviour).url, rotate=False)
+    delivery = record(user)
+    deliver()
+    attempt = delivery.attempts.get()
+    assert attempt.status_code is None
+    assert attempt.error in ("The connection was closed without an answer.", "The answer was not HTTP.")
+
+
+def test_refused_connection_is_a_failure(user, receiver):
+    factories.EndpointFactory(user=user, url=receiver.url)
+    receiver.stop()
+    delivery = record(user)
+    deliver()
+    assert delivery.attempts.get().error == "The connection was refused."
+
+
+def test_private_address_is_refused_at_each_attempt(user, endpoint, receiver, settings):
+    """Registered while private addresses were allowed; or its name leads elsewhere today."""
+    settings.WEBHOOK_ALLOW_PRIVATE = False
+    type(endpoint).objects.update(url=f"https://127.0.0.1:{receiver.port}/")
+    delivery = record(user)
+    deliver()
+    assert delivery.attempts.get().error == "The host's address is not public."
+    type(endpoint).objects.update(url=receiver.url)
+    pass_time(30)
+    deliver()
+    assert delivery.attempts.get(number=2).error == "The URL must be https."
+    assert receiver.connections == 0
+
+
+def test_disabled_endpoint_gets_nothing_more(user, endpoint, receiver):
+    pending = record(user)
+    services.set_enabled(user, False)
+    pending.refresh_from_db()
+    assert (pending.status, pending.attempt_count) == ("DEAD", 0)
+    services.set_enabled(user, True)
+    deliver()
+    assert receiver.requests == []
+    record(user)
+    deliver()
+    assert len(receiver.requests) == 1
+
+
+def test_deleted_endpoint_gets_nothing_more(user, endpoint, receiver):
+    pending = record(user)
+    services.delete_endpoint(user)
+    pending.refresh_from_db()
+    assert pending.status == "DEAD"
+    deliver()
+    assert receiver.requests == []
+
+
+def test_delivery_recorded_while_its_endpoint_was_closed_dies_unsent(user, endpoint, receiver):
+    """The event's transaction saw the endpoint enabled, and committed after the switch."""
+    delivery = record(user)
+    type(endpoint).objects.update(enabled=False)
+    deliver()
+    delivery.refresh_from_db()
+    assert (delivery.status, delivery.attempt_count) == ("DEAD", 0)
+    assert receiver.requests == []
+
+
+def test_attempt_of_a_dead_worker_is_repeated_once_its_claim_lapsed(user, endpoint, receiver, settings):
+    delivery = record(user)
+    (lost,), _ = claims.take_due(0)  # a worker claims, and dies
+    assert lost.number == 1
+    deliver()
+    assert receiver.requests == []
+    tasks.sweep()
+    pass_time(settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS)
+    deliver()
+    assert receiver.requests == [], "repeated while the first may still be under way"
+    pass_time(settings.WEBHOOK_CLAIM_MARGIN_SECONDS)
+    deliver()
+    assert [r.header("X-Service-Delivery-Attempt") for r in receiver.requests] == ["1"]
+    delivery.refresh_from_db()
+    assert (delivery.status, delivery.attempt_count) == ("DELIVERED", 1)
+
+
+def test_outcome_of_a_lapsed_claim_changes_nothing(user, endpoint, receivers):
+    """A worker presumed dead comes back after another has taken its delivery."""
+    receiver = receivers(answer(200), answer(500))
+    services.register(user, receiver.url, rotate=False)
+    delivery = record(user)
+    (stale,), _ = claims.take_due(0)
+    outcome = sender.attempt(stale)
+    pass_time(3600)
+    (fresh,), _ = claims.take_due(0)
+    transitions.record_outcomes([outcome])
+    delivery.refresh_from_db()
+    assert (delivery.status, delivery.claim_id, delivery.attempts.count()) == ("PENDING", fresh.claim_id, 0)
+    transitions.record_outcomes([sender.attempt(fresh)])
+    transitions.record_outcomes([outcome])
+    delivery.refresh_from_db()
+    assert (delivery.status, delivery.attempt_count) == ("PENDING", 1)
+    assert Attempt.objects.get().status_code == 500
+
+
+def test_sweep_nudges_only_for_what_is_due(user, endpoint, nudges):
+    tasks.sweep()
+    assert nudges == []
+    delivery = record(user)
+    tasks.sweep()
+    assert nudges == [("webhooks.deliver_due", (), None)]
+    Delivery.objects.filter(pk=delivery.pk).update(next_attempt_at=timezone.now() + timedelta(seconds=60))
+    tasks.sweep()
+    assert len(nudges) == 1
+
+
+def test_secret_that_no_key_opens_costs_only_its_own_deliveries(user, endpoint, receiver, settings):
+    lost = factories.UserFactory()
+    keys = settings.ENCRYPTION_KEYS
+    settings.ENCRYPTION_KEYS = [Fernet.generate_key().decode()]
+    factories.EndpointFactory(user=lost, url=receiver.url)
+    settings.ENCRYPTION_KEYS = keys
+    bad, good = record(lost), record(user)
+    deliver()
+    good.refresh_from_db()
+    assert good.status == "DELIVERED"
+    assert "can't be decrypted" in bad.attempts.get().error
+
+
+def test_no_secret_reaches_the_log(user, endpoint, receiver, receivers, caplog):
+    services.register(user, receivers(answer(500)).url + "?token=hush", rotate=True)
+    endpoint.refresh_from_db()
+    record(user)
+    with caplog.at_level(logging.DEBUG):
+        deliver()
+    ours = "\n".join(r.getMessage() for r in caplog.records if not r.name.startswith("django.db"))
+    for secret in (endpoint.secret, endpoint.secondary_secret, "hush"):
+        assert secret not in ours
+    error = json.dumps(list(Attempt.objects.values("error")))
+    assert "hush" not in error
+
+
+def test_prune_removes_what_is_past_retention(user, endpoint, receiver, settings, monkeypatch):
+    monkeypatch.setattr(tasks, "PRUNE_BATCH", 2)
+    old = [record(user) for _ in range(5)]
+    deliver()
+    kept = record(user)
+    deliver()
+    pending = record(user)
+    past = timezone.now() - timedelta(days=settings.WEBHOOK_RETENTION_DAYS, seconds=1)
+    Delivery.objects.filter(pk__in=[d.pk for d in old]).update(finished_at=past)
+    gone = factories.EndpointFactory(deleted_at=past)
+    factories.EndpointFactory(user=gone.user)
+    tasks.prune()
+    assert set(Delivery.objects.values_list("pk", flat=True)) == {kept.pk, pending.pk}
+    assert Attempt.objects.count() == 1
+    assert not type(gone).objects.filter(pk=gone.pk).exists()
+    assert type(gone).objects.count() == 2

@@ -1,0 +1,306 @@
+"""Who is sent to, how many at a time, and that bad receivers hold up nobody else."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from django.db import OperationalError, connection, connections
+
+from tests import factories
+from tests.webhooks import receiver as behaviours
+from tests.webhooks.conftest import deliver, pass_time, record
+from tests.webhooks.receiver import answer
+from webhooks import claims, dispatcher, sender, tasks, transitions
+from webhooks.claims import Candidate, allot
+from webhooks.models import Delivery, Endpoint
+
+GOOD, NEW, BAD = False, None, True
+
+
+def candidates(count: int, failing: bool | None, in_flight: int = 0) -> list[Candidate]:
+    return [Candidate(f"{failing}-{index}", failing, in_flight) for index in range(count)]
+
+
+# --- the slots of a process ------------------------------------------------------------------------------------------
+def test_quiet_process_gives_every_endpoint_its_full_number():
+    allowed = allot([*candidates(3, GOOD), *candidates(3, NEW), *candidates(3, BAD)], 0, 512, 50)
+    assert set(allowed.values()) == {4}
+
+
+def test_attempts_under_way_count():
+    assert allot(candidates(1, GOOD, in_flight=3), 0, 512, 50) == {"False-0": 1}
+    assert allot(candidates(1, GOOD, in_flight=4), 0, 512, 50) == {}
+
+
+@pytest.mark.parametrize(("failing", "most"), [(GOOD, 512), (NEW, 384), (BAD, 256)])
+def test_share_of_the_slots(failing, most):
+    busy = 0
+    many = candidates(1000, failing)
+    while allowed := allot(many, busy, 512, 50):
+        busy += sum(allowed.values())
+        many = [one for one in many if one.endpoint_id not in allowed]
+    assert busy == most
+
+
+def test_200_hanging_endpoints_leave_room():
+    for failing in (NEW, BAD, GOOD):
+        waiting = {one.endpoint_id: 0 for one in candidates(200, failing)}
+        busy = 0
+        while allowed := allot([Candidate(key, failing, n) for key, n in waiting.items() if n < 4], busy, 512, 50):
+            for key, count in allowed.items():
+                waiting[key] += count
+                busy += count
+        assert all(waiting.values()), "an endpoint was left out"
+        assert allot(candidates(1, NEW), busy, 512, 50)
+        assert allot(candidates(1, GOOD), busy, 512, 50)
+
+
+def test_smallest_process_still_serves_everybody():
+    for failing in (GOOD, NEW, BAD):
+        assert sum(allot(candidates(3, failing), 0, 1, 50).values()) == 1
+
+
+def test_batch_is_bounded():
+    assert sum(allot(candidates(100, GOOD), 0, 512, 50).values()) == 50
+
+
+# --- claims ----------------------------------------------------------------------------------------------------------
+@pytest.mark.django_db
+def test_at_most_so_many_at_a_time_per_endpoint(user, receivers, settings):
+    settings.WEBHOOK_ENDPOINT_CONCURRENCY = 2
+    factories.EndpointFactory(user=user)
+    for _ in range(5):
+        record(user)
+    first, _ = claims.take_due(0)
+    second, _ = claims.take_due(2)
+    assert (len(first), second) == (2, [])
+    transitions.record_outcomes([])
+    pass_time(3600, claim_id=first[0].claim_id)
+    third, _ = claims.take_due(0)
+    assert len(third) == 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_processes_that_claim_at_once_share_without_overlap(user, settings):
+    settings.WEBHOOK_ENDPOINT_CONCURRENCY = 3
+    users = [factories.UserFactory() for _ in range(5)]
+    for someone in users:
+        factories.EndpointFactory(user=someone)
+        for _ in range(6):
+            record(someone)
+    barrier = threading.Barrier(6)
+
+    def claim() -> list[claims.Claim]:
+        try:
+            barrier.wait()
+            return claims.take_due(0)[0]
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(6) as pool:
+        taken = [one for batch in pool.map(lambda _: claim(), range(6)) for one in batch]
+    assert len({one.delivery_id for one in taken}) == len(taken)
+    per_endpoint = [sum(one.endpoint_id == e.pk for one in taken) for e in Endpoint.objects.all()]
+    assert per_endpoint == [3] * 5
+
+
+@pytest.mark.django_db
+def test_longest_waiting_first(user):
+    factories.EndpointFactory(user=user)
+    late, early = record(user), record(user)
+    pass_time(60, pk=early.pk)
+    pass_time(30, pk=late.pk)
+    taken, _ = claims.take_due(0)
+    assert [one.delivery_id for one in taken] == [early.pk, late.pk]
+
+
+@pytest.mark.django_db
+def test_long_queue_of_one_endpoint_hides_no_other(user):
+    factories.EndpointFactory(user=user)
+    for _ in range(100):
+        record(user)
+    other = factories.UserFactory()
+    factories.EndpointFactory(user=other)
+    mine = record(other)
+    taken, _ = claims.take_due(0)
+    assert mine.pk in [one.delivery_id for one in taken]
+
+
+@pytest.mark.django_db
+def test_claim_takes_the_same_queries_however_many(django_assert_max_num_queries):
+    for _ in range(20):
+        someone = factories.UserFactory()
+        factories.EndpointFactory(user=someone)
+        record(someone)
+        record(someone)
+    with django_assert_max_num_queries(9):
+        assert len(claims.take_due(0)[0]) == 40
+
+
+@pytest.mark.django_db
+def test_outcomes_take_the_same_queries_however_many(receiver, django_assert_max_num_queries):
+    for _ in range(10):
+        someone = factories.UserFactory()
+        factories.EndpointFactory(user=someone, url=receiver.url, failing=False)
+        record(someone)
+    outcomes = [sender.attempt(claim) for claim in claims.take_due(0)[0]]
+    with django_assert_max_num_queries(6):
+        transitions.record_outcomes(outcomes)
+    assert Delivery.objects.filter(status="DELIVERED").count() == 10
+
+
+@pytest.mark.django_db
+def test_health_follows_the_latest_attempt(user, receivers):
+    receiver = receivers(answer(500), answer(200))
+    factories.EndpointFactory(user=user, url=receiver.url)
+    assert Endpoint.objects.get().failing is None
+    record(user)
+    deliver()
+    assert Endpoint.objects.get().failing is True
+    pass_time(30)
+    deliver()
+    assert Endpoint.objects.get().failing is False
+
+
+@pytest.mark.django_db
+def test_full_process_tells_the_others(user, nudges, settings):
+    settings.WEBHOOK_WORKER_THREADS = 1
+    factories.EndpointFactory(user=user)
+    record(user)
+    one = dispatcher.Dispatcher()
+    one._in_flight = 1
+    nudges.clear()
+    one._step()
+    one._step()
+    assert nudges == [("webhooks.deliver_due", (), None)]
+
+
+# --- the running dispatcher ------------------------------------------------------------------------------------------
+@pytest.fixture
+def running():
+    """A dispatcher with its thread, stopped at the end so that no connection outlives the test."""
+    one = dispatcher.Dispatcher()
+    yield one
+    one.stop(30)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_hanging_receivers_hold_up_nobody_else(user, receiver, receivers, running, settings):
+    settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS = 20
+    hanging = receivers(behaviours.hang)
+    for _ in range(200):
+        someone = factories.UserFactory()
+        factories.EndpointFactory(user=someone, url=hanging.url)
+        for _ in range(2):
+            record(someone)
+    running.wake()
+    for _ in range(200):
+        hanging.arrivals.get(timeout=30)
+    factories.EndpointFactory(user=user, url=receiver.url)
+    for _ in range(5):
+        record(user)
+        running.wake()
+        receiver.arrivals.get(timeout=10)  # half of what a hanging attempt lasts
+    assert hanging.under_way >= 200, "the hanging attempts had ended"
+    hanging.stop()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_one_endpoints_queue_is_sent_a_few_at_a_time(user, receivers, running, settings):
+    settings.WEBHOOK_ENDPOINT_CONCURRENCY = 3
+    release = threading.Event()
+
+    def wait(receiver, connection, request):
+        release.wait(10)
+        answer()(receiver, connection, request)
+
+    receiver = receivers(wait)
+    factories.EndpointFactory(user=user, url=receiver.url)
+    for _ in range(12):
+        record(user)
+    running.wake()
+    for _ in range(3):
+        receiver.arrivals.get(timeout=10)
+    release.set()
+    for _ in range(9):
+        receiver.arrivals.get(timeout=10)
+    running.stop(30)
+    assert receiver.most_under_way == 3
+    assert Delivery.objects.filter(status="DELIVERED").count() == 12
+
+
+@pytest.mark.django_db(transaction=True)
+def test_stop_finishes_and_records_what_is_under_way(user, receivers, running):
+    release = threading.Event()
+
+    def wait(receiver, connection, request):
+        release.wait(10)
+        answer()(receiver, connection, request)
+
+    receiver = receivers(wait)
+    factories.EndpointFactory(user=user, url=receiver.url)
+    record(user)
+    running.wake()
+    receiver.arrivals.get(timeout=10)
+    threading.Timer(0.1, release.set).start()
+    running.stop(30)
+    assert Delivery.objects.get().status == "DELIVERED"
+    record(user)
+    running.wake()
+    assert Delivery.objects.filter(status="PENDING", claim_id=None).count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_outcome_survives_a_database_that_is_away(user, receiver, running, monkeypatch):
+    monkeypatch.setattr(dispatcher, "PAUSE_SECONDS", 0.01)
+    real, calls = transitions.record_outcomes, []
+
+    def failing_twice(outcomes):
+        calls.append(len(outcomes))
+        if len(calls) < 3:
+            raise OperationalError("gone")
+        real(outcomes)
+
+    monkeypatch.setattr(transitions, "record_outcomes", failing_twice)
+    factories.EndpointFactory(user=user, url=receiver.url)
+    record(user)
+    running.wake()
+    receiver.arrivals.get(timeout=10)
+    running.stop(30)
+    assert calls == [1, 1, 1]
+    assert Delivery.objects.get().status == "DELIVERED"
+    assert len(receiver.requests) == 1
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("task", [tasks.deliver_due, tasks.retry_due])
+def test_tasks_wake_the_processs_dispatcher(user, receiver, monkeypatch, task):
+    monkeypatch.setattr(dispatcher, "_dispatcher", None)
+    factories.EndpointFactory(user=user, url=receiver.url)
+    record(user)
+    task()
+    receiver.arrivals.get(timeout=10)
+    tasks.finish_attempts()
+    assert Delivery.objects.get().status == "DELIVERED"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_sending_threads_hold_no_database_connection(user, receivers, running, monkeypatch):
+    seen = []
+    real = sender.attempt
+
+    def watched(claim):
+        outcome = real(claim)
+        seen.append(connection.connection)
+        return outcome
+
+    monkeypatch.setattr(sender, "attempt", watched)
+    receiver = receivers(answer())
+    factories.EndpointFactory(user=user, url=receiver.url)
+    record(user)
+    running.wake()
+    receiver.arrivals.get(timeout=10)
+    running.stop(30)
+    assert seen == [None]

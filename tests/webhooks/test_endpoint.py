@@ -1,0 +1,319 @@
+"""POST, GET, PATCH and DELETE /webhooks, and GET /webhooks/deliveries."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import pytest
+from django.db import connection, connections
+from django.utils import timezone
+
+from tests import factories
+from tests.webhooks.conftest import deliver, pass_time, record
+from tests.webhooks.receiver import answer
+from webhooks.models import Delivery, Endpoint
+
+pytestmark = pytest.mark.django_db
+
+URL = "/api/v1/webhooks"
+FIELDS = {"id", "url", "secret", "secondarySecret", "enabled", "createdAt", "updatedAt"}
+
+
+def post(session, **body):
+    return session.post(URL, body, format="json")
+
+
+def test_first_call_makes_the_endpoint(session, user):
+    answer = post(session, url="http://127.0.0.1:9000/hook")
+    assert answer.status_code == 200
+    body = answer.json()
+    assert set(body) == FIELDS
+    assert body["id"].startswith("whe_")
+    assert (body["url"], body["enabled"], body["secondarySecret"]) == ("http://127.0.0.1:9000/hook", True, None)
+    assert len(body["secret"]) == 64
+    assert set(body["secret"]) <= set("0123456789abcdef")
+    assert Endpoint.objects.get(user=user).secret == body["secret"]
+
+
+def test_secret_is_encrypted_at_rest(session):
+    secret = post(session, url="http://127.0.0.1:9000/").json()["secret"]
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT secret FROM webhooks_endpoint")
+        assert secret not in cursor.fetchone()[0]
+
+
+def test_secret_is_shown_once(session):
+    secret = post(session, url="http://127.0.0.1:9000/").json()["secret"]
+    masked = "••••" + secret[-4:]
+    assert session.get(URL).json()["secret"] == masked
+    assert post(session, url="http://127.0.0.1:9000/").json()["secret"] == masked
+    assert session.patch(URL, {"enabled": True}, format="json").json()["secret"] == masked
+
+
+def test_repeat_call_updates_in_place(session):
+    first = post(session, url="http://127.0.0.1:9000/a").json()
+    second = post(session, url="http://127.0.0.1:9000/b", rotateSecret=False).json()
+    assert second["id"] == first["id"]
+    assert second["url"] == "http://127.0.0.1:9000/b"
+    assert second["updatedAt"] > first["updatedAt"] or second["updatedAt"] == first["updatedAt"]
+    assert second["secondarySecret"] is None
+    assert Endpoint.objects.get().secret == first["secret"]
+
+
+def test_rotation(session, settings):
+    first = post(session, url="http://127.0.0.1:9000/").json()
+    second = post(session, url="http://127.0.0.1:9000/", rotateSecret=True).json()
+    assert second["id"] == first["id"]
+    assert len(second["secret"]) == 64
+    assert second["secret"] != first["secret"]
+    assert second["secondarySecret"] == "••••" + first["secret"][-4:]
+    endpoint = Endpoint.objects.get()
+    assert endpoint.secondary_secret == first["secret"]
+    left = endpoint.secondary_expires_at - timezone.now()
+    assert timedelta(hours=23, minutes=59) < left <= timedelta(hours=24)
+    Endpoint.objects.update(secondary_expires_at=timezone.now())
+    assert session.get(URL).json()["secondarySecret"] is None
+
+
+def test_rotation_on_the_first_call_has_no_effect(session):
+    body = post(session, url="http://127.0.0.1:9000/", rotateSecret=True).json()
+    assert len(body["secret"]) == 64
+    assert body["secondarySecret"] is None
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        " ",
+        "hook",
+        "/hook",
+        "//127.0.0.1/hook",
+        "ftp://127.0.0.1/",
+        "file:///etc/passwd",
+        "gopher://127.0.0.1:70/_x",
+        "http://",
+        "http:///hook",
+        "http://user:pass@127.0.0.1/",
+        "http://user@127.0.0.1/",
+        "http://127.0.0.1/#top",
+        "http://127.0.0.1/#",
+        "http://127.0.0.1:99999/",
+        "http://127.0.0.1:0/",
+        "http://127.0.0.1:port/",
+        "http://127.0.0.1/a b",
+        "http://127.0.0.1/\r\nX-Evil: 1",
+        "http://127.0.0.1\\@example.com/",
+        "http://[::1/",
+        "http://" + "a" * 2100,
+        "http://127.0.0.1/" + "a" * 2032,
+        None,
+        12,
+        True,
+        [],
+        {"href": "http://127.0.0.1/"},
+    ],
+)
+def test_bad_url_is_400_and_changes_nothing(session, url):
+    answer = post(session, url=url)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "VALIDATION_ERROR"
+    assert answer.json()["error"]["details"]["fields"]["url"]
+    assert not Endpoint.objects.exists()
+
+
+def test_longest_url_is_taken(session):
+    url = "http://127.0.0.1/" + "a" * (2048 - len("http://127.0.0.1/"))
+    assert post(session, url=url).json()["url"] == url
+
+
+@pytest.mark.parametrize("body", [{}, {"url": "http://127.0.0.1/", "rotateSecret": "yes"}, {"rotateSecret": True}])
+def test_bad_body_is_400(session, body):
+    assert post(session, **body).status_code == 400
+    assert not Endpoint.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://example.com/",
+        "https://127.0.0.1/",
+        "https://localhost/",
+        "https://10.0.0.1/",
+        "https://169.254.169.254/latest/meta-data",
+        "https://[::1]/",
+        "https://[::ffff:127.0.0.1]/",
+        "https://0/",
+        "https://0x7f.1/",
+        "https://2130706433/",
+        "https://no-such-host.invalid/",
+    ],
+)
+def test_without_private_addresses(session, settings, url):
+    settings.WEBHOOK_ALLOW_PRIVATE = False
+    answer = post(session, url=url)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["details"]["fields"]["url"]
+    assert not Endpoint.objects.exists()
+
+
+def test_public_address_is_taken_without_private_addresses(session, settings):
+    settings.WEBHOOK_ALLOW_PRIVATE = False
+    assert post(session, url="https://93.184.215.14/hook").status_code == 200
+
+
+def test_no_endpoint_is_404(session):
+    factories.EndpointFactory()  # somebody else's
+    assert session.get(URL).status_code == 404
+    assert session.patch(URL, {"enabled": False}, format="json").status_code == 404
+    assert session.delete(URL).status_code == 404
+
+
+def test_enable_and_disable(session, user, endpoint):
+    assert session.patch(URL, {"enabled": False}, format="json").json()["enabled"] is False
+    assert session.get(URL).json()["enabled"] is False
+    assert session.patch(URL, {"enabled": True}, format="json").json()["enabled"] is True
+
+
+@pytest.mark.parametrize("body", [{}, {"enabled": None}, {"enabled": "false"}, {"enabled": 0}])
+def test_bad_change_is_400(session, endpoint, body):
+    assert session.patch(URL, body, format="json").status_code == 400
+    endpoint.refresh_from_db()
+    assert endpoint.enabled
+
+
+def test_delete_and_make_anew(session, user, endpoint):
+    assert session.delete(URL).status_code == 204
+    assert session.get(URL).status_code == 404
+    assert session.delete(URL).status_code == 404
+    gone = Endpoint.objects.get(pk=endpoint.pk)
+    assert (gone.secret, gone.secondary_secret) == ("", None)
+    anew = post(session, url="http://127.0.0.1:9000/").json()
+    assert anew["id"] != endpoint.pk
+    assert anew["secret"] != endpoint.secret
+
+
+def test_needs_a_session_token(client):
+    for call in (client.get, client.post, client.patch, client.delete):
+        assert call(URL).status_code == 401
+    assert client.get(URL + "/deliveries").status_code == 401
+
+
+def test_put_is_405(session):
+    assert session.put(URL, {}, format="json").status_code == 405
+
+
+@pytest.mark.django_db(transaction=True)
+def test_simultaneous_first_calls_make_one_endpoint(user):
+    barrier, answers = threading.Barrier(8), []
+
+    def call() -> None:
+        try:
+            client = factories.session_client(user)
+            barrier.wait()
+            answers.append(post(client, url="http://127.0.0.1:9000/"))
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [answer.status_code for answer in answers] == [200] * 8
+    assert Endpoint.objects.count() == 1
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    assert [answer.json()["secret"].startswith("•") for answer in answers].count(False) == 1
+
+
+def test_idempotency_key_never_repeats_a_secret(session):
+    first = session.post(URL, {"url": "http://127.0.0.1:9000/"}, format="json", HTTP_IDEMPOTENCY_KEY="one")
+    again = session.post(URL, {"url": "http://127.0.0.1:9000/"}, format="json", HTTP_IDEMPOTENCY_KEY="one")
+    assert (first.status_code, again.status_code) == (200, 409)
+    plain = {"url": "http://127.0.0.1:9001/"}
+    update = session.post(URL, plain, format="json", HTTP_IDEMPOTENCY_KEY="two")
+    replay = session.post(URL, plain, format="json", HTTP_IDEMPOTENCY_KEY="two")
+    assert replay.json() == update.json()
+    assert replay["Idempotent-Replayed"] == "true"
+
+
+# --- deliveries ------------------------------------------------------------------------------------------------------
+def listed(session, **query):
+    response = session.get(URL + "/deliveries", query)
+    assert response.status_code == 200, response.content
+    return response.json()
+
+
+def test_deliveries_with_their_attempts(session, user, endpoint, receivers):
+    Endpoint.objects.update(url=receivers(answer(500), answer(200)).url)
+    delivery = record(user)
+    (item,) = listed(session)["items"]
+    assert item["attempts"] == []
+    deliver()
+    (item,) = listed(session)["items"]
+    assert item["status"] == "PENDING"
+    assert item["nextAttemptAt"] > item["createdAt"]
+    pass_time(30)
+    deliver()
+    (item,) = listed(session)["items"]
+    assert {key: item[key] for key in ("id", "eventId", "eventType", "runId", "chatId", "status", "nextAttemptAt")} == {
+        "id": delivery.pk,
+        "eventId": delivery.event_id,
+        "eventType": "agent.started",
+        "runId": delivery.run_id,
+        "chatId": delivery.chat_id,
+        "status": "DELIVERED",
+        "nextAttemptAt": None,
+    }
+    assert item["finishedAt"] is not None
+    assert [(a["number"], a["statusCode"], a["error"]) for a in item["attempts"]] == [(1, 500, None), (2, 200, None)]
+    assert set(item["attempts"][0]) == {"number", "startedAt", "durationMs", "statusCode", "error"}
+
+
+def test_deliveries_by_status(session, user, endpoint, receiver):
+    delivered = record(user)
+    deliver()
+    pending = record(user)
+    assert [item["id"] for item in listed(session)["items"]] == [pending.pk, delivered.pk]
+    assert [item["id"] for item in listed(session, status="DELIVERED")["items"]] == [delivered.pk]
+    assert [item["id"] for item in listed(session, status="PENDING")["items"]] == [pending.pk]
+    session.patch(URL, {"enabled": False}, format="json")
+    assert [item["id"] for item in listed(session, status="DEAD")["items"]] == [pending.pk]
+
+
+@pytest.mark.parametrize("status", ["", "dead", "X", "\0"])
+def test_bad_status_is_400(session, status):
+    response = session.get(URL + "/deliveries", {"status": status})
+    assert response.status_code == 400
+    assert "status" in response.json()["error"]["details"]["fields"]
+
+
+def test_deliveries_are_the_callers_own_also_of_earlier_endpoints(session, user, endpoint):
+    mine = record(user)
+    other = factories.EndpointFactory()
+    record(other.user)
+    session.delete(URL)
+    post(session, url="http://127.0.0.1:9000/")
+    assert [item["id"] for item in listed(session)["items"]] == [mine.pk]
+
+
+def test_deliveries_are_paged_without_gap_or_repetition(session, user, endpoint):
+    expected = [record(user).pk for _ in range(7)][::-1]
+    found, cursor = [], {}
+    while True:
+        page = listed(session, limit=3, **cursor)
+        found += [item["id"] for item in page["items"]]
+        if page["nextCursor"] is None:
+            break
+        cursor = {"cursor": page["nextCursor"]}
+    assert found == expected
+
+
+def test_list_takes_the_same_queries_however_long(session, user, endpoint, receiver, django_assert_max_num_queries):
+    for _ in range(10):
+        record(user)
+    deliver()
+    assert Delivery.objects.filter(status="DELIVERED").count() == 10
+    with django_assert_max_num_queries(3):
+        assert len(listed(session)["items"]) == 10
