@@ -1,0 +1,19 @@
+"""``python -m benchmarks [NAME …]``: all of them, or those named."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+NAMES = ("runs", "streams")
+
+
+def main(names: list[str]) -> None:
+    for name in names or NAMES:
+        if name not in NAMES:
+            sys.exit(f"There is no benchmark named {name}; there are {', '.join(NAMES)}.")
+        import_module(f"benchmarks.{name}").main()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

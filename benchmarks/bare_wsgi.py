@@ -1,0 +1,11 @@
+"""The bare view under the same server as the service, without middleware."""
+
+import os
+
+from django.conf import settings
+from django.core.wsgi import get_wsgi_application
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
+settings.ROOT_URLCONF = "benchmarks.bare"
+settings.MIDDLEWARE = []
+application = get_wsgi_application()

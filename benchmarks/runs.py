@@ -1,0 +1,302 @@
+"""Runs end to end on PostgreSQL and Redis: throughput, latency, CPU, memory, cancels, takeover.
+
+``make bench``, or ``python -m tests.stack.run_services python -m benchmarks runs``.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import psutil
+import psycopg
+import redis
+from celery import Celery
+
+from benchmarks.harness import (
+    Connection,
+    Figure,
+    cpu_seconds,
+    milliseconds,
+    report,
+    rss,
+    side_by_side,
+    wait_until,
+)
+from tests.stack.process import free_port, python
+from tests.stack.stack import CELERY, WORKER, Stack
+
+CLIENTS = 16
+RUNS = 400
+EMPTY_TASKS = 4000
+READS = 2000
+IN_FLIGHT = 1000
+CANCELS = 100
+USERS = 20
+MESSAGE = "/say A constant."
+
+
+class Bench:
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+        self.sql = psycopg.connect(stack.environment["DATABASE_URL"], autocommit=True)
+        self.tokens = [stack.token(f"user{number}") for number in range(USERS)]
+        self.workers = [name for name in stack.processes if name.startswith("runs-")]
+        self.figures: list[Figure] = []
+
+    def connection(self, user: int = 0) -> Connection:
+        return Connection(self.stack.port, self.tokens[user % USERS])
+
+    def pid(self, name: str) -> int:
+        popen = self.stack.processes[name].popen
+        assert popen is not None
+        return popen.pid
+
+    def one(self, query: str, *args: object) -> object:
+        row = self.sql.execute(query, args).fetchone()
+        assert row is not None
+        return row[0]
+
+    def chats(self, count: int) -> list[str]:
+        connections = [self.connection(number) for number in range(USERS)]
+        return [connections[n % USERS].json("POST", "/api/v1/chats", {})["id"] for n in range(count)]
+
+    # --- baselines ---------------------------------------------------------------------------------------------------
+
+    def empty_tasks(self) -> float:
+        """Empty Celery tasks a second, by as many worker processes as execute runs."""
+        broker = redis.Redis.from_url(self.stack.environment["REDIS_URL"])
+        app = Celery(broker=self.stack.environment["REDIS_URL"])
+        for number in range(EMPTY_TASKS):
+            app.send_task("benchmarks.empty", (number,), queue="bare", ignore_result=True)
+        names = [f"bare-{number}" for number in range(len(self.workers))]
+        for name in names:
+            command = [*CELERY, *WORKER, "-n", f"{name}@%h", "-c", "4", "-Q", "bare", "-I", "benchmarks.bare"]
+            self.stack.add(name, command)
+        self.stack.wait_until_ready(*names)
+        waiting, begun = int(broker.llen("bare")), time.perf_counter()  # type: ignore[arg-type]
+        wait_until(lambda: not broker.llen("bare"), 120)
+        rate = waiting / (time.perf_counter() - begun)
+        for name in names:
+            self.stack.kill(name)
+            del self.stack.processes[name]
+        return rate
+
+    def bare_view(self) -> list[float]:
+        """Seconds a request of the bare view, under the same server with the same load."""
+        port = free_port()
+        self.stack.add("bare-web", python("-m", "gunicorn", "benchmarks.bare_wsgi", "--bind", f"127.0.0.1:{port}"))
+        chat = self.chats(1)[0]
+
+        def answers() -> bool:
+            try:
+                return Connection(port).request("GET", f"/bare/{chat}")[0] == 200
+            except OSError:
+                return False
+
+        wait_until(answers, 30)
+        took = self.read(port, f"/bare/{chat}")
+        self.stack.kill("bare-web")
+        del self.stack.processes["bare-web"]
+        return took
+
+    def read(self, port: int, path: str) -> list[float]:
+        connections = [Connection(port, self.tokens[0]) for _ in range(CLIENTS)]
+
+        def get(client: int, _: int) -> None:
+            status, content = connections[client].request("GET", path)
+            if status != 200:
+                raise RuntimeError(content[:300])
+
+        side_by_side(CLIENTS, READS // 5, get)  # warm
+        return side_by_side(CLIENTS, READS, get)
+
+    # --- figures -----------------------------------------------------------------------------------------------------
+
+    def throughput(self, count: int = RUNS) -> tuple[float, float, list[float]]:
+        """Runs a second from the first POST to the last completed one, CPU milliseconds a run, and the POSTs' times."""
+        chats = self.chats(count)
+        before = self.one("SELECT count(*) FROM runs_run WHERE status = 'completed'")
+        assert isinstance(before, int)
+        connections = [[self.connection(user) for user in range(USERS)] for _ in range(CLIENTS)]
+        pids = [self.pid("web"), *(self.pid(name) for name in self.workers)]
+        cpu = cpu_seconds(pids)
+        begun = time.perf_counter()
+
+        def start(client: int, number: int) -> None:
+            connections[client][number % USERS].json(
+                "POST", f"/api/v1/chats/{chats[number]}/runs", {"message": MESSAGE}
+            )
+
+        took = side_by_side(CLIENTS, count, start)
+        wait_until(
+            lambda: self.one("SELECT count(*) FROM runs_run WHERE status = 'completed'") == before + count, 180, 0.05
+        )
+        seconds = time.perf_counter() - begun
+        return count / seconds, (cpu_seconds(pids) - cpu) * 1000 / count, took
+
+    def start_latency(self, count: int = 200) -> list[float]:
+        """Seconds from the POST's answer to running, one run at a time."""
+        latencies = []
+        chats = self.chats(count)
+        connections = [self.connection(user) for user in range(USERS)]
+        for number, chat in enumerate(chats):
+            run = connections[number % USERS].json("POST", f"/api/v1/chats/{chat}/runs", {"message": MESSAGE})["id"]
+            answered = time.time()
+            query = "SELECT extract(epoch FROM started_at) FROM runs_run WHERE id = %s AND status = 'completed'"
+            wait_until(lambda query=query, run=run: self.sql.execute(query, (run,)).fetchone() is not None, 10, 0.01)
+            latencies.append(max(0.0, float(self.one(query, run)) - answered))  # type: ignore[arg-type]
+        return latencies
+
+    def in_flight(self) -> tuple[float, int, list[float]]:
+        """KiB a run that waits on a slow model, connections a process, and seconds from cancel to cancelled."""
+        name = self.workers[0]
+        for other in self.workers[1:]:
+            self.stack.kill(other, 15)
+        wait_until(lambda: not any(self.stack.processes[other].running for other in self.workers[1:]), 40)
+        empty = rss(self.pid(name))
+        chats = self.chats(IN_FLIGHT)
+        connections = [[self.connection(user) for user in range(USERS)] for _ in range(CLIENTS)]
+
+        def start(client: int, number: int) -> None:
+            path = f"/api/v1/chats/{chats[number]}/runs"
+            connections[client][number % USERS].json("POST", path, {"message": "/wait 120\n/say done"})
+
+        side_by_side(CLIENTS, IN_FLIGHT, start)
+        running = "SELECT count(*) FROM runs_run WHERE status = 'running'"
+        wait_until(lambda: self.one(running) == IN_FLIGHT, 120, 0.1)
+        each = (rss(self.pid(name)) - empty) / 1024 / IN_FLIGHT
+        port = int(self.stack.environment["DATABASE_URL"].rpartition(":")[2].split("/")[0])
+        held = sum(
+            1
+            for connection in psutil.Process(self.pid(name)).net_connections("tcp")
+            if connection.raddr and connection.raddr.port == port
+        )
+        rows = self.sql.execute("SELECT id, user_id FROM runs_run WHERE status = 'running' LIMIT 500").fetchall()
+        # 500 stay in flight; of those some are cancelled.
+        users = dict(self.sql.execute("SELECT id, username FROM auth_user").fetchall())
+        others = self.sql.execute(
+            "SELECT id, user_id FROM runs_run WHERE status = 'running' AND NOT id = ANY(%s)",
+            ([row[0] for row in rows],),
+        ).fetchall()
+        by_name = {f"user{n}": n for n in range(USERS)}
+
+        def cancel(client: int, run: str, user: int) -> None:
+            connections[client][by_name[users[user]]].json("POST", f"/api/v1/runs/{run}/cancel")
+
+        side_by_side(CLIENTS, len(others), lambda client, n: cancel(client, *others[n]))
+        wait_until(lambda: self.one(running) == len(rows), 60, 0.1)
+        latencies = []
+        query = "SELECT extract(epoch FROM finished_at) FROM runs_run WHERE id = %s AND status = 'cancelled'"
+        for run, user in rows[:CANCELS]:
+            asked = time.time()
+            cancel(0, run, user)
+            wait_until(lambda run=run: self.sql.execute(query, (run,)).fetchone() is not None, 10, 0.005)
+            latencies.append(float(self.one(query, run)) - asked)  # type: ignore[arg-type]
+        side_by_side(CLIENTS, len(rows) - CANCELS, lambda client, n: cancel(client, *rows[CANCELS + n]))
+        wait_until(lambda: self.one(running) == 0, 60, 0.1)
+        for other in self.workers[1:]:
+            self.stack.restart(other)
+        return each, held, latencies
+
+    def takeover(self) -> float:
+        """Seconds from ``kill -9`` of the worker that has the run to its next recorded step elsewhere."""
+        chat = self.chats(1)[0]
+        message = '/call calculate {"expression": "1"}\n/wait 2\n/call calculate {"expression": "2"}\n/say {result}'
+        run = self.connection(0).json("POST", f"/api/v1/chats/{chat}/runs", {"message": message})["id"]
+        turns = "SELECT count(*) FROM runs_turn WHERE run_id = %s"
+        wait_until(lambda: self.one(turns, run) == 1, 20)
+        owner = self.one("SELECT pid FROM runs_worker w JOIN runs_run r ON r.worker_id = w.id WHERE r.id = %s", run)
+        name = next(name for name in self.workers if self.pid(name) == owner)
+        self.stack.kill(name)
+        begun = time.perf_counter()
+        wait_until(lambda: self.one("SELECT lease_token FROM runs_run WHERE id = %s", run) >= 2, 60)  # type: ignore[operator]
+        wait_until(
+            lambda: (
+                self.one("SELECT worker_id IS NOT NULL OR status <> 'running' FROM runs_run WHERE id = %s", run) is True
+            ),
+            60,
+        )
+        seconds = time.perf_counter() - begun
+        wait_until(lambda: self.one("SELECT status FROM runs_run WHERE id = %s", run) == "completed", 60)
+        assert self.one("SELECT count(*) FROM runs_toolinvocation WHERE run_id = %s", run) == 2
+        self.stack.restart(name)
+        return seconds
+
+    def run_with_ten_calls(self) -> str:
+        chat = self.chats(1)[0]
+        message = "\n".join(['/call calculate {"expression": "6*7"}'] * 10)
+        http = self.connection(0)
+        run: str = http.json("POST", f"/api/v1/chats/{chat}/runs", {"message": message})["id"]
+        wait_until(lambda: http.json("GET", f"/api/v1/runs/{run}")["status"] == "completed", 30)
+        return run
+
+
+class Receiver(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def main() -> None:
+    services = {"database_url": os.environ["TEST_DATABASE_URL"], "redis_url": os.environ["TEST_REDIS_URL"]}
+    settings = {"RUN_USER_LIMIT": "0", "SIGNUP_CREDITS": "1000000", "WEB_WORKERS": "1"}
+    with Stack(**services, run_workers=2, environment=settings) as stack:
+        bench = Bench(stack)
+        figures = bench.figures
+        bench.throughput(100)  # warm
+        empty = bench.empty_tasks()
+        rate, cpu, posts = bench.throughput()
+        figures.append(
+            Figure(
+                "runs/s, POST to completed",
+                f"{rate:.0f}/s",
+                f"{empty:.0f} empty tasks/s",
+                rate / empty,
+                "≥ 60/s, ≥ 0.25",
+            )
+        )
+        figures.append(Figure("CPU a run, web and workers", f"{cpu:.1f} ms", target="≤ 15 ms"))
+        figures.append(Figure("POST run at 16 clients", milliseconds(posts)))
+        figures.append(Figure("start latency, idle", milliseconds(bench.start_latency()), target="≤ 15 ms, ≤ 60 ms"))
+        run = bench.run_with_ten_calls()
+        bare = bench.bare_view()
+        reads = bench.read(stack.port, f"/api/v1/runs/{run}")
+        ratio = statistics.median(reads) / statistics.median(bare)
+        figures.append(
+            Figure("GET run with 10 calls, 16 clients", milliseconds(reads), milliseconds(bare), ratio, "≤ 2.0")
+        )
+        each, held, cancels = bench.in_flight()
+        figures.append(
+            Figure(f"memory a waiting run, {IN_FLIGHT} in one process", f"{each:.0f} KiB", target="≤ 100 KiB")
+        )
+        figures.append(Figure("its database connections", str(held), target="≤ 20"))
+        figures.append(
+            Figure(
+                "cancel to cancelled, 500 in flight",
+                milliseconds(cancels),
+                target="≤ 250 ms, ≤ 1 s",
+            )
+        )
+        figures.append(Figure("takeover after kill -9", f"{bench.takeover():.1f} s", target="≤ 15 s"))
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for user in range(USERS):
+            bench.connection(user).json("POST", "/api/v1/webhooks", {"url": f"http://127.0.0.1:{server.server_port}/"})
+        rate, cpu, _ = bench.throughput()
+        figures.append(Figure("runs/s with webhooks", f"{rate:.0f}/s", f"{empty:.0f} empty tasks/s", rate / empty))
+        server.shutdown()
+        report("runs", figures)
+
+
+if __name__ == "__main__":
+    main()

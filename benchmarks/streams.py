@@ -1,0 +1,206 @@
+"""Open streams on one process, on PostgreSQL and Redis: memory, start, delta latency, and what a web request notices.
+
+``make bench``, or ``python -m tests.stack.run_services python -m benchmarks streams``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import redis
+
+from benchmarks.harness import Connection, Figure, cpu_seconds, milliseconds, report, rss
+from tests.stack.process import free_port, python, wait_for
+from tests.stack.stack import Stack
+
+STREAMS = 500
+USERS = 10
+SECONDS = 10
+TICK = 0.05  # STREAM_FLUSH_SECONDS
+RUNS_A_TICK = 10
+READS = 300
+ANNOUNCEMENTS = 1000
+
+# The cost of the hook at the end of each transaction that writes events: the CPU of this process, thread included.
+HOOK = f"""
+import time
+from runs import wakeups
+def cpu(work):
+    work("warm"); time.sleep(0.2); begun = time.process_time()
+    for number in range({ANNOUNCEMENTS}):
+        work(f"run_{{number:026}}"); time.sleep(0.005)
+    return (time.process_time() - begun) / {ANNOUNCEMENTS}
+idle = cpu(lambda run_id: None)
+print((cpu(lambda run_id: wakeups.after_commit(run_id)) - idle) * 1e6)
+"""
+
+
+class Client:
+    """Listens to many streams with little work, so that the server is measured."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.latencies: list[float] = []
+        self.starts: list[float] = []
+        self.writers: list[asyncio.StreamWriter] = []
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def open(self, run_id: str, token: str) -> None:
+        begun = time.perf_counter()
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        head = f"GET /api/v1/runs/{run_id}/stream HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n\r\n"
+        writer.write(head.encode())
+        status = await reader.readline()
+        assert b" 200 " in status, status
+        await reader.readuntil(b"id: 1\n")
+        self.starts.append(time.perf_counter() - begun)
+        self.writers.append(writer)
+        self.tasks.append(asyncio.create_task(self.listen(reader)))
+
+    async def listen(self, reader: asyncio.StreamReader) -> None:
+        while line := await reader.readline():
+            if line.startswith(b'data: {"text":"'):
+                self.latencies.append(time.time() - float(json.loads(line[6:])["text"]))
+
+    def close(self) -> None:
+        for task, writer in zip(self.tasks, self.writers, strict=True):
+            task.cancel()
+            writer.close()
+
+
+class Writer:
+    """Writes deltas as a worker does: many runs in one transaction, then one message."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.sql = psycopg.connect(stack.environment["DATABASE_URL"])
+        self.redis = redis.Redis.from_url(stack.environment["REDIS_URL"])
+        self.channel = f"run-events:{stack.environment['REDIS_URL'].rpartition('/')[2]}"
+
+    def write(self, run_ids: list[str]) -> None:
+        with self.sql.transaction():
+            for run_id in run_ids:
+                row = self.sql.execute(
+                    "UPDATE runs_run SET last_stream_index = last_stream_index + 1 WHERE id = %s"
+                    " RETURNING last_stream_index",
+                    (run_id,),
+                ).fetchone()
+                assert row is not None
+                # Taken before the commit, so the figure has the commit in it.
+                self.sql.execute(
+                    "INSERT INTO runs_runevent (run_id, index, type, data) VALUES (%s, %s, 'message.delta', %s)",
+                    (run_id, row[0], json.dumps({"text": str(time.time())}, separators=(",", ":"))),
+                )
+        self.redis.publish(self.channel, " ".join(run_ids))
+
+
+def measure(stack: Stack) -> list[Figure]:
+    port = free_port()
+    options = ("--http", "config.stream_server:Protocol", "--no-access-log")
+    server = stack.add("stream", python("-m", "uvicorn", "config.asgi:application", "--port", str(port), *options))
+    assert server is not None
+    users = [stack.session(f"user{number}") for number in range(USERS)]
+
+    def wait_in_a_chat(number: int) -> tuple[str, str]:
+        user = users[number % USERS]
+        chat = user.post("/chats").json()["id"]
+        run = user.post(f"/chats/{chat}/runs", {"message": "/ask Anyone?"}, timeout=60).json()
+        return run["id"], user.credential
+
+    with ThreadPoolExecutor(8) as pool:
+        runs = list(pool.map(wait_in_a_chat, range(STREAMS)))
+    for run_id, token in runs:
+        http = Connection(stack.port, token)
+        wait_for(lambda http=http, run_id=run_id: http.json("GET", f"/api/v1/runs/{run_id}")["status"] == "waiting", 60)
+        http.http.close()
+    return asyncio.run(listen(stack, port, runs, server.pid))
+
+
+async def listen(stack: Stack, port: int, runs: list[tuple[str, str]], pid: int) -> list[Figure]:
+    warm = Client(port)
+    for run_id, token in runs[:20]:
+        await warm.open(run_id, token)
+    warm.close()
+    await asyncio.sleep(0.5)
+    before = await asyncio.to_thread(read_runs, stack, runs)
+    memory = rss(pid)
+    client = Client(port)
+    for run_id, token in runs:
+        await client.open(run_id, token)
+    each = (rss(pid) - memory) / STREAMS
+    writer = Writer(stack)
+    sent, cpu = 0, cpu_seconds([pid])
+    reading = asyncio.create_task(asyncio.to_thread(read_runs, stack, runs))
+    begun = time.monotonic()
+    while time.monotonic() - begun < SECONDS:
+        start = (sent * 7) % STREAMS
+        await asyncio.to_thread(writer.write, [runs[(start + n) % STREAMS][0] for n in range(RUNS_A_TICK)])
+        sent += RUNS_A_TICK
+        await asyncio.sleep(TICK)
+    during = await reading
+    await asyncio.sleep(1)
+    cpu = cpu_seconds([pid]) - cpu
+    assert len(client.latencies) == sent, f"{len(client.latencies)} of {sent} deltas arrived"
+    latencies = client.latencies
+    client.close()
+    # The same number of listeners on one run.
+    crowd = Client(port)
+    for _ in range(STREAMS):
+        await crowd.open(*runs[0])
+    await asyncio.sleep(1)  # what the run told before
+    crowd.latencies.clear()
+    for _ in range(20):
+        await asyncio.to_thread(writer.write, [runs[0][0]])
+        await asyncio.sleep(0.5)
+    assert len(crowd.latencies) == 20 * STREAMS, len(crowd.latencies)
+    crowd.close()
+    heard = await asyncio.to_thread(hook, stack)
+    stack.kill("stream")
+    unheard = await asyncio.to_thread(hook, stack)
+    ratio = statistics.median(during) / statistics.median(before)
+    return [
+        Figure(f"memory a stream, {STREAMS} open on one process", f"{each / 1024:.1f} KiB", target="≤ 32 KiB"),
+        Figure("request to first event, one after the other", milliseconds(client.starts), target="≤ 100 ms"),
+        Figure(
+            f"delta, commit to client, {sent / SECONDS:.0f} a second over {STREAMS} streams",
+            milliseconds(latencies),
+            target="p99 ≤ 250 ms",
+        ),
+        Figure(f"the same, {STREAMS} streams of one run", milliseconds(crowd.latencies), target="p99 ≤ 250 ms"),
+        Figure("CPU of the stream process a delta", f"{cpu / sent * 1000:.2f} ms"),
+        Figure("GET run meanwhile", milliseconds(during), milliseconds(before), ratio, "≤ 1.5"),
+        Figure("CPU of a transaction's wake-up, somebody listening", f"{heard:.0f} µs"),
+        Figure("the same, nobody listening", f"{unheard:.0f} µs"),
+    ]
+
+
+def hook(stack: Stack) -> float:
+    return float(stack.manage("shell", "-c", HOOK).strip().splitlines()[-1])
+
+
+def read_runs(stack: Stack, runs: list[tuple[str, str]]) -> list[float]:
+    took = []
+    run_id, token = runs[-1]
+    http = Connection(stack.port, token)
+    for _ in range(READS):
+        begun = time.perf_counter()
+        http.json("GET", f"/api/v1/runs/{run_id}")
+        took.append(time.perf_counter() - begun)
+        time.sleep(0.02)
+    return took
+
+
+def main() -> None:
+    services = {"database_url": os.environ["TEST_DATABASE_URL"], "redis_url": os.environ["TEST_REDIS_URL"]}
+    with Stack(**services) as stack:
+        figures = measure(stack)
+    report("streams", figures)
+
+
+if __name__ == "__main__":
+    main()
