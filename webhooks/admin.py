@@ -62,7 +62,7 @@ class EndpointAdmin(ReadOnly, admin.ModelAdmin):
 class AttemptInline(ReadOnly, admin.TabularInline):
     model = Attempt
     extra = 0
-    fields = ["number", "started_at", "duration_ms", "status_code", "error"]
+    fields = ["number", "started_at", "duration_ms", "status_code", "error", "answer"]
     ordering = ["number"]
 
 
@@ -103,5 +103,5 @@ class AttemptAdmin(ReadOnly, admin.ModelAdmin):
     search_fields = ["delivery__id__exact"]
     search_help_text = "A delivery's id"
     show_full_result_count = False
-    fields = ["delivery_id", "number", "started_at", "duration_ms", "status_code", "error"]
+    fields = ["delivery_id", "number", "started_at", "duration_ms", "status_code", "error", "answer"]
     readonly_fields = ["delivery_id"]

@@ -19,7 +19,7 @@ from config.api import clock
 from config.api.encryption import DecryptionFailed
 from config.api.ids import new_id
 from webhooks import transitions
-from webhooks.models import Delivery, Endpoint
+from webhooks.models import Delivery, Endpoint, opened
 
 # Endpoints looked at in one claim: those whose deliveries have waited longest.
 CANDIDATES_MAX = 500
@@ -226,20 +226,12 @@ def _due_ids(endpoint_ids: Iterable[str], allowances: dict[str, int], now: datet
 
 def _secrets(endpoint_ids: set[str], now: datetime) -> dict[str, tuple[str | None, str | None]]:
     """Each endpoint's secrets. One that no key opens costs that endpoint its deliveries, not everybody theirs."""
-    found: dict[str, tuple[str | None, str | None]] = {}
     wanted = Endpoint.objects.only("secret", "secondary_secret", "secondary_expires_at")
     try:
         endpoints = list(wanted.filter(pk__in=endpoint_ids))
     except DecryptionFailed:
-        endpoints = []
-        for endpoint_id in endpoint_ids:
-            try:
-                endpoints.append(wanted.get(pk=endpoint_id))
-            except DecryptionFailed:
-                found[endpoint_id] = (None, None)
-    for endpoint in endpoints:
-        found[endpoint.pk] = (endpoint.secret, endpoint.secondary_at(now))
-    return found
+        endpoints = [endpoint for key in endpoint_ids if (endpoint := opened(wanted.filter(pk=key))) is not None]
+    return {endpoint.pk: (endpoint.secret or None, endpoint.secondary_at(now)) for endpoint in endpoints}
 
 
 def _adapt(moment: datetime) -> datetime | str:

@@ -10,7 +10,7 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from config.api.encryption import EncryptedField
+from config.api.encryption import DecryptionFailed, EncryptedField
 from config.api.ids import ID_LENGTH, IdField, RefField
 
 
@@ -46,6 +46,29 @@ class Endpoint(models.Model):
         if self.secondary_expires_at is None or self.secondary_expires_at <= moment:
             return None
         return self.secondary_secret
+
+
+# What stands for a secret that no key opens.
+LOST_SECRETS: dict[str, str | None] = {"secret": "", "secondary_secret": None}
+
+
+def opened(endpoints: models.QuerySet[Endpoint]) -> Endpoint | None:
+    """The first of ``endpoints``, also if no key opens its secrets: all but signing works without them.
+
+    A lost secret must not be saved as it stands here: an operator may put the key back.
+    """
+    try:
+        return endpoints.first()
+    except DecryptionFailed:
+        endpoint = endpoints.defer(*LOST_SECRETS).first()
+    if endpoint is not None:
+        for name, lost in LOST_SECRETS.items():
+            try:
+                value = Endpoint.objects.values_list(name, flat=True).get(pk=endpoint.pk)
+            except DecryptionFailed:
+                value = lost
+            setattr(endpoint, name, value)
+    return endpoint
 
 
 class Delivery(models.Model):
@@ -105,7 +128,7 @@ class Delivery(models.Model):
 
 
 class Attempt(models.Model):
-    """One try. ``status_code`` and ``error`` exclude each other."""
+    """One try. ``status_code`` and ``error`` exclude each other; ``answer`` is how the receiver's answer began."""
 
     delivery = models.ForeignKey(Delivery, models.CASCADE, related_name="attempts", db_index=False)
     number = models.PositiveSmallIntegerField()
@@ -113,6 +136,7 @@ class Attempt(models.Model):
     duration_ms = models.PositiveIntegerField()
     status_code = models.PositiveSmallIntegerField(null=True)
     error = models.CharField(max_length=200, null=True)
+    answer = models.TextField(default="")
 
     class Meta:
         ordering = ["delivery", "number"]

@@ -15,14 +15,17 @@ logger = logging.getLogger(__name__)
 
 USER_AGENT = "AgentWorkflowService-Webhooks/1.0"
 ERROR_MAX_CHARS = 200
+# Of a receiver's answer, for staff who look into a failure.
+KEPT_BYTES = 1024
 
 
 def attempt(claim: Claim) -> Outcome:
     """Never raises: whatever happens is the attempt's outcome."""
     started_at, tick = claim.now(), time.monotonic()
-    status_code, error = None, None
+    status_code, error, kept = None, None, ""
     try:
-        status_code = _send(claim, int(started_at.timestamp() * 1000))
+        answer = _send(claim, int(started_at.timestamp() * 1000))
+        status_code, kept = answer.status, as_text(answer.body[:KEPT_BYTES])
     except (guard.RequestFailed, guard.AddressRefused, ValueError) as failure:
         error = str(failure)[:ERROR_MAX_CHARS]
     except Exception as failure:
@@ -37,12 +40,20 @@ def attempt(claim: Claim) -> Outcome:
         duration_ms=round((time.monotonic() - tick) * 1000),
         status_code=status_code,
         error=error,
+        answer=kept,
     )
 
 
-def _send(claim: Claim, milliseconds: int) -> int:
+def as_text(body: bytes) -> str:
+    """``body`` as a database takes it, whatever it is."""
+    return body.decode("utf-8", "replace").replace("\0", "\ufffd")
+
+
+def _send(claim: Claim, milliseconds: int) -> guard.Answer:
     if claim.secret is None:
-        raise guard.RequestFailed("The endpoint's secret can't be decrypted; delete the endpoint and make it anew.")
+        raise guard.RequestFailed(
+            "The endpoint's secret can't be decrypted; register it with rotateSecret for a new one."
+        )
     headers = signing.signed_headers(
         event_id=claim.event_id,
         number=claim.number,
@@ -51,7 +62,7 @@ def _send(claim: Claim, milliseconds: int) -> int:
         secret=claim.secret,
         secondary=claim.secondary_secret,
     )
-    answer = guard.send(
+    return guard.send(
         "POST",
         claim.url,
         headers={**headers, "Content-Type": "application/json", "User-Agent": USER_AGENT},
@@ -63,4 +74,3 @@ def _send(claim: Claim, milliseconds: int) -> int:
         https_only=not settings.WEBHOOK_ALLOW_PRIVATE,
         reuse=True,
     )
-    return answer.status

@@ -13,7 +13,7 @@ from django.db.models import Prefetch, QuerySet
 from config.api import clock
 from config.api.errors import NotFound, ValidationFailed
 from webhooks import guard, transitions
-from webhooks.models import Attempt, Delivery, Endpoint
+from webhooks.models import LOST_SECRETS, Attempt, Delivery, Endpoint, opened
 
 URL_MAX_CHARS = 2048
 SECRET_BYTES = 32
@@ -38,7 +38,7 @@ def endpoints_of(user: Any) -> QuerySet[Endpoint]:
 
 
 def endpoint_of(user: Any) -> Endpoint:
-    endpoint = endpoints_of(user).first()
+    endpoint = opened(endpoints_of(user))
     if endpoint is None:
         raise NotFound
     return endpoint
@@ -54,30 +54,32 @@ def deliveries_of(user: Any, status: str | None = None) -> QuerySet[Delivery]:
 def register(user: Any, url: str, *, rotate: bool) -> tuple[Endpoint, bool]:
     """Make the user's endpoint, or change it in place. Returns it, and whether its secret is new and thus to be shown.
 
-    ``url`` has passed ``check_url``. Of simultaneous first calls one makes the endpoint and the others find it.
+    ``url`` has passed ``check_url``. Of simultaneous first calls one makes the endpoint and the others find it. A
+    secret that no key opens has no grace window when it is rotated.
     """
     with transaction.atomic():
-        endpoint = endpoints_of(user).select_for_update().first()
+        endpoint = opened(endpoints_of(user).select_for_update())
         if endpoint is None:
             try:
                 with transaction.atomic():
                     return Endpoint.objects.create(user=user, url=url, secret=new_secret(), **_stamps()), True
             except IntegrityError:
                 endpoint = endpoints_of(user).select_for_update().get()
-        endpoint.url = url
+        endpoint.url, endpoint.updated_at = url, clock.now()
+        changed = ["url", "updated_at"]
         if rotate:
-            endpoint.secondary_secret = endpoint.secret
+            endpoint.secondary_secret = endpoint.secret or None
             endpoint.secondary_expires_at = clock.now() + timedelta(seconds=settings.WEBHOOK_GRACE_SECONDS)
             endpoint.secret = new_secret()
-        endpoint.updated_at = clock.now()
-        endpoint.save(update_fields=["url", "secret", "secondary_secret", "secondary_expires_at", "updated_at"])
+            changed += [*LOST_SECRETS, "secondary_expires_at"]
+        endpoint.save(update_fields=changed)
         return endpoint, rotate
 
 
 def set_enabled(user: Any, enabled: bool) -> Endpoint:
     """A disabled endpoint gets nothing more: what is pending is dropped, and events are not recorded for it."""
     with transaction.atomic():
-        endpoint = endpoints_of(user).select_for_update().first()
+        endpoint = opened(endpoints_of(user).select_for_update())
         if endpoint is None:
             raise NotFound
         if endpoint.enabled != enabled:
@@ -92,7 +94,7 @@ def set_enabled(user: Any, enabled: bool) -> Endpoint:
 def delete_endpoint(user: Any) -> None:
     """The row stays for its deliveries' sake, without secrets; what is pending is dropped."""
     with transaction.atomic():
-        endpoint = endpoints_of(user).select_for_update().first()
+        endpoint = opened(endpoints_of(user).select_for_update())
         if endpoint is None:
             raise NotFound
         endpoint.deleted_at = endpoint.updated_at = clock.now()

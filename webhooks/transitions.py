@@ -8,7 +8,7 @@ Locks are taken endpoint first, then deliveries by id.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from django.db import connection, transaction
@@ -38,6 +38,7 @@ class Outcome:
     duration_ms: int
     status_code: int | None
     error: str | None
+    answer: str = field(default="", repr=False)
 
     @property
     def succeeded(self) -> bool:
@@ -84,6 +85,7 @@ def record_outcomes(outcomes: Sequence[Outcome]) -> None:
                     duration_ms=outcome.duration_ms,
                     status_code=outcome.status_code,
                     error=outcome.error,
+                    answer=outcome.answer,
                 )
             )
             if outcome.succeeded:

@@ -34,6 +34,15 @@ def decrypt(cipher: str) -> str:
         raise DecryptionFailed("No key of ENCRYPTION_KEYS opens this secret; put the old key back.") from None
 
 
+def is_current(cipher: str) -> bool:
+    """Whether the first of ENCRYPTION_KEYS, and not one behind it, made this."""
+    try:
+        Fernet(settings.ENCRYPTION_KEYS[0]).decrypt(cipher.encode())
+    except InvalidToken:
+        return False
+    return True
+
+
 class EncryptedField(models.TextField):
     """Text in Python, ciphertext in the database. It can't be filtered by."""
 

@@ -8,6 +8,7 @@ from django.urls import reverse
 
 from tests import factories
 from tests.webhooks.conftest import deliver, record
+from tests.webhooks.receiver import answer
 from webhooks.models import Endpoint
 
 pytestmark = pytest.mark.django_db
@@ -46,6 +47,17 @@ def test_no_page_shows_a_secret(staff, endpoint, delivered):
             assert secret not in response.content.decode()
     listed = staff.get(reverse("admin:webhooks_delivery_changelist") + "?status__exact=DEAD")
     assert delivered.pk not in listed.content.decode()
+
+
+def test_answer_of_a_receiver_is_shown_as_text(staff, user, endpoint, receivers):
+    Endpoint.objects.update(url=receivers(answer(500, b"<script>alert(1)</script>")).url)
+    delivery = record(user)
+    deliver()
+    *_, detail, _, attempt = pages(endpoint, delivery)
+    for page in (detail, attempt):
+        content = staff.get(page).content.decode()
+        assert "&lt;script&gt;alert(1)&lt;/script&gt;" in content
+        assert "<script>alert(1)" not in content
 
 
 def test_nothing_can_be_written(staff, endpoint, delivered):

@@ -329,6 +329,44 @@ def test_secret_that_no_key_opens_costs_only_its_own_deliveries(user, endpoint, 
     assert "can't be decrypted" in bad.attempts.get().error
 
 
+@pytest.mark.parametrize("lost", ["secret", "secondary_secret"])
+def test_either_secret_alone_may_be_lost(user, endpoint, receiver, settings, lost):
+    services.register(user, receiver.url, rotate=True)
+    keys = settings.ENCRYPTION_KEYS
+    settings.ENCRYPTION_KEYS = [Fernet.generate_key().decode()]
+    type(endpoint).objects.update(**{lost: "ab" * 32})
+    settings.ENCRYPTION_KEYS = keys
+    delivery = record(user)
+    deliver()
+    delivery.refresh_from_db()
+    # Without the current one nothing can be signed; the previous one is only a courtesy.
+    assert delivery.status == ("PENDING" if lost == "secret" else "DELIVERED")
+
+
+@pytest.mark.parametrize(
+    ("body", "kept"),
+    [
+        (b"", ""),
+        (b"no such hook", "no such hook"),
+        (b"a" * 2000, "a" * 1024),
+        (b"caf\xc3\xa9 \xff\0 <b>", "caf\u00e9 \ufffd\ufffd <b>"),
+        (("\N{FOX FACE}" * 300).encode(), "\N{FOX FACE}" * 256),
+    ],
+)
+def test_beginning_of_the_answer_is_kept(user, endpoint, receivers, body, kept):
+    services.register(user, receivers(answer(500, body)).url, rotate=False)
+    delivery = record(user)
+    deliver()
+    assert delivery.attempts.get().answer == kept
+
+
+def test_attempt_without_an_answer_keeps_none(user, endpoint, receivers):
+    services.register(user, receivers(behaviours.close).url, rotate=False)
+    delivery = record(user)
+    deliver()
+    assert delivery.attempts.get().answer == ""
+
+
 def test_no_secret_reaches_the_log(user, endpoint, receiver, receivers, caplog):
     services.register(user, receivers(answer(500)).url + "?token=hush", rotate=True)
     endpoint.refresh_from_db()

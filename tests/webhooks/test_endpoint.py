@@ -6,6 +6,7 @@ import threading
 from datetime import timedelta
 
 import pytest
+from cryptography.fernet import Fernet
 from django.db import connection, connections
 from django.utils import timezone
 
@@ -236,6 +237,51 @@ def test_idempotency_key_never_repeats_a_secret(session):
     replay = session.post(URL, plain, format="json", HTTP_IDEMPOTENCY_KEY="two")
     assert replay.json() == update.json()
     assert replay["Idempotent-Replayed"] == "true"
+
+
+# --- secrets that no key opens any more -------------------------------------------------------------------------------
+@pytest.fixture
+def lost(session, settings) -> dict:
+    """The answer that made an endpoint whose encryption key is gone since."""
+    made = post(session, url="http://127.0.0.1:9000/").json()
+    settings.ENCRYPTION_KEYS = [Fernet.generate_key().decode()]
+    return made
+
+
+def test_endpoint_whose_secret_is_lost_is_shown(session, lost):
+    shown = session.get(URL)
+    assert shown.status_code == 200
+    assert shown.json() == {**lost, "secret": "••••"}
+
+
+def test_endpoint_whose_secret_is_lost_can_be_changed_and_switched(session, lost):
+    changed = post(session, url="http://127.0.0.1:9001/").json()
+    assert (changed["id"], changed["url"], changed["secret"]) == (lost["id"], "http://127.0.0.1:9001/", "••••")
+    assert session.patch(URL, {"enabled": False}, format="json").json()["enabled"] is False
+
+
+def test_change_leaves_a_lost_secret_for_the_key_to_come_back(session, settings, user):
+    keys = settings.ENCRYPTION_KEYS
+    secret = post(session, url="http://127.0.0.1:9000/").json()["secret"]
+    settings.ENCRYPTION_KEYS = [Fernet.generate_key().decode()]
+    assert post(session, url="http://127.0.0.1:9001/").status_code == 200
+    settings.ENCRYPTION_KEYS = keys
+    assert Endpoint.objects.get().secret == secret
+
+
+def test_rotation_replaces_a_lost_secret(session, lost):
+    rotated = post(session, url="http://127.0.0.1:9000/", rotateSecret=True).json()
+    assert rotated["id"] == lost["id"]
+    assert len(rotated["secret"]) == 64
+    assert rotated["secondarySecret"] is None
+    assert Endpoint.objects.get().secret == rotated["secret"]
+    assert session.get(URL).json()["secret"] == "••••" + rotated["secret"][-4:]
+
+
+def test_endpoint_whose_secret_is_lost_can_be_deleted(session, lost):
+    assert session.delete(URL).status_code == 204
+    assert session.get(URL).status_code == 404
+    assert post(session, url="http://127.0.0.1:9000/").json()["id"] != lost["id"]
 
 
 # --- deliveries ------------------------------------------------------------------------------------------------------

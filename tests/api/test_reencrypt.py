@@ -1,0 +1,57 @@
+"""``manage.py reencrypt_secrets``: the encryption key is changed, and no secret is lost."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+from cryptography.fernet import Fernet
+from django.core.management import CommandError, call_command
+
+from runs.models import Tool
+from tests import factories
+from webhooks.models import Endpoint
+
+pytestmark = pytest.mark.django_db
+
+
+def reencrypt() -> str:
+    said = StringIO()
+    call_command("reencrypt_secrets", stdout=said)
+    return said.getvalue()
+
+
+@pytest.fixture
+def keys(settings) -> tuple[str, str]:
+    """The key in use, and the one to come."""
+    settings.ENCRYPTION_KEYS = [Fernet.generate_key().decode()]
+    return settings.ENCRYPTION_KEYS[0], Fernet.generate_key().decode()
+
+
+def test_afterwards_the_old_key_can_go(settings, keys):
+    old, new = keys
+    endpoint = factories.EndpointFactory(secondary_secret="cd" * 32)
+    tool = Tool.objects.order_by("name").first()
+    Tool.objects.filter(pk=tool.pk).update(secret_headers='{"X-Key": "hush"}')
+    settings.ENCRYPTION_KEYS = [new, old]
+    assert Endpoint.objects.get().secret == endpoint.secret
+    assert reencrypt() == "3 encrypted anew.\n"
+    assert reencrypt() == "0 encrypted anew.\n"
+    settings.ENCRYPTION_KEYS = [new]
+    found = Endpoint.objects.get()
+    assert (found.secret, found.secondary_secret) == (endpoint.secret, "cd" * 32)
+    assert Tool.objects.get(pk=tool.pk).secret_headers == '{"X-Key": "hush"}'
+
+
+def test_what_no_key_opens_is_named_and_left_alone(settings, keys):
+    old, new = keys
+    lost = factories.EndpointFactory()
+    settings.ENCRYPTION_KEYS = [new]
+    kept = factories.EndpointFactory()
+    said = StringIO()
+    with pytest.raises(CommandError, match="1 not readable"):
+        call_command("reencrypt_secrets", stdout=said)
+    assert f"secret of webhooks.Endpoint {lost.pk}" in said.getvalue()
+    assert Endpoint.objects.get(pk=kept.pk).secret == kept.secret
+    settings.ENCRYPTION_KEYS = [new, old]
+    assert Endpoint.objects.get(pk=lost.pk).secret == lost.secret
