@@ -3,8 +3,9 @@
 from celery import shared_task
 
 from chats import attachments
+from config.api import housekeeping
 
 
 @shared_task(name="chats.expire_attachments", ignore_result=True)
-def expire_attachments() -> int:
-    return attachments.expire_attachments()
+def expire_attachments() -> None:
+    housekeeping.run("expire-attachments", attachments.expire_attachments)

@@ -63,6 +63,8 @@ INSTALLED_APPS = [
 
 MIDDLEWARE = [
     "config.api.middleware.RequestIdMiddleware",
+    "config.api.middleware.ProbeMiddleware",
+    "config.api.middleware.MeasureMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "config.api.middleware.ApiErrorMiddleware",
@@ -347,6 +349,7 @@ CELERY_BEAT_SCHEDULE = {
     "prune-run-events": {"task": "runs.prune_events", "schedule": 3600.0},
     "prune-webhooks": {"task": "webhooks.prune", "schedule": 3600.0},
     "prune-idempotency": {"task": "api.prune_idempotency", "schedule": 3600.0},
+    "prune-sessions": {"task": "api.prune_sessions", "schedule": 3600.0},
     "expire-attachments": {"task": "chats.expire_attachments", "schedule": ATTACHMENT_SWEEP_SECONDS},
     "expire-grants": {"task": "credits.expire_grants", "schedule": CREDIT_EXPIRY_SWEEP_SECONDS},
 }
@@ -376,8 +379,6 @@ WHITENOISE_AUTOREFRESH = DEBUG
 # A laptop talks plain http; production is behind TLS, so the safe values are the default wherever BASE_URL says https.
 _https = BASE_URL.startswith("https://")
 SECURE_SSL_REDIRECT = ENV.flag("SECURE_SSL_REDIRECT", _https)
-# Probes and scrapers inside the private network come over plain http.
-SECURE_REDIRECT_EXEMPT = [r"^livez$", r"^readyz$", r"^metrics$"]
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if ENV.flag("TRUST_FORWARDED_PROTO", False) else None
 SECURE_HSTS_SECONDS = ENV.whole("SECURE_HSTS_SECONDS", 31536000 if _https else 0)
 SECURE_HSTS_INCLUDE_SUBDOMAINS = _https
@@ -391,6 +392,16 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
     {"NAME": "django.contrib.auth.password_validation.NumericPasswordValidator"},
 ]
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+METRICS_TOKEN_GIVEN = bool(ENV.text("METRICS_TOKEN"))
+# Without one, nobody may scrape but with DEBUG.
+METRICS_TOKEN = ENV.text("METRICS_TOKEN") or (secret_from_file(VAR_DIR / "metrics_token") if EMBEDDED else "")
+# How often a process hands in what it has counted, and how long what a scrape reads is shown to further ones.
+METRICS_FLUSH_SECONDS = ENV.number("METRICS_FLUSH_SECONDS", 5, 0.1, 60)
+METRICS_CACHE_SECONDS = ENV.number("METRICS_CACHE_SECONDS", 5, 0, 300)
+# What is read at a scrape; each app's module also declares what it counts.
+METRICS_SOURCES = ["runs.figures.gauges", "webhooks.figures.gauges", "credits.figures.gauges"]
 
 # --- logs ------------------------------------------------------------------------------------------------------------
 LOG_LEVEL = ENV.text("LOG_LEVEL", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR"))

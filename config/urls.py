@@ -9,7 +9,7 @@ import chats.urls
 import credits.urls
 import runs.urls
 import webhooks.urls
-from config.api import health, views
+from config.api import views
 
 session = [
     path("me", views.MeViewSet.as_view({"get": "retrieve"})),
@@ -33,8 +33,6 @@ urlpatterns = [
     path("api/docs", SpectacularSwaggerView.as_view(url_name="schema"), name="docs"),
     *runs.urls.rpc,
     re_path(r"^api(/.*)?$", views.unknown_path),
-    path("livez", health.livez),
-    path("readyz", health.readyz),
     path("admin/", admin.site.urls),
     *runs.urls.pages,
     *runs.urls.files,

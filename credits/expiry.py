@@ -6,6 +6,7 @@ left until the hold is settled. Until the row of type EXPIRY is written, the cre
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from itertools import pairwise
 
@@ -13,7 +14,7 @@ from django.db import transaction
 from django.db.models import BigIntegerField, Case, F, Q, QuerySet, Sum, Value, When
 from django.db.models.functions import Cast, Coalesce
 
-from config.api import clock
+from config.api import clock, housekeeping
 from credits import ledger
 from credits.models import Account, EntryType, LedgerEntry, PendingExpiry
 from credits.reconcile import BALANCE_EFFECT
@@ -23,18 +24,25 @@ SPENT = Q(type__in=[EntryType.CAPTURE, EntryType.USAGE]) | Q(type=EntryType.ADJU
 
 
 def expire_grants() -> int:
-    """Take back what is left of every grant past its time. Returns how many credits (micro) that were.
+    """Take back what is left of every grant past its time. Returns how many credits (micro) that were."""
+    return sum(expire_by_account())
+
+
+def expire_by_account() -> Iterator[int]:
+    """The same, account by account.
 
     Safe to run twice at once: each account's turn is a transaction that holds its lock.
     """
-    taken, last, now = 0, 0, clock.now()
+    last, now = 0, clock.now()
     due = PendingExpiry.objects.filter(expires_at__lte=now).order_by("account_id")
     while accounts := list(
         due.filter(account_id__gt=last).values_list("account_id", flat=True).distinct()[:ACCOUNTS_BATCH]
     ):
-        taken += sum(_expire_of(account_id, now) for account_id in accounts)
+        for account_id in accounts:
+            if housekeeping.stopping.is_set():
+                return
+            yield _expire_of(account_id, now)
         last = accounts[-1]
-    return taken
 
 
 @transaction.atomic

@@ -21,6 +21,7 @@ from django.db.models.functions import Cast, Coalesce
 from config.api import clock, money
 from config.api.compiled import CompiledQuery
 from config.api.errors import Conflict, DomainError, NotFound, ValidationFailed
+from credits import figures
 from credits.models import REASON_MAX_CHARS, SETTLEMENTS, SPENDING, Account, EntryType, LedgerEntry, PendingExpiry
 from credits.posting import Outcome, post
 
@@ -294,6 +295,8 @@ def _post(*rows: LedgerEntry, balance: int = 0, held: int = 0, covered: bool = F
     if outcome is Outcome.REFUSED and not Account.objects.filter(pk=rows[0].account_id).exists():
         account_for(rows[0].account_id)
         outcome = post(rows, balance=balance, held=held, covered=covered)
+    if outcome is Outcome.MOVED:
+        figures.posted(rows)
     return outcome
 
 

@@ -2,9 +2,10 @@
 
 from celery import shared_task
 
+from config.api import housekeeping
 from credits import expiry
 
 
 @shared_task(name="credits.expire_grants")
 def expire_grants() -> None:
-    expiry.expire_grants()
+    housekeeping.run("expire-grants", lambda: sum(1 for _ in expiry.expire_by_account()))

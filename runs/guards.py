@@ -13,7 +13,7 @@ from typing import Any
 from chats.models import Chat
 from config.api import clock
 from config.api.broker import nudge_after_commit
-from runs import events, wakeups
+from runs import events, figures, wakeups
 from runs.agent.crash import crash_after_commit
 from runs.events import StreamEvent
 from runs.models import Run, RunEvent, RunStatus, ToolInvocation, Waitpoint, WaitpointStatus
@@ -55,6 +55,7 @@ def move_run(run: Run, to: str, happened: Sequence[StreamEvent], *, owned: bool,
     left = run.status == RunStatus.RUNNING and to != RunStatus.RUNNING
     if run.status != to:
         crash_after_commit(to)
+        figures.run_moved(run, to, changes)
     _take(run, changes)
     if left:
         admit_throttled(run.user_id)
@@ -85,6 +86,7 @@ def taken_invocation(call: ToolInvocation, to: str, **changes: Any) -> dict[str,
 def save_invocation(call: ToolInvocation, before: str, changes: dict[str, Any]) -> None:
     if not ToolInvocation.objects.filter(pk=call.pk, status=before).update(**changes):
         raise LeaseLost(call.run_id)
+    figures.call_moved(call, before)
 
 
 def write_waitpoint(waitpoint: Waitpoint, to: str, **changes: Any) -> None:

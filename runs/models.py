@@ -195,6 +195,7 @@ class Run(models.Model):
             models.Index("user", "status", "created_at", "id", name="run_by_user_status"),
             models.Index("due_at", condition=Q(status="queued", blocked=False), name="run_due"),
             models.Index("user", "created_at", "id", condition=Q(throttled=True), name="run_throttled"),
+            models.Index("created_at", condition=Q(blocked=True), name="run_in_line"),
             models.Index("worker_id", condition=Q(status="running"), name="run_by_worker"),
             models.Index(
                 "worker_id",

@@ -22,8 +22,8 @@ import redis.asyncio
 from django.conf import settings
 from django.db import InterfaceError, OperationalError, connection
 
+from runs import figures, wakeups
 from runs import stream_reads as reads
-from runs import wakeups
 from runs.stream_reads import Frame
 
 logger = logging.getLogger(__name__)
@@ -167,6 +167,7 @@ class Hub:
     def __init__(self) -> None:
         self.channels: dict[str, Channel] = {}
         self.count = 0
+        figures.streams_open.follow(lambda: self.count)
         self.listening = False
         self.threads = ThreadPoolExecutor(settings.STREAM_DB_THREADS, "stream-db")
         self._news: set[str] = set()

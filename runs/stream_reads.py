@@ -13,11 +13,13 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib.auth import get_user_model
-from django.db.models import Q
+from django.db import transaction
+from django.db.models import Q, QuerySet
 
 from apikeys.models import ApiKey
 from chats.models import Message
-from config.api import clock
+from config.api import clock, housekeeping
+from config.api.ids import first_id
 from runs import events
 from runs.models import FINAL_RUN_STATUSES, Run, RunEvent
 
@@ -120,12 +122,17 @@ def prune() -> int:
     at once. Returns how many runs.
     """
     before = clock.now() - timedelta(days=settings.RUN_EVENT_RETENTION_DAYS)
-    pruned = 0
-    while True:
-        # By the index on (run, index), oldest run first: what is pruned no longer stands in the way.
-        due = RunEvent.objects.filter(run__finished_at__lt=before, run__status__in=FINAL_RUN_STATUSES)
-        run_ids = list(due.order_by("run_id").values_list("run_id", flat=True).distinct()[:PRUNE_RUNS])
-        if not run_ids:
-            return pruned
-        RunEvent.objects.filter(run_id__in=run_ids)._raw_delete(RunEvent.objects.db)
-        pruned += len(run_ids)
+    # Ids sort by the time they were made, so younger runs' events, which are nearly all, are not even looked at.
+    due = RunEvent.objects.filter(
+        run_id__lt=first_id("run", before), run__finished_at__lt=before, run__status__in=FINAL_RUN_STATUSES
+    )
+    return housekeeping.in_batches(lambda: _prune_batch(due))
+
+
+@transaction.atomic
+def _prune_batch(due: QuerySet[RunEvent]) -> int:
+    run_ids = list(due.order_by("run_id").values_list("run_id", flat=True).distinct()[:PRUNE_RUNS])
+    # Of several at once, each takes runs that no other has.
+    taken = housekeeping.take_batch(Run.objects.filter(pk__in=run_ids).order_by("pk"), PRUNE_RUNS)
+    housekeeping.delete_rows(RunEvent.objects.filter(run_id__in=taken))
+    return len(taken)

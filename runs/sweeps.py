@@ -23,10 +23,9 @@ BATCH = 500
 CLAIMABLE = Q(status=RunStatus.QUEUED, blocked=False, throttled=False) | Q(status=RunStatus.RUNNING, worker_id=None)
 
 
-def sweep() -> None:
-    """All of it, once."""
-    reap_workers()
-    expire_waitpoints()
+def sweep() -> int:
+    """All of it, once. Returns how many workers, waitpoints and runs it saw to."""
+    seen = reap_workers() + expire_waitpoints()
     now = clock.now()
     due = due_runs(BATCH)
     # A backlog is no reason for more messages; but whoever took this one may die with it, so not for longer than a
@@ -39,10 +38,14 @@ def sweep() -> None:
     for user_id in Run.objects.filter(throttled=True).values_list("user_id", flat=True).distinct()[:BATCH]:
         running = Run.objects.filter(user_id=user_id, status=RunStatus.RUNNING).count()
         admit_throttled(user_id, max(0, settings.RUN_USER_LIMIT - running))
+    return seen + len(due)
 
 
-def reap_workers() -> None:
-    """Give the runs of workers whose lease expired to others; those that were lost too often fail."""
+def reap_workers() -> int:
+    """Give the runs of workers whose lease expired to others; those that were lost too often fail. Returns how many
+    workers were lost.
+    """
+    reaped = 0
     for worker_id in Worker.objects.filter(expires_at__lt=clock.now()).values_list("pk", flat=True)[:BATCH]:
         with transaction.atomic():
             # The heartbeat updates the same row: either it comes first and the lease holds, or it finds no row.
@@ -53,6 +56,7 @@ def reap_workers() -> None:
                 continue
             transitions.lose_worker(worker_id)
             Worker.objects.filter(pk=worker_id).delete()
+        reaped += 1
     # A claim that was on its way while its worker was reaped belongs to a worker that is no more.
     ownerless = Run.objects.filter(~Exists(Worker.objects.filter(pk=OuterRef("worker_id"))), status=RunStatus.RUNNING)
     for gone in set(ownerless.filter(worker_id__isnull=False).values_list("worker_id", flat=True)[:BATCH]):
@@ -61,6 +65,7 @@ def reap_workers() -> None:
     worn = Run.objects.filter(status=RunStatus.RUNNING, worker_id=None, lease_losses__gte=settings.RUN_LEASE_LOSSES_MAX)
     for run_id in list(worn.values_list("pk", flat=True)[:BATCH]):
         transitions.give_up(run_id)
+    return reaped
 
 
 def drop_uncarried(worker_id: str, carried: Container[str]) -> list[str]:

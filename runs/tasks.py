@@ -9,6 +9,7 @@ from celery.exceptions import ImproperlyConfigured
 from celery.signals import celeryd_after_setup, worker_shutdown, worker_shutting_down
 from django.conf import settings
 
+from config.api import housekeeping
 from runs import stream_reads, sweeps
 from runs.agent.engine import Engine
 
@@ -28,12 +29,12 @@ def execute_run(run_id: str) -> None:
 
 @shared_task(name="runs.sweep")
 def sweep() -> None:
-    sweeps.sweep()
+    housekeeping.run("sweep-runs", sweeps.sweep)
 
 
 @shared_task(name="runs.prune_events")
 def prune_events() -> None:
-    stream_reads.prune()
+    housekeeping.run("prune-run-events", stream_reads.prune)
 
 
 @celeryd_after_setup.connect

@@ -24,7 +24,7 @@ from config.api import clock
 from config.api.broker import nudge_after_commit
 from config.api.compiled import CompiledQuery
 from credits import ledger
-from runs import catalogue, events, tool_transitions, wakeups
+from runs import catalogue, events, figures, tool_transitions, wakeups
 from runs.agent.crash import crash_after_commit
 from runs.events import StreamEvent
 from runs.guards import EXECUTE, NUDGE_GRACE, lock_run, move_run, promote_next, stop_running, unblock
@@ -246,7 +246,8 @@ def lose_worker(worker_id: str, run_ids: Iterable[str] | None = None) -> None:
     runs = Run.objects.select_for_update().filter(worker_id=worker_id, status=RunStatus.RUNNING)
     if run_ids is not None:
         runs = runs.filter(pk__in=list(run_ids))
-    for run in runs.order_by("pk"):
+    lost = list(runs.order_by("pk"))
+    for run in lost:
         changes = stop_running(run) | {
             "lease_token": run.lease_token + 1,
             "lease_losses": run.lease_losses + 1,
@@ -254,6 +255,7 @@ def lose_worker(worker_id: str, run_ids: Iterable[str] | None = None) -> None:
         }
         move_run(run, RunStatus.RUNNING, (), owned=False, **changes)
         nudge_after_commit(EXECUTE, run.pk)
+    figures.losses(len(lost))
 
 
 @transaction.atomic

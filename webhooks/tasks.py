@@ -7,8 +7,10 @@ from typing import Any
 
 from celery import shared_task, signals
 from django.conf import settings
+from django.db import transaction
+from django.db.models import Exists, OuterRef, QuerySet
 
-from config.api import broker, clock
+from config.api import broker, clock, housekeeping
 from webhooks import claims, dispatcher
 from webhooks.models import Attempt, Delivery, Endpoint
 from webhooks.outbox import DELIVER
@@ -31,30 +33,36 @@ def retry_due() -> None:
 @shared_task(name="webhooks.sweep", ignore_result=True)
 def sweep() -> None:
     """Nudge if anything is due: a message was lost, or a claim lapsed because its worker died."""
-    if claims.anything_due():
-        broker.nudge(DELIVER)
+    housekeeping.run("sweep-webhooks", _sweep)
+
+
+def _sweep() -> int:
+    if not claims.anything_due():
+        return 0
+    broker.nudge(DELIVER)
+    return 1
 
 
 @shared_task(name="webhooks.prune", ignore_result=True)
-def prune() -> int:
-    """Remove deliveries finished WEBHOOK_RETENTION_DAYS ago, and deleted endpoints without any left.
+def prune() -> None:
+    """Remove deliveries finished WEBHOOK_RETENTION_DAYS ago, and deleted endpoints without any left."""
+    housekeeping.run("prune-webhooks", _prune)
 
-    In batches, so no lock is held long. Returns how many deliveries.
-    """
+
+def _prune() -> int:
     cutoff = clock.now() - timedelta(days=settings.WEBHOOK_RETENTION_DAYS)
-    removed = 0
-    while True:
-        old = list(
-            Delivery.objects.filter(finished_at__isnull=False, finished_at__lt=cutoff)
-            .order_by("finished_at")
-            .values_list("pk", flat=True)[:PRUNE_BATCH]
-        )
-        if not old:
-            break
-        Attempt.objects.filter(delivery__in=old).delete()
-        removed += Delivery.objects.filter(pk__in=old).delete()[0]
-    Endpoint.objects.filter(deleted_at__lt=cutoff, deliveries=None).delete()
-    return removed
+    old = Delivery.objects.filter(finished_at__isnull=False, finished_at__lt=cutoff).order_by("finished_at")
+    removed = housekeeping.in_batches(lambda: _remove(old))
+    left = Endpoint.objects.filter(~Exists(Delivery.objects.filter(endpoint=OuterRef("pk"))), deleted_at__lt=cutoff)
+    return removed + housekeeping.in_batches(lambda: housekeeping.delete_batch(left, PRUNE_BATCH))
+
+
+@transaction.atomic
+def _remove(deliveries: QuerySet[Delivery]) -> int:
+    taken = housekeeping.take_batch(deliveries, PRUNE_BATCH)
+    housekeeping.delete_rows(Attempt.objects.filter(delivery__in=taken))
+    housekeeping.delete_rows(Delivery.objects.filter(pk__in=taken))
+    return len(taken)
 
 
 @signals.worker_shutdown.connect

@@ -16,6 +16,7 @@ from django.db.models import F, QuerySet
 from django.utils import timezone
 
 from config.api.broker import nudge_after_commit
+from webhooks import figures
 from webhooks.models import Attempt, Delivery, Endpoint
 
 # Seconds from the end of the failed attempt to the next one; the first is made at once.
@@ -64,7 +65,7 @@ def record_outcomes(outcomes: Sequence[Outcome]) -> None:
             row.pk: row
             for row in Delivery.objects.select_for_update()
             .filter(pk__in=[outcome.delivery_id for outcome in outcomes], status=Delivery.Status.PENDING)
-            .only("id", "claim_id", "attempt_count")
+            .only("id", "claim_id", "attempt_count", "created_at")
             .order_by("pk")
         }
         # After the locks, so no wait for one is part of a retry's waiting time.
@@ -102,6 +103,7 @@ def record_outcomes(outcomes: Sequence[Outcome]) -> None:
             _pending(ids).update(attempt_count=number, claim_id=None, next_attempt_at=now + timedelta(seconds=wait))
             nudge_after_commit(RETRY, countdown=wait + NUDGE_MARGIN)
         Attempt.objects.bulk_create(attempts)
+    figures.recorded(((held[attempt.delivery_id], attempt) for attempt in attempts), len(failed.get(MAX_ATTEMPTS, ())))
     _note_health(outcomes)
 
 

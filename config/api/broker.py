@@ -6,7 +6,11 @@ import time
 from celery import current_app
 from django.db import transaction
 
+from config.api.metrics import Counter
+
 logger = logging.getLogger(__name__)
+
+unsent = Counter("nudges_failed", "Messages that the broker did not take; sweeps find what they told of.")
 
 # After a failure this process publishes nothing for so long: a stalled broker costs one time-out, not one a request.
 PAUSE_SECONDS = 5.0
@@ -23,6 +27,7 @@ def nudge(task: str, *args: str | int, countdown: float | None = None) -> None:
         current_app.send_task(task, args=args, countdown=countdown, retry=False, ignore_result=True)
     except Exception as error:
         _paused_until = time.monotonic() + PAUSE_SECONDS
+        unsent.inc()
         logger.warning("the broker took no message (%s); the sweep will find what is due", type(error).__name__)
 
 

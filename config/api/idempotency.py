@@ -22,7 +22,7 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from rest_framework.request import Request
 
-from config.api import clock
+from config.api import clock, housekeeping
 from config.api.errors import Conflict, ValidationFailed
 from config.api.models import IdempotencyRecord
 from config.api.renderers import dumps
@@ -170,16 +170,7 @@ def body_of(response: Any) -> bytes:
 
 
 def prune() -> int:
-    """Remove what is past IDEMPOTENCY_HOURS, in batches so no lock is held long; returns how many."""
+    """Remove what is past IDEMPOTENCY_HOURS; returns how many."""
     cutoff = clock.now() - timedelta(hours=settings.IDEMPOTENCY_HOURS)
-    removed = 0
-    while True:
-        old = list(
-            IdempotencyRecord.objects.filter(claimed_at__lt=cutoff)
-            .order_by("claimed_at")
-            .values_list("pk", flat=True)[:PRUNE_BATCH]
-        )
-        if not old:
-            return removed
-        # The cutoff again: a row may have been taken over since it was read.
-        removed += IdempotencyRecord.objects.filter(pk__in=old, claimed_at__lt=cutoff).delete()[0]
+    old = IdempotencyRecord.objects.filter(claimed_at__lt=cutoff).order_by("claimed_at")
+    return housekeeping.in_batches(lambda: housekeeping.delete_batch(old, PRUNE_BATCH))

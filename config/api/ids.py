@@ -1,5 +1,7 @@
 """Identifiers: a type prefix and a ULID, so ids sort by the time they were made and can't be guessed (80 bits)."""
 
+from datetime import datetime
+
 from django.db import models
 from ulid import ULID
 
@@ -9,6 +11,11 @@ ID_LENGTH = 32
 def new_id(prefix: str) -> str:
     """A new identifier, as ``run_01kb5w3v2m8x4c9z6t7q0r1s2d``."""
     return f"{prefix}_{str(ULID()).lower()}"
+
+
+def first_id(prefix: str, moment: datetime) -> str:
+    """What sorts before every id that was made at ``moment`` or later."""
+    return f"{prefix}_{str(ULID.from_datetime(moment))[:10].lower()}"
 
 
 class IdField(models.CharField):

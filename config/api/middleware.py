@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
 from collections.abc import Callable
+from typing import ClassVar
 
 from django.http import HttpRequest, HttpResponseBase
 
-from config.api import logs, ratelimit
+from config.api import health, logs, metrics_page, ratelimit
 from config.api.errors import error_response, is_api_path
+from config.api.metrics import Counter, Histogram
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 # Headers of a replaced answer that keep their meaning beside the envelope.
@@ -33,6 +36,44 @@ class RequestIdMiddleware:
         response = self.get_response(request)
         response["X-Request-Id"] = name
         return response
+
+
+METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+requests = Counter("http_requests", "Requests by route, never by path, and status.", ["method", "route", "status"])
+request_seconds = Histogram("http_request_seconds", "From a request's head to its answer's.", ["route"])
+
+
+class MeasureMiddleware:
+    """Counts every request but probes and scrapes."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        begun = time.perf_counter()
+        response = self.get_response(request)
+        # The pattern, for anyone can make up paths; and methods.
+        route = request.resolver_match.route if request.resolver_match else "(none)"
+        method = request.method if request.method in METHODS else "(other)"
+        requests.inc(str(method), route, str(response.status_code))
+        request_seconds.observe(time.perf_counter() - begun, route)
+        return response
+
+
+class ProbeMiddleware:
+    """Answers probes and scrapes before all checks of host name and scheme: those who send them know neither."""
+
+    views: ClassVar[dict[str, Callable[[HttpRequest], HttpResponseBase]]] = {
+        "/livez": health.livez,
+        "/readyz": health.readyz,
+        "/metrics": metrics_page.page,
+    }
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        return self.views.get(request.path_info, self.get_response)(request)
 
 
 class ApiErrorMiddleware:

@@ -21,8 +21,11 @@ from redis.retry import Retry
 from rest_framework.request import Request
 
 from config.api.errors import RateLimited
+from config.api.metrics import Counter
 
 logger = logging.getLogger(__name__)
+
+unlimited = Counter("ratelimit_failures", "How often Redis failed the rate limits; requests are then let through.")
 
 # After a failure Redis is left alone for so long: a stalled one costs one time-out, not one a request.
 PAUSE_SECONDS = 5.0
@@ -136,6 +139,7 @@ class Limiter:
             with self.lock:
                 self.failures += 1
                 self.closed_until = time.monotonic() + PAUSE_SECONDS
+            unlimited.inc()
             logger.warning("no rate limits for %g s: Redis failed (%s)", PAUSE_SECONDS, type(error).__name__)
             return None
         self.closed_until = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -13,7 +14,7 @@ from httpx_sse import ServerSentEvent, connect_sse
 from chats.models import Chat
 from chats.services import add_message, write_content
 from config.api import clock
-from config.api.ids import new_id
+from config.api.ids import first_id, new_id
 from runs import events
 from runs.models import FINAL_RUN_STATUSES, Run, RunEvent, RunStatus
 from tests.stack.plugin import given_services
@@ -45,10 +46,11 @@ def finish(run: Run, *deltas: str, status: str = RunStatus.COMPLETED) -> None:
 
 @pytest.fixture
 def make_run() -> Callable[..., Run]:
-    def make(user: Any) -> Run:
-        """A running run that has told of being queued and running."""
+    def make(user: Any, days: int = 0) -> Run:
+        """A running run, made so many days ago, that has told of being queued and running."""
         chat = Chat.objects.create(user=user)
-        run = Run(id=new_id("run"), chat=chat, user=user, status=RunStatus.RUNNING)
+        made = first_id("run", clock.now() - timedelta(days=days))
+        run = Run(id=made + new_id("run")[len(made) :], chat=chat, user=user, status=RunStatus.RUNNING)
         run.user_message_id = add_message(chat.pk, run.pk, "user", "Hello").pk
         run.assistant_message_id = add_message(chat.pk, run.pk, "assistant").pk
         run.save(force_insert=True)

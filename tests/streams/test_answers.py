@@ -152,7 +152,7 @@ def test_a_long_stream_comes_in_pages(listen, make_run, user):
 @pytest.fixture
 def old(make_run, user) -> Run:
     """A run with the events 1 to 7 that finished before the retention's end."""
-    run = make_run(user)
+    run = make_run(user, days=31)
     finish(run, "Hello ", "you ", "there")
     Run.objects.filter(pk=run.pk).update(finished_at=clock.now() - timedelta(days=30, minutes=1))
     return run
@@ -160,10 +160,10 @@ def old(make_run, user) -> Run:
 
 def test_pruning_takes_the_events_of_old_runs_alone(old, make_run, user, monkeypatch):
     monkeypatch.setattr(stream_reads, "PRUNE_RUNS", 2)
-    recent, live = make_run(user), make_run(user)
+    recent, live = make_run(user, days=40), make_run(user, days=40)
     finish(recent, "x")
     Run.objects.filter(pk=recent.pk).update(finished_at=clock.now() - timedelta(days=29, hours=23))
-    more = [make_run(user) for _ in range(4)]
+    more = [make_run(user, days=32) for _ in range(4)]
     for run in more:
         finish(run)
         Run.objects.filter(pk=run.pk).update(finished_at=clock.now() - timedelta(days=31))
@@ -202,7 +202,7 @@ def test_whoever_had_a_part_of_it_still_gets_the_message(listen, old, after):
 
 
 def test_a_pruned_failure_says_why(listen, make_run, user):
-    run = make_run(user)
+    run = make_run(user, days=32)
     append(run, ("run.status", {"status": "failed"}), status="failed")
     Run.objects.filter(pk=run.pk).update(
         finished_at=clock.now() - timedelta(days=31), error_code="MODEL_ERROR", error_message="It broke."

@@ -1,0 +1,192 @@
+"""``GET /metrics`` for Prometheus: the figures of all processes, and what the database and the broker hold just now.
+
+Every web process answers the same, so one of them is scraped, by the service's own address. What is read from the
+database is counted from indexes of what is live, and kept for METRICS_CACHE_SECONDS.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis
+from django.conf import settings
+from django.db import Error, connection
+from django.http import HttpRequest, HttpResponse
+from django.utils.module_loading import import_string
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_safe
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from config.api import metrics
+from config.api.errors import error_response
+from config.api.metrics import BUCKET, PREFIX, SEPARATOR, TOTAL, Gauge
+
+logger = logging.getLogger(__name__)
+
+QUEUES = ("runs", "webhooks", "webhooks-retry", "maintenance")
+
+
+@dataclass
+class Reading:
+    """What one look at the database and at Redis gave; ``up`` says which of them answered."""
+
+    gauges: list[Gauge] = field(default_factory=list)
+    sums: dict[str, str] = field(default_factory=dict)
+    latest: dict[str, str] = field(default_factory=dict)
+    processes: dict[str, float] = field(default_factory=dict)
+    up: dict[str, bool] = field(default_factory=dict)
+
+
+@csrf_exempt
+@require_safe
+def page(request: HttpRequest) -> HttpResponse:
+    """200 with the text format; 401 without ``Authorization: Bearer METRICS_TOKEN``, unless DEBUG is on."""
+    if not (settings.DEBUG or is_allowed(request.META.get("HTTP_AUTHORIZATION", ""))):
+        response = error_response(401)
+        response["WWW-Authenticate"] = "Bearer"
+    else:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(Families(reading()))
+        response = HttpResponse(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
+    response["Cache-Control"] = "no-store"
+    return response
+
+
+def is_allowed(authorization: str) -> bool:
+    scheme, _, token = authorization.partition(" ")
+    wanted = settings.METRICS_TOKEN.encode()
+    return (
+        bool(wanted)
+        and scheme.lower() == "bearer"
+        and hmac.compare_digest(token.strip().encode("utf-8", "replace"), wanted)
+    )
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+_lock = threading.Lock()
+_kept: tuple[float, Reading] | None = None
+
+
+def reading() -> Reading:
+    """The latest, at most METRICS_CACHE_SECONDS old. One request reads; those beside it wait for what it finds."""
+    global _kept
+    with _lock:
+        if _kept is None or time.monotonic() - _kept[0] >= settings.METRICS_CACHE_SECONDS:
+            _kept = (time.monotonic(), read())
+        return _kept[1]
+
+
+def read() -> Reading:
+    found = Reading()
+    found.up["redis"] = _read_redis(found)
+    found.up["database"] = _read_database(found)
+    return found
+
+
+def _read_redis(found: Reading) -> bool:
+    try:
+        with metrics.connect() as client:
+            found.sums = client.hgetall(metrics.SUMS)
+            found.latest = client.hgetall(metrics.LATEST)
+            rows: Any = client.hgetall(metrics.PROCESSES)
+            found.processes, gone = metrics.process_values(rows, metrics.redis_time(client))
+            if gone:
+                client.hdel(metrics.PROCESSES, *gone)
+            depths: dict[tuple[str, ...], float] = {(queue,): float(client.llen(queue)) for queue in QUEUES}
+    except (redis.RedisError, OSError, ValueError) as error:
+        logger.warning("figures without Redis (%s)", type(error).__name__)
+        return False
+    found.gauges.append(
+        Gauge("queue_messages", "Messages in the broker that no worker has fetched.", depths, ["queue"])
+    )
+    return True
+
+
+def _read_database(found: Reading) -> bool:
+    try:
+        for name in settings.METRICS_SOURCES:
+            source: Callable[[], Iterable[Gauge]] = import_string(name)
+            found.gauges += source()
+    except Error as error:
+        connection.close()
+        logger.warning("figures without the database (%s)", type(error).__name__)
+        return False
+    return True
+
+
+# --- showing ---------------------------------------------------------------------------------------------------------
+class Families:
+    """A reading as prometheus_client's registry wants it."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+
+    def collect(self) -> Iterator[Metric]:
+        up = {(name,): float(answers) for name, answers in self.reading.up.items()}
+        yield _gauge(Gauge("source_up", "Whether these figures' source answered.", up, ["source"]))
+        for gauge in self.reading.gauges:
+            yield _gauge(gauge)
+        sums, latest = _by_metric(self.reading.sums), _by_metric(self.reading.latest)
+        for name, metric in metrics.declared.items():
+            if isinstance(metric, metrics.Counter):
+                yield _counter(metric, sums.get(name, {}))
+            elif isinstance(metric, metrics.Histogram):
+                yield _histogram(metric, sums.get(name, {}))
+            elif isinstance(metric, metrics.Latest):
+                yield _gauge(Gauge(name.removeprefix(PREFIX), metric.help, latest.get(name, {}), metric.labels))
+            else:
+                values = {(): self.reading.processes.get(name, 0.0)}
+                yield _gauge(Gauge(name.removeprefix(PREFIX), metric.help, values))
+
+
+def _by_metric(rows: dict[str, str]) -> dict[str, dict[tuple[str, ...], float]]:
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    for key, value in rows.items():
+        name, *labels = key.split(SEPARATOR)
+        found.setdefault(name, {})[tuple(labels)] = float(value)
+    return found
+
+
+def _gauge(gauge: Gauge) -> Metric:
+    family = GaugeMetricFamily(PREFIX + gauge.name, gauge.help, labels=gauge.labels)
+    for labels, value in sorted(gauge.values.items()):
+        if len(labels) == len(gauge.labels):  # else it was counted by a release with other labels
+            family.add_metric(labels, value)
+    return family
+
+
+def _counter(metric: metrics.Counter, rows: dict[tuple[str, ...], float]) -> Metric:
+    family = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
+    if not metric.labels:
+        rows = {(): 0.0} | rows
+    for labels, value in sorted(rows.items()):
+        if len(labels) == len(metric.labels):
+            family.add_metric(labels, value)
+    return family
+
+
+def _histogram(metric: metrics.Histogram, rows: dict[tuple[str, ...], float]) -> Metric:
+    family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+    found: dict[tuple[str, ...], dict[str, float]] = {}
+    totals: dict[tuple[str, ...], float] = {}
+    for key, value in rows.items():
+        if key[-1:] == (TOTAL,):
+            totals[key[:-1]] = value
+        elif key[-2:-1] == (BUCKET,):
+            found.setdefault(key[:-2], {})[key[-1]] = value
+    for labels, counts in sorted(found.items()):
+        if len(labels) != len(metric.labels):
+            continue
+        running, buckets = 0.0, []
+        for name in metric.names:
+            running += counts.get(name, 0.0)
+            buckets.append((name, running))
+        family.add_metric(labels, buckets, totals.get(labels, 0.0))
+    return family

@@ -1,0 +1,255 @@
+"""``/metrics``: who may read it, what is counted where, and what is read from the database."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import redis
+from django.conf import settings as project
+from django.db import OperationalError, connection
+
+from config import celery
+from config.api import clock, housekeeping, metrics, metrics_page
+from config.api.ids import new_id
+from credits import ledger
+from runs.figures import gauges
+from tests import factories
+
+pytestmark = pytest.mark.django_db
+
+
+# --- who may ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("given", [None, "", "Bearer", "Bearer ", "Bearer wrong", "Basic scraper", "scraper"])
+def test_without_the_token_nobody_may(client, scrape, given):
+    answer = client.get("/metrics", headers={"Authorization": given} if given is not None else {})
+    assert answer.status_code == 401
+    assert answer["WWW-Authenticate"] == "Bearer"
+    assert b"agents_" not in answer.content
+
+
+def test_no_token_set_is_no_way_in(client, scrape, settings):
+    settings.METRICS_TOKEN = ""
+    for given in ("Bearer ", "Bearer", "Bearer x"):
+        assert client.get("/metrics", headers={"Authorization": given}).status_code == 401
+
+
+def test_debugging_needs_no_token(client, scrape, settings):
+    settings.DEBUG = True
+    assert client.get("/metrics").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics"])
+def test_probes_need_no_host_name_and_no_https(client, settings, path):
+    settings.ALLOWED_HOSTS = ["agents.example.com"]
+    settings.SECURE_SSL_REDIRECT = True
+    answer = client.get(path, headers={"Host": "10.1.2.3:8000"})
+    assert answer.status_code in (200, 401, 503)
+    assert answer["X-Request-Id"]
+
+
+def test_it_is_only_read(client):
+    assert client.post("/metrics").status_code == 405
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+def test_requests_are_counted_by_route_and_status(session, scrape):
+    session.get("/api/v1/chats/chat_secretlookingid")
+    session.get("/api/v1/chats")
+    session.generic("BREW", "/api/v1/chats")
+    session.get("/nowhere/secretlookingid")
+    figures = scrape()
+    chat = "api/v1/chats/<str:chatId>"
+    assert figures("http_requests_total", method="GET", route=chat, status="404") == 1
+    assert figures("http_requests_total", method="GET", route="api/v1/chats", status="200") == 1
+    assert figures("http_requests_total", method="(other)", route="api/v1/chats", status="405") == 1
+    assert figures("http_requests_total", method="GET", route="(none)", status="404") == 1
+    assert figures("http_request_seconds_count", route=chat) == 1
+    assert "secretlookingid" not in figures.text
+
+
+# --- from many processes ---------------------------------------------------------------------------------------------
+def test_what_processes_hand_in_is_summed(scrape):
+    counter = metrics.Counter("test_things", "Things.", ["kind"])
+    for _ in range(3):
+        other = metrics.Recorder()
+        other.pid = metrics.os.getpid()
+        other.add(((counter.name, "a"), 2.0))
+        assert other.flush()
+    assert scrape()("test_things_total", kind="a") == 6
+
+
+def test_what_redis_does_not_take_is_kept(scrape, settings):
+    counter = metrics.Counter("test_kept", "Things.")
+    url = settings.CACHE_REDIS_URL
+    counter.inc()
+    settings.CACHE_REDIS_URL = "redis://127.0.0.1:1"
+    assert not metrics.recorder.flush()
+    counter.inc()
+    figures = scrape()
+    assert figures("source_up", source="redis") == 0
+    assert figures("source_up", source="database") == 1
+    assert figures("runs", state="queued") == 0
+    settings.CACHE_REDIS_URL = url
+    assert scrape()("test_kept_total") == 2
+
+
+def test_a_database_that_is_away_hides_nothing_else(scrape, monkeypatch):
+    def away() -> None:
+        raise OperationalError("no route to secret-host")
+
+    monkeypatch.setattr("runs.figures.gauges", away)
+    figures = scrape()
+    assert figures("source_up", source="database") == 0
+    assert figures("queue_messages", queue="runs") == 0
+    assert "secret-host" not in figures.text
+
+
+def test_a_histogram_s_buckets_add_up(scrape):
+    histogram = metrics.Histogram("test_seconds", "Seconds.", ["kind"], bounds=(0.1, 1.0))
+    for value in (0.05, 0.1, 0.5, 7):
+        histogram.observe(value, "a")
+    figures = scrape()
+    assert [figures("test_seconds_bucket", kind="a", le=le) for le in ("0.1", "1.0", "+Inf")] == [2, 3, 4]
+    assert figures("test_seconds_count", kind="a") == 4
+    assert figures("test_seconds_sum", kind="a") == pytest.approx(7.65)
+
+
+def test_figures_of_another_release_do_no_harm(scrape, settings):
+    metrics.Counter("test_relabelled", "Things.", ["now"])
+    with redis.Redis.from_url(settings.CACHE_REDIS_URL) as client:
+        for field in ("agents_gone", "agents_test_relabelled", "agents_test_relabelled\ta\tb"):
+            client.hset(metrics.SUMS, field, 1)
+    assert "agents_gone" not in scrape().text
+
+
+def test_a_process_that_is_gone_is_not_counted(scrape, settings):
+    scrape()
+    with redis.Redis.from_url(settings.CACHE_REDIS_URL) as client:
+        now = client.time()[0]
+        for name, age in (("a:1", 0), ("b:2", 5), ("c:3", 61)):
+            body = f'{{"at": {now - age}, "values": {{"agents_streams_open": 10}}}}'
+            client.hset(metrics.PROCESSES, name, body)
+        assert scrape()("streams_open") == 20
+        assert client.hkeys(metrics.PROCESSES) == [b"a:1", b"b:2"]
+
+
+def test_many_scrapers_cost_one_reading(client, scrape, settings, django_assert_num_queries):
+    scrape()
+    settings.METRICS_CACHE_SECONDS = 60
+    scrape()
+    with django_assert_num_queries(0):
+        assert client.get("/metrics", headers={"Authorization": "Bearer scraper"}).status_code == 200
+
+
+def test_queues_are_measured(scrape, settings):
+    with redis.Redis.from_url(settings.CACHE_REDIS_URL) as client:
+        client.rpush("runs", "a", "b", "c")
+    figures = scrape()
+    assert figures("queue_messages", queue="runs") == 3
+    assert {figures("queue_messages", queue=name) for name in ("webhooks", "webhooks-retry", "maintenance")} == {0}
+
+
+def test_the_queues_shown_are_those_that_there_are():
+    assert {queue.name for queue in project.CELERY_TASK_QUEUES} == set(metrics_page.QUEUES)
+
+
+# --- the database ----------------------------------------------------------------------------------------------------
+def test_live_runs_by_state(scrape, user):
+    now = clock.now()
+    chat = factories.ChatFactory(user=user)
+    old = now - timedelta(seconds=90)
+    factories.RunFactory(chat=chat, status="running", worker_id=new_id("wrk"))
+    for _ in range(2):
+        factories.RunFactory(chat=chat, status="queued", blocked=True, updated_at=old - timedelta(days=1))
+    factories.RunFactory(chat__user=user, status="queued", throttled=True, updated_at=old - timedelta(days=1))
+    factories.RunFactory(chat__user=user, status="queued", updated_at=old)
+    factories.RunFactory(chat__user=user, status="queued", updated_at=now)
+    factories.RunFactory(chat__user=user, status="waiting", updated_at=old - timedelta(days=1))
+    factories.RunFactory(chat__user=user, status="completed")
+    figures = scrape()
+    states = {state: figures("runs", state=state) for state in ("queued", "in_line", "throttled", "running", "waiting")}
+    assert states == {"queued": 2, "in_line": 2, "throttled": 1, "running": 1, "waiting": 1}
+    assert 90 <= figures("runs_oldest_queued_seconds") < 150
+
+
+def test_due_deliveries(scrape, user):
+    now = clock.now()
+    endpoint = factories.EndpointFactory(user=user)
+    for age in (30, 20, -60):
+        factories.DeliveryFactory(
+            endpoint=endpoint, status="PENDING", finished_at=None, next_attempt_at=now - timedelta(seconds=age)
+        )
+    factories.DeliveryFactory(endpoint=endpoint)
+    figures = scrape()
+    assert figures("webhook_deliveries_due") == 2
+    assert 30 <= figures("webhook_oldest_due_seconds") < 90
+
+
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="about PostgreSQL's plans")
+def test_finished_runs_cost_a_scrape_nothing(user):
+    chat = factories.ChatFactory(user=user)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            INSERT INTO runs_run (id, chat_id, user_id, status, blocked, throttled, user_message_id, request_id,
+                last_stream_index, unrecorded_text, ran_ms, lease_token, lease_losses, due_at)
+            SELECT 'run_' || n, %s, %s, 'completed', false, false, 'msg', '', 0, false, 0, 0, 0, NULL
+            FROM generate_series(1, 20000) n
+            """,
+            [chat.pk, user.pk],
+        )
+        cursor.execute("ANALYZE runs_run")
+    asked: list[str] = []
+
+    def explain(execute, sql, params, many, context):
+        with connection.connection.cursor() as plain:
+            plain.execute("EXPLAIN " + sql, params)
+            asked.append("\n".join(row[0] for row in plain.fetchall()))
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(explain):
+        list(gauges())
+    about_runs = [plan for plan in asked if "runs_run" in plan]
+    assert len(about_runs) == 2
+    for plan in about_runs:
+        assert "Seq Scan" not in plan, plan
+
+
+# --- money and housekeeping ------------------------------------------------------------------------------------------
+@pytest.mark.django_db(transaction=True)
+def test_credits_are_counted_once_they_are_spent(scrape, user):
+    run = factories.RunFactory(chat__user=user)
+    call = new_id("inv")
+    ledger.hold(
+        user.pk, 5_000_000, invocation_id=call, tool_key="calculate", chat_id=run.chat_id, run_id=run.pk, price={}
+    )
+    for _ in range(2):  # a repeat moves nothing
+        ledger.capture(call, 1_500_000)
+        ledger.usage(user.pk, 250_000, run_id=run.pk, chat_id=run.chat_id, turn_index=1, price={})
+    figures = scrape()
+    assert figures("credits_spent_total", tool="calculate") == 1.5
+    assert figures("credits_spent_total", tool="model") == 0.25
+
+
+@pytest.mark.django_db(transaction=True)
+def test_every_job_of_beat_says_how_it_went(scrape, limits):
+    celery.app.loader.import_default_modules()
+    for entry in project.CELERY_BEAT_SCHEDULE.values():
+        celery.app.tasks[entry["task"]].apply(throw=True)
+    figures = scrape()
+    for job in project.CELERY_BEAT_SCHEDULE:
+        assert figures("housekeeping_rows_total", job=job) == 0, job
+        age = clock.now().timestamp() - figures("housekeeping_last_success_timestamp_seconds", job=job)
+        assert 0 <= age < 60, job
+
+
+def test_a_job_that_breaks_is_counted_and_not_called_a_success(scrape):
+    def work() -> int:
+        raise OperationalError
+
+    with pytest.raises(OperationalError):
+        housekeeping.run("test-job", work)
+    figures = scrape()
+    assert figures("housekeeping_failures_total", job="test-job") == 1
+    assert figures("housekeeping_last_success_timestamp_seconds", job="test-job") is None
