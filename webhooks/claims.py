@@ -61,11 +61,16 @@ _IN_FLIGHT = """
     WHERE claim_id IS NOT NULL AND status = 'PENDING' AND endpoint_id IN ({places}) AND next_attempt_at > %s
     GROUP BY endpoint_id
 """
+# The first due of each of these endpoints, as many of each. One arm an endpoint would be planned one by one: 35 ms.
 _DUE = """
-    SELECT id FROM (
-        SELECT id FROM webhooks_delivery WHERE status = 'PENDING' AND endpoint_id = %s AND next_attempt_at <= %s
-        ORDER BY next_attempt_at, id LIMIT %s
-    ) AS due
+    SELECT (
+        SELECT {join}(id, ' ') FROM (
+            SELECT id FROM webhooks_delivery
+            WHERE status = 'PENDING' AND endpoint_id = endpoint.id AND next_attempt_at <= %s
+            ORDER BY next_attempt_at, id LIMIT %s
+        ) AS due
+    )
+    FROM webhooks_endpoint endpoint WHERE endpoint.id IN ({places})
 """
 
 
@@ -211,17 +216,21 @@ def _due_ids(endpoint_ids: Iterable[str], allowances: dict[str, int], now: datet
     with connection.cursor() as cursor:
         cursor.execute(_IN_FLIGHT.format(places=", ".join(["%s"] * len(ids))), [*ids, moment])
         in_flight = dict(cursor.fetchall())
-        selects: list[str] = []
-        values: list[str | int | datetime] = []
+        by_room: dict[int, list[str]] = {}
         for endpoint_id in ids:
             room = settings.WEBHOOK_ENDPOINT_CONCURRENCY - in_flight.get(endpoint_id, 0)
             if room > 0:
-                selects.append(_DUE)
-                values += [endpoint_id, moment, min(room, allowances[endpoint_id])]
-        if not selects:
+                by_room.setdefault(min(room, allowances[endpoint_id]), []).append(endpoint_id)
+        if not by_room:
             return []
+        join = "string_agg" if connection.vendor == "postgresql" else "group_concat"
+        selects: list[str] = []
+        values: list[str | int | datetime] = []
+        for room, some in by_room.items():
+            selects.append(_DUE.format(join=join, places=", ".join(["%s"] * len(some))))
+            values += [moment, room, *some]
         cursor.execute(" UNION ALL ".join(selects), values)
-        return [row[0] for row in cursor.fetchall()]
+        return [key for (keys,) in cursor.fetchall() if keys for key in keys.split(" ")]
 
 
 def _secrets(endpoint_ids: set[str], now: datetime) -> dict[str, tuple[str | None, str | None]]:
