@@ -23,7 +23,7 @@ from config.api.compiled import CompiledQuery
 from config.api.errors import Conflict, DomainError, NotFound, ValidationFailed
 from credits import figures
 from credits.models import REASON_MAX_CHARS, SETTLEMENTS, SPENDING, Account, EntryType, LedgerEntry, PendingExpiry
-from credits.posting import Outcome, post
+from credits.posting import Outcome, Settlement, post, settle
 
 logger = logging.getLogger(__name__)
 
@@ -111,8 +111,17 @@ def refund(entry_id: str, amount: int, *, reason: str, staff: Any, cause: str | 
     earlier = _sum(LedgerEntry.objects.filter(against=spent, type=EntryType.REFUND))
     if earlier + amount > spent.amount:
         raise Conflict(f"At most {money.to_text(spent.amount - earlier)} credits of this row can still be refunded.")
-    entry = _answer(
-        EntryType.REFUND, spent, amount, cause=cause or "", reason=_reason(reason, required=True), staff=staff
+    entry = _entry(
+        EntryType.REFUND,
+        spent.account_id,
+        amount,
+        against=spent,
+        tool_key=spent.tool_key,
+        chat_id=spent.chat_id,
+        run_id=spent.run_id,
+        invocation_id=spent.invocation_id,
+        reason=_reason(reason, required=True),
+        staff=staff,
     )
     entry.cause = cause or f"refund:{entry.id}"
     return _move(entry, balance=amount)
@@ -152,32 +161,33 @@ def capture(invocation_id: str, amount: int) -> int:
     Returns what was captured: at most the hold, and 0 without an open one.
     """
     _require(amount >= 0, "amount", "A capture must not be negative.")
-    held = _hold_of(invocation_id)
-    if held is None:
+    settlement = _settle(f"hold:{invocation_id}", min(amount, money.MAX_MICRO))
+    if settlement is None or settlement.outcome is not Outcome.MOVED:
         return 0
-    if amount > held.amount:
-        asked, most = money.to_text(amount), money.to_text(held.amount)
+    if amount > settlement.held:
+        asked, most = money.to_text(amount), money.to_text(settlement.held)
         logger.warning("capture of %s for %s is over its hold: clamped to %s", asked, invocation_id, most)
-    return _settle(held, min(amount, held.amount))
+    return settlement.captured
 
 
 def release(invocation_id: str) -> None:
     """Give a call's whole hold back; nothing without an open hold."""
-    held = _hold_of(invocation_id)
-    if held is not None:
-        _settle(held, 0)
+    _settle(f"hold:{invocation_id}", 0)
 
 
-@transaction.atomic
+def _open_holds_of(run_id: str) -> QuerySet[LedgerEntry]:
+    settled = LedgerEntry.objects.filter(against=OuterRef("pk"), type__in=SETTLEMENTS)
+    return LedgerEntry.objects.filter(~Exists(settled), run_id=run_id, type=EntryType.HOLD)
+
+
+_open_holds: CompiledQuery[LedgerEntry] = CompiledQuery(_open_holds_of, str)
+
+
 def release_run(run_id: str) -> int:
     """Release every open hold of a run that ends. Returns how many credits (micro) were given back."""
-    if not run_held(run_id):
-        return 0
-    settled = LedgerEntry.objects.filter(against=OuterRef("pk"), type__in=SETTLEMENTS)
-    open_holds = list(LedgerEntry.objects.filter(~Exists(settled), run_id=run_id, type=EntryType.HOLD))
-    for held in open_holds:
-        _settle(held, 0)
-    return sum(held.amount for held in open_holds)
+    with transaction.atomic():
+        settlements = [_settle(hold.cause, 0) for hold in _open_holds(run_id)]
+    return sum(each.held for each in settlements if each and each.outcome is Outcome.MOVED)
 
 
 def usage(
@@ -242,45 +252,19 @@ def _sum(rows: QuerySet[LedgerEntry], expression: Combinable | None = None) -> i
     return rows.order_by().aggregate(total=total)["total"]
 
 
-def _hold_of(invocation_id: str) -> LedgerEntry | None:
-    # Whether it is settled already is asked when it is settled, by the cause.
-    return LedgerEntry.objects.filter(cause=f"hold:{invocation_id}").first()
-
-
-def _settle(held: LedgerEntry, amount: int) -> int:
-    """Capture ``amount`` of a hold, release the rest. The first settlement of a hold wins, another moves nothing."""
-    rest = held.amount - amount
-    rows = []
-    if amount:
-        rows.append(_answer(EntryType.CAPTURE, held, amount, cause=f"settle:{held.id}", price=held.price))
-    if rest:
-        cause = f"settle:{held.id}:rest" if amount else f"settle:{held.id}"
-        rows.append(_answer(EntryType.RELEASE, held, rest, cause=cause))
-    outcome = _post(*rows, balance=-amount, held=-held.amount)
-    if outcome is Outcome.REFUSED:
-        raise RuntimeError(f"account {held.account_id} holds less than its open hold {held.id}")
-    return amount if outcome is Outcome.MOVED else 0
+def _settle(hold_cause: str, amount: int) -> Settlement | None:
+    settlement = settle(hold_cause, amount)
+    if settlement and settlement.outcome is Outcome.REFUSED:
+        raise RuntimeError(f"an account holds less than its open hold {hold_cause}")
+    if settlement and settlement.captured:
+        figures.spend(settlement.tool_key, settlement.captured)
+    return settlement
 
 
 def _entry(type: EntryType, user_id: int, amount: int, **fields: Any) -> LedgerEntry:
     largest = money.to_text(money.MAX_MICRO)
     _require(abs(amount) <= money.MAX_MICRO, "amount", f"At most {largest} credits can be moved at once.")
     return LedgerEntry(type=type, account_id=user_id, amount=amount, created_at=clock.now(), **fields)
-
-
-def _answer(type: EntryType, to: LedgerEntry, amount: int, **fields: Any) -> LedgerEntry:
-    """A row against another, for the same tool, chat, run and invocation."""
-    return _entry(
-        type,
-        to.account_id,
-        amount,
-        against=to,
-        tool_key=to.tool_key,
-        chat_id=to.chat_id,
-        run_id=to.run_id,
-        invocation_id=to.invocation_id,
-        **fields,
-    )
 
 
 def _move(entry: LedgerEntry, *, balance: int) -> LedgerEntry:
@@ -290,13 +274,13 @@ def _move(entry: LedgerEntry, *, balance: int) -> LedgerEntry:
     return entry if outcome is Outcome.MOVED else LedgerEntry.objects.get(cause=entry.cause)
 
 
-def _post(*rows: LedgerEntry, balance: int = 0, held: int = 0, covered: bool = False) -> Outcome:
-    outcome = post(rows, balance=balance, held=held, covered=covered)
-    if outcome is Outcome.REFUSED and not Account.objects.filter(pk=rows[0].account_id).exists():
-        account_for(rows[0].account_id)
-        outcome = post(rows, balance=balance, held=held, covered=covered)
-    if outcome is Outcome.MOVED:
-        figures.posted(rows)
+def _post(row: LedgerEntry, *, balance: int = 0, held: int = 0, covered: bool = False) -> Outcome:
+    outcome = post(row, balance=balance, held=held, covered=covered)
+    if outcome is Outcome.REFUSED and not Account.objects.filter(pk=row.account_id).exists():
+        account_for(row.account_id)
+        outcome = post(row, balance=balance, held=held, covered=covered)
+    if outcome is Outcome.MOVED and row.type == EntryType.USAGE:
+        figures.spend(row.tool_key, row.amount)
     return outcome
 
 
