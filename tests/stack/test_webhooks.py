@@ -1,0 +1,68 @@
+"""Retries in real time, by real workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.driver import Driver
+from tests.stack.process import wait_for
+from tests.stack.stack import Stack
+from tests.webhooks.receiver import answer, receiving
+
+pytestmark = [pytest.mark.stack, pytest.mark.services, pytest.mark.timeout(180)]
+
+# How much later than due a test may look, on a machine with noisy neighbours.
+SLACK_SECONDS = 25
+SHIFT = """
+from datetime import timedelta
+from django.db.models import F
+from webhooks.models import Delivery
+rows = Delivery.objects.filter(run_id="{run}", event_type="agent.started")
+rows.update(next_attempt_at=F("next_attempt_at") - timedelta(seconds={seconds}))
+"""
+
+
+def test_retries_come_when_they_are_due_and_never_earlier(make_stack: Callable[..., Stack]) -> None:
+    """The first two waits as they are; of the others all but the last seconds are taken away."""
+    stack = make_stack()
+    driver = Driver(stack.session())
+    arrived: list[float] = []
+
+    def refuse(receiver, connection, request):
+        if b'"agent.started"' in request.body:
+            arrived.append(time.monotonic())
+        answer(503)(receiver, connection, request)
+
+    with receiving(refuse) as receiver:
+        assert driver.http.post("/webhooks", {"url": receiver.url}).status_code == 200
+        begun = time.monotonic()
+        run = driver.finish("Hello")
+        wait_for(lambda: len(arrived) == 1, SLACK_SECONDS, "the first attempt")
+        assert arrived[0] >= begun
+        wait_for(lambda: len(arrived) == 2, 30 + SLACK_SECONDS, "the second attempt")
+        assert arrived[1] - arrived[0] >= 30
+        for number, wait, left in ((3, 90, 4), (4, 270, 3), (5, 600, 2)):
+            # The attempt must have been recorded: only then is the next one due.
+            wait_for(lambda number=number: attempts(driver) == number - 1, SLACK_SECONDS, "the attempt's record")
+            stack.manage("shell", "--no-imports", "-c", SHIFT.format(run=run["id"], seconds=wait - left))
+            wait_for(lambda number=number: len(arrived) == number, left + SLACK_SECONDS, f"attempt {number}")
+            assert arrived[-1] - arrived[-2] >= left
+        wait_for(lambda: started(driver)["status"] == "DEAD", SLACK_SECONDS, "the delivery's death")
+        numbers = [
+            request.header("X-Service-Delivery-Attempt")
+            for request in receiver.requests
+            if b'"agent.started"' in request.body
+        ]
+        assert numbers == ["1", "2", "3", "4", "5"]
+
+
+def started(driver: Driver) -> dict:
+    items = driver.http.get("/webhooks/deliveries").json()["items"]
+    return next(item for item in items if item["eventType"] == "agent.started")
+
+
+def attempts(driver: Driver) -> int:
+    return len(started(driver)["attempts"])
