@@ -8,10 +8,11 @@ from datetime import timedelta
 from typing import Any
 
 from django.conf import settings
+from django.contrib.auth import get_user_model
 from django.core.files.base import File
 from django.core.signing import BadSignature, Signer
 from django.db import transaction
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet, Sum
 from django.urls import reverse
 
 from chats import files, media, transitions
@@ -38,19 +39,37 @@ def attachments_of(user: Any) -> QuerySet[Attachment]:
 def create_attachment(
     user: Any, *, file_name: str, content_type: str, size_bytes: int, sha256: str | None = None
 ) -> Attachment:
-    """Raises PayloadTooLarge over ATTACHMENT_MAX_BYTES."""
+    """Raises PayloadTooLarge over ATTACHMENT_MAX_BYTES, Conflict if all the user's would be over
+    ATTACHMENT_USER_MAX_BYTES.
+    """
     if size_bytes > settings.ATTACHMENT_MAX_BYTES:
         raise PayloadTooLarge(f"A file may have at most {settings.ATTACHMENT_MAX_BYTES} bytes.")
-    now = clock.now()
-    return Attachment.objects.create(
-        user=user,
-        file_name=file_name,
-        content_type=content_type,
-        size_bytes=size_bytes,
-        sha256=sha256,
-        created_at=now,
-        expires_at=now + timedelta(seconds=settings.ATTACHMENT_EXPIRY_SECONDS),
-    )
+    with transaction.atomic():
+        if settings.ATTACHMENT_USER_MAX_BYTES:
+            _refuse_over_quota(user, size_bytes)
+        now = clock.now()
+        return Attachment.objects.create(
+            user=user,
+            file_name=file_name,
+            content_type=content_type,
+            size_bytes=size_bytes,
+            sha256=sha256,
+            created_at=now,
+            expires_at=now + timedelta(seconds=settings.ATTACHMENT_EXPIRY_SECONDS),
+        )
+
+
+def _refuse_over_quota(user: Any, size_bytes: int) -> None:
+    # Two requests side by side would both count too little.
+    get_user_model()._default_manager.select_for_update(no_key=True).get(pk=user.pk)
+    kept = attachments_of(user).exclude(status=AttachmentStatus.EXPIRED)
+    total = kept.aggregate(total=Sum("size_bytes", default=0))["total"]
+    most = settings.ATTACHMENT_USER_MAX_BYTES
+    if total + size_bytes > most:
+        raise Conflict(
+            f"Your attachments have {total} bytes of the {most} that they may have; delete chats whose files you no "
+            "longer need."
+        )
 
 
 def upload_of(attachment: Attachment, surface: str) -> dict[str, Any]:

@@ -227,6 +227,8 @@ ATTACHMENT_TYPES = ENV.items(
     ("text/*", "application/json", "application/pdf", "image/png", "image/jpeg", "image/gif", "image/webp"),
 )
 ATTACHMENT_MAX_BYTES = ENV.whole("ATTACHMENT_MAX_BYTES", 20 * 1024 * 1024, 1)
+# All of one user's, those in deleted chats not counted; 0 is no limit.
+ATTACHMENT_USER_MAX_BYTES = ENV.whole("ATTACHMENT_USER_MAX_BYTES", 1024**3)
 # An upload's address is good for as long, and S3 signs for a week at most.
 ATTACHMENT_EXPIRY_SECONDS = ENV.whole("ATTACHMENT_EXPIRY_SECONDS", 24 * 3600, 60, 7 * 24 * 3600)
 ATTACHMENT_SWEEP_SECONDS = ENV.number("ATTACHMENT_SWEEP_SECONDS", 300, 1, 24 * 3600)

@@ -17,6 +17,7 @@ from chats.models import Attachment
 from config.api import clock
 from config.api.errors import Conflict
 from tests import factories
+from tests.api.threads import side_by_side
 from tests.chats.conftest import PNG, announce, code, complete, digest, fields, ready, stored, upload
 
 pytestmark = pytest.mark.django_db
@@ -496,9 +497,46 @@ def test_the_same_key_announces_once(session):
     assert Attachment.objects.count() == 1
 
 
+# --- all of a user's -------------------------------------------------------------------------------------------------
+def test_all_of_a_users_have_a_limit_together(session, user, settings):
+    settings.ATTACHMENT_USER_MAX_BYTES = 100
+    factories.AttachmentFactory(user=factories.UserFactory(), size_bytes=1000)
+    factories.AttachmentFactory(user=user, size_bytes=60)
+    pending = announce(session, sizeBytes=30)
+    assert pending.status_code == 201
+    assert code(announce(session, sizeBytes=11)) == (409, "CONFLICT")
+    assert announce(session, sizeBytes=10).status_code == 201
+    assert code(announce(session, sizeBytes=1)) == (409, "CONFLICT")
+    Attachment.objects.filter(pk=pending.json()["id"]).update(status="EXPIRED")
+    assert announce(session, sizeBytes=30).status_code == 201
+
+
+def test_a_deleted_chat_makes_room(session, user, settings):
+    settings.ATTACHMENT_USER_MAX_BYTES = 100
+    message = factories.MessageFactory(chat__user=user)
+    factories.AttachmentFactory(user=user, message=message, size_bytes=100)
+    assert code(announce(session, sizeBytes=1)) == (409, "CONFLICT")
+    assert session.delete(f"/api/v1/chats/{message.chat_id}").status_code == 204
+    assert announce(session, sizeBytes=100).status_code == 201
+
+
+def test_without_a_limit_nothing_is_counted(session, user, settings):
+    settings.ATTACHMENT_USER_MAX_BYTES = 0
+    factories.AttachmentFactory(user=user, size_bytes=1024**5)
+    assert announce(session).status_code == 201
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_many_at_once_only_those_that_fit_are_taken(settings):
+    settings.ATTACHMENT_USER_MAX_BYTES = 100
+    user = factories.UserFactory()
+    answers = side_by_side(8, lambda _: announce(factories.session_client(user), sizeBytes=30))
+    assert sorted(answer.status_code for answer in answers) == [201] * 3 + [409] * 5
+
+
 def test_query_counts(session, django_assert_num_queries):
     session.get("/api/v1/me")
-    with django_assert_num_queries(2):
+    with django_assert_num_queries(6):  # a transaction: begin, lock the user, sum, write, commit
         answer = announce(session).json()
     with django_assert_num_queries(5):  # the row and its user; savepointless transaction: begin, lock, write, commit
         upload(answer, b"Hello")
