@@ -21,6 +21,7 @@ limit_request_fields = 100
 limit_request_field_size = 16 * 1024  # a session token alone may have 16 KiB
 accesslog = None
 loglevel = "warning"
+logconfig_dict = settings.LOGGING
 control_socket_disable = True
 # Heartbeat files on a disk that stalls would get healthy workers killed.
 worker_tmp_dir = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108

@@ -248,6 +248,7 @@ def child_environment() -> dict[str, str]:
     return {
         "PYTHONUNBUFFERED": "1",
         "LOG_LEVEL": "WARNING",
+        "LOG_FORMAT": "text",
         # Containers of developers run as root; in production Celery's warning stands.
         "PYTHONWARNINGS": "ignore:You're running the worker with superuser privileges",
         **os.environ,

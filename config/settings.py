@@ -407,17 +407,27 @@ METRICS_CACHE_SECONDS = ENV.number("METRICS_CACHE_SECONDS", 5, 0, 300)
 # What is read at a scrape; each app's module also declares what it counts.
 METRICS_SOURCES = ["runs.figures.gauges", "webhooks.figures.gauges", "credits.figures.gauges"]
 
+# Each needs requirements-observability.txt, and is imported only if it is set.
+OTEL_EXPORTER_OTLP_ENDPOINT = ENV.text("OTEL_EXPORTER_OTLP_ENDPOINT")
+SENTRY_DSN = ENV.text("SENTRY_DSN")
+if OTEL_EXPORTER_OTLP_ENDPOINT:
+    MIDDLEWARE.insert(2, "config.api.tracing.TracingMiddleware")  # behind the request's id and the probes
+
 # --- logs ------------------------------------------------------------------------------------------------------------
 LOG_LEVEL = ENV.text("LOG_LEVEL", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR"))
+LOG_FORMAT = ENV.text("LOG_FORMAT", "text" if EMBEDDED or DEBUG else "json", ("text", "json"))
+# The servers' own loggers come the same way.
+_SERVER = {"handlers": [], "propagate": True, "level": "WARNING"}
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "filters": {"request_id": {"()": "config.api.logs.RequestIdFilter"}},
+    "filters": {"context": {"()": "config.api.logs.ContextFilter"}},
     "formatters": {
-        "line": {"format": "{asctime} {levelname:<7} {name} [{request_id}] {message}", "style": "{"},
+        "text": {"()": "config.api.logs.TextFormatter", "outspoken": DEBUG},
+        "json": {"()": "config.api.logs.JsonFormatter", "outspoken": DEBUG},
     },
     "handlers": {
-        "console": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["request_id"]},
+        "console": {"class": "logging.StreamHandler", "formatter": LOG_FORMAT, "filters": ["context"]},
     },
     "root": {"handlers": ["console"], "level": LOG_LEVEL},
     "loggers": {
@@ -432,6 +442,9 @@ LOGGING = {
         # The SDK logs what a tool's server has sent; what is to be known of it is in the invocation.
         "mcp": {"level": "CRITICAL"},
         "client": {"level": "CRITICAL"},
+        "gunicorn.error": _SERVER,
+        "uvicorn": _SERVER,
+        "uvicorn.error": _SERVER,
         "celery.app.trace": {"level": "WARNING"},
         "celery.worker.strategy": {"level": "WARNING"},
         "celery.beat": {"level": "WARNING"},

@@ -11,6 +11,7 @@ from django.dispatch import receiver
 from chats import attachments
 from chats.models import Chat
 from chats.services import add_message, chat_deleted, lock_chat, title_from
+from config.api import logs
 from config.api.compiled import CompiledQuery
 from config.api.errors import Conflict, NotFound, ValidationFailed
 from config.api.ids import new_id
@@ -110,6 +111,7 @@ def start_run(
     if available <= 0:
         raise ledger.InsufficientCredits(available)
     run_id = new_id("run")
+    logs.run_id.set(run_id)
     user_message = add_message(locked.pk, run_id, "user", message)
     attachments.use(attached, user_message.pk)
     run = Run(

@@ -9,7 +9,7 @@ from celery.exceptions import ImproperlyConfigured
 from celery.signals import celeryd_after_setup, worker_shutdown, worker_shutting_down
 from django.conf import settings
 
-from config.api import housekeeping
+from config.api import housekeeping, logs
 from runs import stream_reads, sweeps
 from runs.agent.engine import Engine
 
@@ -21,6 +21,7 @@ engine: Engine | None = None
 @shared_task(name="runs.execute_run")
 def execute_run(run_id: str) -> None:
     """Offer the run to this process's engine."""
+    logs.run_id.set(run_id)
     if engine is None:
         logger.error("run %s reached a worker without an engine; the sweep will find it", run_id)
     else:

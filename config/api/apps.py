@@ -1,4 +1,5 @@
 from django.apps import AppConfig
+from django.conf import settings
 
 
 class ApiConfig(AppConfig):
@@ -7,4 +8,11 @@ class ApiConfig(AppConfig):
     verbose_name = "API"
 
     def ready(self) -> None:
-        from config.api import checks  # noqa: F401  (registers the system checks)
+        from config.api import checks, logs, sentry, tracing
+
+        logs.catch_strays()
+        # What is not installed is left out here, and named by the check.
+        if settings.OTEL_EXPORTER_OTLP_ENDPOINT and checks.is_installed("opentelemetry.exporter"):
+            tracing.start()
+        if settings.SENTRY_DSN and checks.is_installed("sentry_sdk"):
+            sentry.start()

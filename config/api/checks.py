@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal, InvalidOperation
+from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -52,7 +53,18 @@ def check_environment(app_configs: Any = None, **kwargs: Any) -> list[CheckMessa
             wrong(8, f"{name} is not an amount of credits.", f"Set {name} to a number of at least 0, as 12.5")
     if settings.API_PAGE_SIZE > settings.API_PAGE_SIZE_MAX:
         wrong(9, "API_PAGE_SIZE is over API_PAGE_SIZE_MAX.", "Lower API_PAGE_SIZE or raise API_PAGE_SIZE_MAX.")
+    for name, package in (("OTEL_EXPORTER_OTLP_ENDPOINT", "opentelemetry.exporter"), ("SENTRY_DSN", "sentry_sdk")):
+        if getattr(settings, name) and not is_installed(package):
+            hint = f"Install what it needs, or leave {name} out: pip install -r requirements-observability.txt"
+            wrong(10, f"{name} is set, but its packages are not installed.", hint)
     return found
+
+
+def is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # not even its parent
+        return False
 
 
 @register(Tags.security, deploy=True)
@@ -73,6 +85,8 @@ def check_production(app_configs: Any = None, **kwargs: Any) -> list[CheckMessag
         unsafe(4, "DEBUG is on.", "Leave DEBUG out.")
     if not settings.BASE_URL.startswith("https://"):
         unsafe(5, "BASE_URL is not https.", "Set BASE_URL to the public https address.")
+    if not settings.METRICS_TOKEN_GIVEN:
+        unsafe(6, "METRICS_TOKEN is not given.", "Set METRICS_TOKEN to random characters, and give them to Prometheus.")
     return found
 
 

@@ -8,13 +8,14 @@ import re
 import secrets
 import time
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from django.http import HttpRequest, HttpResponseBase
 
 from config.api import health, logs, metrics_page, ratelimit
 from config.api.errors import error_response, is_api_path
 from config.api.metrics import Counter, Histogram
+from config.api.viewsets import is_plausible_id
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 # Headers of a replaced answer that keep their meaning beside the envelope.
@@ -22,7 +23,9 @@ KEPT_HEADERS = ("Allow", "WWW-Authenticate", "Retry-After")
 
 
 class RequestIdMiddleware:
-    """``X-Request-Id``: the caller's if it is well-formed, else a fresh one; in every log line of the request."""
+    """``X-Request-Id``: the caller's if it is well-formed, else a fresh one; in every log line of the request, beside
+    the run that its path names.
+    """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self.get_response = get_response
@@ -33,9 +36,14 @@ class RequestIdMiddleware:
         # Left set afterwards: Django logs a failed answer only once all middleware is done. The next request sets its
         # own.
         logs.request_id.set(name)
+        logs.run_id.set(logs.NONE)
         response = self.get_response(request)
         response["X-Request-Id"] = name
         return response
+
+    def process_view(self, request: HttpRequest, view: object, args: object, kwargs: dict[str, Any]) -> None:
+        if is_plausible_id(run_id := kwargs.get("runId", "")):
+            logs.run_id.set(run_id)
 
 
 METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}

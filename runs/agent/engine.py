@@ -26,7 +26,7 @@ from typing import Any, ParamSpec, TypeVar
 from django.conf import settings
 from django.db import InterfaceError, OperationalError, connection, models
 
-from config.api import clock
+from config.api import clock, logs, tracing
 from runs import catalogue, journal, sweeps, transitions
 from runs.agent.flusher import TextFlusher
 from runs.agent.loop import RunLoop
@@ -117,11 +117,13 @@ class Engine:
         self.tasks[run_id] = self.loop.create_task(self._carry(run_id), name=run_id)
 
     async def _carry(self, run_id: str) -> None:
+        logs.run_id.set(run_id)
         try:
             found = await self.db(claim_and_load, run_id, self.worker_id)
             if found is not None:
                 self.loops[run_id] = RunLoop(self, found)
-                await self.loops[run_id].carry()
+                with tracing.span("run", **{"run.id": run_id}):
+                    await self.loops[run_id].carry()
         except asyncio.CancelledError:
             pass  # lost or shut down: nothing may be written any more
         except Exception:

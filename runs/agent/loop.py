@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from django.conf import settings
 from django.db import IntegrityError
 
-from config.api import clock, money
+from config.api import clock, money, tracing
 from config.api.errors import Unavailable
 from config.api.ids import new_id
 from config.api.logs import request_id
@@ -188,13 +188,14 @@ class RunLoop:
             client, request = client_for(model.provider), self.journal.request(model.provider_model)
             if client.reads_files:
                 request = await with_files(request, self.engine.tool_threads)
-            async for event in client.stream(request):
-                if isinstance(event, TextDelta):
-                    self._stream(event.text)
-                elif isinstance(event, ToolCall):
-                    calls.append(event)
-                else:
-                    usage = event
+            with tracing.span("model", model=model.name, provider=model.provider):
+                async for event in client.stream(request):
+                    if isinstance(event, TextDelta):
+                        self._stream(event.text)
+                    elif isinstance(event, ToolCall):
+                        calls.append(event)
+                    else:
+                        usage = event
         except ModelError as error:
             raise RunFailed(error.code, str(error)) from None
         except Unavailable:

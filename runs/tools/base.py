@@ -11,7 +11,9 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
@@ -100,7 +102,9 @@ Executor = Callable[[ToolDefinition, dict[str, Any], ToolContext], Awaitable[Too
 
 async def in_thread(context: ToolContext, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Runs a blocking function on the engine's pool. A thread can't be stopped from outside: it bounds its own time."""
-    return await asyncio.get_running_loop().run_in_executor(context.executor, lambda: function(*args, **kwargs))
+    return await asyncio.get_running_loop().run_in_executor(
+        context.executor, partial(copy_context().run, function, *args, **kwargs)
+    )
 
 
 def clean_text(text: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from django.conf import settings
 
+from config.api import tracing
 from runs.tools import builtin, http, mcp
 from runs.tools.base import (
     TOOL_ERROR,
@@ -39,7 +40,8 @@ async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: 
     limit = min(own_limit, context.timeout_seconds)
     try:
         async with asyncio.timeout(limit) as scope:
-            return clean_result(await execute(definition, input, replace(context, timeout_seconds=limit)))
+            with tracing.span("tool", tool=definition.name, **{"invocation.id": context.invocation_id}):
+                return clean_result(await execute(definition, input, replace(context, timeout_seconds=limit)))
     except ToolFailure:
         raise
     except Exception as error:

@@ -18,6 +18,7 @@ PRODUCTION = {
     "REDIS_URL": "rediss://broker.example.com:6379/0",
     "BASE_URL": "https://api.example.com",
     "ALLOWED_HOSTS": "api.example.com",
+    "METRICS_TOKEN": "0123456789abcdef",
     "SESSION_ISSUER": "https://id.example.com/",
     "SESSION_AUDIENCE": "agents",
     "SESSION_JWKS_URL": "https://id.example.com/jwks",
@@ -86,7 +87,7 @@ def test_a_key_address_without_an_issuer_is_named(tmp_path):
 
 def test_a_laptop_s_settings_are_named_for_production(tmp_path):
     printed = check(tmp_path, {"ALLOWED_HOSTS": "*", "DEBUG": "1"})
-    for number in range(1, 6):
+    for number in range(1, 7):
         assert f"api.W{number:03d}" in printed
 
 

@@ -32,7 +32,7 @@ def test_a_malformed_one_is_replaced(session, given):
 
 
 def test_it_is_in_the_log_lines_of_the_request(session, caplog):
-    caplog.handler.addFilter(logs.RequestIdFilter())
+    caplog.handler.addFilter(logs.ContextFilter())
     session.post("/api/v1/groups", {"name": "crash"}, format="json", HTTP_X_REQUEST_ID="mine")
     assert {record.request_id for record in caplog.records} == {"mine"}
 

@@ -1,0 +1,163 @@
+"""Log lines: whose they are, and what must never be in them. With real processes: tests/deployed/test_canaries.py."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from celery import shared_task
+from celery.app.trace import build_tracer
+
+from config import celery
+from config.api import logs
+
+CANARY = "canary-4711"
+
+
+class Lines(logging.Handler):
+    """What a process with this formatter would have written."""
+
+    def __init__(self, formatter: logging.Formatter) -> None:
+        super().__init__()
+        self.setFormatter(formatter)
+        self.addFilter(logs.ContextFilter())
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record))
+
+
+@pytest.fixture
+def listen() -> Iterator[Callable[[logging.Formatter], list[str]]]:
+    handlers: list[Lines] = []
+
+    def attach(formatter: logging.Formatter) -> list[str]:
+        handlers.append(Lines(formatter))
+        logging.getLogger().addHandler(handlers[-1])
+        return handlers[-1].lines
+
+    yield attach
+    for handler in handlers:
+        logging.getLogger().removeHandler(handler)
+    logs.forget()
+
+
+def fail() -> None:
+    try:
+        {}[CANARY]
+    except KeyError as error:
+        raise ValueError(f"could not read {CANARY}") from error
+
+
+def test_a_json_line_says_whose_it_is(listen):
+    lines = listen(logs.JsonFormatter())
+    for variable, value in zip(logs.VARIABLES, ("req", "run_1", "task"), strict=True):
+        variable.set(value)
+    logging.getLogger("runs.x").warning("a line with\n%s", "two ends", extra={"args_of_it": CANARY})
+    (line,) = lines
+    told = json.loads(line)
+    assert "\n" not in line
+    assert told.pop("time").endswith("+00:00")
+    assert told.pop("process") > 0
+    assert told == {
+        "level": "WARNING",
+        "logger": "runs.x",
+        "message": "a line with\ntwo ends",
+        "request_id": "req",
+        "run_id": "run_1",
+        "task_id": "task",
+    }
+
+
+def test_a_line_on_a_laptop_is_short(listen):
+    lines = listen(logs.TextFormatter())
+    logs.run_id.set("run_1")
+    logging.getLogger("runs.x").warning("hello")
+    assert lines[0].endswith("WARNING runs.x: hello  run_id=run_1")
+
+
+@pytest.mark.parametrize("formatter", [logs.JsonFormatter, logs.TextFormatter])
+@pytest.mark.parametrize("outspoken", [False, True])
+def test_what_an_exception_quotes_is_for_developers_alone(listen, formatter, outspoken):
+    lines = listen(formatter(outspoken=outspoken))
+    try:
+        raise ExceptionGroup(CANARY, [ValueError(CANARY)])
+    except ExceptionGroup:
+        logging.getLogger("runs.x").exception("it broke")
+    try:
+        fail()
+    except ValueError:
+        logging.getLogger("runs.x").exception("it broke")
+    text = "".join(lines)
+    assert (CANARY in text) == outspoken
+    for word in ("it broke", "ValueError", "KeyError", "ExceptionGroup", "test_logs.py", "in fail"):
+        assert word in text
+
+
+def test_a_task_that_breaks_is_named_without_its_arguments(listen):
+    lines = listen(logs.JsonFormatter())
+
+    @shared_task(name="tests.break")
+    def broken(argument: str) -> None:
+        fail()
+
+    trace = build_tracer("tests.break", broken, app=celery.app)
+    trace("id-1", [CANARY], {}, {"id": "id-1", "task": "tests.break", "hostname": "here", "is_eager": False})
+    (line,) = [json.loads(line) for line in lines if "tests.break" in line]
+    assert line["message"] == "task tests.break raised unexpected"
+    assert line["task_id"] == "id-1"
+    assert "in fail" in line["exception"]
+    assert CANARY not in "".join(lines)
+
+
+def test_what_asyncio_says_of_a_forgotten_failure_is_short(listen):
+    lines = listen(logs.JsonFormatter())
+
+    async def forget() -> None:
+        async def broken() -> None:
+            fail()
+
+        task = asyncio.ensure_future(broken())
+        await asyncio.wait([task])
+        del task
+
+    asyncio.run(forget())
+    assert any("never retrieved" in line for line in lines)
+    assert CANARY not in "".join(lines)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_ends_so_is_logged(listen, monkeypatch):
+    lines = listen(logs.JsonFormatter())
+    monkeypatch.setattr(threading, "excepthook", logs._log_ended_thread)
+    thread = threading.Thread(target=fail, name="worker-7")
+    thread.start()
+    thread.join()
+    leaving = threading.Thread(target=sys.exit)
+    leaving.start()
+    leaving.join()
+    (line,) = lines
+    assert json.loads(line)["message"] == "the thread worker-7 ended"
+    assert CANARY not in line
+
+
+@pytest.mark.django_db
+def test_the_run_that_a_path_names_is_in_the_line(session, listen, monkeypatch):
+    lines = listen(logs.JsonFormatter())
+
+    def broken(*args: object) -> None:
+        logging.getLogger("runs.x").warning("looking")
+
+    monkeypatch.setattr("runs.views.services.find_run", broken)
+    session.get("/api/v1/runs/run_01k0000000", HTTP_X_REQUEST_ID="mine")
+    session.get("/api/v1/runs/run%0Aforged")
+    session.get("/api/v1/me")
+    told = [json.loads(line) for line in lines if "looking" in line]
+    assert (told[0]["run_id"], told[0]["request_id"]) == ("run_01k0000000", "mine")
+    assert "forged" not in "".join(lines)
+    assert logs.run_id.get() == logs.NONE

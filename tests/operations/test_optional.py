@@ -1,0 +1,43 @@
+"""What only some installations use costs the others nothing, and is missed with a remedy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from config.api import checks
+from tests.stack.process import ROOT
+
+# The client of Redis imports the SDK's metrics by itself wherever they are installed.
+LOADED = """
+import sys
+import django
+django.setup()
+import config.urls, config.celery, config.wsgi, runs.agent.engine, runs.agent.loop, webhooks.dispatcher
+config.celery.app.loader.import_default_modules()
+print([name for name in sys.modules if name.startswith(("sentry_sdk", "opentelemetry.sdk.trace", "opentelemetry.exporter"))])
+"""
+
+
+def test_without_their_settings_nothing_of_them_is_imported():
+    answer = subprocess.run(
+        [sys.executable, "-c", LOADED],
+        cwd=ROOT,
+        env={"DJANGO_SETTINGS_MODULE": "config.settings", "VAR_DIR": str(ROOT / "var/check"), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert answer.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", ["SENTRY_DSN", "OTEL_EXPORTER_OTLP_ENDPOINT"])
+def test_packages_that_are_missing_are_named(settings, monkeypatch, name):
+    setattr(settings, name, "http://127.0.0.1:1")
+    assert checks.check_environment() == []
+    monkeypatch.setattr(checks, "find_spec", lambda package: None)
+    (found,) = checks.check_environment()
+    assert name in found.msg
+    assert "requirements-observability.txt" in found.hint
