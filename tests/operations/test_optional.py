@@ -17,7 +17,8 @@ import django
 django.setup()
 import config.urls, config.celery, config.wsgi, runs.agent.engine, runs.agent.loop, webhooks.dispatcher
 config.celery.app.loader.import_default_modules()
-print([name for name in sys.modules if name.startswith(("sentry_sdk", "opentelemetry.sdk.trace", "opentelemetry.exporter"))])
+optional = ("sentry_sdk", "opentelemetry.sdk.trace", "opentelemetry.exporter")
+print([name for name in sys.modules if name.startswith(optional)])
 """
 
 
