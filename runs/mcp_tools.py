@@ -5,6 +5,7 @@ Nothing here knows of JSON-RPC; a refusal is a DomainError, as everywhere.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -19,10 +20,11 @@ from apikeys.models import ApiKey
 from chats.models import Message
 from chats.serializers import ChatInput, ChatSerializer
 from chats.services import chats_of, create_chat
-from config.api import ratelimit
+from config.api import idempotency, ratelimit
 from config.api.errors import Forbidden, NotFound
 from config.api.logs import request_id
 from config.api.pagination import KeysetPagination
+from config.api.renderers import dumps
 from config.api.serializers import CamelSerializer, StrictCharField
 from config.api.viewsets import is_plausible_id
 from credits import ledger
@@ -121,6 +123,15 @@ class WaitpointChoice(CamelSerializer):
     waitpoint_id = StrictCharField()
 
 
+def check_key(value: str) -> None:
+    if not idempotency.KEY.fullmatch(value):
+        raise serializers.ValidationError("Use 1 to 255 printable ASCII characters.")
+
+
+class KeyInput(CamelSerializer):
+    idempotency_key = StrictCharField(required=False, trim_whitespace=False, validators=[check_key])
+
+
 class WaitInput(CamelSerializer):
     wait_seconds = StrictNumberField(required=False, default=0, min_value=0, max_value=WAIT_MAX_SECONDS)
 
@@ -141,9 +152,20 @@ def list_chats(caller: Caller, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"items": ChatSerializer(chats, many=True).data, "nextCursor": pages.next_cursor}
 
 
+def made_once(caller: Caller, tool: str, arguments: dict[str, Any], make: Callable[[], str]) -> str:
+    """The id of what ``make`` makes, or of what the same call has made before under its ``idempotencyKey``."""
+    key = read(KeyInput, arguments).get("idempotency_key")
+    if key is None:
+        return make()
+    # How long the caller waits is no part of what is made.
+    said = {name: value for name, value in sorted(arguments.items()) if name not in ("idempotencyKey", "waitSeconds")}
+    return idempotency.made_once(caller.user, "mcp", key, hashlib.sha256(dumps([tool, said])).hexdigest(), make)
+
+
 def make_chat(caller: Caller, arguments: dict[str, Any]) -> dict[str, Any]:
-    chat = create_chat(caller.user, read(ChatInput, arguments).get("title"))
-    return dict(ChatSerializer(chat).data)
+    title = read(ChatInput, arguments).get("title")
+    key = made_once(caller, "create_chat", arguments, lambda: create_chat(caller.user, title).pk)
+    return dict(ChatSerializer(find(chats_of(caller.user), key)).data)
 
 
 def start_run(caller: Caller, arguments: dict[str, Any]) -> Started:
@@ -151,7 +173,11 @@ def start_run(caller: Caller, arguments: dict[str, Any]) -> Started:
     chat = find(chats_of(caller.user), read(ChatChoice, arguments)["chat_id"])
     wait_seconds = read(WaitInput, arguments)["wait_seconds"]
     body = read(RunInput, arguments)
-    run = services.start_run(caller.user, chat, request_id=request_id.get() or "", **body)
+
+    def make() -> str:
+        return services.start_run(caller.user, chat, request_id=request_id.get() or "", **body).pk
+
+    run = find(services.runs_of(caller.user), made_once(caller, "start_run", arguments, make))
     opening = Opening(
         run_id=run.pk,
         after=0,
@@ -196,6 +222,14 @@ def shown(run: Run) -> dict[str, Any]:
 
 TEXT = {"type": "string"}
 RUN_ID = {"runId": TEXT}
+IDEMPOTENCY_KEY = {
+    "idempotencyKey": {
+        "type": "string",
+        "minLength": 1,
+        "maxLength": 255,
+        "description": "Any text of the caller's own: the same call with it again within a day makes nothing more.",
+    }
+}
 TOOLS = {
     tool.name: tool
     for tool in (
@@ -217,7 +251,7 @@ TOOLS = {
             "Makes a chat, in which runs can be started.",
             "chats:write",
             make_chat,
-            {"title": {"type": "string", "minLength": 1, "maxLength": 200}},
+            {"title": {"type": "string", "minLength": 1, "maxLength": 200}, **IDEMPOTENCY_KEY},
         ),
         McpTool(
             "start_run",
@@ -254,6 +288,7 @@ TOOLS = {
                     "default": "reject",
                     "description": "What to do if the chat has an active run: refuse, or wait in line behind it.",
                 },
+                **IDEMPOTENCY_KEY,
             },
             ("chatId", "message"),
         ),

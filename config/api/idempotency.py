@@ -90,6 +90,24 @@ class IdempotencyMixin:
         return response
 
 
+def made_once(user: Any, surface: str, key: str, fingerprint: str, make: Callable[[], str]) -> str:
+    """The id of what ``make`` makes, in one transaction with the key; or of what an earlier call with it has made.
+
+    For callers that speak no HTTP. Raises KeyReused, KeyInUse and what ``make`` raises.
+    """
+    record = claim(user, surface, key, fingerprint)
+    if record.response_status is not None:
+        return bytes(record.response_body or b"").decode()
+    try:
+        with transaction.atomic():
+            made = make()
+            keep(record, 201, made.encode())
+            return made
+    except BaseException:
+        release(record)
+        raise
+
+
 def claim(user: Any, surface: str, key: str, fingerprint: str) -> IdempotencyRecord:
     """A row that this request holds (``response_status`` null), or the one whose answer to replay. Raises KeyReused,
     KeyInUse.

@@ -342,6 +342,44 @@ class TestTools:
         assert field in error["details"]["fields"]
         assert not Run.objects.exists()
 
+    def test_the_same_call_with_a_key_makes_nothing_more(self, public):
+        first = done(public, "create_chat", title="T", idempotencyKey="a")
+        assert done(public, "create_chat", idempotencyKey="a", title="T") == first
+        assert Chat.objects.count() == 1
+        given = {"chatId": first["id"], "message": "Hello", "idempotencyKey": "b"}
+        run = done(public, "start_run", **given)
+        assert done(public, "start_run", **given, waitSeconds=0) == run
+        assert done(public, "cancel_run", runId=run["id"])["status"] == "cancelled"
+        # The run of the first call, as it is now.
+        assert done(public, "start_run", **given, waitSeconds=5)["status"] == "cancelled"
+        assert Run.objects.count() == 1
+
+    def test_a_key_is_for_one_call(self, user, public):
+        chat = factories.ChatFactory(user=user)
+        given = {"chatId": chat.pk, "idempotencyKey": "a", "onActiveRun": "enqueue"}
+        first = done(public, "start_run", **given, message="Hello")
+        assert refused(public, "start_run", **given, message="Bye")["code"] == "IDEMPOTENCY_KEY_REUSED"
+        assert refused(public, "create_chat", idempotencyKey="a")["code"] == "IDEMPOTENCY_KEY_REUSED"
+        stranger = factories.public_client(factories.UserFactory())
+        assert done(stranger, "create_chat", idempotencyKey="a")
+        assert done(public, "start_run", **given | {"idempotencyKey": "b"}, message="Hello")["id"] != first["id"]
+        # The header of the API is another matter.
+        headers = {"Idempotency-Key": "a"}
+        assert public.post("/api/public/v1/chats", {}, format="json", headers=headers).status_code == 201
+
+    def test_a_call_that_was_refused_frees_its_key(self, user, public):
+        chat = factories.ChatFactory(user=user)
+        running = done(public, "start_run", chatId=chat.pk, message="Hello")
+        given = {"chatId": chat.pk, "message": "Again", "idempotencyKey": "a"}
+        assert refused(public, "start_run", **given)["code"] == "RUN_IN_PROGRESS"
+        done(public, "cancel_run", runId=running["id"])
+        assert done(public, "start_run", **given)["status"] == "queued"
+
+    @pytest.mark.parametrize("key", ["", "x" * 256, "ключ", "\t", 5, None])
+    def test_what_is_no_key(self, public, key):
+        assert "idempotencyKey" in refused(public, "create_chat", idempotencyKey=key)["details"]["fields"]
+        assert not Chat.objects.exists()
+
     def test_starts_are_limited(self, user, public, monkeypatch):
         charged: list[str] = []
 
