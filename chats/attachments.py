@@ -17,7 +17,7 @@ from django.urls import reverse
 
 from chats import files, media, transitions
 from chats.models import Attachment, AttachmentStatus, Message
-from config.api import clock
+from config.api import clock, housekeeping
 from config.api.errors import Conflict, NotFound, PayloadTooLarge, Unavailable, ValidationFailed
 from config.api.viewsets import is_plausible_id
 
@@ -274,14 +274,14 @@ def expire_attachments() -> int:
     a row is due until its files are removed.
     """
     done = 0
-    while True:
+    while not housekeeping.stopping.is_set():
         due = Attachment.objects.filter(expires_at__lte=clock.now()).order_by("expires_at")
         batch = list(due.values_list("pk", flat=True)[:SWEEP_BATCH])
         if not batch:
             return done
         transitions.expire(batch)
         # Only of these: by another process's clock one may have been completed just in time.
-        expired = Attachment.objects.filter(pk__in=batch, status=AttachmentStatus.EXPIRED)
+        expired = Attachment.objects.filter(pk__in=batch, status=AttachmentStatus.EXPIRED, expires_at__isnull=False)
         for attachment_id in list(expired.values_list("pk", flat=True)):
             row = expired.filter(pk=attachment_id)
             try:
@@ -290,3 +290,4 @@ def expire_attachments() -> int:
                 row.update(expires_at=clock.now() + REMOVE_AGAIN)
             else:
                 done += row.update(expires_at=None, stored_name="")
+    return done

@@ -24,6 +24,7 @@ class Chat(models.Model):
         ordering = ["-created_at", "-id"]
         indexes = [
             models.Index("user", "created_at", "id", condition=Q(deleted_at=None), name="chat_live_by_user"),
+            models.Index("deleted_at", "id", condition=Q(deleted_at__isnull=False), name="chat_to_purge"),
         ]
 
     def __str__(self) -> str:
@@ -84,6 +85,7 @@ class Attachment(models.Model):
         indexes = [
             models.Index("message", "position", condition=Q(message__isnull=False), name="attachment_by_message"),
             models.Index("expires_at", condition=Q(expires_at__isnull=False), name="attachment_due"),
+            models.Index("created_at", condition=Q(message__isnull=True), name="attachment_unused"),
         ]
         constraints = [
             models.CheckConstraint(

@@ -18,6 +18,9 @@ TITLE_FROM_MESSAGE_CHARS = 80
 
 # Sent inside the deleting transaction, so that what hangs on the chat ends with it or not at all. Argument: chat_id.
 chat_deleted = Signal()
+# Sent outside of a transaction, for whoever has rows that hang on the chat to remove them for good. Argument: chat_id.
+# A receiver's answer is whether something is left; it may raise Unavailable.
+chat_purged = Signal()
 
 
 def chats_of(user: Any) -> Any:

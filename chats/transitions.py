@@ -22,3 +22,9 @@ def expire(attachment_ids: Sequence[str]) -> int:
     """PENDING → EXPIRED, for those that are past their time. ``expires_at`` stays until their files are removed."""
     due = Attachment.objects.filter(pk__in=attachment_ids, status=AttachmentStatus.PENDING, expires_at__lte=clock.now())
     return due.update(status=AttachmentStatus.EXPIRED)
+
+
+def expire_unused(attachment_ids: Sequence[str]) -> int:
+    """READY → EXPIRED, for those that no message has taken meanwhile. Due at once, so that their files are removed."""
+    unused = Attachment.objects.filter(pk__in=attachment_ids, status=AttachmentStatus.READY, message=None)
+    return unused.update(status=AttachmentStatus.EXPIRED, expires_at=clock.now())

@@ -232,6 +232,9 @@ ATTACHMENT_USER_MAX_BYTES = ENV.whole("ATTACHMENT_USER_MAX_BYTES", 1024**3)
 # An upload's address is good for as long, and S3 signs for a week at most.
 ATTACHMENT_EXPIRY_SECONDS = ENV.whole("ATTACHMENT_EXPIRY_SECONDS", 24 * 3600, 60, 7 * 24 * 3600)
 ATTACHMENT_SWEEP_SECONDS = ENV.number("ATTACHMENT_SWEEP_SECONDS", 300, 1, 24 * 3600)
+# A deleted chat's content is kept so long, in case; an attachment that no message uses, too.
+CHAT_RETENTION_DAYS = ENV.whole("CHAT_RETENTION_DAYS", 30, 0, 36500)
+ATTACHMENT_UNUSED_DAYS = ENV.whole("ATTACHMENT_UNUSED_DAYS", 30, 1, 36500)
 ATTACHMENTS_PER_MESSAGE_MAX = ENV.whole("ATTACHMENTS_PER_MESSAGE_MAX", 10, 1, 1000)
 
 # --- runs ------------------------------------------------------------------------------------------------------------
@@ -355,6 +358,8 @@ CELERY_BEAT_SCHEDULE = {
     "prune-idempotency": {"task": "api.prune_idempotency", "schedule": 3600.0},
     "prune-sessions": {"task": "api.prune_sessions", "schedule": 3600.0},
     "expire-attachments": {"task": "chats.expire_attachments", "schedule": ATTACHMENT_SWEEP_SECONDS},
+    "purge-chats": {"task": "chats.purge", "schedule": 3600.0},
+    "purge-attachments": {"task": "chats.purge_attachments", "schedule": 3600.0},
     "expire-grants": {"task": "credits.expire_grants", "schedule": CREDIT_EXPIRY_SWEEP_SECONDS},
 }
 

@@ -6,8 +6,10 @@ and old addresses outlive a change of SECRET_KEY.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from urllib.parse import quote
+from collections.abc import Iterable
+from urllib.parse import quote, unquote, urlsplit
 
 from django.conf import settings
 from django.core.files.base import ContentFile
@@ -16,7 +18,7 @@ from django.http import FileResponse, HttpRequest, JsonResponse
 from django.http.response import HttpResponseBase
 from django.utils.crypto import salted_hmac
 
-from config.api.errors import envelope_for
+from config.api.errors import Unavailable, envelope_for
 
 FOLDER = "tools"
 FILE_NAME_MAX_CHARS = 100
@@ -60,7 +62,7 @@ def store(invocation_id: str, file_name: str, content: bytes) -> str:
     """
     if not is_file_name(file_name):
         raise ValueError("This can't be a file's name.")
-    token = salted_hmac("runs.files", f"{invocation_id}/{file_name}", algorithm="sha256").hexdigest()
+    token = _token(invocation_id, file_name)
     path = f"{FOLDER}/{token}/{file_name}"
     try:
         _write(path, content, content_type(file_name))
@@ -69,6 +71,31 @@ def store(invocation_id: str, file_name: str, content: bytes) -> str:
     except Exception as error:
         raise FileNotStored("The file could not be stored.") from error
     return f"{settings.BASE_URL}/files/{token}/{quote(file_name)}"
+
+
+def _token(invocation_id: str, file_name: str) -> str:
+    return salted_hmac("runs.files", f"{invocation_id}/{file_name}", algorithm="sha256").hexdigest()
+
+
+def remove(invocation_id: str, file_name: str, urls: Iterable[str]) -> None:
+    """Removes a call's file for good: where it lies by its recorded address, for SECRET_KEY may have changed since,
+    and where an attempt that was not recorded has put it. Raises Unavailable.
+    """
+    if not is_file_name(file_name):
+        return
+    tokens = {_token(invocation_id, file_name)}
+    for url in urls:
+        token, _, name = urlsplit(url).path.rpartition("/files/")[2].partition("/")
+        if TOKEN_PATTERN.fullmatch(token) and unquote(name) == file_name:
+            tokens.add(token)
+    try:
+        for token in tokens:
+            default_storage.delete(f"{FOLDER}/{token}/{file_name}")
+            # An empty folder on a disk; no such thing in an object storage, and no harm if it is not empty.
+            with contextlib.suppress(OSError):
+                default_storage.delete(f"{FOLDER}/{token}")
+    except Exception as error:
+        raise Unavailable("The file storage is not available at the moment; try again.") from error
 
 
 def content_type(file_name: str) -> str:

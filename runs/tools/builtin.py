@@ -62,6 +62,13 @@ async def _store(context: ToolContext, name: str, content: bytes) -> str:
         raise ToolFailure(TOOL_ERROR, "The file could not be stored.") from error
 
 
+def file_name_of(tool: str, input: dict[str, Any]) -> str | None:
+    """What a call's file is called, made or not; None if the tool makes none."""
+    if tool == "draw_chart":
+        return CHART_FILE_NAME
+    return str(input.get("fileName", "")) if tool == "create_file" else None
+
+
 TOOLS: dict[str, Executor] = {
     "calculate": calculate,
     "create_file": create_file,

@@ -1,0 +1,80 @@
+"""Removing for good what nobody can reach any more: deleted chats with all that they held, and unused uploads.
+
+Ledger rows stay; the reports show a purged chat without its title. Each step can be repeated and broken off anywhere,
+and several may be at it at once. Files go first: what refers to them is found again until they are gone.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta
+
+from django.conf import settings
+from django.db.models import Q
+
+from chats import files, transitions
+from chats.models import Attachment, AttachmentStatus, Chat, Message
+from chats.services import chat_purged
+from config.api import clock, housekeeping
+from config.api.errors import Unavailable
+
+logger = logging.getLogger(__name__)
+
+CHATS_BATCH = 100
+FILES_BATCH = 50
+
+
+def purge_chats() -> int:
+    """Purge the chats that were deleted CHAT_RETENTION_DAYS ago. Returns how many."""
+    due = Chat.objects.filter(deleted_at__lt=clock.now() - timedelta(days=settings.CHAT_RETENTION_DAYS))
+    purged, rest = 0, Q()
+    while batch := list(due.filter(rest).order_by("deleted_at", "pk").values_list("pk", "deleted_at")[:CHATS_BATCH]):
+        for chat_id, _ in batch:
+            if housekeeping.stopping.is_set():
+                return purged
+            purged += _purge_chat(chat_id)
+        # A chat that can't be purged yet keeps none behind it waiting.
+        rest = _after(*batch[-1])
+    return purged
+
+
+def _after(chat_id: str, deleted_at: datetime | None) -> Q:
+    return Q(deleted_at__gt=deleted_at) | Q(deleted_at=deleted_at, pk__gt=chat_id)
+
+
+def _purge_chat(chat_id: str) -> bool:
+    """False if something of it is left for the next time."""
+    try:
+        while not housekeeping.stopping.is_set() and _purge_files(chat_id):
+            pass
+        answers = [left for _, left in chat_purged.send(Chat, chat_id=chat_id)]
+    except Unavailable:
+        logger.warning("chat %s is not purged yet: its files were not removed", chat_id)
+        return False
+    messages = Message.objects.filter(chat=chat_id)
+    housekeeping.in_batches(lambda: housekeeping.delete_batch(messages))
+    if any(answers) or messages.exists():
+        return False
+    return bool(housekeeping.delete_batch(Chat.objects.filter(pk=chat_id)))
+
+
+def _purge_files(chat_id: str) -> int:
+    attached = Attachment.objects.filter(message__chat=chat_id)
+    batch = list(attached.order_by("pk").values_list("pk", flat=True)[:FILES_BATCH])
+    for attachment_id in batch:
+        files.remove_all(attachment_id)
+    housekeeping.delete_rows(Attachment.objects.filter(pk__in=batch))
+    return len(batch)
+
+
+def purge_attachments() -> int:
+    """Give up attachments that no message has used within ATTACHMENT_UNUSED_DAYS. Returns how many rows were removed.
+
+    They expire first, so that none is used while its file is removed, which ``expire_attachments`` does.
+    """
+    cutoff = clock.now() - timedelta(days=settings.ATTACHMENT_UNUSED_DAYS)
+    unused = Attachment.objects.filter(message=None, created_at__lt=cutoff).order_by("created_at")
+    ready = unused.filter(status=AttachmentStatus.READY).values_list("pk", flat=True)
+    housekeeping.in_batches(lambda: transitions.expire_unused(list(ready[: housekeeping.BATCH])))
+    gone = unused.filter(status=AttachmentStatus.EXPIRED, expires_at=None)
+    return housekeeping.in_batches(lambda: housekeeping.delete_batch(gone))

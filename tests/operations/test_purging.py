@@ -1,0 +1,320 @@
+"""What is purged and pruned, and when; that what must stay stays; and that two at it at once do it once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.contrib.sessions.models import Session
+from django.core.files.base import ContentFile
+from django.core.files.storage import default_storage
+from django.db import connection
+
+from apikeys.models import ApiKey
+from chats import purge
+from chats.models import Attachment, Chat, Message
+from config import celery
+from config.api import clock, housekeeping, idempotency
+from config.api.errors import Unavailable
+from config.api.ids import first_id, new_id
+from config.api.models import IdempotencyRecord
+from credits import ledger
+from credits.models import LedgerEntry
+from runs import files, sweeps
+from runs.models import Run, RunEvent, ToolInvocation, Turn, Waitpoint, Worker
+from tests import factories
+from tests.api.threads import side_by_side
+from webhooks.models import Attempt, Delivery, Endpoint
+
+pytestmark = pytest.mark.django_db
+
+WORDS = "words-that-were-said"
+
+
+def ago(**how_long: float) -> Any:
+    return clock.now() - timedelta(**how_long)
+
+
+@pytest.fixture
+def stored(tmp_path, settings) -> Callable[[], list[str]]:
+    """The files in the storage."""
+    settings.MEDIA_ROOT = tmp_path / "files"
+
+    def names() -> list[str]:
+        root = tmp_path / "files"
+        return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+    return names
+
+
+def full_chat(user: Any, *, deleted_at: Any, status: str = "completed") -> Chat:
+    """A chat with everything that a chat can hold."""
+    chat = factories.ChatFactory(user=user, title=WORDS, deleted_at=deleted_at)
+    run = factories.RunFactory(chat=chat, status=status, error_message=WORDS, finished_at=ago(days=31))
+    Turn.objects.create(run=run, index=1, model="demo", text=WORDS, started_at=ago(days=31), finished_at=ago(days=31))
+    file_call = factories.ToolInvocationFactory(
+        run=run, name="create_file", input={"fileName": "said.txt"}, result=WORDS
+    )
+    file_call.result_urls = [files.store(file_call.pk, "said.txt", WORDS.encode())]
+    file_call.save()
+    # One whose worker died before it could record the address.
+    lost_call = factories.ToolInvocationFactory(run=run, name="draw_chart", status="FAILED")
+    files.store(lost_call.pk, "chart.svg", WORDS.encode())
+    factories.WaitpointFactory(
+        run=run, status="COMPLETED", resolved_payload={"answer": WORDS}, invocation__status="COMPLETED"
+    )
+    for index in (1, 2):
+        RunEvent.objects.create(run=run, index=index, type="message.delta", data=WORDS)
+    message = factories.MessageFactory(chat=chat, run_id=run.pk, content=WORDS)
+    attachment = factories.AttachmentFactory(user=user, message=message)
+    name = default_storage.save(f"attachments/{attachment.pk}/file", ContentFile(WORDS.encode()))
+    Attachment.objects.filter(pk=attachment.pk).update(stored_name=name)
+    default_storage.delete(attachment.stored_name)
+    ledger.usage(user.pk, 1_000_000, run_id=run.pk, chat_id=chat.pk, turn_index=1, price={})
+    return chat
+
+
+HELD = (Chat, Message, Attachment, Run, Turn, ToolInvocation, Waitpoint, RunEvent)
+
+
+# --- chats -----------------------------------------------------------------------------------------------------------
+def test_a_deleted_chat_is_purged_with_all_it_held_but_the_ledger(session, user, stored, settings):
+    chat = full_chat(user, deleted_at=ago(days=30, minutes=1))
+    before = session.get("/api/v1/me/credits/usage-entries-by-chat").json()["entries"]
+    assert [entry["chatTitle"] for entry in before] == [WORDS]
+    assert len(stored()) == 3
+    rows = list(LedgerEntry.objects.order_by("pk").values())
+    assert purge.purge_chats() == 1
+    assert {model.__name__: model._base_manager.count() for model in HELD} == dict.fromkeys(
+        (model.__name__ for model in HELD), 0
+    )
+    assert stored() == []
+    assert list(LedgerEntry.objects.order_by("pk").values()) == rows
+    after = session.get("/api/v1/me/credits/usage-entries-by-chat").json()["entries"]
+    assert [(entry["chatId"], entry["chatTitle"], entry["amount"]) for entry in after] == [(chat.pk, None, "1")]
+    assert session.get(f"/api/v1/me/credits/ledger/chat/{chat.pk}").status_code == 200
+    assert purge.purge_chats() == 0
+
+
+def test_no_other_chat_is_touched(user, stored):
+    for deleted_at in (None, ago(days=29, hours=23)):
+        full_chat(user, deleted_at=deleted_at)
+    counts = {model: model._base_manager.count() for model in HELD}
+    assert purge.purge_chats() == 0
+    assert {model: model._base_manager.count() for model in HELD} == counts
+    assert len(stored()) == 6
+
+
+def test_files_are_found_by_their_address_after_a_change_of_key(user, stored, settings):
+    full_chat(user, deleted_at=ago(days=31))
+    settings.SECRET_KEY = "another" * 10
+    purge.purge_chats()
+    # The unrecorded one is out of reach, as it is for everybody.
+    assert [name.rpartition("/")[2] for name in stored()] == ["chart.svg"]
+
+
+def test_a_call_s_own_files_alone_are_removed(user, stored):
+    mine = full_chat(user, deleted_at=ago(days=31))
+    kept = full_chat(factories.UserFactory(), deleted_at=None)
+    other = ToolInvocation.objects.get(run__chat=kept, name="create_file")
+    # What a tool outside answers may name anyone's file.
+    ToolInvocation.objects.filter(run__chat=mine, name="create_file").update(
+        node_type="http", result_urls=other.result_urls
+    )
+    purge.purge_chats()
+    assert sum(name.endswith("said.txt") for name in stored()) == 2
+
+
+def test_a_storage_that_is_away_delays_that_chat_alone(user, stored, monkeypatch):
+    first = full_chat(user, deleted_at=ago(days=40))
+    full_chat(user, deleted_at=ago(days=35))
+    stuck = Attachment.objects.get(message__chat=first).pk
+    remove_all = purge.files.remove_all
+
+    def away(attachment_id: str) -> None:
+        if attachment_id == stuck:
+            raise Unavailable
+        remove_all(attachment_id)
+
+    monkeypatch.setattr(purge.files, "remove_all", away)
+    monkeypatch.setattr(purge, "CHATS_BATCH", 1)
+    assert purge.purge_chats() == 1
+    assert list(Chat.objects.all()) == [first]
+    assert Run.objects.get().chat_id == first.pk
+    monkeypatch.undo()
+
+
+def test_a_chat_with_a_live_run_waits(user, stored):
+    chat = full_chat(user, deleted_at=ago(days=31), status="running")
+    assert purge.purge_chats() == 0
+    assert Run.objects.filter(chat=chat).exists()
+    assert Message.objects.count() == 0  # nobody will read them again
+
+
+def test_it_ends_early_when_the_worker_stops(user, stored):
+    for _ in range(2):
+        full_chat(user, deleted_at=ago(days=31))
+    housekeeping.stopping.set()
+    try:
+        assert purge.purge_chats() == 0
+    finally:
+        housekeeping.stopping.clear()
+    assert Chat.objects.count() == 2
+
+
+# --- attachments -----------------------------------------------------------------------------------------------------
+def test_unused_attachments_are_given_up(user, stored):
+    chat = factories.ChatFactory(user=user)
+    old = ago(days=31)
+    unused = factories.AttachmentFactory(user=user, created_at=old)
+    factories.AttachmentFactory(user=user, created_at=old, message=factories.MessageFactory(chat=chat))
+    factories.AttachmentFactory(user=user, created_at=ago(days=29))
+    factories.AttachmentFactory(user=user, created_at=old, status="EXPIRED", stored_name="")
+    default_storage.save(f"attachments/{unused.pk}/file", ContentFile(b"left"))
+    assert purge.purge_attachments() == 1  # the one that has no file any more
+    celery.app.loader.import_default_modules()
+    celery.app.tasks["chats.expire_attachments"].apply(throw=True)
+    assert not any(unused.pk in name for name in stored())
+    assert purge.purge_attachments() == 1
+    assert Attachment.objects.count() == 2
+
+
+# --- two at once -----------------------------------------------------------------------------------------------------
+def old_events(user: Any) -> None:
+    for number in range(20):
+        run = factories.RunFactory(
+            id=f"{first_id('run', ago(days=40))}{number:016}", chat__user=user, finished_at=ago(days=31)
+        )
+        RunEvent.objects.create(run=run, index=1, type="run.status", data="{}")
+
+
+def old_deliveries(user: Any) -> None:
+    for _ in range(20):
+        endpoint = factories.EndpointFactory(user=user, deleted_at=ago(days=31))
+        factories.AttemptFactory(delivery=factories.DeliveryFactory(endpoint=endpoint, finished_at=ago(days=31)))
+
+
+def old_keys(user: Any) -> None:
+    for number in range(20):
+        IdempotencyRecord.objects.create(
+            user=user, surface="session", key=str(number), fingerprint="", claim="", claimed_at=ago(days=2)
+        )
+
+
+def old_sessions(user: Any) -> None:
+    for number in range(20):
+        Session.objects.create(session_key=f"old{number}", session_data="", expire_date=ago(days=1))
+    Session.objects.create(session_key="live", session_data="", expire_date=ago(days=-1))
+
+
+def lapsed_uploads(user: Any) -> None:
+    for _ in range(20):
+        factories.AttachmentFactory(user=user, status="PENDING", expires_at=ago(hours=1))
+
+
+def unused_rows(user: Any) -> None:
+    for _ in range(20):
+        factories.AttachmentFactory(user=user, status="EXPIRED", stored_name="", created_at=ago(days=31))
+
+
+def deleted_chats(user: Any) -> None:
+    for _ in range(8):
+        full_chat(user, deleted_at=ago(days=31))
+
+
+def lost_work(user: Any) -> None:
+    for _ in range(5):
+        worker = Worker.objects.create(host="gone", pid=1, expires_at=ago(minutes=1))
+        factories.RunFactory(chat__user=user, status="running", worker_id=worker.pk)
+        waiting = factories.RunFactory(chat__user=user, status="waiting")
+        factories.WaitpointFactory(run=waiting, expires_at=ago(minutes=1))
+
+
+def due_deliveries(user: Any) -> None:
+    endpoint = factories.EndpointFactory(user=user)
+    factories.DeliveryFactory(endpoint=endpoint, status="PENDING", finished_at=None, next_attempt_at=ago(minutes=1))
+
+
+def lapsed_grants(user: Any) -> None:
+    for number in range(6):
+        other = factories.UserFactory()
+        ledger.grant(other.pk, 5_000_000, cause=f"test:{number}", expires_at=ago(days=-1))
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("UPDATE credits_pendingexpiry SET expires_at = now() - interval '1 hour'")
+    else:
+        from credits.models import PendingExpiry
+
+        PendingExpiry.objects.update(expires_at=ago(hours=1))
+
+
+JOBS: dict[str, tuple[Callable[[Any], None], Callable[[], list[int]], int]] = {
+    # job → (what it finds, what is left afterwards, rows seen to by both together)
+    "prune-run-events": (old_events, lambda: [RunEvent.objects.count()], 20),
+    "prune-webhooks": (
+        old_deliveries,
+        lambda: [Delivery.objects.count(), Attempt.objects.count(), Endpoint.objects.count()],
+        40,
+    ),
+    "prune-idempotency": (old_keys, lambda: [IdempotencyRecord.objects.count()], 20),
+    "prune-sessions": (old_sessions, lambda: [Session.objects.exclude(session_key="live").count()], 20),
+    "expire-attachments": (lapsed_uploads, lambda: [Attachment.objects.exclude(expires_at=None).count()], 20),
+    "purge-attachments": (unused_rows, lambda: [Attachment.objects.count()], 20),
+    "purge-chats": (deleted_chats, lambda: [model._base_manager.count() for model in HELD], 8),
+    "sweep-runs": (
+        lost_work,
+        lambda: [Worker.objects.count(), Waitpoint.objects.filter(status="PENDING").count()],
+        10,
+    ),
+    "expire-grants": (lapsed_grants, lambda: [LedgerEntry.objects.filter(type="EXPIRY").count() - 6], 6),
+}
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("job", JOBS)
+def test_two_at_once_do_it_once(job, user, stored, settings, monkeypatch):
+    for module, name in ((housekeeping, "BATCH"), (idempotency, "PRUNE_BATCH"), (sweeps, "BATCH")):
+        monkeypatch.setattr(module, name, 3)
+    prepare, left, rows = JOBS[job]
+    prepare(user)
+    assert any(left())
+    seen: list[int] = []
+    done = housekeeping.rows_done
+    monkeypatch.setattr(done, "inc", lambda job, by: seen.append(by))
+    celery.app.loader.import_default_modules()
+    task = celery.app.tasks[settings.CELERY_BEAT_SCHEDULE[job]["task"]]
+    # What one skips, because the other has it, the next round finds.
+    for _ in range(4):
+        side_by_side(2, lambda _: task.apply(throw=True))
+    assert left() == [0] * len(left())
+    if job not in ("sweep-runs", "expire-grants"):  # those also see to what the other has just done
+        assert sum(seen) == rows
+
+
+def test_every_job_is_tested_so(settings):
+    assert set(JOBS) | {"sweep-webhooks"} == set(settings.CELERY_BEAT_SCHEDULE)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_sweep_that_finds_nothing_to_send_twice_sends_nothing_twice(user, nudges):
+    due_deliveries(user)
+    celery.app.loader.import_default_modules()
+    side_by_side(2, lambda _: celery.app.tasks["webhooks.sweep"].apply(throw=True))
+    assert {task for task, *_ in nudges} == {"webhooks.deliver_due"}
+    assert Delivery.objects.get().status == "PENDING"
+
+
+def test_what_people_own_is_not_pruned(user):
+    """Users, keys, live endpoints and balances have no date."""
+    factories.EndpointFactory(user=user, created_at=ago(days=4000))
+    ApiKey.objects.create(
+        user=user, name="old", prefix="awk_0000", digest=new_id("key"), scopes=[], expires_at=ago(days=4000)
+    )
+    celery.app.loader.import_default_modules()
+    for entry in celery.app.conf.beat_schedule.values():
+        celery.app.tasks[entry["task"]].apply(throw=True)
+    assert (Endpoint.objects.count(), ApiKey.objects.count()) == (1, 1)
+    assert get_user_model().objects.count() == 1
