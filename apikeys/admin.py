@@ -5,49 +5,81 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
-from django.contrib import admin, messages
-from django.db.models import QuerySet
+from django.contrib import admin
+from django.db.models import Q
 from django.http import HttpRequest
+from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 
 from apikeys import keys
 from apikeys.models import ApiKey
+from config.api.staff.actions import Action, ActionForm, Did, WithActions
+from config.api.staff.base import ReadOnly, of_user
 
 
-class ApiKeyForm(forms.ModelForm):
-    """A key's scopes can be taken away or given back, up to the default ones."""
-
+class ScopesForm(ActionForm):
     scopes = forms.MultipleChoiceField(
-        choices=[(scope, scope) for scope in keys.DEFAULT_SCOPES],
-        widget=forms.CheckboxSelectMultiple,
         required=False,
+        widget=UnfoldAdminCheckboxSelectMultipleWidget,
+        help_text="What is unticked is taken away for good. A key without scopes can only read about itself.",
     )
 
-    class Meta:
-        model = ApiKey
-        fields = ["scopes"]
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        held = self.target.scopes if self.target is not None else []
+        field: Any = self.fields["scopes"]
+        field.choices = [(scope, scope) for scope in held]
+        field.initial = held
+
+    def said(self) -> list[tuple[str, str]]:
+        kept = self.cleaned_data["scopes"]
+        taken = [scope for scope in self.target.scopes if scope not in kept]
+        return [("Keeps", ", ".join(kept) or "nothing"), ("Loses", ", ".join(taken) or "nothing")]
+
+
+def revoke(request: HttpRequest, key: ApiKey, data: dict[str, Any]) -> Did | None:
+    return Did(key, "Revoked.") if keys.revoke_key(key) else None
+
+
+def narrow(request: HttpRequest, key: ApiKey, data: dict[str, Any]) -> Did | None:
+    taken = keys.narrow_key(key, data["scopes"])
+    return Did(key, f"Took away {', '.join(taken)}.") if taken else None
 
 
 @admin.register(ApiKey)
-class ApiKeyAdmin(admin.ModelAdmin):
-    form = ApiKeyForm
-    list_display = ["id", "prefix", "name", "user", "created_at", "last_used_at", "expires_at", "revoked_at"]
-    list_select_related = ["user"]
-    search_fields = ["id", "prefix", "user__username"]
-    show_full_result_count = False
-    readonly_fields = ["id", "user", "name", "prefix", "created_at", "last_used_at", "expires_at", "revoked_at"]
-    fields = [*readonly_fields, "scopes"]
-    actions = ["revoke"]
+class ApiKeyAdmin(ReadOnly, WithActions):
+    list_display = ("id", "prefix", "name", "user", "created_at", "last_used_at", "expires_at", "revoked_at")
+    list_select_related = ("user",)
+    search_help_text = "Key's id or first 8 characters, or user"
+    # Never the digest.
+    fields = ("id", "user", "name", "prefix", "scopes", "created_at", "last_used_at", "expires_at", "revoked_at")
+    url_lookups = ("user__id__exact",)
+    staff_actions = (
+        Action(
+            name="revoke",
+            label="Revoke",
+            permission="apikeys.revoke_apikey",
+            question="Whoever uses these keys is refused at once, for good.",
+            apply=revoke,
+            icon="block",
+            danger=True,
+            offered=lambda key: key.revoked_at is None,
+        ),
+        Action(
+            name="narrow",
+            label="Narrow scopes",
+            permission="apikeys.narrow_apikey",
+            question="What a key has lost is not given back; its user can make another.",
+            apply=narrow,
+            form=ScopesForm,
+            about="one",
+            icon="tune",
+            offered=lambda key: key.revoked_at is None and bool(key.scopes),
+        ),
+    )
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    @admin.action(description="Revoke the selected keys", permissions=["change"])
-    def revoke(self, request: HttpRequest, queryset: QuerySet[ApiKey]) -> None:
-        revoked = [key for key in queryset if key.revoked_at is None]
-        for key in revoked:
-            keys.revoke_key(key)
-            self.log_change(request, key, "Revoked.")
-        self.message_user(request, f"{len(revoked)} revoked; effective at once.", messages.SUCCESS)
+    def find(self, word: str) -> Q:
+        if word.startswith("key_"):
+            return Q(pk=word)
+        if word.startswith(keys.MARK):
+            return Q(prefix=word[: keys.PREFIX_LENGTH])
+        return of_user(word)

@@ -76,9 +76,22 @@ def is_live(key: ApiKey) -> bool:
     return key.revoked_at is None and key.expires_at > clock.now()
 
 
-def revoke_key(key: ApiKey) -> None:
-    """Effective at once in every process, as no process remembers keys. A revoked key stays as it is."""
-    ApiKey.objects.filter(pk=key.pk, revoked_at=None).update(revoked_at=clock.now())
+def revoke_key(key: ApiKey) -> bool:
+    """Effective at once in every process, as no process remembers keys. False for a revoked key, which stays as it
+    is.
+    """
+    return bool(ApiKey.objects.filter(pk=key.pk, revoked_at=None).update(revoked_at=clock.now()))
+
+
+@transaction.atomic
+def narrow_key(key: ApiKey, keep: list[str]) -> list[str]:
+    """Take away all scopes but ``keep``, effective at once. Returns those taken, none from a revoked key."""
+    held = ApiKey.objects.select_for_update().filter(pk=key.pk, revoked_at=None).first()
+    taken = [scope for scope in held.scopes if scope not in keep] if held is not None else []
+    if held is not None and taken:
+        held.scopes = [scope for scope in held.scopes if scope in keep]
+        held.save(update_fields=["scopes"])
+    return taken
 
 
 def note_use(key: ApiKey) -> None:

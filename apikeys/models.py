@@ -21,7 +21,11 @@ class ApiKey(models.Model):
 
     class Meta:
         ordering = ["-created_at", "-id"]
-        indexes = [models.Index("user", "created_at", "id", name="api_key_by_user")]
+        permissions = [("revoke_apikey", "Can revoke API keys"), ("narrow_apikey", "Can narrow API keys' scopes")]
+        indexes = [
+            models.Index("user", "created_at", "id", name="api_key_by_user"),
+            models.Index("prefix", name="api_key_by_prefix"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.name} ({self.prefix}…)"

@@ -1,52 +1,43 @@
-"""Chats and attachments to look at; messages and files are their users' own, and are not shown here."""
+"""Chats and attachments to look at; titles, messages, files and their names are their users' own, and not shown here.
+Whoever may read a run's content reads it on the run's page (``runs.admin``).
+"""
 
-from typing import Any
+from __future__ import annotations
 
 from django.contrib import admin
-from django.http import HttpRequest
+from django.db.models import Q
+from django.utils.html import format_html
 
 from chats.models import Attachment, Chat
-
-
-class ReadOnlyAdmin(admin.ModelAdmin):
-    # Counting millions of rows for a page's header would cost more than the page.
-    show_full_result_count = False
-    list_per_page = 50
-    actions = None
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+from config.api.staff.base import ReadOnly, StaffAdmin, of_user
 
 
 @admin.register(Chat)
-class ChatAdmin(ReadOnlyAdmin):
-    list_display = ["id", "user", "title", "active_run_id", "created_at", "deleted_at"]
-    search_fields = ["id", "user__username"]
-    list_select_related = ["user"]
+class ChatAdmin(ReadOnly, StaffAdmin):
+    list_display = ("id", "user", "active_run_id", "created_at", "updated_at", "deleted_at")
+    list_select_related = ("user",)
+    fields = ("id", "user", "active_run_id", "runs_of_it", "created_at", "updated_at", "deleted_at")
+    readonly_fields = ("runs_of_it",)
+    search_help_text = "Chat's id or user"
+    url_lookups = ("user__id__exact",)
+
+    def find(self, word: str) -> Q:
+        return Q(pk=word) if word.startswith("chat_") else of_user(word)
+
+    @admin.display(description="runs")
+    def runs_of_it(self, chat: Chat) -> str:
+        return format_html('<a href="../../../../runs/run/?q={}">Runs of this chat</a>', chat.pk)
 
 
 @admin.register(Attachment)
-class AttachmentAdmin(ReadOnlyAdmin):
-    list_display = ["id", "user", "file_name", "content_type", "size_bytes", "status", "created_at"]
-    fields = [
-        "id",
-        "user",
-        "file_name",
-        "content_type",
-        "size_bytes",
-        "sha256",
-        "status",
-        "message_id",
-        "stored_name",
-        "created_at",
-        "expires_at",
-    ]
-    list_filter = ["status"]
-    search_fields = ["id", "user__username"]
-    list_select_related = ["user"]
+class AttachmentAdmin(ReadOnly, StaffAdmin):
+    list_display = ("id", "user", "content_type", "size_bytes", "status", "created_at")
+    fields = ("id", "user", "content_type", "size_bytes", "sha256", "status", "message_id", "created_at", "expires_at")
+    readonly_fields = ("message_id",)
+    list_filter = ("status",)
+    list_select_related = ("user",)
+    search_help_text = "Attachment's id or user"
+    url_lookups = ("user__id__exact",)
+
+    def find(self, word: str) -> Q:
+        return Q(pk=word) if word.startswith("att_") else of_user(word)

@@ -25,10 +25,12 @@ class Chat(models.Model):
         indexes = [
             models.Index("user", "created_at", "id", condition=Q(deleted_at=None), name="chat_live_by_user"),
             models.Index("deleted_at", "id", condition=Q(deleted_at__isnull=False), name="chat_to_purge"),
+            models.Index("user", "id", name="chat_by_user"),
         ]
 
     def __str__(self) -> str:
-        return self.title or self.id
+        # Not its title, which is made of a message: this gets into logs and staff's pages.
+        return self.id
 
 
 class Message(models.Model):
@@ -94,4 +96,4 @@ class Attachment(models.Model):
         ]
 
     def __str__(self) -> str:
-        return self.file_name
+        return self.id

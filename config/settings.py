@@ -6,6 +6,7 @@ What differs between a laptop and production is decided here and nowhere else. W
 
 import hashlib
 import tempfile
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,10 @@ APPEND_SLASH = False
 USE_TZ = True
 TIME_ZONE = "UTC"
 USE_I18N = False
+DATETIME_FORMAT = "Y-m-d H:i:s"
 
 INSTALLED_APPS = [
+    "unfold",  # before the admin, whose site and templates it replaces
     "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
@@ -53,6 +56,7 @@ INSTALLED_APPS = [
     "rest_framework",
     "drf_spectacular",
     "drf_spectacular_sidecar",
+    "axes",
     "config.api",
     "webhooks",
     "apikeys",
@@ -74,11 +78,13 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "axes.middleware.AxesMiddleware",
 ]
 
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "config" / "templates"],
         "APP_DIRS": True,
         "OPTIONS": {
             "context_processors": [
@@ -367,6 +373,7 @@ CELERY_BEAT_SCHEDULE = {
 MEDIA_ROOT = VAR_DIR / "files"
 STATIC_URL = "/static/"
 STATIC_ROOT = VAR_DIR / "static"
+STATICFILES_DIRS = [BASE_DIR / "config" / "static"]
 # With a bucket, files lie in an S3-compatible object storage instead of MEDIA_ROOT.
 STORAGE_S3_BUCKET = ENV.text("STORAGE_S3_BUCKET")
 STORAGE_S3_ENDPOINT = ENV.text("STORAGE_S3_ENDPOINT")
@@ -418,6 +425,50 @@ SENTRY_DSN = ENV.text("SENTRY_DSN")
 if OTEL_EXPORTER_OTLP_ENDPOINT:
     MIDDLEWARE.insert(2, "config.api.tracing.TracingMiddleware")  # behind the request's id and the probes
 
+# --- admin (docs/admin.md) -------------------------------------------------------------------------------------------
+AUTHENTICATION_BACKENDS = ["axes.backends.AxesStandaloneBackend", "django.contrib.auth.backends.ModelBackend"]
+ADMIN_SIGN_IN_FAILURES = ENV.whole("ADMIN_SIGN_IN_FAILURES", 10, 1, 1000)
+ADMIN_SIGN_IN_LOCK_SECONDS = ENV.whole("ADMIN_SIGN_IN_LOCK_SECONDS", 900, 1, 24 * 3600)
+ADMIN_DASHBOARD_SECONDS = ENV.whole("ADMIN_DASHBOARD_SECONDS", 30, 0, 3600)
+# By address alone: a lock by name would let anyone lock staff out.
+AXES_LOCKOUT_PARAMETERS = ["ip_address"]
+AXES_FAILURE_LIMIT = ADMIN_SIGN_IN_FAILURES
+AXES_COOLOFF_TIME = timedelta(seconds=ADMIN_SIGN_IN_LOCK_SECONDS)
+AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
+AXES_CLIENT_IP_CALLABLE = "config.api.staff.sign_in.client_ip"
+AXES_LOCKOUT_CALLABLE = "config.api.staff.sign_in.locked"
+AXES_DISABLE_ACCESS_LOG = True
+AXES_ENABLE_ADMIN = False
+AXES_VERBOSE = False
+UNFOLD = {
+    "SITE_TITLE": "Agent workflow service",
+    "SITE_HEADER": "Agent workflow service",
+    "SITE_SUBHEADER": "Staff",
+    "SITE_SYMBOL": "account_tree",
+    "SITE_URL": "/api/docs",
+    "SITE_FAVICONS": [{"rel": "icon", "type": "image/svg+xml", "href": STATIC_URL + "staff/favicon.svg"}],
+    "SHOW_BACK_BUTTON": True,
+    "STYLES": [STATIC_URL + "staff/staff.css"],
+    "DASHBOARD_CALLBACK": "runs.admin.dashboard.show",
+    "SIDEBAR": {"navigation": "config.api.staff.navigation.sidebar", "command_search": True},
+    "COMMAND": {"search_callback": "config.api.staff.navigation.find_by_id"},
+    "COLORS": {
+        "primary": {
+            "50": "oklch(97% .014 254.6)",
+            "100": "oklch(93.2% .032 255.6)",
+            "200": "oklch(88.2% .059 254.1)",
+            "300": "oklch(80.9% .105 251.8)",
+            "400": "oklch(70.7% .165 254.6)",
+            "500": "oklch(62.3% .214 259.8)",
+            "600": "oklch(54.6% .245 262.9)",
+            "700": "oklch(48.8% .243 264.4)",
+            "800": "oklch(42.4% .199 265.6)",
+            "900": "oklch(37.9% .146 265.5)",
+            "950": "oklch(28.2% .091 267.9)",
+        },
+    },
+}
+
 # --- logs ------------------------------------------------------------------------------------------------------------
 LOG_LEVEL = ENV.text("LOG_LEVEL", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR"))
 LOG_FORMAT = ENV.text("LOG_FORMAT", "text" if EMBEDDED or DEBUG else "json", ("text", "json"))
@@ -439,6 +490,8 @@ LOGGING = {
         "django.request": {"level": "ERROR"},
         # Anyone can cause these, with a stack trace each; they are answered with 400.
         "django.security.DisallowedHost": {"level": "CRITICAL"},
+        # It names whoever failed to sign in, and people type passwords into the field of the name.
+        "axes": {"level": "CRITICAL"},
         "httpx2": {"level": "WARNING"},
         "httpcore2": {"level": "WARNING"},
         "openai": {"level": "WARNING"},

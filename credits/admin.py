@@ -1,55 +1,178 @@
-"""Accounts and the ledger to look at. Credits move through ``ledger.py`` alone, so nothing can be changed here."""
+"""Accounts and the ledger to look at; staff grant, adjust and refund through ``ledger.py``, the only writer of both."""
 
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
 from typing import Any
 
+from django import forms
 from django.contrib import admin
-from django.db.models import QuerySet
+from django.core.exceptions import ValidationError
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html
+from unfold.decorators import display
+from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldAdminTextInputWidget
 
-from config.api import money
-from credits.models import Account, LedgerEntry
+from config.api import clock, money
+from config.api.staff.actions import Action, ActionForm, Did, WithActions
+from config.api.staff.base import ReadOnly, of_user, users_named
+from config.api.staff.forms import CreditsField, ReasonField
+from credits import ledger
+from credits.models import CORRECTIONS, REASON_MAX_CHARS, SETTLEMENTS, Account, EntryType, LedgerEntry
 
-
-class ReadOnlyAdmin(admin.ModelAdmin):
-    # Counting millions of rows for a page's header would cost more than the page.
-    show_full_result_count = False
-    list_per_page = 50
-    actions = None
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+REFUNDABLE = (EntryType.CAPTURE, EntryType.USAGE)
+GRANT_DAYS_MAX = 3650
 
 
 def credits_column(name: str) -> Any:
-    @admin.display(description=f"{name} (credits)", ordering=None if name == "available" else name)
+    @admin.display(description=f"{name} (credits)")
     def column(self: Any, row: Any) -> str:
         return money.to_text(getattr(row, name))
 
     return column
 
 
+# --- what staff ask for ----------------------------------------------------------------------------------------------
+class UserField(forms.CharField):
+    """A user's name, e-mail address or id → the user's id. Unknown ones are refused."""
+
+    widget = UnfoldAdminTextInputWidget
+
+    def clean(self, value: Any) -> int:
+        word = super().clean(value)
+        found = users_named(word)
+        if len(found) != 1:
+            raise ValidationError(f"There is no user {word}." if not found else f"{word} is more than one user.")
+        return found[0]
+
+
+class GrantForm(ActionForm):
+    """For the user whose account it was opened from, or for one who is named."""
+
+    user = UserField(max_length=254, help_text="Name, e-mail address or id")
+    amount = CreditsField(minimum=1, label="Credits")
+    days = forms.IntegerField(
+        required=False,
+        min_value=1,
+        max_value=GRANT_DAYS_MAX,
+        widget=UnfoldAdminIntegerFieldWidget,
+        label="Expire after days",
+        help_text="What is left of the grant is then taken back; empty: never.",
+    )
+    reason = ReasonField(REASON_MAX_CHARS)
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self.target is not None:
+            del self.fields["user"]
+
+
+class AdjustForm(ActionForm):
+    amount = CreditsField(minimum=None, label="Credits", help_text="Less than 0 takes credits away, even below zero.")
+    reason = ReasonField(REASON_MAX_CHARS)
+
+
+class RefundForm(ActionForm):
+    amount = CreditsField(minimum=1, label="Credits", help_text="At most what is left of the row.")
+    reason = ReasonField(REASON_MAX_CHARS)
+
+
+def cause_of(action: str, data: dict[str, Any]) -> str | None:
+    """One confirmation page moves credits once, however often it is sent; None if this one has already."""
+    cause = f"staff:{action}:{data['nonce'] or uuid.uuid4().hex}"
+    return None if LedgerEntry.objects.filter(cause=cause).exists() else cause
+
+
+def grant(request: HttpRequest, account: Account | None, data: dict[str, Any]) -> Did | None:
+    cause = cause_of("grant", data)
+    if cause is None:
+        return None
+    user_id = account.pk if account is not None else data["user"]
+    expires_at = clock.now() + timedelta(days=data["days"]) if data["days"] else None
+    ledger.grant(user_id, data["amount"], cause=cause, reason=data["reason"], staff=request.user, expires_at=expires_at)
+    return Did(ledger.account_for(user_id), f"Granted {money.to_text(data['amount'])}: {data['reason']}")
+
+
+def adjust(request: HttpRequest, account: Account, data: dict[str, Any]) -> Did | None:
+    cause = cause_of("adjust", data)
+    if cause is None:
+        return None
+    ledger.adjust(account.pk, data["amount"], reason=data["reason"], staff=request.user, cause=cause)
+    return Did(account, f"Adjusted by {money.to_text(data['amount'])}: {data['reason']}")
+
+
+def refund(request: HttpRequest, entry: LedgerEntry, data: dict[str, Any]) -> Did | None:
+    cause = cause_of("refund", data)
+    if cause is None:
+        return None
+    ledger.refund(entry.pk, data["amount"], reason=data["reason"], staff=request.user, cause=cause)
+    return Did(entry, f"Refunded {money.to_text(data['amount'])}: {data['reason']}")
+
+
+GRANT = Action(
+    name="grant",
+    label="Grant credits",
+    permission="credits.grant_credits",
+    question="The credits can be spent at once.",
+    apply=grant,
+    form=GrantForm,
+    about="one",
+    icon="add_card",
+)
+
+
+# --- what staff see --------------------------------------------------------------------------------------------------
 @admin.register(Account)
-class AccountAdmin(ReadOnlyAdmin):
+class AccountAdmin(ReadOnly, WithActions):
     balance_credits = credits_column("balance")
     held_credits = credits_column("held")
     available_credits = credits_column("available")
-    list_display = ["user", "balance_credits", "held_credits", "available_credits", "updated_at"]
-    fields = ["user", "balance_credits", "held_credits", "available_credits", "created_at", "updated_at"]
-    search_fields = ["user__username", "user__email"]
-    list_select_related = ["user"]
+    list_display = ("user", "balance_credits", "held_credits", "available_credits", "updated_at", "rows")
+    fields = ("user", "balance_credits", "held_credits", "available_credits", "rows", "created_at", "updated_at")
+    readonly_fields = ("balance_credits", "held_credits", "available_credits", "rows")
+    search_help_text = "A user's name, e-mail address or id"
+    list_select_related = ("user",)
+    staff_actions = (
+        GRANT,
+        Action(
+            name="grant_to",
+            label="Grant credits",
+            permission=GRANT.permission,
+            question=GRANT.question,
+            apply=grant,
+            form=GrantForm,
+            about="none",
+            icon="add_card",
+        ),
+        Action(
+            name="adjust",
+            label="Adjust account",
+            permission="credits.adjust_credits",
+            question="The correction stays in the ledger for good, with your name and the reason.",
+            apply=adjust,
+            form=AdjustForm,
+            about="one",
+            icon="balance",
+        ),
+    )
+
+    def find(self, word: str) -> Q:
+        return of_user(word)
+
+    @admin.display(description="ledger")
+    def rows(self, account: Account) -> str:
+        url = reverse("admin:credits_ledgerentry_changelist")
+        return format_html('<a href="{}?account__user__id__exact={}">Ledger</a>', url, account.pk)
 
 
 @admin.register(LedgerEntry)
-class LedgerEntryAdmin(ReadOnlyAdmin):
+class LedgerEntryAdmin(ReadOnly, WithActions):
     amount_credits = credits_column("amount")
-    list_display = ["id", "account", "type", "amount_credits", "tool_key", "run_id", "reason", "created_at"]
-    fields = [
+    list_display = ("id", "account_user", "kind", "amount_credits", "tool_key", "run_link", "reason", "created_at")
+    fields = (
         "id",
         "account",
         "type",
@@ -65,10 +188,66 @@ class LedgerEntryAdmin(ReadOnlyAdmin):
         "staff",
         "expires_at",
         "created_at",
-    ]
-    list_filter = ["type"]
-    search_fields = ["id", "run_id", "invocation_id", "chat_id", "account__user__username"]
-    list_select_related = ["account__user"]
+    )
+    readonly_fields = ("amount_credits",)
+    list_filter = ("type",)
+    search_help_text = "Entry, run, tool call or user"
+    list_select_related = ("account__user",)
+    url_lookups = ("account__user__id__exact",)
+    staff_actions = (
+        Action(
+            name="refund",
+            label="Refund",
+            permission="credits.refund_credits",
+            question="The credits go back to the account and can be spent at once.",
+            apply=refund,
+            form=RefundForm,
+            about="one",
+            icon="undo",
+            offered=lambda entry: entry.type in REFUNDABLE,
+        ),
+    )
+
+    def find(self, word: str) -> Q:
+        if word.startswith("led_"):
+            return Q(pk=word)
+        if word.startswith("run_"):
+            return Q(run_id=word)
+        if word.startswith("inv_"):
+            held = LedgerEntry.objects.filter(cause=f"hold:{word}").values_list("pk", flat=True).first()
+            return Q(pk__in=_with_answers(held)) if held else Q(pk__in=())
+        return of_user(word, "account")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[LedgerEntry]:
         return super().get_queryset(request).select_related("account__user", "staff")
+
+    @admin.display(description="account")
+    def account_user(self, entry: LedgerEntry) -> str:
+        return entry.account.user.get_username()
+
+    @display(
+        description="type",
+        label={
+            **dict.fromkeys([EntryType.GRANT, EntryType.REFUND], "success"),
+            **dict.fromkeys([EntryType.HOLD, EntryType.RELEASE], "info"),
+            **dict.fromkeys([EntryType.ADJUSTMENT, EntryType.EXPIRY], "warning"),
+            **dict.fromkeys([EntryType.CAPTURE, EntryType.USAGE], "primary"),
+        },
+    )
+    def kind(self, entry: LedgerEntry) -> str:
+        return entry.type
+
+    @admin.display(description="run")
+    def run_link(self, entry: LedgerEntry) -> str:
+        """By its address: this app may not know runs."""
+        if not entry.run_id:
+            return "–"
+        return format_html('<a href="../../runs/run/{0}/change/">{0}</a>', entry.run_id)
+
+
+def _with_answers(held: str) -> list[str]:
+    """A hold, what settled it, and the refunds of its capture."""
+    # By type too: the indexes on what a row answers are each of some types.
+    answers = list(LedgerEntry.objects.filter(against=held, type__in=SETTLEMENTS).values_list("pk", flat=True))
+    refunds = LedgerEntry.objects.filter(against__in=answers, type__in=CORRECTIONS).values_list("pk", flat=True)
+    return [held, *answers, *refunds]

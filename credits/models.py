@@ -33,6 +33,7 @@ class EntryType(models.TextChoices):
 SETTLEMENTS = [EntryType.CAPTURE, EntryType.RELEASE]
 SPENDING = [EntryType.CAPTURE, EntryType.USAGE, EntryType.REFUND]
 CORRECTIONS = [EntryType.REFUND, EntryType.EXPIRY]
+STAFF_TYPES = [EntryType.GRANT, EntryType.REFUND, EntryType.ADJUSTMENT, EntryType.EXPIRY]
 
 
 class Account(models.Model):
@@ -47,6 +48,11 @@ class Account(models.Model):
     updated_at = models.DateTimeField(db_default=Now())
 
     class Meta:
+        permissions = [
+            ("grant_credits", "Can grant credits"),
+            ("refund_credits", "Can refund credits"),
+            ("adjust_credits", "Can adjust accounts"),
+        ]
         constraints = [
             models.CheckConstraint(condition=Q(held__gte=0), name="account_held_not_negative"),
             models.CheckConstraint(
@@ -128,6 +134,8 @@ class LedgerEntry(models.Model):
                 name="ledger_spending_by_chat",
             ),
             models.Index("run_id", "type", "amount", condition=Q(run_id__isnull=False), name="ledger_by_run"),
+            # Staff look for these few among millions of others.
+            models.Index("type", "id", condition=Q(type__in=STAFF_TYPES), name="ledger_by_staff_type"),
             models.Index("against", "amount", condition=Q(type__in=CORRECTIONS), name="ledger_corrections"),
             models.Index(
                 *("account", "expires_at", "amount"), condition=Q(expires_at__isnull=False), name="ledger_expiring"

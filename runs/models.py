@@ -178,6 +178,10 @@ class Run(models.Model):
 
     class Meta:
         ordering = ["-created_at", "-id"]
+        permissions = [
+            ("cancel_run", "Can cancel runs"),
+            ("read_run_content", "Can read the messages, inputs and results of runs"),
+        ]
         constraints = [
             models.UniqueConstraint(
                 fields=["chat"], condition=Q(status__in=["running", "waiting"]), name="run_one_active_per_chat"
@@ -193,6 +197,9 @@ class Run(models.Model):
             models.Index("chat", "created_at", "id", name="run_by_chat"),
             models.Index("user", "created_at", "id", name="run_by_user"),
             models.Index("user", "status", "created_at", "id", name="run_by_user_status"),
+            # Ids are made in the order of time: staff's lists, and the oldest of a state.
+            models.Index("status", "id", name="run_by_status"),
+            models.Index("error_code", "id", condition=Q(error_code__isnull=False), name="run_by_error"),
             models.Index("due_at", condition=Q(status="queued", blocked=False), name="run_due"),
             models.Index("user", "created_at", "id", condition=Q(throttled=True), name="run_throttled"),
             models.Index("created_at", condition=Q(blocked=True), name="run_in_line"),

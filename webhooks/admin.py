@@ -5,38 +5,52 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlsplit
 
-from django.contrib import admin, messages
-from django.db.models import QuerySet
+from django.contrib import admin
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest
+from unfold.admin import TabularInline
+from unfold.decorators import display
 
+from config.api.staff.actions import Action, Did, WithActions
+from config.api.staff.base import NOTHING, ReadOnly, StaffAdmin, of_user
 from webhooks import services
 from webhooks.models import Attempt, Delivery, Endpoint
 
 SECRET_FIELDS = ("secret", "secondary_secret")
+EVENT_TYPES = ("agent.started", "agent.completed", "agent.failed", "tool.completed")
 
 
-class ReadOnly:
-    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+def disable(request: HttpRequest, endpoint: Endpoint, data: dict[str, Any]) -> Did | None:
+    # Without its secrets, which no key may open any more.
+    chosen = Endpoint.objects.filter(pk=endpoint.pk).defer(*SECRET_FIELDS)
+    return Did(endpoint, "Disabled.") if services.disable(chosen) else None
 
 
 @admin.register(Endpoint)
-class EndpointAdmin(ReadOnly, admin.ModelAdmin):
-    list_display = ["id", "user", "receiver", "enabled", "failing", "created_at", "deleted_at"]
-    list_filter = ["enabled", "failing"]
-    list_select_related = ["user"]
-    search_fields = ["id__exact", "user__username__exact"]
-    search_help_text = "An endpoint's id, or a user's name"
-    exclude = [*SECRET_FIELDS, "url"]
-    readonly_fields = ["receiver"]
-    actions = ["disable_endpoint"]
-    show_full_result_count = False
+class EndpointAdmin(ReadOnly, WithActions):
+    list_display = ("id", "user", "receiver", "enabled", "failing", "created_at", "deleted_at")
+    list_filter = ("enabled", "failing")
+    list_select_related = ("user",)
+    search_help_text = "Endpoint's id or user"
+    exclude = (*SECRET_FIELDS, "url")
+    readonly_fields = ("receiver",)
+    url_lookups = ("user__id__exact",)
+    staff_actions = (
+        Action(
+            name="disable",
+            label="Disable",
+            permission="webhooks.disable_endpoint",
+            question="What is pending for these endpoints is dropped, and they get nothing more until their users "
+            "switch them on again.",
+            apply=disable,
+            icon="notifications_off",
+            danger=True,
+            offered=lambda endpoint: endpoint.enabled and endpoint.deleted_at is None,
+        ),
+    )
+
+    def find(self, word: str) -> Q:
+        return Q(pk=word) if word.startswith("whe_") else of_user(word)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Endpoint]:
         return super().get_queryset(request).defer(*SECRET_FIELDS)
@@ -45,37 +59,38 @@ class EndpointAdmin(ReadOnly, admin.ModelAdmin):
     def receiver(self, endpoint: Endpoint) -> str:
         """Not the path and query: with many receivers they are the credential."""
         parts = urlsplit(endpoint.url)
-        return f"{parts.scheme}://{parts.netloc}"
-
-    def has_disable_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm("webhooks.change_endpoint")
-
-    @admin.action(description="Disable endpoint", permissions=["disable"])
-    def disable_endpoint(self, request: HttpRequest, queryset: QuerySet[Endpoint]) -> None:
-        chosen = list(queryset.filter(deleted_at=None, enabled=True))
-        count = services.disable(queryset)
-        for endpoint in chosen:
-            self.log_change(request, endpoint, "Disabled.")
-        self.message_user(request, f"{count} disabled; what was pending for them is dropped.", messages.SUCCESS)
+        return f"{parts.scheme}://{parts.hostname or ''}" + (f":{parts.port}" if parts.port else "")
 
 
-class AttemptInline(ReadOnly, admin.TabularInline):
+class AttemptInline(ReadOnly, TabularInline):
     model = Attempt
     extra = 0
-    fields = ["number", "started_at", "duration_ms", "status_code", "error", "answer"]
-    ordering = ["number"]
+    fields = ("number", "started_at", "duration_ms", "status_code", "error", "answer")
+    ordering = ("number",)
+    show_change_link = False
+
+
+class EventTypeFilter(admin.SimpleListFilter):
+    """Django's own would look through the whole table for what types there are."""
+
+    title, parameter_name = "event", "event_type"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(name, name) for name in EVENT_TYPES]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Delivery]) -> QuerySet[Delivery]:
+        return queryset.filter(event_type=self.value()) if self.value() in EVENT_TYPES else queryset
 
 
 @admin.register(Delivery)
-class DeliveryAdmin(ReadOnly, admin.ModelAdmin):
-    list_display = ["id", "event_type", "user", "run_id", "status", "attempt_count", "next_attempt_at", "created_at"]
-    list_filter = ["status", "event_type"]
-    list_select_related = ["user"]
-    search_fields = ["id__exact", "event_id__exact", "run_id__exact", "user__username__exact"]
-    search_help_text = "The id of a delivery, event or run, or a user's name"
-    inlines = [AttemptInline]
-    show_full_result_count = False
-    fields = [
+class DeliveryAdmin(ReadOnly, StaffAdmin):
+    list_display = ("id", "event_type", "user", "run_id", "state", "attempt_count", "next_attempt_at", "created_at")
+    list_filter = ("status", EventTypeFilter)
+    list_select_related = ("user",)
+    search_help_text = "Delivery, event, run, endpoint or user"
+    url_lookups = ("user__id__exact",)
+    inlines = (AttemptInline,)
+    fields = (
         "id",
         "event_id",
         "event_type",
@@ -89,19 +104,28 @@ class DeliveryAdmin(ReadOnly, admin.ModelAdmin):
         "next_attempt_at",
         "created_at",
         "finished_at",
-    ]
-    readonly_fields = ["endpoint_id"]
+    )
+    readonly_fields = ("endpoint_id",)
+
+    def find(self, word: str) -> Q:
+        fields = {"dlv": "pk", "evt": "event_id", "run": "run_id", "whe": "endpoint_id"}
+        field = fields.get(word.partition("_")[0]) if "_" in word else None
+        return Q(**{field: word}) if field else of_user(word)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Delivery]:
         return super().get_queryset(request).select_related("user")
 
+    @display(description="status", label={"PENDING": "info", "DELIVERED": "success", "DEAD": "danger"})
+    def state(self, delivery: Delivery) -> str:
+        return delivery.status
+
 
 @admin.register(Attempt)
-class AttemptAdmin(ReadOnly, admin.ModelAdmin):
-    list_display = ["delivery_id", "number", "started_at", "duration_ms", "status_code", "error"]
-    list_filter = ["number"]
-    search_fields = ["delivery__id__exact"]
+class AttemptAdmin(ReadOnly, StaffAdmin):
+    list_display = ("delivery_id", "number", "started_at", "duration_ms", "status_code", "error")
     search_help_text = "A delivery's id"
-    show_full_result_count = False
-    fields = ["delivery_id", "number", "started_at", "duration_ms", "status_code", "error", "answer"]
-    readonly_fields = ["delivery_id"]
+    fields = ("delivery_id", "number", "started_at", "duration_ms", "status_code", "error", "answer")
+    readonly_fields = ("delivery_id",)
+
+    def find(self, word: str) -> Q:
+        return Q(delivery_id=word) if word.startswith("dlv_") else NOTHING

@@ -34,9 +34,11 @@ class Endpoint(models.Model):
     deleted_at = models.DateTimeField(null=True)
 
     class Meta:
+        permissions = [("disable_endpoint", "Can disable webhook endpoints")]
         constraints = [
             models.UniqueConstraint(fields=["user"], condition=Q(deleted_at=None), name="endpoint_one_per_user"),
         ]
+        indexes = [models.Index("user", "id", name="endpoint_by_user")]
 
     def __str__(self) -> str:
         return f"endpoint {self.id}"
@@ -118,6 +120,8 @@ class Delivery(models.Model):
             models.Index("endpoint", "next_attempt_at", condition=Q(status="PENDING"), name="delivery_due_by_endpoint"),
             models.Index("endpoint", condition=Q(claim_id__isnull=False, status="PENDING"), name="delivery_claimed"),
             models.Index("endpoint", name="delivery_by_endpoint"),
+            models.Index("run_id", name="delivery_by_run"),
+            models.Index("id", condition=Q(status="DEAD"), name="delivery_dead"),
             models.Index("user", "created_at", "id", name="delivery_by_user"),
             models.Index("user", "status", "created_at", "id", name="delivery_by_user_status"),
             models.Index("finished_at", condition=Q(finished_at__isnull=False), name="delivery_finished"),

@@ -69,8 +69,8 @@ def test_nothing_can_be_written(staff, endpoint, delivered):
 
 def test_disable_drops_what_is_pending(staff, user, endpoint):
     pending = record(user)
-    body = {"action": "disable_endpoint", "_selected_action": [endpoint.pk]}
-    assert staff.post(reverse("admin:webhooks_endpoint_changelist"), body).status_code == 302
+    body = {"_selected_action": [endpoint.pk], "step": "confirm"}
+    assert staff.post(reverse("admin:webhooks_endpoint_do", args=["disable"]), body).status_code == 302
     endpoint.refresh_from_db()
     pending.refresh_from_db()
     assert (endpoint.enabled, pending.status) == (False, "DEAD")
@@ -80,7 +80,7 @@ def test_disable_needs_its_permission(client, endpoint):
     person = factories.UserFactory(is_staff=True)
     person.user_permissions.add(Permission.objects.get(codename="view_endpoint"))
     client.force_login(person)
-    body = {"action": "disable_endpoint", "_selected_action": [endpoint.pk]}
-    client.post(reverse("admin:webhooks_endpoint_changelist"), body)
+    body = {"_selected_action": [endpoint.pk], "step": "confirm"}
+    assert client.post(reverse("admin:webhooks_endpoint_do", args=["disable"]), body).status_code == 403
     endpoint.refresh_from_db()
     assert endpoint.enabled

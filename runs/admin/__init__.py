@@ -1,0 +1,5 @@
+"""Staff's pages of runs, their journal and the catalogue, and the dashboard."""
+
+from runs.admin import catalogue, journal, runs
+
+__all__ = ["catalogue", "journal", "runs"]

@@ -1,0 +1,111 @@
+"""A run's journal, row by row: all of it to read, none of it to change, and nothing of what was said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import Q
+from django.utils.html import format_html
+from unfold.decorators import display
+
+from config.api import money
+from config.api.staff.base import NOTHING, ReadOnly, StaffAdmin
+from runs.models import RunEvent, ToolInvocation, Turn, Waitpoint
+
+STATES = {
+    "PENDING": "warning",
+    "DISPATCHING": "info",
+    "COMPLETED": "success",
+    "FAILED": "danger",
+    "REFUSED": "default",
+    "CANCELLED": "default",
+    "EXPIRED": "default",
+}
+
+
+class OfRun(ReadOnly, StaffAdmin):
+    """Found by its run's id, or its own."""
+
+    search_help_text = "A run's id, or the row's own"
+    prefix = ""
+
+    def find(self, word: str) -> Q:
+        if word.startswith("run_"):
+            return Q(run_id=word)
+        return Q(pk=word) if self.prefix and word.startswith(f"{self.prefix}_") else NOTHING
+
+    @admin.display(description="run")
+    def run_link(self, row: Any) -> str:
+        return format_html('<a href="../run/{0}/change/">{0}</a>', row.run_id)
+
+    @display(description="status", label=STATES)
+    def state(self, row: Any) -> str:
+        return row.status
+
+
+@admin.register(Turn)
+class TurnAdmin(OfRun):
+    list_display = ("__str__", "run_link", "model", "input_tokens", "output_tokens", "credits", "finished_at")
+    fields = ("run_id", "index", "model", "input_tokens", "output_tokens", "credits", "started_at", "finished_at")
+    readonly_fields = ("run_id", "credits")
+    search_help_text = "A run's id"
+
+    def get_queryset(self, request: Any) -> Any:
+        return super().get_queryset(request).defer("text", "tool_calls")
+
+    @admin.display(description="credits")
+    def credits(self, turn: Turn) -> str:
+        return money.to_text(turn.cost)
+
+
+@admin.register(ToolInvocation)
+class ToolInvocationAdmin(OfRun):
+    prefix = "inv"
+    list_display = ("id", "run_link", "name", "state", "error_code", "credits", "duration_ms", "created_at")
+    fields = (
+        "id",
+        "run_id",
+        "turn_index",
+        "call_index",
+        "name",
+        "node_type",
+        "status",
+        "error_code",
+        "credits",
+        "repeatable",
+        "created_at",
+        "started_at",
+        "finished_at",
+        "duration_ms",
+    )
+    readonly_fields = ("run_id", "credits", "duration_ms")
+
+    def get_queryset(self, request: Any) -> Any:
+        return super().get_queryset(request).defer("input", "result", "result_urls", "error_message")
+
+    @admin.display(description="credits")
+    def credits(self, call: ToolInvocation) -> str:
+        return money.to_text(call.credit_used)
+
+
+@admin.register(Waitpoint)
+class WaitpointAdmin(OfRun):
+    prefix = "wp"
+    list_display = ("id", "run_link", "kind", "state", "created_at", "expires_at", "resolved_at")
+    fields = ("id", "run_id", "invocation_id", "kind", "status", "created_at", "expires_at", "resolved_at")
+    readonly_fields = ("run_id", "invocation_id")
+
+    def get_queryset(self, request: Any) -> Any:
+        return super().get_queryset(request).defer("request_payload", "resolved_payload")
+
+
+@admin.register(RunEvent)
+class RunEventAdmin(OfRun):
+    list_display = ("__str__", "run_link", "index", "type", "created_at")
+    fields = ("run_id", "index", "type", "created_at")
+    readonly_fields = ("run_id",)
+    search_help_text = "A run's id"
+
+    def get_queryset(self, request: Any) -> Any:
+        return super().get_queryset(request).defer("data")

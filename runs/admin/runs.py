@@ -1,0 +1,176 @@
+"""Runs: found by an index, told on one page, cancelled by the service that the API calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.contrib.admin.utils import unquote
+from django.core.exceptions import PermissionDenied
+from django.db.models import Q, QuerySet
+from django.http import Http404, HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from unfold.decorators import display
+
+from chats.models import Message
+from config.api.staff.actions import Action, Did, WithActions
+from config.api.staff.base import NOTHING, ReadOnly, of_user
+from runs import services
+from runs.admin import content, story
+from runs.models import FINAL_RUN_STATUSES, Run, RunStatus, ToolInvocation, Waitpoint
+
+ERROR_CODES = {
+    "MODEL_ERROR": "The model, or the way to it, failed.",
+    "MODEL_TIMEOUT": "The model did not answer in time.",
+    "TURN_LIMIT_EXCEEDED": "The run needed more turns than it may have.",
+    "RUN_TIMEOUT": "The run took longer than it may.",
+    "INSUFFICIENT_CREDITS": "Its user had no credits left.",
+    "BUDGET_EXCEEDED": "The run's own budget was spent.",
+    "WAITPOINT_EXPIRED": "Nobody answered in time.",
+    "WORKER_LOST": "The run lost its worker too often.",
+    "INTERNAL_ERROR": "A fault of this service; its logs say more.",
+}
+
+
+def cancel(request: HttpRequest, run: Run, data: dict[str, Any]) -> Did | None:
+    # As it is now: it may have ended while the question was being read.
+    current = Run.objects.get(pk=run.pk)
+    if current.status in FINAL_RUN_STATUSES or current.cancel_requested_at is not None:
+        return None
+    services.cancel_run(current)
+    return Did(run, "Cancelled.")
+
+
+class ErrorFilter(admin.SimpleListFilter):
+    """Django's own would look through the whole table for what codes there are."""
+
+    title, parameter_name = "error", "error_code"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(code, code) for code in ERROR_CODES]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Run]) -> QuerySet[Run]:
+        return queryset.filter(error_code=self.value()) if self.value() in ERROR_CODES else queryset
+
+
+@admin.register(Run)
+class RunAdmin(ReadOnly, WithActions):
+    list_display = ("id", "state", "who", "created_at", "took", "error_code", "resolved_model", "chat_id")
+    list_filter = ("status", ErrorFilter)
+    list_select_related = ("user",)
+    # As long as the field has room for; docs/admin.md says all of it.
+    search_help_text = "Run, chat or other id, user, error code"
+    url_lookups = ("user__id__exact",)
+    fields = ()
+    staff_actions = (
+        Action(
+            name="cancel",
+            label="Cancel",
+            permission="runs.cancel_run",
+            question="The runs end: at once if they wait, within a second if they are running. What they hold of "
+            "credits is released; what they have spent stays spent.",
+            apply=cancel,
+            icon="cancel",
+            danger=True,
+            offered=lambda run: run.status not in FINAL_RUN_STATUSES and run.cancel_requested_at is None,
+        ),
+    )
+
+    def find(self, word: str) -> Q:
+        if word.upper() in ERROR_CODES:
+            return Q(error_code=word.upper())
+        prefix = word.partition("_")[0] if "_" in word else ""
+        if prefix == "run":
+            return Q(pk=word)
+        if prefix == "chat":
+            return Q(chat_id=word)
+        found: QuerySet[Any] | None = {
+            "msg": Message.objects.filter(pk=word).values_list("run_id", flat=True),
+            "inv": ToolInvocation.objects.filter(pk=word).values_list("run_id", flat=True),
+            "wp": Waitpoint.objects.filter(pk=word).values_list("run_id", flat=True),
+        }.get(prefix)
+        if found is not None:
+            run_id = found.first()
+            return Q(pk=run_id) if run_id else NOTHING
+        return of_user(word)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Run]:
+        return super().get_queryset(request).select_related("user")
+
+    @display(
+        description="status",
+        label={
+            RunStatus.QUEUED: "default",
+            RunStatus.RUNNING: "info",
+            RunStatus.WAITING: "warning",
+            RunStatus.COMPLETED: "success",
+            RunStatus.FAILED: "danger",
+            RunStatus.CANCELLED: "default",
+        },
+    )
+    def state(self, run: Run) -> str:
+        return run.status
+
+    @admin.display(description="user")
+    def who(self, run: Run) -> str:
+        return run.user.get_username()
+
+    @admin.display(description="took")
+    def took(self, run: Run) -> str:
+        return story.span(run.finished_at - run.created_at) if run.finished_at else "–"
+
+    # --- one run -----------------------------------------------------------------------------------------------------
+
+    def get_urls(self) -> list[Any]:
+        view = self.admin_site.admin_view(self.content_view)
+        return [path("<path:object_id>/content/", view, name="runs_run_content"), *super().get_urls()]
+
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any) -> Any:
+        run = context["original"]
+        context["title"], context["subtitle"] = "Run", run.pk
+        context["story"] = story.tell(run)
+        context["tone"] = story.TONES[run.status]
+        context["explanation"] = ERROR_CODES.get(run.error_code or "", "")
+        context["links"] = self._links(request, run)
+        return super().render_change_form(request, context, *args, **options)
+
+    def _links(self, request: HttpRequest, run: Run) -> list[tuple[str, str]]:
+        """Where staff go on from here, as far as they may."""
+
+        def listed(app: str, model: str, query: str) -> str:
+            return f"{reverse(f'admin:{app}_{model}_changelist')}?{query}"
+
+        links = [
+            ("All of this user's runs", "runs.view_run", listed("runs", "run", f"user__id__exact={run.user_id}")),
+            ("This chat's runs", "runs.view_run", listed("runs", "run", f"q={run.chat_id}")),
+            ("Account", "credits.view_account", reverse("admin:credits_account_change", args=[run.user_id])),
+            ("Ledger rows", "credits.view_ledgerentry", listed("credits", "ledgerentry", f"q={run.pk}")),
+            ("Tool calls", "runs.view_toolinvocation", listed("runs", "toolinvocation", f"q={run.pk}")),
+            ("Deliveries", "webhooks.view_delivery", listed("webhooks", "delivery", f"q={run.pk}")),
+            ("Stream events", "runs.view_runevent", listed("runs", "runevent", f"q={run.pk}")),
+            (
+                "Messages and results (this is logged)",
+                "runs.read_run_content",
+                reverse("admin:runs_run_content", args=[run.pk]),
+            ),
+        ]
+        return [(label, url) for label, permission, url in links if request.user.has_perm(permission)]
+
+    def content_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """What was said: for those who may, and each time with a log entry."""
+        if not request.user.has_perm("runs.read_run_content"):
+            raise PermissionDenied
+        run: Any = self.get_object(request, unquote(object_id))
+        if run is None:
+            raise Http404
+        self.log_change(request, run, "Read its messages and results.")
+        context = self.admin_site.each_context(request) | {
+            "title": "Messages and results",
+            "subtitle": run.pk,
+            "opts": self.opts,
+            "run": run,
+            "parts": content.read(run),
+            "back": reverse("admin:runs_run_change", args=[run.pk]),
+        }
+        return TemplateResponse(request, "admin/runs/run/content.html", context)

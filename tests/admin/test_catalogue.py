@@ -1,0 +1,172 @@
+"""Staff offer models and tools: prices in credits, every mistake a clear error, secrets in and never out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from cryptography.fernet import Fernet
+from django.db import connection
+from django.urls import reverse
+
+from runs import catalogue
+from runs.models import AgentModel, Tool
+from tests.admin.conftest import SECRET
+
+pytestmark = pytest.mark.django_db
+
+ADD_TOOL, ADD_MODEL = reverse("admin:runs_tool_add"), reverse("admin:runs_agentmodel_add")
+HEADERS = json.dumps({"Authorization": f"Bearer {SECRET}"})
+
+
+def tool(**changes: Any) -> dict[str, Any]:
+    return {
+        "name": "search",
+        "display_name": "Search",
+        "description": "Searches.",
+        "node_type": "http",
+        "input_schema": '{"type": "object", "properties": {"q": {"type": "string", "maxLength": 9}}}',
+        "price": "1.5",
+        "approval": "threshold",
+        "url": "https://tools.example.com/search",
+        "new_secret_headers": HEADERS,
+        "enabled": "on",
+    } | changes
+
+
+def model(**changes: Any) -> dict[str, Any]:
+    return {
+        "name": "gpt",
+        "display_name": "GPT",
+        "provider": "openai",
+        "provider_model": "gpt-x",
+        "price_in": "0.25",
+        "price_out": "1",
+        "enabled": "on",
+    } | changes
+
+
+def errors(answer: Any) -> dict[str, list[str]]:
+    return dict(answer.context["adminform"].form.errors) if answer.status_code == 200 else {}
+
+
+@pytest.mark.parametrize("kind", ["http", "mcp"])
+def test_a_tool_is_made_and_offered_at_once(boss, kind):
+    catalogue.read()
+    assert boss.post(ADD_TOOL, tool(node_type=kind, timeout_seconds="2.5")).status_code == 302
+    offered = catalogue.read().tools["search"]
+    assert (offered.price, offered.timeout_seconds, offered.node_type) == (1_500_000, 2.5, kind)
+    assert offered.secret_headers == {"Authorization": f"Bearer {SECRET}"}
+
+
+def test_a_tools_secret_is_encrypted_kept_and_never_shown(boss, sign_in):
+    boss.post(ADD_TOOL, tool())
+    row = Tool.objects.get(name="search")
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT secret_headers FROM runs_tool WHERE name = 'search'")
+        cipher = cursor.fetchone()[0]
+    assert SECRET not in cipher
+    page = reverse("admin:runs_tool_change", args=[row.pk])
+    viewer = sign_in("viewer")
+    for client in (boss, viewer):
+        for url in (page, reverse("admin:runs_tool_changelist"), reverse("admin:runs_tool_history", args=[row.pk])):
+            text = client.get(url).content.decode()
+            assert SECRET not in text
+            assert cipher not in text
+    refused = boss.post(page, tool(price="-1")).content.decode()
+    assert SECRET not in refused
+    boss.post(page, tool(new_secret_headers="", price="2"))
+    row = Tool.objects.get(name="search")
+    assert (row.price, row.secret_headers) == (2_000_000, HEADERS)
+    boss.post(page, tool(new_secret_headers="", forget_secret_headers="on"))
+    assert Tool.objects.get(name="search").secret_headers is None
+
+
+def test_a_tool_whose_secret_no_key_opens_can_still_be_changed(boss, settings):
+    boss.post(ADD_TOOL, tool())
+    keys, settings.ENCRYPTION_KEYS = settings.ENCRYPTION_KEYS, [Fernet.generate_key().decode()]
+    page = reverse("admin:runs_tool_change", args=[Tool.objects.values_list("pk", flat=True).get(name="search")])
+    assert boss.get(reverse("admin:runs_tool_changelist")).status_code == 200
+    assert boss.get(page).status_code == 200
+    assert boss.post(page, tool(new_secret_headers="", price="3")).status_code == 302
+    settings.ENCRYPTION_KEYS = keys
+    row = Tool.objects.get(name="search")
+    assert (row.price, row.secret_headers) == (3_000_000, HEADERS)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        *[({"price": price}, "price") for price in ("-1", "NaN", "Infinity", "0.0000001", "x", "", "9" * 30)],
+        *[({"timeout_seconds": seconds}, "timeout_seconds") for seconds in ("0", "-1", "nan", "inf", "1e9", "x")],
+        *[
+            ({"input_schema": schema}, "input_schema")
+            for schema in (
+                "[]",
+                "{",
+                "NaN",
+                '{"a": NaN}',
+                '{"type": "array"}',
+                '{"type": 7}',
+                '{"a": "\\u0000"}',
+                '{"a": "\\ud800"}',
+                '{"a":' * 5000 + "1" + "}" * 5000,
+                '{"a": 1, "a": 2}',
+            )
+        ],
+        *[
+            ({"new_secret_headers": text}, "new_secret_headers")
+            for text in ("x", "[]", '{"a": 1}', '{"Host": "x"}', '{"a": "x\\ny"}')
+        ],
+        *[({"name": name}, "name") for name in ("", "with blank", "ü", "x" * 65, "a\0b", "calculate")],
+        *[({"url": url}, "url") for url in ("", "ftp://x", "https://", "https://u:p@x.example", "x" * 3000)],
+        ({"node_type": "builtin"}, "node_type"),
+        ({"node_type": "magic"}, "node_type"),
+    ],
+)
+def test_a_bad_tool_is_a_clear_error_and_no_row(boss, wrong, field):
+    before = list(Tool.objects.order_by("pk").values())
+    answer = boss.post(ADD_TOOL, tool(**wrong))
+    assert field in errors(answer)
+    assert SECRET not in answer.content.decode()
+    assert list(Tool.objects.order_by("pk").values()) == before
+
+
+def test_a_model_is_made_and_offered_at_once(boss):
+    assert boss.post(ADD_MODEL, model()).status_code == 302
+    offered = catalogue.read().model("gpt")
+    assert (offered.price_in, offered.price_out) == (250_000, 1_000_000)
+    page = boss.get(reverse("admin:runs_agentmodel_change", args=[offered.pk])).content.decode()
+    assert 'value="0.25"' in page
+
+
+def test_a_new_default_takes_the_old_ones_place(boss):
+    assert boss.post(ADD_MODEL, model(is_default="on")).status_code == 302
+    assert list(AgentModel.objects.filter(is_default=True).values_list("name", flat=True)) == ["gpt"]
+    assert catalogue.read().default_model().name == "gpt"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        *[({"price_in": price}, "price_in") for price in ("-0.1", "NaN", "1e400", "0.0000001", "", "one")],
+        *[({"price_out": price}, "price_out") for price in ("-1", "9" * 25)],
+        ({"provider": "other"}, "provider"),
+        ({"provider_model": ""}, "provider_model"),
+        ({"name": "demo"}, "name"),
+        ({"name": "a\0"}, "name"),
+    ],
+)
+def test_a_bad_model_is_a_clear_error_and_no_row(boss, wrong, field):
+    before = AgentModel.objects.count()
+    assert field in errors(boss.post(ADD_MODEL, model(**wrong)))
+    assert AgentModel.objects.count() == before
+
+
+def test_the_catalogue_is_changed_by_those_who_may_only(sign_in):
+    for role in ("viewer", "support", "billing"):
+        assert sign_in(role).post(ADD_TOOL, tool()).status_code == 403
+        assert sign_in(role).post(ADD_MODEL, model()).status_code == 403
+    editor = sign_in(permissions=("runs.add_tool", "runs.view_tool"))
+    assert editor.post(ADD_TOOL, tool()).status_code == 302

@@ -1,0 +1,204 @@
+"""Staff find a row by what an index finds, and a list never counts what it lists."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from apikeys import keys
+from config.api.staff.base import PAGE_SIZE, PAGES_MAX
+from credits.models import LedgerEntry
+from runs.models import ToolInvocation, Waitpoint
+from tests import factories
+from tests.admin.conftest import make_run, unknown
+from webhooks.models import Delivery
+
+pytestmark = pytest.mark.django_db
+
+RUNS = reverse("admin:runs_run_changelist")
+
+
+def found(client: Any, word: str, listing: str = RUNS) -> list[str]:
+    """The ids of the rows that a search lists."""
+    page = client.get(listing, {"q": word})
+    assert page.status_code == 200
+    return [row.pk for row in page.context["cl"].result_list]
+
+
+@pytest.fixture
+def run(user):
+    make_run(factories.UserFactory())
+    return make_run(user, status="failed", error_code="MODEL_TIMEOUT")
+
+
+def test_a_run_is_found_by_whatever_names_it(boss, user, run):
+    words = [
+        run.pk,
+        run.chat_id,
+        run.user_message_id,
+        ToolInvocation.objects.get(run=run).pk,
+        Waitpoint.objects.get(run=run).pk,
+        user.username,
+        user.email.upper(),
+        str(user.pk),
+        "MODEL_TIMEOUT",
+        "model_timeout",
+        f"{user.username} MODEL_TIMEOUT",
+    ]
+    assert {word: found(boss, word) for word in words} == {word: [run.pk] for word in words}
+
+
+@pytest.mark.parametrize("prefix", ["run", "chat", "msg", "inv", "wp", "usr"])
+def test_an_unknown_id_finds_nothing(boss, run, prefix):
+    assert found(boss, unknown(prefix)) == []
+
+
+@pytest.mark.parametrize("word", ["nobody", "x" * 5000, "%", "9" * 30, "run_", "\u0000run", "'; --", "a b c d e f g h"])
+def test_odd_words_find_nothing_and_break_nothing(boss, run, word):
+    answer = boss.get(RUNS, {"q": word}, follow=True)
+    assert answer.status_code == 200
+    if "\0" not in word:
+        assert found(boss, word) == []
+
+
+def test_two_words_that_do_not_meet_find_nothing(boss, user, run):
+    assert found(boss, f"{user.username} MODEL_ERROR") == []
+
+
+def test_what_else_is_found(boss, user, run):
+    delivery = Delivery.objects.get(run_id=run.pk)
+    call = ToolInvocation.objects.get(run=run)
+    key, secret = keys.create_key(user, name="ci")
+    held = LedgerEntry.objects.get(type="HOLD", invocation_id=call.pk)
+    listing = {
+        name: reverse(f"admin:{name}_changelist")
+        for name in ("webhooks_delivery", "webhooks_attempt", "credits_ledgerentry", "apikeys_apikey", "chats_chat",
+                     "webhooks_endpoint", "runs_toolinvocation", "credits_account", "auth_user")
+    }  # fmt: skip
+    for word in (delivery.pk, delivery.event_id, run.pk, user.username):
+        assert found(boss, word, listing["webhooks_delivery"]) == [delivery.pk]
+    assert len(found(boss, delivery.pk, listing["webhooks_attempt"])) == 2
+    assert len(found(boss, run.pk, listing["credits_ledgerentry"])) == 4  # usage, hold, capture, release
+    assert held.pk in found(boss, call.pk, listing["credits_ledgerentry"])
+    assert len(found(boss, call.pk, listing["credits_ledgerentry"])) == 3
+    for word in (key.pk, key.prefix, secret, user.username):
+        assert found(boss, word, listing["apikeys_apikey"]) == [key.pk]
+    assert found(boss, run.chat_id, listing["chats_chat"]) == [run.chat_id]
+    assert found(boss, delivery.endpoint_id, listing["webhooks_endpoint"]) == [delivery.endpoint_id]
+    assert found(boss, run.pk, listing["runs_toolinvocation"]) == [call.pk]
+    assert found(boss, user.email, listing["credits_account"]) == [user.pk]
+    assert found(boss, user.username, listing["auth_user"]) == [user.pk]
+
+
+def test_the_search_of_the_sidebar_opens_a_row_by_its_id(boss, sign_in, run):
+    page = boss.get(reverse("admin:search"), {"s": run.pk, "extended": ""}).content.decode()
+    assert reverse("admin:runs_run_change", args=[run.pk]) in page
+    stranger = sign_in(permissions=("chats.view_chat",))
+    assert run.pk not in stranger.get(reverse("admin:search"), {"s": run.pk, "extended": ""}).content.decode()
+
+
+def test_filters_by_state_and_error(boss, run):
+    assert [row.pk for row in boss.get(RUNS, {"status__exact": "failed"}).context["cl"].result_list] == [run.pk]
+    assert [row.pk for row in boss.get(RUNS, {"error_code": "MODEL_TIMEOUT"}).context["cl"].result_list] == [run.pk]
+    assert list(boss.get(RUNS, {"error_code": "MODEL_ERROR"}).context["cl"].result_list) == []
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["digest__startswith=a", "secret__gt=a", "title__contains=a", "user__password__startswith=p", "error_message=x",
+     "against__reason__contains=x", "secret_headers__isnull=0"],
+)  # fmt: skip
+def test_a_page_can_not_be_asked_about_what_it_does_not_show(boss, run, query):
+    for name in ("apikeys_apikey", "webhooks_endpoint", "chats_chat", "runs_run", "runs_tool", "credits_ledgerentry"):
+        answer = boss.get(f"{reverse(f'admin:{name}_changelist')}?{query}", follow=True)
+        assert answer.status_code in (200, 400)
+        if answer.status_code == 200:
+            assert "e=1" in answer.request["QUERY_STRING"]
+
+
+def test_a_nul_is_no_fault(boss, run):
+    assert boss.get(RUNS + "?status__exact=%00", follow=True).status_code == 200
+    assert boss.get("/admin/runs/run/run_%00/change/").status_code == 302
+    assert boss.get("/admin/runs/run/run_%00/do/cancel/").status_code == 404
+
+
+def test_pages_go_on_without_a_count(boss, user):
+    factories.RunFactory.create_batch(PAGE_SIZE + 1, chat=factories.ChatFactory(user=user))
+    with CaptureQueriesContext(
+        connection,
+    ) as asked:
+        page = boss.get(RUNS)
+    assert len(page.context["cl"].result_list) == PAGE_SIZE
+    assert not [query for query in asked.captured_queries if "COUNT(" in query["sql"].upper()]
+    assert len(boss.get(RUNS, {"p": 2}).context["cl"].result_list) == 1
+    assert boss.get(RUNS, {"p": PAGES_MAX + 1}).status_code == 302
+
+
+# --- query plans -----------------------------------------------------------------------------------------------------
+SEARCHES = [
+    ("runs_run", "{run.pk}"),
+    ("runs_run", "{run.chat_id}"),
+    ("runs_run", "{user.username}"),
+    ("runs_run", "MODEL_TIMEOUT"),
+    ("runs_run", "{run.user_message_id}"),
+    ("runs_run", ""),
+    ("runs_run", "?status__exact=waiting"),
+    ("runs_run", "?error_code=MODEL_TIMEOUT"),
+    ("runs_turn", "{run.pk}"),
+    ("runs_toolinvocation", "{run.pk}"),
+    ("runs_waitpoint", "{run.pk}"),
+    ("runs_runevent", "{run.pk}"),
+    ("chats_chat", "{user.username}"),
+    ("chats_chat", ""),
+    ("chats_attachment", "{user.username}"),
+    ("apikeys_apikey", "awk_0123"),
+    ("apikeys_apikey", "{user.username}"),
+    ("credits_account", "{user.username}"),
+    ("credits_ledgerentry", ""),
+    ("credits_ledgerentry", "{run.pk}"),
+    ("credits_ledgerentry", "{call.pk}"),
+    ("credits_ledgerentry", "{user.username}"),
+    ("webhooks_endpoint", "{user.username}"),
+    ("webhooks_delivery", "{run.pk}"),
+    ("webhooks_delivery", "{user.username}"),
+    ("webhooks_delivery", ""),
+    ("webhooks_attempt", "{delivery.pk}"),
+    ("webhooks_attempt", ""),
+]
+BIG = re.compile(r"runs_|chats_|credits_|webhooks_|apikeys_")
+
+
+@pytest.mark.parametrize(("listing", "word"), SEARCHES)
+def test_every_search_goes_by_an_index(boss, user, run, listing, word):
+    """No step of a plan looks through a table that grows, but in the order of an index for the first page."""
+    names = {"run": run, "user": user, "call": run.invocations.get(), "delivery": Delivery.objects.get(run_id=run.pk)}
+    word, url = word.format(**names), reverse(f"admin:{listing}_changelist")
+    with CaptureQueriesContext(connection) as asked:
+        boss.get(url + word if word.startswith("?") else url, {"q": word} if word[:1] not in ("", "?") else {})
+    queries = [query["sql"] for query in asked.captured_queries if query["sql"].startswith("SELECT")]
+    assert any(BIG.search(sql) for sql in queries)
+    for sql in queries:
+        wrong = scans(sql)
+        assert not wrong, f"{sql}\n{wrong}"
+
+
+def scans(sql: str) -> list[str]:
+    """What a query's plan reads through from end to end; empty too if it reads that in order and stops early."""
+    with connection.cursor() as cursor:
+        if connection.vendor == "sqlite":
+            cursor.execute(f"EXPLAIN QUERY PLAN {sql}")
+            steps = [row[3] for row in cursor.fetchall()]
+            sorted_whole = any("TEMP B-TREE FOR ORDER BY" in step for step in steps)
+            looked = [step for step in steps if step.startswith("SCAN") and BIG.search(step)]
+            return looked if sorted_whole or " LIMIT " not in sql else []
+        # The tables of a test are so small that reading all of them is cheapest.
+        cursor.execute("SET LOCAL enable_seqscan = off")
+        cursor.execute(f"EXPLAIN {sql}")
+        steps = [row[0] for row in cursor.fetchall()]
+        cursor.execute("SET LOCAL enable_seqscan = on")
+        return [step for step in steps if "Seq Scan" in step and BIG.search(step)]

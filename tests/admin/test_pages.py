@@ -1,0 +1,228 @@
+"""What staff see: a run's story on one page, nothing to change, no secret, and no content but where it is asked for."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.admin.models import LogEntry
+from django.db import connection
+from django.forms.models import model_to_dict
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from apikeys import keys
+from chats.models import Attachment, Chat
+from credits.models import Account, LedgerEntry
+from runs.admin import story
+from runs.models import Run, RunEvent, Tool, ToolInvocation, Turn, Waitpoint
+from tests import factories
+from tests.admin.conftest import CONTENT, SECRET, make_run
+from webhooks.models import Attempt, Delivery, Endpoint
+
+pytestmark = pytest.mark.django_db
+
+HISTORY = [
+    Run,
+    Turn,
+    ToolInvocation,
+    Waitpoint,
+    RunEvent,
+    LedgerEntry,
+    Account,
+    Chat,
+    Attachment,
+    Endpoint,
+    Delivery,
+    Attempt,
+    LogEntry,
+    keys.ApiKey,
+]
+
+
+def address(model: Any, page: str, *args: Any) -> str:
+    return reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_{page}", args=args)
+
+
+@pytest.fixture
+def run(user) -> Run:
+    return make_run(user, turns=2, error_message=CONTENT)
+
+
+@pytest.fixture
+def world(boss, user, run) -> Run:
+    """A row of every model of the admin."""
+    keys.create_key(user, name="ci")
+    factories.AttachmentFactory(user=user, file_name=f"{CONTENT}.txt")
+    Tool.objects.create(
+        name="search", display_name="Search", description="-", node_type="http", price=1, url="https://x.example",
+        secret_headers=f'{{"Authorization": "{SECRET}"}}',
+    )  # fmt: skip
+    LogEntry.objects.log_actions(boss.person.pk, [run], 2, change_message="Cancelled.")
+    return run
+
+
+# --- a run's page ----------------------------------------------------------------------------------------------------
+def test_a_run_tells_its_story_on_one_page(boss, user, run):
+    page = re.sub(r"\s+", " ", boss.get(address(Run, "change", run.pk)).content.decode())
+    for piece in [
+        user.username,
+        run.chat_id,
+        "completed",
+        "Turn 2",
+        "demo, 1,200 tokens in, 34 out",
+        "calculate",
+        "300 ms",  # a turn
+        "1.5 s",  # a call
+        "Clarification",
+        "503 in 71 ms",  # an attempt
+        "200 in 5 ms",
+        "tool.completed",
+        "delivered ×2",
+        "message.delta",
+        ">3.5<",  # 2 × (0.5 of a turn + 1.25 of a call)
+        ">1.25<",
+        ">0.5<",
+    ]:
+        assert piece in page, piece
+    assert "5.0 s" in page  # from start to end
+
+
+def test_charges_and_deliveries_are_with_the_step_that_caused_them(run):
+    told = story.tell(run)
+    kinds = {(step.kind, step.title): step for step in told.steps}
+    call = kinds["call", "calculate"]
+    assert [entry.type for entry in call.charges] == ["HOLD", "CAPTURE", "RELEASE"]
+    assert call.cost == "1.25"
+    assert len(call.deliveries) == 1
+    assert kinds["turn", "Turn 1"].cost == "0.5"
+    assert all(0 <= step.left <= 100 and step.left + step.width <= 100.01 for step in told.steps)
+    assert [step.started for step in told.steps] == sorted(step.started for step in told.steps)
+
+
+def test_a_run_whose_events_are_pruned_and_one_that_goes_on_have_a_story(boss, user):
+    over = make_run(user, status="failed", error_code="WORKER_LOST")
+    RunEvent.objects.all().delete()
+    assert [step.title for step in story.tell(over).steps if step.kind == "state"] == ["queued", "running", "failed"]
+    live = make_run(user, status="running", finished_at=None)
+    assert "so far" in boss.get(address(Run, "change", live.pk)).content.decode()
+
+
+def test_the_story_is_capped_and_costs_the_same_queries_however_long_it_is(boss, user, monkeypatch):
+    short, long = make_run(user, turns=1), make_run(user, turns=8)
+
+    def queries(run: Run) -> int:
+        with CaptureQueriesContext(connection) as asked:
+            boss.get(address(Run, "change", run.pk))
+        return len(asked)
+
+    queries(short)
+    assert queries(short) == queries(long) <= 16
+    monkeypatch.setattr(story, "ROWS_MAX", 5)
+    told = story.tell(long)
+    assert len(told.entries) == 5
+    assert told.more == ["turns", "tool calls", "waitpoints", "charges", "webhook deliveries"]
+
+
+@pytest.mark.parametrize("model", HISTORY)
+def test_lists_do_not_query_for_each_row(boss, world, user, model):
+    def queries() -> int:
+        with CaptureQueriesContext(connection) as asked:
+            assert boss.get(address(model, "changelist")).status_code == 200
+        return len(asked)
+
+    queries()
+    before = queries()
+    other = factories.UserFactory()
+    make_run(other, turns=3)
+    keys.create_key(other, name="other")
+    factories.AttachmentFactory(user=other)
+    assert queries() == before <= 8
+
+
+# --- read-only -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("model", HISTORY)
+def test_history_is_read_only_for_everybody(boss, world, model):
+    row = model._default_manager.order_by("pk").first()
+    before = model_to_dict(row), model._default_manager.count()
+    body = {field.name: "1" for field in model._meta.concrete_fields} | {"_save": "1", "post": "yes"}
+    assert boss.get(address(model, "change", row.pk)).status_code == 200
+    assert boss.post(address(model, "change", row.pk), body).status_code == 403
+    assert boss.get(address(model, "add")).status_code == 403
+    assert boss.post(address(model, "add"), body).status_code == 403
+    assert boss.post(address(model, "delete", row.pk), body).status_code == 403
+    bulk = {"action": "delete_selected", "_selected_action": [row.pk], "post": "yes"}
+    boss.post(address(model, "changelist"), bulk)
+    boss.post(address(model, "changelist"), bulk | {"select_across": "1"})
+    row.refresh_from_db()
+    assert (model_to_dict(row), model._default_manager.count()) == before
+    assert "delete_selected" not in boss.get(address(model, "changelist")).content.decode()
+
+
+def test_a_user_with_history_is_not_deleted(boss, user, run):
+    boss.post(reverse("admin:auth_user_delete", args=[user.pk]), {"post": "yes"})
+    boss.post(
+        reverse("admin:auth_user_changelist"),
+        {"action": "delete_selected", "_selected_action": [user.pk], "post": "yes"},
+    )
+    user.refresh_from_db()
+    assert Run.objects.filter(pk=run.pk).exists()
+
+
+# --- secrets and content ---------------------------------------------------------------------------------------------
+def every_page(client: Any) -> Any:
+    """(address, text) of every page of the admin that a GET opens, but for the one that is there to show content."""
+    yield "dashboard", client.get(reverse("admin:index")).content.decode()
+    for model in admin.site._registry:
+        listing = address(model, "changelist")
+        yield listing, client.get(listing).content.decode()
+        for row in model._default_manager.order_by("-pk")[:5]:
+            for page in ("change", "history", "delete"):
+                url = address(model, page, row.pk)
+                yield url, client.get(url).content.decode()
+    for name, label in (("runs_run", "cancel"), ("apikeys_apikey", "narrow"), ("webhooks_endpoint", "disable")):
+        app, model_name = name.split("_")
+        row = next(m for m in admin.site._registry if m._meta.model_name == model_name)._default_manager.first()
+        yield label, client.get(reverse(f"admin:{name}_do_one", args=[row.pk, label])).content.decode()
+
+
+def test_no_page_shows_a_secret_or_content(boss, world, user):
+    digest, key_id = keys.ApiKey.objects.values_list("digest", "pk").get()
+    seen = ""
+    for url, text in every_page(boss):
+        for hidden in (CONTENT, SECRET, digest, Endpoint.objects.get(user=user).secret, user.password or "!none"):
+            assert hidden not in text, url
+        seen += text
+    assert world.pk in seen
+    assert key_id in seen
+
+
+def test_content_is_on_a_page_of_its_own_for_those_who_may_and_that_is_logged(sign_in, run):
+    page = reverse("admin:runs_run_content", args=[run.pk])
+    assert sign_in("viewer").get(page).status_code == 403
+    assert sign_in("billing").get(page).status_code == 403
+    assert not LogEntry.objects.exists()
+    support = sign_in("support")
+    text = support.get(page).content.decode()
+    assert text.count(CONTENT) >= 8
+    entry = LogEntry.objects.get()
+    assert (entry.user, entry.object_id) == (support.person, run.pk)
+    assert "Read its messages" in entry.get_change_message()
+
+
+def test_long_content_is_cut_and_markup_is_text(sign_in, run):
+    Turn.objects.filter(run=run).update(text="<script>alert(1)</script>" + "x" * 30_000)
+    text = sign_in("support").get(reverse("admin:runs_run_content", args=[run.pk])).content.decode()
+    assert "<script>alert" not in text
+    assert "Cut here." in text
+    assert len(text) < 120_000
+
+
+def test_nothing_of_the_admin_comes_from_elsewhere(boss, world):
+    for url, text in every_page(boss):
+        foreign = re.findall(
+            r"""<(?:script|link|img|iframe|form)\b[^>]*?(?:src|href|action)=["'](?:https?:)?//[^"']*""", text
+        )
+        assert foreign == [], url

@@ -1,0 +1,79 @@
+"""The roles of a new installation."""
+
+from __future__ import annotations
+
+import pytest
+from django.apps import apps
+from django.contrib.auth.models import Group, Permission
+from django.db import connection
+from django.db.migrations.executor import MigrationExecutor
+from django.urls import reverse
+
+from runs import roles
+from tests import factories
+
+pytestmark = pytest.mark.django_db
+
+PAGES = ["runs_run", "chats_chat", "credits_ledgerentry", "webhooks_delivery", "apikeys_apikey", "admin_logentry"]
+
+
+def permissions(name: str) -> set[str]:
+    found = Permission.objects.filter(group__name=name).select_related("content_type")
+    return {f"{permission.content_type.app_label}.{permission.codename}" for permission in found}
+
+
+@pytest.mark.parametrize("name", ["viewer", "support", "billing"])
+def test_each_role_has_its_permissions(name):
+    assert permissions(name) == set(roles.ROLES[name])
+
+
+def test_nobodys_role_lets_them_change_rows_or_make_themselves_more():
+    for name in roles.ROLES:
+        assert not {
+            label for label in permissions(name) if label.split(".")[1].split("_")[0] in ("add", "change", "delete")
+        }
+
+
+@pytest.mark.parametrize("name", ["viewer", "support", "billing"])
+def test_every_role_can_look_around(sign_in, name):
+    client = sign_in(name)
+    dashboard = client.get(reverse("admin:index")).content.decode()
+    assert "Runs by state" in dashboard
+    for page in PAGES:
+        assert client.get(reverse(f"admin:{page}_changelist")).status_code == 200
+    assert client.get(reverse("admin:auth_group_changelist")).status_code == 403
+    assert reverse("admin:auth_group_changelist") not in dashboard
+
+
+def test_without_a_role_there_is_nothing_to_see(sign_in):
+    client = sign_in()
+    assert "Ask for a role" in client.get(reverse("admin:index")).content.decode()
+    assert client.get(reverse("admin:runs_run_changelist")).status_code == 403
+
+
+def test_what_staff_made_of_a_role_stays():
+    viewer = Group.objects.get(name="viewer")
+    viewer.permissions.clear()
+    roles.install(Group, Permission)
+    assert permissions("viewer") == set()
+
+
+def test_an_account_of_the_api_is_no_staff(client):
+    user = factories.UserFactory()
+    client.force_login(user)
+    assert client.get(reverse("admin:index")).status_code == 302
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_migration_makes_them_where_no_permission_is_there_yet():
+    """As in a new database, where Django makes permissions only once every migration is done."""
+    Group.objects.all().delete()
+    Permission.objects.all().delete()
+    executor = MigrationExecutor(connection)
+    state = executor.loader.project_state([("runs", "0006_roles")]).apps
+    migration = executor.loader.get_migration("runs", "0006_roles")
+    with connection.schema_editor() as editor:
+        migration.operations[0].code(state, editor)
+    for name, wanted in roles.ROLES.items():
+        assert permissions(name) == set(wanted)
+    assert apps.get_model("auth", "Permission").objects.filter(codename="cancel_run").count() == 1

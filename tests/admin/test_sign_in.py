@@ -1,0 +1,110 @@
+"""Signing in is throttled by address, and no header talks its way round that."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.management import call_command
+from django.test import Client
+from django.urls import reverse
+
+from tests import factories
+
+pytestmark = pytest.mark.django_db
+
+LOGIN = reverse("admin:login")
+PASSWORD = "correct horse battery"
+
+
+@pytest.fixture(autouse=True)
+def few(settings):
+    # axes reads its own name of each setting.
+    settings.AXES_FAILURE_LIMIT = 3
+
+
+@pytest.fixture
+def person(db):
+    person = factories.UserFactory(username="ada", is_staff=True)
+    person.set_password(PASSWORD)
+    person.save()
+    return person
+
+
+def attempt(password: str, address: str = "203.0.113.7", username: str = "ada", **headers: str) -> int:
+    body = {"username": username, "password": password}
+    return Client(REMOTE_ADDR=address).post(LOGIN, body, headers=headers).status_code
+
+
+def test_too_many_wrong_passwords_lock_the_address(person):
+    assert [attempt("wrong") for _ in range(4)] == [200, 200, 429, 429]
+    assert attempt(PASSWORD) == 429
+    assert attempt(PASSWORD, address="203.0.113.8") == 302
+
+
+def test_other_names_and_programs_count_too(person):
+    answers = [attempt("wrong", username=f"user{n}", user_agent=f"browser {n}") for n in range(4)]
+    assert answers == [200, 200, 429, 429]
+    assert attempt(PASSWORD, user_agent="another") == 429
+
+
+def test_forwarding_headers_of_strangers_have_no_effect(person):
+    for number in range(4):
+        attempt("wrong", x_forwarded_for=f"198.51.100.{number}", x_real_ip=f"198.51.100.{number}")
+    assert attempt(PASSWORD, x_forwarded_for="198.51.100.99") == 429
+    # Nor does a stranger lock somebody else out by naming their address.
+    assert attempt(PASSWORD, address="198.51.100.1") == 302
+
+
+def test_behind_a_proxy_the_client_counts_and_what_it_claims_does_not(person, settings):
+    settings.TRUSTED_PROXIES = 1
+    for number in range(4):
+        attempt("wrong", address="10.0.0.1", x_forwarded_for=f"198.51.100.{number}, 203.0.113.7")
+    assert attempt(PASSWORD, address="10.0.0.1", x_forwarded_for="198.51.100.77, 203.0.113.7") == 429
+    assert attempt(PASSWORD, address="10.0.0.1", x_forwarded_for="203.0.113.7, 203.0.113.9") == 302
+
+
+def test_one_subscribers_ipv6_addresses_are_one(person):
+    assert [attempt("wrong", address=f"2001:db8:1:2::{n}") for n in range(3)][-1] == 429
+    assert attempt(PASSWORD, address="2001:db8:1:2:ffff::1") == 429
+    assert attempt(PASSWORD, address="2001:db8:1:3::1") == 302
+
+
+@pytest.mark.parametrize("address", ["", "unix:", "not an address"])
+def test_without_an_address_attempts_are_counted_together(person, address):
+    assert [attempt("wrong", address=address) for _ in range(3)][-1] == 429
+
+
+def test_a_lock_ends_by_itself_or_by_command(person, settings):
+    for _ in range(4):
+        attempt("wrong")
+    answer = Client(REMOTE_ADDR="203.0.113.7").post(LOGIN, {"username": "ada", "password": PASSWORD})
+    assert (answer.status_code, answer["Retry-After"]) == (429, "900")
+    assert "15 minutes" in answer.content.decode()
+    call_command("axes_reset_ip", "203.0.113.7")
+    assert attempt(PASSWORD) == 302
+
+
+def test_what_lies_in_the_past_no_longer_counts(person, settings):
+    from datetime import timedelta
+
+    from axes.models import AccessAttempt
+    from django.db.models import F
+
+    for _ in range(4):
+        attempt("wrong")
+    AccessAttempt.objects.update(attempt_time=F("attempt_time") - timedelta(seconds=901))
+    assert attempt(PASSWORD) == 302
+    assert not AccessAttempt.objects.exists()
+
+
+def test_no_password_is_stored_or_logged(person, caplog):
+    from axes.models import AccessAttempt
+
+    attempt("hush-hush", username="hush-name")
+    assert "hush" not in caplog.text
+    stored = AccessAttempt.objects.values().get()
+    assert "hush-hush" not in str(stored)
+
+
+def test_odd_input_is_no_fault(person):
+    for username in ("\0", "x" * 10_000, "\ud800"):
+        assert attempt("x\0y", username=username.encode(errors="replace").decode()) == 200
