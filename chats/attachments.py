@@ -12,14 +12,14 @@ from django.contrib.auth import get_user_model
 from django.core.files.base import File
 from django.core.signing import BadSignature, Signer
 from django.db import transaction
-from django.db.models import Exists, OuterRef, Q, QuerySet, Sum
+from django.db.models import Q, QuerySet, Sum
 from django.urls import reverse
 
 from chats import files, media, transitions
-from chats.models import Attachment, AttachmentStatus, Message
+from chats.models import Attachment, AttachmentStatus
 from config.api import clock, housekeeping
 from config.api.errors import Conflict, NotFound, PayloadTooLarge, Unavailable, ValidationFailed
-from config.api.viewsets import is_plausible_id
+from config.api.ids import is_plausible_id
 
 logger = logging.getLogger(__name__)
 
@@ -248,16 +248,13 @@ def use(attachments: Sequence[Attachment], message_id: str) -> None:
 
 
 # --- for models ------------------------------------------------------------------------------------------------------
-def messages_by_id(message_ids: Sequence[str]) -> dict[str, tuple[Message, list[Attachment]]]:
-    """Messages with their attachments; one query if there are none of these."""
-    has_any = Exists(Attachment.objects.filter(message=OuterRef("pk")))
-    messages = list(Message.objects.filter(pk__in=message_ids).annotate(has_attachments=has_any))
-    with_any = [message.pk for message in messages if message.has_attachments]
+def attached_to(message_ids: Sequence[str]) -> dict[str, list[Attachment]]:
+    """The attachments of each message that has any, in their order; no query for no message."""
     attached: dict[str, list[Attachment]] = {}
-    if with_any:
-        for attachment in Attachment.objects.filter(message__in=with_any).order_by("position"):
+    if message_ids:
+        for attachment in Attachment.objects.filter(message__in=message_ids).order_by("position"):
             attached.setdefault(str(attachment.message_id), []).append(attachment)
-    return {message.pk: (message, attached.get(message.pk, [])) for message in messages}
+    return attached
 
 
 def read_file(stored_name: str, limit: int) -> bytes:

@@ -10,9 +10,9 @@ from django.dispatch import Signal
 
 from chats.models import Chat, Message
 from config.api import clock
-from config.api.compiled import CompiledQuery
+from config.api.compiled import CompiledQuery, insert, update
 from config.api.errors import NotFound
-from config.api.ids import new_id
+from config.api.ids import is_plausible_id, new_id
 
 TITLE_FROM_MESSAGE_CHARS = 80
 
@@ -43,7 +43,7 @@ def rename_chat(chat: Chat, title: str | None) -> Chat:
 @transaction.atomic
 def delete_chat(chat: Chat) -> None:
     """Hide the chat and all that belongs to it at once. Deleting it again changes nothing."""
-    if lock_chat(chat.pk) is None:
+    if lock_chat(chat.user_id, chat.pk) is None:
         return
     now = clock.now()
     Chat.objects.filter(pk=chat.pk).update(deleted_at=now, updated_at=now)
@@ -52,14 +52,15 @@ def delete_chat(chat: Chat) -> None:
 
 _locked_chat: CompiledQuery[Chat] = CompiledQuery(
     # No key lock: inserting messages and runs, which only refer to the chat, goes on beside it.
-    lambda chat_id: Chat.objects.select_for_update(no_key=True).filter(pk=chat_id, deleted_at=None),
+    lambda user_id, chat_id: chats_of(user_id).select_for_update(no_key=True).filter(pk=chat_id),
+    int,
     str,
 )
 
 
-def lock_chat(chat_id: str) -> Chat | None:
-    """The live chat's row, locked until the transaction ends: the first lock of all (chat, run, account, endpoint)."""
-    return _locked_chat.first(chat_id)
+def lock_chat(user_id: int, chat_id: str) -> Chat | None:
+    """The user's live chat, locked until the transaction ends: the first lock of all (chat, run, account, endpoint)."""
+    return _locked_chat.first(user_id, chat_id) if is_plausible_id(chat_id) else None
 
 
 def title_from(text: str) -> str | None:
@@ -75,12 +76,12 @@ def add_message(chat_id: str, run_id: str, role: str, content: str = "") -> Mess
     message = Message(
         id=new_id("msg"), chat_id=chat_id, run_id=run_id, role=role, content=content, created_at=now, updated_at=now
     )
-    message.save(force_insert=True)
+    insert(message)
     return message
 
 
 def write_content(message_id: str, content: str) -> None:
-    Message.objects.filter(pk=message_id).update(content=content, updated_at=clock.now())
+    update(Message, {"id": message_id}, {"content": content, "updated_at": clock.now()})
 
 
 def titles_of(user_id: int, chat_ids: Iterable[str]) -> dict[str, str | None]:

@@ -127,6 +127,12 @@ else:
     # PgBouncer in transaction mode can't hold a server-side cursor between statements.
     DATABASES["default"]["DISABLE_SERVER_SIDE_CURSORS"] = ENV.flag("DATABASE_PGBOUNCER", False)
     DATABASES["default"].setdefault("OPTIONS", {}).setdefault("connect_timeout", 5)
+    # A statement that a connection sees for the fifth time is prepared: PostgreSQL plans it once, and its values travel
+    # beside it. Not through PgBouncer, where the next statement may reach another server process.
+    DATABASES["default"]["OPTIONS"].setdefault("server_side_binding", True)
+    DATABASES["default"]["OPTIONS"].setdefault(
+        "prepare_threshold", None if DATABASES["default"]["DISABLE_SERVER_SIDE_CURSORS"] else 5
+    )
     # A process that is suspended, or a machine that is gone, in the middle of a transaction would keep its locks for
     # hours, and runs from being taken over. PgBouncer passes no such option on: set it for the role there.
     _idle_seconds = ENV.number("DATABASE_IDLE_TRANSACTION_SECONDS", 10, 1, 3600)

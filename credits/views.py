@@ -12,8 +12,9 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from config.api.errors import ValidationFailed
+from config.api.ids import is_plausible_id
 from config.api.renderers import ExactJSONRenderer
-from config.api.viewsets import PublicViewSet, ServiceViewSet, SessionViewSet, is_plausible_id
+from config.api.viewsets import PublicViewSet, ServiceViewSet, SessionViewSet
 from credits import ledger, usage
 from credits.export import CsvRenderer, csv_lines
 from credits.models import LedgerEntry

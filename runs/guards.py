@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from django.db.models import QuerySet
+
 from chats.models import Chat
 from config.api import clock
 from config.api.broker import nudge_after_commit
+from config.api.compiled import CompiledQuery, insert, update
 from runs import events, figures, wakeups
 from runs.agent.crash import crash_after_commit
 from runs.events import StreamEvent
@@ -36,20 +39,29 @@ def move_run(run: Run, to: str, happened: Sequence[StreamEvent], *, owned: bool,
     """
     # The index too: after a commit whose answer was lost, the row is ahead of ``run``, and what was done must not be
     # done again.
-    found = Run.objects.filter(pk=run.pk, status=run.status, last_stream_index=run.last_stream_index)
+    found = {"id": run.pk, "status": run.status, "last_stream_index": run.last_stream_index}
     if owned:
-        found = found.filter(lease_token=run.lease_token, worker_id=run.worker_id)
+        found |= {"lease_token": run.lease_token, "worker_id": run.worker_id}
+    now = clock.now()
     changes |= {
         "status": to,
         "last_stream_index": run.last_stream_index + len(happened),
-        "updated_at": clock.now(),
+        "updated_at": now,
     }
-    if not found.update(**changes):
+    if not update(Run, found, changes):
         raise LeaseLost(run.pk)
     if happened:
-        RunEvent.objects.bulk_create(
-            RunEvent(run_id=run.pk, index=run.last_stream_index + offset, type=kind, data=events.dumps(data))
-            for offset, (kind, data) in enumerate(happened, 1)
+        insert(
+            *(
+                RunEvent(
+                    run_id=run.pk,
+                    index=run.last_stream_index + offset,
+                    type=kind,
+                    data=events.dumps(data),
+                    created_at=now,
+                )
+                for offset, (kind, data) in enumerate(happened, 1)
+            )
         )
         wakeups.after_commit(run.pk)
     left = run.status == RunStatus.RUNNING and to != RunStatus.RUNNING
@@ -58,14 +70,17 @@ def move_run(run: Run, to: str, happened: Sequence[StreamEvent], *, owned: bool,
         figures.run_moved(run, to, changes)
     _take(run, changes)
     if left:
-        admit_throttled(run.user_id)
+        # It made room for another of its user's.
+        for waiting in _next_throttled(run.user_id):
+            nudge_after_commit(EXECUTE, waiting.pk)
 
 
-def admit_throttled(user_id: int, room: int = 1) -> None:
-    """Nudge the oldest runs that wait until their user has fewer running."""
-    waiting = Run.objects.filter(user_id=user_id, throttled=True).order_by("created_at", "pk")
-    for run_id in waiting.values_list("pk", flat=True)[:room]:
-        nudge_after_commit(EXECUTE, run_id)
+def throttled_runs(user_id: int) -> QuerySet[Run]:
+    """Those that wait until their user has fewer running, in their order."""
+    return Run.objects.filter(user_id=user_id, throttled=True).order_by("created_at", "pk")
+
+
+_next_throttled: CompiledQuery[Run] = CompiledQuery(lambda user_id: throttled_runs(user_id)[:1], int)
 
 
 def write_invocation(call: ToolInvocation, to: str, **changes: Any) -> None:
@@ -84,7 +99,7 @@ def taken_invocation(call: ToolInvocation, to: str, **changes: Any) -> dict[str,
 
 
 def save_invocation(call: ToolInvocation, before: str, changes: dict[str, Any]) -> None:
-    if not ToolInvocation.objects.filter(pk=call.pk, status=before).update(**changes):
+    if not update(ToolInvocation, {"id": call.pk, "status": before}, changes):
         raise LeaseLost(call.run_id)
     figures.call_moved(call, before)
 
@@ -121,6 +136,14 @@ def lock_run(run_id: str) -> Run | None:
     return Run.objects.select_for_update().filter(pk=run_id).first()
 
 
+_next_in_line: CompiledQuery[Run] = CompiledQuery(
+    lambda chat_id: Run.objects.filter(chat_id=chat_id, status=RunStatus.QUEUED, blocked=True).order_by(
+        "created_at", "pk"
+    )[:1],
+    str,
+)
+
+
 def promote_next(run: Run) -> str | None:
     """The chat's next run in line becomes its active one: first in, first out. Locks the chat; call it before locking
     the run.
@@ -128,17 +151,15 @@ def promote_next(run: Run) -> str | None:
     Returns the promoted run's id, for ``unblock`` once ``run`` has ended. If ``run`` itself is still in line, nothing
     changes.
     """
-    if not Chat.objects.filter(pk=run.chat_id, active_run_id=run.pk).update(active_run_id=None, updated_at=clock.now()):
+    active = {"id": run.chat_id, "active_run_id": run.pk}
+    if not update(Chat, active, {"active_run_id": None, "updated_at": clock.now()}):
         return None
-    following = (
-        Run.objects.filter(chat_id=run.chat_id, status=RunStatus.QUEUED, blocked=True)
-        .order_by("created_at", "pk")
-        .values_list("pk", flat=True)
-        .first()
-    )
-    if following is not None:
-        Chat.objects.filter(pk=run.chat_id).update(active_run_id=following)
-    return following
+    # By a statement of its own: it sees what was put in line while the one above waited for the chat.
+    following = _next_in_line.first(run.chat_id)
+    if following is None:
+        return None
+    update(Chat, {"id": run.chat_id}, {"active_run_id": following.pk})
+    return following.pk
 
 
 def unblock(run_id: str | None) -> None:

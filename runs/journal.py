@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from django.conf import settings
+from django.db.models import Exists, OuterRef, QuerySet, Subquery
 
-from chats.attachments import messages_by_id
+from chats.attachments import attached_to
 from chats.models import Attachment, Message
 from config.api import clock
+from config.api.compiled import CompiledQuery
 from credits import ledger
 from runs import catalogue
 from runs.agent.models import AssistantMessage, AttachedFile, ModelRequest, ToolCall, ToolMessage, ToolSpec, UserMessage
@@ -104,28 +106,37 @@ def reload(run: Run) -> Journal | None:
     return load(current) if current else None
 
 
+def _chat_up_to(chat_id: str, run_id: str) -> QuerySet[Message]:
+    """The messages of the chat's runs up to this one, run by run, the user's before the answer."""
+    begun = Run.objects.filter(pk=run_id).values("created_at")
+    runs = Run.objects.filter(chat_id=chat_id, created_at__lte=Subquery(begun)).order_by("-created_at", "-pk")
+    run_began = Run.objects.filter(pk=OuterRef("run_id")).values("created_at")
+    return (
+        Message.objects.filter(run_id__in=runs.values("pk")[: settings.RUN_HISTORY_RUNS + 1])
+        .annotate(
+            run_began=Subquery(run_began),
+            has_attachments=Exists(Attachment.objects.filter(message=OuterRef("pk"))),
+        )
+        .order_by("run_began", "run_id", "-role")
+    )
+
+
+_messages: CompiledQuery[Message] = CompiledQuery(_chat_up_to, str, str)
+
+
 def _history(run: Run) -> tuple[UserMessage | AssistantMessage, ...]:
     """The chat up to this run's own message, run by run: a run queued meanwhile comes after, whatever its message's
     time."""
-    earlier = (
-        Run.objects.filter(chat_id=run.chat_id, created_at__lte=run.created_at)
-        .exclude(pk=run.pk)
-        .order_by("-created_at", "-pk")
-        .values_list("user_message_id", "assistant_message_id")[: settings.RUN_HISTORY_RUNS]
+    messages = _messages(run.chat_id, run.pk)
+    own = [message for message in messages if message.pk == run.user_message_id]
+    messages = [message for message in messages if message.run_id != run.pk and message.content] + own
+    attached = attached_to([message.pk for message in messages if vars(message)["has_attachments"]])
+    return tuple(
+        UserMessage(message.content, tuple(map(_file, attached.get(message.pk, ()))))
+        if message.role == Message.Role.USER
+        else AssistantMessage(message.content, ())
+        for message in messages
     )
-    order = [message_id for pair in reversed(list(earlier)) for message_id in pair if message_id]
-    order.append(run.user_message_id)
-    found = messages_by_id(order)
-    history: list[UserMessage | AssistantMessage] = []
-    for message_id in order:
-        message, attachments = found.get(message_id, (None, ()))
-        if message is None or not message.content:
-            continue
-        if message.role == Message.Role.USER:
-            history.append(UserMessage(message.content, tuple(map(_file, attachments))))
-        else:
-            history.append(AssistantMessage(message.content, ()))
-    return tuple(history)
 
 
 def _file(attachment: Attachment) -> AttachedFile:

@@ -22,11 +22,11 @@ from chats.serializers import ChatInput, ChatSerializer
 from chats.services import chats_of, create_chat
 from config.api import idempotency, ratelimit
 from config.api.errors import Forbidden, NotFound
+from config.api.ids import is_plausible_id
 from config.api.logs import request_id
 from config.api.pagination import KeysetPagination
 from config.api.renderers import dumps
 from config.api.serializers import CamelSerializer, StrictCharField
-from config.api.viewsets import is_plausible_id
 from credits import ledger
 from credits.serializers import AccountSerializer
 from runs import services
@@ -170,12 +170,12 @@ def make_chat(caller: Caller, arguments: dict[str, Any]) -> dict[str, Any]:
 
 def start_run(caller: Caller, arguments: dict[str, Any]) -> Started:
     ratelimit.charge_run_start(caller.request, "public", caller.user)
-    chat = find(chats_of(caller.user), read(ChatChoice, arguments)["chat_id"])
+    chat_id = read(ChatChoice, arguments)["chat_id"]
     wait_seconds = read(WaitInput, arguments)["wait_seconds"]
     body = read(RunInput, arguments)
 
     def make() -> str:
-        return services.start_run(caller.user, chat, request_id=request_id.get() or "", **body).pk
+        return services.start_run(caller.user, chat_id, request_id=request_id.get() or "", **body).pk
 
     run = find(services.runs_of(caller.user), made_once(caller, "start_run", arguments, make))
     opening = Opening(

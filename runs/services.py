@@ -9,7 +9,6 @@ from django.db.models import Prefetch, QuerySet
 from django.dispatch import receiver
 
 from chats import attachments
-from chats.models import Chat
 from chats.services import add_message, chat_deleted, lock_chat, title_from
 from config.api import logs
 from config.api.compiled import CompiledQuery
@@ -84,7 +83,7 @@ def waitpoints_of(user: Any) -> QuerySet[Waitpoint]:
 @transaction.atomic
 def start_run(
     user: Any,
-    chat: Chat,
+    chat_id: str,
     *,
     message: str,
     attachment_ids: list[str] | None = None,
@@ -98,10 +97,10 @@ def start_run(
     """The user's message and the run that answers it, queued. Amounts are micro-credits.
 
     Raises ValidationFailed for a model or tool that is not offered or an attachment that can't be used, RunInProgress,
-    InsufficientCredits, NotFound if the chat was deleted meanwhile.
+    InsufficientCredits, NotFound if the user has no such chat.
     """
     _check_offered(model, tools)
-    locked = lock_chat(chat.pk)
+    locked = lock_chat(user.pk, chat_id)
     if locked is None:
         raise NotFound
     attached = attachments.lock_unused(user, attachment_ids or ())

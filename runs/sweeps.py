@@ -15,7 +15,7 @@ from django.db.models import Exists, OuterRef, Q
 from config.api import clock
 from config.api.broker import nudge
 from runs import transitions, waitpoint_transitions
-from runs.guards import EXECUTE, NUDGE_GRACE, admit_throttled
+from runs.guards import EXECUTE, NUDGE_GRACE, throttled_runs
 from runs.models import Run, RunStatus, Waitpoint, WaitpointStatus, Worker
 
 BATCH = 500
@@ -37,7 +37,9 @@ def sweep() -> int:
     # Room that was made without the nudge getting through.
     for user_id in Run.objects.filter(throttled=True).values_list("user_id", flat=True).distinct()[:BATCH]:
         running = Run.objects.filter(user_id=user_id, status=RunStatus.RUNNING).count()
-        admit_throttled(user_id, max(0, settings.RUN_USER_LIMIT - running))
+        room = max(0, settings.RUN_USER_LIMIT - running)
+        for run_id in throttled_runs(user_id).values_list("pk", flat=True)[:room]:
+            nudge(EXECUTE, run_id)
     return seen + len(due)
 
 

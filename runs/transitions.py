@@ -15,14 +15,14 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib.auth import get_user_model
-from django.db import transaction
-from django.db.models import F, Q
+from django.db import connection, transaction
+from django.db.models import F
 
 from chats.models import Chat
 from chats.services import add_message, write_content
 from config.api import clock
 from config.api.broker import nudge_after_commit
-from config.api.compiled import CompiledQuery
+from config.api.compiled import CompiledQuery, insert, update
 from credits import ledger
 from runs import catalogue, events, figures, tool_transitions, wakeups
 from runs.agent.crash import crash_after_commit
@@ -40,10 +40,11 @@ def enqueue(run: Run, chat: Chat, title: str | None) -> None:
     run.due_at = now + NUDGE_GRACE
     run.last_stream_index = 1
     run.status = RunStatus.QUEUED
-    run.save(force_insert=True)
+    insert(run)
     kind, data = events.run_status(run, RunStatus.QUEUED)
-    RunEvent(run_id=run.pk, index=1, type=kind, data=events.dumps(data), created_at=now).save(force_insert=True)
-    Chat.objects.filter(pk=chat.pk).update(active_run_id=chat.active_run_id or run.pk, title=title, updated_at=now)
+    insert(RunEvent(run_id=run.pk, index=1, type=kind, data=events.dumps(data), created_at=now))
+    changes = {"active_run_id": chat.active_run_id or run.pk, "title": title, "updated_at": now}
+    update(Chat, {"id": chat.pk}, changes)
     crash_after_commit(RunStatus.QUEUED)
     if not run.blocked:
         nudge_after_commit(EXECUTE, run.pk)
@@ -99,15 +100,26 @@ def claim(run_id: str, worker_id: str) -> Run | None:
     return run
 
 
+_locked_user: CompiledQuery[Any] = CompiledQuery(
+    lambda user_id: get_user_model()._default_manager.select_for_update(no_key=True).filter(pk=user_id), int
+)
+_OTHERS_OF_USER = """
+    SELECT count(*) FROM runs_run
+    WHERE user_id = %s AND id <> %s
+      AND (status = 'running' OR (throttled AND (created_at < %s OR (created_at = %s AND id < %s))))
+"""
+
+
 def _has_room(run: Run) -> bool:
     """Whether its user may have one more running; those that wait for room go first, the oldest before the others."""
     if not settings.RUN_USER_LIMIT:
         return True
     # Claims of one user's runs take turns, whichever processes make them. Nothing else locks users.
-    get_user_model().objects.select_for_update(no_key=True).filter(pk=run.user_id).values("pk").first()
-    earlier = Q(throttled=True) & (Q(created_at__lt=run.created_at) | Q(created_at=run.created_at, pk__lt=run.pk))
-    others = Run.objects.filter(user_id=run.user_id).exclude(pk=run.pk).filter(Q(status=RunStatus.RUNNING) | earlier)
-    return others.count() < settings.RUN_USER_LIMIT
+    _locked_user(run.user_id)
+    created_at = connection.ops.adapt_datetimefield_value(run.created_at)
+    with connection.cursor() as cursor:
+        cursor.execute(_OTHERS_OF_USER, [run.user_id, run.pk, created_at, created_at, run.pk])
+        return bool(cursor.fetchone()[0] < settings.RUN_USER_LIMIT)
 
 
 def _reset(run: Run, recorded: str) -> list[StreamEvent]:
@@ -186,7 +198,7 @@ def record_turn(
         happened.append(events.run_status(run, RunStatus.COMPLETED))
         changes |= stop_running(run) | {"finished_at": clock.now()}
     move_run(run, RunStatus.COMPLETED if final else RunStatus.RUNNING, happened, owned=True, **changes)
-    turn.save(force_insert=True)
+    insert(turn)
     if turn.text and run.assistant_message_id:
         write_content(run.assistant_message_id, content)
     ledger.usage(run.user_id, turn.cost, run_id=run.id, chat_id=run.chat_id, turn_index=turn.index, price=price)
@@ -194,7 +206,7 @@ def record_turn(
         outbox.record(run.user_id, "agent.completed", run_id=run.id, chat_id=run.chat_id)
         unblock(promoted)
         return []
-    ToolInvocation.objects.bulk_create(calls)
+    insert(*calls)
     return tool_transitions.dispatch(run, ready) if ready else []
 
 

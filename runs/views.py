@@ -6,14 +6,16 @@ from typing import Any
 
 from drf_spectacular.utils import OpenApiParameter, PolymorphicProxySerializer, extend_schema
 from rest_framework import status
+from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from chats.services import chats_of
 from config.api.errors import NotFound, ValidationFailed
+from config.api.ids import is_plausible_id
 from config.api.logs import request_id
 from config.api.pagination import KeysetPagination
-from config.api.viewsets import PublicViewSet, ServiceViewSet, SessionViewSet, is_plausible_id
+from config.api.viewsets import PublicViewSet, ServiceViewSet, SessionViewSet
 from runs import catalogue, services
 from runs.models import Run, RunStatus, Waitpoint
 from runs.serializers import (
@@ -82,9 +84,12 @@ class ChatRunActions(ServiceViewSet):
 
     @extend_schema(request=RunInput, responses={201: RunSerializer})
     def create(self, request: Request, chatId: str) -> Response:
-        chat = self.get_object()
-        body = self.read(RunInput)
-        run = services.start_run(request.user, chat, request_id=request_id.get() or "", **body)
+        try:
+            body = self.read(RunInput)
+        except ValidationError:
+            self.get_object()  # whatever the body, a chat that the caller has not is 404
+            raise
+        run = services.start_run(request.user, chatId, request_id=request_id.get() or "", **body)
         return Response(RunSerializer(services.as_new(run)).data, status=status.HTTP_201_CREATED)
 
 

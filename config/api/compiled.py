@@ -1,50 +1,98 @@
-"""Querysets that are compiled once: for the few reads that every request makes.
+"""SQL that is compiled once: for the few statements that every request and every run makes.
 
 Django builds a queryset's SQL anew each time, which takes longer than PostgreSQL takes to answer a read by primary key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, Generic, TypeVar
 
+from django.core.exceptions import FieldDoesNotExist
 from django.db import connection, models
 from django.db.models import QuerySet
+from django.db.models.base import ModelState
 
 M = TypeVar("M", bound=models.Model)
+
+
+@dataclass(frozen=True, slots=True)
+class _Statement:
+    sql: str
+    # Constants, and where the arguments go.
+    template: tuple[Any, ...]
+    # Of the row's columns: names of the model's own fields, annotations, and what makes Python of a value.
+    names: tuple[str, ...]
+    annotations: tuple[tuple[str, int], ...]
+    converters: tuple[tuple[int, Sequence[Callable[..., Any]], Any], ...]
 
 
 class CompiledQuery(Generic[M]):
     """``build(*arguments)`` makes the queryset; ``kinds`` are the arguments' types, int or str.
 
     The arguments may only be values that the SQL compares, not what decides its shape. Relations are not followed and
-    nothing is prefetched; annotations become attributes.
+    nothing is prefetched; annotations become attributes. The models' own ``__init__`` and its signals are left out.
     """
 
     def __init__(self, build: Callable[..., QuerySet[M]], *kinds: type[int] | type[str]) -> None:
         self.build, self.kinds = build, kinds
-        self.statements: dict[str, tuple[type[M], str, tuple[Any, ...]]] = {}
+        self.model: type[M]
+        self.statements: dict[str, _Statement] = {}
 
     def __call__(self, *arguments: int | str) -> list[M]:
-        vendor = connection.vendor
-        if vendor not in self.statements:
-            self.statements[vendor] = self._compile()
-        model, sql, template = self.statements[vendor]
-        parameters = [arguments[value.index] if isinstance(value, _Place) else value for value in template]
-        return list(model._default_manager.raw(sql, parameters))
+        statement = self.statements.get(connection.vendor) or self._compile()
+        parameters = [arguments[value.index] if isinstance(value, _Place) else value for value in statement.template]
+        with connection.cursor() as cursor:
+            cursor.execute(statement.sql, parameters)
+            rows = cursor.fetchall()
+        return [self._instance(statement, row) for row in rows]
 
     def first(self, *arguments: int | str) -> M | None:
         return next(iter(self(*arguments)), None)
 
-    def _compile(self) -> tuple[type[M], str, tuple[Any, ...]]:
+    def _instance(self, statement: _Statement, row: Sequence[Any]) -> M:
+        if statement.converters:
+            row = list(row)
+            for index, converters, expression in statement.converters:
+                for convert in converters:
+                    row[index] = convert(row[index], expression, connection)
+        # As Model.from_db does it, but for the signals and the defaults that it weighs for each field.
+        instance = self.model.__new__(self.model)
+        vars(instance).update(zip(statement.names, row, strict=False), _state=_as_stored())
+        for name, index in statement.annotations:
+            vars(instance)[name] = row[index]
+        return instance
+
+    def _compile(self) -> _Statement:
         # Values that no caller and no constant of a query has, so that their places in the parameters are found again.
         marks = [f"\x1f{index}\x1f" if kind is str else -7_331_000_001 - index for index, kind in enumerate(self.kinds)]
         queryset = self.build(*marks)
-        sql, parameters = queryset.query.sql_with_params()
+        compiler = queryset.query.get_compiler(connection=connection)
+        sql, parameters = compiler.as_sql()
         template = tuple(_Place(marks.index(value)) if value in marks else value for value in parameters)
         if {value.index for value in template if isinstance(value, _Place)} != set(range(len(marks))):
             raise TypeError("every argument must be a value that the query compares")
-        return queryset.model, sql, template
+        expressions = [column for column, _, _ in compiler.select or ()]
+        own = [expressions[index].target.attname for index in (compiler.klass_info or {})["select_fields"]]
+        converters = compiler.get_converters(expressions)
+        self.model = queryset.model
+        statement = _Statement(
+            sql,
+            template,
+            names=tuple(own),
+            annotations=tuple((compiler.annotation_col_map or {}).items()),
+            converters=tuple((index, *found) for index, found in sorted(converters.items())),
+        )
+        self.statements[connection.vendor] = statement
+        return statement
+
+
+def _as_stored() -> ModelState:
+    state = ModelState()
+    state.db, state.adding = connection.alias, False
+    return state
 
 
 class _Place:
@@ -52,3 +100,69 @@ class _Place:
 
     def __init__(self, index: int) -> None:
         self.index = index
+
+
+def insert(*rows: models.Model) -> None:
+    """INSERT rows of one model by one statement, as they are: their columns' database defaults are not applied.
+
+    For models whose keys are known beforehand, or not asked for afterwards.
+    """
+    model = type(rows[0])
+    sql, fields = _insertion(connection.vendor, model, len(rows))
+    values = [
+        field.get_db_prep_save(field.pre_save(row, add=True), connection=connection) for row in rows for field in fields
+    ]
+    with connection.cursor() as cursor:
+        cursor.execute(sql, values)
+    for row in rows:
+        row._state.adding, row._state.db = False, connection.alias
+
+
+@cache
+def _insertion(vendor: str, model: type[models.Model], rows: int) -> tuple[str, list[models.Field]]:
+    fields = [field for field in model._meta.local_concrete_fields if not isinstance(field, models.AutoField)]
+    columns = ", ".join(map(_quoted, fields))
+    values = ", ".join([f"({', '.join(['%s'] * len(fields))})"] * rows)
+    table = connection.ops.quote_name(model._meta.db_table)
+    return f"INSERT INTO {table} ({columns}) VALUES {values}", fields  # noqa: S608  (names of our own models)
+
+
+def update(model: type[models.Model], where: Mapping[str, Any], changes: Mapping[str, Any]) -> int:
+    """UPDATE the rows whose fields have the values of ``where``, None among them; returns how many.
+
+    Fields are named by attribute (``chat_id``, not ``chat``), and the values are plain: no expressions.
+    """
+    nulls = tuple(name for name, value in where.items() if value is None)
+    sql, changed, compared = _update(connection.vendor, model, tuple(changes), tuple(where), nulls)
+    values = [
+        field.get_db_prep_save(value, connection=connection)
+        for field, value in zip(changed, changes.values(), strict=True)
+    ]
+    values += [
+        field.get_db_prep_value(where[field.attname], connection=connection)
+        for field in compared
+        if field.attname not in nulls
+    ]
+    with connection.cursor() as cursor:
+        cursor.execute(sql, values)
+        return int(cursor.rowcount)
+
+
+@cache
+def _update(
+    vendor: str, model: type[models.Model], changes: tuple[str, ...], where: tuple[str, ...], nulls: tuple[str, ...]
+) -> tuple[str, list[models.Field], list[models.Field]]:
+    by_name = {field.attname: field for field in model._meta.concrete_fields}
+    if unknown := {*changes, *where} - set(by_name):
+        raise FieldDoesNotExist(f"{model.__name__} has no fields {', '.join(sorted(unknown))}")
+    changed, compared = [by_name[name] for name in changes], [by_name[name] for name in where]
+    table = connection.ops.quote_name(model._meta.db_table)
+    assignments = ", ".join(f"{_quoted(field)} = %s" for field in changed)
+    conditions = " AND ".join(
+        f"{_quoted(field)} IS NULL" if field.attname in nulls else f"{_quoted(field)} = %s" for field in compared
+    )
+    return f"UPDATE {table} SET {assignments} WHERE {conditions}", changed, compared  # noqa: S608
+
+
+def _quoted(field: models.Field) -> str:
+    return connection.ops.quote_name(str(field.column))

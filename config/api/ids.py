@@ -18,6 +18,11 @@ def first_id(prefix: str, moment: datetime) -> str:
     return f"{prefix}_{str(ULID.from_datetime(moment))[:10].lower()}"
 
 
+def is_plausible_id(key: str) -> bool:
+    """False for what no id of ours can be, so it never reaches the database (NUL is an error there, not a miss)."""
+    return 0 < len(key) <= 64 and key.isascii() and key.replace("_", "").isalnum()
+
+
 class IdField(models.CharField):
     """A primary key made by ``new_id`` with this field's prefix."""
 

@@ -19,6 +19,7 @@ from rest_framework.viewsets import GenericViewSet
 from config.api.authentication import SessionTokenAuthentication
 from config.api.errors import Forbidden, NotFound
 from config.api.idempotency import IdempotencyMixin
+from config.api.ids import is_plausible_id
 from config.api.pagination import KeysetPagination
 from config.api.parsers import StrictJSONParser, load_body
 from config.api.ratelimit import RateLimitMixin, charge_address, refuse_if_over
@@ -104,8 +105,3 @@ class PublicViewSet(ServiceViewSet):
         key: Any = request.auth
         if scope and scope not in key.scopes:
             raise Forbidden(f"This operation needs the scope {scope}.", details={"requiredScope": scope})
-
-
-def is_plausible_id(key: str) -> bool:
-    """False for what no id of ours can be, so it never reaches the database (NUL is an error there, not a miss)."""
-    return 0 < len(key) <= 64 and key.isascii() and key.replace("_", "").isalnum()

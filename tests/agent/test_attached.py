@@ -206,9 +206,9 @@ def test_a_journal_without_attachments_asks_nothing_more(user, django_assert_num
     message = factories.MessageFactory(chat=run.chat, run_id=run.pk)
     Run.objects.filter(pk=run.pk).update(user_message_id=message.pk)
     run.refresh_from_db()
-    with django_assert_num_queries(2):
+    with django_assert_num_queries(1):
         journal.load(run, fresh=True)
     factories.AttachmentFactory(user=user, message=message)
-    with django_assert_num_queries(3):
+    with django_assert_num_queries(2):
         (shown,) = journal.load(run, fresh=True).history
     assert [file.text for file in shown.files] == [None]

@@ -39,7 +39,7 @@ OUTCOMES = {
 
 def waiting_run(user: Any) -> Waitpoint:
     """A run that asks for approval, as its worker leaves it."""
-    run = services.start_run(user, create_chat(user), message="x")
+    run = services.start_run(user, create_chat(user).pk, message="x")
     claimed = transitions.claim(run.pk, "wrk_test")
     assert claimed
     now = clock.now()
