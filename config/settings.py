@@ -137,8 +137,6 @@ else:
     # hours, and runs from being taken over. PgBouncer passes no such option on: set it for the role there.
     _idle_seconds = ENV.number("DATABASE_IDLE_TRANSACTION_SECONDS", 10, 1, 3600)
     if not DATABASES["default"]["DISABLE_SERVER_SIDE_CURSORS"]:
-        # For the statements that are made to be prepared (credits.posting); Django's own never are.
-        DATABASES["default"]["OPTIONS"].setdefault("prepare_threshold", 5)
         DATABASES["default"]["OPTIONS"].setdefault(
             "options", f"-c idle_in_transaction_session_timeout={round(_idle_seconds * 1000)}"
         )
