@@ -169,13 +169,8 @@ class _Repeated(Exception):
 
 def _row(statement: str, parameters: dict[str, Any], own: bool) -> tuple[Any, ...]:
     """The statement's one row. ``own``: it is a transaction of its own, so a failed one has undone itself."""
-    connection.close_if_health_check_failed()
-    connection.ensure_connection()
-    # Django's cursors put the values into the text, which PostgreSQL would have to parse and plan each time.
-    bare: Any = psycopg.Cursor(connection.connection)
     try:
-        wrap = connection.make_debug_cursor if connection.queries_logged else connection.make_cursor
-        with wrap(bare) as cursor:
+        with connection.cursor() as cursor:
             cursor.execute(statement, parameters)
             return cursor.fetchone()
     except IntegrityError as error:
