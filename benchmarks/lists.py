@@ -1,0 +1,149 @@
+"""Every paginated list of a user with 100,000 rows in it, beside that of one with 100, on PostgreSQL.
+
+``make bench``, or ``python -m tests.stack.run_services python -m benchmarks lists``.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import statistics
+import time
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from benchmarks.harness import Connection, Figure, milliseconds, report, wait_until
+from tests.stack.stack import Stack
+
+ROWS = {"light": 100, "heavy": 100_000}
+REQUESTS = 150
+# A row of a real run → as many like it, each a second older than the one before; the expressions are what must differ.
+COPIES = {
+    "chats_chat": {"id": "'chat_' || {key}"},
+    "chats_message": {"id": "'msg_' || {key}"},
+    "runs_run": {"id": "'run_' || {key}"},
+    "webhooks_delivery": {"id": "'dlv_' || {key}", "event_id": "'evt_' || {key}"},
+    "credits_ledgerentry": {"id": "'led_' || {key}", "cause": "'benchmark:' || {key}", "run_id": "'run_' || {key}"},
+}
+COPY = """
+    INSERT INTO {table} SELECT copied.* FROM {table} original, generate_series(1, %(rows)s) n, jsonb_populate_record(
+        NULL::{table},
+        to_jsonb(original) || jsonb_build_object('created_at', original.created_at - n * interval '1 second', {changes})
+    ) copied
+    WHERE original.id = %(original)s
+"""
+# Path → the table, and the condition of the user's rows in it.
+LISTS = {
+    "/chats": ("chats_chat", "user_id = {user}"),
+    "/chats/{chat}/messages": ("chats_message", "chat_id = '{chat}'"),
+    "/chats/{chat}/runs": ("runs_run", "chat_id = '{chat}'"),
+    "/runs": ("runs_run", "user_id = {user}"),
+    "/runs?status=completed": ("runs_run", "user_id = {user} AND status = 'completed'"),
+    "/webhooks/deliveries": ("webhooks_delivery", "user_id = {user}"),
+    "/webhooks/deliveries?status=DEAD": ("webhooks_delivery", "user_id = {user} AND status = 'DEAD'"),
+    "/me/credits/ledger": (
+        "credits_ledgerentry",
+        "account_id = {user}",
+    ),
+}
+
+
+class Person:
+    """A user with ``rows`` of everything."""
+
+    def __init__(self, stack: Stack, connection: psycopg.Connection, name: str, rows: int) -> None:
+        self.connection = connection
+        self.http = Connection(stack.port, stack.token(name))
+        # Nobody listens there: each delivery has an attempt, and is dead once its endpoint is switched off.
+        self.http.json("POST", "/api/v1/webhooks", {"url": "http://127.0.0.1:9/"})
+        self.chat = self.http.json("POST", "/api/v1/chats", {})["id"]
+        run = self.http.json("POST", f"/api/v1/chats/{self.chat}/runs", {"message": "/usage 10 10\n/say Hello"})["id"]
+        wait_until(lambda: self.http.json("GET", f"/api/v1/runs/{run}")["status"] == "completed", 30)
+        wait_until(lambda: self.http.json("GET", "/api/v1/webhooks/deliveries")["items"][0]["attempts"] != [], 30)
+        self.http.json("PATCH", "/api/v1/webhooks", {"enabled": False})
+        self.user = self.one("SELECT user_id FROM runs_run WHERE id = %s", run)
+        originals = {
+            "chats_chat": self.chat,
+            "chats_message": self.one("SELECT user_message_id FROM runs_run WHERE id = %s", run),
+            "runs_run": run,
+            "webhooks_delivery": self.one("SELECT id FROM webhooks_delivery WHERE run_id = %s LIMIT 1", run),
+            "credits_ledgerentry": self.one("SELECT id FROM credits_ledgerentry WHERE run_id = %s LIMIT 1", run),
+        }
+        key = f"lpad(n::text, 20, '0') || lpad('{self.user}', 6, '0')"
+        for table, changes in COPIES.items():
+            made = ", ".join(f"'{column}', {expression.format(key=key)}" for column, expression in changes.items())
+            statement = COPY.format(table=table, changes=made)
+            connection.execute(statement, {"rows": rows, "original": originals[table]})  # type: ignore[arg-type]
+
+    def one(self, query: str, *values: Any) -> Any:
+        row = self.connection.execute(query, values).fetchone()  # type: ignore[arg-type]
+        assert row is not None
+        return row[0]
+
+    def cursor(self, path: str, share: float) -> str:
+        """The cursor of the page after so large a share of the list."""
+        table, condition = LISTS[path]
+        mine = sql.SQL(condition.format(user=self.user, chat=self.chat))  # type: ignore[arg-type]
+        order = sql.SQL("ASC" if table == "chats_message" else "DESC")
+        query = sql.SQL(
+            "SELECT created_at, id FROM {table} WHERE {mine} ORDER BY created_at {order}, id {order} LIMIT 1 OFFSET "
+            "(SELECT (count(*) * {share})::bigint FROM {table} WHERE {mine})"
+        ).format(table=sql.Identifier(table), mine=mine, order=order, share=sql.Literal(share))
+        row = self.connection.execute(query).fetchone()
+        assert row is not None
+        moment: datetime = row[0]
+        return base64.urlsafe_b64encode(json.dumps([moment.isoformat(), row[1]]).encode()).decode().rstrip("=")
+
+    def read(self, path: str, cursor: str | None = None) -> list[float]:
+        """Seconds a request of one page."""
+        address = f"/api/v1{path.format(chat=self.chat)}"
+        if cursor:
+            address += f"{'&' if '?' in path else '?'}cursor={cursor}"
+        took = []
+        for number in range(REQUESTS + 10):
+            begun = time.perf_counter()
+            page = self.http.json("GET", address)
+            if number >= 10:
+                took.append(time.perf_counter() - begun)
+            assert len(page["items"]) == 20, address
+        return took
+
+
+def main() -> None:
+    services = {"database_url": os.environ["TEST_DATABASE_URL"], "redis_url": os.environ["TEST_REDIS_URL"]}
+    with (
+        Stack(**services) as stack,
+        psycopg.connect(stack.environment["DATABASE_URL"], autocommit=True) as connection,
+    ):
+        people = {name: Person(stack, connection, name, rows) for name, rows in ROWS.items()}
+        connection.execute("VACUUM ANALYZE")
+        figures = []
+        for path in LISTS:
+            light = people["light"].read(path)
+            heavy = people["heavy"]
+            pages = {
+                "first page": None,
+                "page in the middle": heavy.cursor(path, 0.5),
+                "last pages": heavy.cursor(path, 0.99),
+            }
+            for name, cursor in pages.items():
+                took = heavy.read(path, cursor)
+                ratio = statistics.median(took) / statistics.median(light)
+                figures.append(
+                    Figure(
+                        f"GET {path}, {name} of {ROWS['heavy']}",
+                        milliseconds(took),
+                        milliseconds(light),
+                        ratio,
+                        "≤ 1.5",
+                    )
+                )
+    report("lists", figures)
+
+
+if __name__ == "__main__":
+    main()
