@@ -21,6 +21,8 @@ from tests.stack.stack import Stack
 
 ROWS = {"light": 100, "heavy": 100_000}
 REQUESTS = 150
+# After how large a share of the list.
+PAGES = {"first page": 0.0, "page in the middle": 0.5, "last pages": 0.99}
 # A row of a real run → as many like it, each a second older than the one before; the expressions are what must differ.
 COPIES = {
     "chats_chat": {"id": "'chat_' || {key}"},
@@ -98,19 +100,40 @@ class Person:
         moment: datetime = row[0]
         return base64.urlsafe_b64encode(json.dumps([moment.isoformat(), row[1]]).encode()).decode().rstrip("=")
 
-    def read(self, path: str, cursor: str | None = None) -> list[float]:
-        """Seconds a request of one page."""
+    def address(self, path: str, share: float) -> str:
+        """Of the page after so large a share of the list."""
         address = f"/api/v1{path.format(chat=self.chat)}"
-        if cursor:
-            address += f"{'&' if '?' in path else '?'}cursor={cursor}"
-        took = []
-        for number in range(REQUESTS + 10):
-            begun = time.perf_counter()
-            page = self.http.json("GET", address)
-            if number >= 10:
-                took.append(time.perf_counter() - begun)
-            assert len(page["items"]) == 20, address
+        return f"{address}{'&' if '?' in path else '?'}cursor={self.cursor(path, share)}" if share else address
+
+    def read(self, address: str) -> float:
+        """Seconds that a page takes."""
+        begun = time.perf_counter()
+        page = self.http.json("GET", address)
+        took = time.perf_counter() - begun
+        assert len(page["items"]) == 20, address
         return took
+
+
+def compare(path: str, light: Person, heavy: Person) -> list[Figure]:
+    """The pages of ``heavy`` beside the first one of ``light``; by turns, for the machine's speed changes."""
+    readers = [(light, light.address(path, 0)), *((heavy, heavy.address(path, share)) for share in PAGES.values())]
+    took: list[list[float]] = [[] for _ in readers]
+    for number in range(REQUESTS + 10):
+        for (person, address), times in zip(readers, took, strict=True):
+            seconds = person.read(address)
+            if number >= 10:
+                times.append(seconds)
+    baseline = took[0]
+    return [
+        Figure(
+            f"GET {path}, {name} of {ROWS['heavy']}",
+            milliseconds(times),
+            milliseconds(baseline),
+            statistics.median(times) / statistics.median(baseline),
+            "≤ 1.5",
+        )
+        for name, times in zip(PAGES, took[1:], strict=True)
+    ]
 
 
 def main() -> None:
@@ -121,27 +144,7 @@ def main() -> None:
     ):
         people = {name: Person(stack, connection, name, rows) for name, rows in ROWS.items()}
         connection.execute("VACUUM ANALYZE")
-        figures = []
-        for path in LISTS:
-            light = people["light"].read(path)
-            heavy = people["heavy"]
-            pages = {
-                "first page": None,
-                "page in the middle": heavy.cursor(path, 0.5),
-                "last pages": heavy.cursor(path, 0.99),
-            }
-            for name, cursor in pages.items():
-                took = heavy.read(path, cursor)
-                ratio = statistics.median(took) / statistics.median(light)
-                figures.append(
-                    Figure(
-                        f"GET {path}, {name} of {ROWS['heavy']}",
-                        milliseconds(took),
-                        milliseconds(light),
-                        ratio,
-                        "≤ 1.5",
-                    )
-                )
+        figures = [figure for path in LISTS for figure in compare(path, people["light"], people["heavy"])]
     report("lists", figures)
 
 
