@@ -154,7 +154,7 @@ READINESS_TIMEOUT_SECONDS = ENV.number("READINESS_TIMEOUT_SECONDS", 3.0, 0.1, 60
 WEB_WORKERS = ENV.whole("WEB_WORKERS", 2, 1, 256)
 WEB_THREADS = ENV.whole("WEB_THREADS", 16, 1, 1024)
 WEB_KEEPALIVE_SECONDS = ENV.whole("WEB_KEEPALIVE_SECONDS", 75, 0, 3600)
-WEB_GRACEFUL_SECONDS = ENV.whole("WEB_GRACEFUL_SECONDS", 30, 0, 3600)
+WEB_GRACEFUL_SECONDS = ENV.whole("WEB_GRACEFUL_SECONDS", 25, 0, 3600)
 
 # --- interface -------------------------------------------------------------------------------------------------------
 REST_FRAMEWORK = {

@@ -30,6 +30,8 @@ PAUSE_SECONDS = 1.0
 GATHER_SECONDS = 0.005
 # A process without room tells the others of due deliveries at most so often.
 PASS_ON_SECONDS = 1.0
+# At the process's end, for recording what the last attempts gave. What is not recorded is sent again.
+RECORD_SECONDS = 5.0
 
 
 class Dispatcher:
@@ -160,4 +162,4 @@ def dispatcher() -> Dispatcher:
 def stop() -> None:
     """At the process's end: let what is under way finish, for no longer than an attempt may take."""
     if _dispatcher is not None and _owner == os.getpid():
-        _dispatcher.stop(settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS + settings.WEBHOOK_CLAIM_MARGIN_SECONDS)
+        _dispatcher.stop(settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS + RECORD_SECONDS)

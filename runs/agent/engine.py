@@ -41,6 +41,8 @@ T = TypeVar("T")
 BEATS_PER_LEASE = 5
 CLOCK_SYNC_SECONDS = 10.0
 RETRY_SECONDS_MAX = 2.0
+# For handing over what the grace time has left. With it a shutdown ends within 30 s, after which platforms kill.
+CLOSE_SECONDS = 10.0
 # PostgreSQL ended the connection since this process was suspended in a transaction: DATABASE_IDLE_TRANSACTION_SECONDS.
 # To Django that is an InternalError.
 IDLE_TOO_LONG = "25P03"
@@ -93,10 +95,10 @@ class Engine:
         while self.tasks and time.monotonic() < end:
             time.sleep(0.05)
         self._stopped.set()
-        asyncio.run_coroutine_threadsafe(self._close(), self.loop).result(timeout=30)
+        asyncio.run_coroutine_threadsafe(self._close(), self.loop).result(timeout=CLOSE_SECONDS)
         self.loop.call_soon_threadsafe(self.loop.stop)
         for thread in self._threads:
-            thread.join(timeout=10)
+            thread.join(timeout=1)
         self.db_threads.shutdown(wait=True, cancel_futures=True)
         self.tool_threads.shutdown(wait=False, cancel_futures=True)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable
 
 import pytest
 from django.db import OperationalError
+from django.db.migrations import Migration
 
 from config.api import health
 
@@ -24,7 +26,7 @@ def test_ready_when_both_answer(client, limits):
     response = client.get("/readyz")
     assert (response.status_code, response.json()) == (
         200,
-        {"status": "ok", "checks": {"database": "ok", "broker": "ok"}},
+        {"status": "ok", "checks": {"database": "ok", "migrations": "ok", "broker": "ok"}},
     )
     assert response["Cache-Control"] == "no-store"
 
@@ -33,7 +35,7 @@ def test_an_absent_broker_is_named(client, settings):
     settings.CACHE_REDIS_URL = "redis://127.0.0.1:1"
     response = client.get("/readyz")
     assert response.status_code == 503
-    assert response.json()["checks"] == {"database": "ok", "broker": "unavailable"}
+    assert response.json()["checks"] == {"database": "ok", "migrations": "ok", "broker": "unavailable"}
 
 
 def test_an_absent_database_is_named(client, limits, monkeypatch):
@@ -43,8 +45,32 @@ def test_an_absent_database_is_named(client, limits, monkeypatch):
     monkeypatch.setattr(health, "ask_database", away)
     response = client.get("/readyz")
     assert response.status_code == 503
-    assert response.json()["checks"] == {"database": "unavailable", "broker": "ok"}
+    assert response.json()["checks"] == {"database": "unavailable", "migrations": "ok", "broker": "ok"}
     assert "secret" not in response.content.decode()
+
+
+def pending(names: list[str]) -> Callable[..., list[tuple[Migration, bool]]]:
+    return lambda executor, targets: [(Migration(name, "runs"), False) for name in names]
+
+
+def test_a_database_that_is_behind_the_code_is_named(client, limits, monkeypatch):
+    monkeypatch.setattr(health, "_migrated", False)
+    monkeypatch.setattr(health.MigrationExecutor, "migration_plan", pending([f"100{n}_new" for n in range(7)]))
+    response = client.get("/readyz")
+    assert response.status_code == 503
+    assert response.json()["checks"] == {
+        "database": "ok",
+        "migrations": f"not applied: {', '.join(f'runs.100{n}_new' for n in range(5))} and 2 more",
+        "broker": "ok",
+    }
+    monkeypatch.undo()
+    assert client.get("/readyz").json()["checks"]["migrations"] == "ok"
+
+
+def test_migrations_that_were_found_applied_are_not_looked_for_again(client, limits, monkeypatch):
+    client.get("/readyz")
+    monkeypatch.setattr(health, "MigrationExecutor", lambda connection: pytest.fail("it was known"))
+    assert client.get("/readyz").json()["checks"]["migrations"] == "ok"
 
 
 def test_what_hangs_is_not_ready_and_piles_up_no_threads(client, settings, monkeypatch):
@@ -56,7 +82,8 @@ def test_what_hangs_is_not_ready_and_piles_up_no_threads(client, settings, monke
         settings.BROKER_TIMEOUT_SECONDS = 0.1
         for _ in range(3):
             response = client.get("/readyz")
-            assert response.json()["checks"] == {"database": "unavailable", "broker": "unavailable"}
+            checks = response.json()["checks"]
+            assert (checks["database"], checks["broker"]) == ("unavailable", "unavailable")
         hanging = [thread for thread in threading.enumerate() if thread.name == "probe-database"]
         assert len(hanging) == 1
     free.set()

@@ -1,0 +1,100 @@
+"""The service as the Procfile says, each process started by the container image's entry point."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import requests
+
+from tests.stack import redis
+from tests.stack.process import ROOT, Process, free_port, python
+from tests.stack.stack import START_SECONDS, Stack, live
+
+WORKERS = ("runs-1", "runs-2", "webhooks", "webhooks-retry", "maintenance")
+
+
+class Deployment(Stack):
+    """``database_url`` and ``redis_url`` are needed. ``through`` stands for the former in the processes' DATABASE_URL."""
+
+    def __init__(self, *, through: str | None = None, **options: object) -> None:
+        super().__init__(**options)  # type: ignore[arg-type]
+        self.through = through
+        self.stream_port = free_port()
+        self.process_environment["stream"] = {"PORT": str(self.stream_port)}
+        self.environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+    @property
+    def stream_url(self) -> str:
+        return f"http://127.0.0.1:{self.stream_port}"
+
+    def start(self) -> None:
+        live.append(self)
+        try:
+            self._make_database()
+            assert self.redis_url
+            self.environment["REDIS_URL"] = redis.own_database(self.redis_url)
+            released = subprocess.run(
+                python("-m", "config.procfile", "release"),
+                cwd=ROOT,
+                env=self.environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert released.returncode == 0, released.stdout + released.stderr
+            if self.through:
+                name = self.environment["DATABASE_URL"].rpartition("/")[2]
+                self.environment["DATABASE_URL"] = f"{self.through}/{name}"
+            for name in ("web", "stream", *WORKERS, "beat"):
+                self.add(name, python("-m", "config.procfile", name.partition("-1")[0].partition("-2")[0]))
+            self.wait_until_all_serve()
+        except BaseException as error:
+            if isinstance(error, Exception):
+                error.add_note(self.report())
+            self.stop()
+            raise
+
+    def wait_until_all_serve(self) -> None:
+        for url in (self.url, self.stream_url):
+            self.wait_for(partial(is_ready, url), START_SECONDS, f"{url}'s readiness")
+        for name in WORKERS:
+            self.wait_for(partial(says_ready, self.processes[name]), START_SECONDS, f"readiness of {name}")
+
+    def shut_down(self) -> dict[str, float]:
+        """SIGTERM to every process at once, as a platform does; how long each took to end."""
+        begun = time.monotonic()
+        for process in self.processes.values():
+            process.wanted = False
+            process.send_signal(signal.SIGTERM)
+        took: dict[str, float] = {}
+        while len(took) < len(self.processes):
+            assert time.monotonic() - begun < 60, f"still there: {set(self.processes) - set(took)}\n{self.report()}"
+            for name, process in self.processes.items():
+                if name not in took and not process.running:
+                    took[name] = time.monotonic() - begun
+            time.sleep(0.02)
+        return took
+
+    def start_again(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.log.replace(process.log.with_suffix(".before.log"))
+            process.start()
+        self.wait_until_all_serve()
+
+
+def is_ready(url: str) -> bool:
+    try:
+        return requests.get(f"{url}/readyz", timeout=10).status_code == 200
+    except requests.RequestException:
+        return False
+
+
+def says_ready(process: Process) -> bool:
+    return process.log.exists() and " ready." in process.log.read_text(errors="replace")

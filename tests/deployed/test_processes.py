@@ -1,0 +1,202 @@
+"""The Procfile's processes at work: they serve, they end within the time that platforms give, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+import requests
+
+from tests.deployed.deployment import Deployment
+from tests.driver import Driver, until
+from tests.stack.plugin import given_services
+from tests.stack.postgres import unprivileged_user
+from tests.stack.process import Process, free_port, remove_directory, temporary_directory, wait_for
+from tests.streams.conftest import Listener
+from tests.webhooks.receiver import receiving
+
+pytestmark = [pytest.mark.stack, pytest.mark.services, pytest.mark.timeout(300)]
+
+GRACE_SECONDS = 30.0
+CATALOGUE = """
+from runs.models import Tool
+Tool.objects.create(
+    name="slow", display_name="Slow", description="Slow.", node_type="http", price=1000000, approval="never",
+    url="{url}", timeout_seconds=60, input_schema={{"type": "object"}},
+)
+"""
+
+
+def late(seconds: float, body: bytes = b'{"result": "ok"}'):
+    """An answer that takes its time, but does not outlive its receiver."""
+
+    def behave(receiver, connection, request) -> None:
+        receiver.stopped.wait(seconds)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+
+    return behave
+
+
+def test_a_shutdown_under_way_ends_in_time_and_loses_nothing() -> None:
+    with (
+        receiving(late(8)) as tool,
+        receiving(late(6)) as hook,
+        Deployment(**given_services(), environment={"WEB_WORKERS": "2", "LOG_FORMAT": "json"}) as deployed,
+    ):
+        deployed.manage("shell", "-c", CATALOGUE.format(url=tool.url))
+        session = deployed.session("ada")
+        session.post("/webhooks", json={"url": hook.url})
+        driver = Driver(session)
+        calling = driver.start("/call slow {}\n/say and {result}")
+        long = driver.start("/stream 180 100\n/say and the end")
+        waiting = driver.ask("/ask Which?\n/say {result} it is")
+        until(lambda: len(tool.requests) == 1 and len(hook.requests) >= 2)
+        slow: list[requests.Response] = []
+        # A request that is being answered when the signal comes.
+        client = deployed.public("ada")
+        asking = threading.Thread(
+            target=lambda: slow.append(
+                client.post(
+                    f"{deployed.url}/api/mcp",
+                    json={
+                        "jsonrpc": "2.0",
+                        "id": 1,
+                        "method": "tools/call",
+                        "params": {
+                            "name": "start_run",
+                            "arguments": {"chatId": driver.chat(), "message": "/wait 3", "waitSeconds": 5},
+                        },
+                    },
+                    headers={"Accept": "application/json, text/event-stream"},
+                    timeout=40,
+                )
+            )
+        )
+        asking.start()
+        until(lambda: session.get("/runs").json()["items"][0]["id"] not in (long["id"], waiting["id"], calling["id"]))
+        took = deployed.shut_down()
+        assert {name: seconds for name, seconds in took.items() if seconds > GRACE_SECONDS - 2} == {}
+        asking.join()
+        assert [answer.status_code for answer in slow] == [200]
+        deployed.start_again()
+        driver.respond(driver.get(waiting["id"]), kind="CLARIFICATION", answer="blue")
+        for run, ending in ((calling, "and ok"), (long, "and the end"), (waiting, "blue it is")):
+            ended = driver.wait(run["id"], timeout=90)
+            assert ended["status"] == "completed"
+            assert driver.content(ended).endswith(ending)
+        # What was under way outside was neither cut off nor done twice.
+        assert len(tool.requests) == 1
+        until(lambda: not session.get("/webhooks/deliveries?status=PENDING").json()["items"], 60)
+        deliveries = session.get("/webhooks/deliveries?limit=100").json()["items"]
+        assert {(delivery["status"], len(delivery["attempts"])) for delivery in deliveries} == {("DELIVERED", 1)}
+        assert deployed.manage("shell", "-c", LOSSES).split()[-1] == "0"
+        assert "All invariants hold." in deployed.manage("check_invariants")
+
+
+LOSSES = "from runs.models import Run; print(max(Run.objects.values_list('lease_losses', flat=True)))"
+
+
+# --- behind PgBouncer ------------------------------------------------------------------------------------------------
+BINARY = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
+POOL = 8
+
+
+@pytest.fixture
+def pgbouncer() -> Iterator[str]:
+    """A PgBouncer in transaction mode in front of the tests' server, with fewer connections than the service has
+    clients; its address without a database."""
+    direct = psycopg.conninfo.conninfo_to_dict(os.environ["TEST_DATABASE_URL"])
+    directory, port = temporary_directory("pgbouncer-"), free_port()
+    (directory / "pgbouncer.ini").write_text(
+        f"""
+[databases]
+* = host={direct["host"]} port={direct["port"]} user={direct["user"]}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+default_pool_size = {POOL}
+max_client_conn = 500
+"""
+    )
+    user = unprivileged_user()
+    if user:
+        shutil.chown(directory, user)
+        shutil.chown(directory / "pgbouncer.ini", user)
+    process = Process(
+        "pgbouncer",
+        [str(BINARY), str(directory / "pgbouncer.ini")],
+        log=directory / "log",
+        directory=directory,
+        user=user,
+    )
+    process.start()
+    try:
+        wait_for(lambda: answers(port), 20, "PgBouncer's answer")
+        yield f"postgres://{direct['user']}@127.0.0.1:{port}"
+    finally:
+        process.stop(signal.SIGINT)
+        remove_directory(directory)
+
+
+def answers(port: int) -> bool:
+    try:
+        with psycopg.connect(f"postgres://any@127.0.0.1:{port}/postgres", connect_timeout=5):
+            return True
+    except psycopg.OperationalError:
+        return False
+
+
+@pytest.mark.skipif(BINARY is None, reason="there is no PgBouncer here (apt install pgbouncer)")
+def test_behind_pgbouncer_in_transaction_mode(pgbouncer: str) -> None:
+    with (
+        receiving() as hook,
+        Deployment(
+            **given_services(),
+            through=pgbouncer,
+            environment={"DATABASE_PGBOUNCER": "1", "LOG_FORMAT": "json", "CREDIT_EXPIRY_SWEEP_SECONDS": "1"},
+        ) as deployed,
+    ):
+        session = deployed.session("ada")
+        session.post("/webhooks", json={"url": hook.url})
+        driver = Driver(session)
+        runs = [
+            driver.start('/call calculate {"expression": "6*7"}\n/say It is {result}.\n/stream 20 20')
+            for _ in range(30)
+        ]
+        asked = driver.ask("/ask Which?\n/say {result} it is")
+        driver.respond(asked, kind="CLARIFICATION", answer="blue")
+        cancelled = driver.start("/wait 60")
+        driver.wait(cancelled["id"], "running")
+        driver.cancel(cancelled["id"])
+        assert {driver.wait(run["id"])["status"] for run in [*runs, asked]} == {"completed"}
+        assert driver.wait(cancelled["id"])["status"] == "cancelled"
+        told = Listener(f"{deployed.stream_url}/api/v1", deployed.token("ada")).all(runs[0]["id"])
+        assert told[-1][1] == "run.status"
+        until(lambda: not session.get("/webhooks/deliveries?status=PENDING").json()["items"], 60)
+        key = {"Idempotency-Key": "once"}
+        chats = {session.post("/chats", json={}, headers=key).json()["id"] for _ in range(3)}
+        assert len(chats) == 1
+        # These read with cursors.
+        assert "All invariants hold." in deployed.manage("check_invariants")
+        assert "Every account agrees" in deployed.manage("reconcile_credits")
+        for name, process in deployed.processes.items():
+            broken = [line for line in process.log.read_text().splitlines() if '"level": "ERROR"' in line]
+            assert broken == [], name
+        # What the setting is for: without it, connections ask for what PgBouncer does not pass on.
+        refused = subprocess.run(
+            [shutil.which("python", path=deployed.environment["PATH"]) or "python", "manage.py", "reconcile_credits"],
+            env=deployed.environment | {"DATABASE_PGBOUNCER": "0"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "unsupported startup parameter" in refused.stderr
