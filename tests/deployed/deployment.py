@@ -20,7 +20,7 @@ WORKERS = ("runs-1", "runs-2", "webhooks", "webhooks-retry", "maintenance")
 
 
 class Deployment(Stack):
-    """``database_url`` and ``redis_url`` are needed. ``through`` stands for the former in the processes' DATABASE_URL."""
+    """``database_url`` and ``redis_url`` are needed. ``through`` is what the processes reach the former by."""
 
     def __init__(self, *, through: str | None = None, **options: object) -> None:
         super().__init__(**options)  # type: ignore[arg-type]

@@ -81,6 +81,7 @@ def test_a_shutdown_under_way_ends_in_time_and_loses_nothing() -> None:
         asking.start()
         until(lambda: session.get("/runs").json()["items"][0]["id"] not in (long["id"], waiting["id"], calling["id"]))
         took = deployed.shut_down()
+        print({name: round(seconds, 1) for name, seconds in took.items()})
         assert {name: seconds for name, seconds in took.items() if seconds > GRACE_SECONDS - 2} == {}
         asking.join()
         assert [answer.status_code for answer in slow] == [200]

@@ -1,0 +1,137 @@
+"""The example dashboard, alert rules and docs speak of metrics, labels, jobs and settings that there are."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+from django.conf import settings
+from prometheus_client.parser import text_string_to_metric_families
+
+from config.api import metrics
+from config.api.metrics import Counter, Histogram
+from tests.stack.process import ROOT
+
+pytestmark = pytest.mark.django_db
+
+DOCS = ROOT / "docs"
+DASHBOARD = json.loads((DOCS / "grafana" / "dashboard.json").read_text())
+RULES = yaml.safe_load((DOCS / "prometheus" / "alerts.yml").read_text())["groups"][0]["rules"]
+OPERATIONS = (DOCS / "operations.md").read_text()
+PANELS = [(panel["title"], target["expr"]) for panel in DASHBOARD["panels"] for target in panel["targets"]]
+EXPRESSIONS = PANELS + [(rule["alert"], rule["expr"]) for rule in RULES]
+
+
+def parts(expression: Any) -> Iterator[Any]:
+    """The node and all below it."""
+    yield expression
+    for name in ("lhs", "rhs", "expr", "vector_selector", "args", "param"):
+        below = getattr(expression, name, None)
+        for one in below if isinstance(below, list) else [below]:
+            if one is not None and type(one).__module__.startswith("promql"):
+                yield from parts(one)
+
+
+def parsed(expression: str) -> list[Any]:
+    return list(parts(promql_parser.parse(expression.replace("$__rate_interval", "5m"))))
+
+
+@pytest.fixture
+def labels_of(scrape) -> dict[str, set[str]]:
+    """Each series' name and its labels, as the page shows them."""
+    found: dict[str, set[str]] = {"up": {"job"}}
+    for name, metric in metrics.declared.items():
+        if name.startswith(metrics.PREFIX + "test_"):
+            continue
+        if isinstance(metric, Counter):
+            found[f"{name}_total"] = set(metric.labels)
+        elif isinstance(metric, Histogram):
+            found[f"{name}_bucket"] = {*metric.labels, "le"}
+            found[f"{name}_count"] = found[f"{name}_sum"] = set(metric.labels)
+        else:
+            found[name] = set(metric.labels)
+    for family in text_string_to_metric_families(scrape().text):
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+@pytest.mark.parametrize(("title", "expression"), EXPRESSIONS)
+def test_every_query_is_valid_and_asks_for_what_there_is(labels_of, title, expression):
+    nodes = parsed(expression)
+    selectors = [node for node in nodes if isinstance(node, promql_parser.VectorSelector)]
+    assert selectors
+    known: set[str] = set()
+    for selector in selectors:
+        assert selector.name in labels_of, f"{title}: there is no {selector.name}"
+        asked = {matcher.name for matcher in selector.matchers.matchers}
+        assert asked <= labels_of[selector.name], f"{title}: {selector.name} has no {asked}"
+        known |= labels_of[selector.name]
+    for node in nodes:
+        if isinstance(node, promql_parser.AggregateExpr) and node.modifier is not None:
+            assert set(node.modifier.labels) <= known, title
+
+
+def test_the_queries_are_really_read():
+    """The walk above finds selectors at every depth."""
+    (deep,) = [e for title, e in EXPRESSIONS if title == "RunsFail"]
+    names = [node.name for node in parsed(deep) if isinstance(node, promql_parser.VectorSelector)]
+    assert names == ["agents_runs_finished_total"] * 2
+
+
+def test_every_metric_is_explained_and_shown(labels_of):
+    explained = set(re.findall(r"`(\w+)`", OPERATIONS))
+    shown = " ".join(expression for _, expression in PANELS)
+    for name in labels_of:
+        if name == "up" or name.endswith(("_count", "_sum")):
+            continue
+        own = name.removeprefix(metrics.PREFIX).removesuffix("_bucket")
+        assert own in explained, f"docs/operations.md does not explain {own}"
+        assert name in shown, f"no panel shows {name}"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_what_to_do_is_written_for_every_alert(rule):
+    section = re.search(rf"^### {rule['alert']}\n(.+)", OPERATIONS, re.M)
+    assert section
+    assert len(section[1]) > 100
+    assert rule["annotations"]["summary"]
+    assert rule["labels"]["severity"] in ("page", "ticket")
+
+
+def test_no_section_is_about_an_alert_that_there_is_not():
+    assert set(re.findall(r"^### (\w+)", OPERATIONS, re.M)) == {rule["alert"] for rule in RULES}
+
+
+def test_every_job_is_listed_with_how_often_it_runs():
+    rows = dict(re.findall(r"^\| `([a-z]+-[a-z-]+)` \| ([\w ]+) \|", OPERATIONS, re.M))
+    units = {"s": 1, "min": 60, "h": 3600}
+    told = {job: float(number) * units[unit] for job, (number, unit) in ((j, r.split()) for j, r in rows.items())}
+    assert told == {job: entry["schedule"] for job, entry in settings.CELERY_BEAT_SCHEDULE.items()}
+
+
+def test_every_kind_of_job_is_watched():
+    """The alert for stale jobs names them by their first word."""
+    (stale,) = [rule["expr"] for rule in RULES if rule["alert"] == "HousekeepingStale"]
+    patterns = re.findall(r'job=~"([^"]+)"', stale)
+    for job in settings.CELERY_BEAT_SCHEDULE:
+        assert sum(bool(re.fullmatch(pattern, job)) for pattern in patterns) == 1, job
+
+
+def test_panels_do_not_lie_on_one_another():
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in DASHBOARD["panels"]]
+    assert len(set(places)) == len(places)
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(places)
+
+
+@pytest.mark.parametrize("page", ["operations.md", "deploy.md"])
+def test_settings_that_are_named_exist(page):
+    names = set(re.findall(r"`([A-Z][A-Z0-9]+_[A-Z0-9_]+)`", (DOCS / page).read_text()))
+    foreign = {name for name in names if name.startswith(("OTEL_", "POSTGRES_"))}
+    codes = {"TOOL_ERROR", "MODEL_ERROR", "MODEL_TIMEOUT", "WORKER_LOST", "INTERNAL_ERROR", "OUTCOME_UNKNOWN"}
+    assert names - foreign - codes <= set(settings.ENV.known)
