@@ -43,7 +43,7 @@ APPEND_SLASH = False
 USE_TZ = True
 TIME_ZONE = "UTC"
 USE_I18N = False
-DATETIME_FORMAT = "Y-m-d H:i:s"
+FORMAT_MODULE_PATH = "config.formats"
 
 INSTALLED_APPS = [
     "unfold",  # before the admin, whose site and templates it replaces

@@ -77,8 +77,8 @@ def test_a_run_tells_its_story_on_one_page(boss, user, run):
         "300 ms",  # a turn
         "1.5 s",  # a call
         "Clarification",
-        "503 in 71 ms",  # an attempt
-        "200 in 5 ms",
+        "503 (71 ms)",  # an attempt
+        "200 (5 ms)",
         "tool.completed",
         "delivered ×2",
         "message.delta",

@@ -1,0 +1,180 @@
+"""The admin at a million runs, with as many chats, charges and deliveries, on PostgreSQL: each page as staff get it.
+
+``make bench``, or ``python -m tests.stack.run_services python -m benchmarks admin``. RUNS says how many.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+
+from benchmarks.harness import Figure, report
+from tests.stack import postgres
+
+RUNS = int(os.environ.get("RUNS", "1000000"))
+USERS = 2000
+BUSIEST = 0.1  # the share of one user
+DAYS = 30
+REPEATS = 7
+ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+CODES = ["MODEL_ERROR", "MODEL_TIMEOUT", "INSUFFICIENT_CREDITS", "RUN_TIMEOUT", "WORKER_LOST"]
+TOOLS = [None, None, "draw_chart", "web_fetch", "calculate", "create_file"]
+
+
+def id_of(prefix: str, moment: datetime, number: int) -> str:
+    milliseconds, text = int(moment.timestamp() * 1000), ""
+    for _ in range(10):
+        milliseconds, digit = divmod(milliseconds, 32)
+        text = ALPHABET[digit] + text
+    return f"{prefix}_{text}{number:016d}"
+
+
+def fill(database_url: str, users: list[int], endpoints: list[str]) -> tuple[str, str]:
+    """The id of a run in the middle, and of its chat."""
+    rng = random.Random(4)
+    end = datetime.now(UTC)
+    begin = end - timedelta(days=DAYS)
+    moments = [begin + (end - begin) * (number / RUNS) for number in range(RUNS)]
+    owners = [users[0] if rng.random() < BUSIEST else rng.choice(users) for _ in range(RUNS)]
+    codes = [rng.choice(CODES) if rng.random() < 0.05 else None for _ in range(RUNS)]
+    place = dict(zip(users, endpoints, strict=True))
+
+    def ids(prefix: str, number: int) -> str:
+        return id_of(prefix, moments[number], number)
+
+    def chats() -> Iterator[tuple[Any, ...]]:
+        for n in range(RUNS):
+            yield ids("chat", n), owners[n], moments[n], moments[n]
+
+    def runs() -> Iterator[tuple[Any, ...]]:
+        for n in range(RUNS):
+            status = "failed" if codes[n] else "waiting" if n % 5000 == 0 else "completed"
+            done = None if status == "waiting" else moments[n] + timedelta(seconds=4)
+            yield (ids("run", n), ids("chat", n), owners[n], status, codes[n], ids("msg", n), moments[n], done, False,
+                   False, 0, False, 0, 0, 0, "")  # fmt: skip
+
+    def entries() -> Iterator[tuple[Any, ...]]:
+        for n in range(RUNS):
+            yield (ids("led", n), owners[n], "USAGE", 500_000, rng.choice(TOOLS), ids("chat", n), ids("run", n),
+                   f"usage:{n}", "", moments[n])  # fmt: skip
+
+    def deliveries() -> Iterator[tuple[Any, ...]]:
+        for n in range(RUNS):
+            status = "DEAD" if n % 500 == 0 else "DELIVERED"
+            yield (ids("dlv", n), ids("evt", n), place[owners[n]], owners[n], "agent.completed", ids("run", n),
+                   ids("chat", n), "{}", status, 1, moments[n], moments[n])  # fmt: skip
+
+    tables: list[tuple[str, str, Callable[[], Iterator[tuple[Any, ...]]]]] = [
+        ("chats_chat", "id, user_id, created_at, updated_at", chats),
+        ("runs_run", "id, chat_id, user_id, status, error_code, user_message_id, created_at, finished_at, blocked, "
+         "throttled, last_stream_index, unrecorded_text, ran_ms, lease_token, lease_losses, request_id", runs),
+        ("credits_ledgerentry", "id, account_id, type, amount, tool_key, chat_id, run_id, cause, reason, created_at",
+         entries),
+        ("webhooks_delivery", "id, event_id, endpoint_id, user_id, event_type, run_id, chat_id, body, status, "
+         "attempt_count, created_at, finished_at", deliveries),
+    ]  # fmt: skip
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        for number, (table, columns, rows) in enumerate(tables, 1):
+            print(f"{number}/{len(tables)} {table}: {RUNS:,} rows", file=sys.stderr, flush=True)
+            # Deliveries that are over have no due time, which the column's default would give them.
+            if table == "webhooks_delivery":
+                connection.execute("ALTER TABLE webhooks_delivery ALTER next_attempt_at DROP DEFAULT")
+            with connection.cursor().copy(f"COPY {table} ({columns}) FROM STDIN") as copy:
+                for row in rows():
+                    copy.write_row(row)
+        connection.execute("VACUUM ANALYZE")
+    middle = RUNS // 2
+    return ids("run", middle), ids("chat", middle)
+
+
+def main() -> None:
+    server = os.environ["TEST_DATABASE_URL"]
+    database = postgres.create_database(server)
+    with tempfile.TemporaryDirectory() as var:
+        os.environ |= {
+            "DATABASE_URL": database,
+            "REDIS_URL": os.environ["TEST_REDIS_URL"],
+            "VAR_DIR": var,
+            "ADMIN_DASHBOARD_SECONDS": "0",
+            "DJANGO_SETTINGS_MODULE": "config.settings",
+            "ALLOWED_HOSTS": "testserver",
+        }
+        try:
+            measure(database)
+        finally:
+            from django.db import connections
+
+            connections.close_all()
+            postgres.drop_database(database)
+
+
+def measure(database: str) -> None:
+    import django
+
+    django.setup()
+    from django.contrib.auth.models import User
+    from django.core.management import call_command
+    from django.db import connection
+    from django.test import Client
+    from django.test.utils import CaptureQueriesContext
+
+    from credits.models import Account
+    from webhooks.models import Endpoint
+
+    call_command("migrate", verbosity=0)
+    User.objects.bulk_create(User(username=f"user{n}", email=f"user{n}@example.com") for n in range(USERS))
+    users = list(User.objects.order_by("pk"))
+    Account.objects.bulk_create(Account(user=user) for user in users)
+    endpoints = Endpoint.objects.bulk_create(Endpoint(user=user, url="https://x.example", secret="x") for user in users)
+    run, chat = fill(database, [user.pk for user in users], [endpoint.pk for endpoint in endpoints])
+    client = Client()
+    client.force_login(User.objects.create_superuser("boss", "boss@example.com", "x"))
+
+    def page(url: str, name: str, target: float) -> Figure:
+        took, inside = [], []
+        for _ in range(REPEATS):
+            begun = time.perf_counter()
+            with CaptureQueriesContext(connection) as asked:
+                answer = client.get(url)
+            took.append(time.perf_counter() - begun)
+            assert answer.status_code == 200, url
+            inside.append(sum(float(query["time"]) for query in asked.captured_queries))
+        middle = statistics.median(took)
+        value = f"{middle * 1000:.0f} ms, of it {statistics.median(inside) * 1000:.0f} ms in the database"
+        empty = statistics.median(idle) * 1000
+        return Figure(name, value, f"{empty:.0f} ms an empty list", middle * 1000 / empty, f"≤ {target:g} s")
+
+    idle = []
+    for _ in range(REPEATS):
+        begun = time.perf_counter()
+        client.get("/admin/chats/attachment/")
+        idle.append(time.perf_counter() - begun)
+    runs = "/admin/runs/run/"
+    figures = [
+        page(runs, "list of runs", 1),
+        page(f"{runs}?p=200", "its last page (10,000 rows on)", 1),
+        page(f"{runs}?q={run}", "a run by its id", 1),
+        page(f"{runs}?q={chat}", "by its chat", 1),
+        page(f"{runs}?q=user7", "by user", 1),
+        page(f"{runs}?q=user0", "by the user who has a tenth of all", 1),
+        page(f"{runs}?q=user0@example.com", "by e-mail address", 1),
+        page(f"{runs}?q=WORKER_LOST", "by error", 1),
+        page(f"{runs}?q=user0+WORKER_LOST", "by user and error", 1),
+        page(f"{runs}?status__exact=waiting", "by a rare state", 1),
+        page(f"{runs}{run}/change/", "a run's page", 1),
+        page(f"/admin/credits/ledgerentry/?q={run}", "its ledger rows", 1),
+        page("/admin/credits/ledgerentry/?type__exact=REFUND", "ledger rows of a type that is not there", 1),
+        page(f"/admin/webhooks/delivery/?q={run}", "its deliveries", 1),
+        page("/admin/webhooks/delivery/?status__exact=DEAD", "dead deliveries", 1),
+        page("/admin/", "dashboard, nothing remembered", 3),
+    ]
+    report(f"The admin at {RUNS:,} runs, chats, charges and deliveries", figures)

@@ -1,0 +1,128 @@
+"""The admin in a real browser: sign in, look around, find a run, read its story, cancel it, grant credits."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page, expect, sync_playwright
+
+from tests.stack.stack import Stack
+
+pytestmark = [pytest.mark.stack, pytest.mark.services]
+
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+PASSWORD = "correct horse battery"
+MAKE_STAFF = f"""
+from django.contrib.auth.models import Group, User
+olga = User.objects.create_user("olga", "olga@example.com", "{PASSWORD}", is_staff=True)
+olga.groups.set(Group.objects.filter(name__in=["support", "billing"]))
+"""
+
+
+@pytest.fixture(scope="module")
+def staffed(stack: Stack) -> Stack:
+    stack.manage("shell", "-c", MAKE_STAFF)
+    return stack
+
+
+@pytest.fixture
+def page(staffed: Stack) -> Iterator[Page]:
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    assert browser, "Chromium is not installed; it shows the admin (Debian: apt-get install chromium)"
+    wrong: list[str] = []
+    with (
+        sync_playwright() as playwright,
+        playwright.chromium.launch(executable_path=browser, args=FLAGS) as chromium,
+    ):
+        page = chromium.new_page(viewport={"width": 1440, "height": 900})
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda said: said.type == "error" and wrong.append(said.text))
+        page.on("requestfailed", lambda asked: wrong.append(f"failed: {asked.url}"))
+        page.on("request", lambda asked: wrong.append(asked.url) if not asked.url.startswith(ours) else None)
+        ours = (staffed.url, "data:", "blob:")
+        page.goto(f"{staffed.url}/admin/")
+        yield page
+    # No error, and nothing from anywhere else: fonts, scripts and pictures are our own.
+    assert [what for what in wrong if "net::ERR_ABORTED" not in what] == []
+
+
+def sign_in(page: Page) -> None:
+    page.fill("#id_username", "olga")
+    page.fill("#id_password", PASSWORD)
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_text("Oldest queued run")).to_be_visible(timeout=20_000)
+
+
+def test_a_run_is_found_read_and_cancelled(staffed, page):
+    ada = staffed.session("ada")
+    ada.post("/webhooks", {"url": "http://127.0.0.1:9/nobody"})
+    chat = ada.post("/chats").json()["id"]
+    ask = '/call calculate {"expression": "6*7"}\n/ask Which?'
+    run = ada.post(f"/chats/{chat}/runs", {"message": ask}).json()["id"]
+    staffed.wait_for(lambda: ada.get(f"/runs/{run}").json()["status"] == "waiting")
+    sign_in(page)
+    assert page.locator("canvas.chart").count() >= 1
+    page.locator('a[href="/admin/runs/run/"]').first.click()
+    page.fill("#searchbar", "ada")
+    page.keyboard.press("Enter")
+    page.get_by_role("link", name=run).click()
+    for piece in ("Turn 1", "calculate", "Clarification", "waiting", "agent.started"):
+        expect(page.locator("#content-main").get_by_text(piece).first).to_be_visible()
+    bars = page.locator(".staff-track i")
+    assert bars.count() >= 5
+    assert all((bars.nth(number).bounding_box() or {"width": 0})["width"] > 0 for number in range(bars.count()))
+    page.get_by_role("link", name="Cancel").click()
+    page.get_by_role("button", name="Yes, cancel").click()
+    expect(page.locator(".staff-head .staff-pill").first).to_have_text("cancelled", timeout=20_000)
+    expect(page.get_by_role("link", name="Cancel")).to_have_count(0)
+    assert ada.get(f"/runs/{run}").json()["status"] == "cancelled"
+    page.locator('a[href$="/history/"]').click()
+    expect(page.get_by_text("Cancelled.")).to_be_visible()
+
+
+def test_runs_are_cancelled_from_the_list(staffed, page):
+    eve = staffed.session("eve")
+    runs = []
+    for _ in range(2):
+        chat = eve.post("/chats").json()["id"]
+        runs.append(eve.post(f"/chats/{chat}/runs", {"message": "/ask Which?"}).json()["id"])
+    staffed.wait_for(lambda: all(eve.get(f"/runs/{run}").json()["status"] == "waiting" for run in runs))
+    sign_in(page)
+    page.goto(f"{staffed.url}/admin/runs/run/?q=eve")
+    page.locator("input.action-select").nth(0).check()
+    page.locator("input.action-select").nth(1).check()
+    page.locator("select[name=action]").select_option("cancel")
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.get_by_role("button", name="Yes, cancel").click()
+    expect(page.get_by_text("2 done: Cancel.")).to_be_visible(timeout=20_000)
+    assert {eve.get(f"/runs/{run}").json()["status"] for run in runs} == {"cancelled"}
+
+
+def test_credits_are_granted_and_a_wrong_amount_is_not(staffed, page):
+    bob = staffed.session("bob")
+    before = bob.get("/me/credits").json()["available"]
+    sign_in(page)
+    page.goto(f"{staffed.url}/admin/credits/account/")
+    page.get_by_role("link", name="Grant credits").click()
+    page.fill("[name=user]", "bob")
+    page.fill("[name=amount]", "-5")
+    page.fill("[name=reason]", "Sorry for Monday")
+    page.get_by_role("button", name="Continue").click()
+    expect(page.get_by_text("must be at least")).to_be_visible(timeout=20_000)
+    page.fill("[name=amount]", "12.5")
+    page.get_by_role("button", name="Continue").click()
+    expect(page.get_by_text("The credits can be spent at once.")).to_be_visible(timeout=20_000)
+    assert bob.get("/me/credits").json()["available"] == before
+    page.get_by_role("button", name="Yes, grant credits").click()
+    expect(page.get_by_text("Granted 12.5: Sorry for Monday")).to_be_visible(timeout=20_000)
+    assert float(bob.get("/me/credits").json()["available"]) == float(before) + 12.5
