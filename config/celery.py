@@ -1,9 +1,12 @@
 """The Celery application. Tasks carry ids only; the database is the truth and a message merely a nudge."""
 
 import os
+import sys
 
 from celery import Celery
-from celery.signals import setup_logging
+from celery.signals import beat_init, setup_logging, worker_init
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
 from kombu.transport.redis import Channel, QoS
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
@@ -28,3 +31,13 @@ app.autodiscover_tasks()
 @setup_logging.connect
 def keep_django_logging(**kwargs: object) -> None:
     """Workers and beat log as every other process does: by LOGGING of the settings."""
+
+
+@worker_init.connect
+@beat_init.connect
+def refuse_wrong_settings(**kwargs: object) -> None:
+    """A signal's receiver may fail without ending the process, so this one ends it."""
+    try:
+        import_string("config.api.checks.refuse_what_is_wrong")()
+    except ImproperlyConfigured as error:
+        sys.exit(str(error))

@@ -34,6 +34,7 @@ from config.reaper import Reaper, signal_group
 HOST = "127.0.0.1"
 READY_SECONDS = 90.0
 BROKER_SECONDS = 15.0
+TELL_SECONDS = 5.0
 ADMIN = "admin"
 COLOURS = (36, 33, 35, 32, 34, 31)
 CELERY = ("-m", "celery", "-q", "-A", "config")
@@ -87,12 +88,13 @@ class Laptop:
                 self.running.unlink(missing_ok=True)
 
     def start_all(self) -> None:
-        self.say("Starting…")
         if settings.EMBEDDED_BROKER:
             if server_binary() is None:
                 raise Stop(1, MISSING)
             self.start("broker", "-m", "config.broker_process", quiet=True)
+        self.say("Preparing the database…")
         password = self.prepare()
+        self.say("Starting the service…")
         if settings.EMBEDDED_BROKER:
             self.await_broker()
         workers = ("--workers", "1", "--bind", f"{HOST}:{settings.PORT}")
@@ -182,7 +184,7 @@ class Laptop:
         url = f"http://{HOST}:{settings.PORT}/readyz"
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         deadline = time.monotonic() + READY_SECONDS
-        answer = "no answer"
+        answer, told = "no answer", time.monotonic()
         while time.monotonic() < deadline:
             try:
                 with opener.open(url, timeout=5):
@@ -192,6 +194,9 @@ class Laptop:
             except OSError as error:
                 answer = str(error)
             self.pause(0.2)
+            if time.monotonic() > told + TELL_SECONDS:
+                told = time.monotonic()
+                self.say(f"Still starting ({answer})…")
         raise Stop(1, f"The service is not ready after {READY_SECONDS:.0f} seconds: {answer}")
 
     def pause(self, seconds: float) -> None:

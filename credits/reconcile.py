@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from django.db.models import BigIntegerField, Case, F, OuterRef, Q, Subquery, Sum, Value, When
 from django.db.models.functions import Cast, Coalesce
@@ -21,11 +21,11 @@ BALANCE_EFFECT = {
 HELD_EFFECT = {EntryType.HOLD: 1, EntryType.CAPTURE: -1, EntryType.RELEASE: -1}
 
 
-def drift() -> Iterator[str]:
-    """One line for each thing that does not add up."""
-    yield from _accounts()
-    yield from _holds()
-    yield from _refunds()
+def drift(tell: Callable[[str], object] = lambda line: None) -> Iterator[str]:
+    """One line for each thing that does not add up. ``tell`` hears how far it has come."""
+    for number, (name, rule) in enumerate(RULES.items(), 1):
+        tell(f"{number} of {len(RULES)}: {name}")
+        yield from rule()
 
 
 def _accounts() -> Iterator[str]:
@@ -68,3 +68,6 @@ def _refunds() -> Iterator[str]:
 
 def _total(amount: F | Case) -> Cast:
     return Cast(Coalesce(Sum(amount), Value(0)), BigIntegerField())
+
+
+RULES = {"accounts": _accounts, "holds": _holds, "refunds": _refunds}

@@ -66,10 +66,24 @@ TELLS_END = Q(type="run.status") & (
 )
 
 
-def violations() -> list[str]:
-    """One line for each thing that is wrong, at most ``MOST`` a rule; empty if all is well."""
+def violations(tell: Callable[[str], object] = lambda line: None) -> list[str]:
+    """One line for each thing that is wrong, at most ``MOST`` a rule; empty if all is well. ``tell`` hears how far it
+    has come: on large tables that takes minutes.
+    """
+    rules: dict[str, Callable[[], Iterator[str]]] = {
+        "states": _states,
+        "chats": _chats,
+        "streams": _streams,
+        "ends": _ends,
+        "calls": _calls,
+        "outcomes": _outcomes,
+        "charges": _charges,
+        "deliveries": _deliveries,
+        "accounts": reconcile.drift,
+    }
     found: list[str] = []
-    for rule in (_states, _chats, _streams, _ends, _calls, _outcomes, _charges, _deliveries, reconcile.drift):
+    for number, (name, rule) in enumerate(rules.items(), 1):
+        tell(f"{number} of {len(rules)}: {name}")
         found += _most(rule)
     return found
 

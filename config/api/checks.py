@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from cryptography.fernet import Fernet
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.core.exceptions import ImproperlyConfigured
 
 REDIS_SCHEMES = {"redis", "rediss", "unix"}
 
@@ -58,6 +59,14 @@ def check_environment(app_configs: Any = None, **kwargs: Any) -> list[CheckMessa
             hint = f"Install what it needs, or leave {name} out: pip install -r requirements-observability.txt"
             wrong(10, f"{name} is set, but its packages are not installed.", hint)
     return found
+
+
+def refuse_what_is_wrong() -> None:
+    """For processes that serve: better not at all than by a default in place of what was meant. Raises
+    ImproperlyConfigured, naming each variable and its remedy.
+    """
+    if found := [f"{problem.msg} {problem.hint}" for problem in check_environment()]:
+        raise ImproperlyConfigured("\n".join(found))
 
 
 def is_installed(package: str) -> bool:

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from celery import signals
+from django.core.exceptions import ImproperlyConfigured
 
 NONE = "-"
 request_id: ContextVar[str] = ContextVar("request_id", default=NONE)
@@ -72,7 +73,9 @@ def _told(error: BaseException, seen: set[int]) -> Iterator[str]:
         yield from _told(before, seen)
         yield "\nand then:\n\n"
     yield from traceback.format_tb(error.__traceback__)
-    yield f"{type(error).__module__}.{type(error).__qualname__}\n"
+    # The one kind whose message is only ever about variables.
+    told = f": {error}" if isinstance(error, ImproperlyConfigured) else ""
+    yield f"{type(error).__module__}.{type(error).__qualname__}{told}\n"
     for part in getattr(error, "exceptions", ()):
         yield "\nin it:\n\n"
         yield from _told(part, seen)

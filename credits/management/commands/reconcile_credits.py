@@ -12,7 +12,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         found = 0
-        for line in drift():
+        for line in drift(self.stderr.write):
             found += 1
             self.stdout.write(line)
         if found:

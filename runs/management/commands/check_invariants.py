@@ -13,7 +13,7 @@ class Command(BaseCommand):
     )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        found = violations()
+        found = violations(self.stderr.write)
         for line in found:
             self.stdout.write(line)
         if found:

@@ -12,15 +12,20 @@ from django.db.models.functions import Cast
 
 from config.api.encryption import DecryptionFailed, EncryptedField, decrypt, is_current
 
+TELL_EVERY = 10_000
+
 
 class Command(BaseCommand):
     help = "Encrypt every stored secret anew with the first of ENCRYPTION_KEYS; exit 1 if no key opens one of them."
 
     def handle(self, *args: Any, **options: Any) -> None:
-        renewed = lost = 0
+        renewed = lost = seen = 0
         for model, field in encrypted_fields():
             rows = model._default_manager.annotate(cipher=Cast(field.name, models.TextField()))
             for key, cipher in rows.exclude(cipher=None).values_list("pk", "cipher").iterator():
+                seen += 1
+                if seen % TELL_EVERY == 0:
+                    self.stderr.write(f"{seen} looked at")
                 if is_current(cipher):
                     continue
                 try:

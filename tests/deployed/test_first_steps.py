@@ -1,0 +1,121 @@
+"""The first minutes with the service: `make run` says what it does and what to do next; a wrong variable is named."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.deployed.deployment import python
+from tests.stack.process import ROOT, free_port, wait_for
+from tests.stack.test_stack import Laptop
+
+pytestmark = pytest.mark.stack
+
+
+def test_the_greeting_s_links_and_commands_work(tmp_path: Path) -> None:
+    laptop = Laptop(tmp_path)
+    try:
+        wait_for(lambda: laptop.said("Ctrl-C stops it"), 90, "the greeting")
+        said = laptop.log.read_text()
+        # What takes long says so before it begins.
+        for earlier, later in (("Preparing the database…", "Starting the service…"), ("Starting the", "is running on")):
+            assert said.index(earlier) < said.index(later)
+        links = dict(re.findall(r"^  ([A-Z][\w ]*?) {2,}(http://\S+)", said, re.M))
+        assert {"Playground", "API documentation", "Admin"} <= set(links)
+        for name, link in links.items():
+            answer = requests.get(link, timeout=30)
+            assert answer.status_code == 200, name
+            assert "text/html" in answer.headers["Content-Type"]
+        snippet = said[said.index("A first run") : said.index("Ctrl-C stops it")].partition(":\n")[2]
+        done = subprocess.run(
+            ["bash", "-ec", snippet.replace(".venv/bin/python", sys.executable)],
+            cwd=ROOT,
+            env={**os.environ, "VAR_DIR": str(tmp_path / "var"), "DATABASE_URL": "", "REDIS_URL": ""},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "Hello! I am the demo model" in done.stdout
+        # Lines are for people, whatever the processes.
+        assert '{"time"' not in laptop.log.read_text()
+    finally:
+        laptop.process.send_signal(signal.SIGINT)
+        laptop.process.wait(40)
+
+
+WRONG = {"PORT": "many", "RATE_LIMIT_PUBLIC": "-1", "SESSION_AUDIENCE": "agents", "DATABASE_URL": "mysql://nowhere/x"}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["-m", "gunicorn", "config.wsgi"],
+        ["-m", "uvicorn", "config.asgi:application", "--port", str(free_port())],
+        ["-m", "celery", "-q", "-A", "config", "worker", "-P", "threads", "-c", "1", "-Q", "maintenance"],
+        ["-m", "celery", "-q", "-A", "config", "beat"],
+        ["manage.py", "migrate", "--noinput"],
+        ["manage.py", "check"],
+    ],
+    ids=["web", "stream", "worker", "beat", "release", "check"],
+)
+def test_every_process_refuses_wrong_variables_by_name_and_with_a_remedy(tmp_path: Path, command: list[str]) -> None:
+    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    answer = subprocess.run(
+        python(*command),
+        cwd=ROOT,
+        env=kept | {"VAR_DIR": str(tmp_path), "LOG_FORMAT": "json"} | WRONG,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    said = answer.stdout + answer.stderr
+    assert answer.returncode not in (0, None)
+    for remedy in (
+        "PORT: use a whole number from 1 to 65535",
+        "RATE_LIMIT_PUBLIC: use a whole number from 0",
+        "Set SESSION_ISSUER, or leave SESSION_AUDIENCE out",
+        "DATABASE_URL: use postgres://user:password@host:port/name",
+    ):
+        assert remedy in said, said[-3000:]
+
+
+def test_make_run_refuses_them_before_it_starts_anything(tmp_path: Path) -> None:
+    answer = subprocess.run(
+        python("-m", "config.laptop"),
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "VAR_DIR": str(tmp_path), "PORT": "many"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert answer.returncode == 1
+    assert "PORT: use a whole number from 1 to 65535" in answer.stderr
+    assert not (tmp_path / "db.sqlite3").exists()
+
+
+@pytest.mark.parametrize("name", ["check_invariants", "reconcile_credits"])
+def test_long_commands_say_how_far_they_are(tmp_path: Path, name: str) -> None:
+    environment = {"PATH": os.environ["PATH"], "VAR_DIR": str(tmp_path), "LOG_LEVEL": "WARNING"}
+    for command in (["migrate", "--verbosity", "0"], [name]):
+        answer = subprocess.run(
+            python("manage.py", *command),
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=True,
+        )
+    assert re.match(r"1 of (\d+): \w+\n2 of \1: ", answer.stderr)
+    assert "of" not in answer.stdout.split("\n")[0][:4]
