@@ -23,7 +23,7 @@ from config.api.compiled import CompiledQuery
 from config.api.errors import Conflict, DomainError, NotFound, ValidationFailed
 from credits import figures
 from credits.models import REASON_MAX_CHARS, SETTLEMENTS, SPENDING, Account, EntryType, LedgerEntry, PendingExpiry
-from credits.posting import Outcome, Settlement, post, settle
+from credits.posting import Outcome, Settlement, post, row_of, settle
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ def capture(invocation_id: str, amount: int) -> int:
     Returns what was captured: at most the hold, and 0 without an open one.
     """
     _require(amount >= 0, "amount", "A capture must not be negative.")
-    settlement = _settle(f"hold:{invocation_id}", min(amount, money.MAX_MICRO))
+    settlement = _settle(f"hold:{invocation_id}", amount)
     if settlement is None or settlement.outcome is not Outcome.MOVED:
         return 0
     if amount > settlement.held:
@@ -275,10 +275,10 @@ def _move(entry: LedgerEntry, *, balance: int) -> LedgerEntry:
 
 
 def _post(row: LedgerEntry, *, balance: int = 0, held: int = 0, covered: bool = False) -> Outcome:
-    outcome = post(row, balance=balance, held=held, covered=covered)
+    outcome = post([row_of(row)], balance=balance, held=held, covered=covered)
     if outcome is Outcome.REFUSED and not Account.objects.filter(pk=row.account_id).exists():
         account_for(row.account_id)
-        outcome = post(row, balance=balance, held=held, covered=covered)
+        outcome = post([row_of(row)], balance=balance, held=held, covered=covered)
     if outcome is Outcome.MOVED and row.type == EntryType.USAGE:
         figures.spend(row.tool_key, row.amount)
     return outcome
