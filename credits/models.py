@@ -1,5 +1,7 @@
 """Each user's account and the append-only ledger. Amounts are micro-credits. ``ledger.py`` is the only writer.
 
+``UsageTotal`` and its kinds sum up what the ledger says; triggers keep them (migration 0004).
+
 What the tables themselves refuse: an unknown type, a wrong sign, a second row of one cause, a second settlement of a
 kind for one hold, and (by triggers, see migration 0002) any UPDATE or DELETE of a ledger row.
 """
@@ -120,18 +122,14 @@ class LedgerEntry(models.Model):
                 fields=["against", "type"], condition=Q(type__in=SETTLEMENTS), name="ledger_one_settlement_of_a_kind"
             ),
         ]
-        # The reports read nothing but their index: the columns after the first two are there for that alone.
         indexes = [
             models.Index("account", "created_at", "id", name="ledger_by_account"),
+            # For the part of a day that a report begins with: it reads nothing but this index, and the columns after
+            # the first two are there for that alone.
             models.Index(
-                *("account", "created_at", "type", "tool_key", "chat_id", "run_id", "amount"),
+                *("account", "created_at", "type", "tool_key", "chat_id", "amount"),
                 condition=Q(type__in=SPENDING),
-                name="ledger_spending_by_time",
-            ),
-            models.Index(
-                *("account", "chat_id", "type", "tool_key", "run_id", "amount", "created_at"),
-                condition=Q(type__in=SPENDING),
-                name="ledger_spending_by_chat",
+                name="ledger_spending",
             ),
             models.Index("run_id", "type", "amount", condition=Q(run_id__isnull=False), name="ledger_by_run"),
             # Staff look for these few among millions of others.
@@ -159,3 +157,63 @@ class PendingExpiry(models.Model):
 
     def __str__(self) -> str:
         return f"expiry of {self.grant_id}"
+
+
+class UsageTotal(models.Model):
+    """What rows of an account come to, for the reports: derived, exact at every moment, and recomputed by ``totals``.
+
+    ``tool_key`` is empty for bare model usage.
+    """
+
+    # Without a constraint: the ledger row that is counted has it.
+    account = models.ForeignKey(Account, models.PROTECT, related_name="+", db_index=False, db_constraint=False)
+    amount = models.BigIntegerField()
+    records = models.BigIntegerField()
+    latest = models.DateTimeField()
+
+    class Meta:
+        abstract = True
+
+
+class DayTotal(UsageTotal):
+    """CAPTURE and USAGE of a UTC day by tool. Refunds don't count here."""
+
+    pk = models.CompositePrimaryKey("account", "day", "tool_key")
+    day = models.DateField()
+    tool_key = models.CharField(max_length=100)
+
+    def __str__(self) -> str:
+        return f"usage of {self.day}"
+
+
+class ChatTotal(UsageTotal):
+    """CAPTURE and USAGE less REFUND of a chat."""
+
+    pk = models.CompositePrimaryKey("account", "chat_id")
+    chat_id = RefField()
+
+    def __str__(self) -> str:
+        return f"usage of {self.chat_id}"
+
+
+class ChatDayTotal(UsageTotal):
+    """The same by UTC day."""
+
+    pk = models.CompositePrimaryKey("account", "day", "chat_id")
+    day = models.DateField()
+    chat_id = RefField()
+
+    def __str__(self) -> str:
+        return f"usage of {self.chat_id} on {self.day}"
+
+
+class RunTotal(UsageTotal):
+    """The same by run and tool."""
+
+    pk = models.CompositePrimaryKey("account", "chat_id", "run_id", "tool_key")
+    chat_id = RefField()
+    run_id = RefField()
+    tool_key = models.CharField(max_length=100)
+
+    def __str__(self) -> str:
+        return f"usage of {self.run_id}"

@@ -8,6 +8,7 @@ from django.db.models import BigIntegerField, Case, F, OuterRef, Q, Subquery, Su
 from django.db.models.functions import Cast, Coalesce
 
 from config.api import money
+from credits import totals
 from credits.models import SETTLEMENTS, Account, EntryType, LedgerEntry
 
 BALANCE_EFFECT = {
@@ -70,4 +71,4 @@ def _total(amount: F | Case) -> Cast:
     return Cast(Coalesce(Sum(amount), Value(0)), BigIntegerField())
 
 
-RULES = {"accounts": _accounts, "holds": _holds, "refunds": _refunds}
+RULES = {"accounts": _accounts, "holds": _holds, "refunds": _refunds, "totals": totals.drift}

@@ -2,6 +2,8 @@
 
 A period is a rolling window that ends now: ``7d`` begins exactly 7 × 24 hours before now, and a row of that very
 microsecond is inside. What is recorded while the report is made may be in it. ``all`` has no lower bound.
+
+Whole UTC days come from the totals that the database keeps, the day that a period begins in the midst of from its rows.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from operator import attrgetter
 from typing import Any
 
 from django.conf import settings
@@ -18,12 +21,13 @@ from django.utils.module_loading import import_string
 
 from config.api import clock
 from credits.ledger import account_for, net_spending
-from credits.models import SPENDING, EntryType, LedgerEntry
+from credits.models import SPENDING, ChatDayTotal, ChatTotal, DayTotal, EntryType, LedgerEntry, RunTotal
 
 PERIODS = {"7d": 7, "30d": 30, "90d": 90, "all": None}
 DEFAULT_PERIOD = "all"
 MODEL_KEY = "model"
 EXPORT_BATCH = 1000
+DAY = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -93,15 +97,17 @@ def display_name(tool_key: str) -> str:
 def summary(user_id: int, period: Period) -> UsageSummary:
     """What was debited (captures and model usage; refunds don't count here) by tool, largest first."""
     account = account_for(user_id)
-    rows = (
-        _debits(user_id, period)
-        .values(key=Coalesce("tool_key", Value(MODEL_KEY)))
-        .annotate(total=_total(F("amount")), records=Count("*"), latest=Max("created_at"))
-        .order_by("-total", "key")
+    sums = _add(
+        [
+            _whole_days(DayTotal, user_id, period).values(key=F("tool_key")),
+            *(rows.exclude(type=EntryType.REFUND).values(key=_tool()) for rows in _first_hours(user_id, period)),
+        ]
     )
     groups = [
-        UsageGroup(row["key"], display_name(row["key"]), row["total"], row["records"], row["latest"]) for row in rows
+        UsageGroup(tool or MODEL_KEY, display_name(tool or MODEL_KEY), total.amount, total.records, total.latest)
+        for tool, total in sums.items()
     ]
+    groups.sort(key=lambda group: (-group.total_debited, group.tool_key))
     return UsageSummary(
         groups=groups,
         total_debited_all=sum(group.total_debited for group in groups),
@@ -114,15 +120,24 @@ def summary(user_id: int, period: Period) -> UsageSummary:
 
 def by_chat(user_id: int, period: Period) -> list[ChatUsage]:
     """Each chat's spend, refunds netted, newest activity first. Deleted chats keep their title."""
-    rows: list[Any] = list(
-        _spending(user_id, period)
-        .filter(chat_id__isnull=False)
-        .values("chat_id")
-        .annotate(total=_total(net_spending()), latest=Max("created_at"))
-        .order_by("-latest", "chat_id")
-    )
-    titles = _titles(user_id, [row["chat_id"] for row in rows])
-    return [ChatUsage(row["chat_id"], titles.get(row["chat_id"]), row["total"], row["latest"]) for row in rows]
+    if period.start is None:
+        sums = _add([ChatTotal.objects.filter(account_id=user_id).values(key=F("chat_id"))])
+    else:
+        sums = _add(
+            [
+                _whole_days(ChatDayTotal, user_id, period).values(key=F("chat_id")),
+                *(
+                    rows.filter(chat_id__isnull=False).values(key=F("chat_id"))
+                    for rows in _first_hours(user_id, period)
+                ),
+            ]
+        )
+    titles = _titles(user_id, sums)
+    entries = [ChatUsage(chat_id, titles.get(chat_id), total.amount, total.latest) for chat_id, total in sums.items()]
+    # Newest first, and by id where that is the same.
+    entries.sort(key=attrgetter("chat_id"))
+    entries.sort(key=attrgetter("timestamp"), reverse=True)
+    return entries
 
 
 def of_chat(user_id: int, chat_id: str) -> tuple[str | None, list[RunUsage]]:
@@ -130,26 +145,26 @@ def of_chat(user_id: int, chat_id: str) -> tuple[str | None, list[RunUsage]]:
 
     Another user's chat is as empty as one that does not exist: (None, []).
     """
-    rows: Iterable[Any] = (
-        _spending(user_id)
-        .filter(chat_id=chat_id, run_id__isnull=False)
-        .values("run_id", "tool_key")
-        .annotate(total=_total(net_spending()), latest=Max("created_at"))
-        .order_by("-latest", "run_id", "tool_key")
-    )
-    items = [RunUsage(row["run_id"], row["tool_key"], row["total"], row["latest"]) for row in rows]
+    totals = RunTotal.objects.filter(account_id=user_id, chat_id=chat_id).order_by("-latest", "run_id", "tool_key")
+    items = [
+        RunUsage(run_id, tool or None, amount, latest)
+        for run_id, tool, amount, latest in totals.values_list("run_id", "tool_key", "amount", "latest")
+    ]
     return _titles(user_id, [chat_id]).get(chat_id), items
 
 
 def by_day(user_id: int, period: Period) -> list[DayUsage]:
     """What was debited by UTC day, as in ``summary``, oldest first; days without usage are left out."""
-    rows = (
-        _debits(user_id, period)
-        .values(day=TruncDate("created_at", tzinfo=UTC))
-        .annotate(total=_total(F("amount")), records=Count("*"))
-        .order_by("day")
+    sums = _add(
+        [
+            _whole_days(DayTotal, user_id, period).values(key=F("day")),
+            *(
+                rows.exclude(type=EntryType.REFUND).values(key=TruncDate("created_at", tzinfo=UTC))
+                for rows in _first_hours(user_id, period)
+            ),
+        ]
     )
-    return [DayUsage(row["day"], row["total"], row["records"]) for row in rows]
+    return [DayUsage(day, total.amount, total.records) for day, total in sorted(sums.items())]
 
 
 def entries_of(user_id: int) -> QuerySet[LedgerEntry]:
@@ -167,19 +182,56 @@ def export(user_id: int) -> Iterator[LedgerEntry]:
         batch = list(rows.filter(older, created_at__lte=last.created_at)[:EXPORT_BATCH])
 
 
-def _spending(user_id: int, period: Period | None = None) -> QuerySet[LedgerEntry]:
+@dataclass(frozen=True)
+class _Total:
+    amount: int
+    records: int
+    latest: datetime
+
+
+def _first_hours(user_id: int, period: Period) -> list[QuerySet[LedgerEntry]]:
+    """The rows of the day that the period begins in the midst of, if it does."""
+    if period.start is None or period.start == _midnight(period.start):
+        return []
     rows = LedgerEntry.objects.filter(account_id=user_id, type__in=SPENDING).order_by()
-    return rows.filter(created_at__gte=period.start) if period and period.start else rows
+    return [rows.filter(created_at__gte=period.start, created_at__lt=_midnight(period.start) + DAY)]
 
 
-def _debits(user_id: int, period: Period) -> QuerySet[LedgerEntry]:
-    # Written as "spending, but no refunds" so that SQLite, too, sees that the partial index has all it needs.
-    return _spending(user_id, period).exclude(type=EntryType.REFUND)
+def _whole_days(model: type[DayTotal] | type[ChatDayTotal], user_id: int, period: Period) -> QuerySet[Any]:
+    """The totals of the days after that."""
+    totals: QuerySet[Any] = model._default_manager.filter(account_id=user_id)
+    if period.start is None:
+        return totals
+    midnight = _midnight(period.start)
+    return totals.filter(day__gte=(midnight if period.start == midnight else midnight + DAY).date())
 
 
-def _total(amount: Any) -> Any:
-    # The sum of a bigint is a numeric on PostgreSQL, hence the cast.
-    return Cast(Sum(amount), BigIntegerField())
+def _midnight(moment: datetime) -> datetime:
+    return moment.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+def _add(sources: Iterable[QuerySet[Any]]) -> dict[Any, _Total]:
+    """Each source grouped by its ``key``, and together."""
+    sums: dict[Any, _Total] = {}
+    for source in sources:
+        of_rows = source.model is LedgerEntry
+        groups = source.annotate(
+            total=Cast(Sum(net_spending() if of_rows else F("amount")), BigIntegerField()),
+            count=Count("*") if of_rows else Sum("records"),
+            newest=Max("created_at" if of_rows else "latest"),
+        )
+        for key, total, count, newest in groups.values_list("key", "total", "count", "newest"):
+            known = sums.get(key)
+            sums[key] = (
+                _Total(known.amount + total, known.records + int(count), max(known.latest, newest))
+                if known
+                else _Total(total, int(count), newest)
+            )
+    return sums
+
+
+def _tool() -> Coalesce:
+    return Coalesce("tool_key", Value(""))
 
 
 def _titles(user_id: int, chat_ids: Iterable[str]) -> dict[str, str | None]:

@@ -171,6 +171,15 @@ class TestByChat:
             ]
         }
 
+    def test_many_chats_have_their_titles(self, session, user, now, monkeypatch):
+        monkeypatch.setattr("chats.services.TITLES_BY_ID_MOST", 2)
+        chats = [create_chat(user, f"Chat {number}") for number in range(5)]
+        for chat in chats[:4]:
+            spend(user, 5, chat=chat.pk)
+        delete_chat(chats[0])
+        titles = {entry["chatId"]: entry["chatTitle"] for entry in get(session, BY_CHAT)["entries"]}
+        assert titles == {chat.pk: chat.title for chat in chats[:4]}
+
     def test_only_the_callers_own(self, session, user, now):
         spend(UserFactory(), 5)
         assert get(session, BY_CHAT) == {"entries": []}

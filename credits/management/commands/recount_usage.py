@@ -1,0 +1,20 @@
+"""Make the totals of the usage reports anew out of the ledger."""
+
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from credits import totals
+from credits.models import Account
+
+ACCOUNTS_BATCH = 50
+
+
+class Command(BaseCommand):
+    help = "Count the totals that the usage reports read anew. The ledger and the accounts are left as they are."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        accounts = list(Account.objects.order_by("pk").values_list("pk", flat=True))
+        for begin in range(0, len(accounts), ACCOUNTS_BATCH):
+            totals.recount(accounts[begin : begin + ACCOUNTS_BATCH])
+        self.stdout.write(f"Counted the usage of {len(accounts)} accounts.")

@@ -1,0 +1,97 @@
+"""The totals that the usage reports read, against the rows that they sum up: compared, and counted anew.
+
+Triggers keep them (migration 0004). Nothing here is needed while they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from django.db import connection, transaction
+
+from config.api import money
+from credits.models import Account, ChatDayTotal, ChatTotal, DayTotal, RunTotal, UsageTotal
+
+DAY = {"postgresql": "(created_at AT TIME ZONE 'UTC')::date", "sqlite": "substr(created_at, 1, 10)"}
+DEBITS = "type IN ('CAPTURE', 'USAGE')"
+SPENDING = "type IN ('CAPTURE', 'USAGE', 'REFUND') AND chat_id IS NOT NULL"
+NET = "CASE type WHEN 'REFUND' THEN -amount ELSE amount END"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """``keys``: each key of the table beside the account, and what it is of a ledger row; ``rows``: which count."""
+
+    model: type[UsageTotal]
+    keys: dict[str, str]
+    amount: str
+    rows: str
+
+    @property
+    def table(self) -> str:
+        return self.model._meta.db_table
+
+    def counted(self, where: str = "") -> str:
+        """The totals as the ledger says, as SQL."""
+        named = ", ".join(f"{source} AS {key}" for key, source in self.keys.items())
+        return (
+            f"SELECT account_id, {named}, SUM({self.amount}) AS amount, COUNT(*) AS records, MAX(created_at) AS latest"  # noqa: S608
+            f" FROM credits_ledgerentry WHERE {self.rows} {where} GROUP BY account_id, {', '.join(self.keys.values())}"
+        )
+
+
+def kinds() -> list[Kind]:
+    day, tool = DAY[connection.vendor], "COALESCE(tool_key, '')"
+    run = {"chat_id": "chat_id", "run_id": "run_id", "tool_key": tool}
+    return [
+        Kind(DayTotal, {"day": day, "tool_key": tool}, "amount", DEBITS),
+        Kind(ChatTotal, {"chat_id": "chat_id"}, NET, SPENDING),
+        Kind(ChatDayTotal, {"day": day, "chat_id": "chat_id"}, NET, SPENDING),
+        Kind(RunTotal, run, NET, f"{SPENDING} AND run_id IS NOT NULL"),
+    ]
+
+
+@transaction.atomic
+def recount(account_ids: Sequence[int]) -> None:
+    """Make the totals of these accounts anew out of the ledger. Their own movements wait meanwhile."""
+    # Whoever writes a row of an account changes the account first: none comes in between.
+    locked = list(
+        Account.objects.filter(pk__in=account_ids).order_by("pk").select_for_update().values_list("pk", flat=True)
+    )
+    if not locked:
+        return
+    these = f"account_id IN ({', '.join(['%s'] * len(locked))})"
+    with connection.cursor() as cursor:
+        for kind in kinds():
+            cursor.execute(f"DELETE FROM {kind.table} WHERE {these}", locked)  # noqa: S608
+            cursor.execute(
+                f"INSERT INTO {kind.table} (account_id, {', '.join(kind.keys)}, amount, records, latest)"
+                f" {kind.counted(f'AND {these}')}",
+                locked,
+            )
+
+
+def drift() -> Iterator[str]:
+    """One line for each total that is not what the rows come to."""
+    for kind in kinds():
+        keys = ", ".join(["account_id", *kind.keys])
+        # One statement, so that what is booked meanwhile is seen on both sides or on neither.
+        statement = f"""
+            SELECT {keys}, SUM(kept), SUM(booked) FROM (
+                SELECT {keys}, amount AS kept, 0 AS booked, records, latest, 1 AS sides FROM {kind.table}
+                UNION ALL
+                SELECT {keys}, 0, amount, -records, latest, -1 FROM ({kind.counted()}) ledger
+            ) compared GROUP BY {keys}
+            HAVING SUM(kept) <> SUM(booked) OR SUM(records) <> 0 OR SUM(sides) <> 0 OR MIN(latest) <> MAX(latest)
+            ORDER BY {keys}
+        """  # noqa: S608
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+            for account_id, *key, kept, booked in cursor.fetchall():
+                name = Account.objects.select_related("user").get(pk=account_id).user.get_username()
+                of = ", ".join(f"{column} {value or '-'}" for column, value in zip(kind.keys, key, strict=True))
+                yield (
+                    f"{name}: {kind.model._meta.verbose_name} of {of} is {money.to_text(int(kept))},"
+                    f" the ledger says {money.to_text(int(booked))}"
+                )

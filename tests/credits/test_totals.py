@@ -1,0 +1,190 @@
+"""The totals behind the reports: kept by the database itself, checked, and counted anew."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import UTC, datetime, timedelta
+from importlib import import_module
+from types import SimpleNamespace
+
+import pytest
+from django.apps import apps
+from django.db import connection
+from django.db.models import F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from credits import ledger, totals, usage
+from credits.models import ChatDayTotal, ChatTotal, DayTotal, LedgerEntry, RunTotal
+from credits.reconcile import drift
+from tests.credits.helpers import place, spend, stop_clock, turn
+from tests.factories import UserFactory
+
+pytestmark = pytest.mark.django_db
+KINDS = (DayTotal, ChatTotal, ChatDayTotal, RunTotal)
+
+
+def some_spending(user) -> None:
+    ledger.refund(spend(user, 50, chat="chat_1").pk, 20, reason="r", staff=None)
+    turn(user, 7, chat="chat_2", run="run_2")
+    turn(user, 0, chat="chat_2", run="run_2")
+    place(user, 9)
+
+
+def written(model) -> list[tuple[int, int]]:
+    return sorted(model.objects.values_list("amount", "records"))
+
+
+def test_rows_count_whoever_writes_them(user):
+    spend(user, 5)
+    LedgerEntry.objects.bulk_create(
+        [
+            LedgerEntry(account_id=user.pk, type="USAGE", amount=3, cause="x", chat_id="chat_1", run_id="run_1"),
+            LedgerEntry(account_id=user.pk, type="USAGE", amount=4, cause="y"),
+        ]
+    )
+    assert written(DayTotal) == [(5, 1), (7, 2)]
+    assert written(ChatTotal) == written(ChatDayTotal) == [(8, 2)]
+    assert written(RunTotal) == [(3, 1), (5, 1)]
+    assert list(totals.drift()) == []
+
+
+def test_what_is_undone_does_not_count(user):
+    from django.db import transaction
+
+    with transaction.atomic():
+        spend(user, 5)
+        transaction.set_rollback(True)
+    assert [model.objects.count() for model in KINDS] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("model", KINDS)
+@pytest.mark.parametrize("change", [{"amount": 1}, {"records": 1}, {"latest": timedelta(microseconds=1)}])
+def test_reconcile_finds_a_total_that_is_off(user, model, change):
+    some_spending(user)
+    assert list(drift()) == []
+    total = model.objects.order_by("pk").first()
+    model.objects.filter(pk=total.pk).update(**{name: F(name) + by for name, by in change.items()})
+    (line,) = drift()
+    assert line.startswith(f"{user.username}: {model._meta.verbose_name} of ")
+
+
+@pytest.mark.parametrize("model", KINDS)
+def test_reconcile_finds_a_total_that_is_missing_or_too_many(user, model):
+    some_spending(user)
+    lost = model.objects.order_by("-pk").first()
+    model.objects.filter(pk=lost.pk).delete()
+    assert len(list(drift())) == 1
+    lost.save(force_insert=True)
+    assert list(drift()) == []
+    keys = {"account_id": user.pk, "amount": 0, "records": 0, "latest": lost.latest}
+    other = {"day": datetime(2020, 1, 1, tzinfo=UTC).date(), "chat_id": "chat_9", "run_id": "run_9", "tool_key": ""}
+    model.objects.create(**keys, **{name: value for name, value in other.items() if hasattr(model, name)})
+    assert len(list(drift())) == 1
+
+
+def test_reconcile_says_both_amounts(user, monkeypatch):
+    stop_clock(monkeypatch, datetime(2026, 5, 5, 23, 59, 59, 999999, tzinfo=UTC))
+    spend(user, 5_000_000)
+    DayTotal.objects.update(amount=4_000_000)
+    assert list(drift()) == [f"{user.username}: day total of day 2026-05-05, tool_key draw is 4, the ledger says 5"]
+
+
+def test_counted_anew(user):
+    other = UserFactory()
+    for each in (user, other):
+        some_spending(each)
+    before = [written(model) for model in KINDS]
+    for model in KINDS:
+        model.objects.update(amount=F("amount") + 5)
+    totals.recount([user.pk])
+    assert {line.split(":")[0] for line in drift()} == {other.username}
+    totals.recount([user.pk, other.pk])
+    assert [written(model) for model in KINDS] == before
+    assert list(drift()) == []
+
+
+def test_the_migration_counts_what_was_there_before(user, monkeypatch):
+    migration = import_module("credits.migrations.0005_count_usage")
+    monkeypatch.setattr(migration, "ACCOUNTS_BATCH", 2)
+    for _ in range(5):
+        some_spending(UserFactory())
+    before = [written(model) for model in KINDS]
+    for model in KINDS:
+        model.objects.all().delete()
+    for _ in range(2):
+        migration.count(apps, SimpleNamespace(connection=connection))
+        assert [written(model) for model in KINDS] == before
+    assert list(drift()) == []
+
+
+MOMENTS = st.one_of(
+    # Around the beginnings of the periods and of the days that they lie in, to the microsecond.
+    st.tuples(st.sampled_from([0, 6, 7, 8, 29, 30, 31, 89, 90, 91]), st.sampled_from([0, 1]), st.integers(-2, 2)),
+    st.tuples(st.integers(0, 95), st.sampled_from([0, 1]), st.integers(-86_400_000_000, 86_400_000_000)),
+)
+
+
+@settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(
+    second=st.integers(0, 86_399),
+    rows=st.lists(
+        st.tuples(
+            MOMENTS,
+            st.sampled_from(["CAPTURE", "USAGE", "REFUND"]),
+            st.integers(1, 10**12),
+            st.sampled_from(["draw", None, "search"]),
+            st.sampled_from(["chat_1", "chat_2", None]),
+        ),
+        max_size=20,
+    ),
+)
+def test_reports_are_what_the_rows_come_to(second, rows, user):
+    """Row by row, for every period, wherever in a day it begins."""
+    now = datetime(2026, 11, 20, tzinfo=UTC) + timedelta(seconds=second)
+    user = UserFactory()
+    against = LedgerEntry.objects.create(account_id=user.pk, type="HOLD", amount=1, cause=f"{user.pk}")
+    entries = []
+    for number, ((days, of_day, offset), type, amount, tool, chat) in enumerate(rows):
+        moment = now - timedelta(days=days)
+        if of_day:
+            moment = moment.replace(hour=0, minute=0, second=0)
+        moment = min(now, moment + timedelta(microseconds=offset))
+        entry = LedgerEntry(account_id=user.pk, type=type, amount=amount, tool_key=tool, chat_id=chat, reason="r")
+        entry.cause, entry.created_at = f"{user.pk}:{number}", moment
+        if type == "CAPTURE":
+            entry.against = LedgerEntry.objects.create(
+                account_id=user.pk, type="HOLD", amount=1, cause=f"{user.pk}:{number}:hold"
+            )
+        elif type == "REFUND":
+            entry.against = against
+        entries.append(entry)
+    LedgerEntry.objects.bulk_create(entries)
+    for name, length in usage.PERIODS.items():
+        start = now - timedelta(days=length) if length else None
+        inside = [entry for entry in entries if start is None or entry.created_at >= start]
+        debits = [entry for entry in inside if entry.type != "REFUND"]
+        period = usage.Period(start, now)
+        by_tool, by_day, by_chat = defaultdict(list), defaultdict(list), defaultdict(list)
+        for entry in debits:
+            by_tool[entry.tool_key or "model"].append(entry)
+            by_day[entry.created_at.date()].append(entry)
+        for entry in inside:
+            if entry.chat_id:
+                by_chat[entry.chat_id].append(entry)
+        summary = usage.summary(user.pk, period)
+        assert {(g.tool_key, g.total_debited, g.records, g.latest_usage_at) for g in summary.groups} == {
+            (tool, sum(e.amount for e in of), len(of), max(e.created_at for e in of)) for tool, of in by_tool.items()
+        }, name
+        assert [(d.date, d.total_debited, d.records) for d in usage.by_day(user.pk, period)] == [
+            (day, sum(e.amount for e in of), len(of)) for day, of in sorted(by_day.items())
+        ], name
+        assert {(c.chat_id, c.amount, c.timestamp) for c in usage.by_chat(user.pk, period)} == {
+            (
+                chat,
+                sum(-e.amount if e.type == "REFUND" else e.amount for e in of),
+                max(e.created_at for e in of),
+            )
+            for chat, of in by_chat.items()
+        }, name
+    assert list(totals.drift()) == []
