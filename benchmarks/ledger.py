@@ -1,0 +1,228 @@
+"""The ledger on PostgreSQL: hold + capture on one hot account, and the reports over millions of rows.
+
+``make bench``, or ``python -m tests.stack.run_services python -m benchmarks ledger``.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+
+from benchmarks import ledger_data, ledger_plain
+from benchmarks.harness import Figure, report
+from tests.stack import postgres
+
+CONNECTIONS = (1, 4, 16)
+PAIR_SECONDS = 1.5
+PAIR_ROUNDS = 3
+REPORT_ROUNDS = 15
+HOLD = {"tool_key": "draw", "chat_id": "chat_1", "run_id": "run_1", "price": {"perCall": ledger_plain.ESTIMATE}}
+SPENDING = "account_id = %(user)s AND type IN ('CAPTURE', 'USAGE', 'REFUND')"
+NET = "sum(CASE type WHEN 'REFUND' THEN -amount ELSE amount END), max(created_at)"
+# The same reports out of the rows alone.
+FROM_ROWS = {
+    "summary": f"SELECT tool_key, sum(amount), count(*), max(created_at) FROM credits_ledgerentry WHERE {SPENDING}"
+    " AND type <> 'REFUND' AND created_at >= %(start)s GROUP BY 1",
+    "by chat": f"SELECT chat_id, {NET} FROM credits_ledgerentry WHERE {SPENDING} AND created_at >= %(start)s"
+    " GROUP BY 1",
+    "by day": "SELECT (created_at AT TIME ZONE 'UTC')::date, sum(amount), count(*) FROM credits_ledgerentry WHERE"
+    f" {SPENDING} AND type <> 'REFUND' AND created_at >= %(start)s GROUP BY 1",
+    "one chat": f"SELECT run_id, tool_key, {NET} FROM credits_ledgerentry WHERE {SPENDING} AND chat_id = %(chat)s"
+    " GROUP BY 1, 2",
+}
+
+
+# --- hold + capture --------------------------------------------------------------------------------------------------
+def pairs(connections: int, url: str, user_id: int, way: ledger_plain.Pair | None) -> float:
+    """Pairs/s of so many processes, each with a connection of its own; without a ``way``, the ledger's own."""
+    fork = multiprocessing.get_context("fork")
+    start, stop = fork.Barrier(connections + 1), fork.Event()
+    done = fork.Queue()
+
+    def work() -> None:
+        pair = _ours(user_id) if way is None else _theirs(way, url)
+        for _ in range(20):
+            pair()
+        gc.disable()
+        start.wait()
+        count = 0
+        while not stop.is_set():
+            pair()
+            count += 1
+        done.put(count)
+
+    workers = [fork.Process(target=work, daemon=True) for _ in range(connections)]
+    for worker in workers:
+        worker.start()
+    start.wait(60)
+    begun = time.perf_counter()
+    time.sleep(PAIR_SECONDS)
+    stop.set()
+    took = time.perf_counter() - begun
+    total = sum(done.get(timeout=60) for _ in workers)
+    for worker in workers:
+        worker.join()
+    return total / took
+
+
+def _ours(user_id: int) -> Callable[[], None]:
+    from credits import ledger
+
+    def pair() -> None:
+        call = ledger_plain.next_call()
+        ledger.hold(user_id, ledger_plain.ESTIMATE, invocation_id=call, **HOLD)
+        if ledger.capture(call, ledger_plain.ESTIMATE) != ledger_plain.ESTIMATE:
+            raise RuntimeError("the capture failed")
+
+    return pair
+
+
+def _theirs(way: ledger_plain.Pair, url: str) -> Callable[[], None]:
+    connection: ledger_plain.Connection = psycopg.connect(url, autocommit=True)
+    return lambda: way(connection, ledger_plain.next_call())
+
+
+def measure_pairs(url: str, user_id: int) -> list[Figure]:
+    figures = []
+    for connections in CONNECTIONS:
+        rates: dict[str, list[float]] = {name: [] for name in (*ledger_plain.WAYS, "")}
+        # In turns, so that a noisy moment of the machine is everybody's.
+        for _ in range(PAIR_ROUNDS):
+            for name, found in rates.items():
+                found.append(pairs(connections, url, user_id, ledger_plain.WAYS.get(name)))
+        medians = {name: statistics.median(found) for name, found in rates.items()}
+        ours = medians.pop("")
+        best = max(medians.values())
+        figures.append(
+            Figure(
+                f"hold + capture pairs/s, one account, {connections} connections",
+                f"{ours:.0f}/s",
+                ", ".join(f"{name} {rate:.0f}/s" for name, rate in medians.items()),
+                ours / best,
+                "≥ 0.7 of the best" if connections == max(CONNECTIONS) else "",
+            )
+        )
+    return figures
+
+
+# --- reports ---------------------------------------------------------------------------------------------------------
+class Stopwatch:
+    """Adds up the time that statements take; for Django's ``execute_wrapper``."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self, execute: Callable[..., Any], *arguments: Any) -> Any:
+        begun = time.perf_counter()
+        try:
+            return execute(*arguments)
+        finally:
+            self.seconds += time.perf_counter() - begun
+
+
+def in_database(call: Callable[[], Any]) -> tuple[float, float]:
+    """Medians of the time in the database and of the whole call, in ms."""
+    from django.db import connection
+
+    inside, whole = [], []
+    call()
+    for _ in range(REPORT_ROUNDS):
+        watch = Stopwatch()
+        with connection.execute_wrapper(watch):
+            begun = time.perf_counter()
+            call()
+            whole.append(time.perf_counter() - begun)
+        inside.append(watch.seconds)
+    return statistics.median(inside) * 1000, statistics.median(whole) * 1000
+
+
+def measure_reports(user_id: int, chat_id: str, whose: str) -> list[Figure]:
+    from django.db import connection
+
+    from credits import usage
+
+    def figure(name: str, of: str, call: Callable[[], Any], start: Any, target: str) -> Figure:
+        def from_rows() -> None:
+            with connection.cursor() as cursor:
+                parameters = {"user": user_id, "chat": chat_id, "start": start or "-infinity"}
+                cursor.execute(FROM_ROWS[name], parameters)
+                cursor.fetchall()
+
+        inside, whole = in_database(call)
+        plain, _ = in_database(from_rows)
+        return Figure(
+            f"{name} {of}, {whose}",
+            f"{inside:.1f} ms (call {whole:.1f})",
+            f"rows alone {plain:.1f} ms",
+            inside / plain,
+            target,
+        )
+
+    figures = []
+    reports = {"summary": usage.summary, "by chat": usage.by_chat, "by day": usage.by_day}
+    for name, function in reports.items():
+        for period_name in usage.PERIODS:
+            period = usage.period_of(period_name)
+            target = {"all": "≤ 15 ms", "7d": "≤ 6 ms"}.get(period_name, "") if name != "by day" else ""
+            figures.append(
+                figure(name, period_name, lambda f=function, p=period: f(user_id, p), period.start, target)  # type: ignore[misc]
+            )
+    rows = ledger_data.rows_of_chat(chat_id)
+    figures.append(figure("one chat", f"of {rows:,} rows", lambda: usage.of_chat(user_id, chat_id), None, "≤ 10 ms"))
+    return figures
+
+
+def main() -> None:
+    url = postgres.create_database(os.environ["TEST_DATABASE_URL"])
+    directory = tempfile.TemporaryDirectory(prefix="benchmark-")
+    os.environ |= {"DATABASE_URL": url, "VAR_DIR": directory.name, "DJANGO_SETTINGS_MODULE": "config.settings"}
+    try:
+        importlib.import_module("django").setup()
+        figures = measure(url)
+    finally:
+        from django.db import connections
+
+        connections.close_all()
+        postgres.drop_database(url)
+        directory.cleanup()
+    report("ledger", figures)
+
+
+def measure(url: str) -> list[Figure]:
+    from django.core.management import call_command
+    from django.db import connections
+
+    from credits import usage
+
+    call_command("migrate", verbosity=0)
+    user_ids = ledger_data.make_users()
+    connections.close_all()
+    with psycopg.connect(url, autocommit=True) as sql:
+        sql.execute(ledger_plain.SCHEMA)
+        figures = measure_pairs(url, user_ids[0])
+        begun = time.perf_counter()
+        ledger_data.fill(sql, user_ids)
+    took = time.perf_counter() - begun
+    begun = time.perf_counter()
+    ledger_data.count(user_ids)
+    counted = time.perf_counter() - begun
+    figures.append(Figure(f"{ledger_data.ROWS:,} rows of {len(user_ids):,} users written", f"{took:.0f} s"))
+    figures.append(Figure("their totals counted", f"{counted:.0f} s"))
+    heaviest, median = user_ids[0], user_ids[len(user_ids) // 2]
+    figures += measure_reports(heaviest, ledger_data.long_chat(heaviest), "heaviest user")
+    newest = usage.by_chat(median, usage.period_of("all"))[0].chat_id
+    figures += measure_reports(median, newest, "median user")
+    return figures
+
+
+if __name__ == "__main__":
+    main()
