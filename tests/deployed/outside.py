@@ -21,9 +21,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 MESSAGE, TOOL_OUTPUT, TOOL_SECRET = "canary-message-1f", "canary-output-2e", "canary-header-3d"
 MODEL_OUTPUT, MODEL_KEY, EXCEPTION = "canary-model-4c", "canary-key-5b", "canary-exception-6a"
 WRONG_CREDENTIAL, RECEIVER_ANSWER, MODEL_ERROR = "canary-wrong-79", "canary-answer-88", "canary-refusal-97"
+FILE, FILE_NAME = "canary-file-a6", "canary-name-b5"
 CANARIES = (
     *(MESSAGE, TOOL_OUTPUT, TOOL_SECRET, MODEL_OUTPUT, MODEL_KEY, EXCEPTION),
-    *(WRONG_CREDENTIAL, RECEIVER_ANSWER, MODEL_ERROR),
+    *(WRONG_CREDENTIAL, RECEIVER_ANSWER, MODEL_ERROR, FILE, FILE_NAME),
 )
 
 

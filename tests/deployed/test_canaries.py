@@ -17,6 +17,8 @@ import requests
 from tests.deployed.outside import (
     CANARIES,
     EXCEPTION,
+    FILE,
+    FILE_NAME,
     MESSAGE,
     MODEL_KEY,
     TOOL_SECRET,
@@ -28,10 +30,12 @@ from tests.driver import Driver, until
 from tests.operations.conftest import Figures
 from tests.stack.plugin import given_services
 from tests.stack.redis import RedisServer
+from tests.stack.stack import Client
 from tests.streams.conftest import StreamStack
 
 pytestmark = [pytest.mark.stack, pytest.mark.services, pytest.mark.timeout(240)]
 
+JSON = {"Content-Type": "application/json"}
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 CALLER = "b7ad6b7169203331"
 CATALOGUE = f"""
@@ -141,7 +145,9 @@ def work(world: World) -> None:
     )
     world.run = driver.wait(answer.json()["id"])
     assert world.run["status"] == "completed"
+    attached = attach(session)
     for message, options in (
+        ("/say seen", {"attachmentIds": [attached]}),
         (f"/call broken_tool {{}}\n/fail {MESSAGE}", {}),
         (MESSAGE, {"model": "outside"}),
         (MESSAGE, {"model": "broken"}),
@@ -157,7 +163,7 @@ def work(world: World) -> None:
     public = stack.public("ada")
     for call in (
         lambda: session.post(f"/chats/{chat}/runs", json={"message": f"boom-content {MESSAGE}"}),
-        lambda: session.post(f"/chats/{chat}/runs", data=f'{{"message": "{MESSAGE}'),
+        lambda: session.post(f"/chats/{chat}/runs", data=f'{{"message": "{MESSAGE}', headers=JSON),
         lambda: session.post(f"/chats/{chat}/runs", json={"message": MESSAGE, "maxCredits": MESSAGE}),
         lambda: session.get(f"/chats?cursor={MESSAGE}"),
         lambda: session.get(f"/chats/{MESSAGE}"),
@@ -172,6 +178,17 @@ def work(world: World) -> None:
     until(lambda: any(span["name"] == "tool" for span in world.outside.spans()))
     until(lambda: len(world.outside.reports()) >= 2)
     until(lambda: len(world.outside.bodies("/hook")) >= 2)
+
+
+def attach(session: Client) -> str:
+    """An uploaded file, ready for a message; one upload that breaks off on the way."""
+    body = {"fileName": f"{FILE_NAME}.txt", "contentType": "text/plain", "sizeBytes": len(FILE)}
+    for content in (FILE[:-1], FILE):
+        made = session.post("/attachments", json=body).json()
+        upload = made["upload"]
+        requests.put(upload["url"], data=content, headers=upload["headers"], timeout=15)
+        session.post(f"/attachments/{made['id']}/complete")
+    return str(made["id"])
 
 
 def found(text: str, world: World) -> list[str]:
@@ -302,7 +319,7 @@ def test_figures_of_all_processes_are_on_one_page(world: World) -> None:
     until(lambda: (shown()("webhook_attempts_total", outcome="5xx") or 0) >= 2)
     figures = shown()
     # web · a run worker · the webhook worker · the maintenance worker · the stream process
-    assert figures("http_requests_total", method="POST", route="api/v1/chats/<str:chatId>/runs", status="201") == 6
+    assert figures("http_requests_total", method="POST", route="api/v1/chats/<str:chatId>/runs", status="201") == 7
     assert figures("runs_finished_total", status="failed", error="INTERNAL_ERROR") == 1
     assert figures("tool_calls_total", tool="tool", outcome="COMPLETED") == 1
     assert figures("webhook_lag_seconds_count") >= 2

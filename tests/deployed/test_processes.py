@@ -19,7 +19,7 @@ from tests.stack.plugin import given_services
 from tests.stack.postgres import unprivileged_user
 from tests.stack.process import Process, free_port, remove_directory, temporary_directory, wait_for
 from tests.streams.conftest import Listener
-from tests.webhooks.receiver import receiving
+from tests.webhooks.receiver import answer, receiving
 
 pytestmark = [pytest.mark.stack, pytest.mark.services, pytest.mark.timeout(300)]
 
@@ -46,7 +46,7 @@ def late(seconds: float, body: bytes = b'{"result": "ok"}'):
 def test_a_shutdown_under_way_ends_in_time_and_loses_nothing() -> None:
     with (
         receiving(late(8)) as tool,
-        receiving(late(6)) as hook,
+        receiving(late(6), late(6), answer()) as hook,
         Deployment(**given_services(), environment={"WEB_WORKERS": "2", "LOG_FORMAT": "json"}) as deployed,
     ):
         deployed.manage("shell", "-c", CATALOGUE.format(url=tool.url))
@@ -81,7 +81,6 @@ def test_a_shutdown_under_way_ends_in_time_and_loses_nothing() -> None:
         asking.start()
         until(lambda: session.get("/runs").json()["items"][0]["id"] not in (long["id"], waiting["id"], calling["id"]))
         took = deployed.shut_down()
-        print({name: round(seconds, 1) for name, seconds in took.items()})
         assert {name: seconds for name, seconds in took.items() if seconds > GRACE_SECONDS - 2} == {}
         asking.join()
         assert [answer.status_code for answer in slow] == [200]
