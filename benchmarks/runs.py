@@ -249,7 +249,7 @@ class Receiver(BaseHTTPRequestHandler):
 
 def main() -> None:
     services = {"database_url": os.environ["TEST_DATABASE_URL"], "redis_url": os.environ["TEST_REDIS_URL"]}
-    settings = {"RUN_USER_LIMIT": "0", "SIGNUP_CREDITS": "1000000", "WEB_WORKERS": "1"}
+    settings = {"RUN_USER_LIMIT": str(IN_FLIGHT // USERS), "SIGNUP_CREDITS": "1000000", "WEB_WORKERS": "1"}
     with Stack(**services, run_workers=2, environment=settings) as stack:
         bench = Bench(stack)
         figures = bench.figures
