@@ -49,8 +49,31 @@ class Application:
             await self.live(receive, send)
         elif scope["type"] == "http" and STREAM_PATH.fullmatch(scope["path"]):
             await self.answer(scope, receive, send)
+        elif scope["type"] == "http":
+            await self.pass_on(scope, receive, send)
         else:
             await self.django(scope, receive, send)
+
+    async def pass_on(self, scope: Any, receive: Any, send: Any) -> None:
+        """To Django, which on this side takes in a whole body, however long, before it asks whether it may be so."""
+        uploads = scope["path"].startswith("/uploads/")
+        limit = settings.ATTACHMENT_MAX_BYTES if uploads else settings.API_MAX_BODY_BYTES
+        taken = 0
+
+        async def bounded() -> Any:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken <= limit:
+                return message
+            await answer_with(error_response(413), send)
+            return {"type": "http.disconnect"}
+
+        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        if announced.isdigit() and int(announced) > limit:
+            await answer_with(error_response(413), send)
+        else:
+            await self.django(scope, bounded, send)
 
     async def live(self, receive: Any, send: Any) -> None:
         allow_many_connections()
@@ -65,19 +88,10 @@ class Application:
         self.hub = self.hub or Hub()
         if isinstance(response, StreamResponse) and self.hub.count >= settings.STREAM_CONNECTIONS_MAX:
             response = refusal_of(response)
-        await send(
-            {
-                "type": "http.response.start",
-                "status": response.status_code,
-                "headers": [
-                    (name.lower().encode("latin1"), value.encode("latin1")) for name, value in response.items()
-                ],
-            }
-        )
         if not isinstance(response, StreamResponse):
-            body = response.content if isinstance(response, HttpResponse) and scope["method"] != "HEAD" else b""
-            await send({"type": "http.response.body", "body": body})
+            await answer_with(response, send, body=scope["method"] != "HEAD")
             return
+        await begin(response, send)
         stream = self.hub.join(response.opening)
         del response  # a stream may stay open for hours
         leaving = asyncio.create_task(close_when_client_leaves(receive, stream))
@@ -98,6 +112,17 @@ class Application:
         response.close()  # a stream's body is made elsewhere
         close_old_connections()
         return response
+
+
+async def begin(response: HttpResponseBase, send: Any) -> None:
+    headers = [(name.lower().encode("latin1"), value.encode("latin1")) for name, value in response.items()]
+    await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+
+
+async def answer_with(response: HttpResponseBase, send: Any, *, body: bool = True) -> None:
+    await begin(response, send)
+    content = response.content if body and isinstance(response, HttpResponse) else b""
+    await send({"type": "http.response.body", "body": content})
 
 
 async def pump(stream: Stream, send: Any) -> None:

@@ -51,17 +51,21 @@ def load_body(request: HttpRequest) -> bytes:
     """The request's body, read once and kept as ``request.body``; 413 over ``API_MAX_BODY_BYTES``.
 
     Also reads a chunked body, which Django takes for an empty one as it has no Content-Length. Never believes
-    Content-Length: at most the limit and a byte are read.
+    Content-Length: at most the limit and a byte are read, and a body that ends before it is refused, for it is only
+    the beginning of one.
     """
     if hasattr(request, "_body"):
         return request.body
     limit = settings.API_MAX_BODY_BYTES
     chunked = "chunked" in request.META.get("HTTP_TRANSFER_ENCODING", "").lower()
     try:
-        if int(request.META.get("CONTENT_LENGTH") or 0) > limit:
-            raise PayloadTooLarge
+        announced = int(request.META.get("CONTENT_LENGTH") or 0)
     except ValueError:
-        raise BadRequest("Content-Length is not a number.") from None
+        announced = -1
+    if announced < 0:
+        raise BadRequest("Content-Length is not a number.")
+    if announced > limit:
+        raise PayloadTooLarge
     stream: Any = request
     # The server says so if its stream ends by itself; reading one that does not would wait for ever.
     if chunked and request.META.get("wsgi.input_terminated"):
@@ -76,6 +80,8 @@ def load_body(request: HttpRequest) -> bytes:
         raise BadRequest("The request body could not be read.") from error
     if size > limit:
         raise PayloadTooLarge
+    if size < announced and not chunked:
+        raise BadRequest("The request body is shorter than its Content-Length.")
     body = b"".join(parts)
     request._body = body
     request._stream = io.BytesIO(body)

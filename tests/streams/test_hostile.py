@@ -1,0 +1,164 @@
+"""What is no proper request, byte by byte, to both kinds of server: a clear envelope, and nothing made of it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.streams.conftest import StreamStack
+
+pytestmark = pytest.mark.stack
+
+TITLE = b'{"title": "hostile"}'
+DEEP = b'{"title": ' + b"[" * 50_000 + b"]" * 50_000 + b"}"
+LONG = b"x" * 100_000
+
+
+@pytest.fixture(params=["web", "stream"])
+def server(streams: StreamStack, request: pytest.FixtureRequest) -> tuple[str, int]:
+    base = {"web": streams.url, "stream": streams.stream_url}[request.param]
+    return "127.0.0.1", int(urlsplit(base).port or 0)
+
+
+def send(server: tuple[str, int], request: bytes, *, finish: bool = False) -> tuple[int, bytes]:
+    """The status and body of the answer. With ``finish`` no more bytes follow, as of a client that went away."""
+    with socket.create_connection(server, timeout=20) as connection:
+        connection.sendall(request)
+        if finish:
+            connection.shutdown(socket.SHUT_WR)
+        try:
+            answer = http.client.HTTPResponse(connection)
+            answer.begin()
+            return answer.status, answer.read()
+        except (ConnectionError, http.client.HTTPException):
+            return 0, b""  # closed without a word, or before what was too much was read; that refuses it too
+
+
+def head(streams: StreamStack, *lines: bytes, path: bytes = b"/api/v1/chats", method: bytes = b"POST") -> bytes:
+    """A request's head by a caller that may; ``lines`` in place of or beside the usual ones."""
+    given = {line.split(b":")[0].lower() for line in lines}
+    usual = [
+        b"Host: 127.0.0.1",
+        b"Connection: close",
+        b"Content-Type: application/json",
+        b"Authorization: Bearer " + streams.token("ada").encode(),
+    ]
+    kept = [line for line in usual if line.split(b":")[0].lower() not in given]
+    return b"\r\n".join([method + b" " + path + b" HTTP/1.1", *kept, *lines, b"", b""])
+
+
+def chunked(*parts: bytes) -> bytes:
+    return b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts)
+
+
+def length(number: int) -> bytes:
+    return b"Content-Length: %d" % number
+
+
+CHUNKED = b"Transfer-Encoding: chunked"
+# Name → header lines, body, statuses that will do; 0 is a connection that was closed.
+BODIES: dict[str, tuple[list[bytes], bytes, set[int]]] = {
+    "longer than it says": ([length(5)], TITLE, {400}),
+    "without a length": ([], TITLE, {201, 400}),
+    "two lengths": ([length(20), length(5)], TITLE, {400}),
+    "negative length": ([b"Content-Length: -1"], TITLE, {400}),
+    "length that is no number": ([b"Content-Length: 1e3"], TITLE, {400}),
+    "length beside chunks": ([length(3), CHUNKED], chunked(TITLE) + b"0\r\n\r\n", {201, 400}),
+    "chunks of no size": ([CHUNKED], b"zz\r\n" + TITLE + b"\r\n0\r\n\r\n", {400}),
+    "chunks over the limit": ([CHUNKED], chunked(*[b" " * 65536] * 40) + b"0\r\n\r\n", {413, 0}),
+    "length over the limit": ([length(50_000_000)], b"{", {413, 0}),
+    "deep": ([length(len(DEEP))], DEEP, {400}),
+    "duplicate key": ([length(28)], b'{"title": "a", "title": "b"} '[:28], {400}),
+    "huge number": ([length(22)], b'{"title": 1' + b"0" * 10 + b"}", {400}),
+    "NUL": ([length(19)], b'{"title": "\\u0000"} ', {400}),
+    "half a character": ([length(19)], b'{"title": "\\ud800"} ', {400}),
+    "no UTF-8": ([length(15)], b'{"title": "\xff"} ', {400}),
+    "form": ([b"Content-Type: application/x-www-form-urlencoded", length(9)], b"title=abc", {415}),
+    "compressed": ([b"Content-Encoding: gzip", length(20)], TITLE, {201, 400, 415}),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_bodies(streams: StreamStack, server: tuple[str, int], name: str) -> None:
+    lines, body, statuses = BODIES[name]
+    before = len(titles(streams))
+    status, answer = send(server, head(streams, *lines) + body)
+    assert status in statuses, answer
+    made = titles(streams)[: len(titles(streams)) - before]
+    if status == 201:
+        # What is accepted was read; without a length there is nothing to read.
+        assert made == [None if name == "without a length" else "hostile"]
+    else:
+        assert made == []
+        assert not status or set(json.loads(answer)) == {"error"}
+
+
+def titles(streams: StreamStack) -> list[str | None]:
+    return [chat["title"] for chat in streams.session().get("/chats?limit=100").json()["items"]]
+
+
+def test_a_chunked_body_is_read(streams: StreamStack, server: tuple[str, int]) -> None:
+    parts = chunked(TITLE[:7], TITLE[7:]) + b"0\r\n\r\n"
+    status, answer = send(server, head(streams, CHUNKED) + parts)
+    assert (status, json.loads(answer)["title"]) == (201, "hostile")
+
+
+@pytest.mark.parametrize("body", [[length(100)], [CHUNKED]], ids=["length", "chunked"])
+def test_a_body_that_breaks_off_makes_nothing(streams: StreamStack, server: tuple[str, int], body: list[bytes]) -> None:
+    before = titles(streams)
+    sent = TITLE if body == [length(100)] else chunked(TITLE)
+    status, _ = send(server, head(streams, *body) + sent, finish=True)
+    assert status in (0, 400)
+    assert titles(streams) == before
+
+
+@pytest.mark.parametrize(
+    ("lines", "statuses"),
+    [
+        ([b"Authorization: Bearer x", b"Authorization: Bearer y"], {400, 401}),
+        ([b"Authorization: Bearer " + LONG], {0, 400, 401, 431}),
+        ([b"X-Long: " + LONG], {0, 200, 400, 431}),  # a stream process takes longer ones than a web process
+        ([b"Host: evil.example"], {400}),
+        ([b"Host: a b"], {400}),
+        ([b"Host: 127.0.0.1", b"Host: evil.example"], {400}),
+        ([b"X-Nul: a\0b"], {400}),
+        ([b"Idempotency-Key: \xff\xfe"], {400}),
+        ([b"Accept: \xed\xa0\x80"], {200, 400, 406}),
+    ],
+    ids=lambda value: value[0][:24].decode("latin1") if isinstance(value, list) else "",
+)
+def test_headers(streams: StreamStack, server: tuple[str, int], lines: list[bytes], statuses: set[int]) -> None:
+    method = b"POST" if b"Idempotency" in lines[0] else b"GET"
+    extra = [length(2)] if method == b"POST" else []
+    status, answer = send(server, head(streams, *lines, *extra, method=method) + b"{}" * len(extra))
+    assert status in statuses, (status, answer[:300])
+    if status >= 400:
+        assert set(json.loads(answer)) == {"error"}, answer[:300]
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        (b"/api/v1/chats/%00", 404),
+        (b"/api/v1/chats/%ED%A0%80", 404),
+        (b"/api/v1/chats/%2e%2e%2f%2e%2e%2fetc%2fpasswd", 404),
+        (b"/api/v1/runs/%00/stream", 404),
+        (b"/api/v1/chats?cursor=%00", 400),
+        (b"/api/v1/chats?limit=%ED%A0%80", 400),
+        (b"/api/v1/runs?status=%00", 400),
+        (b"/api/v1/nothing?" + b"&".join(b"a%d=1" % number for number in range(2000)), 404),
+    ],
+)
+def test_paths(streams: StreamStack, server: tuple[str, int], path: bytes, status: int) -> None:
+    found, answer = send(server, head(streams, path=path, method=b"GET"))
+    assert found == status, answer
+    assert set(json.loads(answer)) == {"error"}
+
+
+def test_no_traceback_was_written(streams: StreamStack) -> None:
+    for name in ("web", "stream"):
+        assert "Traceback" not in streams.logs(name, 100_000)
