@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
+import time
 from importlib import import_module
 from typing import Any
 
 from gunicorn import util
 from gunicorn.http import message
 from gunicorn.workers import gthread
+
+from config import settings
 
 # Any id in a path is an id that doesn't exist, however long: 404, not a refusal by the server, whose own setting ends
 # at 8 KiB.
@@ -37,7 +41,41 @@ def write_envelope(sock: socket.socket, status: int, reason: str, _details: str)
     util.write_nonblock(sock, head.encode("latin1") + body)
 
 
+class RequestSocket(socket.socket):
+    """While a thread reads a request, whoever sends too slowly counts as gone: each would keep one of the few threads.
+
+    The time is WEB_READ_SECONDS and a second more for each WEB_READ_BYTES_PER_SECOND that came.
+    """
+
+    read_by = float("inf")
+
+    def expect_request(self) -> None:
+        self.read_by = time.monotonic() + settings.WEB_READ_SECONDS
+
+    def recv(self, *args: Any) -> bytes:
+        usual = self.gettimeout()
+        if usual == 0:  # in the hands of an event loop
+            return super().recv(*args)
+        left = self.read_by - time.monotonic()
+        if left <= 0:
+            return b""
+        self.settimeout(min(left, threading.TIMEOUT_MAX) if usual is None else min(left, usual))
+        try:
+            received = super().recv(*args)
+        except TimeoutError:
+            if usual is not None:
+                raise
+            return b""
+        finally:
+            self.settimeout(usual)
+        self.read_by += len(received) / settings.WEB_READ_BYTES_PER_SECOND
+        return received
+
+
 class Connection(gthread.TConn):
+    def __init__(self, cfg: Any, sock: socket.socket, client: Any, server: Any) -> None:
+        super().__init__(cfg, RequestSocket(fileno=sock.detach()), client, server)
+
     def wait_for_data(self, timeout: float) -> bool:
         """Not at all: a client that says nothing yet waits in the poller, not with one of the few threads."""
         return bool(super().wait_for_data(0.0))
@@ -50,6 +88,11 @@ class Worker(gthread.ThreadWorker):
         streams = import_module("runs.stream_servers")
         self.wsgi: Any = streams.hand_over_streams(self.wsgi)
         self.handed_over = streams.HandedOver
+
+    def handle(self, conn: Any) -> Any:
+        if isinstance(conn.sock, RequestSocket):  # not so with TLS of gunicorn's own
+            conn.sock.expect_request()
+        return super().handle(conn)
 
     def handle_request(self, req: Any, conn: Any) -> Any:
         """A run's stream takes the connection along to a thread that holds them all; this one is free again."""

@@ -154,6 +154,8 @@ READINESS_TIMEOUT_SECONDS = ENV.number("READINESS_TIMEOUT_SECONDS", 3.0, 0.1, 60
 WEB_WORKERS = ENV.whole("WEB_WORKERS", 2, 1, 256)
 WEB_THREADS = ENV.whole("WEB_THREADS", 16, 1, 1024)
 WEB_KEEPALIVE_SECONDS = ENV.whole("WEB_KEEPALIVE_SECONDS", 75, 0, 3600)
+WEB_READ_SECONDS = ENV.number("WEB_READ_SECONDS", 15, 0.1, 3600)
+WEB_READ_BYTES_PER_SECOND = ENV.whole("WEB_READ_BYTES_PER_SECOND", 1024, 1)
 WEB_GRACEFUL_SECONDS = ENV.whole("WEB_GRACEFUL_SECONDS", 25, 0, 3600)
 
 # --- interface -------------------------------------------------------------------------------------------------------

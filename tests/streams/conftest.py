@@ -135,6 +135,7 @@ SHORT = {
     "STREAM_STALL_SECONDS": "1",
     "RUN_LEASE_SECONDS": "2",
     "RUN_SWEEP_SECONDS": "0.5",
+    "WEB_READ_SECONDS": "1",
     "DEBUG": "0",
     "PLAYGROUND": "1",
 }

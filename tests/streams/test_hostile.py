@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import time
 from urllib.parse import urlsplit
 
 import pytest
@@ -157,6 +158,31 @@ def test_paths(streams: StreamStack, server: tuple[str, int], path: bytes, statu
     found, answer = send(server, head(streams, path=path, method=b"GET"))
     assert found == status, answer
     assert set(json.loads(answer)) == {"error"}
+
+
+def test_requests_that_never_end_stop_nobody(streams: StreamStack, server: tuple[str, int]) -> None:
+    beginnings = [head(streams)[:-30], head(streams, length(1000)) + b"{", head(streams, CHUNKED) + b"3e8\r\n{"]
+    stalled = []
+    for number in range(60):  # a web process has 16 threads
+        connection = socket.create_connection(server, timeout=20)
+        connection.sendall(beginnings[number % 3])
+        stalled.append(connection)
+    assert send(server, head(streams, path=b"/livez", method=b"GET"))[0] == 200
+    for connection in stalled:
+        connection.close()
+
+
+def test_a_slow_body_is_read_as_long_as_it_comes(streams: StreamStack, server: tuple[str, int]) -> None:
+    """Longer than WEB_READ_SECONDS, at more than WEB_READ_BYTES_PER_SECOND."""
+    body = TITLE[:-1] + b" " * 20_000 + b"}"
+    with socket.create_connection(server, timeout=20) as connection:
+        connection.sendall(head(streams, length(len(body))))
+        for start in range(0, len(body), 2000):
+            connection.sendall(body[start : start + 2000])
+            time.sleep(0.2)
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        assert answer.status == 201
 
 
 def test_no_traceback_was_written(streams: StreamStack) -> None:
