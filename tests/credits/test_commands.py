@@ -1,4 +1,4 @@
-"""``grant_credits`` and ``reconcile_credits``."""
+"""The commands that move credits, compare them and count them."""
 
 from io import StringIO
 
@@ -6,8 +6,9 @@ import pytest
 from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
 
-from credits.models import Account, LedgerEntry
+from credits.models import Account, DayTotal, LedgerEntry
 from tests.credits.helpers import CREDIT, rows, spend, state
+from tests.factories import UserFactory
 
 pytestmark = pytest.mark.django_db
 
@@ -66,6 +67,74 @@ class TestGrant:
         with pytest.raises(CommandError):
             run("grant_credits", user.username, "5")
         assert rows(user) == []
+
+
+BAD_AMOUNTS = ["0", "NaN", "-Infinity", "1.0000001", "1e30", "twelve", ""]
+
+
+class TestStaff:
+    @pytest.fixture
+    def staff(self):
+        return UserFactory(is_staff=True)
+
+    def test_adjusts_up_and_down(self, user, staff):
+        more = ("--reason", "Chargeback", "--staff", staff.username)
+        assert run("adjust_credits", user.username, "-112.5", *more) == (
+            f"Adjusted {user.username} by -112.5 credits; available now: -12.5.\n"
+        )
+        run("adjust_credits", user.username, "0.5", *more)
+        assert state(user) == (-12_000_000, 0)
+        kept = LedgerEntry.objects.filter(type="ADJUSTMENT").values_list("staff_id", "reason")
+        assert list(kept) == [(staff.pk, "Chargeback")] * 2
+
+    def test_refunds_a_row_at_most_its_amount(self, user, staff):
+        spent = spend(user, 3_000_000)
+        more = ("--reason", "It failed", "--staff", staff.username)
+        assert run("refund_credits", spent.pk, "2", *more) == f"Refunded 2 credits of {spent.pk}; available now: 99.\n"
+        with pytest.raises(CommandError, match="At most 1 credits"):
+            run("refund_credits", spent.pk, "1.5", *more)
+        kept = LedgerEntry.objects.get(type="REFUND")
+        assert (kept.staff_id, kept.reason, kept.against_id) == (staff.pk, "It failed", spent.pk)
+
+    @pytest.mark.parametrize("entry", ["led_none", "", "a\0b", "x" * 5000])
+    def test_only_what_was_spent_is_refunded(self, staff, entry):
+        with pytest.raises(CommandError, match="CAPTURE or USAGE"):
+            run("refund_credits", entry, "1", "--reason", "r", "--staff", staff.username)
+
+    @pytest.mark.parametrize("command", ["adjust_credits", "refund_credits"])
+    @pytest.mark.parametrize(
+        ("amount", "reason", "by"),
+        [
+            *((amount, "r", "staff") for amount in BAD_AMOUNTS),
+            ("1", " ", "staff"),
+            ("1", "x" * 501, "staff"),
+            ("1", "a\0b", "staff"),
+            ("1", "r", "nobody"),
+            ("1", "r", "user"),
+        ],
+    )
+    def test_bad_input_changes_nothing(self, user, staff, command, amount, reason, by):
+        spent = spend(user, 3_000_000)
+        before = rows(user), state(user)
+        who = {"staff": staff.username, "user": user.username}.get(by, by)
+        target = user.username if command == "adjust_credits" else spent.pk
+        with pytest.raises(CommandError):
+            run(command, "--reason", reason, "--staff", who, "--", target, amount)
+        assert (rows(user), state(user)) == before
+
+    def test_an_unknown_user_is_not_adjusted(self, staff):
+        with pytest.raises(CommandError, match="no user"):
+            run("adjust_credits", "nobody", "1", "--reason", "r", "--staff", staff.username)
+
+
+class TestRecount:
+    def test_totals_are_made_anew(self, user):
+        spend(user, 5)
+        DayTotal.objects.update(amount=4)
+        with pytest.raises(CommandError, match="1 difference"):
+            run("reconcile_credits")
+        assert run("recount_usage") == "Counted the usage of 1 accounts.\n"
+        run("reconcile_credits")
 
 
 class TestReconcile:

@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import transaction
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from config.api import clock
 from config.api.errors import Conflict
 from credits import ledger
-from credits.models import LedgerEntry
+from credits.expiry import expire_grants, unspent
+from credits.models import LedgerEntry, PendingExpiry
 from credits.reconcile import drift
-from tests.credits.helpers import place, state, turn
+from tests.credits.helpers import Clock, place, state, stop_clock, turn
 from tests.factories import UserFactory
 
 AMOUNTS = st.integers(0, 60)
 RUNS = st.sampled_from(["run_a", "run_b", "run_c"])
 
 
+class KilledHere(Exception):
+    pass
+
+
 class Credits(RuleBasedStateMachine):
-    """The model: a balance, open holds by invocation, and what each run spent."""
+    """The model: what never expires and what does, open holds by invocation, and what each run spent."""
 
     invocations: Bundle = Bundle("invocations")
     prefix = 0
+    time: Clock
 
     @initialize()
     def start(self) -> None:
         self.user: Any = UserFactory()
         Credits.prefix += 1
-        self.balance = 100_000_000
+        self.now = 0
+        # Ids of grants that expire → (at which moment, what is left), and all other credits, which may be a debt.
+        self.lots: dict[str, tuple[int, int]] = {}
+        self.kept = 100
         self.holds: dict[str, tuple[str, int]] = {}
         self.settled: set[str] = set()
         self.spent: dict[str, int] = {}
@@ -38,16 +50,37 @@ class Credits(RuleBasedStateMachine):
         # In the order in which they were made: Hypothesis must be able to draw the same again.
         self.refundable: list[tuple[str, str, int]] = []
         self.grants: set[str] = set()
-        ledger.adjust(self.user.pk, -self.balance + 100, reason="start small", staff=None)
-        self.balance = 100
+        ledger.adjust(self.user.pk, 100 - 100_000_000, reason="start small", staff=None)
         self.number = 0
+        self.begun = Credits.time.now
+        self.tick()
 
     def name(self, of: str) -> str:
         return f"{of}_{Credits.prefix}"
 
+    def tick(self, seconds: int = 1) -> None:
+        """What happens later has a later time, so that there is one order of everything."""
+        self.now += seconds
+        Credits.time.now = self.begun + timedelta(seconds=self.now)
+
     def take(self, run: str, amount: int) -> None:
-        self.balance -= amount
         self.spent[run] = self.spent.get(run, 0) + amount
+        if amount < 0:
+            self.kept -= amount
+        else:
+            self.spend(amount)
+
+    def spend(self, amount: int) -> None:
+        """Soonest to expire first, then oldest; what never expires last."""
+        for grant, (end, left) in sorted(self.lots.items(), key=lambda lot: lot[1][0]):
+            used = min(left, amount)
+            self.lots[grant] = (end, left - used)
+            amount -= used
+        self.kept -= amount
+
+    @property
+    def balance(self) -> int:
+        return self.kept + sum(left for _, left in self.lots.values())
 
     @property
     def available(self) -> int:
@@ -58,12 +91,68 @@ class Credits(RuleBasedStateMachine):
         ledger.grant(self.user.pk, amount, cause=f"{self.user.pk}:{cause}")
         if cause not in self.grants:
             self.grants.add(cause)
-            self.balance += amount
+            self.kept += amount
+        self.tick()
+
+    @rule(amount=st.integers(1, 60), seconds=st.integers(1, 30))
+    def grant_for_a_while(self, amount: int, seconds: int) -> None:
+        end = self.now + seconds
+        grant = ledger.grant(
+            self.user.pk,
+            amount,
+            cause=f"{self.user.pk}:{self.now}",
+            expires_at=self.begun + timedelta(seconds=end),
+        )
+        paid = min(amount, max(0, -self.kept))
+        self.kept += paid
+        self.lots[grant.pk] = (end, amount - paid)
+        self.tick()
+
+    @rule(seconds=st.integers(0, 40))
+    def expire(self, seconds: int) -> None:
+        """What an open hold stands on is not taken back."""
+        self.tick(seconds)
+        expire_grants()
+        free = max(0, self.available)
+        for grant, (end, left) in sorted(self.lots.items(), key=lambda lot: lot[1][0]):
+            if end <= self.now:
+                taken = min(left, free)
+                free -= taken
+                self.lots[grant] = (end, left - taken)
+        self.tick()
+
+    @rule(what=st.sampled_from(["grant", "hold", "settle", "usage", "refund", "expire"]), amount=st.integers(1, 60))
+    def crash(self, what: str, amount: int) -> None:
+        """A process dies in the midst of a transaction: nothing of it is there afterwards."""
+        try:
+            with transaction.atomic():
+                if what == "grant":
+                    ledger.grant(self.user.pk, amount, cause=f"{self.user.pk}:crash", expires_at=Credits.time.now)
+                elif what == "hold" and amount <= self.available:
+                    place(self.user, amount, invocation=self.name("inv_crash"))
+                elif what == "settle":
+                    for invocation in self.holds:
+                        ledger.capture(invocation, amount)
+                elif what == "usage":
+                    turn(self.user, amount, run=self.name("run_a"), index=99)
+                elif what == "refund":
+                    for entry, _, left in self.refundable:
+                        if left:
+                            ledger.refund(entry, left, reason="r", staff=None)
+                elif what == "expire":
+                    expire_grants()
+                raise KilledHere
+        except KilledHere:
+            pass
 
     @rule(amount=st.integers(-30, 30).filter(bool))
     def adjust(self, amount: int) -> None:
         ledger.adjust(self.user.pk, amount, reason="r", staff=None)
-        self.balance += amount
+        if amount > 0:
+            self.kept += amount
+        else:
+            self.spend(-amount)
+        self.tick()
 
     @rule(target=invocations, run=RUNS, amount=AMOUNTS)
     def hold(self, run: str, amount: int) -> str:
@@ -92,6 +181,7 @@ class Credits(RuleBasedStateMachine):
             self.settled.add(invocation)
         if expected:
             self.take(run, expected)
+            self.tick()
             row = LedgerEntry.objects.get(type="CAPTURE", invocation_id=invocation)
             self.refundable.append((row.pk, run, expected))
 
@@ -116,6 +206,7 @@ class Credits(RuleBasedStateMachine):
             self.turns.add((run, index))
             self.take(run, amount)
             self.refundable.append((row.pk, run, amount))
+        self.tick()
 
     @rule(data=st.data(), amount=st.integers(1, 40))
     def refund(self, data: st.DataObject, amount: int) -> None:
@@ -130,6 +221,7 @@ class Credits(RuleBasedStateMachine):
         ledger.refund(entry, amount, reason="r", staff=None)
         self.refundable[index] = (entry, run, left - amount)
         self.take(run, -amount)
+        self.tick()
 
     @invariant()
     def agrees(self) -> None:
@@ -146,11 +238,16 @@ class Credits(RuleBasedStateMachine):
             assert not ledger.would_exceed(self.name(run), spent + held + 1, 1)
             assert ledger.would_exceed(self.name(run), spent + held, 1)
 
+        left = {grant: amount for grant, amount in unspent(self.user.pk).items() if amount}
+        assert left == {grant: amount for grant, (_, amount) in self.lots.items() if amount}
         assert list(drift()) == []
+        # The next example begins at the same time.
+        PendingExpiry.objects.all().delete()
 
 
 @pytest.mark.django_db
-def test_any_interleaving_agrees_with_the_model():
+def test_any_interleaving_agrees_with_the_model(monkeypatch):
+    Credits.time = stop_clock(monkeypatch, clock.now())
     run_state_machine_as_test(
         Credits,
         settings=settings(

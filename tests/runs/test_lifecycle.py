@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from django.db.models import F
 
 from credits import ledger
-from runs import sweeps
-from runs.models import AgentModel, Run, ToolInvocation, Waitpoint, Worker
+from credits.models import LedgerEntry
+from runs import catalogue, sweeps
+from runs.models import AgentModel, Run, Tool, ToolInvocation, Waitpoint, Worker
 from tests import factories
 from tests.driver import Driver, InProcess, until
 from tests.runs.conftest import seed_catalogue, vanish
@@ -241,6 +243,36 @@ def test_budget_stops_calls_and_turns(bench):
     assert run["status"] == "completed"
     run = bench.finish('/usage 1000 0\n/call calculate {"expression": "1"}\n/say no', maxCredits=0.5)
     assert (run["status"], run["errorCode"]) == ("failed", "BUDGET_EXCEEDED")
+
+
+def test_budget_holds_for_calls_side_by_side(bench):
+    """Calls of one turn are all at work before any of them is charged."""
+    run = bench.finish("/usage 0 0\n" + '/call calculate {"expression": "1"}\n' * 5 + "/say done", maxCredits=0.35)
+    codes = [call["errorCode"] for call in run["toolInvocations"]]
+    assert (codes.count(None), codes.count("BUDGET_EXCEEDED")) == (3, 2)
+    held = LedgerEntry.objects.filter(run_id=run["id"], type="HOLD").values_list("amount", flat=True)
+    assert list(held) == [100_000] * 3
+
+
+def test_prices_are_those_of_their_time(bench):
+    script = '/call calculate {"expression": "1"}\n/usage 1000 1000\n/say done'
+    first = bench.finish(script)
+    before = list(LedgerEntry.objects.filter(run_id=first["id"]).order_by("pk").values())
+    Tool.objects.filter(name="calculate").update(price=700_000)
+    AgentModel.objects.filter(name="demo").update(price_in=F("price_in") * 3, price_out=F("price_out") * 3)
+    catalogue.forget()
+    second = bench.finish(script)
+    assert list(LedgerEntry.objects.filter(run_id=first["id"]).order_by("pk").values()) == before
+    assert bench.get(first["id"])["totalCreditsUsed"] == first["totalCreditsUsed"]
+
+    def prices(run, type):
+        return [row.price for row in LedgerEntry.objects.filter(run_id=run["id"], type=type).order_by("pk")]
+
+    for type in ("HOLD", "CAPTURE"):
+        assert (prices(first, type), prices(second, type)) == ([{"perCall": 100_000}], [{"perCall": 700_000}])
+    for old, new in zip(prices(first, "USAGE"), prices(second, "USAGE"), strict=True):
+        assert (old["in"], old["out"]) == (500_000, 1_500_000)
+        assert (new["in"], new["out"]) == (1_500_000, 4_500_000)
 
 
 def test_budget_is_checked_before_anybody_is_asked(bench):

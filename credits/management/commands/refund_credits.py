@@ -1,0 +1,28 @@
+"""Give back what a ledger row took."""
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from config.api import money
+from config.api.errors import NotFound
+from config.api.ids import is_plausible_id
+from credits import ledger
+from credits.management.moving import MovingCommand
+
+
+class Command(MovingCommand):
+    help = "Refund AMOUNT credits of the CAPTURE or USAGE row ENTRY; all its refunds together are at most its amount."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("entry", help="the row's id, as led_…")
+        parser.add_argument("amount", help="credits, more than 0, with at most 6 decimals")
+        self.add_reason(parser)
+        self.add_staff(parser)
+
+    def handle(self, *args: Any, entry: str, amount: str, reason: str, staff: str, **options: Any) -> None:
+        if not is_plausible_id(entry):
+            raise NotFound("Only a CAPTURE or USAGE row can be refunded.")
+        row = ledger.refund(entry, self.amount(amount), reason=reason, staff=self.staff(staff))
+        available = money.to_text(ledger.available(row.account_id))
+        self.stdout.write(f"Refunded {money.to_text(row.amount)} credits of {entry}; available now: {available}.")

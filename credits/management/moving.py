@@ -1,0 +1,48 @@
+"""What the commands that move credits share: who, how much, why, and every refusal as one line without a trace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from config.api import money
+from config.api.errors import DomainError
+
+
+class MovingCommand(BaseCommand):
+    def add_reason(self, parser: CommandParser) -> None:
+        parser.add_argument("--reason", required=True, help="why; kept with the ledger row")
+
+    def add_staff(self, parser: CommandParser) -> None:
+        parser.add_argument("--staff", required=True, metavar="USERNAME", help="who does it; kept with the ledger row")
+
+    def move(self, username: str, amount: str, reason: str, minimum: int | None = 1) -> tuple[Any, int]:
+        """The user and the micro-credits; also checks the reason."""
+        user = self.user(username)
+        if not reason.strip():
+            raise CommandError("--reason must not be empty.")
+        return user, self.amount(amount, minimum)
+
+    def amount(self, amount: str, minimum: int | None = 1) -> int:
+        try:
+            return money.parse(amount, minimum=minimum, field="AMOUNT")
+        except ValueError as error:
+            raise CommandError(str(error)) from None
+
+    def user(self, username: str, **also: bool) -> Any:
+        users = get_user_model()._default_manager.filter(username=username, **also)
+        user = users.first() if "\0" not in username else None
+        if user is None:
+            raise CommandError(f"There is no {'staff ' if also else ''}user {username!r}.")
+        return user
+
+    def staff(self, username: str) -> Any:
+        return self.user(username, is_staff=True, is_active=True)
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        try:
+            return super().execute(*args, **options)
+        except DomainError as error:
+            raise CommandError(str(error)) from None
