@@ -317,12 +317,8 @@ def test_only_charges_are_refunded(billing, user):
 BAD = ["-1", "0", "NaN", "Infinity", "1e400", "0.0000001", "abc", "", "9" * 30, "10000000000", "1,5", "\u0000"]
 
 
-@pytest.mark.parametrize("amount", BAD)
-@pytest.mark.parametrize("step", ["review", "confirm"])
 @pytest.mark.parametrize("action", ["grant", "grant_to", "adjust", "refund"])
-def test_a_bad_amount_is_a_clear_error_and_changes_nothing(billing, user, action, amount, step):
-    if action == "adjust" and amount == "-1":
-        return
+def test_a_bad_amount_is_a_clear_error_and_changes_nothing(billing, user, action):
     fund(user, 10 * MICRO)
     entry = spend(user, MICRO)
     before = state(user), LedgerEntry.objects.count()
@@ -332,15 +328,14 @@ def test_a_bad_amount_is_a_clear_error_and_changes_nothing(billing, user, action
         "adjust": ("credits_account", (user.credit_account,)),
         "refund": ("credits_ledgerentry", (entry,)),
     }[action]
-    page = Doing(billing, model, action, *target).send(step, amount=amount, reason="x", user=user.username, nonce="n")
-    text = page.content.decode()
-    if action == "adjust" and amount == "0" and step == "review":
-        return  # the ledger itself refuses it, at the confirmation
-    assert page.status_code == 200
-    assert "Yes, " not in text
-    assert re.search(r"The amount|This field is required|Null characters|An adjustment must not be 0", text), text[
-        -3000:
-    ]
+    doing = Doing(billing, model, action, *target)
+    # An adjustment may be negative; that it is not 0 is for the ledger to say, when it is confirmed.
+    for amount in BAD[1:] if action == "adjust" else BAD:
+        for step in ("confirm",) if (action, amount) == ("adjust", "0") else ("review", "confirm"):
+            page = doing.send(step, amount=amount, reason="x", user=user.username, nonce="n")
+            assert (page.status_code, page.context["confirm"]) == (200, False), (amount, step)
+            said = str(page.context["form"].errors)
+            assert re.search(r"The amount|This field is required|Null characters|at most|must not be 0", said), said
     assert (state(user), LedgerEntry.objects.count()) == before
     assert logged() == []
 

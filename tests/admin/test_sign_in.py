@@ -19,6 +19,7 @@ PASSWORD = "correct horse battery"
 def few(settings):
     # axes reads its own name of each setting.
     settings.AXES_FAILURE_LIMIT = 3
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 
 @pytest.fixture
