@@ -49,7 +49,7 @@ def address(model: Any, page: str, *args: Any) -> str:
 
 @pytest.fixture
 def run(user) -> Run:
-    return make_run(user, turns=2, error_message=CONTENT)
+    return make_run(user, turns=2, error_code="MODEL_ERROR", error_message=CONTENT)
 
 
 @pytest.fixture
