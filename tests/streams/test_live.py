@@ -8,6 +8,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
+from datetime import datetime
 
 import httpx
 import psutil
@@ -55,6 +56,16 @@ def test_a_run_is_told_live_from_its_start_to_its_end(streams, driver, server, s
     }
     # Any process, and any time later, tells the same.
     assert streams.listener("stream" if server == "web" else "web").all(run["id"]) == told
+
+
+def test_text_is_told_in_at_most_twenty_parts_a_second(streams, driver, server):
+    """However fast the model is: each part costs the database a write."""
+    run = driver.finish("/stream 400 4")
+    told = streams.listener(server).all(run["id"])
+    deltas = [data["text"] for _, kind, data in told if kind == "message.delta"]
+    begun, ended = (datetime.fromisoformat(run[name]) for name in ("startedAt", "finishedAt"))
+    assert 2 <= len(deltas) <= (ended - begun).total_seconds() * 20 + 2
+    assert len("".join(deltas).split()) == 400
 
 
 def test_curl(streams, driver, server):

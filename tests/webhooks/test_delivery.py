@@ -150,6 +150,12 @@ def test_ladder(user, endpoint, receivers, nudges):
     assert [task for task, _, _ in nudges].count("webhooks.retry_due") == 4
 
 
+def test_no_wait_outlasts_the_brokers_patience(settings):
+    """A message that a worker holds for longer than the visibility time-out is given to another one beside it."""
+    patience = settings.CELERY_BROKER_TRANSPORT_OPTIONS["visibility_timeout"]
+    assert patience > max(transitions.WAITS) + transitions.NUDGE_MARGIN + settings.WEBHOOK_SWEEP_SECONDS
+
+
 def test_succeeds_at_a_later_attempt(user, endpoint, receivers):
     receiver = receivers(answer(503), behaviours.close, answer(204, b""))
     services.register(user, receiver.url, rotate=False)

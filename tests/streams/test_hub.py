@@ -1,0 +1,128 @@
+"""Many streams of one process: what they ask of the database does not grow with their number."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from config.api.ids import new_id
+from runs import stream_reads
+from runs.stream_hub import COMMENT, Hub, Opening, Stream
+from runs.stream_reads import Frame
+
+STREAMS, RUNS = 300, 150
+
+
+class Database:
+    """Stands for ``stream_reads``: counts what is asked of it, and says what it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.last: dict[str, int] = {}
+        self.asked: Counter[str] = Counter()
+        self.together: dict[str, set[int]] = {"positions": set(), "tails": set()}
+        for name in ("positions", "tails", "live_credentials", "page", "rebuilt"):
+            monkeypatch.setattr(stream_reads, name, getattr(self, name))
+
+    def positions(self, run_ids: list[str]) -> dict[str, int]:
+        self.asked["positions"] += 1
+        self.together["positions"].add(len(run_ids))
+        return {run_id: self.last[run_id] for run_id in run_ids}
+
+    def tails(self, after: dict[str, int]) -> tuple[list[tuple[str, Frame]], bool]:
+        self.asked["tails"] += 1
+        found = [
+            (run_id, Frame(index, b"%d" % index))
+            for run_id, known in after.items()
+            for index in range(known + 1, self.last[run_id] + 1)
+        ]
+        return found, False
+
+    def live_credentials(self, users: set[int], keys: set[str]) -> tuple[set[int], set[str]]:
+        self.asked["live_credentials"] += 1
+        return users, keys
+
+    def page(self, *_: Any) -> list[Frame]:
+        self.asked["page"] += 1
+        return []
+
+    rebuilt = page
+
+
+async def until(predicate: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if predicate():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come to pass")
+
+
+async def heard(stream: Stream) -> bytes:
+    while (body := await stream.next()) == COMMENT:
+        continue
+    assert body is not None
+    return body
+
+
+@pytest.fixture
+def with_streams(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Runs ``work(hub, database, streams)`` beside open streams, two a run, without Redis."""
+    settings.CACHE_REDIS_URL = "redis://127.0.0.1:1"
+    settings.STREAM_POLL_SECONDS = 0.02
+    settings.STREAM_AUTH_SECONDS = 0.05
+    database = Database(monkeypatch)
+
+    async def main(work: Any) -> None:
+        hub = Hub()
+        run_ids = [new_id("run") for _ in range(RUNS)]
+        database.last = dict.fromkeys(run_ids, 1)
+        streams = [
+            hub.join(Opening(run_id=run_ids[number % RUNS], after=1, last=1, over=False, user_id=1))
+            for number in range(STREAMS)
+        ]
+        try:
+            await work(hub, database, streams)
+        finally:
+            await hub.close()
+
+    return lambda work: asyncio.run(asyncio.wait_for(main(work), 30))
+
+
+def test_streams_that_wait_share_one_query_a_moment(with_streams: Any) -> None:
+    async def work(hub: Hub, database: Database, streams: list[Stream]) -> None:
+        await until(lambda: database.asked["positions"] >= 10 and database.asked["live_credentials"] >= 3)
+        # Each asks for all runs at once; nothing is asked for a stream of its own.
+        assert database.together["positions"] == {RUNS}
+        assert database.asked["page"] == 0
+        # Once at their opening, in as many runs a query as go into one.
+        assert database.asked["tails"] <= 3
+
+    with_streams(work)
+
+
+def test_news_of_many_runs_are_read_together(with_streams: Any) -> None:
+    async def work(hub: Hub, database: Database, streams: list[Stream]) -> None:
+        await until(lambda: database.asked["positions"] >= 2)
+        before = database.asked["tails"]
+        database.last = dict.fromkeys(database.last, 2)
+        assert await asyncio.gather(*(heard(stream) for stream in streams)) == [b"2"] * STREAMS
+        assert database.asked["tails"] - before <= 4
+        assert database.asked["page"] == 0
+
+    with_streams(work)
+
+
+def test_a_stream_that_leaves_is_forgotten(with_streams: Any) -> None:
+    async def work(hub: Hub, database: Database, streams: list[Stream]) -> None:
+        for stream in streams:
+            stream.leave()
+        assert (hub.count, hub.channels) == (0, {})
+        asked = database.asked["positions"]
+        await asyncio.sleep(0.2)
+        # One may have been on its way.
+        assert database.asked["positions"] <= asked + 1
+
+    with_streams(work)
