@@ -90,6 +90,7 @@ class Claim:
     claim_id: str
     delivery_id: str
     event_id: str
+    run_id: str
     number: int
     body: bytes = field(repr=False)
     endpoint_id: str
@@ -184,7 +185,7 @@ def _claim(allowances: dict[str, int]) -> list[Claim]:
     rows = list(
         Delivery.objects.select_for_update(skip_locked=connection.features.has_select_for_update_skip_locked)
         .filter(pk__in=due, status=Delivery.Status.PENDING, next_attempt_at__lte=now)
-        .only("id", "event_id", "body", "attempt_count", "endpoint_id")
+        .only("id", "event_id", "run_id", "body", "attempt_count", "endpoint_id")
         .order_by("next_attempt_at", "pk")
     )
     claim_id = new_id("clm")
@@ -196,6 +197,7 @@ def _claim(allowances: dict[str, int]) -> list[Claim]:
             claim_id=claim_id,
             delivery_id=row.pk,
             event_id=row.event_id,
+            run_id=row.run_id,
             number=row.attempt_count + 1,
             body=row.body.encode(),
             endpoint_id=row.endpoint_id,

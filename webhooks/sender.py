@@ -7,6 +7,7 @@ import time
 
 from django.conf import settings
 
+from config.api import logs
 from webhooks import guard, signing
 from webhooks.claims import Claim
 from webhooks.transitions import Outcome
@@ -21,6 +22,7 @@ KEPT_BYTES = 1024
 
 def attempt(claim: Claim) -> Outcome:
     """Never raises: whatever happens is the attempt's outcome."""
+    logs.run_id.set(claim.run_id)
     started_at, tick = claim.now(), time.monotonic()
     status_code, error, kept = None, None, ""
     try:

@@ -7,6 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from celery import signals
+from django.apps import apps
 from django.contrib.auth import get_user_model
 from django.contrib.sessions.models import Session
 from django.core.files.base import ContentFile
@@ -163,6 +165,32 @@ def test_it_ends_early_when_the_worker_stops(user, stored):
     finally:
         housekeeping.stopping.clear()
     assert Chat.objects.count() == 2
+
+
+def test_a_worker_that_gets_sigterm_stops_its_jobs_between_batches():
+    worked: list[int] = []
+
+    def batch() -> int:
+        worked.append(1)
+        signals.worker_shutting_down.send(sender="worker", sig="TERM", how="Warm", exitcode=0)
+        return 1
+
+    try:
+        assert housekeeping.in_batches(batch) == 1
+    finally:
+        housekeeping.stopping.clear()
+    assert worked == [1]
+
+
+def test_nothing_else_refers_to_what_is_purged():
+    """A new table that hangs on a chat or a run belongs into the purge, or its rows would keep the chat."""
+    hanging = {
+        field.model
+        for model in apps.get_models()
+        for field in model._meta.get_fields()
+        if field.is_relation and field.concrete and field.related_model in HELD
+    }
+    assert hanging <= set(HELD)
 
 
 # --- attachments -----------------------------------------------------------------------------------------------------
