@@ -32,13 +32,18 @@ class RunInProgress(Conflict):
     message = "The chat has a run in progress; wait for it, cancel it, or enqueue behind it."
 
 
+def _shown_calls() -> QuerySet[ToolInvocation]:
+    """Tool calls as a run shows them, in their order: without the results, which may be long and are the model's."""
+    return ToolInvocation.objects.defer("result", "repeatable").order_by("turn_index", "call_index")
+
+
 def runs_of(user: Any) -> QuerySet[Run]:
     """The user's runs in chats that are not deleted, with all that a run's representation shows."""
     return (
         Run.objects.filter(user=user, chat__deleted_at=None)
         .annotate(credits_spent=ledger.run_spent_subquery())
         .prefetch_related(
-            Prefetch("invocations", ToolInvocation.objects.order_by("turn_index", "call_index"), to_attr="calls"),
+            Prefetch("invocations", _shown_calls(), to_attr="calls"),
             Prefetch(
                 "waitpoints", Waitpoint.objects.filter(status=WaitpointStatus.PENDING), to_attr="pending_waitpoints"
             ),
@@ -49,9 +54,7 @@ def runs_of(user: Any) -> QuerySet[Run]:
 _run: CompiledQuery[Run] = CompiledQuery(
     lambda user_id, run_id: runs_of(user_id).prefetch_related(None).filter(pk=run_id), int, str
 )
-_calls: CompiledQuery[ToolInvocation] = CompiledQuery(
-    lambda run_id: ToolInvocation.objects.filter(run=run_id).order_by("turn_index", "call_index"), str
-)
+_calls: CompiledQuery[ToolInvocation] = CompiledQuery(lambda run_id: _shown_calls().filter(run=run_id), str)
 _pending: CompiledQuery[Waitpoint] = CompiledQuery(
     lambda run_id: Waitpoint.objects.filter(run=run_id, status=WaitpointStatus.PENDING), str
 )
