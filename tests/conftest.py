@@ -11,7 +11,7 @@ from config.api import broker
 from tests import factories
 
 # Folders whose tests go through real processes one by one, or through every operation: for `make test-services`.
-SLOW = {"concurrency", "contract", "deployed", "e2e", "mcp", "stack", "streams"}
+SLOW = {"concurrency", "contract", "deployed", "e2e", "faults", "mcp", "stack", "streams"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from cryptography.fernet import Fernet
 
+# Each starts a process.
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCTION = {
     "SECRET_KEY": "k" * 20 + "0123456789abcdefghijklmnopqrstuvwxyzABCDEF",

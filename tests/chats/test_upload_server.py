@@ -14,7 +14,7 @@ import requests
 
 from tests.stack.stack import Client, Stack
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
 CONTENT = os.urandom(3_000_000).hex().encode()
 
 
