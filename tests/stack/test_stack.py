@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import requests
 
 from config.reaper import reap, signal_group
 from tests.stack.process import ROOT, free_port, wait_for
@@ -119,6 +121,32 @@ class Laptop:
         return text in self.log.read_text()
 
 
+def the_greeting_lets_a_newcomer_in(laptop: Laptop) -> None:
+    """Its links answer, and the password that it shows opens the admin; it is nowhere else, and not shown again."""
+    text, base = laptop.log.read_text(), f"http://127.0.0.1:{laptop.port}"
+    (password,) = re.findall(r"user admin, password (\S+) \(shown only this once\)", text)
+    with requests.Session() as browser:
+        browser.trust_env = False
+        for path in ("/playground", "/api/docs", "/admin/"):
+            assert f"{base}{path}" in text
+            assert browser.get(f"{base}{path}", timeout=20).status_code == 200
+        form = {"username": "admin", "password": password, "csrfmiddlewaretoken": browser.cookies["csrftoken"]}
+        answer = browser.post(f"{base}/admin/login/?next=/admin/", form, timeout=20)
+        assert "Oldest queued run" in answer.text
+    var = laptop.log.parent / "var"
+    environment = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "REDIS_URL")}
+    again = subprocess.run(
+        [sys.executable, "-m", "config.laptop", "prepare"],
+        cwd=ROOT,
+        env={**environment, "VAR_DIR": str(var), "PORT": str(laptop.port)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert '"password": null' in again.stdout
+    assert not [path for path in var.rglob("*") if path.is_file() and password.encode() in path.read_bytes()]
+
+
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.faults), signal.SIGKILL]
 )
@@ -131,6 +159,8 @@ def test_make_run_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) 
         wait_for(lambda: laptop.said("Ctrl-C stops it"), 90, "the greeting")
         children = psutil.Process(laptop.process.pid).children(recursive=True)
         assert len(children) >= 5
+        if number == signal.SIGINT:
+            the_greeting_lets_a_newcomer_in(laptop)
         laptop.process.send_signal(number)
         assert laptop.process.wait(40) == {signal.SIGINT: 0, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
         psutil.wait_procs(children, timeout=20)
