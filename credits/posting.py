@@ -66,6 +66,10 @@ def settle(hold_cause: str, amount: int) -> Settlement | None:
 
     The first settlement of a hold wins: another is REPEATED and moves nothing.
     """
+    if connection.vendor == "postgresql" and not connection.in_atomic_block:
+        settlement = _settle_alone(hold_cause, amount)
+        if settlement:
+            return settlement
     # Whether it is settled already is asked when it is settled, by the cause.
     hold = _hold_of(hold_cause)
     if hold is None:
@@ -166,6 +170,56 @@ def _post_at_once(rows: Sequence[Row], balance: int, held: int, covered: bool) -
         account.update(balance=F("balance") - balance, held=F("held") - held)
         return Outcome.REPEATED
     return Outcome.REPEATED if _is_recorded(first) else Outcome.REFUSED
+
+
+def _settle_alone(hold_cause: str, amount: int) -> Settlement | None:
+    """``settle`` as one statement and a transaction of its own. None if nothing moved, for whatever reason."""
+    values: dict[str, Any] = {
+        "cause": hold_cause,
+        "most": Int8(amount),
+        "limit": Int8(BALANCE_LIMIT),
+        "capture": new_id("led"),
+        "release": new_id("led"),
+        "at": clock.now(),
+    }
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(_SETTLE, values)
+            moved = {type: (amount, tool_key) for type, amount, tool_key in cursor.fetchall()}
+    except IntegrityError as error:
+        if isinstance(error.__cause__, psycopg.errors.UniqueViolation):
+            return Settlement(Outcome.REPEATED, 0, 0, None)
+        raise
+    if not moved:
+        return None
+    captured = moved["CAPTURE"][0] if "CAPTURE" in moved else 0
+    (_, tool_key), *_ = moved.values()
+    return Settlement(Outcome.MOVED, sum(amount for amount, _ in moved.values()), captured, tool_key)
+
+
+_SETTLE = """
+    WITH hold AS (
+        SELECT * FROM credits_ledgerentry WHERE cause = %(cause)s
+    ), moved AS (
+        UPDATE credits_account
+           SET balance = balance - LEAST(%(most)s, amount), held = held - amount, updated_at = %(at)s
+          FROM hold
+         WHERE user_id = hold.account_id AND held >= amount AND balance - LEAST(%(most)s, amount) >= -%(limit)s
+           AND NOT EXISTS (SELECT 1 FROM credits_ledgerentry WHERE cause = 'settle:' || hold.id)
+        RETURNING LEAST(%(most)s, amount) AS captured
+    )
+    INSERT INTO credits_ledgerentry
+           (account_id, tool_key, chat_id, run_id, invocation_id, against_id, reason, created_at,
+            type, amount, id, cause, price)
+    SELECT hold.account_id, tool_key, chat_id, run_id, invocation_id, hold.id, '', %(at)s,
+           part.type, part.amount, part.id, 'settle:' || hold.id || suffix, part.price
+      FROM hold, moved, LATERAL (VALUES
+           ('CAPTURE', captured, %(capture)s, '', hold.price),
+           ('RELEASE', hold.amount - captured, %(release)s, CASE WHEN captured > 0 THEN ':rest' ELSE '' END, NULL)
+           ) part (type, amount, id, suffix, price)
+     WHERE part.amount > 0
+    RETURNING type, amount, tool_key
+"""
 
 
 @cache
