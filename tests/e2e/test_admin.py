@@ -47,12 +47,13 @@ def page(staffed: Stack) -> Iterator[Page]:
         page = chromium.new_page(viewport={"width": 1440, "height": 900})
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda said: said.type == "error" and wrong.append(said.text))
-        page.on("requestfailed", lambda asked: wrong.append(f"failed: {asked.url}"))
+        page.on("requestfailed", lambda asked: wrong.append(f"{asked.failure} {asked.url}"))
         page.on("request", lambda asked: wrong.append(asked.url) if not asked.url.startswith(ours) else None)
         ours = (staffed.url, "data:", "blob:")
         page.goto(f"{staffed.url}/admin/")
         yield page
-    # No error, and nothing from anywhere else: fonts, scripts and pictures are our own.
+    # No error, and nothing from anywhere else: fonts, scripts and pictures are our own. Going on to another page aborts
+    # what the last one was still loading.
     assert [what for what in wrong if "net::ERR_ABORTED" not in what] == []
 
 

@@ -471,4 +471,5 @@ def test_one_user_has_so_many_running_and_the_rest_in_order(bench, settings):
     until(all_ended)
     assert most == 3
     starts = list(Run.objects.filter(pk__in=runs).order_by("created_at").values_list("started_at", flat=True))
-    assert starts == sorted(starts)
+    # Up to three start side by side, claimed by as many threads.
+    assert all(earlier < later for earlier, later in zip(starts, starts[3:], strict=False))
