@@ -107,8 +107,9 @@ def test_one_cause_moves_once(threads):
     fund(user, 100)
     granted = side_by_side(threads, lambda _: ledger.grant(user.pk, 7, cause="order:1").pk)
     assert len(set(granted)) == 1
-    side_by_side(threads, lambda _: place(user, 5, invocation="inv_same"))
-    side_by_side(threads, lambda _: turn(user, 3, index=1))
+    # Whoever comes second is answered as the first was, not with an error.
+    assert set(side_by_side(threads, lambda _: place(user, 5, invocation="inv_same"))) == {"inv_same"}
+    assert len({row.pk for row in side_by_side(threads, lambda _: turn(user, 3, index=1))}) == 1
     assert state(user) == (100 + 7 - 3, 5)
     assert list(drift()) == []
 
