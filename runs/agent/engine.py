@@ -8,6 +8,7 @@ all runs at once, learns of cancels and losses, and looks for work that no messa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import copy
 import logging
@@ -43,6 +44,7 @@ CLOCK_SYNC_SECONDS = 10.0
 RETRY_SECONDS_MAX = 2.0
 # For handing over what the grace time has left. With it a shutdown ends within 30 s, after which platforms kill.
 CLOSE_SECONDS = 10.0
+HAND_OVER_ROUNDS = 3
 # PostgreSQL ended the connection since this process was suspended in a transaction: DATABASE_IDLE_TRANSACTION_SECONDS.
 # To Django that is an InternalError.
 IDLE_TOO_LONG = "25P03"
@@ -282,11 +284,15 @@ def beat(worker_id: str) -> bool:
 
 def hand_over_all(worker_id: str) -> None:
     """As the database has them: what a loop remembers may lack a commit whose answer was lost."""
-    for run in Run.objects.filter(worker_id=worker_id, status=RunStatus.RUNNING):
-        try:
-            transitions.hand_over(run)
-        except LeaseLost:
-            logger.warning("run %s was not handed over; its lease will expire", run.id)
+    owned = Run.objects.filter(worker_id=worker_id, status=RunStatus.RUNNING)
+    for _ in range(HAND_OVER_ROUNDS):
+        for run in owned:
+            # Text that was on its way may have been written since the run was read: once more, as it is then.
+            with contextlib.suppress(LeaseLost):
+                transitions.hand_over(run)
+        owned = owned.all()
+    for run_id in owned.values_list("pk", flat=True):
+        logger.warning("run %s was not handed over; its lease will expire", run_id)
 
 
 def unregister(worker_id: str) -> None:

@@ -7,8 +7,8 @@ from django.db.models import F
 
 from credits import ledger
 from credits.models import LedgerEntry
-from runs import catalogue, sweeps
-from runs.models import AgentModel, Run, Tool, ToolInvocation, Waitpoint, Worker
+from runs import catalogue, sweeps, transitions
+from runs.models import AgentModel, Run, RunEvent, Tool, ToolInvocation, Waitpoint, Worker
 from tests import factories
 from tests.driver import Driver, InProcess, until
 from tests.runs.conftest import seed_catalogue, vanish
@@ -473,3 +473,24 @@ def test_one_user_has_so_many_running_and_the_rest_in_order(bench, settings):
     starts = list(Run.objects.filter(pk__in=runs).order_by("created_at").values_list("started_at", flat=True))
     # Up to three start side by side, claimed by as many threads.
     assert all(earlier < later for earlier, later in zip(starts, starts[3:], strict=False))
+
+
+def test_text_written_while_its_worker_leaves_does_not_keep_a_run(bench, monkeypatch):
+    run_id = bench.start("/stream 400 50")["id"]
+    bench.wait(run_id, "running")
+    hand_over, refused = transitions.hand_over, []
+
+    def overtaken(run):
+        if not refused:
+            refused.append(run.id)
+            # As the flusher does, between the reading of the run and its hand-over.
+            index = run.last_stream_index + 1
+            Run.objects.filter(pk=run.id).update(last_stream_index=index)
+            RunEvent.objects.create(run_id=run.id, index=index, type="message.delta", data='{"text":""}')
+        hand_over(run)
+
+    monkeypatch.setattr(transitions, "hand_over", overtaken)
+    bench.engine.stop(0)
+    assert refused == [run_id]
+    run = Run.objects.get(pk=run_id)
+    assert (run.status, run.worker_id, run.lease_losses) == ("running", None, 0)
