@@ -82,6 +82,8 @@ class RunLoop:
         self.pending_text: list[str] = []
         self.cancel_requested = False
         self.lost = False
+        # How far the journal went when the database last refused a write as one that is there already.
+        self.refused_at: tuple[int, int] | None = None
 
     # --- the run's life ----------------------------------------------------------------------------------------------
 
@@ -105,15 +107,21 @@ class RunLoop:
                     raise
                 await self._end(transitions.finish_cancelled)
                 return
-            except IntegrityError:
-                # A commit whose answer was lost is found again here, by what it wrote.
-                logger.warning("run %s is read anew after a write that was there already", self.run.id)
-                if not await self._resume():
-                    return
-            except Exception:
+            except Exception as error:
+                # A commit whose answer was lost is found again here, by what it wrote: then the journal is ahead.
+                if isinstance(error, IntegrityError) and self.refused_at != (recorded := self._recorded()):
+                    logger.warning("run %s is read anew after a write that was there already", self.run.id)
+                    self.refused_at = recorded
+                    if not await self._resume():
+                        return
+                    continue
                 logger.exception("run %s failed for an unexpected reason", self.run.id)
                 await self._end(transitions.fail, "INTERNAL_ERROR", "Something went wrong on our side.")
                 return
+
+    def _recorded(self) -> tuple[int, int]:
+        """How far the journal goes: turns, and calls that have an outcome."""
+        return len(self.journal.turns), len(self.journal.calls) - len(self.journal.open_calls)
 
     async def _steps(self) -> None:
         if self.run.cancel_requested_at is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from django.db import IntegrityError
 from django.db.models import F
 
 from credits import ledger
@@ -207,6 +208,15 @@ def test_text_before_a_failure_is_kept(bench, events):
     run = bench.finish("/say half of it\n/fail out")
     assert run["status"] == "failed"
     assert bench.content(run) == joined(events(run["id"])) == "half of it"
+
+
+def test_a_write_that_the_database_refuses_each_time_ends_the_run(bench, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise IntegrityError("never")
+
+    monkeypatch.setattr(transitions, "record_turn", refuse)
+    run = bench.finish("Hello")
+    assert (run["status"], run["errorCode"]) == ("failed", "INTERNAL_ERROR")
 
 
 def test_turn_limit(bench, settings):
