@@ -5,7 +5,7 @@ Safe at any moment and any number of times at once; each process's heart and bea
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from datetime import timedelta
 
 from django.conf import settings
@@ -70,16 +70,18 @@ def reap_workers() -> int:
     return reaped
 
 
-def drop_uncarried(worker_id: str, carried: Container[str]) -> list[str]:
+def drop_uncarried(worker_id: str, carried: Container[str], leaving: Callable[[], bool]) -> list[str]:
     """Runs that a live worker owns but does not carry would wait for ever: a claim's commit whose answer was lost, a
     step that failed beyond repair. They go the way of a lost worker's, so that no run goes round endlessly.
 
-    ``carried`` is asked after the runs are read, and holds a run from before it is claimed. Returns their ids.
+    ``carried`` is asked after the runs are read, and holds a run from before it is claimed. ``leaving`` is asked last:
+    a worker that shuts down lets go of its runs before it hands them over, which is no loss. Returns their ids.
     """
     owned = list(Run.objects.filter(worker_id=worker_id, status=RunStatus.RUNNING).values_list("pk", flat=True))
     dropped = [run_id for run_id in owned if run_id not in carried]
-    if dropped:
-        transitions.lose_worker(worker_id, dropped)
+    if not dropped or leaving():
+        return []
+    transitions.lose_worker(worker_id, dropped)
     return dropped
 
 

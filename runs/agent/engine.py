@@ -235,7 +235,7 @@ class Engine:
 
     def _sweep(self) -> None:
         sweeps.reap_workers()
-        if dropped := sweeps.drop_uncarried(self.worker_id, self.tasks):
+        if dropped := sweeps.drop_uncarried(self.worker_id, self.tasks, self._stopped.is_set):
             logger.warning("%d runs that nothing here carried are up for takeover", len(dropped))
         free = settings.RUN_WORKER_CAPACITY - len(self.tasks)
         if not self.draining and free > 0:
