@@ -10,8 +10,8 @@ from rest_framework.test import APIClient
 from config.api import broker
 from tests import factories
 
-# Folders whose tests go through real processes one by one, or through every operation: for `make test-services`.
-SLOW = {"concurrency", "contract", "deployed", "e2e", "faults", "mcp", "stack", "streams"}
+# Folders whose tests go through real processes one by one, or every operation or page: for `make test-services`.
+SLOW = {"admin", "concurrency", "contract", "deployed", "e2e", "faults", "mcp", "stack", "streams"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

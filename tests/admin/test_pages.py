@@ -189,7 +189,6 @@ def every_page(client: Any) -> Any:
         yield label, client.get(reverse(f"admin:{name}_do_one", args=[row.pk, label])).content.decode()
 
 
-@pytest.mark.slow
 def test_no_page_shows_a_secret_or_content_or_asks_another_host_for_anything(boss, world, user):
     endpoint = Endpoint.objects.get(user=user)
     digest, key_id = keys.ApiKey.objects.values_list("digest", "pk").get()

@@ -45,7 +45,14 @@ def waiting_run(user: Any) -> Waitpoint:
     now = clock.now()
     turn = Turn(run=claimed, index=1, model="demo", cost=TURN_COST, started_at=now, finished_at=now)
     call = ToolInvocation(
-        run=claimed, turn_index=1, call_index=1, tool_call_id="c", name="draw_chart", credit_estimate=PRICE
+        run=claimed,
+        turn_index=1,
+        call_index=1,
+        tool_call_id="c",
+        name="draw_chart",
+        credit_estimate=PRICE,
+        created_at=now,
+        updated_at=now,
     )
     transitions.record_turn(claimed, turn, [call], content="", delta="", price={})
     payload = {"toolName": "draw_chart", "estimatedMicro": PRICE, "thresholdMicro": 0}
