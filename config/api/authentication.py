@@ -58,7 +58,12 @@ class SessionTokenAuthentication(BearerAuthentication):
 
 
 user_named: CompiledQuery[Any] = CompiledQuery(
-    lambda username: get_user_model()._default_manager.filter(username=username), str
+    lambda username: (
+        get_user_model()
+        ._default_manager.only("username", "email", "is_active", "date_joined")
+        .filter(username=username)
+    ),
+    str,
 )
 
 

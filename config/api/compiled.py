@@ -47,12 +47,13 @@ class CompiledQuery(Generic[M]):
         with connection.cursor() as cursor:
             cursor.execute(statement.sql, parameters)
             rows = cursor.fetchall()
-        return [self._instance(statement, row) for row in rows]
+        alias = connection.alias
+        return [self._instance(statement, row, alias) for row in rows]
 
     def first(self, *arguments: int | str) -> M | None:
         return next(iter(self(*arguments)), None)
 
-    def _instance(self, statement: _Statement, row: Sequence[Any]) -> M:
+    def _instance(self, statement: _Statement, row: Sequence[Any], alias: str) -> M:
         if statement.converters:
             row = list(row)
             for index, converters, expression in statement.converters:
@@ -60,7 +61,7 @@ class CompiledQuery(Generic[M]):
                     row[index] = convert(row[index], expression, connection)
         # As Model.from_db does it, but for the signals and the defaults that it weighs for each field.
         instance = self.model.__new__(self.model)
-        vars(instance).update(zip(statement.names, row, strict=False), _state=_as_stored())
+        vars(instance).update(zip(statement.names, row, strict=False), _state=_as_stored(alias))
         for name, index in statement.annotations:
             vars(instance)[name] = row[index]
         return instance
@@ -89,9 +90,9 @@ class CompiledQuery(Generic[M]):
         return statement
 
 
-def _as_stored() -> ModelState:
+def _as_stored(alias: str) -> ModelState:
     state = ModelState()
-    state.db, state.adding = connection.alias, False
+    state.db, state.adding = alias, False
     return state
 
 
