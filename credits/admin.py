@@ -21,10 +21,17 @@ from config.api.staff.actions import Action, ActionForm, Did, WithActions
 from config.api.staff.base import ReadOnly, of_user, users_named
 from config.api.staff.forms import CreditsField, ReasonField
 from credits import ledger
-from credits.models import CORRECTIONS, REASON_MAX_CHARS, SETTLEMENTS, Account, EntryType, LedgerEntry
+from credits.models import (
+    CORRECTIONS,
+    GRANT_DAYS_MAX,
+    REASON_MAX_CHARS,
+    SETTLEMENTS,
+    Account,
+    EntryType,
+    LedgerEntry,
+)
 
 REFUNDABLE = (EntryType.CAPTURE, EntryType.USAGE)
-GRANT_DAYS_MAX = 3650
 
 
 def credits_column(name: str) -> Any:

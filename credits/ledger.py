@@ -88,7 +88,7 @@ def grant(
 def adjust(user_id: int, amount: int, *, reason: str, staff: Any, cause: str | None = None) -> LedgerEntry:
     """Correct an account up or down, even below zero. Give a ``cause`` where the call may be repeated."""
     _require(amount != 0, "amount", "An adjustment must not be 0.")
-    entry = _entry(EntryType.ADJUSTMENT, user_id, amount, reason=_reason(reason, required=True), staff=staff)
+    entry = _entry(EntryType.ADJUSTMENT, user_id, amount, **_correction(reason, staff))
     entry.cause = cause or f"adjustment:{entry.id}"
     return _move(entry, balance=amount)
 
@@ -120,8 +120,7 @@ def refund(entry_id: str, amount: int, *, reason: str, staff: Any, cause: str | 
         chat_id=spent.chat_id,
         run_id=spent.run_id,
         invocation_id=spent.invocation_id,
-        reason=_reason(reason, required=True),
-        staff=staff,
+        **_correction(reason, staff),
     )
     entry.cause = cause or f"refund:{entry.id}"
     return _move(entry, balance=amount)
@@ -289,9 +288,15 @@ def _require(holds: bool, field: str, message: str) -> None:
         raise ValidationFailed({field: [message]}, message)
 
 
-def _reason(text: str, required: bool = False) -> str:
+def _correction(reason: str, staff: Any) -> dict[str, Any]:
+    """What a row by staff keeps: why, and who."""
+    _require(bool(reason.strip()), "reason", "A reason is required.")
+    _require(staff is not None and staff.is_staff, "staff", "A member of staff is required.")
+    return {"reason": _reason(reason), "staff": staff}
+
+
+def _reason(text: str) -> str:
     text = text.strip()
-    _require(bool(text) or not required, "reason", "A reason is required.")
     _require(len(text) <= REASON_MAX_CHARS, "reason", f"A reason may have at most {REASON_MAX_CHARS} characters.")
     _require("\0" not in text, "reason", "A reason must not hold a NUL character.")
     return text

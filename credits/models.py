@@ -2,8 +2,9 @@
 
 ``UsageTotal`` and its kinds sum up what the ledger says; triggers keep them (migration 0004).
 
-What the tables themselves refuse: an unknown type, a wrong sign, a second row of one cause, a second settlement of a
-kind for one hold, and (by triggers, see migration 0002) any UPDATE or DELETE of a ledger row.
+What the tables themselves refuse: an unknown type, a wrong sign, a correction without a reason or a member of staff, a
+second row of one cause, a second settlement of a kind for one hold, and (by triggers, see migration 0002) any UPDATE or
+DELETE of a ledger row.
 """
 
 from django.conf import settings
@@ -16,6 +17,8 @@ from config.api.ids import IdField, RefField
 # Far over any sum of sane amounts, and far enough under 2⁶³ that adding one more amount can't overflow.
 BALANCE_LIMIT = 9 * 10**18
 REASON_MAX_CHARS = 500
+# What may be asked of a grant's end, so that no date overflows.
+GRANT_DAYS_MAX = 3650
 
 
 class EntryType(models.TextChoices):
@@ -115,6 +118,10 @@ class LedgerEntry(models.Model):
             models.CheckConstraint(
                 condition=~Q(type__in=[EntryType.REFUND, EntryType.ADJUSTMENT]) | ~Q(reason=""),
                 name="ledger_correction_has_reason",
+            ),
+            models.CheckConstraint(
+                condition=~Q(type__in=[EntryType.REFUND, EntryType.ADJUSTMENT]) | Q(staff__isnull=False),
+                name="ledger_correction_has_staff",
             ),
             # Not unique=True: that adds an index for LIKE, which nothing asks for and every row would pay for.
             models.UniqueConstraint(fields=["cause"], name="ledger_cause_once"),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.contrib.auth import get_user_model
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from config.api import money
+from config.api import clock, money
 from config.api.errors import DomainError
+from credits.models import GRANT_DAYS_MAX
 
 
 class MovingCommand(BaseCommand):
@@ -30,6 +32,25 @@ class MovingCommand(BaseCommand):
             return money.parse(amount, minimum=minimum, field="AMOUNT")
         except ValueError as error:
             raise CommandError(str(error)) from None
+
+    def end(self, text: str) -> datetime:
+        """A number of days from now, or an ISO 8601 time with its zone, as UTC."""
+        now = clock.now()
+        latest = now + timedelta(days=GRANT_DAYS_MAX)
+        try:
+            in_days = text.isascii() and text.isdigit()
+            # Cut short, for Python refuses to read very long numbers, and to add very many days.
+            days = min(int(text[:9]), GRANT_DAYS_MAX + 1) if in_days else 0
+            end = now + timedelta(days=days) if in_days else datetime.fromisoformat(text)
+        except ValueError:
+            raise CommandError("--expires must be a number of days or a time such as 2027-01-31T00:00:00Z.") from None
+        if end.tzinfo is None:
+            raise CommandError("--expires must name its time zone, such as 2027-01-31T00:00:00Z.")
+        if end <= now:
+            raise CommandError("--expires must be in the future.")
+        if end > latest:
+            raise CommandError(f"--expires must be at most {GRANT_DAYS_MAX} days from now.")
+        return end.astimezone(UTC)
 
     def user(self, username: str, **also: bool) -> Any:
         users = get_user_model()._default_manager.filter(username=username, **also)

@@ -10,7 +10,7 @@ import pytest
 from config.api.clock import iso
 from credits import ledger, usage
 from credits.models import LedgerEntry
-from tests.credits.helpers import CREDIT, fund, place, spend, turn
+from tests.credits.helpers import CREDIT, clerk, fund, place, spend, turn
 from tests.factories import UserFactory, public_client
 
 pytestmark = pytest.mark.django_db
@@ -62,8 +62,8 @@ class TestAccount:
 class TestLedger:
     def test_rows_newest_first(self, session, user):
         spent = spend(user, 3 * CREDIT, run="run_1", chat="chat_1", tool="draw_chart")
-        refund = ledger.refund(spent.pk, 1_500_000, reason="Half of it", staff=None)
-        ledger.adjust(user.pk, -1, reason="Rounding", staff=None)
+        refund = ledger.refund(spent.pk, 1_500_000, reason="Half of it", staff=clerk())
+        ledger.adjust(user.pk, -1, reason="Rounding", staff=clerk())
         spend(UserFactory(), 5)
         body = session.get(LEDGER).json()
         assert body["nextCursor"] is None
@@ -138,7 +138,7 @@ class TestCsv:
 
     def test_free_text_is_quoted_and_never_a_formula(self, session, user):
         for reason in ('=HYPERLINK("http://x")', "@x", 'says "no", twice', "plain"):
-            ledger.adjust(user.pk, -5, reason=reason, staff=None)
+            ledger.adjust(user.pk, -5, reason=reason, staff=clerk())
         rows = [dict(zip(COLUMNS, line, strict=True)) for line in read_csv(session)[1:-1]]
         assert [row["reason"] for row in reversed(rows)] == [
             '\'=HYPERLINK("http://x")',

@@ -1,13 +1,16 @@
 """The commands that move credits, compare them and count them."""
 
+from datetime import UTC, datetime, timedelta
 from io import StringIO
 
 import pytest
 from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
 
-from credits.models import Account, DayTotal, LedgerEntry
-from tests.credits.helpers import CREDIT, rows, spend, state
+from config.api.clock import iso
+from credits.expiry import expire_grants
+from credits.models import Account, DayTotal, LedgerEntry, PendingExpiry
+from tests.credits.helpers import CREDIT, fund, rows, spend, state, stop_clock
 from tests.factories import UserFactory
 
 pytestmark = pytest.mark.django_db
@@ -67,6 +70,54 @@ class TestGrant:
         with pytest.raises(CommandError):
             run("grant_credits", user.username, "5")
         assert rows(user) == []
+
+
+class TestGrantThatExpires:
+    @pytest.fixture
+    def now(self, monkeypatch, user):
+        fund(user, 0)
+        return stop_clock(monkeypatch, datetime(2099, 5, 5, 12, tzinfo=UTC))
+
+    @pytest.mark.parametrize(
+        ("expires", "end"),
+        [
+            ("30", datetime(2099, 6, 4, 12, tzinfo=UTC)),
+            ("3650", datetime(2109, 5, 3, 12, tzinfo=UTC)),
+            ("2099-06-01T00:00:00Z", datetime(2099, 6, 1, tzinfo=UTC)),
+            ("2099-05-05T14:00:00.000001+02:00", datetime(2099, 5, 5, 12, 0, 0, 1, tzinfo=UTC)),
+        ],
+    )
+    def test_the_rest_is_taken_back_then(self, user, now, expires, end):
+        said = run("grant_credits", user.username, "10", "--reason", "Trial", "--expires", expires)
+        assert said == f"Granted 10 credits to {user.username} until {iso(end)}; available now: 10.\n"
+        spend(user, 4 * CREDIT)
+        now.now = end - timedelta(microseconds=1)
+        assert expire_grants() == 0
+        now.now = end
+        assert expire_grants() == 6 * CREDIT
+        assert state(user) == (0, 0)
+
+    @pytest.mark.parametrize(
+        ("expires", "says"),
+        [
+            ("0", "in the future"),
+            ("2099-05-05T12:00:00Z", "in the future"),
+            ("0001-01-01T00:00:00+14:00", "in the future"),
+            ("3651", "at most 3650 days"),
+            ("9" * 5000, "at most 3650 days"),
+            ("9999-12-31T23:59:59-14:00", "at most 3650 days"),
+            ("2100-01-31T00:00:00", "time zone"),
+            ("2100-01-31", "time zone"),
+            *(
+                (text, "a number of days or a time")
+                for text in ("", "soon", "-1", "1.5", "NaN", "٣", "2027-02-30T00:00Z")
+            ),
+        ],
+    )
+    def test_a_bad_end_is_named_and_changes_nothing(self, user, now, expires, says):
+        with pytest.raises(CommandError, match=f"--expires must .*{says}") as refusal:
+            run("grant_credits", user.username, "10", "--reason", "r", f"--expires={expires}")
+        assert (refusal.value.returncode, rows(user), PendingExpiry.objects.count()) == (1, [], 0)
 
 
 BAD_AMOUNTS = ["0", "NaN", "-Infinity", "1.0000001", "1e30", "twelve", ""]

@@ -14,7 +14,7 @@ from config.api.errors import Conflict
 from credits import ledger
 from credits.models import LedgerEntry
 from credits.reconcile import drift
-from tests.credits.helpers import fund, place, spend, state, turn
+from tests.credits.helpers import clerk, fund, place, spend, state, turn
 from tests.factories import UserFactory
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -135,7 +135,7 @@ def test_refunds_of_a_row_are_at_most_its_amount(threads):
     user = UserFactory()
     fund(user, 100)
     spent = spend(user, 10)
-    results = side_by_side(threads, lambda _: ledger.refund(spent.pk, 4, reason="r", staff=None))
+    results = side_by_side(threads, lambda _: ledger.refund(spent.pk, 4, reason="r", staff=clerk()))
     assert sum(isinstance(result, LedgerEntry) for result in results) == 2
     assert sum(isinstance(result, Conflict) for result in results) == threads - 2
     assert state(user) == (98, 0)

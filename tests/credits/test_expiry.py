@@ -14,7 +14,7 @@ from credits.expiry import expire_grants, unspent
 from credits.models import LedgerEntry, PendingExpiry
 from credits.reconcile import drift
 from credits.tasks import expire_grants as task
-from tests.credits.helpers import Clock, fund, place, rows, spend, state, stop_clock, turn
+from tests.credits.helpers import Clock, clerk, fund, place, rows, spend, state, stop_clock, turn
 from tests.credits.test_concurrency import side_by_side
 from tests.factories import UserFactory
 
@@ -73,7 +73,7 @@ class TestExpiry:
         old = give(user, 20, end)
         now.now += timedelta(seconds=1)
         new = give(user, 30, end)
-        ledger.adjust(user.pk, -5, reason="r", staff=None)
+        ledger.adjust(user.pk, -5, reason="r", staff=clerk())
         assert unspent(user.pk) == {old.pk: 15, new.pk: 30}
 
     def test_what_was_spent_before_a_grant_is_not_spent_from_it(self, user, now):

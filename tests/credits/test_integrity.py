@@ -6,75 +6,104 @@ import pytest
 from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.utils import timezone
 
+from credits import ledger
 from credits.models import Account, EntryType, LedgerEntry
 from credits.reconcile import drift
-from tests.credits.helpers import fund, place, rows, spend
+from tests.credits.helpers import clerk, fund, place, rows, spend
 from tests.factories import UserFactory
 
 pytestmark = pytest.mark.django_db
 
 
-def refused(**fields) -> bool:
-    """Whether the ledger refuses such a row."""
+def refusal(**fields) -> str:
+    """What the database says against such a row; empty if it takes it. That it names a rule tells the rules apart."""
     try:
         with transaction.atomic():
             LedgerEntry.objects.create(**fields)
-    except IntegrityError:
-        return True
-    return False
+    except IntegrityError as error:
+        return str(error)
+    return ""
 
 
 @pytest.mark.parametrize(
-    ("type", "amount"),
+    ("type", "amount", "rule"),
     [
-        *((type, amount) for type in EntryType.values if type not in ("USAGE", "ADJUSTMENT") for amount in (0, -1)),
-        ("USAGE", -1),
-        ("ADJUSTMENT", 0),
-        ("GIFT", 1),
+        *(
+            (type, amount, "ledger_amount_sign")
+            for type in EntryType.values
+            if type not in ("USAGE", "ADJUSTMENT")
+            for amount in (0, -1)
+        ),
+        ("USAGE", -1, "ledger_amount_sign"),
+        ("ADJUSTMENT", 0, "ledger_amount_sign"),
+        ("GIFT", 1, "ledger_type_known"),
     ],
 )
-def test_signs_and_types(user, type, amount):
+def test_signs_and_types(user, type, amount, rule):
     against = spend(user, 5) if type in ("CAPTURE", "RELEASE", "REFUND", "EXPIRY") else None
-    assert refused(account_id=user.pk, type=type, amount=amount, cause="x", reason="r", against=against)
+    row = {"account_id": user.pk, "type": type, "cause": "x", "reason": "r", "staff": clerk(), "against": against}
+    assert rule in refusal(amount=amount, **row)
+    assert LedgerEntry.objects.filter(cause="x").count() == 0
+
+
+@pytest.mark.parametrize(
+    ("type", "amount"), [("USAGE", 0), ("ADJUSTMENT", -1), *((type, 1) for type in EntryType.values)]
+)
+def test_amounts_that_a_row_may_have(user, type, amount):
+    against = spend(user, 5) if type in ("CAPTURE", "RELEASE", "REFUND", "EXPIRY") else None
+    row = {"account_id": user.pk, "type": type, "cause": "x", "reason": "r", "staff": clerk(), "against": against}
+    assert refusal(amount=amount, **row) == ""
 
 
 @pytest.mark.parametrize("type", ["CAPTURE", "RELEASE", "REFUND", "EXPIRY"])
 def test_what_settles_or_corrects_names_its_row(user, type):
-    assert refused(account_id=user.pk, type=type, amount=1, cause="x", reason="r")
+    row = {"account_id": user.pk, "type": type, "amount": 1, "cause": "x", "reason": "r", "staff": clerk()}
+    assert "ledger_against_by_type" in refusal(**row)
 
 
 @pytest.mark.parametrize("type", ["GRANT", "HOLD", "USAGE", "ADJUSTMENT"])
 def test_nothing_else_names_one(user, type):
-    against = spend(user, 5)
-    assert refused(account_id=user.pk, type=type, amount=1, cause="x", reason="r", against=against)
-    assert not refused(account_id=user.pk, type=type, amount=1, cause="x", reason="r")
+    row = {"account_id": user.pk, "type": type, "amount": 1, "cause": "x", "reason": "r", "staff": clerk()}
+    assert "ledger_against_by_type" in refusal(**row, against=spend(user, 5))
 
 
 @pytest.mark.parametrize("type", ["REFUND", "ADJUSTMENT"])
-def test_corrections_have_a_reason(user, type):
+def test_corrections_have_a_reason_and_name_their_maker(user, type):
     against = spend(user, 5) if type == "REFUND" else None
-    assert refused(account_id=user.pk, type=type, amount=1, cause="x", against=against)
+    row = {"account_id": user.pk, "type": type, "amount": 1, "cause": "x", "against": against}
+    assert "ledger_correction_has_reason" in refusal(**row, staff=clerk())
+    assert "ledger_correction_has_staff" in refusal(**row, reason="r")
 
 
 def test_only_grants_expire(user):
-    assert refused(account_id=user.pk, type="USAGE", amount=1, cause="x", expires_at=timezone.now())
-    assert not refused(account_id=user.pk, type="GRANT", amount=1, cause="x", expires_at=timezone.now())
+    row = {"account_id": user.pk, "amount": 1, "cause": "x", "expires_at": timezone.now()}
+    assert "ledger_only_grants_expire" in refusal(type="USAGE", **row)
+    assert refusal(type="GRANT", **row) == ""
 
 
 def test_causes_are_unique_across_accounts(user):
     other = UserFactory()
-    assert not refused(account_id=user.pk, type="GRANT", amount=1, cause="x")
-    assert refused(account_id=other.pk, type="GRANT", amount=1, cause="x")
+    assert refusal(account_id=user.pk, type="GRANT", amount=1, cause="x") == ""
+    assert "cause" in refusal(account_id=other.pk, type="GRANT", amount=1, cause="x")
 
 
-def test_a_hold_has_one_settlement_of_a_kind(user):
-    capture = spend(user, 5)
-    assert refused(account_id=user.pk, type="CAPTURE", amount=1, cause="x", against_id=capture.against_id)
+@pytest.mark.parametrize("type", ["CAPTURE", "RELEASE"])
+def test_a_hold_has_one_settlement_of_a_kind(user, type):
+    ledger.capture(place(user, 5), 3)
+    settled = LedgerEntry.objects.get(type=type)
+    row = {"account_id": user.pk, "amount": 1, "against_id": settled.against_id}
+    said = refusal(**row, type=type, cause="x")
+    assert "ledger_one_settlement_of_a_kind" in said or "credits_ledgerentry.against_id" in said
+    # An expiry in parts, and refunds, are several of one kind for one row.
+    for number in (1, 2):
+        row = {"account_id": user.pk, "amount": 1, "against_id": settled.pk}
+        assert refusal(**row, type="EXPIRY", cause=f"y{number}") == ""
 
 
 @pytest.mark.parametrize("change", [{"held": -1}, {"balance": 9 * 10**18 + 1}, {"balance": -9 * 10**18 - 1}])
 def test_accounts_stay_in_range(user, change):
-    with pytest.raises(IntegrityError), transaction.atomic():
+    rule = "account_held_not_negative" if "held" in change else "account_balance_in_range"
+    with pytest.raises(IntegrityError, match=rule), transaction.atomic():
         Account.objects.filter(pk=user.pk).update(**change)
 
 
@@ -134,7 +163,13 @@ class TestReconcile:
         spent = spend(user, 5)
         for number in (1, 2):
             LedgerEntry.objects.create(
-                account_id=user.pk, type="REFUND", amount=3, against=spent, cause=f"x{number}", reason="r"
+                account_id=user.pk,
+                type="REFUND",
+                amount=3,
+                against=spent,
+                cause=f"x{number}",
+                reason="r",
+                staff=clerk(),
             )
         assert f"{spent.pk}: 0.000006 of 0.000005 was refunded" in list(drift())
 

@@ -10,7 +10,7 @@ from config.api.money import MAX_MICRO
 from credits import ledger, posting
 from credits.models import Account, LedgerEntry
 from credits.reconcile import drift
-from tests.credits.helpers import CREDIT, fund, place, rows, spend, state, turn
+from tests.credits.helpers import CREDIT, clerk, fund, place, rows, spend, state, turn
 from tests.factories import UserFactory
 
 pytestmark = pytest.mark.django_db
@@ -85,7 +85,7 @@ class TestGrant:
             ledger.grant(user.pk, 6, cause="x")
         assert state(user) == (995, 0)
         ledger.grant(user.pk, 5, cause="y")
-        ledger.adjust(user.pk, -1995, reason="r", staff=None)
+        ledger.adjust(user.pk, -1995, reason="r", staff=clerk())
         with pytest.raises(Conflict):
             turn(user, 6)
         assert state(user) == (-995, 0)
@@ -94,7 +94,7 @@ class TestGrant:
     def test_no_amount_is_too_large_for_the_database(self, user, amount):
         for move in (
             lambda: ledger.grant(user.pk, amount, cause="x"),
-            lambda: ledger.adjust(user.pk, -amount, reason="r", staff=None),
+            lambda: ledger.adjust(user.pk, -amount, reason="r", staff=clerk()),
             lambda: turn(user, amount),
             lambda: place(user, amount),
         ):
@@ -263,18 +263,18 @@ class TestRefund:
     def test_all_refunds_together_are_at_most_the_amount(self, user):
         fund(user, 10)
         spent = spend(user, 8)
-        ledger.refund(spent.pk, 5, reason="part", staff=None)
+        ledger.refund(spent.pk, 5, reason="part", staff=clerk())
         with pytest.raises(Conflict, match=r"At most 0\.000003"):
-            ledger.refund(spent.pk, 4, reason="too much", staff=None)
+            ledger.refund(spent.pk, 4, reason="too much", staff=clerk())
         assert state(user) == (7, 0)
-        ledger.refund(spent.pk, 3, reason="the rest", staff=None)
+        ledger.refund(spent.pk, 3, reason="the rest", staff=clerk())
         assert state(user) == (10, 0)
 
     def test_a_cause_makes_it_repeatable(self, user):
         fund(user, 10)
         spent = spend(user, 8)
-        first = ledger.refund(spent.pk, 3, reason="once", staff=None, cause="ticket:1")
-        assert ledger.refund(spent.pk, 3, reason="once", staff=None, cause="ticket:1").pk == first.pk
+        first = ledger.refund(spent.pk, 3, reason="once", staff=clerk(), cause="ticket:1")
+        assert ledger.refund(spent.pk, 3, reason="once", staff=clerk(), cause="ticket:1").pk == first.pk
         assert state(user) == (5, 0)
 
     def test_only_what_was_spent(self, user):
@@ -282,14 +282,27 @@ class TestRefund:
         held = LedgerEntry.objects.get(invocation_id="inv_x")
         for entry_id in (held.pk, "led_none"):
             with pytest.raises(NotFound):
-                ledger.refund(entry_id, 1, reason="r", staff=None)
+                ledger.refund(entry_id, 1, reason="r", staff=clerk())
 
-    @pytest.mark.parametrize(("amount", "reason"), [(0, "r"), (-1, "r"), (1, ""), (1, "  ")])
-    def test_bad_input_changes_nothing(self, user, amount, reason):
+    @pytest.mark.parametrize(
+        ("amount", "reason", "by", "field"),
+        [
+            (0, "r", clerk, "amount"),
+            (-1, "r", clerk, "amount"),
+            (1, "", clerk, "reason"),
+            (1, "  ", clerk, "reason"),
+            (1, "x" * 501, clerk, "reason"),
+            (1, "a\0b", clerk, "reason"),
+            (1, "r", lambda: None, "staff"),
+            (1, "r", UserFactory, "staff"),
+        ],
+    )
+    def test_bad_input_changes_nothing(self, user, amount, reason, by, field):
         spent = spend(user, 8)
         before = state(user)
-        with pytest.raises(ValidationFailed):
-            ledger.refund(spent.pk, amount, reason=reason, staff=None)
+        with pytest.raises(ValidationFailed) as refusal:
+            ledger.refund(spent.pk, amount, reason=reason, staff=by())
+        assert list(refusal.value.details["fields"]) == [field]
         assert state(user) == before
 
 
@@ -301,15 +314,32 @@ class TestAdjustment:
         assert state(user) == (-2, 0)
         ledger.adjust(user.pk, 5, reason="goodwill", staff=staff)
         assert state(user) == (3, 0)
-        for amount, reason in ((0, "r"), (1, " ")):
-            with pytest.raises(ValidationFailed):
-                ledger.adjust(user.pk, amount, reason=reason, staff=staff)
-        assert state(user) == (3, 0)
+        assert set(
+            LedgerEntry.objects.filter(reason__in=["chargeback", "goodwill"]).values_list("staff", flat=True)
+        ) == {staff.pk}
+
+    @pytest.mark.parametrize(
+        ("amount", "reason", "by", "field"),
+        [
+            (0, "r", clerk, "amount"),
+            (1, " ", clerk, "reason"),
+            (1, "x" * 501, clerk, "reason"),
+            (1, "a\0b", clerk, "reason"),
+            (1, "r", lambda: None, "staff"),
+            (-1, "r", UserFactory, "staff"),
+        ],
+    )
+    def test_bad_input_changes_nothing(self, user, amount, reason, by, field):
+        before = state(user)
+        with pytest.raises(ValidationFailed) as refusal:
+            ledger.adjust(user.pk, amount, reason=reason, staff=by())
+        assert list(refusal.value.details["fields"]) == [field]
+        assert (state(user), rows(user)) == (before, [])
 
     def test_a_cause_makes_it_repeatable(self, user):
         fund(user, 10)
         for _ in range(2):
-            ledger.adjust(user.pk, 5, reason="goodwill", staff=None, cause="ticket:1")
+            ledger.adjust(user.pk, 5, reason="goodwill", staff=clerk(), cause="ticket:1")
         assert state(user) == (15, 0)
 
 
@@ -318,7 +348,7 @@ class TestRuns:
         fund(user, 1000)
         assert (ledger.run_spent("run_1"), ledger.run_held("run_1")) == (0, 0)
         refunded = spend(user, 100)
-        ledger.refund(refunded.pk, 30, reason="r", staff=None)
+        ledger.refund(refunded.pk, 30, reason="r", staff=clerk())
         ledger.capture(place(user, 50), 20)
         turn(user, 5)
         ledger.release(place(user, 11))
@@ -332,7 +362,7 @@ class TestRuns:
     def test_spent_as_a_column_of_a_queryset(self, user):
         """Accounts stand for runs here: what counts is a column that holds a run's id."""
         spent = spend(user, 100, run="run_1")
-        ledger.refund(spent.pk, 30, reason="r", staff=None)
+        ledger.refund(spent.pk, 30, reason="r", staff=clerk())
         turn(user, 5, run="run_1")
         place(user, 9, run="run_3")
         entries = LedgerEntry.objects.filter(type="HOLD").annotate(spent=ledger.run_spent_subquery("run_id"))

@@ -17,7 +17,7 @@ from credits import ledger
 from credits.expiry import expire_grants, unspent
 from credits.models import LedgerEntry, PendingExpiry
 from credits.reconcile import drift
-from tests.credits.helpers import Clock, place, state, stop_clock, turn
+from tests.credits.helpers import Clock, clerk, place, state, stop_clock, turn
 from tests.factories import UserFactory
 
 AMOUNTS = st.integers(0, 60)
@@ -50,7 +50,7 @@ class Credits(RuleBasedStateMachine):
         # In the order in which they were made: Hypothesis must be able to draw the same again.
         self.refundable: list[tuple[str, str, int]] = []
         self.grants: set[str] = set()
-        ledger.adjust(self.user.pk, 100 - 100_000_000, reason="start small", staff=None)
+        ledger.adjust(self.user.pk, 100 - 100_000_000, reason="start small", staff=clerk())
         self.number = 0
         self.begun = Credits.time.now
         self.tick()
@@ -138,7 +138,7 @@ class Credits(RuleBasedStateMachine):
                 elif what == "refund":
                     for entry, _, left in self.refundable:
                         if left:
-                            ledger.refund(entry, left, reason="r", staff=None)
+                            ledger.refund(entry, left, reason="r", staff=clerk())
                 elif what == "expire":
                     expire_grants()
                 raise KilledHere
@@ -147,7 +147,7 @@ class Credits(RuleBasedStateMachine):
 
     @rule(amount=st.integers(-30, 30).filter(bool))
     def adjust(self, amount: int) -> None:
-        ledger.adjust(self.user.pk, amount, reason="r", staff=None)
+        ledger.adjust(self.user.pk, amount, reason="r", staff=clerk())
         if amount > 0:
             self.kept += amount
         else:
@@ -216,9 +216,9 @@ class Credits(RuleBasedStateMachine):
         entry, run, left = self.refundable[index]
         if amount > left:
             with pytest.raises(Conflict):
-                ledger.refund(entry, amount, reason="r", staff=None)
+                ledger.refund(entry, amount, reason="r", staff=clerk())
             return
-        ledger.refund(entry, amount, reason="r", staff=None)
+        ledger.refund(entry, amount, reason="r", staff=clerk())
         self.refundable[index] = (entry, run, left - amount)
         self.take(run, -amount)
         self.tick()

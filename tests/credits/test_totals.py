@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from credits import ledger, totals, usage
 from credits.models import ChatDayTotal, ChatTotal, DayTotal, LedgerEntry, RunTotal
 from credits.reconcile import drift
-from tests.credits.helpers import place, spend, stop_clock, turn
+from tests.credits.helpers import clerk, place, spend, stop_clock, turn
 from tests.factories import UserFactory
 
 pytestmark = pytest.mark.django_db
@@ -25,7 +25,7 @@ KINDS = (DayTotal, ChatTotal, ChatDayTotal, RunTotal)
 
 
 def some_spending(user) -> None:
-    ledger.refund(spend(user, 50, chat="chat_1").pk, 20, reason="r", staff=None)
+    ledger.refund(spend(user, 50, chat="chat_1").pk, 20, reason="r", staff=clerk())
     turn(user, 7, chat="chat_2", run="run_2")
     turn(user, 0, chat="chat_2", run="run_2")
     place(user, 9)
@@ -144,6 +144,7 @@ def test_reports_are_what_the_rows_come_to(second, rows, user):
     now = datetime(2026, 11, 20, tzinfo=UTC) + timedelta(seconds=second)
     user = UserFactory()
     against = LedgerEntry.objects.create(account_id=user.pk, type="HOLD", amount=1, cause=f"{user.pk}")
+    maker = clerk().pk
     entries = []
     for number, ((days, of_day, offset), type, amount, tool, chat) in enumerate(rows):
         moment = now - timedelta(days=days)
@@ -151,6 +152,7 @@ def test_reports_are_what_the_rows_come_to(second, rows, user):
             moment = moment.replace(hour=0, minute=0, second=0)
         moment = min(now, moment + timedelta(microseconds=offset))
         entry = LedgerEntry(account_id=user.pk, type=type, amount=amount, tool_key=tool, chat_id=chat, reason="r")
+        entry.staff_id = maker
         entry.cause, entry.created_at = f"{user.pk}:{number}", moment
         if type == "CAPTURE":
             entry.against = LedgerEntry.objects.create(

@@ -11,7 +11,7 @@ from config.api import clock
 from config.api.clock import iso
 from credits import ledger
 from credits.usage import display_name
-from tests.credits.helpers import CREDIT, Clock, fund, place, spend, stop_clock, turn
+from tests.credits.helpers import CREDIT, Clock, clerk, fund, place, spend, stop_clock, turn
 from tests.factories import UserFactory, session_client
 
 pytestmark = pytest.mark.django_db
@@ -44,7 +44,7 @@ class TestSummary:
         now.now = start + timedelta(seconds=2)
         spend(user, 1, tool="draw_chart", run="run_2", chat="chat_2")
         refunded = spend(user, 2 * CREDIT, tool="web_fetch")
-        ledger.refund(refunded.pk, CREDIT, reason="r", staff=None)
+        ledger.refund(refunded.pk, CREDIT, reason="r", staff=clerk())
         ledger.release(place(user, 50 * CREDIT, tool="create_file"))
         ledger.capture(place(user, 3 * CREDIT, tool="web_fetch"), CREDIT)
         spend(UserFactory(), 5, tool="draw_chart")
@@ -146,7 +146,7 @@ class TestByChat:
         turn(user, 250_000, chat=mine.pk)
         turn(user, 0, chat=untitled.pk)
         now.now = start + timedelta(seconds=2)
-        ledger.refund(spent.pk, 4 * CREDIT, reason="r", staff=None)
+        ledger.refund(spent.pk, 4 * CREDIT, reason="r", staff=clerk())
         place(user, CREDIT, chat=mine.pk)
         assert get(session, BY_CHAT) == {
             "entries": [
@@ -197,7 +197,7 @@ class TestOfChat:
         now.now = start + timedelta(seconds=2)
         spend(user, 2 * CREDIT, chat=chat.pk, run="run_2", tool="draw_chart")
         now.now = start + timedelta(seconds=3)
-        ledger.refund(first.pk, 12 * CREDIT, reason="r", staff=None)
+        ledger.refund(first.pk, 12 * CREDIT, reason="r", staff=clerk())
         spend(user, 5, chat="chat_other")
         assert get(session, OF_CHAT + chat.pk) == {
             "chatTitle": "Sales",
@@ -242,7 +242,7 @@ class TestByDay:
         now.now = midnight
         turn(user, 20)
         refunded = spend(user, 300)
-        ledger.refund(refunded.pk, 100, reason="r", staff=None)
+        ledger.refund(refunded.pk, 100, reason="r", staff=clerk())
         now.now = end
         assert get(session, BY_DAY, period="30d") == {
             "days": [

@@ -16,6 +16,7 @@ from config.api.ratelimit import Verdict
 from runs.models import Run
 from tests import factories
 from tests.contract.world import build, unknown_ids
+from tests.credits.helpers import fund
 
 pytestmark = pytest.mark.django_db
 
@@ -404,9 +405,7 @@ class TestTools:
         assert done(public, "respond_to_waitpoint", **given | {"answer": "red"}) == first
 
     def test_no_credits(self, user, public):
-        from credits import ledger
-
-        ledger.adjust(user.pk, -ledger.available(user.pk), reason="r", staff=None)
+        fund(user, 0)
         chat = factories.ChatFactory(user=user)
         error = refused(public, "start_run", chatId=chat.pk, message="Hello")
         assert (error["code"], error["details"]) == ("INSUFFICIENT_CREDITS", {"available": "0"})

@@ -4,7 +4,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from config.api import money
+from config.api import clock, money
 from config.api.ids import new_id
 from credits import ledger
 from credits.management.moving import MovingCommand
@@ -17,9 +17,18 @@ class Command(MovingCommand):
         parser.add_argument("username")
         parser.add_argument("amount", help="credits, more than 0, with at most 6 decimals")
         self.add_reason(parser)
+        parser.add_argument(
+            "--expires",
+            metavar="WHEN",
+            help="take back then what is left: days from now, or a time such as 2027-01-31T00:00:00Z",
+        )
 
-    def handle(self, *args: Any, username: str, amount: str, reason: str, **options: Any) -> None:
+    def handle(
+        self, *args: Any, username: str, amount: str, reason: str, expires: str | None = None, **options: Any
+    ) -> None:
         user, micro = self.move(username, amount, reason)
-        ledger.grant(user.pk, micro, cause=f"command:{new_id('grant')}", reason=reason)
+        end = None if expires is None else self.end(expires)
+        ledger.grant(user.pk, micro, cause=f"command:{new_id('grant')}", reason=reason, expires_at=end)
         available = money.to_text(ledger.available(user.pk))
-        self.stdout.write(f"Granted {money.to_text(micro)} credits to {username}; available now: {available}.")
+        until = f" until {clock.iso(end)}" if end else ""
+        self.stdout.write(f"Granted {money.to_text(micro)} credits to {username}{until}; available now: {available}.")
