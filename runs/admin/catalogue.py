@@ -20,11 +20,11 @@ from config.api.staff.forms import CreditsField, ObjectField
 from runs import catalogue
 from runs.models import AgentModel, Tool
 from runs.tools import builtin
-from runs.tools.base import ToolFailure, parse_headers
+from runs.tools.base import ASK_USER, ToolFailure, parse_headers
 from runs.tools.schema import check_schema
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-BUILTIN = {*builtin.TOOLS, "ask_user"}
+BUILTIN = {*builtin.TOOLS, ASK_USER}
 
 
 class CatalogueAdmin(StaffAdmin):

@@ -48,13 +48,12 @@ from runs.agent.models import (
     estimate_tokens,
     transcript_chars,
 )
-from runs.tools.base import clean_text, shorten
+from runs.tools.base import ASK_USER, clean_text, shorten
 
 REPLY = (
     "Hello! I am the demo model and work offline, so this is all I can say by myself. "
     'Lines that start with "/" are a script for me, for example: /say Good morning'
 )
-ASK_USER = "ask_user"
 RESULT = "{result}"
 WAIT_SECONDS_MAX = 600
 STREAM_WORDS_MAX = 100_000

@@ -12,32 +12,19 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from django.conf import settings
 from django.db import IntegrityError
 
 from config.api import clock, money, tracing
 from config.api.errors import Unavailable
-from config.api.ids import new_id
 from config.api.logs import request_id
-from runs import catalogue, tool_transitions, transitions, waitpoint_transitions
+from runs import catalogue, transitions
 from runs import journal as journals
 from runs.agent.attached import with_files
+from runs.agent.calls import RunCalls
 from runs.agent.crash import crash_point
 from runs.agent.models import ModelError, TextDelta, ToolCall, Usage, client_for
 from runs.guards import LeaseLost
-from runs.models import (
-    AgentModel,
-    InvocationStatus,
-    Run,
-    RunStatus,
-    Tool,
-    ToolInvocation,
-    Turn,
-    WaitpointKind,
-)
-from runs.tools.base import ToolContext, ToolDefinition, ToolFailure
-from runs.tools.dispatch import call_tool
-from runs.tools.schema import parse_input
+from runs.models import AgentModel, RunStatus, Turn
 
 if TYPE_CHECKING:
     from runs.agent.engine import Engine
@@ -46,19 +33,7 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-ASK_USER = "ask_user"
 TOKENS_MAX = 1_000_000_000
-
-
-def approval_threshold(run: Run) -> int:
-    """Micro-credits above which a call of the run needs approval."""
-    if run.credit_approval_threshold is not None:
-        return run.credit_approval_threshold
-    return money.parse(settings.CREDIT_APPROVAL_THRESHOLD)
-
-
-class RunEnded(Exception):
-    """Control flow: the run reached a state that this worker has no more part in."""
 
 
 class RunFailed(Exception):
@@ -76,6 +51,7 @@ class RunLoop:
         self.engine = engine
         self.journal = journal
         self.run = journal.run
+        self.calls = RunCalls(self)
         # Guards the run's row in memory: its own steps, its calls' results and the text flusher take turns.
         self.lock = asyncio.Lock()
         self.turn_text: list[str] = []
@@ -93,8 +69,6 @@ class RunLoop:
         while True:
             try:
                 await self._steps()
-                return
-            except RunEnded:
                 return
             except LeaseLost:
                 if not await self._resume():
@@ -130,12 +104,12 @@ class RunLoop:
         try:
             async with asyncio.timeout(max(0.0, self.journal.remaining_seconds())) as scope:
                 model = self._model()
-                while True:
+                while self.run.status == RunStatus.RUNNING:
                     if self.engine.draining:
                         await self.db(transitions.hand_over, self.run)
                         return
                     if self.journal.open_calls:
-                        await self._calls()
+                        await self.calls.go_on()
                     else:
                         await self._turn(model)
         except TimeoutError:
@@ -187,7 +161,7 @@ class RunLoop:
         if refused:
             raise RunFailed(*refused)
         crash_point("before_model")
-        await self._confirm_lease()
+        await self.confirm_lease()
         started_at = clock.now()
         calls: list[ToolCall] = []
         usage = Usage(0, 0)
@@ -228,9 +202,7 @@ class RunLoop:
             started_at=started_at,
             finished_at=clock.now(),
         )
-        tools = self.journal.tools()
-        invocations = [self._invocation(turn.index, index, call, tools) for index, call in enumerate(calls, 1)]
-        ready = [call for call in invocations if self._is_open(call) and self._question(call) is None]
+        invocations = self.calls.invocations_of(turn.index, calls)
         crash_point("before_dispatch")
         async with self.lock:
             # The pending text is taken under the lock: what the flusher took before is written by now.
@@ -248,42 +220,12 @@ class RunLoop:
                     "in": model.price_in,
                     "out": model.price_out,
                 },
-                ready=ready,
+                ready=self.calls.unasked(invocations),
             )
         self.journal.turns.append(turn)
         self.journal.calls.extend(invocations)
         self.turn_text.clear()
-        if self.run.status != RunStatus.RUNNING:
-            raise RunEnded
-        await self._execute(dispatched)
-
-    def _invocation(
-        self, turn_index: int, call_index: int, call: ToolCall, tools: dict[str, ToolDefinition]
-    ) -> ToolInvocation:
-        """A new invocation; failed already where it names no tool or its input does not fit."""
-        tool = tools.get(call.name)
-        now = clock.now()
-        invocation = ToolInvocation(
-            id=new_id("inv"),
-            run=self.run,
-            turn_index=turn_index,
-            call_index=call_index,
-            tool_call_id=call.id,
-            name=call.name,
-            node_type=tool.node_type if tool else Tool.NodeType.BUILTIN,
-            credit_estimate=tool.price if tool else 0,
-            repeatable=tool.repeatable if tool else False,
-            created_at=now,
-            updated_at=now,
-        )
-        if tool is None:
-            tool_transitions.fail_unmade(invocation, "UNKNOWN_TOOL", f"There is no tool named {call.name}.")
-            return invocation
-        try:
-            invocation.input = parse_input(tool, call.arguments)
-        except ToolFailure as failure:
-            tool_transitions.fail_unmade(invocation, failure.code, failure.message)
-        return invocation
+        await self.calls.execute(dispatched)
 
     # --- text --------------------------------------------------------------------------------------------------------
 
@@ -304,116 +246,7 @@ class RunLoop:
         self.pending_text.clear()
         return text
 
-    # --- tool calls --------------------------------------------------------------------------------------------------
-
-    def _is_open(self, call: ToolInvocation) -> bool:
-        return call.status == InvocationStatus.PENDING
-
-    def _question(self, call: ToolInvocation) -> tuple[str, dict[str, Any]] | None:
-        """What has to be asked before the call is made, as (waitpoint kind, its request payload)."""
-        if call.id in self.journal.answers:
-            return None
-        if call.name == ASK_USER:
-            payload = {"question": call.input["question"]}
-            if "options" in call.input:
-                payload["options"] = call.input["options"]
-            return WaitpointKind.CLARIFICATION, payload
-        tool = self.journal.tools().get(call.name)
-        if tool is None or tool.approval == Tool.Approval.NEVER:
-            return None
-        threshold = approval_threshold(self.run)
-        if tool.approval == Tool.Approval.THRESHOLD and call.credit_estimate <= threshold:
-            return None
-        return WaitpointKind.CREDIT_APPROVAL, {
-            "toolName": call.name,
-            "estimatedMicro": call.credit_estimate,
-            "thresholdMicro": threshold,
-        }
-
-    async def _calls(self) -> None:
-        """Go on with the calls that are open: those that need no answer side by side, then one question at a time."""
-        left = self.journal.open_calls
-        # Those that this loop dispatched have an end by now, unless the loop was interrupted on the way.
-        orphans = [call for call in left if call.status == InvocationStatus.DISPATCHING]
-        pending = [call for call in left if call.status == InvocationStatus.PENDING]
-        answered = [call for call in pending if call.id in self.journal.answers]
-        ready = [call for call in pending if call.id not in self.journal.answers and self._question(call) is None]
-        if not (orphans or answered or ready):
-            await self._ask(pending[0])
-            return
-        crash_point("before_dispatch")
-        begun = [call for call in orphans if await self._take_up(call)]
-        if answered:
-            begun += await self.db(tool_transitions.dispatch, self.run, answered, approved=True)
-        if ready:
-            begun += await self.db(tool_transitions.dispatch, self.run, ready)
-        await self._execute(begun)
-
-    async def _take_up(self, call: ToolInvocation) -> bool:
-        """A call whose worker was lost: made again if it may be, with the same id; else its outcome is unknown."""
-        if call.repeatable and call.name in self.journal.tools():
-            return True
-        message = "The worker was lost while the tool was at work; whether it took effect is not known."
-        await self.db(tool_transitions.record_failure, self.run, call, "OUTCOME_UNKNOWN", message)
-        return False
-
-    async def _ask(self, call: ToolInvocation) -> None:
-        question = self._question(call)
-        assert question is not None  # noqa: S101  (only such calls are left)
-        if await self.db(tool_transitions.exceeds_budget, self.run, call.credit_estimate):
-            message = "The call would take the run over its maxCredits."
-            await self.db(tool_transitions.record_failure, self.run, call, "BUDGET_EXCEEDED", message)
-            return
-        crash_point("before_wait")
-        await self.db(waitpoint_transitions.open_waitpoint, self.run, call, *question)
-        raise RunEnded
-
-    async def _execute(self, calls: list[ToolInvocation]) -> None:
-        if len(calls) == 1:
-            await self._execute_one(calls[0])
-        elif calls:
-            tasks = [asyncio.ensure_future(self._execute_one(call)) for call in calls]
-            try:
-                await asyncio.gather(*tasks)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _confirm_lease(self) -> None:
+    async def confirm_lease(self) -> None:
         """Before a step that is felt outside: a process that was suspended past its lease must not begin it."""
         if self.engine.lease_may_have_lapsed():
             await self.db(transitions.confirm_lease, self.run)
-
-    async def _execute_one(self, call: ToolInvocation) -> None:
-        crash_point("after_dispatch")
-        await self._confirm_lease()
-        try:
-            if call.name == ASK_USER:
-                answer = (self.journal.answers[call.id].resolved_payload or {})["answer"]
-                await self.db(tool_transitions.record_result, self.run, call, text=answer)
-                return
-            tool = self.journal.tools().get(call.name)
-            if tool is None:
-                raise ToolFailure("UNKNOWN_TOOL", f"There is no tool named {call.name} any more.")
-            context = ToolContext(
-                invocation_id=call.id,
-                run_id=self.run.id,
-                chat_id=self.run.chat_id,
-                user_id=self.run.user_id,
-                timeout_seconds=max(0.1, self.journal.remaining_seconds()),
-                executor=self.engine.tool_threads,
-            )
-            result = await call_tool(tool, call.input, context)
-        except ToolFailure as failure:
-            await self.db(tool_transitions.record_failure, self.run, call, failure.code, failure.message)
-            return
-        crash_point("after_tool")
-        await self.db(
-            tool_transitions.record_result,
-            self.run,
-            call,
-            text=result.text,
-            urls=result.urls,
-            credit_used=result.credit_used,
-        )

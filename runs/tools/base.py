@@ -19,6 +19,8 @@ from urllib.parse import urlsplit
 
 from django.conf import settings
 
+# The built-in tool that is no call at all: the engine turns it into a waitpoint.
+ASK_USER = "ask_user"
 TOOL_ERROR = "TOOL_ERROR"
 TOOL_TIMEOUT = "TOOL_TIMEOUT"
 INVALID_INPUT = "INVALID_INPUT"
