@@ -34,10 +34,10 @@ def sweep() -> int:
     Run.objects.filter(CLAIMABLE, pk__in=due).update(due_at=now + again)
     for run_id in due:
         nudge(EXECUTE, run_id)
-    # Room that was made without the nudge getting through.
+    # Room that was made without the nudge getting through, or by a higher limit.
     for user_id in Run.objects.filter(throttled=True).values_list("user_id", flat=True).distinct()[:BATCH]:
         running = Run.objects.filter(user_id=user_id, status=RunStatus.RUNNING).count()
-        room = max(0, settings.RUN_USER_LIMIT - running)
+        room = max(0, settings.RUN_USER_LIMIT - running) if settings.RUN_USER_LIMIT else BATCH
         for run_id in throttled_runs(user_id).values_list("pk", flat=True)[:room]:
             nudge(EXECUTE, run_id)
     return seen + len(due)

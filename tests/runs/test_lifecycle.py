@@ -6,6 +6,7 @@ import pytest
 from django.db import IntegrityError
 from django.db.models import F
 
+from config.api import broker
 from credits import ledger
 from credits.models import LedgerEntry
 from runs import catalogue, sweeps, transitions
@@ -466,23 +467,34 @@ def test_ledger_adds_up(bench, user):
     assert account.balance == 100_000_000 - spent
 
 
-def test_one_user_has_so_many_running_and_the_rest_in_order(bench, settings):
+def test_one_user_has_so_many_running_and_the_rest_in_order(bench, settings, user):
     settings.RUN_USER_LIMIT = 3
-    runs = [bench.start("/wait 0.3")["id"] for _ in range(9)]
+
+    def running() -> set[str]:
+        return set(Run.objects.filter(user=user, status="running").values_list("pk", flat=True))
+
+    runs = [bench.start("/wait 600")["id"] for _ in range(3)]
+    until(lambda: running() == set(runs))
+    runs += [bench.start("/wait 600")["id"] for _ in range(4)]
+    until(lambda: Run.objects.filter(pk__in=runs, throttled=True).count() == 4)
     others = Driver(InProcess(factories.session_client(factories.UserFactory())))
     assert others.finish("Hello")["status"] == "completed"
-    most = 0
+    for at in range(4):
+        assert running() == set(runs[at : at + 3])
+        bench.cancel(runs[at])
+        until(lambda at=at: running() == set(runs[at + 1 : at + 4]))
 
-    def all_ended() -> bool:
-        nonlocal most
-        most = max(most, Run.objects.filter(status="running").count())
-        return not Run.objects.exclude(status="completed").exists()
 
-    until(all_ended)
-    assert most == 3
-    starts = list(Run.objects.filter(pk__in=runs).order_by("created_at").values_list("started_at", flat=True))
-    # Up to three start side by side, claimed by as many threads.
-    assert all(earlier < later for earlier, later in zip(starts, starts[3:], strict=False))
+def test_runs_that_waited_for_room_go_once_there_is_no_limit(bench, settings, monkeypatch):
+    settings.RUN_USER_LIMIT = 1
+    running = bench.start("/wait 600")["id"]
+    bench.wait(running, "running")
+    waiting = [bench.start("Hello")["id"] for _ in range(2)]
+    until(lambda: Run.objects.filter(pk__in=waiting, throttled=True).count() == 2)
+    settings.RUN_USER_LIMIT = 0  # as after a restart with another setting
+    monkeypatch.setattr(sweeps, "nudge", broker.nudge)
+    sweeps.sweep()
+    assert [bench.wait(run_id)["status"] for run_id in waiting] == ["completed", "completed"]
 
 
 def test_text_written_while_its_worker_leaves_does_not_keep_a_run(bench, monkeypatch):
