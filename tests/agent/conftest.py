@@ -1,8 +1,16 @@
-"""A model server for each test, and the settings that lead to it."""
+"""A model server for each test, the settings that lead to it, and turns with each provider."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
 import pytest
+
+from runs.agent.models import aclose_all, client_for
+from tests.agent.helpers import Heard, hear, request_of
+from tests.agent.model_server import ModelServer
 
 KEY = "sk-test-Very5ecretKey0123456789"
 
@@ -12,3 +20,55 @@ def _direct(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loopback is reached without whatever proxy the machine has."""
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(params=["openai", "anthropic"])
+def provider(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def serve(settings, provider: str) -> Callable[[Callable[[ModelServer], Awaitable[Any]]], Any]:
+    """Run a coroutine function with a model server that the settings lead to."""
+
+    def run(main: Callable[[ModelServer], Awaitable[Any]]) -> Any:
+        async def inner() -> Any:
+            async with ModelServer() as server:
+                settings.OPENAI_BASE_URL, settings.ANTHROPIC_BASE_URL = f"{server.url}/v1", server.url
+                settings.OPENAI_API_KEY = settings.ANTHROPIC_API_KEY = KEY
+                try:
+                    return await main(server)
+                finally:
+                    await aclose_all()
+
+        return asyncio.run(inner())
+
+    return run
+
+
+@pytest.fixture
+def turn(serve, provider: str) -> Callable[..., Heard]:
+    """One whole turn with the model that ``wish`` describes."""
+
+    def run(wish: str, *messages: Any, raw: list[bytes] | None = None, **fields: Any) -> Heard:
+        async def main(server: ModelServer) -> Heard:
+            server.raw = raw
+            return await hear(client_for(provider), request_of(*(messages or ("Hi",)), model=wish, **fields))
+
+        return serve(main)
+
+    return run
+
+
+@pytest.fixture
+def sent(serve, provider: str) -> Callable[..., dict[str, Any]]:
+    """The body of the request as the server got it."""
+
+    def run(*messages: Any, **fields: Any) -> dict[str, Any]:
+        async def main(server: ModelServer) -> dict[str, Any]:
+            await hear(client_for(provider), request_of(*messages, **fields))
+            return server.requests[0].body
+
+        return serve(main)
+
+    return run

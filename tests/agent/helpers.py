@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+import pytest
 
 from runs.agent.models import (
     AssistantMessage,
     Message,
     ModelClient,
+    ModelError,
     ModelEvent,
     ModelRequest,
     TextDelta,
@@ -66,3 +71,21 @@ async def hear(client: ModelClient, request: ModelRequest, heard: Heard | None =
     async for event in client.stream(request):
         heard.events.append(event)
     return heard
+
+
+def failure(turn: Callable[..., Heard], *args: Any, **kwargs: Any) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        turn(*args, **kwargs)
+    return caught.value
+
+
+def data(*events: Any) -> list[bytes]:
+    """Frames of an answer written by hand."""
+    return [f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n".encode() for event in events]
+
+
+def openai_delta(**delta: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+
+
+OPENAI_END = [{"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}, "[DONE]"]

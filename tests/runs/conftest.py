@@ -92,3 +92,14 @@ def events() -> Callable[[str], list[tuple[str, dict[str, Any]]]]:
         return [(row.type, json.loads(row.data)) for row in rows]
 
     return read
+
+
+def joined(events: list[tuple[str, dict[str, Any]]]) -> str:
+    """The message as a client of the stream has it."""
+    text = ""
+    for kind, data in events:
+        if kind == "message.reset":
+            text = ""
+        elif kind == "message.delta":
+            text += data["text"]
+    return text

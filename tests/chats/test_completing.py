@@ -1,0 +1,218 @@
+"""Uploaded files checked and made ready, or expired (interface, section 3)."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.core.files.storage import default_storage
+
+from chats import attachments, files, transitions
+from chats.models import Attachment
+from config.api import clock
+from tests import factories
+from tests.chats.conftest import PNG, announce, code, complete, digest, fields, ready, stored, upload
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(params=["/api/v1", "/api/public/v1"])
+def api(request, user):
+    client = factories.session_client(user) if request.param == "/api/v1" else factories.public_client(user)
+    return client, request.param
+
+
+def test_not_uploaded_yet_is_409(api):
+    client, base = api
+    answer = announce(client, base=base).json()
+    assert code(complete(client, answer, base)) == (409, "CONFLICT")
+    assert client.get(f"{base}/attachments/{answer['id']}").json()["status"] == "PENDING"
+
+
+def test_a_lost_file_is_409(session):
+    answer = announce(session).json()
+    upload(answer, b"Hello")
+    default_storage.delete(Attachment.objects.get().stored_name)
+    assert code(complete(session, answer)) == (409, "CONFLICT")
+    upload(answer, b"Hello")
+    assert complete(session, answer).status_code == 200
+
+
+def test_another_digest_is_400(session):
+    answer = announce(session, b"Hello", sha256=digest(b"Hallo")).json()
+    upload(answer, b"Hello")
+    assert fields(complete(session, answer)) == {"sha256": [f"The file's SHA-256 is {digest(b'Hello')}."]}
+    upload(answer, b"Hallo")
+    assert complete(session, answer).json()["status"] == "READY"
+
+
+def test_a_file_that_changed_its_size_is_400(session):
+    answer = announce(session).json()
+    upload(answer, b"Hello")
+    with default_storage.open(Attachment.objects.get().stored_name, "ab") as file:
+        file.write(b"!")
+    assert list(fields(complete(session, answer))) == ["sizeBytes"]
+
+
+GENUINE = {
+    "image/png": PNG,
+    "image/jpeg": b"\xff\xd8\xff\xe0" + b"x" * 50,
+    "image/gif": b"GIF89a" + b"x" * 50,
+    "image/webp": b"RIFF\x10\x00\x00\x00WEBPVP8 ",
+    "application/pdf": b"%PDF-1.7\n",
+    "text/plain": "Grüße 🦊\n".encode(),
+    "application/json": b'{"a": 1}',
+}
+
+
+@pytest.mark.parametrize("kind", GENUINE)
+def test_genuine_files(session, kind):
+    assert ready(session, GENUINE[kind], contentType=kind)["contentType"] == kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [
+        ("image/png", b"<script>alert(1)</script>"),
+        ("image/png", GENUINE["image/jpeg"]),
+        ("image/png", PNG[:7]),
+        ("image/jpeg", PNG),
+        ("image/gif", b"GIF88a..."),
+        ("image/webp", b"RIFF\x10\x00\x00\x00WAVE"),
+        ("application/pdf", b"MZ\x90\x00"),
+        ("application/pdf", b"x" * 1024 + b"%PDF-1.7"),
+        ("text/plain", b"a\x00b"),
+        ("text/plain", b"\xff\xfeH\x00"),
+        ("text/csv", b"caf\xe9"),
+        ("text/markdown", "🦊".encode()[:-1]),
+        ("application/json", b"\xed\xa0\x80"),
+        ("text/plain", b"x" * 70_000 + b"\xff"),
+        ("text/plain", b"x" * 70_000 + b"\x00"),
+    ],
+)
+def test_a_file_that_is_not_what_it_says_is_400(session, kind, content):
+    answer = announce(session, content, contentType=kind).json()
+    upload(answer, content)
+    assert list(fields(complete(session, answer))) == ["contentType"]
+    assert session.get(f"/api/v1/attachments/{answer['id']}").json()["status"] == "PENDING"
+
+
+def test_a_pdf_may_begin_a_little_later(session):
+    ready(session, b"\n" * 1000 + b"%PDF-1.4", contentType="application/pdf")
+
+
+def test_a_character_may_lie_across_two_parts(session):
+    ready(session, b"x" * (files.READ_SIZE - 1) + "🦊".encode())
+
+
+def test_completing_past_its_time_is_409(session):
+    answer = announce(session).json()
+    upload(answer, b"Hello")
+    Attachment.objects.update(expires_at=clock.now())
+    for _ in range(2):
+        assert code(complete(session, answer)) == (409, "CONFLICT")
+    assert session.get(f"/api/v1/attachments/{answer['id']}").json()["status"] == "EXPIRED"
+
+
+def test_an_upload_that_comes_while_it_is_checked_is_noticed(session, monkeypatch):
+    answer = announce(session).json()
+    upload(answer, b"Hello")
+    check = attachments._check
+
+    def and_upload(*args):
+        result = check(*args)
+        upload(answer, b"Later")
+        return result
+
+    with monkeypatch.context() as slow:
+        slow.setattr(attachments, "_check", and_upload)
+        assert code(complete(session, answer)) == (409, "CONFLICT")
+    assert complete(session, answer).json()["sha256"] == digest(b"Later")
+    assert stored() == [b"Later"]
+
+
+def test_what_broken_uploads_left_goes_when_it_is_complete(session, storage):
+    answer = announce(session).json()
+    upload(answer, b"Hello")
+    (storage / "attachments" / answer["id"] / "left-by-a-crash").write_bytes(b"Hel")
+    complete(session, answer)
+    assert stored() == [b"Hello"]
+
+
+# --- expiring --------------------------------------------------------------------------------------------------------
+def past() -> None:
+    Attachment.objects.filter(status="PENDING").update(expires_at=clock.now() - timedelta(seconds=1))
+
+
+def test_what_is_not_completed_in_time_expires_with_its_files(session, monkeypatch):
+    monkeypatch.setattr(attachments, "SWEEP_BATCH", 2)
+    late = [announce(session).json() for _ in range(5)]
+    for answer in late[:3]:
+        upload(answer, b"Hello")
+    kept = ready(session, b"ready")
+    past()
+    waiting = announce(session).json()
+    upload(waiting, b"still")
+    assert attachments.expire_attachments() == 5
+    assert attachments.expire_attachments() == 0
+    for answer in late:
+        assert session.get(f"/api/v1/attachments/{answer['id']}").json()["status"] == "EXPIRED"
+        assert session.get(f"/api/v1/attachments/{answer['id']}/content").status_code == 404
+        assert code(upload(answer, b"Hello")) == (404, "NOT_FOUND")
+        assert code(complete(session, answer)) == (409, "CONFLICT")
+    assert stored() == [b"ready", b"still"]
+    assert session.get(f"/api/v1/attachments/{kept['id']}").json()["status"] == "READY"
+    assert complete(session, waiting).status_code == 200
+
+
+def test_files_that_could_not_be_removed_are_tried_again(session, storage, monkeypatch):
+    answers = [announce(session).json() for _ in range(2)]
+    for answer in answers:
+        upload(answer, b"Hello")
+    past()
+
+    def fail(name):
+        raise OSError("away")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(default_storage, "delete", fail)
+        assert attachments.expire_attachments() == 0
+    assert len(stored()) == 2
+    for row in Attachment.objects.all():
+        assert row.status == "EXPIRED"
+        assert not transitions.complete(row, uploaded=row.stored_name, stored="x", sha256="0" * 64)
+    assert {code(upload(answer, b"Hello")) for answer in answers} == {(404, "NOT_FOUND")}
+    Attachment.objects.update(expires_at=clock.now())
+    assert attachments.expire_attachments() == 2
+    assert stored() == []
+
+
+def test_one_that_was_completed_at_the_last_moment_keeps_its_file(session, monkeypatch):
+    late, just = announce(session).json(), announce(session).json()
+    for answer in (late, just):
+        upload(answer, b"Hello")
+    past()
+    expire = transitions.expire
+
+    def after_it_was_completed(ids):
+        Attachment.objects.filter(pk=just["id"]).update(status="READY", sha256="0" * 64, expires_at=None)
+        return expire(ids)
+
+    monkeypatch.setattr(transitions, "expire", after_it_was_completed)
+    assert attachments.expire_attachments() == 1
+    assert session.get(f"/api/v1/attachments/{just['id']}/content").status_code == 200
+
+
+def test_one_that_died_after_expiring_left_the_files_to_the_next(session):
+    upload(announce(session).json(), b"Hello")
+    past()
+    assert transitions.expire([Attachment.objects.get().pk]) == 1
+    assert attachments.expire_attachments() == 1
+    assert stored() == []
+
+
+def test_the_expiry_is_a_setting(session, settings):
+    settings.ATTACHMENT_EXPIRY_SECONDS = 3600
+    announce(session)
+    row = Attachment.objects.get()
+    assert row.expires_at - row.created_at == timedelta(hours=1)

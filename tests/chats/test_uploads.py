@@ -1,0 +1,209 @@
+"""The bytes of attachments on their way to the storage (interface, section 3)."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from django.core.files.storage import default_storage
+from django.core.signing import Signer
+from django.test import Client
+
+from chats import attachments, files
+from chats.models import Attachment
+from config.api import clock
+from config.api.errors import Conflict
+from tests.chats.conftest import PNG, announce, code, complete, digest, fields, stored, upload
+
+pytestmark = pytest.mark.django_db
+
+
+def test_an_upload_can_be_repeated_until_it_is_complete(session):
+    answer = announce(session, b"one").json()
+    for content in (b"one", b"two", b"six"):
+        assert upload(answer, content).status_code == 204
+    assert stored() == [b"six"]
+    assert complete(session, answer).json()["sha256"] == digest(b"six")
+    assert code(upload(answer, b"new")) == (409, "CONFLICT")
+    assert stored() == [b"six"]
+
+
+@pytest.mark.parametrize("content", [b"", b"1234", b"123456", b"x" * 200_000])
+def test_another_size_is_400_and_leaves_nothing(session, content):
+    answer = announce(session, b"12345").json()
+    assert list(fields(upload(answer, content))) == ["sizeBytes"]
+    assert stored() == []
+    assert upload(answer, b"12345").status_code == 204
+
+
+def test_a_failed_upload_does_not_harm_the_one_before(session):
+    answer = announce(session, b"12345").json()
+    upload(answer, b"12345")
+    fields(upload(answer, b"123"))
+    assert stored() == [b"12345"]
+    assert complete(session, answer).status_code == 200
+
+
+def test_a_body_over_the_limit_is_413(session, settings):
+    settings.ATTACHMENT_MAX_BYTES = 100
+    answer = announce(session, b"x" * 100).json()
+    assert code(upload(answer, b"x" * 101)) == (413, "PAYLOAD_TOO_LARGE")
+    assert stored() == []
+
+
+class Endless(io.RawIOBase):
+    """A body that never ends, and counts what was read of it."""
+
+    taken = 0
+
+    def read(self, size: int = -1) -> bytes:
+        assert 0 < size <= files.READ_SIZE, "the whole body was asked for at once"
+        self.taken += size
+        return b"x" * size
+
+
+def put_raw(answer: dict[str, Any], body: Any, **environ: Any) -> Any:
+    path = "/uploads/" + answer["upload"]["url"].rpartition("/")[2]
+    request = {"REQUEST_METHOD": "PUT", "PATH_INFO": path, "wsgi.input": body, "CONTENT_TYPE": "x/y", **environ}
+    return Client().request(**request)
+
+
+CHUNKED = {"HTTP_TRANSFER_ENCODING": "chunked", "CONTENT_LENGTH": "", "wsgi.input_terminated": True}
+
+
+def test_a_chunked_body(session):
+    content = PNG * 300
+    answer = announce(session, content, contentType="image/png").json()
+    assert put_raw(answer, io.BytesIO(content), **CHUNKED).status_code == 204
+    assert complete(session, answer).status_code == 200
+
+
+@pytest.mark.parametrize("limit", [200_000, 10_000_000])
+def test_a_chunked_body_without_an_end_is_read_no_further_than_its_size(session, settings, limit):
+    settings.ATTACHMENT_MAX_BYTES = limit
+    answer, body = announce(session, sizeBytes=200_000).json(), Endless()
+    assert put_raw(answer, body, **CHUNKED).status_code == (413 if limit == 200_000 else 400)
+    assert body.taken == 200_001
+    assert stored() == []
+
+
+def test_a_chunked_body_that_is_too_short(session):
+    answer = announce(session, b"12345").json()
+    assert put_raw(answer, io.BytesIO(b"1234"), **CHUNKED).status_code == 400
+    assert stored() == []
+
+
+def test_a_body_that_breaks_off(session):
+    class Broken(io.RawIOBase):
+        reads = 0
+
+        def read(self, size: int = -1) -> bytes:
+            self.reads += 1
+            if self.reads > 1:
+                raise OSError("the client is gone")
+            return b"x" * min(size, 10)
+
+    answer = announce(session, sizeBytes=100).json()
+    assert code(put_raw(answer, Broken(), CONTENT_LENGTH="100")) == (400, "VALIDATION_ERROR")
+    assert stored() == []
+    assert Attachment.objects.get().stored_name == ""
+
+
+def test_a_content_length_that_lies(session):
+    answer = announce(session, b"12345").json()
+    assert put_raw(answer, io.BytesIO(b"123"), CONTENT_LENGTH="5").status_code == 400
+    assert put_raw(answer, io.BytesIO(b"12345678"), CONTENT_LENGTH="5").status_code == 204
+    assert stored() == [b"12345"]
+    assert code(put_raw(answer, io.BytesIO(b"12345"), CONTENT_LENGTH="x")) == (400, "VALIDATION_ERROR")
+
+
+@pytest.mark.parametrize("spoil", [lambda t: t[:-1], lambda t: t + "x", lambda t: "x" + t, lambda t: "%00",
+                                   lambda t: "%ff:%ff", lambda t: "x" * 10_000])  # fmt: skip
+def test_an_address_that_was_tampered_with_is_404(session, spoil):
+    answer = announce(session, b"12345").json()
+    head, _, token = answer["upload"]["url"].rpartition("/")
+    assert code(upload({"upload": {"url": f"{head}/{spoil(token)}"}}, b"12345")) == (404, "NOT_FOUND")
+    assert stored() == []
+
+
+def test_an_address_is_signed_for_one_attachment(session):
+    mine, other = announce(session).json(), announce(session).json()
+    head, _, token = mine["upload"]["url"].rpartition("/")
+    forged = f"{head}/{token.replace(mine['id'], other['id'])}"
+    assert code(upload({"upload": {"url": forged}}, b"Hello")) == (404, "NOT_FOUND")
+    elsewhere = Signer(salt="another purpose").sign(f"session.{mine['id']}")
+    assert code(upload({"upload": {"url": f"{head}/{elsewhere}"}}, b"Hello")) == (404, "NOT_FOUND")
+
+
+def test_an_address_past_its_time_is_404(session):
+    answer = announce(session).json()
+    Attachment.objects.update(expires_at=clock.now())
+    assert code(upload(answer, b"Hello")) == (404, "NOT_FOUND")
+    assert stored() == []
+
+
+def test_an_address_of_somebody_inactive_is_404(session, user):
+    answer = announce(session).json()
+    user.is_active = False
+    user.save()
+    assert code(upload(answer, b"Hello")) == (404, "NOT_FOUND")
+
+
+@pytest.mark.parametrize("method", ["get", "post", "patch", "delete", "options"])
+def test_an_address_takes_puts_only(session, method):
+    answer = announce(session).json()
+    path = "/uploads/" + answer["upload"]["url"].rpartition("/")[2]
+    response = getattr(Client(), method)(path)
+    assert code(response) == (405, "METHOD_NOT_ALLOWED")
+    assert response["Allow"] == "PUT"
+
+
+def test_completed_while_it_was_uploaded_anew(session):
+    """The upload that loses leaves the completed file as it is."""
+    answer = announce(session, b"first").json()
+    upload(answer, b"first")
+
+    def parts():
+        yield b"sec"
+        assert complete(session, answer).status_code == 200
+        yield b"nd"
+
+    row = Attachment.objects.get()
+    with pytest.raises(Conflict):
+        attachments.receive(row, parts())
+    assert stored() == [b"first"]
+    assert complete(session, answer).json()["sha256"] == digest(b"first")
+
+
+def test_completed_after_another_upload_was_stored_but_before_it_counts(session, monkeypatch):
+    answer = announce(session, b"first").json()
+    upload(answer, b"first")
+    write = files.write
+
+    def and_complete(*args):
+        name = write(*args)
+        assert complete(session, answer).status_code == 200
+        return name
+
+    monkeypatch.setattr(files, "write", and_complete)
+    assert code(upload(answer, b"later")) == (409, "CONFLICT")
+    assert stored() == [b"first"]
+    content = session.get(f"/api/v1/attachments/{answer['id']}/content")
+    assert b"".join(content.streaming_content) == b"first"
+
+
+def test_a_storage_that_fails_is_503_and_the_upload_can_be_repeated(session, monkeypatch):
+    answer = announce(session).json()
+
+    def fail(*args):
+        raise OSError("disk full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(default_storage, "save", fail)
+        assert code(upload(answer, b"Hello")) == (503, "UNAVAILABLE")
+    assert upload(answer, b"Hello").status_code == 204
+    with monkeypatch.context() as broken:
+        broken.setattr(default_storage, "open", fail)
+        assert code(complete(session, answer)) == (503, "UNAVAILABLE")
+    assert complete(session, answer).status_code == 200

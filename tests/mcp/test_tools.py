@@ -1,0 +1,176 @@
+"""The tools of POST /api/mcp, and what each refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from apikeys.keys import DEFAULT_SCOPES
+from chats.models import Chat
+from config.api import ratelimit
+from config.api.ratelimit import Verdict
+from runs.models import Run
+from tests import factories
+from tests.contract.world import build, unknown_ids
+from tests.credits.helpers import fund
+from tests.mcp.rpc import call, done, refused, rpc
+
+pytestmark = pytest.mark.django_db
+
+
+TOOLS = {
+    "list_chats": "chats:read",
+    "create_chat": "chats:write",
+    "start_run": "runs:write",
+    "get_run": "runs:read",
+    "cancel_run": "runs:write",
+    "respond_to_waitpoint": "waitpoints:respond",
+    "get_credits": "credits:read",
+}
+
+
+class TestTools:
+    def test_every_schema_is_one(self, public):
+        from jsonschema import Draft202012Validator
+
+        for tool in rpc(public, "tools/list").json()["result"]["tools"]:
+            Draft202012Validator.check_schema(tool["inputSchema"])
+            assert tool["inputSchema"]["type"] == "object"
+            assert set(tool["inputSchema"].get("required", ())) <= set(tool["inputSchema"]["properties"])
+
+    @pytest.mark.parametrize(("name", "scope"), TOOLS.items())
+    def test_each_needs_its_scope(self, user, name, scope):
+        others = factories.public_client(user, [other for other in DEFAULT_SCOPES if other != scope])
+        error = refused(others, name)
+        assert (error["code"], error["details"]) == ("FORBIDDEN", {"requiredScope": scope})
+        alone = call(factories.public_client(user, [scope]), name)
+        assert alone["structuredContent"].get("error", {}).get("code") != "FORBIDDEN"
+
+    @pytest.mark.parametrize(
+        ("name", "arguments"),
+        [
+            ("start_run", {"message": "Hello"}),
+            ("get_run", {}),
+            ("cancel_run", {}),
+            ("respond_to_waitpoint", {"kind": "CLARIFICATION", "answer": "x"}),
+        ],
+    )
+    def test_anothers_object_is_as_if_it_did_not_exist(self, public, name, arguments):
+        strangers, nobodys = build(factories.UserFactory()).ids, unknown_ids()
+        answers = [refused(public, name, **ids, **arguments) for ids in (strangers, nobodys)]
+        assert answers[0] == answers[1]
+        assert answers[0]["code"] == "NOT_FOUND"
+        for odd in ("\x7f", "x" * 5000, "run_' OR 1=1", "..%2F"):
+            ids = dict.fromkeys(nobodys, odd)
+            assert refused(public, name, **ids, **arguments)["code"] == "NOT_FOUND"
+
+    def test_chats(self, public):
+        made = [done(public, "create_chat", title=f"T{number}")["id"] for number in range(3)]
+        page = done(public, "list_chats", limit=2)
+        assert [chat["id"] for chat in page["items"]] == made[:0:-1]
+        rest = done(public, "list_chats", limit=2, cursor=page["nextCursor"])
+        assert [chat["id"] for chat in rest["items"]] == made[:1]
+        assert rest["nextCursor"] is None
+        assert "title" in refused(public, "create_chat", title="")["details"]["fields"]
+        assert "cursor" in refused(public, "list_chats", cursor="%")["details"]["fields"]
+        assert "limit" in refused(public, "list_chats", limit=0)["details"]["fields"]
+
+    def test_start_get_cancel(self, public, nudges):
+        chat = done(public, "create_chat")["id"]
+        run = done(public, "start_run", chatId=chat, message="Hello", maxCredits=0.5)
+        assert (run["status"], run["chatId"], run["answer"]) == ("queued", chat, None)
+        assert Run.objects.get(pk=run["id"]).max_credits == 500_000
+        assert done(public, "get_run", runId=run["id"])["id"] == run["id"]
+        assert refused(public, "start_run", chatId=chat, message="Again")["code"] == "RUN_IN_PROGRESS"
+        assert done(public, "cancel_run", runId=run["id"])["status"] == "cancelled"
+        assert done(public, "cancel_run", runId=run["id"])["status"] == "cancelled"
+
+    @pytest.mark.parametrize(
+        ("arguments", "field"),
+        [
+            ({}, "chatId"),
+            ({"chatId": 3}, "chatId"),
+            ({"waitSeconds": -1}, "waitSeconds"),
+            ({"waitSeconds": 61}, "waitSeconds"),
+            ({"waitSeconds": "1"}, "waitSeconds"),
+            ({"waitSeconds": True}, "waitSeconds"),
+            ({"message": ""}, "message"),
+            ({"message": 3}, "message"),
+            ({"tools": ["nonsense"]}, "tools.0"),
+            ({"maxCredits": 0}, "maxCredits"),
+            ({"onActiveRun": "queue"}, "onActiveRun"),
+        ],
+    )
+    def test_what_start_run_refuses(self, user, public, arguments, field):
+        chat = factories.ChatFactory(user=user)
+        given = {"chatId": chat.pk, "message": "Hello"} | arguments if arguments else {"message": "Hello"}
+        error = refused(public, "start_run", **given)
+        assert error["code"] == "VALIDATION_ERROR"
+        assert field in error["details"]["fields"]
+        assert not Run.objects.exists()
+
+    def test_the_same_call_with_a_key_makes_nothing_more(self, public):
+        first = done(public, "create_chat", title="T", idempotencyKey="a")
+        assert done(public, "create_chat", idempotencyKey="a", title="T") == first
+        assert Chat.objects.count() == 1
+        given = {"chatId": first["id"], "message": "Hello", "idempotencyKey": "b"}
+        run = done(public, "start_run", **given)
+        assert done(public, "start_run", **given, waitSeconds=0) == run
+        assert done(public, "cancel_run", runId=run["id"])["status"] == "cancelled"
+        # The run of the first call, as it is now.
+        assert done(public, "start_run", **given, waitSeconds=5)["status"] == "cancelled"
+        assert Run.objects.count() == 1
+
+    def test_a_key_is_for_one_call(self, user, public):
+        chat = factories.ChatFactory(user=user)
+        given = {"chatId": chat.pk, "idempotencyKey": "a", "onActiveRun": "enqueue"}
+        first = done(public, "start_run", **given, message="Hello")
+        assert refused(public, "start_run", **given, message="Bye")["code"] == "IDEMPOTENCY_KEY_REUSED"
+        assert refused(public, "create_chat", idempotencyKey="a")["code"] == "IDEMPOTENCY_KEY_REUSED"
+        stranger = factories.public_client(factories.UserFactory())
+        assert done(stranger, "create_chat", idempotencyKey="a")
+        assert done(public, "start_run", **given | {"idempotencyKey": "b"}, message="Hello")["id"] != first["id"]
+        # The header of the API is another matter.
+        headers = {"Idempotency-Key": "a"}
+        assert public.post("/api/public/v1/chats", {}, format="json", headers=headers).status_code == 201
+
+    def test_a_call_that_was_refused_frees_its_key(self, user, public):
+        chat = factories.ChatFactory(user=user)
+        running = done(public, "start_run", chatId=chat.pk, message="Hello")
+        given = {"chatId": chat.pk, "message": "Again", "idempotencyKey": "a"}
+        assert refused(public, "start_run", **given)["code"] == "RUN_IN_PROGRESS"
+        done(public, "cancel_run", runId=running["id"])
+        assert done(public, "start_run", **given)["status"] == "queued"
+
+    @pytest.mark.parametrize("key", ["", "x" * 256, "ключ", "\t", 5, None])
+    def test_what_is_no_key(self, public, key):
+        assert "idempotencyKey" in refused(public, "create_chat", idempotencyKey=key)["details"]["fields"]
+        assert not Chat.objects.exists()
+
+    def test_starts_are_limited(self, user, public, monkeypatch):
+        charged: list[str] = []
+
+        def charge(*buckets: ratelimit.Bucket) -> Verdict:
+            charged.extend(bucket.name.partition(":")[0] for bucket in buckets)
+            return Verdict(not any(bucket.name.startswith("run-starts") for bucket in buckets), 60, 0, 60, 9)
+
+        monkeypatch.setattr(ratelimit, "charge", charge)
+        chat = factories.ChatFactory(user=user)
+        assert refused(public, "start_run", chatId=chat.pk, message="Hello")["code"] == "RATE_LIMITED"
+        assert charged == ["public", "run-starts"]
+        assert not Run.objects.exists()
+
+    def test_respond(self, user, public):
+        waitpoint = factories.WaitpointFactory(run__chat__user=user)
+        Chat.objects.filter(pk=waitpoint.run.chat_id).update(active_run_id=waitpoint.run_id)
+        wrong = refused(public, "respond_to_waitpoint", waitpointId=waitpoint.pk, kind="CREDIT_APPROVAL", approved=True)
+        assert "kind" in wrong["details"]["fields"]
+        given = {"waitpointId": waitpoint.pk, "kind": "CLARIFICATION", "answer": "blue"}
+        first = done(public, "respond_to_waitpoint", **given)
+        assert (first["status"], first["resolvedPayload"]["answer"]) == ("COMPLETED", "blue")
+        assert done(public, "respond_to_waitpoint", **given | {"answer": "red"}) == first
+
+    def test_no_credits(self, user, public):
+        fund(user, 0)
+        chat = factories.ChatFactory(user=user)
+        error = refused(public, "start_run", chatId=chat.pk, message="Hello")
+        assert (error["code"], error["details"]) == ("INSUFFICIENT_CREDITS", {"available": "0"})

@@ -1,0 +1,148 @@
+"""Every errorCode of a run, its budget and its tools, reached through the API with a real engine."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import IntegrityError
+from django.db.models import F
+
+from credits.models import LedgerEntry
+from runs import catalogue, transitions
+from runs.models import AgentModel, Tool
+from tests.runs.conftest import joined
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("/fail the model is out", "MODEL_ERROR"),
+        ("/wait 5", "MODEL_TIMEOUT"),
+    ],
+)
+def test_model_errors(bench, settings, message, code):
+    settings.MODEL_TIMEOUT_SECONDS = 0.3
+    run = bench.finish(message)
+    assert (run["status"], run["errorCode"]) == ("failed", code)
+    assert run["errorMessage"]
+    assert run["finishedAt"]
+
+
+def test_text_before_a_failure_is_kept(bench, events):
+    run = bench.finish("/say half of it\n/fail out")
+    assert run["status"] == "failed"
+    assert bench.content(run) == joined(events(run["id"])) == "half of it"
+
+
+def test_a_write_that_the_database_refuses_each_time_ends_the_run(bench, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise IntegrityError("never")
+
+    monkeypatch.setattr(transitions, "record_turn", refuse)
+    run = bench.finish("Hello")
+    assert (run["status"], run["errorCode"]) == ("failed", "INTERNAL_ERROR")
+
+
+def test_turn_limit(bench, settings):
+    settings.RUN_TURN_LIMIT = 2
+    run = bench.finish('/call calculate {"expression": "1"}\n/say a\n/call calculate {"expression": "1"}\n/say b')
+    assert (run["status"], run["errorCode"]) == ("failed", "TURN_LIMIT_EXCEEDED")
+
+
+def test_run_timeout(bench, settings):
+    settings.RUN_TIMEOUT_SECONDS = 0.5
+    run = bench.finish("/say begun\n/wait 20")
+    assert (run["status"], run["errorCode"]) == ("failed", "RUN_TIMEOUT")
+    assert bench.content(run) == "begun"
+
+
+def test_credits_run_out_between_turns(bench):
+    run = bench.finish('/usage 0 100000\n/call calculate {"expression": "1"}\n/say never')
+    assert (run["status"], run["errorCode"]) == ("failed", "INSUFFICIENT_CREDITS")
+    (call,) = run["toolInvocations"]
+    assert (call["status"], call["errorCode"]) == ("FAILED", "INSUFFICIENT_CREDITS")
+    refused = bench.client.post(f"/api/v1/chats/{bench.chat()}/runs", {"message": "x"}, format="json")
+    assert refused.status_code == 402
+    assert refused.json()["error"]["code"] == "INSUFFICIENT_CREDITS"
+    assert refused.json()["error"]["details"] == {"available": "-50"}
+
+
+def test_budget_stops_calls_and_turns(bench):
+    run = bench.finish(
+        '/usage 0 0\n/call calculate {"expression": "1"}\n/usage 0 0\n/call web_fetch {"url": "http://127.0.0.1:9/"}'
+        "\n/usage 1000 0\n/say still here",
+        maxCredits=0.5,
+    )
+    assert [call["errorCode"] for call in run["toolInvocations"]] == [None, "BUDGET_EXCEEDED"]
+    assert run["status"] == "completed"
+    run = bench.finish('/usage 1000 0\n/call calculate {"expression": "1"}\n/say no', maxCredits=0.5)
+    assert (run["status"], run["errorCode"]) == ("failed", "BUDGET_EXCEEDED")
+
+
+def test_budget_holds_for_calls_side_by_side(bench):
+    """Calls of one turn are all at work before any of them is charged."""
+    run = bench.finish("/usage 0 0\n" + '/call calculate {"expression": "1"}\n' * 5 + "/say done", maxCredits=0.35)
+    codes = [call["errorCode"] for call in run["toolInvocations"]]
+    assert (codes.count(None), codes.count("BUDGET_EXCEEDED")) == (3, 2)
+    held = LedgerEntry.objects.filter(run_id=run["id"], type="HOLD").values_list("amount", flat=True)
+    assert list(held) == [100_000] * 3
+
+
+def test_prices_are_those_of_their_time(bench):
+    script = '/call calculate {"expression": "1"}\n/usage 1000 1000\n/say done'
+    first = bench.finish(script)
+    before = list(LedgerEntry.objects.filter(run_id=first["id"]).order_by("pk").values())
+    Tool.objects.filter(name="calculate").update(price=700_000)
+    AgentModel.objects.filter(name="demo").update(price_in=F("price_in") * 3, price_out=F("price_out") * 3)
+    catalogue.forget()
+    second = bench.finish(script)
+    assert list(LedgerEntry.objects.filter(run_id=first["id"]).order_by("pk").values()) == before
+    assert bench.get(first["id"])["totalCreditsUsed"] == first["totalCreditsUsed"]
+
+    def prices(run, type):
+        return [row.price for row in LedgerEntry.objects.filter(run_id=run["id"], type=type).order_by("pk")]
+
+    for type in ("HOLD", "CAPTURE"):
+        assert (prices(first, type), prices(second, type)) == ([{"perCall": 100_000}], [{"perCall": 700_000}])
+    for old, new in zip(prices(first, "USAGE"), prices(second, "USAGE"), strict=True):
+        assert (old["in"], old["out"]) == (500_000, 1_500_000)
+        assert (new["in"], new["out"]) == (1_500_000, 4_500_000)
+
+
+def test_budget_is_checked_before_anybody_is_asked(bench):
+    run = bench.finish('/call draw_chart {"title": "T", "series": [1]}\n/say on', maxCredits=11)
+    assert run["status"] == "completed"
+    assert run["toolInvocations"][0]["errorCode"] == "BUDGET_EXCEEDED"
+
+
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        ('/call nothing_such {"a": 1}', "UNKNOWN_TOOL"),
+        ('/call calculate {"expr": 1}', "INVALID_INPUT"),
+        ("/call calculate {oops", "INVALID_INPUT"),
+        ('/call calculate {"expression": "1/0"}', "TOOL_ERROR"),
+    ],
+)
+def test_failed_tool_does_not_fail_the_run(bench, call, code):
+    run = bench.finish(f"{call}\n/say went on")
+    assert run["status"] == "completed"
+    (invocation,) = run["toolInvocations"]
+    assert (invocation["status"], invocation["errorCode"]) == ("FAILED", code)
+    assert invocation["creditUsed"] == 0
+    assert bench.credits()["held"] == "0"
+
+
+def test_tools_may_be_narrowed(bench):
+    run = bench.finish('/call calculate {"expression": "1"}', tools=["ask_user"])
+    assert run["toolInvocations"][0]["errorCode"] == "UNKNOWN_TOOL"
+
+
+def test_model_that_is_gone(bench, session):
+    AgentModel.objects.create(
+        name="gone", display_name="Gone", provider="demo", provider_model="demo", price_in=0, price_out=0, enabled=False
+    )
+    refused = session.post(f"/api/v1/chats/{bench.chat()}/runs", {"message": "x", "model": "gone"}, format="json")
+    assert refused.status_code == 400
+    assert "model" in refused.json()["error"]["details"]["fields"]

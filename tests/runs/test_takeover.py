@@ -1,0 +1,112 @@
+"""Runs whose worker dies, leaves or has no room: another goes on, in order, and nothing is done twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from config.api import broker
+from runs import sweeps, transitions
+from runs.models import Run, RunEvent, ToolInvocation, Worker
+from tests import factories
+from tests.driver import Driver, InProcess, until
+from tests.runs.conftest import joined, vanish
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_lost_worker_is_replaced_and_nothing_is_done_twice(bench, engines, events, monkeypatch):
+    """The lease of a worker that vanished expires; another goes on from what is recorded."""
+    run = bench.start('/call calculate {"expression": "6*7"}\n/stream 60 50\n/say {result}')
+    until(lambda: any(kind == "message.delta" for kind, _ in events(run["id"])))
+    vanish(bench.engine)
+    second = engines()
+    assert second.worker_id != bench.engine.worker_id
+    run = bench.wait(run["id"], timeout=30)
+    assert run["status"] == "completed"
+    assert ToolInvocation.objects.count() == 1
+    assert "message.reset" in [kind for kind, _ in events(run["id"])]
+    assert bench.content(run) == joined(events(run["id"]))
+    assert Run.objects.get().lease_losses == 1
+    assert [data["status"] for kind, data in events(run["id"]) if kind == "run.status"] == [
+        "queued",
+        "running",
+        "completed",
+    ]
+
+
+def test_run_that_loses_its_worker_too_often_fails(bench, settings):
+    settings.RUN_LEASE_LOSSES_MAX = 1
+    run = bench.start("/wait 30")
+    bench.wait(run["id"], "running")
+    vanish(bench.engine)
+
+    def swept():
+        sweeps.reap_workers()
+        return Run.objects.get().status == "failed"
+
+    until(swept)
+    assert bench.get(run["id"])["errorCode"] == "WORKER_LOST"
+
+
+def test_shutdown_hands_runs_over_without_a_loss(bench, engines, events):
+    run = bench.start("/stream 40 50\n/say end")
+    bench.wait(run["id"], "running")
+    first, second = bench.engine, engines()
+    first.stop(0)
+    run = bench.wait(run["id"])
+    assert run["status"] == "completed"
+    assert Run.objects.get().lease_losses == 0
+    assert bench.content(run) == joined(events(run["id"]))
+    assert not Worker.objects.filter(pk=first.worker_id).exists()
+    assert second.worker_id
+
+
+def test_one_user_has_so_many_running_and_the_rest_in_order(bench, settings, user):
+    settings.RUN_USER_LIMIT = 3
+
+    def running() -> set[str]:
+        return set(Run.objects.filter(user=user, status="running").values_list("pk", flat=True))
+
+    runs = [bench.start("/wait 600")["id"] for _ in range(3)]
+    until(lambda: running() == set(runs))
+    runs += [bench.start("/wait 600")["id"] for _ in range(4)]
+    until(lambda: Run.objects.filter(pk__in=runs, throttled=True).count() == 4)
+    others = Driver(InProcess(factories.session_client(factories.UserFactory())))
+    assert others.finish("Hello")["status"] == "completed"
+    for at in range(4):
+        assert running() == set(runs[at : at + 3])
+        bench.cancel(runs[at])
+        until(lambda at=at: running() == set(runs[at + 1 : at + 4]))
+
+
+def test_runs_that_waited_for_room_go_once_there_is_no_limit(bench, settings, monkeypatch):
+    settings.RUN_USER_LIMIT = 1
+    running = bench.start("/wait 600")["id"]
+    bench.wait(running, "running")
+    waiting = [bench.start("Hello")["id"] for _ in range(2)]
+    until(lambda: Run.objects.filter(pk__in=waiting, throttled=True).count() == 2)
+    settings.RUN_USER_LIMIT = 0  # as after a restart with another setting
+    monkeypatch.setattr(sweeps, "nudge", broker.nudge)
+    sweeps.sweep()
+    assert [bench.wait(run_id)["status"] for run_id in waiting] == ["completed", "completed"]
+
+
+def test_text_written_while_its_worker_leaves_does_not_keep_a_run(bench, monkeypatch):
+    run_id = bench.start("/stream 400 50")["id"]
+    bench.wait(run_id, "running")
+    hand_over, refused = transitions.hand_over, []
+
+    def overtaken(run):
+        if not refused:
+            refused.append(run.id)
+            # As the flusher does, between the reading of the run and its hand-over.
+            index = run.last_stream_index + 1
+            Run.objects.filter(pk=run.id).update(last_stream_index=index)
+            RunEvent.objects.create(run_id=run.id, index=index, type="message.delta", data='{"text":""}')
+        hand_over(run)
+
+    monkeypatch.setattr(transitions, "hand_over", overtaken)
+    bench.engine.stop(0)
+    assert refused == [run_id]
+    run = Run.objects.get(pk=run_id)
+    assert (run.status, run.worker_id, run.lease_losses) == ("running", None, 0)
