@@ -10,8 +10,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # On a machine that others use too, a failed test may be tried again: make test RERUNS=1. The closing line counts such tries.
 RERUNS ?= 0
 PYTEST := $(PY) -m pytest -p no:cacheprovider --reruns $(RERUNS)
-# One file's tests stay together, so that the real processes of a module are started once.
-PARALLEL ?= -n auto --dist loadfile
+# One file's tests stay together, so that the real processes of a module are started once; in the order of tests/conftest.py.
+PARALLEL ?= -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: FORCE help run test test-services test-faults check lint types contracts format schema bench clean venv
 

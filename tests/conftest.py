@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -18,6 +19,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name in SLOW:
             item.add_marker(pytest.mark.slow)
+    # Files that start processes come first, those of one or two tests before all: these take longest, and what is long
+    # must not be left for the end, when the other workers have nothing more to do.
+    tests, most = Counter(item.path for item in items), len(items)
+    items.sort(key=lambda item: tests[item.path] if item.get_closest_marker("stack") else most)
 
 
 @pytest.fixture(autouse=True)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+
 import pytest
+from django.conf import settings
+from django.db import connection
 
 from apikeys.keys import DEFAULT_SCOPES
 from chats.models import Chat
 from config.api import ratelimit
 from config.api.ratelimit import Verdict
 from runs.models import Run
+from runs.stream_servers import background
 from tests import factories
 from tests.contract.world import build, unknown_ids
 from tests.credits.helpers import fund
 from tests.mcp.rpc import call, done, refused, rpc
 
 pytestmark = pytest.mark.django_db
-
 
 TOOLS = {
     "list_chats": "chats:read",
@@ -26,6 +31,22 @@ TOOLS = {
     "respond_to_waitpoint": "waitpoints:respond",
     "get_credits": "credits:read",
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def streams_leave_the_database() -> Iterator[None]:
+    """The threads that look for a run's events, which live on, keep a connection each: none may keep the database."""
+    yield
+    if background.hub is not None:
+        threads = settings.STREAM_DB_THREADS
+        together = threading.Barrier(threads)
+
+        def leave() -> None:
+            connection.close()
+            together.wait(30)  # else one thread might do it for all
+
+        for left in [background.hub.threads.submit(leave) for _ in range(threads)]:
+            left.result()
 
 
 class TestTools:
