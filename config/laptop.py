@@ -93,7 +93,7 @@ class Laptop:
                 raise Stop(1, MISSING)
             self.start("broker", "-m", "config.broker_process", quiet=True)
         self.say("Preparing the database…")
-        password = self.prepare()
+        administrator = self.prepare()
         self.say("Starting the service…")
         if settings.EMBEDDED_BROKER:
             self.await_broker()
@@ -104,7 +104,7 @@ class Laptop:
         queues = "webhooks,webhooks-retry,maintenance"
         self.start("background", *CELERY, *WORKER, "-B", "-n", "background@%h", "-c", "6", "-Q", queues)
         self.await_ready()
-        self.say(greeting(password), prefix=False)
+        self.say(greeting(**administrator), prefix=False)
 
     def start(self, name: str, *arguments: str, quiet: bool = False) -> None:
         """Start ``python ARGUMENTS``. What a quiet child says is shown only if it ends by itself."""
@@ -151,8 +151,8 @@ class Laptop:
                 with self.printing, contextlib.suppress(OSError):
                     print(line, flush=True)  # noqa: T201
 
-    def prepare(self) -> str | None:
-        """Migrate, in a process that ends again; the new administrator's password if one was made."""
+    def prepare(self) -> dict[str, str | None]:
+        """Migrate, in a process that ends again; what ``prepare`` below says of the administrator."""
         result = subprocess.run(
             [sys.executable, "-m", "config.laptop", "prepare"],
             cwd=settings.BASE_DIR,
@@ -165,8 +165,8 @@ class Laptop:
         self.check_signals()
         if result.returncode:
             raise Stop(1, "The database could not be prepared (see above).")
-        password: str | None = json.loads(result.stdout.splitlines()[-1])["password"]
-        return password
+        administrator: dict[str, str | None] = json.loads(result.stdout.splitlines()[-1])
+        return administrator
 
     def await_broker(self) -> None:
         deadline = time.monotonic() + BROKER_SECONDS
@@ -264,12 +264,14 @@ def describe(status: int) -> str:
     return f"signal {-status}" if status < 0 else f"exit status {status}"
 
 
-def greeting(password: str | None) -> str:
+def greeting(name: str | None, password: str | None) -> str:
     base = f"http://{HOST}:{settings.PORT}"
     if password:
-        sign_in = f"user {ADMIN}, password {password} (shown only this once)"
+        sign_in = f"user {name}, one-time password {password}\n{'':22}(it asks you to choose your own)"
+    elif name is None:
+        sign_in = "there is no administrator; make one: .venv/bin/python manage.py createsuperuser"
     else:
-        sign_in = f"user {ADMIN}; a forgotten password: .venv/bin/python manage.py changepassword {ADMIN}"
+        sign_in = f"user {name}; a forgotten password: .venv/bin/python manage.py changepassword {name}"
     given = [name for name in ("DATABASE_URL", "VAR_DIR") if os.environ.get(name)]
     note = f" (with the same {' and '.join(given)} set)" if given else ""
     shown = f"  Playground          {base}/playground   start a run and watch it live\n"
@@ -293,9 +295,9 @@ Ctrl-C stops it.
 
 
 def prepare() -> None:
-    """Migrate and see to an administrator; the answer is one line of JSON, ``{"password": text or null}``."""
-    import secrets
-
+    """Migrate and see to an administrator. The answer is one line of JSON, ``{"name": text or null, "password": text
+    or null}``: who it is, and what opens the admin once as long as they have no password of their own.
+    """
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
     import django
 
@@ -304,6 +306,8 @@ def prepare() -> None:
     from django.core.management import CommandError, call_command
     from django.db import OperationalError
 
+    from config.api.staff import one_time
+
     try:
         call_command("check", stdout=io.StringIO())
         call_command("migrate", interactive=False, verbosity=0)
@@ -311,12 +315,14 @@ def prepare() -> None:
         sys.exit(str(error))
     # WhiteNoise serves the packages' own files here, but complains if this is missing.
     settings.STATIC_ROOT.mkdir(parents=True, exist_ok=True)
-    password = None
     users: Any = get_user_model()._default_manager
-    if not users.filter(is_superuser=True).exists() and not users.filter(username=ADMIN).exists():
-        password = secrets.token_urlsafe(12)
-        users.create_superuser(ADMIN, f"{ADMIN}@localhost", password)
-    sys.stdout.write(json.dumps({"password": password}) + "\n")
+    administrator = users.filter(is_superuser=True, is_active=True).order_by("pk").first()
+    if administrator is None and not users.filter(username=ADMIN).exists():
+        administrator = users.create_superuser(ADMIN, f"{ADMIN}@localhost")
+    name = administrator and administrator.get_username()
+    waits = administrator is not None and not administrator.has_usable_password()
+    password = one_time.tokens.make_token(administrator) if waits else None
+    sys.stdout.write(json.dumps({"name": name, "password": password}) + "\n")
 
 
 def refuse(message: str) -> NoReturn:

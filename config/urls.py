@@ -2,7 +2,7 @@
 
 from django.contrib import admin
 from django.urls import include, path, re_path
-from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerView
+from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 
 import apikeys.urls
 import chats.urls
@@ -10,6 +10,7 @@ import credits.urls
 import runs.urls
 import webhooks.urls
 from config.api import views
+from config.api.staff import one_time
 
 # Tried in this order: the busiest first.
 session = [
@@ -31,9 +32,10 @@ urlpatterns = [
     path("api/v1/", include(session)),
     path("api/public/v1/", include(public)),
     path("api/schema", SpectacularAPIView.as_view(), name="schema"),
-    path("api/docs", SpectacularSwaggerView.as_view(url_name="schema"), name="docs"),
+    path("api/docs", SpectacularSwaggerSplitView.as_view(url_name="schema"), name="docs"),
     *runs.urls.rpc,
     re_path(r"^api(/.*)?$", views.unknown_path),
+    path("admin/own-password/", one_time.choose, name="own-password"),
     path("admin/", admin.site.urls),
     *runs.urls.pages,
     *runs.urls.files,

@@ -157,6 +157,8 @@ class Run(models.Model):
     credit_approval_threshold = models.BigIntegerField(null=True)
     max_credits = models.BigIntegerField(null=True)
     request_id = models.CharField(max_length=128, default="")
+    # The span of the request that started it, for workers that no message led to it.
+    trace_parent = models.CharField(max_length=55, null=True)
     last_stream_index = models.PositiveIntegerField(default=0)
     # Whether text was streamed that no recorded turn holds; the next owner then sends message.reset.
     unrecorded_text = models.BooleanField(default=False)

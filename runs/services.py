@@ -10,7 +10,7 @@ from django.dispatch import receiver
 
 from chats import attachments
 from chats.services import add_message, chat_deleted, lock_chat, title_from
-from config.api import logs
+from config.api import logs, tracing
 from config.api.compiled import CompiledQuery
 from config.api.errors import Conflict, NotFound, ValidationFailed
 from config.api.ids import new_id
@@ -65,6 +65,7 @@ def find_run(user_id: int, run_id: str) -> Run | None:
     run = _run.first(user_id, run_id)
     if run is None:
         return None
+    logs.run_id.set(run_id)
     waiting = run.status == RunStatus.WAITING
     return _with(run, calls=_calls(run_id), pending_waitpoints=_pending(run_id) if waiting else [])
 
@@ -126,6 +127,7 @@ def start_run(
         credit_approval_threshold=credit_approval_threshold,
         max_credits=max_credits,
         request_id=request_id,
+        trace_parent=tracing.current(),
     )
     transitions.enqueue(run, locked, locked.title or title_from(message))
     return run
@@ -157,6 +159,7 @@ def respond(waitpoint: Waitpoint, answer: dict[str, Any]) -> Waitpoint:
     ``answer`` is ``{"kind", "approved"}`` or ``{"kind", "answer"}``. Raises ValidationFailed if a pending waitpoint
     is of the other kind.
     """
+    logs.run_id.set(waitpoint.run_id)
     if waitpoint.status == WaitpointStatus.PENDING and answer["kind"] != waitpoint.kind:
         raise ValidationFailed({"kind": [f"This waitpoint is of the kind {waitpoint.kind}."]})
     field = "approved" if waitpoint.kind == WaitpointKind.CREDIT_APPROVAL else "answer"

@@ -11,9 +11,9 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from chats.services import chats_of
+from config.api import logs
 from config.api.errors import NotFound, ValidationFailed
 from config.api.ids import is_plausible_id
-from config.api.logs import request_id
 from config.api.pagination import KeysetPagination
 from config.api.viewsets import PublicViewSet, ServiceViewSet, SessionViewSet
 from runs import catalogue, services
@@ -89,7 +89,7 @@ class ChatRunActions(ServiceViewSet):
         except ValidationError:
             self.get_object()  # whatever the body, a chat that the caller has not is 404
             raise
-        run = services.start_run(request.user, chatId, request_id=request_id.get() or "", **body)
+        run = services.start_run(request.user, chatId, request_id=logs.request_id.get() or "", **body)
         return Response(RunSerializer(services.as_new(run)).data, status=status.HTTP_201_CREATED)
 
 
@@ -99,6 +99,11 @@ class WaitpointActions(ServiceViewSet):
 
     def queryset_for(self, user: Any) -> Any:
         return services.waitpoints_of(user)
+
+    def get_object(self) -> Waitpoint:
+        waitpoint: Waitpoint = super().get_object()
+        logs.run_id.set(waitpoint.run_id)
+        return waitpoint
 
     def retrieve(self, request: Request, waitpointId: str) -> Response:
         return Response(WaitpointSerializer(self.get_object()).data)

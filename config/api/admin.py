@@ -26,6 +26,8 @@ class UserAdmin(StaffAdmin, PlainUserAdmin):
     form = UserChangeForm
     add_form = UserCreationForm
     change_password_form = AdminPasswordChangeForm
+    # Unfold's own is empty, and comes first.
+    add_fieldsets = PlainUserAdmin.add_fieldsets
     ordering = ("-pk",)
     search_fields = ("pk",)
     search_help_text = "A user's name, e-mail address or id"
@@ -37,9 +39,10 @@ class UserAdmin(StaffAdmin, PlainUserAdmin):
 
     @admin.display(description="")
     def more(self, user: User) -> str:
-        links = [("runs", "admin:runs_run_changelist"), ("ledger", "admin:credits_ledgerentry_changelist")]
-        first, second = (f"{reverse(url)}?user__id__exact={user.pk}" for _, url in links)
-        return format_html('<a href="{}">runs</a> · <a href="{}">ledger</a>', first, second)
+        return format_html(
+            '<a href="{}?user__id__exact={}">runs</a> · <a href="{}?account__user__id__exact={}">ledger</a>',
+            *(reverse("admin:runs_run_changelist"), user.pk, reverse("admin:credits_ledgerentry_changelist"), user.pk),
+        )
 
 
 @admin.register(Group)

@@ -65,6 +65,26 @@ def span(name: str, *, kind: str = "INTERNAL", parent: Any = None, **attributes:
             raise
 
 
+def current() -> str | None:
+    """The span that is under way, as W3C's ``traceparent`` names it; None without one."""
+    if _tracer is None:
+        return None
+    from opentelemetry.propagate import inject
+
+    carrier: dict[str, str] = {}
+    inject(carrier)
+    return carrier.get("traceparent")
+
+
+def continuing(traceparent: str | None) -> Any:
+    """``span``'s parent for work that no message led to: the span so named, unless one is under way."""
+    if _tracer is None or traceparent is None or current() is not None:
+        return None
+    from opentelemetry.propagate import extract
+
+    return extract({"traceparent": traceparent})
+
+
 class TracingMiddleware:
     """A span a request, within the caller's trace if ``traceparent`` names one. In MIDDLEWARE only with an endpoint."""
 

@@ -14,6 +14,7 @@ from django.urls import path, reverse
 from unfold.decorators import display
 
 from chats.models import Message
+from config.api import logs
 from config.api.staff.actions import Action, Did, WithActions
 from config.api.staff.base import NOTHING, ReadOnly, of_user
 from runs import services
@@ -97,6 +98,12 @@ class RunAdmin(ReadOnly, WithActions):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Run]:
         return super().get_queryset(request).select_related("user")
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        run = super().get_object(request, object_id, from_field)
+        if run is not None:
+            logs.run_id.set(run.pk)
+        return run
 
     @display(
         description="status",

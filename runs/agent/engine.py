@@ -126,7 +126,8 @@ class Engine:
             found = await self.db(claim_and_load, run_id, self.worker_id)
             if found is not None:
                 self.loops[run_id] = RunLoop(self, found)
-                with tracing.span("run", **{"run.id": run_id}):
+                parent = tracing.continuing(found.run.trace_parent)
+                with tracing.span("run", parent=parent, **{"run.id": run_id}):
                     await self.loops[run_id].carry()
         except asyncio.CancelledError:
             pass  # lost or shut down: nothing may be written any more
@@ -187,6 +188,8 @@ class Engine:
     # --- the heart ---------------------------------------------------------------------------------------------------
 
     def _run_heart(self) -> None:
+        # The task of what no message leads to: the heart's own lines, and the runs that it finds.
+        logs.task_id.set(self.worker_id)
         beat_every = settings.RUN_LEASE_SECONDS / BEATS_PER_LEASE
         # Spread over the processes, which all look for the same work.
         sweep_every = settings.RUN_SWEEP_SECONDS * random.uniform(0.8, 1.2)  # noqa: S311
@@ -232,6 +235,7 @@ class Engine:
             if self._stopped.is_set():
                 return
         self._register()
+        logs.task_id.set(self.worker_id)
 
     def _sweep(self) -> None:
         sweeps.reap_workers()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from django.apps import apps
 from django.contrib.auth.models import Group, Permission
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
+from django.test import Client, RequestFactory
 from django.urls import reverse
 
 from runs import roles
@@ -56,6 +59,26 @@ def test_what_staff_made_of_a_role_stays():
     viewer.permissions.clear()
     roles.install(Group, Permission)
     assert permissions("viewer") == set()
+
+
+def test_somebody_is_added_and_given_a_role(boss):
+    """By the forms as they are shown, as docs/admin.md says."""
+    password = "correct horse battery"
+    form = boss.get(reverse("admin:auth_user_add")).content.decode()
+    assert {"username", "password1", "password2"} <= set(re.findall(r'name="(\w+)"', form))
+    answer = boss.post(
+        reverse("admin:auth_user_add"), {"username": "olga", "password1": password, "password2": password}
+    )
+    page = boss.get(answer["Location"])
+    assert {"is_staff", "groups", "user_permissions"} <= set(re.findall(r'name="(\w+)"', page.content.decode()))
+    given = {name: value for name, value in page.context["adminform"].form.initial.items() if value is not None}
+    given |= {"is_staff": "on", "groups": [Group.objects.get(name="support").pk], "user_permissions": []}
+    given |= {"date_joined_0": "2026-11-21", "date_joined_1": "12:00:00"}
+    assert boss.post(answer["Location"], given).status_code == 302
+    olga = Client()
+    assert olga.login(request=RequestFactory().post("/"), username="olga", password=password)
+    assert olga.get(reverse("admin:runs_run_changelist")).status_code == 200
+    assert olga.get(reverse("admin:auth_user_add")).status_code == 403
 
 
 def test_an_account_of_the_api_is_no_staff(client):

@@ -5,22 +5,29 @@ log line says whose it is, traces go through, and all processes' figures are on 
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import redis
 import requests
 
+from tests.deployed import crawl
 from tests.deployed.outside import (
     CANARIES,
     EXCEPTION,
     FILE,
     FILE_NAME,
     MESSAGE,
+    MODEL_ERROR,
     MODEL_KEY,
+    MODEL_OUTPUT,
+    RECEIVER_ANSWER,
+    TOOL_OUTPUT,
     TOOL_SECRET,
     WRONG_CREDENTIAL,
     Outside,
@@ -35,8 +42,10 @@ from tests.streams.conftest import StreamStack
 
 pytestmark = [pytest.mark.stack, pytest.mark.services, pytest.mark.timeout(240)]
 
+PASSWORD = "correct horse battery"
 JSON = {"Content-Type": "application/json"}
 TRACE = "0af7651916cd43dd8448eb211c80319c"
+UNTOLD_TRACE = "1af7651916cd43dd8448eb211c80319d"
 CALLER = "b7ad6b7169203331"
 CATALOGUE = f"""
 from runs.models import AgentModel, Tool
@@ -51,19 +60,45 @@ for name in ("outside", "broken"):
         name=name, display_name=name, provider="openai", provider_model=name, price_in=0, price_out=0
     )
 """
-# What fails deep inside, quoting what it choked on: a message in a web process, a recorded turn in a worker.
+# What fails deep inside, quoting what it choked on: a message and an answer in a web process, a recorded turn in a
+# worker.
 TRIGGERS = f"""
 from django.db import connection
 with connection.cursor() as cursor:
     cursor.execute(
         "CREATE FUNCTION boom() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION '{EXCEPTION}'; END $$"
     )
-    for table, column in (("chats_message", "content"), ("runs_turn", "text")):
+    for table, column, what in (
+        ("chats_message", "content", "INSERT"), ("runs_turn", "text", "INSERT"), ("runs_waitpoint", "status", "UPDATE")
+    ):
         cursor.execute(
-            f"CREATE TRIGGER {{table}}_boom BEFORE INSERT ON {{table}} FOR EACH ROW "
-            f"WHEN (NEW.{{column}} LIKE '%boom-{{column}}%') EXECUTE FUNCTION boom()"
+            f"CREATE TRIGGER {{table}}_boom BEFORE {{what}} ON {{table}} FOR EACH ROW "
+            f"WHEN (NEW::text LIKE '%boom-{{column}}%') EXECUTE FUNCTION boom()"
         )
 """
+# Somebody who may see every page; and a run whose message the broker never got: a sweep finds it.
+UNTOLD = f"""
+from django.contrib.auth.models import User
+from opentelemetry.propagate import extract
+from chats.services import create_chat
+from config.api import broker, tracing
+from runs import services
+User.objects.create_superuser("boss", "", "{PASSWORD}")
+broker.nudge = lambda *message, **options: None
+ada = User.objects.get(username="ada")
+with tracing.span("asked", parent=extract({{"traceparent": "00-{UNTOLD_TRACE}-{CALLER}-01"}})):
+    services.start_run(ada, create_chat(ada).pk, message="/say boom-text {MESSAGE}", request_id="untold")
+"""
+
+
+# What users, models, tools and receivers said, and where staff may read it (docs/admin.md).
+CONTENT = (MESSAGE, TOOL_OUTPUT, MODEL_OUTPUT, MODEL_ERROR, FILE, FILE_NAME)
+ANSWERS, ANSWERED = (RECEIVER_ANSWER,), r"/webhooks/(attempt|delivery)/.+/change/"
+SHOWN = (
+    *("runs/run", "runs/turn", "runs/toolinvocation", "runs/waitpoint", "runs/runevent", "runs/tool"),
+    *("runs/agentmodel", "chats/chat", "chats/attachment", "credits/account", "credits/ledgerentry"),
+    *("webhooks/endpoint", "webhooks/delivery", "webhooks/attempt", "apikeys/apikey", "auth/user"),
+)
 
 
 @dataclass
@@ -74,7 +109,8 @@ class World:
     commands: list[str] = field(default_factory=list)
     errors: list[requests.Response] = field(default_factory=list)
     secrets: list[str] = field(default_factory=list)
-    run: dict[str, str] = field(default_factory=dict)
+    run: dict[str, Any] = field(default_factory=dict)
+    asked: dict[str, Any] = field(default_factory=dict)
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +132,8 @@ def world() -> Iterator[World]:
         }
         options = services | {"redis_url": broker.url()}
         with StreamStack(**options, environment=watched) as stack, listening(broker) as commands:
-            stack.manage("shell", "-c", CATALOGUE.format(url=beyond.url))
-            stack.manage("shell", "-c", TRIGGERS)
+            stack.token("ada")
+            stack.manage("shell", "-c", CATALOGUE.format(url=beyond.url) + TRIGGERS + UNTOLD)
             world = World(stack, beyond, broker, commands)
             work(world)
             yield world
@@ -161,6 +197,8 @@ def work(world: World) -> None:
     stream = stack.listener("stream").all(world.run["id"])
     assert stream[-1][1] == "run.status"
     public = stack.public("ada")
+    world.asked = driver.ask(f"/ask Which {MESSAGE}?")
+    asked = f"/waitpoints/{world.asked['pendingWaitpoint']['id']}/respond"
     for call in (
         lambda: session.post(f"/chats/{chat}/runs", json={"message": f"boom-content {MESSAGE}"}),
         lambda: session.post(f"/chats/{chat}/runs", data=f'{{"message": "{MESSAGE}', headers=JSON),
@@ -168,6 +206,7 @@ def work(world: World) -> None:
         lambda: session.get(f"/chats?cursor={MESSAGE}"),
         lambda: session.get(f"/chats/{MESSAGE}"),
         lambda: public.post("/waitpoints/wp_none/respond", json={"kind": MESSAGE}),
+        lambda: session.post(asked, json={"kind": "CLARIFICATION", "answer": f"boom-status {MESSAGE}"}),
         lambda: requests.get(f"{stack.url}/api/v1/me", headers={"Authorization": f"Bearer {WRONG_CREDENTIAL}"}),
         lambda: requests.get(
             f"{stack.url}/api/public/v1/runs", headers={"Authorization": f"Bearer awk_{WRONG_CREDENTIAL}"}
@@ -176,7 +215,8 @@ def work(world: World) -> None:
         world.errors.append(call())
     # The last spans, reports and attempts are on their way.
     until(lambda: any(span["name"] == "tool" for span in world.outside.spans()))
-    until(lambda: len(world.outside.reports()) >= 2)
+    until(lambda: any(span["name"] == "run" and span["trace"] == UNTOLD_TRACE for span in world.outside.spans()))
+    until(lambda: len(world.outside.reports()) >= 4)
     until(lambda: len(world.outside.bodies("/hook")) >= 2)
 
 
@@ -205,7 +245,7 @@ def test_the_canaries_were_there(world: World) -> None:
     assert world.stack.session("ada").get(f"/chats/{world.run['chatId']}/messages").text.count(MESSAGE) == 4
     kept = world.stack.manage("shell", "-c", "from webhooks.models import *; print(Attempt.objects.count())")
     assert int(kept.split()[-1]) >= 2
-    assert [answer.status_code for answer in world.errors] == [500, 400, 400, 400, 404, 404, 401, 401]
+    assert [answer.status_code for answer in world.errors] == [500, 400, 400, 400, 404, 404, 500, 401, 401]
 
 
 def test_no_log_line_holds_one(world: World) -> None:
@@ -233,11 +273,21 @@ def test_every_line_is_json_and_says_whose_it_is(world: World) -> None:
         {"time", "level", "logger", "message", "request_id", "run_id", "task_id"} <= line.keys() for line in told
     )
     broken = [line for line in told if line["message"].endswith("failed for an unexpected reason")]
-    (line,) = broken
-    assert (line["of"], line["level"]) == ("runs-1", "ERROR")
-    assert line["run_id"].startswith("run_")
+    assert {(line["of"], line["level"]) for line in broken} == {("runs-1", "ERROR")}
+    assert all(line["run_id"].startswith("run_") for line in broken)
+    by_request = {line["request_id"]: line for line in broken}
+    assert by_request.keys() > {"untold"}
+    # Found by a worker's own sweep, which is no task, or told of by beat's.
+    assert re.fullmatch(r"wrk_\w+|[0-9a-f-]{36}", by_request.pop("untold")["task_id"])
+    (line,) = by_request.values()
     assert len(line["request_id"]) == 32
     assert len(line["task_id"]) == 36
+
+
+def test_an_answer_s_lines_name_its_run(world: World) -> None:
+    lines = [json.loads(line) for name, line in lines_of(world) if name == "web" and "in respond" in line]
+    assert [line["run_id"] for line in lines] == [world.asked["id"]]
+    assert len(lines[0]["request_id"]) == 32
 
 
 def test_the_broker_holds_ids_alone(world: World) -> None:
@@ -268,6 +318,20 @@ def test_errors_quote_nothing(world: World) -> None:
         assert "Traceback" not in answer.text
 
 
+def test_no_page_of_the_admin_holds_one_but_that_of_a_run_s_content(world: World) -> None:
+    """Nor does that page hold a secret."""
+    kinds = set()
+    for path, answer in crawl.pages(crawl.sign_in(world.stack.url, "boss", PASSWORD), world.stack.url):
+        kinds.add(crawl.kind_of(path))
+        assert answer.status_code == 200, path
+        allowed = CONTENT if path.endswith("/content/") else ANSWERS if re.search(ANSWERED, path) else ()
+        assert set(found(answer.text, world)) <= set(allowed), path
+        if path == f"/admin/runs/run/{world.run['id']}/content/":
+            assert {MESSAGE, TOOL_OUTPUT} <= set(found(answer.text, world))
+    assert kinds >= {f"/admin/{model}/*/change/" for model in SHOWN}
+    assert "/admin/runs/run/*/content/" in kinds
+
+
 def test_a_trace_goes_from_the_request_to_the_model_and_the_tool(world: World) -> None:
     spans = [span for span in world.outside.spans() if span["trace"] == TRACE]
     by_id = {span["id"]: span for span in spans}
@@ -285,6 +349,13 @@ def test_a_trace_goes_from_the_request_to_the_model_and_the_tool(world: World) -
     assert {span["run.id"] for span in spans if span["name"] == "run"} == {world.run["id"]}
     assert {span["tool"] for span in spans if span["name"] == "tool"} == {"tool"}
     assert {span["request.id"] for span in spans if span["name"].startswith("POST")} == {"from-outside"}
+
+
+def test_a_trace_goes_on_where_no_message_led(world: World) -> None:
+    spans = {span["name"]: span for span in world.outside.spans() if span["trace"] == UNTOLD_TRACE}
+    assert spans.keys() >= {"asked", "run", "model"}
+    assert spans["run"]["parent"] == spans["asked"]["id"]
+    assert spans["model"]["parent"] == spans["run"]["id"]
 
 
 def test_no_span_holds_one(world: World) -> None:
@@ -319,8 +390,8 @@ def test_figures_of_all_processes_are_on_one_page(world: World) -> None:
     until(lambda: (shown()("webhook_attempts_total", outcome="5xx") or 0) >= 2)
     figures = shown()
     # web · a run worker · the webhook worker · the maintenance worker · the stream process
-    assert figures("http_requests_total", method="POST", route="api/v1/chats/<str:chatId>/runs", status="201") == 7
-    assert figures("runs_finished_total", status="failed", error="INTERNAL_ERROR") == 1
+    assert figures("http_requests_total", method="POST", route="api/v1/chats/<str:chatId>/runs", status="201") == 8
+    assert figures("runs_finished_total", status="failed", error="INTERNAL_ERROR") == 2
     assert figures("tool_calls_total", tool="tool", outcome="COMPLETED") == 1
     assert figures("webhook_lag_seconds_count") >= 2
     assert figures("housekeeping_last_success_timestamp_seconds", job="sweep-runs") > time.time() - 60

@@ -1,0 +1,110 @@
+"""The password that a new installation prints is good once, and leads nowhere but to choosing another."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import time_machine
+from django.contrib.auth import get_user_model
+from django.test import Client
+from django.urls import reverse
+
+from config.api import clock
+from config.api.staff.one_time import OneTimeBackend, tokens
+
+pytestmark = pytest.mark.django_db
+
+LOGIN, CHOOSE, INDEX = reverse("admin:login"), reverse("own-password"), reverse("admin:index")
+OWN = "correct horse battery"
+
+
+@pytest.fixture(autouse=True)
+def quick(settings):
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+
+@pytest.fixture
+def newcomer(db) -> Any:
+    return get_user_model()._default_manager.create_superuser("admin", "admin@localhost")
+
+
+def enter(password: str, client: Client | None = None) -> tuple[Client, int]:
+    client = client or Client()
+    return client, client.post(LOGIN, {"username": "admin", "password": password}).status_code
+
+
+def test_it_opens_the_admin_once(newcomer):
+    password = tokens.make_token(newcomer)
+    first, status = enter(password)
+    assert status == 302
+    assert enter(password)[1] == 200
+    assert first.get(INDEX)["Location"] == CHOOSE
+
+
+def test_it_leads_nowhere_but_to_a_password_of_one_s_own(newcomer):
+    client, _ = enter(tokens.make_token(newcomer))
+    for page in (INDEX, reverse("admin:runs_run_changelist"), reverse("admin:auth_user_add")):
+        assert client.get(page)["Location"] == CHOOSE
+        assert client.post(page, {"username": "eve"})["Location"] == CHOOSE
+    assert client.get(CHOOSE).status_code == 200
+    for wrong in (("short", "short"), (OWN, "another horse battery"), ("", "")):
+        answer = client.post(CHOOSE, {"new_password1": wrong[0], "new_password2": wrong[1]})
+        assert answer.status_code == 200
+        assert client.get(INDEX)["Location"] == CHOOSE
+    assert client.post(CHOOSE, {"new_password1": OWN, "new_password2": OWN})["Location"] == INDEX
+    assert client.get(INDEX).status_code == 200
+    assert client.get(CHOOSE)["Location"] == INDEX
+    newcomer.refresh_from_db()
+    assert newcomer.check_password(OWN)
+    assert enter(OWN)[1] == 302
+
+
+def test_who_leaves_without_choosing_needs_another(newcomer):
+    old = tokens.make_token(newcomer)
+    client, _ = enter(old)
+    client.post(reverse("admin:logout"))
+    assert enter(old)[1] == 200
+    newcomer.refresh_from_db()
+    assert enter(tokens.make_token(newcomer))[1] == 302
+
+
+def test_of_two_sign_ins_side_by_side_one_gets_in(newcomer, monkeypatch):
+    password = tokens.make_token(newcomer)
+    real = tokens.check_token
+
+    def overtaken(user: Any, token: str) -> bool:
+        checked = real(user, token)
+        get_user_model()._default_manager.filter(pk=user.pk).update(last_login=clock.now())
+        return checked
+
+    monkeypatch.setattr(tokens, "check_token", overtaken)
+    assert OneTimeBackend().authenticate(None, username="admin", password=password) is None
+
+
+def test_none_is_good_for_ever_or_beside_a_password(newcomer):
+    password = tokens.make_token(newcomer)
+    with time_machine.travel(clock.now() + timedelta(days=4)):
+        assert enter(password)[1] == 200
+    newcomer.set_password(OWN)
+    newcomer.save()
+    assert enter(password)[1] == 200
+    assert enter(tokens.make_token(newcomer))[1] == 200
+
+
+@pytest.mark.parametrize("fields", [{"is_staff": False}, {"is_active": False}])
+def test_it_is_for_staff_alone(newcomer, fields):
+    type(newcomer)._default_manager.filter(pk=newcomer.pk).update(**fields)
+    newcomer.refresh_from_db()
+    assert OneTimeBackend().authenticate(None, username="admin", password=tokens.make_token(newcomer)) is None
+
+
+def test_guesses_count_as_wrong_passwords(newcomer, settings):
+    settings.AXES_FAILURE_LIMIT = 3
+    assert [enter(f"guess-{n}")[1] for n in range(3)] == [200, 200, 429]
+    assert enter(tokens.make_token(newcomer))[1] == 429
+
+
+def test_nobody_else_gets_to_the_page(client):
+    assert client.get(CHOOSE)["Location"] == INDEX

@@ -1,0 +1,35 @@
+"""Lines of a run that no message led to say whose they are all the same."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+from config.api import broker, clock, logs
+from runs import transitions
+from runs.models import Run
+from tests.operations.test_logs import Lines
+from tests.runs.conftest import Bench
+
+
+def test_a_run_that_a_worker_finds_by_itself_keeps_its_request_s_id(session, engines, monkeypatch):
+    def broken(*args, **kwargs):
+        raise RuntimeError
+
+    monkeypatch.setattr(transitions, "record_turn", broken)
+    lines = Lines(logs.JsonFormatter())
+    logging.getLogger("runs").addHandler(lines)
+    try:
+        engine = engines()
+        monkeypatch.setattr(broker, "nudge", lambda *message, **options: None)
+        bench = Bench(session, engine)
+        chat = bench.chat()
+        run = session.post(
+            f"/api/v1/chats/{chat}/runs", {"message": "Hello"}, format="json", HTTP_X_REQUEST_ID="mine"
+        ).json()
+        Run.objects.filter(pk=run["id"]).update(due_at=clock.now())
+        assert bench.wait(run["id"])["errorCode"] == "INTERNAL_ERROR"
+    finally:
+        logging.getLogger("runs").removeHandler(lines)
+    (told,) = [json.loads(line) for line in lines.lines if "unexpected reason" in line]
+    assert (told["request_id"], told["run_id"], told["task_id"]) == ("mine", run["id"], engine.worker_id)
