@@ -244,13 +244,6 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
     def kind(self, entry: LedgerEntry) -> str:
         return entry.type
 
-    @admin.display(description="run")
-    def run_link(self, entry: LedgerEntry) -> str:
-        """By its address: this app may not know runs."""
-        if not entry.run_id:
-            return "–"
-        return format_html('<a href="../../runs/run/{0}/change/">{0}</a>', entry.run_id)
-
 
 def _with_answers(held: str) -> list[str]:
     """A hold, what settled it, and the refunds of its capture."""

@@ -84,7 +84,7 @@ class EventTypeFilter(admin.SimpleListFilter):
 
 @admin.register(Delivery)
 class DeliveryAdmin(ReadOnly, StaffAdmin):
-    list_display = ("id", "event_type", "user", "run", "state", "attempt_count", "next_attempt_at", "created_at")
+    list_display = ("id", "event_type", "user", "run_link", "state", "attempt_count", "next_attempt_at", "created_at")
     list_filter = ("status", EventTypeFilter)
     list_select_related = ("user",)
     search_help_text = "Delivery, event, run, endpoint or user"

@@ -6,7 +6,6 @@ from typing import Any
 
 from django.contrib import admin
 from django.db.models import Q
-from django.utils.html import format_html
 from unfold.decorators import display
 
 from config.api import money
@@ -34,10 +33,6 @@ class OfRun(ReadOnly, StaffAdmin):
         if word.startswith("run_"):
             return Q(run_id=word)
         return Q(pk=word) if self.prefix and word.startswith(f"{self.prefix}_") else NOTHING
-
-    @admin.display(description="run")
-    def run_link(self, row: Any) -> str:
-        return format_html('<a href="../run/{0}/change/">{0}</a>', row.run_id)
 
     @display(description="status", label=STATES)
     def state(self, row: Any) -> str:

@@ -221,3 +221,13 @@ def test_long_content_is_cut_and_markup_is_text(sign_in, run):
     assert "<script>alert" not in text
     assert "Cut here." in text
     assert len(text) < 120_000
+
+
+# --- what pages may run ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("path", ["/admin/", "/admin/login/", "/admin/nothing/", "/api/docs"])
+def test_pages_run_their_own_scripts_alone(boss, path):
+    policy = boss.get(path)["Content-Security-Policy"]
+    parts = dict(part.strip().split(" ", 1) for part in policy.split(";"))
+    assert parts["default-src"] == "'self'"
+    assert set(parts["script-src"].split()) <= {"'self'", "'unsafe-eval'"}
+    assert (parts["object-src"], parts["frame-ancestors"], parts["form-action"]) == ("'none'", "'none'", "'self'")

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
+import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
+from tests.stack.browser import browsing
 from tests.stack.stack import Stack
 
 pytestmark = [pytest.mark.stack, pytest.mark.services]
 
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 PASSWORD = "correct horse battery"
 MAKE_STAFF = f"""
 from django.contrib.auth.models import Group, User
 olga = User.objects.create_user("olga", "olga@example.com", "{PASSWORD}", is_staff=True)
 olga.groups.set(Group.objects.filter(name__in=["support", "billing"]))
+User.objects.create_superuser("root", "root@example.com", "{PASSWORD}")
 """
 
 
@@ -37,28 +30,15 @@ def staffed(stack: Stack) -> Stack:
 
 @pytest.fixture
 def page(staffed: Stack) -> Iterator[Page]:
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    assert browser, "Chromium is not installed; it shows the admin (Debian: apt-get install chromium)"
-    wrong: list[str] = []
-    with (
-        sync_playwright() as playwright,
-        playwright.chromium.launch(executable_path=browser, args=FLAGS) as chromium,
-    ):
-        page = chromium.new_page(viewport={"width": 1440, "height": 900})
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda said: said.type == "error" and wrong.append(said.text))
-        page.on("requestfailed", lambda asked: wrong.append(f"{asked.failure} {asked.url}"))
-        page.on("request", lambda asked: wrong.append(asked.url) if not asked.url.startswith(ours) else None)
-        ours = (staffed.url, "data:", "blob:")
-        page.goto(f"{staffed.url}/admin/")
+    # Going on to another page aborts what the last one was still loading.
+    with browsing(
+        staffed.url, "/admin/", viewport={"width": 1440, "height": 900}, tolerated="net::ERR_ABORTED"
+    ) as page:
         yield page
-    # No error, and nothing from anywhere else: fonts, scripts and pictures are our own. Going on to another page aborts
-    # what the last one was still loading.
-    assert [what for what in wrong if "net::ERR_ABORTED" not in what] == []
 
 
-def sign_in(page: Page) -> None:
-    page.fill("#id_username", "olga")
+def sign_in(page: Page, name: str = "olga") -> None:
+    page.fill("#id_username", name)
     page.fill("#id_password", PASSWORD)
     page.get_by_role("button", name="Log in").click()
     expect(page.get_by_text("Oldest queued run")).to_be_visible(timeout=20_000)
@@ -127,3 +107,28 @@ def test_credits_are_granted_and_a_wrong_amount_is_not(staffed, page):
     page.get_by_role("button", name="Yes, grant credits").click()
     expect(page.get_by_text("Granted 12.5: Sorry for Monday")).to_be_visible(timeout=20_000)
     assert float(bob.get("/me/credits").json()["available"]) == float(before) + 12.5
+
+
+def test_every_kind_of_page_works_under_its_policy(staffed, page):
+    """What the policy refused would be an error in the browser's console, and the page's fixture finds those."""
+    ada = staffed.session("ada")
+    ada.post(f"/chats/{ada.post('/chats').json()['id']}/runs", {"message": "Hello"})
+    sign_in(page, "root")
+    for path in ("/api/docs", "/admin/runs/run/", "/admin/runs/tool/add/"):
+        answer = page.goto(staffed.url + path)
+        policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
+        assert "unsafe-inline" not in policy["script-src"]
+        assert (policy["object-src"], policy["frame-ancestors"]) == ("'none'", "'none'")
+        shown = ".opblock" if path == "/api/docs" else "#content-main input:visible"
+        expect(page.locator(shown).first).to_be_visible(timeout=20_000)
+    page.goto(f"{staffed.url}/admin/auth/user/?q=olga")
+    page.get_by_role("link", name="olga", exact=True).click()
+    # Django's calendar, made by a script of its own.
+    page.locator(".datetimeshortcuts a:has(.date-icon)").first.click()
+    expect(page.locator(".calendarbox").first).to_be_visible(timeout=20_000)
+    # The theme and the charts, by Alpine and Chart.js.
+    page.goto(f"{staffed.url}/admin/")
+    page.locator("a", has_text="Dark").evaluate("link => link.click()")
+    expect(page.locator("html")).to_have_class(re.compile(r"\bdark\b"))
+    drawn = "canvas => canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some(Boolean)"
+    assert page.locator("canvas.chart").first.evaluate(drawn)

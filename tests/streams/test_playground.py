@@ -2,47 +2,25 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
+from tests.stack.browser import browsing
 from tests.streams.conftest import StreamStack
 
 pytestmark = [pytest.mark.stack, pytest.mark.services]
 
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 WIDE, NARROW = {"width": 1280, "height": 820}, {"width": 390, "height": 780}
 
 
 @pytest.fixture(params=[WIDE, NARROW], ids=["wide", "narrow"])
 def page(streams: StreamStack, request) -> Iterator[Page]:
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    assert browser, "Chromium is not installed; it shows the playground (Debian: apt-get install chromium)"
-    wrong: list[str] = []
-    with (
-        sync_playwright() as playwright,
-        playwright.chromium.launch(executable_path=browser, args=FLAGS) as chromium,
-    ):
-        page = chromium.new_page(viewport=request.param)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda said: said.type == "error" and wrong.append(said.text))
-        page.on("request", lambda asked: wrong.append(asked.url) if not asked.url.startswith(ours) else None)
-        ours = (streams.url, "data:", "blob:")
-        page.goto(f"{streams.url}/playground")
+    # One test takes the server away for a while.
+    with browsing(streams.url, "/playground", viewport=request.param, tolerated="net::ERR_") as page:
         yield page
         assert page.locator("body").bounding_box()["width"] == request.param["width"]
-    # One test takes the server away for a while.
-    assert [what for what in wrong if "net::ERR_" not in what] == []
 
 
 def sign_in(page: Page, credential: str) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from django.contrib import admin
 from django.contrib.admin import ShowFacets
 from django.contrib.auth import get_user_model
 from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.html import format_html
 from unfold import paginator
 from unfold.admin import ModelAdmin
 
@@ -59,6 +61,11 @@ class StaffAdmin(ModelAdmin):
     list_filter_sheet = True
     list_disable_select_all = True
     url_lookups: ClassVar[tuple[str, ...]] = ()
+
+    @admin.display(description="run")
+    def run_link(self, row: Any) -> str:
+        """A column of lists; by its address, for apps below may not know runs."""
+        return format_html('<a href="../../runs/run/{0}/change/">{0}</a>', row.run_id) if row.run_id else "–"
 
     def find(self, word: str) -> Q:
         """What one word of a search stands for; ``NOTHING`` for a word that stands for nothing here."""
