@@ -1,4 +1,4 @@
-"""The ledger on PostgreSQL: hold + capture on one hot account, and the reports over millions of rows.
+"""The ledger on PostgreSQL: hold + capture on one hot account, the reports over millions of rows, and their audit.
 
 ``make bench``, or ``python -m tests.stack.run_services python -m benchmarks ledger``.
 """
@@ -14,8 +14,10 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
+import psutil
 import psycopg
 
 from benchmarks import ledger_data, ledger_plain
@@ -131,6 +133,27 @@ def measure_pairs(url: str, user_id: int) -> list[Figure]:
     return figures
 
 
+# --- whether it all adds up ------------------------------------------------------------------------------------------
+def measure_reconcile() -> list[Figure]:
+    from credits.reconcile import drift
+
+    own = psutil.Process().memory_info
+    steps: list[tuple[str, float]] = []
+    before, begun = own().rss, time.perf_counter()
+    found = list(drift(lambda step: steps.append((step, time.perf_counter()))))
+    end, grown = time.perf_counter(), own().rss - before
+    if found:
+        raise RuntimeError(f"the ledger does not add up: {found[0]}")
+    slowest = max(after - at for (_, at), (_, after) in pairwise([*steps, ("", end)]))
+    return [
+        Figure(
+            f"reconcile_credits over {ledger_data.ROWS:,} rows",
+            f"{end - begun:.0f} s",
+            f"{len(steps)} steps, the slowest {slowest:.0f} s; {max(0, grown) / 2**20:.0f} MiB more in this process",
+        )
+    ]
+
+
 # --- reports ---------------------------------------------------------------------------------------------------------
 class Stopwatch:
     """Adds up the time that statements take; for Django's ``execute_wrapper``."""
@@ -238,6 +261,7 @@ def measure(url: str) -> list[Figure]:
     figures += measure_reports(heaviest, ledger_data.long_chat(heaviest), "heaviest user")
     newest = usage.by_chat(median, usage.period_of("all"))[0].chat_id
     figures += measure_reports(median, newest, "median user")
+    figures += measure_reconcile()
     return figures
 
 

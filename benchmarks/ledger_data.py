@@ -19,7 +19,7 @@ TOOLS = ("web_fetch", "calculate", "draw_chart", "create_file", "search", "trans
 GRANT = 10**15
 COLUMNS = (
     *("id", "account_id", "type", "amount", "tool_key", "chat_id", "run_id", "invocation_id", "against_id"),
-    *("cause", "reason", "created_at"),
+    *("cause", "reason", "created_at", "staff_id"),
 )
 TABLE = "credits_ledgerentry"
 
@@ -134,7 +134,7 @@ def _blocks(user_id: int, size: int, now: datetime, share: float) -> Iterator[st
     begin = now - timedelta(days=DAYS)
     lines = [
         f"led_{user_id:06d}grant{0:015d}\t{user_id}\tGRANT\t{GRANT}\t\\N\t\\N\t\\N\t\\N\t\\N\tbench:{user_id}\tbench\t"
-        f"{_text(begin - timedelta(hours=1))}\n"
+        f"{_text(begin - timedelta(hours=1))}\t\\N\n"
     ]
     for run in range(runs):
         at = begin + step * run
@@ -147,27 +147,28 @@ def _blocks(user_id: int, size: int, now: datetime, share: float) -> Iterator[st
             cost = luck.randrange(1, 2_000_000)
             lines.append(
                 f"led_{key}{turn:02d}\t{user_id}\tUSAGE\t{cost}\t\\N\t{chat}\t{run_id}\t\\N\t\\N\tusage:{run_id}:{turn}\t\t"
-                f"{moments[turn * 3]}\n"
+                f"{moments[turn * 3]}\t\\N\n"
             )
             invocation, hold = f"inv_{key}{turn:02d}", f"led_{key}{turn + 3:02d}"
             about = f"{TOOLS[int(luck.random() ** 2 * len(TOOLS))]}\t{chat}\t{run_id}\t{invocation}"
             held = luck.randrange(100_000, 12_000_000)
             used = held // 2 if turn == 0 else held
             lines.append(
-                f"{hold}\t{user_id}\tHOLD\t{held}\t{about}\t\\N\thold:{invocation}\t\t{moments[turn * 3 + 1]}\n"
+                f"{hold}\t{user_id}\tHOLD\t{held}\t{about}\t\\N\thold:{invocation}\t\t{moments[turn * 3 + 1]}\t\\N\n"
             )
             lines.append(
                 f"led_{key}{turn + 6:02d}\t{user_id}\tCAPTURE\t{used}\t{about}\t{hold}\tsettle:{hold}\t\t"
-                f"{moments[turn * 3 + 2]}\n"
+                f"{moments[turn * 3 + 2]}\t\\N\n"
             )
             if turn == 0:
                 lines.append(
                     f"led_{key}09\t{user_id}\tRELEASE\t{held - used}\t{about}\t{hold}\tsettle:{hold}:rest\t\t"
-                    f"{moments[2]}\n"
+                    f"{moments[2]}\t\\N\n"
                 )
         if run % 20 == 19:
             lines.append(
-                f"led_{key}10\t{user_id}\tREFUND\t{used}\t{about}\tled_{key}08\trefund:led_{key}10\tbench\t{moments[9]}\n"
+                f"led_{key}10\t{user_id}\tREFUND\t{used}\t{about}\tled_{key}08\trefund:led_{key}10\tbench\t{moments[9]}\t"
+                f"{user_id}\n"
             )
         if len(lines) > 2000:
             yield "".join(lines)

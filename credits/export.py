@@ -34,10 +34,11 @@ class _Line:
 
 
 def csv_lines(entries: Iterable[LedgerEntry]) -> Iterator[str]:
-    writer = csv.writer(_Line())
+    # One serializer for all: one a row would be most of the work, and keep its row until the garbage is collected.
+    writer, serializer = csv.writer(_Line()), LedgerEntrySerializer()
     yield writer.writerow(COLUMNS)
     for entry in entries:
-        row = LedgerEntrySerializer(entry).data
+        row = serializer.to_representation(entry)
         yield writer.writerow([_cell(column, row[column]) for column in COLUMNS])
 
 

@@ -29,12 +29,13 @@ logger = logging.getLogger(__name__)
 
 
 class InsufficientCredits(DomainError):
-    """402 with ``details.available``, a decimal string."""
+    """402 with ``details.available``, a decimal string; the message says it too, for a tool call keeps nothing else."""
 
-    status, code, message = 402, "INSUFFICIENT_CREDITS", "The available credits do not suffice."
+    status, code = 402, "INSUFFICIENT_CREDITS"
 
     def __init__(self, available: int) -> None:
-        super().__init__(details={"available": money.to_text(available)})
+        text = money.to_text(available)
+        super().__init__(f"The available credits do not suffice: {text}.", details={"available": text})
 
 
 # --- accounts --------------------------------------------------------------------------------------------------------

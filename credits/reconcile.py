@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from django.db.models import BigIntegerField, Case, F, OuterRef, Q, Subquery, Sum, Value, When
 from django.db.models.functions import Cast, Coalesce
@@ -23,9 +24,11 @@ HELD_EFFECT = {EntryType.HOLD: 1, EntryType.CAPTURE: -1, EntryType.RELEASE: -1}
 
 
 def drift(tell: Callable[[str], object] = lambda line: None) -> Iterator[str]:
-    """One line for each thing that does not add up. ``tell`` hears how far it has come."""
-    for number, (name, rule) in enumerate(RULES.items(), 1):
-        tell(f"{number} of {len(RULES)}: {name}")
+    """One line for each thing that does not add up, as it is found. ``tell`` hears how far it has come."""
+    rules: dict[str, Callable[[], Iterator[str]]] = {"accounts": _accounts, "holds": _holds, "refunds": _refunds}
+    rules |= {str(kind.model._meta.verbose_name_plural): partial(totals.drift, kind) for kind in totals.kinds()}
+    for number, (name, rule) in enumerate(rules.items(), 1):
+        tell(f"{number} of {len(rules)}: {name}")
         yield from rule()
 
 
@@ -69,6 +72,3 @@ def _refunds() -> Iterator[str]:
 
 def _total(amount: F | Case) -> Cast:
     return Cast(Coalesce(Sum(amount), Value(0)), BigIntegerField())
-
-
-RULES = {"accounts": _accounts, "holds": _holds, "refunds": _refunds, "totals": totals.drift}

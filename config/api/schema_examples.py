@@ -8,7 +8,7 @@ from typing import Any
 ERROR_CODES: dict[int, dict[str, str]] = {
     400: {"VALIDATION_ERROR": ""},
     401: {"UNAUTHORIZED": ""},
-    402: {"INSUFFICIENT_CREDITS": "The available credits do not suffice."},
+    402: {"INSUFFICIENT_CREDITS": "The available credits do not suffice: 0."},
     403: {"FORBIDDEN": "This operation needs the scope runs:write."},
     404: {"NOT_FOUND": ""},
     406: {"NOT_ACCEPTABLE": ""},

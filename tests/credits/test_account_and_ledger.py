@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import weakref
 
 import pytest
+from django.db import connection
+from django.db.models.signals import post_init
+from django.test.utils import CaptureQueriesContext
 
 from config.api.clock import iso
 from credits import ledger, usage
@@ -129,23 +133,40 @@ class TestCsv:
         assert rows == [{column: value or "" for column, value in row.items()} for row in listed]
         assert len(rows) == 13
 
-    def test_is_read_in_batches(self, session, user, monkeypatch, django_assert_num_queries):
+    def test_is_read_in_batches_as_it_is_sent(self, session, user, monkeypatch, request):
+        """However many rows there are, no more than a batch has been read ahead, or is kept, of what was sent."""
         monkeypatch.setattr(usage, "EXPORT_BATCH", 4)
-        for _ in range(7):
+        for _ in range(26):
             turn(user, 1)
-        with django_assert_num_queries(1 + 3):
-            assert len(read_csv(session)) == 1 + 8
+        made: weakref.WeakSet[LedgerEntry] = weakref.WeakSet()
+
+        def remember(instance: LedgerEntry, **kwargs: object) -> None:
+            made.add(instance)
+
+        post_init.connect(remember, sender=LedgerEntry)
+        request.addfinalizer(lambda: post_init.disconnect(remember, sender=LedgerEntry))
+        with CaptureQueriesContext(connection) as queries:
+            answer = session.get(LEDGER, HTTP_ACCEPT="text/csv")
+            before = len(queries)
+            sent = 0
+            for _ in answer.streaming_content:  # the header, then a row a line
+                sent += 1
+                assert len(queries) - before <= 1 + (sent - 1) // 4
+                assert len(made) <= 2 * 4
+        assert sent == 1 + 27
+
+    def test_is_a_file_that_nobody_keeps(self, session):
+        answer = session.get(LEDGER, HTTP_ACCEPT="text/csv")
+        assert answer["Content-Disposition"] == 'attachment; filename="ledger.csv"'
+        assert answer["Cache-Control"] == "no-store"
 
     def test_free_text_is_quoted_and_never_a_formula(self, session, user):
-        for reason in ('=HYPERLINK("http://x")', "@x", 'says "no", twice', "plain"):
+        formulas = ['=HYPERLINK("http://x")', "+1", "-1", "@x"]
+        texts = ['says "no", twice', "two\r\nlines", "; =", "größer €"]
+        for reason in formulas + texts:
             ledger.adjust(user.pk, -5, reason=reason, staff=clerk())
         rows = [dict(zip(COLUMNS, line, strict=True)) for line in read_csv(session)[1:-1]]
-        assert [row["reason"] for row in reversed(rows)] == [
-            '\'=HYPERLINK("http://x")',
-            "'@x",
-            'says "no", twice',
-            "plain",
-        ]
+        assert [row["reason"] for row in reversed(rows)] == [f"'{text}" for text in formulas] + texts
         assert {row["amount"] for row in rows} == {"-0.000005"}
 
     def test_errors_are_json(self, client, user):

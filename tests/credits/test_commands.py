@@ -51,9 +51,10 @@ class TestGrant:
         ],
     )
     def test_a_bad_amount_is_named_and_changes_nothing(self, user, amount, says):
-        with pytest.raises(CommandError, match=f"AMOUNT.*{says}"):
+        with pytest.raises(CommandError, match=f"^AMOUNT.*{says}") as refusal:
             run("grant_credits", "--reason", "r", "--", user.username, amount)
-        assert rows(user) == []
+        assert "\n" not in str(refusal.value)
+        assert (refusal.value.returncode, rows(user)) == (1, [])
 
     @pytest.mark.parametrize("reason", ["", "  ", "x" * 501, "a\0b"])
     def test_a_bad_reason_changes_nothing(self, user, reason):
@@ -162,15 +163,20 @@ class TestStaff:
             ("1", "a\0b", "staff"),
             ("1", "r", "nobody"),
             ("1", "r", "user"),
+            ("1", "r", "gone"),
+            ("1", "r", ""),
         ],
     )
     def test_bad_input_changes_nothing(self, user, staff, command, amount, reason, by):
         spent = spend(user, 3_000_000)
         before = rows(user), state(user)
-        who = {"staff": staff.username, "user": user.username}.get(by, by)
+        gone = UserFactory(is_staff=True, is_active=False)
+        who = {"staff": staff.username, "user": user.username, "gone": gone.username}.get(by, by)
         target = user.username if command == "adjust_credits" else spent.pk
-        with pytest.raises(CommandError):
+        with pytest.raises(CommandError) as refusal:
             run(command, "--reason", reason, "--staff", who, "--", target, amount)
+        assert "\n" not in str(refusal.value)
+        assert refusal.value.returncode == 1
         assert (rows(user), state(user)) == before
 
     def test_an_unknown_user_is_not_adjusted(self, staff):

@@ -1,7 +1,11 @@
 """What the database itself refuses, whoever writes to it."""
 
+import os
 import sqlite3
+import uuid
+from importlib import import_module
 
+import psycopg
 import pytest
 from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.utils import timezone
@@ -9,8 +13,9 @@ from django.utils import timezone
 from credits import ledger
 from credits.models import Account, EntryType, LedgerEntry
 from credits.reconcile import drift
-from tests.credits.helpers import clerk, fund, place, rows, spend
+from tests.credits.helpers import clerk, fund, place, rows, spend, state
 from tests.factories import UserFactory
+from tests.stack import postgres
 
 pytestmark = pytest.mark.django_db
 
@@ -137,9 +142,41 @@ def test_ledger_rows_are_never_deleted(tmp_path):
     copy.close()
 
 
+@pytest.mark.services
+@pytest.mark.skipif("TEST_DATABASE_URL" not in os.environ, reason="SQLite knows no TRUNCATE")
+def test_the_ledger_is_never_emptied():
+    """A test database must let itself be emptied, so one under an ordinary name is asked."""
+    url = postgres.with_database(os.environ["TEST_DATABASE_URL"], f"ordinary_{uuid.uuid4().hex[:12]}")
+    with psycopg.connect(os.environ["TEST_DATABASE_URL"], autocommit=True) as server:
+        server.execute(f"CREATE DATABASE {url.rpartition('/')[2]} TEMPLATE template0")
+    try:
+        with psycopg.connect(url, autocommit=True) as database:
+            database.execute("CREATE TABLE credits_ledgerentry (amount int)")
+            database.execute("INSERT INTO credits_ledgerentry VALUES (1)")
+            for statement in import_module("credits.migrations.0002_seal_ledger").POSTGRESQL:
+                database.execute(statement)
+            for statement in ("TRUNCATE credits_ledgerentry", "DELETE FROM credits_ledgerentry"):
+                with pytest.raises(psycopg.IntegrityError, match="append-only"):
+                    database.execute(statement)
+            assert database.execute("SELECT amount FROM credits_ledgerentry").fetchall() == [(1,)]
+    finally:
+        postgres.drop_database(url)
+
+
 def test_users_with_an_account_cannot_be_deleted(user):
     with pytest.raises(IntegrityError):
         user.delete()
+
+
+def test_an_account_that_holds_less_than_its_hold_is_an_error_and_pays_nothing(user):
+    """The service never leads there; who wrote to the account past it must not gain or lose by that."""
+    fund(user, 100)
+    invocation = place(user, 10)
+    Account.objects.filter(pk=user.pk).update(held=9)
+    for settle in (lambda: ledger.capture(invocation, 4), lambda: ledger.release(invocation)):
+        with pytest.raises(RuntimeError, match="less than its open hold"):
+            settle()
+    assert (state(user), rows(user)) == ((100, 9), [("HOLD", 10)])
 
 
 class TestReconcile:

@@ -90,6 +90,12 @@ class TestSummary:
             "periodEnd": iso(now.now),
         }
 
+    def test_tools_that_cost_the_same_are_in_the_order_of_their_names(self, session, user, now):
+        for tool in ("search", "draw", "mail"):
+            spend(user, 5, tool=tool)
+        turn(user, 5)
+        assert [group["toolKey"] for group in get(session, SUMMARY)["groups"]] == ["draw", "mail", "model", "search"]
+
     def test_sums_are_exact(self, session, user, now):
         fund(user, 10**15)
         for _ in range(50):
@@ -125,6 +131,14 @@ class TestPeriods:
             turn(user, 1)
         now.now = end
         assert get(session, SUMMARY, period="7d")["recordsAll"] == 2
+
+    @pytest.mark.parametrize("path", PERIODIC)
+    def test_all_is_the_default(self, session, user, now, path):
+        end = now.now
+        now.now = end - timedelta(days=400)
+        turn(user, 1)
+        now.now = end
+        assert get(session, path) == get(session, path, period="all") != get(session, path, period="90d")
 
     @pytest.mark.parametrize("path", PERIODIC)
     @pytest.mark.parametrize("period", ["", "7", "7D", "1d", "ALL", "7d ", "\0", "x" * 5000])

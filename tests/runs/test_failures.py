@@ -62,6 +62,7 @@ def test_credits_run_out_between_turns(bench):
     assert (run["status"], run["errorCode"]) == ("failed", "INSUFFICIENT_CREDITS")
     (call,) = run["toolInvocations"]
     assert (call["status"], call["errorCode"]) == ("FAILED", "INSUFFICIENT_CREDITS")
+    assert call["errorMessage"] == "The available credits do not suffice: -50."
     refused = bench.client.post(f"/api/v1/chats/{bench.chat()}/runs", {"message": "x"}, format="json")
     assert refused.status_code == 402
     assert refused.json()["error"]["code"] == "INSUFFICIENT_CREDITS"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from config.api import broker
+from credits import ledger
 from runs import sweeps, transitions
 from runs.models import Run, RunEvent, ToolInvocation, Worker
 from tests import factories
@@ -38,6 +39,10 @@ def test_run_that_loses_its_worker_too_often_fails(bench, settings):
     settings.RUN_LEASE_LOSSES_MAX = 1
     run = bench.start("/wait 30")
     bench.wait(run["id"], "running")
+    user_id = Run.objects.get().user_id
+    ledger.hold(
+        user_id, 7, invocation_id="inv_x", tool_key="x", chat_id=run["chatId"], run_id=run["id"], price={"perCall": 7}
+    )
     vanish(bench.engine)
 
     def swept():
@@ -46,6 +51,7 @@ def test_run_that_loses_its_worker_too_often_fails(bench, settings):
 
     until(swept)
     assert bench.get(run["id"])["errorCode"] == "WORKER_LOST"
+    assert ledger.account_for(user_id).held == 0
 
 
 def test_shutdown_hands_runs_over_without_a_loss(bench, engines, events):
