@@ -9,7 +9,7 @@ from celery.exceptions import ImproperlyConfigured
 from celery.signals import celeryd_after_setup, worker_shutdown, worker_shutting_down
 from django.conf import settings
 
-from config.api import housekeeping, logs
+from config.api import broker, housekeeping, logs
 from runs import stream_reads, sweeps
 from runs.agent.engine import Engine
 
@@ -19,13 +19,16 @@ engine: Engine | None = None
 
 
 @shared_task(name="runs.execute_run")
-def execute_run(run_id: str) -> None:
-    """Offer the run to this process's engine."""
-    logs.run_id.set(run_id)
-    if engine is None:
-        logger.error("run %s reached a worker without an engine; the sweep will find it", run_id)
-    else:
-        engine.offer(run_id)
+def execute_run(*run_ids: str) -> None:
+    """Offer the runs to this process's engine."""
+    if len(run_ids) > 1:
+        logs.request_id.set(logs.NONE)  # the message names the first one's; each run knows its own
+    for run_id in run_ids:
+        logs.run_id.set(run_id)
+        if engine is None:
+            logger.error("run %s reached a worker without an engine; the sweep will find it", run_id)
+        else:
+            engine.offer(run_id)
 
 
 @shared_task(name="runs.sweep")
@@ -61,3 +64,4 @@ def drain_engine(**kwargs) -> None:
 def stop_engine(**kwargs) -> None:
     if engine is not None:
         engine.stop(settings.RUN_SHUTDOWN_GRACE_SECONDS)
+        broker.flush()  # others are told of what was handed over while the broker's connections are still there
