@@ -1,10 +1,11 @@
 """The Celery application. Tasks carry ids only; the database is the truth and a message merely a nudge."""
 
+import gc
 import os
 import sys
 
 from celery import Celery
-from celery.signals import beat_init, setup_logging, worker_init
+from celery.signals import beat_init, setup_logging, worker_init, worker_ready
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 from kombu.transport.redis import Channel, QoS
@@ -31,6 +32,13 @@ app.autodiscover_tasks()
 @setup_logging.connect
 def keep_django_logging(**kwargs: object) -> None:
     """Workers and beat log as every other process does: by LOGGING of the settings."""
+
+
+@worker_ready.connect
+def leave_out_of_garbage_collections(**kwargs: object) -> None:
+    """What is loaded stays, and looking through it again and again takes time."""
+    gc.collect()
+    gc.freeze()
 
 
 @worker_init.connect

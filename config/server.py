@@ -5,6 +5,7 @@ Such a request never reaches Django, so its answer is made here.
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import threading
@@ -88,6 +89,9 @@ class Worker(gthread.ThreadWorker):
         streams = import_module("runs.stream_servers")
         self.wsgi: Any = streams.hand_over_streams(self.wsgi)
         self.handed_over = streams.HandedOver
+        # What is loaded stays: looking through it for garbage again and again was 6 % of a request.
+        gc.collect()
+        gc.freeze()
 
     def handle(self, conn: Any) -> Any:
         if isinstance(conn.sock, RequestSocket):  # not so with TLS of gunicorn's own

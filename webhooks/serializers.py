@@ -75,5 +75,5 @@ class DeliverySerializer(CamelSerializer):
         return None if delivery.claim_id else clock.iso(delivery.next_attempt_at)
 
 
-class DeliveryFilter(serializers.Serializer):
+class DeliveryFilter(CamelSerializer):
     status = serializers.ChoiceField(choices=Delivery.Status.choices, required=False)

@@ -1,5 +1,7 @@
 """camelCase serializers: field names are mapped one by one, so the keys of free-form objects pass through untouched."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable
 from decimal import Decimal
@@ -24,6 +26,7 @@ class CamelSerializer(serializers.Serializer):
     """A serializer whose fields are declared in snake_case and appear in camelCase."""
 
     _cached_columns: ClassVar[list[Column]]
+    _cached_reader: ClassVar[CamelSerializer]
 
     def get_fields(self) -> dict[str, serializers.Field]:
         fields = {}
@@ -49,6 +52,18 @@ class CamelSerializer(serializers.Serializer):
                 continue
             shown[name] = None if value is None else write(value)
         return shown
+
+    @classmethod
+    def validated(cls, data: Any) -> dict[str, Any]:
+        """What ``data`` says, or ValidationError with every field's messages.
+
+        By one instance a class, for DRF copies and binds all fields anew for each: no field may know a context.
+        """
+        reader = cls.__dict__.get("_cached_reader")
+        if reader is None:
+            reader = cls._cached_reader = cls()
+        result: dict[str, Any] = reader.run_validation(data)
+        return result
 
     @classmethod
     def _columns(cls) -> list[Column]:

@@ -23,6 +23,7 @@ from config.api.ids import is_plausible_id
 from config.api.pagination import KeysetPagination
 from config.api.parsers import StrictJSONParser, load_body
 from config.api.ratelimit import RateLimitMixin, charge_address, refuse_if_over
+from config.api.serializers import CamelSerializer
 
 BODY_METHODS = {"POST", "PUT", "PATCH"}
 
@@ -74,11 +75,9 @@ class ServiceViewSet(RateLimitMixin, IdempotencyMixin, GenericViewSet):
             raise NotFound
         return found
 
-    def read(self, serializer_class: Any, data: Any = None) -> dict[str, Any]:
+    def read(self, serializer_class: type[CamelSerializer], data: Any = None) -> dict[str, Any]:
         """The validated body (or ``data``); 400 with every field's messages otherwise."""
-        serializer = serializer_class(data=(self.request.data or {}) if data is None else data)
-        serializer.is_valid(raise_exception=True)
-        return serializer.validated_data
+        return serializer_class.validated((self.request.data or {}) if data is None else data)
 
 
 class SessionViewSet(ServiceViewSet):
