@@ -5,52 +5,14 @@ from __future__ import annotations
 from typing import Any, cast
 
 import anthropic
-import httpx2
 from django.conf import settings
 
 from runs.agent.models import AssistantMessage, AttachedFile, Message, ModelRequest, ToolMessage, UserMessage
-from runs.agent.provider import HTTP_TIMEOUT, Provider, TurnReader, http_options
+from runs.agent.provider import Provider, TurnReader
 from runs.agent.transcript import arguments_object, file_text
 
 # The format has no empty message, and begins with the user's.
 NO_TEXT = "(no text)"
-
-
-class AnthropicModel(Provider):
-    """``ModelClient`` of the provider ``anthropic``."""
-
-    sdk_error = anthropic.AnthropicError
-    key_setting = "ANTHROPIC_API_KEY"
-    url_setting = "ANTHROPIC_BASE_URL"
-
-    def __init__(self) -> None:
-        """Raises ModelError if a setting can't be used."""
-        url, key = settings.ANTHROPIC_BASE_URL.rstrip("/"), settings.ANTHROPIC_API_KEY
-        super().__init__(key, url)
-        self._sdk = anthropic.AsyncAnthropic(
-            base_url=url,
-            api_key=key,
-            max_retries=0,
-            timeout=HTTP_TIMEOUT,
-            http_client=anthropic.DefaultAioHttpClient(**http_options()),
-        )
-
-    async def open(self, request: ModelRequest) -> httpx2.Response:
-        # Straight to the SDK's transport: its typed method walks the whole transcript again, at ten times the CPU.
-        response = await self._sdk.post(
-            "/v1/messages",
-            body=body(request),
-            cast_to=httpx2.Response,
-            stream=True,
-            stream_cls=anthropic.AsyncStream[Any],
-        )
-        return cast(httpx2.Response, response)
-
-    def reader(self, request: ModelRequest) -> TurnReader:
-        return AnthropicTurn(request)
-
-    async def aclose(self) -> None:
-        await self._sdk.close()
 
 
 class AnthropicTurn(TurnReader):
@@ -117,6 +79,20 @@ def body(request: ModelRequest) -> dict[str, Any]:
     if tools:
         values["tools"] = list(tools.values())
     return values
+
+
+class AnthropicModel(Provider):
+    """``ModelClient`` of the provider ``anthropic``."""
+
+    key_setting = "ANTHROPIC_API_KEY"
+    url_setting = "ANTHROPIC_BASE_URL"
+    path = "/v1/messages"
+    sdk_client = anthropic.AsyncAnthropic
+    sdk_http_client = anthropic.DefaultAioHttpClient
+    sdk_stream = anthropic.AsyncStream[Any]
+    sdk_error = anthropic.AnthropicError
+    reader = AnthropicTurn
+    body = staticmethod(body)
 
 
 def messages(transcript: tuple[Message, ...]) -> list[dict[str, Any]]:

@@ -5,50 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any, cast
 
-import httpx2
 import openai
 from django.conf import settings
 
 from runs.agent.models import AssistantMessage, AttachedFile, Message, ModelRequest, ToolCall, ToolMessage
-from runs.agent.provider import HTTP_TIMEOUT, Provider, TurnReader, http_options
+from runs.agent.provider import Provider, TurnReader
 from runs.agent.transcript import arguments_object, data_url, file_text
-
-
-class OpenAIModel(Provider):
-    """``ModelClient`` of the provider ``openai``."""
-
-    sdk_error = openai.OpenAIError
-    key_setting = "OPENAI_API_KEY"
-    url_setting = "OPENAI_BASE_URL"
-
-    def __init__(self) -> None:
-        """Raises ModelError if a setting can't be used."""
-        url, key = settings.OPENAI_BASE_URL.rstrip("/"), settings.OPENAI_API_KEY
-        super().__init__(key, url)
-        self._sdk = openai.AsyncOpenAI(
-            base_url=url,
-            api_key=key or "none",
-            max_retries=0,
-            timeout=HTTP_TIMEOUT,
-            http_client=openai.DefaultAioHttpClient(**http_options()),
-        )
-
-    async def open(self, request: ModelRequest) -> httpx2.Response:
-        # Straight to the SDK's transport: its typed method walks the whole transcript again, at ten times the CPU.
-        response = await self._sdk.post(
-            "/chat/completions",
-            body=body(request),
-            cast_to=httpx2.Response,
-            stream=True,
-            stream_cls=openai.AsyncStream[Any],
-        )
-        return cast(httpx2.Response, response)
-
-    def reader(self, request: ModelRequest) -> TurnReader:
-        return OpenAITurn(request)
-
-    async def aclose(self) -> None:
-        await self._sdk.close()
 
 
 class OpenAITurn(TurnReader):
@@ -104,6 +66,20 @@ def body(request: ModelRequest) -> dict[str, Any]:
             for tool in request.tools
         ]
     return values
+
+
+class OpenAIModel(Provider):
+    """``ModelClient`` of the provider ``openai``."""
+
+    key_setting = "OPENAI_API_KEY"
+    url_setting = "OPENAI_BASE_URL"
+    path = "/chat/completions"
+    sdk_client = openai.AsyncOpenAI
+    sdk_http_client = openai.DefaultAioHttpClient
+    sdk_stream = openai.AsyncStream[Any]
+    sdk_error = openai.OpenAIError
+    reader = OpenAITurn
+    body = staticmethod(body)
 
 
 def _message(message: Message) -> dict[str, Any]:
