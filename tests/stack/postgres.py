@@ -11,19 +11,17 @@ import subprocess
 import uuid
 from functools import cache
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 from psycopg import sql
 
-from tests.stack.process import Process, free_port, remove_directory, temporary_directory, wait_for
+from tests.stack.process import Server, free_port, temporary_directory, wait_for
 
 MISSING = "There is no PostgreSQL server: install one, or set TEST_DATABASE_URL to one that runs."
 
 
-class PostgresServer(Process):
+class PostgresServer(Server):
     """``with PostgresServer() as server:``; trusts whoever connects, and keeps committed rows through ``kill``."""
 
     def __init__(self) -> None:
@@ -87,21 +85,6 @@ class PostgresServer(Process):
     def stop(self, number: int = signal.SIGINT, timeout: float = 40.0) -> int:
         """SIGINT ends every connection at once; SIGTERM would wait for the clients to leave."""
         return super().stop(number, timeout)
-
-    def restart(self) -> None:
-        if self.running:
-            self.stop()
-        self.start()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.kill()
-        remove_directory(self.data)
 
 
 @cache

@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 from config.reaper import Reaper, signal_group
 
@@ -156,6 +157,27 @@ class Process:
         if not self.log.exists():
             return ""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+class Server(Process):
+    """A server of a test's own, ready once it is started; ``with`` starts it, and leaves nothing of it."""
+
+    data: Path
+
+    def restart(self) -> None:
+        if self.running:
+            self.stop()
+        self.start()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.kill()
+        remove_directory(self.data)
 
 
 def python(*arguments: str) -> list[str]:

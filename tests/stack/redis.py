@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
-
 import redis
 
 from config.broker_process import MISSING, server_binary, server_command
-from tests.stack.process import Process, free_port, remove_directory, temporary_directory, wait_for
+from tests.stack.process import Server, free_port, temporary_directory, wait_for
 
 DATABASES = 512
 
 
-class RedisServer(Process):
+class RedisServer(Server):
     """``with RedisServer() as server:``; ``persistent`` says whether what it holds outlives a restart."""
 
     def __init__(self, persistent: bool = True) -> None:
@@ -48,21 +45,6 @@ class RedisServer(Process):
     def flush(self) -> None:
         with self.client() as client:
             client.flushall()
-
-    def restart(self) -> None:
-        if self.running:
-            self.stop()
-        self.start()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.kill()
-        remove_directory(self.data)
 
 
 def own_database(url: str) -> str:
