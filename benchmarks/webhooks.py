@@ -25,7 +25,7 @@ GOOD = 200
 GOOD_EVERY_SECONDS = 0.05
 EMPTY_TASKS = 4000
 LOOP_REQUESTS = 4000
-LOOP_THREADS = 64
+LOOP_CLIENTS = 256
 BODY = json.dumps({"id": "evt", "type": "agent.started", "runId": "run", "chatId": "chat", "occurredAt": "2026-11-20"})
 
 # An endpoint a user, at each of the receiver's paths.
@@ -40,19 +40,23 @@ for path, count in {paths!r}.items():
         Endpoint(user=user, url=f"http://127.0.0.1:{port}/{{path}}", secret=new_secret()) for user in users
     )
 """
-# The same HTTP client in as many threads, with nothing around it: seconds and CPU seconds.
+# The same HTTP client with as many requests under way, and nothing around it: seconds and CPU seconds.
 LOOP = """
-import time
-from concurrent.futures import ThreadPoolExecutor
+import asyncio, time
 from webhooks import guard
-def send(number):
-    guard.send("POST", "http://127.0.0.1:{port}/{path}", headers={{}}, body={body!r}, connect_timeout=5,
-        total_timeout=15, max_bytes=65536, allow_private=True, reuse=True)
-with ThreadPoolExecutor({threads}) as pool:
-    list(pool.map(send, range({threads} * 2)))
+async def send(numbers):
+    for number in numbers:
+        await guard.asend("POST", "http://127.0.0.1:{port}/{path}", headers={{}}, body={body!r}, connect_timeout=5,
+            total_timeout=15, max_bytes=65536, allow_private=True, reuse=True)
+async def all_of(count):
+    numbers = iter(range(count))
+    await asyncio.gather(*(send(numbers) for _ in range({clients})))
+async def main():
+    await all_of({clients} * 2)
     begun, cpu = time.perf_counter(), time.process_time()
-    list(pool.map(send, range({count})))
+    await all_of({count})
     print(time.perf_counter() - begun, time.process_time() - cpu)
+asyncio.run(main())
 """
 INSERT = """
     INSERT INTO webhooks_delivery (
@@ -120,7 +124,7 @@ class Bench:
 
     def loop(self, path: str) -> tuple[float, float]:
         """The bare client's requests a second, and CPU milliseconds each."""
-        program = LOOP.format(port=self.port, path=path, body=BODY.encode(), threads=LOOP_THREADS, count=LOOP_REQUESTS)
+        program = LOOP.format(port=self.port, path=path, body=BODY.encode(), clients=LOOP_CLIENTS, count=LOOP_REQUESTS)
         seconds, cpu = self.stack.manage("shell", "--no-imports", "-c", program).split()[-2:]
         return LOOP_REQUESTS / float(seconds), float(cpu) * 1000 / LOOP_REQUESTS
 

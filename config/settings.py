@@ -318,7 +318,8 @@ WEBHOOK_ATTEMPT_TIMEOUT_SECONDS = ENV.number("WEBHOOK_ATTEMPT_TIMEOUT_SECONDS", 
 WEBHOOK_ANSWER_MAX_BYTES = ENV.whole("WEBHOOK_ANSWER_MAX_BYTES", 64 * 1024, 0)
 WEBHOOK_BATCH_SIZE = ENV.whole("WEBHOOK_BATCH_SIZE", 200, 1, 1000)
 WEBHOOK_ENDPOINT_CONCURRENCY = ENV.whole("WEBHOOK_ENDPOINT_CONCURRENCY", 4, 1, 100)
-WEBHOOK_WORKER_THREADS = ENV.whole("WEBHOOK_WORKER_THREADS", 512, 1, 4096)
+WEBHOOK_WORKER_CAPACITY = ENV.whole("WEBHOOK_WORKER_CAPACITY", 512, 1, 4096)
+WEBHOOK_LOOKUPS_MAX = ENV.whole("WEBHOOK_LOOKUPS_MAX", 256, 1, 4096)
 WEBHOOK_CLAIM_MARGIN_SECONDS = ENV.number("WEBHOOK_CLAIM_MARGIN_SECONDS", 15, 1, 600)
 WEBHOOK_SWEEP_SECONDS = ENV.number("WEBHOOK_SWEEP_SECONDS", 5, 0.2, 600)
 WEBHOOK_RETENTION_DAYS = ENV.whole("WEBHOOK_RETENTION_DAYS", 30, 1)
@@ -508,6 +509,7 @@ LOGGING = {
         "httpcore2": {"level": "WARNING"},
         "openai": {"level": "WARNING"},
         "anthropic": {"level": "WARNING"},
+        "aiohttp": {"level": "ERROR"},
         "urllib3": {"level": "ERROR"},  # its warnings name the whole URL, which may hold a receiver's token
         # The SDK logs what a tool's server has sent; what is to be known of it is in the invocation.
         "mcp": {"level": "CRITICAL"},

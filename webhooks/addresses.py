@@ -7,11 +7,15 @@ special-purpose registries.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import os
 import socket
 import threading
 from collections.abc import Sequence
-from queue import Empty, SimpleQueue
+from concurrent.futures import Future
+
+from django.conf import settings
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 # (family, socket address), as connect() takes it.
@@ -51,6 +55,10 @@ _REFUSED_V6 = [
 ]
 
 
+REFUSED = "The host's address is not public."
+NOT_IN_TIME = "The host name could not be resolved in time."
+
+
 class AddressRefused(Exception):
     """An address that may not be reached. Not an OSError: HTTP libraries swallow those and try the next address."""
 
@@ -66,14 +74,41 @@ def is_public(address: Address) -> bool:
 
 
 def find_targets(host: str, port: int, *, allow_private: bool, timeout: float) -> list[Target]:
-    """Every address of ``host``, resolved once.
+    """Every address of ``host``, resolved once. Blocks, ``timeout`` seconds at most.
 
     Raises AddressRefused if any of them is not public (a name with one public and one private address is an attack,
     not a set-up) unless ``allow_private``, and LookupFailed.
     """
-    targets = _look_up(host, port, timeout)
+    try:
+        return _checked(_look_up(host, port).result(max(timeout, 0.001)), allow_private)
+    except TimeoutError:
+        raise LookupFailed(NOT_IN_TIME) from None
+
+
+async def resolve(host: str, port: int, *, allow_private: bool, timeout: float | None) -> list[Target]:  # noqa: ASYNC109
+    """The same without blocking."""
+    try:
+        async with asyncio.timeout(timeout):
+            return _checked(await asyncio.wrap_future(_look_up(host, port)), allow_private)
+    except TimeoutError:
+        raise LookupFailed(NOT_IN_TIME) from None
+
+
+def check_socket_address(text: str) -> None:
+    """Whether a socket may be connected to this, as it stands. Raises AddressRefused unless it is one plain public
+    address: anything else might still be resolved to another.
+    """
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        raise AddressRefused(REFUSED) from None
+    if "%" in text or not is_public(address):
+        raise AddressRefused(REFUSED)
+
+
+def _checked(targets: list[Target], allow_private: bool) -> list[Target]:
     if not allow_private and not all(is_public(_address_of(target)) for target in targets):
-        raise AddressRefused("The host's address is not public.")
+        raise AddressRefused(REFUSED)
     return targets
 
 
@@ -81,35 +116,55 @@ def _address_of(target: Target) -> Address:
     return ipaddress.ip_address(target[1][0].partition("%")[0])
 
 
-def _look_up(host: str, port: int, timeout: float) -> list[Target]:
+# --- look-ups --------------------------------------------------------------------------------------------------------
+# By process (a fork takes no threads along), host and port.
+_under_way: dict[tuple[int, str, int], Future[list[Target]]] = {}
+_lock = threading.Lock()
+
+
+def _look_up(host: str, port: int) -> Future[list[Target]]:
+    """The system's resolver has no time-out of its own that we could set, so it is waited for from outside.
+
+    Each look-up has a thread of its own: names whose servers hang must not queue up in front of others. A name that is
+    being looked up already is waited for together, so a name that hangs keeps one thread however often it is called.
+    """
+    answer: Future[list[Target]] = Future()
+    answer.set_running_or_notify_cancel()  # nobody who waits can cancel it for the others
+    if _is_address(host):
+        answer.set_result(_getaddrinfo(host, port))
+        return answer
+    key = (os.getpid(), host, port)
+    with _lock:
+        if key in _under_way:
+            return _under_way[key]
+        if len(_under_way) >= settings.WEBHOOK_LOOKUPS_MAX:
+            raise LookupFailed(NOT_IN_TIME)
+        _under_way[key] = answer
+
+    def work() -> None:
+        found: list[Target] = []
+        failure: Exception | None = None
+        try:
+            found = _getaddrinfo(host, port)
+        except Exception as error:
+            failure = error
+        with _lock:  # before anyone hears of it: who asks later looks up anew
+            del _under_way[key]
+        if failure is None:
+            answer.set_result(found)
+        else:
+            answer.set_exception(failure)
+
+    threading.Thread(target=work, name="webhook-lookup", daemon=True).start()
+    return answer
+
+
+def _is_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
     except ValueError:
-        return _look_up_name(host, port, timeout)
-    return _getaddrinfo(host, port)
-
-
-def _look_up_name(host: str, port: int, timeout: float) -> list[Target]:
-    """The system's resolver has no time-out of its own that we could set, so it is waited for from outside.
-
-    Each look-up has a thread of its own: names whose servers hang must not queue up in front of others.
-    """
-    answer: SimpleQueue[list[Target] | Exception] = SimpleQueue()
-
-    def work() -> None:
-        try:
-            answer.put(_getaddrinfo(host, port))
-        except Exception as error:
-            answer.put(error)
-
-    threading.Thread(target=work, name="webhook-lookup", daemon=True).start()
-    try:
-        found = answer.get(timeout=max(timeout, 0.001))
-    except Empty:
-        raise LookupFailed("The host name could not be resolved in time.") from None
-    if isinstance(found, Exception):
-        raise found
-    return found
+        return False
+    return True
 
 
 def _getaddrinfo(host: str, port: int) -> list[Target]:

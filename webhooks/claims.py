@@ -16,10 +16,10 @@ from django.conf import settings
 from django.db import connection, transaction
 
 from config.api import clock
-from config.api.encryption import DecryptionFailed
-from config.api.ids import new_id
+from config.api.encryption import DecryptionFailed, decrypt
+from config.api.ids import among, listed, new_id
 from webhooks import transitions
-from webhooks.models import Delivery, Endpoint, opened
+from webhooks.models import Delivery
 
 # Endpoints looked at in one claim: those whose deliveries have waited longest.
 CANDIDATES_MAX = 500
@@ -56,21 +56,32 @@ _CANDIDATES = """
     ORDER BY first_due
     LIMIT %s
 """
-_IN_FLIGHT = """
-    SELECT endpoint_id, count(*) FROM webhooks_delivery
-    WHERE claim_id IS NOT NULL AND status = 'PENDING' AND endpoint_id IN ({places}) AND next_attempt_at > %s
-    GROUP BY endpoint_id
+# The previous secret only while its grace window lasts.
+_ENDPOINTS = """
+    SELECT id, url, failing, secret, CASE WHEN secondary_expires_at > %s THEN secondary_secret END
+    FROM webhooks_endpoint WHERE id {among} AND enabled AND deleted_at IS NULL {lock}
 """
-# The first due of each of these endpoints, as many of each. One arm an endpoint would be planned one by one: 35 ms.
+# The first due of each of these endpoints, and what is under way. One arm an endpoint would be planned one by one.
 _DUE = """
-    SELECT (
-        SELECT {join}(id, ' ') FROM (
-            SELECT id FROM webhooks_delivery
-            WHERE status = 'PENDING' AND endpoint_id = endpoint.id AND next_attempt_at <= %s
-            ORDER BY next_attempt_at, id LIMIT %s
-        ) AS due
-    )
-    FROM webhooks_endpoint endpoint WHERE endpoint.id IN ({places})
+    SELECT
+        endpoint.id,
+        (
+            SELECT {join}(id, ' ') FROM (
+                SELECT id FROM webhooks_delivery
+                WHERE status = 'PENDING' AND endpoint_id = endpoint.id AND next_attempt_at <= %s
+                ORDER BY next_attempt_at, id LIMIT %s
+            ) AS due
+        ),
+        (
+            SELECT count(*) FROM webhooks_delivery
+            WHERE claim_id IS NOT NULL AND status = 'PENDING' AND endpoint_id = endpoint.id AND next_attempt_at > %s
+        )
+    FROM webhooks_endpoint endpoint WHERE endpoint.id {among}
+"""
+_LOCK = """
+    SELECT id, event_id, run_id, body, attempt_count, endpoint_id FROM webhooks_delivery
+    WHERE id {among} AND status = 'PENDING' AND next_attempt_at <= %s
+    ORDER BY next_attempt_at, id {lock}
 """
 
 
@@ -123,7 +134,7 @@ def take_due(busy: int) -> tuple[list[Claim], bool]:
     candidates, closed = _candidates()
     if closed:
         transitions.bury(closed)
-    allowances = allot(candidates, busy, settings.WEBHOOK_WORKER_THREADS, settings.WEBHOOK_BATCH_SIZE)
+    allowances = allot(candidates, busy, settings.WEBHOOK_WORKER_CAPACITY, settings.WEBHOOK_BATCH_SIZE)
     if not allowances:
         return [], bool(candidates)
     return _claim(allowances), len(allowances) < len(candidates)
@@ -170,79 +181,73 @@ def _candidates() -> tuple[list[Candidate], list[str]]:
 
 @transaction.atomic
 def _claim(allowances: dict[str, int]) -> list[Claim]:
-    endpoints = {
-        endpoint.pk: endpoint
-        for endpoint in Endpoint.objects.select_for_update(
-            skip_locked=connection.features.has_select_for_update_skip_locked
-        )
-        .filter(pk__in=list(allowances), enabled=True, deleted_at=None)
-        .defer("secret", "secondary_secret")
-    }
-    if not endpoints:
-        return []
     now, tick = clock.now(), time.monotonic()
-    due = _due_ids(endpoints, allowances, now)
-    rows = list(
-        Delivery.objects.select_for_update(skip_locked=connection.features.has_select_for_update_skip_locked)
-        .filter(pk__in=due, status=Delivery.Status.PENDING, next_attempt_at__lte=now)
-        .only("id", "event_id", "run_id", "body", "attempt_count", "endpoint_id")
-        .order_by("next_attempt_at", "pk")
-    )
+    moment = _adapt(now)
+    lock = "FOR UPDATE SKIP LOCKED" if connection.features.has_select_for_update_skip_locked else ""
+    with connection.cursor() as cursor:
+        cursor.execute(_ENDPOINTS.format(among=among(), lock=lock), [moment, listed(allowances)])
+        endpoints = {row[0]: _Sendable(*row[1:]) for row in cursor.fetchall()}
+        if not endpoints:
+            return []
+        due = _due_ids(endpoints, allowances, moment)
+        cursor.execute(_LOCK.format(among=among(), lock=lock), [listed(due), moment])
+        rows = cursor.fetchall()
     claim_id = new_id("clm")
     lapses = now + timedelta(seconds=settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS + settings.WEBHOOK_CLAIM_MARGIN_SECONDS)
-    Delivery.objects.filter(pk__in=[row.pk for row in rows]).update(claim_id=claim_id, next_attempt_at=lapses)
-    secrets = _secrets({row.endpoint_id for row in rows}, now)
+    Delivery.objects.filter(pk__among=[row[0] for row in rows]).update(claim_id=claim_id, next_attempt_at=lapses)
     return [
         Claim(
             claim_id=claim_id,
-            delivery_id=row.pk,
-            event_id=row.event_id,
-            run_id=row.run_id,
-            number=row.attempt_count + 1,
-            body=row.body.encode(),
-            endpoint_id=row.endpoint_id,
-            endpoint_failing=endpoints[row.endpoint_id].failing,
-            url=endpoints[row.endpoint_id].url,
-            secret=secrets[row.endpoint_id][0],
-            secondary_secret=secrets[row.endpoint_id][1],
+            delivery_id=delivery_id,
+            event_id=event_id,
+            run_id=run_id,
+            number=attempt_count + 1,
+            body=body.encode(),
+            endpoint_id=endpoint_id,
+            endpoint_failing=endpoints[endpoint_id].failing,
+            url=endpoints[endpoint_id].url,
+            secret=endpoints[endpoint_id].secret,
+            secondary_secret=endpoints[endpoint_id].secondary_secret,
             claimed_at=now,
             claimed_tick=tick,
         )
-        for row in rows
+        for delivery_id, event_id, run_id, body, attempt_count, endpoint_id in rows
     ]
 
 
-def _due_ids(endpoint_ids: Iterable[str], allowances: dict[str, int], now: datetime) -> list[str]:
-    """The deliveries to take, counted anew now that no other process can claim for these endpoints."""
-    ids, moment = list(endpoint_ids), _adapt(now)
-    with connection.cursor() as cursor:
-        cursor.execute(_IN_FLIGHT.format(places=", ".join(["%s"] * len(ids))), [*ids, moment])
-        in_flight = dict(cursor.fetchall())
-        by_room: dict[int, list[str]] = {}
-        for endpoint_id in ids:
-            room = settings.WEBHOOK_ENDPOINT_CONCURRENCY - in_flight.get(endpoint_id, 0)
-            if room > 0:
-                by_room.setdefault(min(room, allowances[endpoint_id]), []).append(endpoint_id)
-        if not by_room:
-            return []
-        join = "string_agg" if connection.vendor == "postgresql" else "group_concat"
-        selects: list[str] = []
-        values: list[str | int | datetime] = []
-        for room, some in by_room.items():
-            selects.append(_DUE.format(join=join, places=", ".join(["%s"] * len(some))))
-            values += [moment, room, *some]
-        cursor.execute(" UNION ALL ".join(selects), values)
-        return [key for (keys,) in cursor.fetchall() if keys for key in keys.split(" ")]
+class _Sendable:
+    """What sending to an endpoint takes. A secret that no key opens costs that endpoint its deliveries, not everybody
+    theirs.
+    """
+
+    def __init__(self, url: str, failing: bool | None, secret: str, secondary_secret: str | None) -> None:
+        self.url = url
+        self.failing = None if failing is None else bool(failing)
+        self.secret = _opened(secret)
+        self.secondary_secret = _opened(secondary_secret)
 
 
-def _secrets(endpoint_ids: set[str], now: datetime) -> dict[str, tuple[str | None, str | None]]:
-    """Each endpoint's secrets. One that no key opens costs that endpoint its deliveries, not everybody theirs."""
-    wanted = Endpoint.objects.only("secret", "secondary_secret", "secondary_expires_at")
+def _opened(secret: str | None) -> str | None:
     try:
-        endpoints = list(wanted.filter(pk__in=endpoint_ids))
+        return decrypt(secret) or None if secret else None
     except DecryptionFailed:
-        endpoints = [endpoint for key in endpoint_ids if (endpoint := opened(wanted.filter(pk=key))) is not None]
-    return {endpoint.pk: (endpoint.secret or None, endpoint.secondary_at(now)) for endpoint in endpoints}
+        return None
+
+
+def _due_ids(endpoint_ids: Iterable[str], allowances: dict[str, int], moment: datetime | str) -> list[str]:
+    """The deliveries to take, counted anew now that no other process can claim for these endpoints."""
+    most = settings.WEBHOOK_ENDPOINT_CONCURRENCY
+    sql = _DUE.format(
+        join="string_agg" if connection.vendor == "postgresql" else "group_concat",
+        among=among(),
+    )
+    with connection.cursor() as cursor:
+        cursor.execute(sql, [moment, most, moment, listed(endpoint_ids)])
+        return [
+            key
+            for endpoint_id, keys, in_flight in cursor.fetchall()
+            for key in (keys or "").split()[: max(min(most - in_flight, allowances[endpoint_id]), 0)]
+        ]
 
 
 def _adapt(moment: datetime) -> datetime | str:

@@ -1,22 +1,24 @@
 """The process's one sender of webhooks: claims what is due, sends it side by side, records what became of it.
 
-One thread talks to the database (one connection a process, given back when there is nothing to do); attempts run on a
-pool of WEBHOOK_WORKER_THREADS threads, started as they are needed, that only talk to receivers.
+One thread talks to the database (one connection a process, given back when there is nothing to do); attempts, at most
+WEBHOOK_WORKER_CAPACITY of them, run on the process's loop of outbound requests and only talk to receivers.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError, OperationalError, connection
 
 from config.api import broker
+from config.api.background import allow_files, outbound
 from webhooks import claims, sender, transitions
 from webhooks.outbox import DELIVER
 from webhooks.transitions import Outcome
@@ -30,6 +32,8 @@ PAUSE_SECONDS = 1.0
 GATHER_SECONDS = 0.005
 # A process without room tells the others of due deliveries at most so often.
 PASS_ON_SECONDS = 1.0
+# An attempt's connection, and others that are kept for a moment after theirs.
+FILES_PER_ATTEMPT = 4
 # At the process's end, for recording what the last attempts gave. What is not recorded is sent again.
 RECORD_SECONDS = 5.0
 
@@ -38,7 +42,7 @@ class Dispatcher:
     """``wake`` is all that a running service calls; ``drain`` does the same work in the calling thread, to its end."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(settings.WEBHOOK_WORKER_THREADS, thread_name_prefix="webhook")
+        allow_files(settings.WEBHOOK_WORKER_CAPACITY * FILES_PER_ATTEMPT)
         self._outcomes: SimpleQueue[Outcome] = SimpleQueue()
         self._unrecorded: list[Outcome] = []
         self._in_flight = 0
@@ -62,7 +66,6 @@ class Dispatcher:
         self._awake.set()
         if self._thread is not None:
             self._thread.join(timeout)
-        self._pool.shutdown(wait=False)
 
     def drain(self) -> None:
         """Send everything that is due and record it, then return."""
@@ -109,9 +112,9 @@ class Dispatcher:
         if self._stopping:
             return False
         found, left = claims.take_due(self._in_flight)
-        for claim in found:
-            self._in_flight += 1
-            self._pool.submit(self._attempt, claim)
+        if found:
+            self._in_flight += len(found)
+            outbound.submit(self._send(found))
         if left and not found:
             self._pass_on()
         return bool(found)
@@ -126,8 +129,12 @@ class Dispatcher:
             logger.exception("the outcomes of %s attempts were not recorded", len(self._unrecorded))
         self._unrecorded = []
 
-    def _attempt(self, claim: claims.Claim) -> None:
-        self._outcomes.put(sender.attempt(claim))
+    async def _send(self, batch: Sequence[claims.Claim]) -> None:
+        """On the loop: these attempts side by side, each handed back as it ends."""
+        await asyncio.gather(*(self._attempt(claim) for claim in batch))
+
+    async def _attempt(self, claim: claims.Claim) -> None:
+        self._outcomes.put(await sender.attempt(claim))
         self._awake.set()
 
     def _gather(self) -> None:

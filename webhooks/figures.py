@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from config.api import clock
 from config.api.metrics import Counter, Gauge, Histogram
-from webhooks.models import Attempt, Delivery
+from webhooks.models import Delivery
+
+if TYPE_CHECKING:
+    from webhooks.transitions import Made
 
 attempts = Counter(
     "webhook_attempts", "Attempts by outcome: the answer's class, or error if there was none.", ["outcome"]
@@ -19,12 +23,13 @@ lag_seconds = Histogram("webhook_lag_seconds", "From an event to its delivery's 
 COUNT_MAX = 100_000
 
 
-def recorded(made: Iterable[tuple[Delivery, Attempt]], died: int) -> None:
+def recorded(made: Iterable[Made], died: int) -> None:
     """Count attempts that are committed; ``died`` of their deliveries are given up."""
-    for delivery, attempt in made:
-        attempts.inc(f"{attempt.status_code // 100}xx" if attempt.status_code else "error")
-        if attempt.number == 1:
-            lag_seconds.observe(max(0.0, (attempt.started_at - delivery.created_at).total_seconds()))
+    for one in made:
+        status = one.outcome.status_code
+        attempts.inc(f"{status // 100}xx" if status else "error")
+        if one.number == 1:
+            lag_seconds.observe(max(0.0, (one.outcome.started_at - one.created_at).total_seconds()))
     if died:
         dead.inc(by=died)
 

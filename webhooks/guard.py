@@ -5,39 +5,55 @@ Nothing else in the service may call such an address.
 A host is resolved once, refused if any of its addresses is not public, and connected to at exactly a checked address,
 so no second look-up can lead elsewhere. Redirects are not followed, proxies and other settings of the environment are
 ignored, certificates are verified, and one deadline covers look-up, connect, handshake, request and answer, however
-slowly the other side drips.
+slowly the other side drips. Nothing is ever sent twice.
+
+``asend`` does it on the running event loop; ``send`` is for threads, and waits for the process's loop to do it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import contextlib
-import http.client
+import os
 import socket
 import ssl
-import threading
-import time
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import aiohttp
 import certifi
-from urllib3 import HTTPConnectionPool, HTTPResponse, HTTPSConnectionPool, PoolManager
-from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import ConnectTimeoutError, HTTPError, LocationParseError, ReadTimeoutError
-from urllib3.util import Timeout, Url, parse_url
+from aiohttp.abc import AbstractResolver, ResolveResult
+from urllib3.exceptions import LocationParseError
+from urllib3.util import Url, parse_url
+from yarl import URL
 
-from webhooks.addresses import AddressRefused, LookupFailed, find_targets
+from config.api.background import outbound
+from webhooks.addresses import (
+    NOT_IN_TIME,
+    AddressRefused,
+    LookupFailed,
+    check_socket_address,
+    find_targets,
+    resolve,
+)
 
-__all__ = ["AddressRefused", "Answer", "RequestFailed", "RequestTimedOut", "check_url", "send"]
+__all__ = ["AddressRefused", "Answer", "RequestFailed", "RequestTimedOut", "asend", "check_url", "send"]
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
-READ_SIZE = 16 * 1024
 # Below the keep-alive of common servers (2 to 75 s): a connection that the other side is just closing loses a request,
 # and sending that again might make it twice.
 IDLE_SECONDS = 1.0
-POOLED_HOSTS = 256
-POOLED_CONNECTIONS_PER_HOST = 64
+# Of an answer's status line and of each of its headers; there may be 128.
+LINE_MAX_BYTES = 64 * 1024
+# Nothing is said that the caller did not say. The bound on the body is one on the wire, so nothing is to be packed.
+NO_HEADERS_OF_ITS_OWN = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
+LEAVE_SECONDS = 1.0
+CLOSED = "The connection was closed without an answer."
 
 
 class RequestFailed(Exception):
@@ -74,7 +90,12 @@ def check_url(url: str, allow_private: bool, *, https_only: bool = False, timeou
         raise ValueError(str(error)) from None
 
 
-def send(
+def send(method: str, url: str, **options: Any) -> Answer:
+    """``asend`` for a thread: blocks until the process's loop of outbound requests has done it."""
+    return outbound.submit(asend(method, url, **options)).result()
+
+
+async def asend(
     method: str,
     url: str,
     *,
@@ -89,74 +110,149 @@ def send(
 ) -> Answer:
     """One request, one answer, whatever its status. Times in seconds.
 
-    With ``reuse``, connections are kept for a moment for the same host and port. Nothing is ever sent twice.
+    With ``reuse``, connections are kept for a moment for the same host and port.
 
     Raises AddressRefused, ValueError (the URL), RequestTimedOut, RequestFailed.
     """
     parsed = _parse(url, https_only)
-    call = _Call(time.monotonic() + total_timeout, connect_timeout, allow_private)
-    lower = {name.lower() for name in headers}
-    wanted = {**headers}
-    if "accept-encoding" not in lower:
-        wanted["Accept-Encoding"] = "identity"  # the bound on the body is one on the wire, so nothing is unpacked
-    with _in_call(call), _errors(total_timeout):
-        if reuse:
-            return _exchange(_kept(parsed, allow_private), parsed, method, wanted, body, max_bytes, call)
-        with _pool_class(parsed)(_host(parsed), _port(parsed), **_pool_options(parsed)) as pool:
-            wanted.setdefault("Connection", "close")
-            return _exchange(pool, parsed, method, wanted, body, max_bytes, call)
+    call = _Call()
+    token = _call.set(call)
+    try:
+        with _errors(call, total_timeout):
+            async with asyncio.timeout(total_timeout):
+                # One round of the loop: it notices which of the kept connections have been closed until now.
+                await asyncio.sleep(0)
+                response = await _session(allow_private, reuse).request(
+                    method,
+                    _target(parsed),
+                    data=body,
+                    headers={"Accept-Encoding": "identity", **headers},
+                    ssl=tls_context() if parsed.scheme == "https" else True,
+                    allow_redirects=False,
+                    timeout=_connecting_within(connect_timeout),
+                )
+                content, complete = await _read(response, max_bytes)
+                if complete:
+                    response.release()
+                    call.done = True
+                return Answer(response.status, response.headers, content, not complete)
+    finally:
+        _call.reset(token)
+        call.leave()
 
 
-# --- the call that a thread is in ------------------------------------------------------------------------------------
+# --- the call that a task is in --------------------------------------------------------------------------------------
 @dataclass
 class _Call:
-    deadline: float
-    connect_timeout: float
-    allow_private: bool
+    looking_up: bool = False
+    done: bool = False
+    transport: asyncio.WriteTransport | None = None
 
-    def remaining(self) -> float:
-        """Seconds left; raises TimeoutError when there are none."""
-        left = self.deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("the deadline has passed")
-        return left
+    def leave(self) -> None:
+        """Closing a transport waits until all is sent, which a receiver that reads nothing puts off for ever."""
+        if self.transport is not None and (not self.done or self.transport.get_write_buffer_size()):
+            self.transport.abort()
 
 
-_local = threading.local()
+_call: ContextVar[_Call] = ContextVar("call")
 
 
-@contextlib.contextmanager
-def _in_call(call: _Call) -> Iterator[None]:
-    _local.call = call
+# --- connections -----------------------------------------------------------------------------------------------------
+class _Resolver(AbstractResolver):
+    def __init__(self, allow_private: bool) -> None:
+        self.allow_private = allow_private
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        call = _call.get()
+        call.looking_up = True
+        targets = await resolve(host, port, allow_private=self.allow_private, timeout=None)
+        call.looking_up = False
+        return [
+            ResolveResult(hostname=host, host=address[0], port=port, family=found, proto=0, flags=0)
+            for found, address in targets
+        ]
+
+    async def close(self) -> None:
+        pass
+
+
+def _socket(target: tuple[Any, ...]) -> socket.socket:
+    """For exactly this address, without a look-up or another's opinion in between."""
+    family, kind, protocol, _, address = target
+    check_socket_address(address[0])
+    return _any_socket((family, kind, protocol, _, address))
+
+
+def _any_socket(target: tuple[Any, ...]) -> socket.socket:
+    family, kind, protocol, _, _ = target
+    return socket.socket(family, kind, protocol)
+
+
+class _Request(aiohttp.ClientRequest):
+    async def send(self, conn: Any) -> aiohttp.ClientResponse:
+        _call.get().transport = conn.transport
+        return await super().send(conn)
+
+
+async def _once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    """aiohttp would send a GET again whose connection was lost; not if the exception is none of its own."""
     try:
-        yield
-    finally:
-        _local.call = None
+        return await handler(request)
+    except aiohttp.ClientConnectorError:
+        raise
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
+        raise RequestFailed(CLOSED) from None
 
 
-# --- sockets and connections -----------------------------------------------------------------------------------------
-class _DeadlineMixin:
-    """Each operation may take what is left of the call: a time-out per operation never ends a dripping receiver."""
-
-    def recv_into(self, *args: Any, **kwargs: Any) -> int:
-        self.settimeout(_local.call.remaining())  # type: ignore[attr-defined]
-        return super().recv_into(*args, **kwargs)  # type: ignore[misc]
-
-    def send(self, *args: Any, **kwargs: Any) -> int:
-        self.settimeout(_local.call.remaining())  # type: ignore[attr-defined]
-        return super().send(*args, **kwargs)  # type: ignore[misc]
-
-    def sendall(self, *args: Any, **kwargs: Any) -> None:
-        self.settimeout(_local.call.remaining())  # type: ignore[attr-defined]
-        super().sendall(*args, **kwargs)  # type: ignore[misc]
+# Of each loop, by what is allowed and whether connections are kept: one that was made with private addresses allowed
+# is never used without.
+_sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[bool, bool], aiohttp.ClientSession]]
+_sessions = WeakKeyDictionary()
 
 
-class _Socket(_DeadlineMixin, socket.socket):
-    pass
+def _session(allow_private: bool, reuse: bool) -> aiohttp.ClientSession:
+    sessions = _sessions.setdefault(asyncio.get_running_loop(), {})
+    session = sessions.get((allow_private, reuse))
+    if session is None:
+        session = sessions[allow_private, reuse] = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                resolver=_Resolver(allow_private),
+                socket_factory=_any_socket if allow_private else _socket,
+                use_dns_cache=False,
+                limit=0,  # the callers' own limits hold
+                **({"keepalive_timeout": IDLE_SECONDS} if reuse else {"force_close": True}),
+            ),
+            request_class=_Request,
+            middlewares=(_once,),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=NO_HEADERS_OF_ITS_OWN,
+            auto_decompress=False,
+            trust_env=False,
+            max_line_size=LINE_MAX_BYTES,
+            max_field_size=LINE_MAX_BYTES,
+        )
+    return session
 
 
-class _TLSSocket(_DeadlineMixin, ssl.SSLSocket):
-    pass
+async def _close() -> None:
+    for session in _sessions.pop(asyncio.get_running_loop(), {}).values():
+        await session.close()
+
+
+@atexit.register
+def _leave() -> None:
+    """aiohttp complains of sessions that are left open."""
+    if outbound.loop in _sessions and outbound.pid == os.getpid():
+        with contextlib.suppress(TimeoutError):
+            outbound.submit(_close()).result(LEAVE_SECONDS)
+
+
+@lru_cache(maxsize=16)
+def _connecting_within(seconds: float) -> aiohttp.ClientTimeout:
+    """The look-up and the handshake included. The rest is under the deadline."""
+    return aiohttp.ClientTimeout(connect=seconds, ceil_threshold=float("inf"))
 
 
 @lru_cache(maxsize=1)
@@ -164,191 +260,63 @@ def tls_context() -> ssl.SSLContext:
     """The system's authorities and certifi's, for images without any of their own."""
     context = ssl.create_default_context()
     context.load_verify_locations(certifi.where())
-    context.sslsocket_class = _TLSSocket
+    context.set_alpn_protocols(["http/1.1"])
     return context
 
 
-class _GuardedMixin:
-    """Connects to checked addresses only."""
-
-    last_used = 0.0
-
-    def _new_conn(self) -> socket.socket:
-        call: _Call = _local.call
-        connect_by = min(call.deadline, time.monotonic() + call.connect_timeout)
-        targets = find_targets(
-            self.host,  # type: ignore[attr-defined]
-            self.port,  # type: ignore[attr-defined]
-            allow_private=call.allow_private,
-            timeout=connect_by - time.monotonic(),
-        )
-        failure: OSError = TimeoutError("the time to connect has passed")
-        for index, (family, address) in enumerate(targets):
-            left = connect_by - time.monotonic()
-            if left <= 0:
-                failure = TimeoutError("the time to connect has passed")
-                break
-            sock = _Socket(family, socket.SOCK_STREAM)
-            try:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                # Shared out, so an address that swallows packets leaves time for the next one.
-                sock.settimeout(left / (len(targets) - index))
-                sock.connect(address)
-            except OSError as error:
-                sock.close()
-                failure = error
-                continue
-            # The TLS handshake that may follow is one operation under this time-out.
-            sock.settimeout(max(connect_by - time.monotonic(), 0.001))
-            return sock
-        if isinstance(failure, TimeoutError):
-            raise ConnectTimeoutError(self, "connect") from failure
-        raise failure
-
-    def request(self, *args: Any, **kwargs: Any) -> None:
-        self.last_used = time.monotonic()
-        super().request(*args, **kwargs)  # type: ignore[misc]
-
-    def close(self) -> None:
-        self.last_used = 0.0
-        super().close()  # type: ignore[misc]
-
-
-class _GuardedConnection(_GuardedMixin, HTTPConnection):
-    pass
-
-
-class _GuardedTLSConnection(_GuardedMixin, HTTPSConnection):
-    pass
-
-
-class _FreshMixin:
-    def _get_conn(self, timeout: float | None = None) -> Any:
-        connection = super()._get_conn(timeout)  # type: ignore[misc]
-        if connection.last_used and time.monotonic() - connection.last_used > IDLE_SECONDS:
-            connection.close()
-        return connection
-
-
-class _GuardedPool(_FreshMixin, HTTPConnectionPool):
-    ConnectionCls = _GuardedConnection
-
-
-class _GuardedTLSPool(_FreshMixin, HTTPSConnectionPool):
-    ConnectionCls = _GuardedTLSConnection
-
-
-def _pool_class(parsed: Url) -> type[HTTPConnectionPool]:
-    return _GuardedTLSPool if parsed.scheme == "https" else _GuardedPool
-
-
-def _pool_options(parsed: Url) -> dict[str, Any]:
-    return {"ssl_context": tls_context(), "cert_reqs": "CERT_REQUIRED"} if parsed.scheme == "https" else {}
-
-
-@lru_cache(maxsize=2)
-def _manager(allow_private: bool) -> PoolManager:
-    """Kept connections. What was connected to with private addresses allowed is never used without."""
-    manager = PoolManager(POOLED_HOSTS, maxsize=POOLED_CONNECTIONS_PER_HOST, block=False)
-    manager.pool_classes_by_scheme = {"http": _GuardedPool, "https": _GuardedTLSPool}
-    return manager
-
-
-def _kept(parsed: Url, allow_private: bool) -> HTTPConnectionPool:
-    return _manager(allow_private).connection_from_host(
-        _host(parsed),
-        _port(parsed),
-        parsed.scheme,
-        pool_kwargs={"maxsize": POOLED_CONNECTIONS_PER_HOST, **_pool_options(parsed)},
-    )
-
-
-# --- request and answer ----------------------------------------------------------------------------------------------
-def _exchange(
-    pool: HTTPConnectionPool,
-    parsed: Url,
-    method: str,
-    headers: Mapping[str, str],
-    body: bytes | None,
-    max_bytes: int,
-    call: _Call,
-) -> Answer:
-    response: HTTPResponse = pool.urlopen(  # type: ignore[assignment]
-        method,
-        parsed.request_uri,
-        body=body,
-        headers=dict(headers),
-        retries=False,
-        redirect=False,
-        assert_same_host=False,
-        timeout=Timeout(connect=call.remaining(), read=call.remaining()),
-        preload_content=False,
-        decode_content=False,
-    )
-    content, complete = b"", False
-    try:
-        content, complete = _read(response, max_bytes)
-    finally:
-        if complete:
-            response.release_conn()
-        else:
-            response.close()
-    return Answer(response.status, response.headers, content, not complete)
-
-
-def _read(response: HTTPResponse, max_bytes: int) -> tuple[bytes, bool]:
+# --- the answer ------------------------------------------------------------------------------------------------------
+async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> tuple[bytes, bool]:
     """At most ``max_bytes`` of the body, and whether that is all of it."""
     parts: list[bytes] = []
     size = 0
     try:
-        while part := response.read1(min(READ_SIZE, max_bytes + 1 - size)):
+        while part := await response.content.read(max_bytes + 1 - size):
             parts.append(part)
             size += len(part)
             if size > max_bytes:
                 return b"".join(parts)[:max_bytes], False
-    except ReadTimeoutError:
-        raise
-    except HTTPError:
-        return b"".join(parts), False
+    except aiohttp.ClientError:
+        # What came before it broke off; ``read`` only tells of the failure.
+        parts.append(response.content._read_nowait(-1))
+        return b"".join(parts)[:max_bytes], False
     return b"".join(parts), True
 
 
-def _root(error: Exception) -> BaseException:
-    """What urllib3 wrapped: the cause or, of a ProtocolError, the second argument."""
-    root: BaseException = error
-    while True:
-        inner = root.__cause__ or next((part for part in root.args if isinstance(part, Exception)), None)
-        if inner is None:
-            return root
-        root = inner
-
-
 @contextlib.contextmanager
-def _errors(total_timeout: float) -> Iterator[None]:
-    """Everything that libraries and the network raise, as our own two errors."""
+def _errors(call: _Call, total_timeout: float) -> Iterator[None]:
+    """Everything that aiohttp and the network raise, as our own two errors."""
     try:
         yield
     except LookupFailed as error:
         raise RequestFailed(str(error)) from None
-    except ConnectTimeoutError:
+    except aiohttp.ConnectionTimeoutError:
+        if call.looking_up:
+            raise RequestFailed(NOT_IN_TIME) from None
         raise RequestTimedOut("Timed out while connecting.") from None
-    except (ReadTimeoutError, TimeoutError):
-        raise RequestTimedOut(f"Timed out after {total_timeout:g} s.") from None
-    except (HTTPError, OSError, http.client.HTTPException) as error:
-        root = _root(error)
-        if isinstance(root, TimeoutError):
-            raise RequestTimedOut(f"Timed out after {total_timeout:g} s.") from None
-        if isinstance(root, ssl.SSLCertVerificationError):
-            raise RequestFailed(f"TLS: {root.verify_message}.") from None
-        if isinstance(root, ssl.SSLError):
-            raise RequestFailed("TLS: the handshake failed.") from None
-        if isinstance(root, ConnectionRefusedError):
-            raise RequestFailed("The connection was refused.") from None
-        if isinstance(root, (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)):
-            raise RequestFailed("The connection was closed without an answer.") from None
-        if isinstance(root, OSError):
-            raise RequestFailed("The host could not be reached.") from None
+    except aiohttp.ClientConnectorCertificateError as error:
+        raise RequestFailed(f"TLS: {_verdict(error.certificate_error)}.") from None
+    except aiohttp.ClientConnectorSSLError:
+        raise RequestFailed("TLS: the handshake failed.") from None
+    except aiohttp.ClientConnectorError as error:
+        raise _not_connected(error.os_error) from None
+    except aiohttp.ClientError:
         raise RequestFailed("The answer was not HTTP.") from None
+    except TimeoutError:
+        raise RequestTimedOut(f"Timed out after {total_timeout:g} s.") from None
+
+
+def _verdict(error: Exception) -> str:
+    return str(getattr(error, "verify_message", "") or "the certificate is not valid")
+
+
+def _not_connected(error: OSError) -> RequestFailed:
+    if isinstance(error, TimeoutError):
+        return RequestTimedOut("Timed out while connecting.")
+    if isinstance(error, ConnectionRefusedError):
+        return RequestFailed("The connection was refused.")
+    if isinstance(error, (ConnectionResetError, BrokenPipeError)):
+        return RequestFailed(CLOSED)
+    return RequestFailed("The host could not be reached.")
 
 
 # --- URLs ------------------------------------------------------------------------------------------------------------
@@ -360,7 +328,7 @@ def _parse(url: str, https_only: bool) -> Url:
         parsed = parse_url(url)
     except (LocationParseError, ValueError, UnicodeError):
         raise ValueError("This is not a valid URL.") from None
-    if parsed.scheme not in DEFAULT_PORTS or not parsed.host:
+    if parsed.scheme not in DEFAULT_PORTS or not _host(parsed):
         raise ValueError("The URL must be absolute, with http or https.")
     if https_only and parsed.scheme != "https":
         raise ValueError("The URL must be https.")
@@ -372,8 +340,28 @@ def _parse(url: str, https_only: bool) -> Url:
 
 
 def _host(parsed: Url) -> str:
-    return (parsed.host or "").strip("[]")
+    """As it is looked up. Odd spellings of an IPv4 address (octal, decimal, short) become the plain one that the system
+    takes them for, and a name's last dot goes: no two readers of the URL may differ over them.
+    """
+    host = (parsed.host or "").strip("[]").rstrip(".")
+    with contextlib.suppress(OSError):
+        return socket.inet_ntoa(socket.inet_aton(host))
+    return host
 
 
 def _port(parsed: Url) -> int:
     return parsed.port or DEFAULT_PORTS[parsed.scheme or "http"]
+
+
+def _target(parsed: Url) -> URL:
+    """The same reading in aiohttp's terms, which takes it as it is."""
+    path, _, query = parsed.request_uri.partition("?")
+    host = _host(parsed)
+    return URL.build(
+        scheme=parsed.scheme or "",
+        host=f"[{host}]" if ":" in host else host,
+        port=_port(parsed),
+        path=path,
+        query_string=query,
+        encoded=True,
+    )

@@ -20,13 +20,13 @@ ERROR_MAX_CHARS = 200
 KEPT_BYTES = 1024
 
 
-def attempt(claim: Claim) -> Outcome:
-    """Never raises: whatever happens is the attempt's outcome."""
+async def attempt(claim: Claim) -> Outcome:
+    """Never raises: whatever happens is the attempt's outcome. In a task of its own, for its log lines' sake."""
     logs.run_id.set(claim.run_id)
     started_at, tick = claim.now(), time.monotonic()
     status_code, error, kept = None, None, ""
     try:
-        answer = _send(claim, int(started_at.timestamp() * 1000))
+        answer = await _send(claim, int(started_at.timestamp() * 1000))
         status_code, kept = answer.status, as_text(answer.body[:KEPT_BYTES])
     except (guard.RequestFailed, guard.AddressRefused, ValueError) as failure:
         error = str(failure)[:ERROR_MAX_CHARS]
@@ -51,7 +51,7 @@ def as_text(body: bytes) -> str:
     return body.decode("utf-8", "replace").replace("\0", "\ufffd")
 
 
-def _send(claim: Claim, milliseconds: int) -> guard.Answer:
+async def _send(claim: Claim, milliseconds: int) -> guard.Answer:
     if claim.secret is None:
         raise guard.RequestFailed(
             "The endpoint's secret can't be decrypted; register it with rotateSecret for a new one."
@@ -64,7 +64,7 @@ def _send(claim: Claim, milliseconds: int) -> guard.Answer:
         secret=claim.secret,
         secondary=claim.secondary_secret,
     )
-    return guard.send(
+    return await guard.asend(
         "POST",
         claim.url,
         headers={**headers, "Content-Type": "application/json", "User-Agent": USER_AGENT},

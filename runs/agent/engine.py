@@ -14,7 +14,6 @@ import copy
 import logging
 import os
 import random
-import resource
 import socket
 import threading
 import time
@@ -28,6 +27,7 @@ from django.conf import settings
 from django.db import InterfaceError, OperationalError, connection, models
 
 from config.api import clock, logs, tracing
+from config.api.background import allow_files
 from runs import catalogue, journal, sweeps, transitions
 from runs.agent.flusher import TextFlusher
 from runs.agent.loop import RunLoop
@@ -74,7 +74,7 @@ class Engine:
 
     def start(self) -> None:
         preload()
-        allow_files(settings.RUN_WORKER_CAPACITY * 2)
+        allow_files(settings.RUN_WORKER_CAPACITY * 2)  # a run that waits on a model holds a socket
         self._register()
         catalogue.refresh()
         connection.close()
@@ -258,15 +258,6 @@ class Engine:
         )
         if cancelled:
             self.loop.call_soon_threadsafe(self._cancel, cancelled)
-
-
-def allow_files(wanted: int) -> None:
-    """A run that waits on a model holds a socket: raise this process's limit towards what the system allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    enough = wanted + 256
-    if soft != resource.RLIM_INFINITY and soft < enough:
-        limit = enough if hard == resource.RLIM_INFINITY else min(enough, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
 
 
 def claim_and_load(run_id: str, worker_id: str) -> journal.Journal | None:

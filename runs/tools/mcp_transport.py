@@ -7,6 +7,7 @@ and connected to at exactly a checked one.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
@@ -14,7 +15,7 @@ import httpcore2
 import httpx2
 from django.conf import settings
 
-from webhooks.addresses import AddressRefused, LookupFailed, find_targets
+from webhooks.addresses import AddressRefused, LookupFailed, resolve
 
 # Made at import: reading the certificates takes a while.
 SSL_CONTEXT = httpx2.create_ssl_context(trust_env=False)
@@ -36,8 +37,9 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
         limit = settings.WEBHOOK_CONNECT_TIMEOUT_SECONDS if timeout is None else timeout
-        async with asyncio.timeout(limit):
-            targets = await asyncio.to_thread(find_targets, host, port, allow_private=self.allow_private, timeout=limit)
+        begun = time.monotonic()
+        targets = await resolve(host, port, allow_private=self.allow_private, timeout=limit)
+        async with asyncio.timeout(max(begun + limit - time.monotonic(), 0)):
             failure: Exception = httpcore2.ConnectError()
             for _, address in targets:
                 try:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from runs.tools import ToolDefinition, ToolFailure, ToolResult, call_tool, mcp
+from config.api.background import outbound
+from runs.tools import ToolDefinition, ToolFailure, ToolResult, call_tool
 from tests.stack.process import Process, free_port, python, wait_for
 from tests.tools.conftest import Server, http_tool
 from webhooks import addresses
@@ -104,7 +105,7 @@ class TestAgainstTheSdk:
                 await asyncio.wait_for(task, 10)
 
         asyncio.run(main())
-        loop = mcp._loop.loop
+        loop = outbound.loop
         assert loop is not None
         wait_for(lambda: not [task for task in asyncio.all_tasks(loop) if "call" in repr(task.get_coro())], 10)
 

@@ -7,11 +7,14 @@ from datetime import timedelta
 import pytest
 from django.db.models import F
 
+from config.api.background import outbound
 from config.api.ids import new_id
 from tests import factories
 from tests.webhooks.receiver import Behaviour, Receiver, receiving
-from webhooks import dispatcher, outbox
+from webhooks import dispatcher, outbox, sender
+from webhooks.claims import Claim
 from webhooks.models import Delivery, Endpoint
+from webhooks.transitions import Outcome
 
 
 @pytest.fixture
@@ -52,6 +55,11 @@ def deliver() -> None:
     one = dispatcher.Dispatcher()
     one.drain()
     one.stop()
+
+
+def attempt(claim: Claim) -> Outcome:
+    """Make it, and record nothing."""
+    return outbound.submit(sender.attempt(claim)).result()
 
 
 def pass_time(seconds: float, **which) -> None:

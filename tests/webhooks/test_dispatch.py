@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 
 import pytest
 from django.db import OperationalError, connection, connections
 
 from tests import factories
 from tests.webhooks import receiver as behaviours
-from tests.webhooks.conftest import deliver, pass_time, record
+from tests.webhooks.conftest import attempt, deliver, pass_time, record
 from tests.webhooks.receiver import answer
-from webhooks import claims, dispatcher, sender, tasks, transitions
+from webhooks import addresses, claims, dispatcher, sender, tasks, transitions
 from webhooks.claims import Candidate, allot
-from webhooks.models import Delivery, Endpoint
+from webhooks.models import Attempt, Delivery, Endpoint
 
 GOOD, NEW, BAD = False, None, True
 
@@ -145,7 +147,7 @@ def test_outcomes_take_the_same_queries_however_many(receiver, django_assert_max
         someone = factories.UserFactory()
         factories.EndpointFactory(user=someone, url=receiver.url, failing=False)
         record(someone)
-    outcomes = [sender.attempt(claim) for claim in claims.take_due(0)[0]]
+    outcomes = [attempt(claim) for claim in claims.take_due(0)[0]]
     with django_assert_max_num_queries(6):
         transitions.record_outcomes(outcomes)
     assert Delivery.objects.filter(status="DELIVERED").count() == 10
@@ -166,7 +168,7 @@ def test_health_follows_the_latest_attempt(user, receivers):
 
 @pytest.mark.django_db
 def test_full_process_tells_the_others(user, nudges, settings):
-    settings.WEBHOOK_WORKER_THREADS = 1
+    settings.WEBHOOK_WORKER_CAPACITY = 1
     factories.EndpointFactory(user=user)
     record(user)
     one = dispatcher.Dispatcher()
@@ -205,6 +207,35 @@ def test_hanging_receivers_hold_up_nobody_else(user, receiver, receivers, runnin
         receiver.arrivals.get(timeout=10)  # half of what a hanging attempt lasts
     assert hanging.under_way >= 200, "the hanging attempts had ended"
     hanging.stop()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_names_that_hang_hold_up_nobody_else(user, receiver, running, monkeypatch, settings):
+    settings.WEBHOOK_CONNECT_TIMEOUT_SECONDS = settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS = 60
+    release = threading.Event()
+    asked: SimpleQueue[str] = SimpleQueue()
+
+    def getaddrinfo(host, port, *args, **kwargs):
+        if host == "good.example":
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+        asked.put(host)
+        release.wait(60)
+        raise OSError
+
+    monkeypatch.setattr(addresses.socket, "getaddrinfo", getaddrinfo)
+    for number in range(100):
+        someone = factories.UserFactory()
+        factories.EndpointFactory(user=someone, url=f"http://{number}.hang.example/")
+        record(someone)
+    running.wake()
+    for _ in range(100):
+        asked.get(timeout=30)
+    factories.EndpointFactory(user=user, url=f"http://good.example:{receiver.port}/")
+    record(user)
+    running.wake()
+    receiver.arrivals.get(timeout=30)
+    assert not Attempt.objects.filter(status_code=None).exists(), "the look-ups had ended"
+    release.set()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -287,12 +318,12 @@ def test_tasks_wake_the_processs_dispatcher(user, receiver, monkeypatch, task):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_sending_threads_hold_no_database_connection(user, receivers, running, monkeypatch):
+def test_sending_holds_no_database_connection(user, receivers, running, monkeypatch):
     seen = []
     real = sender.attempt
 
-    def watched(claim):
-        outcome = real(claim)
+    async def watched(claim):
+        outcome = await real(claim)
         seen.append(connection.connection)
         return outcome
 

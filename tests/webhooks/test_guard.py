@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import ipaddress
 import socket
 import ssl
@@ -16,7 +18,7 @@ from tests.webhooks.receiver import answer, receiving
 from webhooks import addresses, guard
 
 
-def send(url: str, **changes):
+def send(url: str, method: str = "POST", **changes):
     arguments = {
         "headers": {},
         "body": b"{}",
@@ -25,7 +27,7 @@ def send(url: str, **changes):
         "max_bytes": 1000,
         "allow_private": True,
     }
-    return guard.send("POST", url, **{**arguments, **changes})
+    return guard.send(method, url, **{**arguments, **changes})
 
 
 def resolve(monkeypatch, *found: str):
@@ -107,6 +109,71 @@ def test_connects_to_the_checked_address_without_asking_again(monkeypatch):
         assert receiver.requests[0].header("Host") == f"rebound.example:{receiver.port}"
 
 
+def test_name_that_leads_elsewhere_the_second_time_is_refused(monkeypatch):
+    """Each new connection looks the name up, and is checked, again."""
+    found = ["127.0.0.1", "127.0.0.2", "127.0.0.1"]
+
+    def getaddrinfo(host, port, *args, **kwargs):
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (found.pop(0), port))]
+
+    monkeypatch.setattr(addresses.socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(addresses, "is_public", lambda address: str(address) == "127.0.0.1")
+    with receiving(answer(200, b"ok", "Connection: close\r\n")) as receiver:
+        url = f"http://rebound.example:{receiver.port}/"
+        assert send(url, allow_private=False, reuse=True).status == 200
+        with pytest.raises(guard.AddressRefused):
+            send(url, allow_private=False, reuse=True)
+        assert send(url, allow_private=False, reuse=True).status == 200
+        assert (receiver.connections, found) == (2, [])
+
+
+@pytest.mark.parametrize("found", [["127.0.0.1"], ["127.0.0.2", "127.0.0.1"], ["localhost"], ["::1%lo"]])
+def test_socket_is_made_for_a_public_address_alone(monkeypatch, found):
+    """Whatever a resolver says: what is checked last is what the socket is about to be connected to."""
+
+    async def unchecked(host, port, **options):
+        return [(socket.AF_INET6 if ":" in one else socket.AF_INET, (one, port)) for one in found]
+
+    monkeypatch.setattr(guard, "resolve", unchecked)
+    monkeypatch.setattr(addresses, "is_public", lambda address: str(address) == "127.0.0.2")
+    with receiving() as receiver:
+        with pytest.raises((guard.AddressRefused, guard.RequestFailed)):
+            send(f"http://trusted.example:{receiver.port}/", allow_private=False)
+        assert receiver.connections == 0
+
+
+@pytest.mark.parametrize("host", ["127.1", "0177.0.0.1", "0x7f.1", "2130706433", "127.0.0.1."])
+def test_odd_spellings_are_read_as_the_system_reads_them(host):
+    with receiving() as receiver:
+        assert send(f"http://{host}:{receiver.port}/").status == 200
+        assert receiver.requests[0].header("Host") == f"127.0.0.1:{receiver.port}"
+
+
+def test_path_and_query_are_sent_as_they_were_written():
+    with receiving() as receiver:
+        path = "/a%2Fb/%C3%A9;p=1?x=%20+y&z=%E2%82%AC&&t=a/b?c"
+        send(f"http://127.0.0.1:{receiver.port}{path}")
+        assert receiver.requests[0].path == path
+
+
+def test_says_nothing_that_the_caller_did_not_say():
+    with receiving(answer(200, b"ok", "Set-Cookie: a=b\r\n")) as receiver:
+        for _ in range(2):
+            send(receiver.url, headers={"X-One": "1"}, reuse=True)
+        for request in receiver.requests:
+            assert {name.lower() for name, _ in request.headers} == {
+                *("host", "accept-encoding", "content-length", "x-one"),
+            }
+
+
+def test_credentials_of_the_environment_are_not_sent(monkeypatch, tmp_path):
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password hush\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    with receiving() as receiver:
+        send(receiver.url)
+        assert receiver.requests[0].header("Authorization") is None
+
+
 def test_next_address_is_tried(monkeypatch):
     with receiving(answer()) as receiver:
         resolve(monkeypatch, "127.0.0.2", "127.0.0.1")
@@ -159,6 +226,21 @@ def test_deadline_covers_sending():
         send(f"http://127.0.0.1:{listener.getsockname()[1]}/", body=b"a" * 20_000_000, total_timeout=0.5)
 
 
+def test_receiver_that_reads_nothing_keeps_no_socket():
+    """What could not be sent in time is dropped with the connection: it does not wait in memory to be read."""
+    body = b"a" * 20_000_000
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with pytest.raises(guard.RequestTimedOut):
+            send(f"http://127.0.0.1:{listener.getsockname()[1]}/", body=body, total_timeout=0.5)
+        connection, _ = listener.accept()
+        received = 0
+        with connection, contextlib.suppress(ConnectionResetError):
+            connection.settimeout(20)
+            while part := connection.recv(1_000_000):
+                received += len(part)
+        assert received < len(body)
+
+
 def test_deadline_covers_the_tls_handshake():
     """A receiver that drips the start of a TLS record."""
 
@@ -191,6 +273,53 @@ def test_deadline_covers_a_hanging_look_up(monkeypatch):
     release.set()
 
 
+@pytest.fixture
+def hanging_names(monkeypatch):
+    """Look-ups of *.hang.example never end, others lead to loopback. Returns what was looked up."""
+    release, asked = threading.Event(), []
+
+    def getaddrinfo(host, port, *args, **kwargs):
+        asked.append(host)
+        if host.endswith("hang.example"):
+            release.wait(60)
+            raise OSError
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(addresses.socket, "getaddrinfo", getaddrinfo)
+    yield asked
+    release.set()
+    for thread in threading.enumerate():
+        if thread.name == "webhook-lookup":
+            thread.join(30)
+
+
+def look_up_in_vain(host: str) -> None:
+    with pytest.raises(guard.RequestFailed, match="resolved in time"):
+        send(f"http://{host}/", connect_timeout=0.05)
+
+
+def test_names_that_hang_hold_up_no_other(hanging_names):
+    for number in range(40):
+        look_up_in_vain(f"{number}.hang.example")
+    with receiving() as receiver:
+        assert send(f"http://good.example:{receiver.port}/").status == 200
+
+
+def test_a_name_that_hangs_is_looked_up_once_at_a_time(hanging_names):
+    for _ in range(5):
+        look_up_in_vain("hang.example")
+    assert hanging_names == ["hang.example"]
+
+
+def test_look_ups_at_a_time_are_bounded(hanging_names, settings):
+    settings.WEBHOOK_LOOKUPS_MAX = 2
+    for number in range(3):
+        look_up_in_vain(f"{number}.hang.example")
+    assert len(hanging_names) == 2
+    with pytest.raises(ValueError, match="resolved in time"):
+        guard.check_url("http://good.example/", False)
+
+
 def test_endless_body_is_cut():
     with receiving(behaviours.endless_body) as receiver:
         reply = send(receiver.url, max_bytes=70_000)
@@ -208,6 +337,39 @@ def test_body_that_breaks_off_is_marked():
     with receiving(behaviours.break_off) as receiver:
         reply = send(receiver.url)
         assert (reply.status, reply.body, reply.truncated) == (200, b"partial", True)
+
+
+def test_packed_answer_is_not_unpacked():
+    """The bound on the body is one on the wire: a megabyte of nothing is a kilobyte."""
+    packed = gzip.compress(b"a" * 1_000_000, mtime=0)
+    with receiving(answer(200, packed, "Content-Encoding: gzip\r\n")) as receiver:
+        reply = send(receiver.url, max_bytes=100_000)
+        assert (reply.body, reply.truncated) == (packed, False)
+
+
+def test_long_headers_are_read():
+    with receiving(answer(200, b"ok", f"X-Long: {'a' * 30_000}\r\n")) as receiver:
+        assert len(send(receiver.url).headers["X-Long"]) == 30_000
+
+
+def test_endless_header_is_no_answer():
+    def endless(receiver, connection, request):
+        with contextlib.suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nX-Long: ")
+            while not receiver.stopped.is_set():
+                connection.sendall(b"a" * 65536)
+
+    with receiving(endless) as receiver, pytest.raises(guard.RequestFailed, match="not HTTP"):
+        send(receiver.url, total_timeout=20)
+
+
+def test_interim_answer_is_waited_past():
+    def early_hints(receiver, connection, request):
+        connection.sendall(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n")
+        answer(201)(receiver, connection, request)
+
+    with receiving(early_hints) as receiver:
+        assert send(receiver.url).status == 201
 
 
 def test_connections_are_kept_for_the_next_request():
@@ -247,6 +409,18 @@ def test_request_that_a_kept_connection_lost_is_not_sent_again():
         with pytest.raises(guard.RequestFailed, match="closed without an answer"):
             send(receiver.url, reuse=True)
         assert len(receiver.requests) == 2
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "POST"])
+@pytest.mark.parametrize("reuse", [False, True])
+def test_no_request_is_ever_sent_twice(method, reuse):
+    """HTTP would allow it for most methods; whoever counts requests does not."""
+    with receiving(answer(), behaviours.close) as receiver:
+        send(receiver.url, reuse=reuse, method=method)
+        with pytest.raises(guard.RequestFailed, match="closed without an answer"):
+            send(receiver.url, reuse=reuse, method=method)
+        assert len(receiver.requests) == 2
+        assert receiver.connections == (1 if reuse else 2)
 
 
 def test_private_permission_does_not_leak_through_kept_connections(monkeypatch):
