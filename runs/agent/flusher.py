@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# After an error that is not the database's absence, which is waited out below.
+AGAIN_SECONDS = 1.0
+
 
 class TextFlusher:
     """Writes the pending text of many runs in one transaction. While one is slow, more text gathers for the next."""
@@ -39,7 +42,7 @@ class TextFlusher:
                 await self.flush()
             except Exception:
                 logger.exception("streamed text could not be written; the next flush tries again")
-                self.wake.set()
+                await asyncio.sleep(AGAIN_SECONDS)
 
     async def flush(self) -> None:
         waiting, self.waiting = self.waiting, {}
@@ -62,6 +65,7 @@ class TextFlusher:
             except BaseException:
                 for loop, text in taken:
                     loop.pending_text.insert(0, text)
+                    self.add(loop)
                 raise
         finally:
             for loop in loops:

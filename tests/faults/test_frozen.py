@@ -53,7 +53,7 @@ def test_a_stale_worker_writes_charges_and_sends_nothing(load: Load, point: str)
     stack.wait_for(lambda: is_frozen(stale.pid), what="the worker's suspension")
     stale.environment.pop("RUN_CRASH_POINT", None)
     stack.processes["runs-2"].start()
-    load.check()
+    load.settle()
     before = load.footprint()
     stack.resume("runs-1")
     # It is at work again once it carries a run; by then it has gone through all that it had in hand.

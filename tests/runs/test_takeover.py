@@ -116,3 +116,18 @@ def test_text_written_while_its_worker_leaves_does_not_keep_a_run(bench, monkeyp
     assert refused == [run_id]
     run = Run.objects.get(pk=run_id)
     assert (run.status, run.worker_id, run.lease_losses) == ("running", None, 0)
+
+
+def test_text_that_could_not_be_written_is_written_later_though_the_model_is_silent(bench, events, monkeypatch):
+    write, refused = transitions.write_deltas, []
+
+    def once_refused(batch):
+        if not refused:
+            refused.append(batch)
+            raise RuntimeError("for once")
+        return write(batch)
+
+    monkeypatch.setattr(transitions, "write_deltas", once_refused)
+    run_id = bench.start("/say so far\n/wait 600")["id"]
+    until(lambda: joined(events(run_id)) == "so far")
+    assert refused
