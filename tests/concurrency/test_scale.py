@@ -1,0 +1,137 @@
+"""Many runs at once: what one worker process carries, how several share it, and that no user's crowd holds up another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+import pytest
+
+from tests.driver import Driver
+from tests.stack.plugin import given_services
+from tests.stack.process import Process, free_port, python
+from tests.stack.stack import Stack
+
+pytestmark = [pytest.mark.stack, pytest.mark.services]
+
+MANY = 1000
+CONNECTIONS_MAX = 20
+CAPACITY = 60
+USER_LIMIT = 20
+SLOW_MODEL = """
+from runs.models import AgentModel
+AgentModel.objects.create(name="slow", display_name="Slow", provider="openai", provider_model="chunks=500&ms=4000",
+    price_in=0, price_out=0, enabled=True)
+"""
+
+
+class Crowd:
+    """Users of a stack who start many runs, and the database to look into."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+        self.sql = psycopg.connect(stack.environment["DATABASE_URL"], autocommit=True)
+
+    def start(self, user: str, count: int, message: str, **body: Any) -> list[str]:
+        driver = Driver(self.stack.session(user))
+        with ThreadPoolExecutor(8) as pool:
+            started = [pool.submit(driver.start, message, **body) for _ in range(count)]
+            return [future.result()["id"] for future in started]
+
+    def cancel(self, user: str, runs: list[str]) -> None:
+        http = self.stack.session(user)
+        with ThreadPoolExecutor(8) as pool:
+            assert {answer.status_code for answer in pool.map(http.post, [f"/runs/{run}/cancel" for run in runs])} == {
+                200
+            }
+
+    def count(self, condition: str, *values: object) -> int:
+        row = self.sql.execute(f"SELECT count(*) FROM runs_run WHERE {condition}", values).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def running(self) -> int:
+        return self.count("status = 'running' AND worker_id IS NOT NULL")
+
+    def carried(self) -> list[int]:
+        """How many runs each worker carries."""
+        rows = self.sql.execute(
+            "SELECT count(r.id) FROM runs_worker w LEFT JOIN runs_run r ON r.worker_id = w.id AND r.status = 'running'"
+            " GROUP BY w.id"
+        ).fetchall()
+        return sorted(row[0] for row in rows)
+
+
+@pytest.fixture
+def slow_model(tmp_path: Path) -> Iterator[str]:
+    """The address of a model that says a word every few seconds."""
+    port = free_port()
+    process = Process("model", python("-m", "tests.agent.model_server", "--port", str(port)), log=tmp_path / "log")
+    process.start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+
+
+@pytest.mark.timeout(300)
+def test_one_process_carries_a_thousand_runs_that_wait(make_stack: Any, slow_model: str) -> None:
+    environment = {"RUN_USER_LIMIT": "0", "OPENAI_BASE_URL": slow_model, "OPENAI_API_KEY": "made-up"}
+    stack = make_stack(environment=environment)
+    stack.manage("shell", "--no-imports", "-c", SLOW_MODEL)
+    stack.restart("runs-1")
+    stack.restart("web")
+    crowd = Crowd(stack)
+    runs = crowd.start("ada", 500, "/wait 600")
+    crowd.start("ada", 300, "/stream 150 4000")
+    crowd.start("ada", MANY - 800, "Hello", model="slow")
+    stack.wait_for(lambda: crowd.running() == MANY, 120, f"{MANY} runs under way")
+    popen = stack.processes["runs-1"].popen
+    assert popen is not None
+    port = crowd.sql.info.port
+    held = [peer for peer in psutil.Process(popen.pid).net_connections("tcp") if peer.raddr and peer.raddr.port == port]
+    assert 0 < len(held) <= CONNECTIONS_MAX
+    # It still hears of what its runs are asked for.
+    crowd.cancel("ada", runs[:50])
+    stack.wait_for(lambda: crowd.count("status = 'cancelled'") == 50, 30, "50 cancelled runs")
+    assert crowd.running() == MANY - 50
+
+
+@pytest.fixture(scope="module")
+def crowd() -> Iterator[Crowd]:
+    environment = {"RUN_WORKER_CAPACITY": str(CAPACITY), "RUN_USER_LIMIT": str(USER_LIMIT)}
+    with Stack(**given_services(), run_workers=2, environment=environment) as stack:
+        yield Crowd(stack)
+
+
+@pytest.mark.timeout(300)
+def test_two_processes_share_and_none_keeps_a_run_waiting_while_the_other_has_room(crowd: Crowd) -> None:
+    started = {f"user{number}": crowd.start(f"user{number}", USER_LIMIT, "/wait 600") for number in range(3)}
+    crowd.stack.wait_for(lambda: crowd.running() == CAPACITY, 60, "half of what fits, under way")
+    assert min(crowd.carried()) >= CAPACITY / 5, crowd.carried()
+    started |= {f"user{number}": crowd.start(f"user{number}", USER_LIMIT, "/wait 600") for number in range(3, 6)}
+    crowd.stack.wait_for(lambda: crowd.running() == 2 * CAPACITY, 60, "all that fits, under way")
+    assert crowd.carried() == [CAPACITY, CAPACITY]
+    for user, runs in started.items():
+        crowd.cancel(user, runs)
+    crowd.stack.wait_for(lambda: crowd.running() == 0, 60, "room again")
+
+
+def test_a_user_s_crowd_holds_up_nobody_else(crowd: Crowd) -> None:
+    crowd.start("crowd", 200, "/wait 5")
+    run = Driver(crowd.stack.session("single")).finish("Hello")
+    left = crowd.count("throttled")
+    assert run["status"] == "completed"
+    assert left > 0, "the crowd was through before the other's first run"
+    assert crowd.running() <= USER_LIMIT
+    # In their order, though claims side by side may overtake by a few.
+    rows = crowd.sql.execute(
+        "SELECT started_at IS NOT NULL FROM runs_run JOIN auth_user u ON u.id = user_id"
+        " WHERE u.username = 'crowd' ORDER BY created_at, runs_run.id"
+    ).fetchall()
+    first_waiting = [row[0] for row in rows].index(False)
+    assert not any(row[0] for row in rows[first_waiting + USER_LIMIT :])
