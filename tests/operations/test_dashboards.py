@@ -135,3 +135,11 @@ def test_settings_that_are_named_exist(page):
     foreign = {name for name in names if name.startswith(("OTEL_", "POSTGRES_"))}
     codes = {"TOOL_ERROR", "MODEL_ERROR", "MODEL_TIMEOUT", "WORKER_LOST", "INTERNAL_ERROR", "OUTCOME_UNKNOWN"}
     assert names - foreign - codes <= set(settings.ENV.known)
+
+
+def test_how_to_rotate_is_written_for_every_secret():
+    text = (DOCS / "deploy.md").read_text()
+    table = text[text.index("## Rotating secrets") : text.index("## Backups")]
+    secrets = {name for name in settings.ENV.known if re.search(r"(_KEYS?|_TOKEN|_DSN|DATABASE_URL|REDIS_URL)$", name)}
+    assert {"SECRET_KEY", "ENCRYPTION_KEYS", "METRICS_TOKEN"} < secrets
+    assert {name for name in secrets if f"`{name}`" not in table} == set()

