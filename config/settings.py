@@ -445,7 +445,9 @@ ADMIN_SIGN_IN_LOCK_SECONDS = ENV.whole("ADMIN_SIGN_IN_LOCK_SECONDS", 900, 1, 24 
 ADMIN_DASHBOARD_SECONDS = ENV.whole("ADMIN_DASHBOARD_SECONDS", 30, 0, 3600)
 # By address alone: a lock by name would let anyone lock staff out.
 AXES_LOCKOUT_PARAMETERS = ["ip_address"]
-AXES_FAILURE_LIMIT = ADMIN_SIGN_IN_FAILURES
+# The attempt at hand is counted before it is looked at.
+AXES_HANDLER = "config.api.staff.sign_in.CountingHandler"
+AXES_FAILURE_LIMIT = ADMIN_SIGN_IN_FAILURES + 1
 AXES_COOLOFF_TIME = timedelta(seconds=ADMIN_SIGN_IN_LOCK_SECONDS)
 AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
 AXES_CLIENT_IP_CALLABLE = "config.api.staff.sign_in.client_ip"

@@ -17,7 +17,7 @@ PASSWORD = "correct horse battery"
 
 @pytest.fixture(autouse=True)
 def few(settings):
-    # axes reads its own name of each setting.
+    # axes reads its own name of each setting, and counts the attempt at hand: two may be wrong.
     settings.AXES_FAILURE_LIMIT = 3
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
@@ -39,6 +39,26 @@ def test_too_many_wrong_passwords_lock_the_address(person):
     assert [attempt("wrong") for _ in range(4)] == [200, 200, 429, 429]
     assert attempt(PASSWORD) == 429
     assert attempt(PASSWORD, address="203.0.113.8") == 302
+
+
+def test_attempts_side_by_side_are_no_more_than_one_after_the_other(person, monkeypatch):
+    looked_at = []
+
+    def look(*args, **credentials):
+        looked_at.append(credentials["password"])
+        # While this one is being looked at, another comes.
+        if len(looked_at) < 10:
+            attempt("wrong")
+
+    monkeypatch.setattr("django.contrib.auth.backends.ModelBackend.authenticate", look)
+    attempt("wrong")
+    assert len(looked_at) == 2
+    assert attempt(PASSWORD) == 429
+
+
+def test_right_passwords_are_not_counted(person):
+    assert [attempt(PASSWORD) for _ in range(5)] == [302] * 5
+    assert [attempt(word) for word in ("wrong", PASSWORD, "wrong", PASSWORD)] == [200, 302, 200, 429]
 
 
 def test_other_names_and_programs_count_too(person):
