@@ -35,6 +35,8 @@ class Lines(logging.Handler):
 @pytest.fixture
 def listen() -> Iterator[Callable[[logging.Formatter], list[str]]]:
     handlers: list[Lines] = []
+    # Requests of tests before leave their ids.
+    logs.forget()
 
     def attach(formatter: logging.Formatter) -> list[str]:
         handlers.append(Lines(formatter))
