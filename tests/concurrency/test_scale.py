@@ -1,4 +1,4 @@
-"""Many runs at once: what one worker process carries, how several share it, and that no user's crowd holds up another."""
+"""Many runs at once: what one worker process carries, how several share it, and that no crowd holds up other users."""
 
 from __future__ import annotations
 
