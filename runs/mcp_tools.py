@@ -26,7 +26,7 @@ from config.api.ids import is_plausible_id
 from config.api.logs import request_id
 from config.api.pagination import KeysetPagination
 from config.api.renderers import dumps
-from config.api.serializers import CamelSerializer, StrictCharField
+from config.api.serializers import CamelSerializer, StrictCharField, StrictIntegerField
 from credits import ledger
 from credits.serializers import AccountSerializer
 from runs import services
@@ -107,7 +107,7 @@ class StrictNumberField(serializers.FloatField):
 
 
 class PageInput(CamelSerializer):
-    limit = serializers.IntegerField(required=False, min_value=1, max_value=settings.API_PAGE_SIZE_MAX)
+    limit = StrictIntegerField(required=False, min_value=1, max_value=settings.API_PAGE_SIZE_MAX)
     cursor = StrictCharField(required=False)
 
 

@@ -103,10 +103,10 @@ def start_run(
     Raises ValidationFailed for a model or tool that is not offered or an attachment that can't be used, RunInProgress,
     InsufficientCredits, NotFound if the user has no such chat.
     """
-    _check_offered(model, tools)
     locked = lock_chat(user.pk, chat_id)
     if locked is None:
         raise NotFound
+    _check_offered(model, tools)
     attached = attachments.lock_unused(user, attachment_ids or ())
     if locked.active_run_id is not None and on_active_run != "enqueue":
         raise RunInProgress

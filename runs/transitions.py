@@ -114,7 +114,7 @@ def _has_room(run: Run) -> bool:
     """Whether its user may have one more running; those that wait for room go first, the oldest before the others."""
     if not settings.RUN_USER_LIMIT:
         return True
-    # Claims of one user's runs take turns, whichever processes make them. Nothing else locks users.
+    # Claims of one user's runs take turns, whichever processes make them. Who else locks a user locks no run.
     _locked_user(run.user_id)
     created_at = connection.ops.adapt_datetimefield_value(run.created_at)
     with connection.cursor() as cursor:

@@ -93,7 +93,8 @@ class TestTools:
         assert rest["nextCursor"] is None
         assert "title" in refused(public, "create_chat", title="")["details"]["fields"]
         assert "cursor" in refused(public, "list_chats", cursor="%")["details"]["fields"]
-        assert "limit" in refused(public, "list_chats", limit=0)["details"]["fields"]
+        for limit in (0, "2", True):
+            assert "limit" in refused(public, "list_chats", limit=limit)["details"]["fields"]
 
     def test_start_get_cancel(self, public, nudges):
         chat = done(public, "create_chat")["id"]
