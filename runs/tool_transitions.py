@@ -93,7 +93,14 @@ def record_result(
     used = min(call.credit_estimate if credit_used is None else credit_used, call.credit_estimate)
     _end_owned(run, call, InvocationStatus.COMPLETED, result=text, result_urls=list(urls), credit_used=used)
     ledger.capture(call.id, used)
-    outbox.record(run.user_id, "tool.completed", run_id=run.id, chat_id=run.chat_id, extra=events.tool_webhook(call))
+    outbox.record(
+        run.user_id,
+        "tool.completed",
+        run_id=run.id,
+        chat_id=run.chat_id,
+        request_id=run.request_id,
+        extra=events.tool_webhook(call),
+    )
 
 
 @transaction.atomic

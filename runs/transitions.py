@@ -96,7 +96,7 @@ def claim(run_id: str, worker_id: str) -> Run | None:
         changes["unrecorded_text"] = False
     move_run(run, RunStatus.RUNNING, happened, owned=False, **changes)
     if begins:
-        outbox.record(run.user_id, "agent.started", run_id=run.id, chat_id=run.chat_id)
+        outbox.record(run.user_id, "agent.started", run_id=run.id, chat_id=run.chat_id, request_id=run.request_id)
     return run
 
 
@@ -203,7 +203,7 @@ def record_turn(
         write_content(run.assistant_message_id, content)
     ledger.usage(run.user_id, turn.cost, run_id=run.id, chat_id=run.chat_id, turn_index=turn.index, price=price)
     if final:
-        outbox.record(run.user_id, "agent.completed", run_id=run.id, chat_id=run.chat_id)
+        outbox.record(run.user_id, "agent.completed", run_id=run.id, chat_id=run.chat_id, request_id=run.request_id)
         unblock(promoted)
         return []
     insert(*calls)
@@ -319,7 +319,14 @@ def finish(
     }
     move_run(run, to, happened, owned=owned, **changes)
     if to == RunStatus.FAILED:
-        outbox.record(run.user_id, "agent.failed", run_id=run.id, chat_id=run.chat_id, extra={"errorCode": code})
+        outbox.record(
+            run.user_id,
+            "agent.failed",
+            run_id=run.id,
+            chat_id=run.chat_id,
+            request_id=run.request_id,
+            extra={"errorCode": code},
+        )
     unblock(promoted)
 
 

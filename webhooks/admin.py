@@ -98,6 +98,7 @@ class DeliveryAdmin(ReadOnly, StaffAdmin):
         "endpoint_id",
         "run_id",
         "chat_id",
+        "request_id",
         "body",
         "status",
         "attempt_count",

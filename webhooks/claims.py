@@ -79,7 +79,7 @@ _DUE = """
     FROM webhooks_endpoint endpoint WHERE endpoint.id {among}
 """
 _LOCK = """
-    SELECT id, event_id, run_id, body, attempt_count, endpoint_id FROM webhooks_delivery
+    SELECT id, event_id, run_id, request_id, body, attempt_count, endpoint_id FROM webhooks_delivery
     WHERE id {among} AND status = 'PENDING' AND next_attempt_at <= %s
     ORDER BY next_attempt_at, id {lock}
 """
@@ -102,6 +102,7 @@ class Claim:
     delivery_id: str
     event_id: str
     run_id: str
+    request_id: str
     number: int
     body: bytes = field(repr=False)
     endpoint_id: str
@@ -201,6 +202,7 @@ def _claim(allowances: dict[str, int]) -> list[Claim]:
             delivery_id=delivery_id,
             event_id=event_id,
             run_id=run_id,
+            request_id=request_id,
             number=attempt_count + 1,
             body=body.encode(),
             endpoint_id=endpoint_id,
@@ -211,7 +213,7 @@ def _claim(allowances: dict[str, int]) -> list[Claim]:
             claimed_at=now,
             claimed_tick=tick,
         )
-        for delivery_id, event_id, run_id, body, attempt_count, endpoint_id in rows
+        for delivery_id, event_id, run_id, request_id, body, attempt_count, endpoint_id in rows
     ]
 
 

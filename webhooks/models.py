@@ -93,6 +93,8 @@ class Delivery(models.Model):
     event_type = models.CharField(max_length=40)
     run_id = RefField()
     chat_id = RefField()
+    # Of the request that caused the run, for the log; empty where it is not known.
+    request_id = models.CharField(max_length=128, default="", db_default="")
     # The exact bytes of every attempt, fixed when the event is recorded.
     body = models.TextField()
     status = models.CharField(max_length=10, choices=Status.choices, default=Status.PENDING)

@@ -20,21 +20,27 @@ DELIVER = "webhooks.deliver_due"
 # the table: events of many runs of one user are recorded side by side.
 _RECORD = """
     INSERT INTO webhooks_delivery (
-        id, event_id, endpoint_id, user_id, event_type, run_id, chat_id, body,
+        id, event_id, endpoint_id, user_id, event_type, run_id, chat_id, request_id, body,
         status, attempt_count, next_attempt_at, created_at
     )
-    SELECT %s, %s, id, user_id, %s, %s, %s, %s, 'PENDING', 0, %s, %s
+    SELECT %s, %s, id, user_id, %s, %s, %s, %s, %s, 'PENDING', 0, %s, %s
     FROM webhooks_endpoint WHERE user_id = %s AND enabled AND deleted_at IS NULL
 """
 
 
 def record(
-    user_id: int, event_type: str, *, run_id: str, chat_id: str, extra: dict[str, Any] | None = None
+    user_id: int,
+    event_type: str,
+    *,
+    run_id: str,
+    chat_id: str,
+    request_id: str = "",
+    extra: dict[str, Any] | None = None,
 ) -> str | None:
     """Write the event for the user's enabled endpoint and return its id, or None if there is no such endpoint.
 
     ``extra`` are the event's own fields, already in camelCase; Decimals are written digit for digit. The body's bytes
-    are fixed here. One query.
+    are fixed here. ``request_id`` is that of the run's cause, for the log lines of the attempts. One query.
     """
     now = clock.now()
     event_id = new_id("evt")
@@ -47,7 +53,8 @@ def record(
         **(extra or {}),
     }
     moment = connection.ops.adapt_datetimefield_value(now)
-    values = [new_id("dlv"), event_id, event_type, run_id, chat_id, dumps(body).decode(), moment, moment, user_id]
+    body_text = dumps(body).decode()
+    values = [new_id("dlv"), event_id, event_type, run_id, chat_id, request_id, body_text, moment, moment, user_id]
     with connection.cursor() as cursor:
         cursor.execute(_RECORD, values)
         if not cursor.rowcount:

@@ -10,7 +10,7 @@ from django.conf import settings
 from config.api import logs
 from webhooks import guard, signing
 from webhooks.claims import Claim
-from webhooks.transitions import Outcome
+from webhooks.transitions import Outcome, succeeded
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,9 @@ KEPT_BYTES = 1024
 
 async def attempt(claim: Claim) -> Outcome:
     """Never raises: whatever happens is the attempt's outcome. In a task of its own, for its log lines' sake."""
+    logs.request_id.set(claim.request_id or logs.NONE)
     logs.run_id.set(claim.run_id)
+    logs.task_id.set(claim.delivery_id)
     started_at, tick = claim.now(), time.monotonic()
     status_code, error, kept = None, None, ""
     try:
@@ -33,6 +35,8 @@ async def attempt(claim: Claim) -> Outcome:
     except Exception as failure:
         logger.exception("attempt %s of delivery %s broke", claim.number, claim.delivery_id)
         error = f"Internal error ({type(failure).__name__})."
+    if not succeeded(status_code):
+        logger.info("attempt %s failed: %s", claim.number, error or f"status {status_code}")
     return Outcome(
         delivery_id=claim.delivery_id,
         claim_id=claim.claim_id,

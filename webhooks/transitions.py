@@ -39,6 +39,10 @@ _ATTEMPTS_OF_COLUMNS = """
 """
 
 
+def succeeded(status_code: int | None) -> bool:
+    return status_code is not None and 200 <= status_code < 300
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How one attempt went. ``status_code`` and ``error`` exclude each other."""
@@ -55,7 +59,7 @@ class Outcome:
 
     @property
     def succeeded(self) -> bool:
-        return self.status_code is not None and 200 <= self.status_code < 300
+        return succeeded(self.status_code)
 
 
 @dataclass(frozen=True)

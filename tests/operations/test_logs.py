@@ -15,6 +15,11 @@ from celery.app.trace import build_tracer
 
 from config import celery
 from config.api import logs
+from tests import factories
+from tests.webhooks.conftest import deliver
+from tests.webhooks.receiver import answer, receiving
+from webhooks import outbox
+from webhooks.models import Delivery
 
 CANARY = "canary-4711"
 
@@ -163,3 +168,21 @@ def test_the_run_that_a_path_names_is_in_the_line(session, listen, monkeypatch):
     assert (told[0]["run_id"], told[0]["request_id"]) == ("run_01k0000000", "mine")
     assert "forged" not in "".join(lines)
     assert logs.run_id.get() == logs.NONE
+
+
+@pytest.mark.django_db
+def test_a_line_about_a_webhooks_attempt_names_what_caused_it(user, listen):
+    lines = listen(logs.JsonFormatter())
+    with receiving(answer(500, CANARY.encode())) as receiver:
+        factories.EndpointFactory(user=user, url=f"{receiver.url}?token={CANARY}")
+        for run_id, request_id in (("run_1", "mine"), ("run_2", "")):
+            outbox.record(user.pk, "agent.started", run_id=run_id, chat_id="chat_1", request_id=request_id)
+        deliver()
+    told = [json.loads(line) for line in lines if "attempt 1 failed: status 500" in line]
+    deliveries = {delivery.run_id: delivery.pk for delivery in Delivery.objects.all()}
+    assert {(line["request_id"], line["run_id"], line["task_id"]) for line in told} == {
+        ("mine", "run_1", deliveries["run_1"]),
+        ("-", "run_2", deliveries["run_2"]),
+    }
+    assert CANARY not in "".join(lines)
+    assert logs.run_id.get() == logs.task_id.get() == logs.NONE

@@ -10,6 +10,7 @@ from runs.models import Run, Waitpoint
 from tests import factories
 from tests.driver import until
 from tests.runs.conftest import joined, seed_catalogue
+from webhooks.models import Delivery
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -51,6 +52,17 @@ def test_tool_call_is_made_charged_and_told_to_the_model(bench, events):
     kinds = [kind for kind, _ in events(run["id"])]
     assert kinds.index("tool.started") < kinds.index("tool.completed")
     assert bench.credits()["held"] == "0"
+
+
+@pytest.mark.parametrize(("last", "told"), [("/say done", "agent.completed"), ("/fail broken", "agent.failed")])
+def test_webhook_events_know_the_request_that_caused_them(bench, user, last, told):
+    factories.EndpointFactory(user=user)
+    run = bench.finish(f'/call calculate {{"expression": "6*7"}}\n{last}')
+    cause = Run.objects.get(pk=run["id"]).request_id
+    assert cause
+    assert set(Delivery.objects.values_list("event_type", "run_id", "request_id")) == {
+        (name, run["id"], cause) for name in ("agent.started", "tool.completed", told)
+    }
 
 
 def test_usage_is_charged_exactly(bench):
