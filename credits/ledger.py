@@ -176,6 +176,7 @@ def release(invocation_id: str) -> None:
 
 
 def _open_holds_of(run_id: str) -> QuerySet[LedgerEntry]:
+    # Settled ones are left out to save the work: their cause would not let them be settled again.
     settled = LedgerEntry.objects.filter(against=OuterRef("pk"), type__in=SETTLEMENTS)
     return LedgerEntry.objects.filter(~Exists(settled), run_id=run_id, type=EntryType.HOLD)
 

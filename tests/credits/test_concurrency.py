@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
 from config.api.errors import Conflict
 from credits import ledger
-from credits.models import LedgerEntry
+from credits.models import Account, LedgerEntry
 from credits.reconcile import drift
 from tests.credits.helpers import clerk, fund, place, spend, state, turn
 from tests.factories import UserFactory
@@ -129,6 +129,62 @@ def test_a_hold_is_settled_by_one_of_many(threads):
         assert sum(captured) in (0, 3)
         assert state(user) == (before - sum(captured), 500)
     assert list(drift()) == []
+
+
+def story(user: Any, key: str) -> tuple[list[Any], list[Any], tuple[int, int]]:
+    """Every movement there is: what the calls answered, the rows that they left, and the account."""
+    fund(user, 100)
+    calls = [place(user, 10, invocation=f"inv_{key}{number}", run=f"run_{key}", tool="draw") for number in range(6)]
+    place(user, 10, invocation=calls[0])  # again
+    said: list[Any] = [ledger.capture(calls[0], 4), ledger.capture(calls[0], 9), ledger.release(calls[0])]
+    said += [ledger.capture(calls[1], 10), ledger.capture(calls[2], 12), ledger.capture(calls[3], 0)]
+    said += [ledger.release(calls[4]), ledger.capture(calls[4], 3), ledger.capture(f"inv_{key}none", 1)]
+    try:
+        place(user, 67, invocation=f"inv_{key}dear")  # 100 − 24 spent − 10 held is one too few
+    except ledger.InsufficientCredits as refusal:
+        said.append(refusal.details)
+    said += [ledger.release_run(f"run_{key}"), ledger.release_run(f"run_{key}")]
+    for _ in range(2):
+        turn(user, 3, run=f"run_{key}", index=1)
+    spent = LedgerEntry.objects.filter(account_id=user.pk, type="CAPTURE").order_by("pk")
+    for _ in range(2):
+        ledger.refund(spent[0].pk, 4, reason="r", staff=clerk(), cause=f"refund:{key}")
+        ledger.adjust(user.pk, -1, reason="r", staff=clerk(), cause=f"adjustment:{key}")
+        ledger.grant(user.pk, 2, cause=f"grant:{key}")
+    columns = ("type", "amount", "tool_key", "chat_id", "run_id", "invocation_id", "price", "reason", "against__type")
+    entries = (
+        LedgerEntry.objects.filter(account_id=user.pk).order_by("created_at", "type", "amount").values_list(*columns)
+    )
+    kept = [tuple(part.replace(key, "") if isinstance(part, str) else part for part in entry) for entry in entries]
+    return said, kept, state(user)
+
+
+def test_a_movement_is_the_same_alone_and_within_a_transaction():
+    """PostgreSQL does it in other statements there. Alone they are also what the threads of these tests run."""
+    alone = story(UserFactory(), "alone")
+    with transaction.atomic():
+        within = story(UserFactory(), "within")
+    assert alone == within
+    said, kept, account = alone
+    assert said == [4, 0, None, 10, 10, 0, None, 0, 0, {"available": "0.000066"}, 10, 0]
+    assert account == (100 - 24 - 3 + 4 - 1 + 2, 0)
+    assert [entry[1:] for entry in kept if entry[0] == "CAPTURE"] == [
+        (amount, "draw", "chat_1", "run_", f"inv_{number}", {"perCall": 10}, "", "HOLD")
+        for number, amount in enumerate((4, 10, 10))
+    ]
+    assert sum(entry[1] for entry in kept if entry[0] == "RELEASE") == 60 - 24
+    assert {entry[6] for entry in kept if entry[0] == "RELEASE"} == {None}
+    assert list(drift()) == []
+
+
+def test_an_account_below_its_hold_pays_nothing_alone_either():
+    user = UserFactory()
+    fund(user, 100)
+    invocation = place(user, 10)
+    Account.objects.filter(pk=user.pk).update(held=9)
+    with pytest.raises(RuntimeError, match="less than its open hold"):
+        ledger.capture(invocation, 4)
+    assert state(user) == (100, 9)
 
 
 def test_refunds_of_a_row_are_at_most_its_amount(threads):
