@@ -273,6 +273,12 @@ def test_a_session_token_is_required(client, public, path):
         assert answer.json()["error"]["code"] == "UNAUTHORIZED"
 
 
+@pytest.mark.parametrize("path", [*PERIODIC, OF_CHAT + "chat_1", "/api/v1/me/credits/ledger"])
+def test_keys_reach_no_report(public, path):
+    answer = public.get(path.replace("/api/v1/", "/api/public/v1/"))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "NOT_FOUND")
+
+
 @pytest.mark.parametrize(("path", "queries"), [(SUMMARY, 3), (BY_CHAT, 3), (BY_DAY, 2), (OF_CHAT + "chat_1", 3)])
 def test_queries_do_not_grow_with_rows(session, user, django_assert_num_queries, path, queries):
     for round in range(2):
