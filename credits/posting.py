@@ -182,6 +182,7 @@ def _settle_alone(hold_cause: str, amount: int) -> Settlement | None:
         "release": new_id("led"),
         "at": clock.now(),
     }
+    # The statement's NOT EXISTS only spares a second settlement the error: the unique cause decides.
     try:
         with connection.cursor() as cursor:
             cursor.execute(_SETTLE, values)
@@ -228,6 +229,7 @@ def _kinds() -> dict[str, str | None]:
 
 
 def _moved(covered: bool) -> str:
+    # That there is no such cause yet is asked to spare a repeated call an error and the lock: the unique cause decides.
     cover = "AND balance + %(change)s - held - %(change_held)s >= 0" if covered else ""
     return f"""moved AS (
         UPDATE credits_account

@@ -11,7 +11,7 @@ import pytest
 from django.db import connection, transaction
 
 from config.api.errors import Conflict
-from credits import ledger
+from credits import ledger, posting
 from credits.models import Account, LedgerEntry
 from credits.reconcile import drift
 from tests.credits.helpers import clerk, fund, place, spend, state, turn
@@ -110,7 +110,13 @@ def test_one_cause_moves_once(threads):
     # Whoever comes second is answered as the first was, not with an error.
     assert set(side_by_side(threads, lambda _: place(user, 5, invocation="inv_same"))) == {"inv_same"}
     assert len({row.pk for row in side_by_side(threads, lambda _: turn(user, 3, index=1))}) == 1
-    assert state(user) == (100 + 7 - 3, 5)
+
+    def within(_: int) -> str:
+        with transaction.atomic():
+            return place(user, 5, invocation="inv_within")
+
+    assert set(side_by_side(threads, within)) == {"inv_within"}
+    assert state(user) == (100 + 7 - 3, 5 + 5)
     assert list(drift()) == []
 
 
@@ -175,6 +181,19 @@ def test_a_movement_is_the_same_alone_and_within_a_transaction():
     assert sum(entry[1] for entry in kept if entry[0] == "RELEASE") == 60 - 24
     assert {entry[6] for entry in kept if entry[0] == "RELEASE"} == {None}
     assert list(drift()) == []
+
+
+def test_a_settlement_keeps_the_balance_in_range(monkeypatch):
+    user = UserFactory()
+    fund(user, 5)
+    invocation = place(user, 5)
+    turn(user, 5)
+    monkeypatch.setattr(posting, "BALANCE_LIMIT", 4)
+    with pytest.raises(RuntimeError):
+        ledger.capture(invocation, 5)
+    assert state(user) == (0, 5)
+    monkeypatch.setattr(posting, "BALANCE_LIMIT", 5)
+    assert ledger.capture(invocation, 5) == 5
 
 
 def test_an_account_below_its_hold_pays_nothing_alone_either():

@@ -106,6 +106,14 @@ class TestExpiry:
         assert state(user) == (0, 0)
         assert not PendingExpiry.objects.exists()
 
+    def test_what_is_held_stays_when_several_end_together(self, user, now):
+        for amount in (10, 11):
+            give(user, amount, now.now + HOUR)
+        place(user, 5)
+        now.now += HOUR
+        assert expire_grants() == 16
+        assert state(user) == (5, 5)
+
     def test_repeating_a_grant_does_not_revive_it(self, user, now):
         end = now.now + HOUR
         give(user, 10, end)
