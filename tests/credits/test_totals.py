@@ -153,6 +153,22 @@ def test_the_migration_counts_what_was_there_before(user, monkeypatch):
     assert list(drift()) == []
 
 
+@pytest.mark.parametrize("second", [0, 1, 43_200, 86_399])
+def test_the_first_hours_of_a_period_join_the_whole_days(user, monkeypatch, second):
+    """Also where it begins at midnight. Each row is a digit of its own: none is missing, none counts twice."""
+    now = datetime(2026, 11, 20, tzinfo=UTC) + timedelta(seconds=second)
+    travel = stop_clock(monkeypatch, now)
+    start, tick = now - timedelta(days=7), timedelta(microseconds=1)
+    midnight = start.replace(hour=0, minute=0, second=0) + timedelta(days=1)
+    for power, moment in enumerate((start - tick, start, midnight - tick, midnight, now)):
+        travel.now = moment
+        turn(user, 10**power)
+    period = usage.period_of("7d")
+    assert usage.summary(user.pk, period).total_debited_all == 11110
+    assert sum(day.total_debited for day in usage.by_day(user.pk, period)) == 11110
+    assert [chat.amount for chat in usage.by_chat(user.pk, period)] == [11110]
+
+
 MOMENTS = st.one_of(
     # Around the beginnings of the periods and of the days that they lie in, to the microsecond.
     st.tuples(st.sampled_from([0, 6, 7, 8, 29, 30, 31, 89, 90, 91]), st.sampled_from([0, 1]), st.integers(-2, 2)),
