@@ -133,7 +133,9 @@ def world() -> Iterator[World]:
         options = services | {"redis_url": broker.url()}
         with StreamStack(**options, environment=watched) as stack, listening(broker) as commands:
             stack.token("ada")
-            stack.manage("shell", "-c", CATALOGUE.format(url=beyond.url) + TRIGGERS + UNTOLD)
+            stack.manage("shell", "-c", CATALOGUE.format(url=beyond.url))
+            stack.restart("runs-1")  # else it may not know of the tools when the first run calls them
+            stack.manage("shell", "-c", TRIGGERS + UNTOLD)
             world = World(stack, beyond, broker, commands)
             work(world)
             yield world
