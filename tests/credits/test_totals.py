@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from django.apps import apps
-from django.db import connection
+from django.db import connection, transaction
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -22,6 +22,7 @@ from credits import ledger, totals, usage
 from credits.models import ChatDayTotal, ChatTotal, DayTotal, LedgerEntry, RunTotal
 from credits.reconcile import drift
 from tests.credits.helpers import clerk, place, spend, stop_clock, turn
+from tests.credits.test_concurrency import side_by_side
 from tests.factories import UserFactory
 
 pytestmark = pytest.mark.django_db
@@ -72,8 +73,6 @@ def test_a_day_is_utcs_whatever_the_zone_of_who_writes(user, monkeypatch):
 
 
 def test_what_is_undone_does_not_count(user):
-    from django.db import transaction
-
     with transaction.atomic():
         spend(user, 5)
         transaction.set_rollback(True)
@@ -137,6 +136,25 @@ def test_counted_anew(user):
     totals.recount([user.pk, other.pk])
     assert [written(model) for model in KINDS] == before
     assert list(drift()) == []
+
+
+@pytest.mark.skipif("TEST_DATABASE_URL" not in os.environ, reason="SQLite has one writer at a time")
+@pytest.mark.services
+@pytest.mark.django_db(transaction=True)
+def test_counting_anew_waits_for_a_movement_that_is_not_committed():
+    user = UserFactory()
+
+    def count(_: int) -> None:
+        with transaction.atomic():
+            with connection.cursor() as cursor:
+                cursor.execute("SET LOCAL lock_timeout = '100ms'")
+            totals.recount([user.pk])
+
+    with transaction.atomic():
+        place(user, 5)
+        (outcome,) = side_by_side(1, count)
+    assert "lock timeout" in str(outcome)
+    assert side_by_side(1, count) == [None]
 
 
 def test_the_migration_counts_what_was_there_before(user, monkeypatch):
