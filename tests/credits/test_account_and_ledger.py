@@ -7,11 +7,12 @@ import io
 import weakref
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 from django.db.models.signals import post_init
 from django.test.utils import CaptureQueriesContext
 
 from config.api.clock import iso
+from config.api.errors import Conflict
 from credits import ledger, usage
 from credits.models import LedgerEntry
 from tests.credits.helpers import CREDIT, clerk, fund, place, spend, turn
@@ -122,7 +123,7 @@ class TestLedger:
 
 class TestCsv:
     def test_holds_every_row_of_the_caller(self, session, user, monkeypatch):
-        monkeypatch.setattr(usage, "EXPORT_BATCH", 3)
+        monkeypatch.setattr(usage, "EXPORT_BATCH", 2)  # which parts a CAPTURE from its RELEASE of the same moment
         for _ in range(4):
             ledger.capture(place(user, 8), 3)
         spend(UserFactory(), 5)
@@ -147,11 +148,10 @@ class TestCsv:
         request.addfinalizer(lambda: post_init.disconnect(remember, sender=LedgerEntry))
         with CaptureQueriesContext(connection) as queries:
             answer = session.get(LEDGER, HTTP_ACCEPT="text/csv")
-            before = len(queries)
             sent = 0
             for _ in answer.streaming_content:  # the header, then a row a line
                 sent += 1
-                assert len(queries) - before <= 1 + (sent - 1) // 4
+                assert len(queries) <= 1 + 1 + (sent - 1) // 4  # the first is the caller's
                 assert len(made) <= 2 * 4
         assert sent == 1 + 27
 
@@ -174,6 +174,20 @@ class TestCsv:
         assert answer.status_code == 401
         assert answer["Content-Type"] == "application/json"
         assert answer.json()["error"]["code"] == "UNAUTHORIZED"
+
+    def test_a_refused_method_is_json_too(self, session):
+        answer = session.post(LEDGER, HTTP_ACCEPT="text/csv")
+        assert (answer.status_code, answer["Content-Type"]) == (405, "application/json")
+
+    @pytest.mark.parametrize(("error", "status"), [(OperationalError("away"), 503), (Conflict(), 409)])
+    def test_so_is_a_failure_after_the_type_was_chosen(self, session, monkeypatch, error, status):
+        def fail(user_id):
+            raise error
+
+        monkeypatch.setattr(usage, "export", fail)
+        answer = session.get(LEDGER, HTTP_ACCEPT="text/csv")
+        assert (answer.status_code, answer["Content-Type"]) == (status, "application/json")
+        assert list(answer.json()) == ["error"]
 
     def test_other_types_are_406(self, session):
         answer = session.get(LEDGER, HTTP_ACCEPT="text/html")

@@ -8,6 +8,7 @@ from importlib import import_module
 import psycopg
 import pytest
 from django.db import DatabaseError, IntegrityError, connection, transaction
+from django.db.models import F
 from django.utils import timezone
 
 from credits import ledger
@@ -189,6 +190,13 @@ class TestReconcile:
             f"{user.username}: balance is 101, the ledger says 0.0001",
             f"{user.username}: held is 0.000011, the ledger says 0.00001",
         ]
+
+    @pytest.mark.parametrize("off", ["balance", "held"])
+    def test_each_alone(self, user, off):
+        place(user, 10)
+        Account.objects.filter(pk=user.pk).update(**{off: F(off) + 1})
+        (line,) = drift()
+        assert line.startswith(f"{user.username}: {off} is ")
 
     def test_finds_a_hold_settled_with_another_amount(self, user):
         invocation = place(user, 10)
