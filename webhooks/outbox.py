@@ -5,6 +5,7 @@ Sending is ``dispatcher.py``'s.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from django.db import connection
@@ -15,6 +16,10 @@ from config.api.ids import new_id
 from config.api.renderers import dumps
 
 DELIVER = "webhooks.deliver_due"
+
+# An event is due from a moment before it is recorded: the process that sends it may know the database's time a round
+# trip behind the one that records it, and a nudge that finds nothing due leaves the event to the sweep.
+CLOCKS_DIFFER = timedelta(seconds=1)
 
 # One statement, so that events cost a run one round trip. It locks no endpoint against anyone but its removal from
 # the table: events of many runs of one user are recorded side by side.
@@ -52,9 +57,10 @@ def record(
         "occurredAt": clock.iso(now),
         **(extra or {}),
     }
-    moment = connection.ops.adapt_datetimefield_value(now)
+    adapt = connection.ops.adapt_datetimefield_value
     body_text = dumps(body).decode()
-    values = [new_id("dlv"), event_id, event_type, run_id, chat_id, request_id, body_text, moment, moment, user_id]
+    values: list[Any] = [new_id("dlv"), event_id, event_type, run_id, chat_id, request_id, body_text]
+    values += [adapt(now - CLOCKS_DIFFER), adapt(now), user_id]
     with connection.cursor() as cursor:
         cursor.execute(_RECORD, values)
         if not cursor.rowcount:

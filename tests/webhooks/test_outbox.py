@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from decimal import Decimal
 
 import pytest
 from django.db import transaction
 
+from config.api import clock
 from config.api.ids import new_id
 from tests import factories
 from tests.webhooks.conftest import deliver, record
-from webhooks import outbox
+from webhooks import claims, outbox
 from webhooks.models import Delivery
 
 pytestmark = pytest.mark.django_db
@@ -75,3 +77,11 @@ def test_event_of_a_transaction_that_fails_is_never_sent(user, endpoint, receive
     deliver()
     assert receiver.requests == []
     assert nudges == []
+
+
+def test_event_is_due_also_by_a_clock_that_is_a_little_behind(user, endpoint, monkeypatch):
+    """Of two processes one knows the database's time less well; the nudge comes at once, and only once."""
+    delivery = record(user)
+    right = clock.now
+    monkeypatch.setattr(clock, "now", lambda: right() - timedelta(milliseconds=500))
+    assert [claim.delivery_id for claim in claims.take_due(0)[0]] == [delivery.pk]
