@@ -62,12 +62,14 @@ _pending: CompiledQuery[Waitpoint] = CompiledQuery(
 
 def find_run(user_id: int, run_id: str) -> Run | None:
     """One run as ``runs_of`` has it: what clients ask for more often than all else."""
-    run = _run.first(user_id, run_id)
+    run, pending = _run.first(user_id, run_id), list[Waitpoint]()
     if run is None:
         return None
     logs.run_id.set(run_id)
-    waiting = run.status == RunStatus.WAITING
-    return _with(run, calls=_calls(run_id), pending_waitpoints=_pending(run_id) if waiting else [])
+    if run.status == RunStatus.WAITING and not (pending := _pending(run_id)):
+        # Answered between the two reads, so it waits no more.
+        run = _run.first(user_id, run_id) or run
+    return _with(run, calls=_calls(run_id), pending_waitpoints=pending)
 
 
 def as_new(run: Run) -> Run:

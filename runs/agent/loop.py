@@ -66,6 +66,14 @@ class RunLoop:
     async def carry(self) -> None:
         """Step until there is nothing more to do here. Raises nothing but CancelledError."""
         request_id.set(self.run.request_id or self.run.id)
+        try:
+            await self._carry()
+        except asyncio.CancelledError:
+            if not self.cancel_requested or self.lost:
+                raise
+            await self._end(transitions.finish_cancelled)
+
+    async def _carry(self) -> None:
         while True:
             try:
                 await self._steps()
@@ -75,11 +83,6 @@ class RunLoop:
                     return
             except RunFailed as failure:
                 await self._end(transitions.fail, failure.code, failure.message)
-                return
-            except asyncio.CancelledError:
-                if not self.cancel_requested or self.lost:
-                    raise
-                await self._end(transitions.finish_cancelled)
                 return
             except Exception as error:
                 # A commit whose answer was lost is found again here, by what it wrote: then the journal is ahead.
@@ -125,7 +128,9 @@ class RunLoop:
         try:
             await self.db(transition, self.run, *args, content=content, delta=self.take_pending())
         except LeaseLost:
-            logger.info("run %s was taken over before it ended here", self.run.id)
+            # Another's by now, or this one's with a row that is ahead of what is remembered of it.
+            if await self._resume():
+                await self._end(transition, *args)
 
     async def _resume(self) -> bool:
         """Read the journal anew; False if the run is another's by now."""

@@ -100,6 +100,24 @@ def test_every_end_happens_once(bench, monkeypatch, step):
     assert invariants.violations() == []
 
 
+def test_a_cancel_that_comes_while_the_journal_is_read_anew_ends_the_run(bench, monkeypatch):
+    lose, asked = Loser("record_turn", lambda number: number == 1), []
+
+    def attempt(step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if step.__name__ == "reload" and not asked:
+            asked.append(args[0].pk)
+            bench.cancel(args[0].pk)
+            until(lambda: bench.engine.loops[asked[0]].cancel_requested)
+        return lose(step, args, kwargs)
+
+    monkeypatch.setattr(engines_module, "_attempt", attempt)
+    run = bench.wait(bench.start('/call calculate {"expression": "1+1"}\n/wait 30')["id"])
+    assert (lose.lost, asked) == (1, [run["id"]])
+    assert run["status"] == "cancelled"
+    assert Run.objects.get().lease_losses == 0
+    assert invariants.violations() == []
+
+
 def test_a_run_that_its_worker_does_not_carry_is_taken_up(bench, monkeypatch):
     """What breaks between a claim and its run's loop leaves the run owned by a live worker that knows nothing of it."""
     original, broken = engines_module.claim_and_load, []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from credits import ledger
-from runs import sweeps
+from runs import services, sweeps
 from runs.models import Run, Waitpoint
 from tests import factories
 from tests.driver import until
@@ -272,6 +272,21 @@ def test_others_see_nothing(bench):
         ]
         assert [answer.status_code for answer in answers] == [404] * len(answers)
     assert bench.get(run["id"])["status"] == "waiting"
+
+
+def test_a_run_that_is_answered_while_it_is_read_is_not_shown_as_waiting_for_nothing(bench, monkeypatch):
+    run = bench.wait(bench.start("/ask Which?\n/wait 30")["id"], "waiting")
+    read = services._pending
+
+    def answered_first(run_id: str) -> list[Waitpoint]:
+        bench.respond(run, kind="CLARIFICATION", answer="blue")
+        return read(run_id)
+
+    monkeypatch.setattr(services, "_pending", answered_first)
+    shown = bench.get(run["id"])
+    assert shown["pendingWaitpoint"] is None
+    assert shown["status"] in ("queued", "running")
+    bench.cancel(run["id"])
 
 
 def test_ledger_adds_up(bench, user):
