@@ -22,6 +22,7 @@ import psycopg
 import requests
 from celery import Celery
 
+from runs.catalogue import MAX_AGE_SECONDS
 from tests.driver import FINAL, Driver
 from tests.stack.stack import Stack
 from tests.webhooks.receiver import Received, Receiver, answer
@@ -98,8 +99,9 @@ class Load:
         self.driver = Driver(self.http)
         answered = self.http.post("/webhooks", {"url": self.hooks.url})
         assert answered.status_code == 200, answered.text
-        # Runs that begin within a second of it are not held against a missing delivery.
-        time.sleep(1.1)
+        # Workers know of the new tools by then; and runs that begin within a second of the endpoint are not held
+        # against a missing delivery.
+        time.sleep(MAX_AGE_SECONDS + 1)
         self._answering.start()
         return self
 
