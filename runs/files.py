@@ -18,7 +18,8 @@ from django.http import FileResponse, HttpRequest, JsonResponse
 from django.http.response import HttpResponseBase
 from django.utils.crypto import salted_hmac
 
-from config.api.errors import Unavailable, envelope_for
+from chats.files import storage_errors
+from config.api.errors import Unavailable, envelope, envelope_for
 
 FOLDER = "tools"
 FILE_NAME_MAX_CHARS = 100
@@ -125,9 +126,12 @@ def serve_file(request: HttpRequest, token: str, file_name: str) -> HttpResponse
     if not TOKEN_PATTERN.fullmatch(token) or not is_file_name(file_name):
         return JsonResponse(envelope_for(404), status=404)
     try:
-        file = default_storage.open(f"{FOLDER}/{token}/{file_name}")
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        with storage_errors():
+            file = default_storage.open(f"{FOLDER}/{token}/{file_name}")
+    except FileNotFoundError:
         return JsonResponse(envelope_for(404), status=404)
+    except Unavailable as error:
+        return JsonResponse(envelope(error.code, error.message), status=error.status)
     return FileResponse(
         file,
         as_attachment=True,
