@@ -11,6 +11,16 @@ URL = "/api/mcp"
 MODERN, LEGACY = "2026-07-28", "2025-11-25"
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
 ENVELOPE = {VERSION_KEY: MODERN, "io.modelcontextprotocol/clientCapabilities": {}}
+# Each tool, and the scope that it needs.
+TOOLS = {
+    "list_chats": "chats:read",
+    "create_chat": "chats:write",
+    "start_run": "runs:write",
+    "get_run": "runs:read",
+    "cancel_run": "runs:write",
+    "respond_to_waitpoint": "waitpoints:respond",
+    "get_credits": "credits:read",
+}
 
 
 def post(client: APIClient, body: Any, **headers: str) -> Any:

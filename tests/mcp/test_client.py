@@ -18,6 +18,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from tests.driver import FINAL, Driver, until
+from tests.mcp.rpc import TOOLS
 from tests.stack.process import ROOT, python
 from tests.stack.stack import Stack
 
@@ -59,7 +60,7 @@ async def ended(client: Client, run: dict[str, Any]) -> dict[str, Any]:
 def test_a_whole_conversation(stack: Stack, mode: str) -> None:
     async def work(client: Client) -> None:
         tools = {tool.name for tool in (await client.list_tools()).tools}
-        assert len(tools) == 7
+        assert tools == set(TOOLS)
         before = await call(client, "get_credits")
         chat = await call(client, "create_chat", title="By MCP")
         assert chat["id"] in [each["id"] for each in (await call(client, "list_chats"))["items"]]

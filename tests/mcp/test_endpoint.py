@@ -11,20 +11,9 @@ from rest_framework.test import APIClient
 from apikeys.keys import create_key, revoke_key
 from config.api import ratelimit
 from config.api.ratelimit import Verdict
-from tests.mcp.rpc import ENVELOPE, LEGACY, MODERN, URL, VERSION_KEY, error_of, modern, post, rpc
+from tests.mcp.rpc import ENVELOPE, LEGACY, MODERN, TOOLS, URL, VERSION_KEY, error_of, modern, post, rpc
 
 pytestmark = pytest.mark.django_db
-
-
-TOOLS = {
-    "list_chats": "chats:read",
-    "create_chat": "chats:write",
-    "start_run": "runs:write",
-    "get_run": "runs:read",
-    "cancel_run": "runs:write",
-    "respond_to_waitpoint": "waitpoints:respond",
-    "get_credits": "credits:read",
-}
 
 
 # --- the revisions ---------------------------------------------------------------------------------------------------

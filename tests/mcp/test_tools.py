@@ -18,19 +18,9 @@ from runs.stream_servers import background
 from tests import factories
 from tests.contract.world import build, unknown_ids
 from tests.credits.helpers import fund
-from tests.mcp.rpc import call, done, refused, rpc
+from tests.mcp.rpc import TOOLS, call, done, refused, rpc
 
 pytestmark = pytest.mark.django_db
-
-TOOLS = {
-    "list_chats": "chats:read",
-    "create_chat": "chats:write",
-    "start_run": "runs:write",
-    "get_run": "runs:read",
-    "cancel_run": "runs:write",
-    "respond_to_waitpoint": "waitpoints:respond",
-    "get_credits": "credits:read",
-}
 
 
 @pytest.fixture(scope="module", autouse=True)
