@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 from rest_framework.test import APIClient
 
 from config.api import broker
@@ -44,6 +45,12 @@ def engines(transactional_db, monkeypatch, settings) -> Iterator[Callable[[], En
     settings.RUN_LEASE_SECONDS = 2
     seed_catalogue()
     made: list[Engine] = []
+    opened: list[BaseDatabaseWrapper] = []
+
+    def remember(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            connection.inc_thread_sharing()
+            opened.append(connection)
 
     def make() -> Engine:
         engine = Engine()
@@ -56,13 +63,17 @@ def engines(transactional_db, monkeypatch, settings) -> Iterator[Callable[[], En
             made[-1].offer(args[0])
 
     monkeypatch.setattr(broker, "nudge", nudge)
+    connection_created.connect(remember)
     yield make
     for engine in made:
         if not engine._stopped.is_set():
             engine.stop(0)
     for thread in threading.enumerate():
         assert not thread.name.startswith(("run-loop", "run-heart")), "an engine outlived its test"
-    connections.close_all()
+    connection_created.disconnect(remember)
+    # A worker's process ends with its threads; here they would keep their connections, and with them the database.
+    for connection in opened:
+        connection.close()
 
 
 def vanish(engine: Engine) -> None:
@@ -73,6 +84,8 @@ def vanish(engine: Engine) -> None:
     until(lambda: not engine.tasks)
     engine.loop.call_soon_threadsafe(engine.loop.stop)
     engine._threads[0].join()
+    engine.db_threads.shutdown()
+    engine.tool_threads.shutdown(wait=False)
 
 
 @pytest.fixture

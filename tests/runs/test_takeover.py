@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from django.db import transaction
+from django.db.models import F
 
 from config.api import broker
 from credits import ledger
@@ -105,10 +107,11 @@ def test_text_written_while_its_worker_leaves_does_not_keep_a_run(bench, monkeyp
     def overtaken(run):
         if not refused:
             refused.append(run.id)
-            # As the flusher does, between the reading of the run and its hand-over.
-            index = run.last_stream_index + 1
-            Run.objects.filter(pk=run.id).update(last_stream_index=index)
-            RunEvent.objects.create(run_id=run.id, index=index, type="message.delta", data='{"text":""}')
+            # As the flusher does, which is still there, between the reading of the run and its hand-over.
+            with transaction.atomic():
+                Run.objects.filter(pk=run.id).update(last_stream_index=F("last_stream_index") + 1)
+                index = Run.objects.values_list("last_stream_index", flat=True).get(pk=run.id)
+                RunEvent.objects.create(run_id=run.id, index=index, type="message.delta", data='{"text":""}')
         hand_over(run)
 
     monkeypatch.setattr(transitions, "hand_over", overtaken)
