@@ -10,11 +10,8 @@ import time
 from functools import partial
 from pathlib import Path
 
-import requests
-
-from tests.stack import redis
-from tests.stack.process import ROOT, Process, free_port, python
-from tests.stack.stack import START_SECONDS, Stack, live
+from tests.stack.process import ROOT, free_port, python
+from tests.stack.stack import START_SECONDS, Stack, is_ready, worker_is_ready
 
 WORKERS = ("runs-1", "runs-2", "webhooks", "webhooks-retry", "maintenance")
 
@@ -33,38 +30,29 @@ class Deployment(Stack):
     def stream_url(self) -> str:
         return f"http://127.0.0.1:{self.stream_port}"
 
-    def start(self) -> None:
-        live.append(self)
-        try:
-            self._make_database()
-            assert self.redis_url
-            self.environment["REDIS_URL"] = redis.own_database(self.redis_url)
-            released = subprocess.run(
-                python("-m", "config.procfile", "release"),
-                cwd=ROOT,
-                env=self.environment,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert released.returncode == 0, released.stdout + released.stderr
-            if self.through:
-                name = self.environment["DATABASE_URL"].rpartition("/")[2]
-                self.environment["DATABASE_URL"] = f"{self.through}/{name}"
-            for name in ("web", "stream", *WORKERS, "beat"):
-                self.add(name, python("-m", "config.procfile", name.partition("-1")[0].partition("-2")[0]))
-            self.wait_until_all_serve()
-        except BaseException as error:
-            if isinstance(error, Exception):
-                error.add_note(self.report())
-            self.stop()
-            raise
+    def start_processes(self) -> None:
+        assert self.redis_url
+        released = subprocess.run(
+            python("-m", "config.procfile", "release"),
+            cwd=ROOT,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert released.returncode == 0, released.stdout + released.stderr
+        if self.through:
+            name = self.environment["DATABASE_URL"].rpartition("/")[2]
+            self.environment["DATABASE_URL"] = f"{self.through}/{name}"
+        for name in ("web", "stream", *WORKERS, "beat"):
+            self.add(name, python("-m", "config.procfile", name.partition("-1")[0].partition("-2")[0]))
+        self.wait_until_all_serve()
 
     def wait_until_all_serve(self) -> None:
         for url in (self.url, self.stream_url):
             self.wait_for(partial(is_ready, url), START_SECONDS, f"{url}'s readiness")
         for name in WORKERS:
-            self.wait_for(partial(says_ready, self.processes[name]), START_SECONDS, f"readiness of {name}")
+            self.wait_for(partial(worker_is_ready, self.processes[name]), START_SECONDS, f"readiness of {name}")
 
     def shut_down(self) -> dict[str, float]:
         """SIGTERM to every process at once, as a platform does; how long each took to end."""
@@ -87,14 +75,3 @@ class Deployment(Stack):
             process.log.replace(process.log.with_suffix(".before.log"))
             process.start()
         self.wait_until_all_serve()
-
-
-def is_ready(url: str) -> bool:
-    try:
-        return requests.get(f"{url}/readyz", timeout=10).status_code == 200
-    except requests.RequestException:
-        return False
-
-
-def says_ready(process: Process) -> bool:
-    return process.log.exists() and " ready." in process.log.read_text(errors="replace")

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from config.reaper import Reaper, signal_group
@@ -173,9 +172,7 @@ class Server(Process):
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.kill()
         remove_directory(self.data)
 

@@ -18,7 +18,6 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import psycopg
@@ -135,20 +134,24 @@ class Stack:
             self._make_database()
             if self.redis_url:
                 self.environment["REDIS_URL"] = redis.own_database(self.redis_url)
-            else:
-                self.add("broker", python("-m", "config.broker_process"))
-            self.add("web", python("-m", "gunicorn", "config.wsgi", "--bind", f"127.0.0.1:{self.port}"))
-            for number in range(1, self.run_workers + 1):
-                self.add_worker(f"runs-{number}", "runs", concurrency=4)
-            self.add_worker("webhooks", "webhooks,webhooks-retry", concurrency=4)
-            self.add_worker("maintenance", "maintenance", concurrency=2)
-            self.add("beat", [*CELERY, "beat"])
-            self.wait_until_ready()
+            self.start_processes()
         except BaseException as error:
             if isinstance(error, Exception):
                 error.add_note(self.report())
             self.stop()
             raise
+
+    def start_processes(self) -> None:
+        """All that the service is made of, until it is ready."""
+        if not self.redis_url:
+            self.add("broker", python("-m", "config.broker_process"))
+        self.add("web", python("-m", "gunicorn", "config.wsgi", "--bind", f"127.0.0.1:{self.port}"))
+        for number in range(1, self.run_workers + 1):
+            self.add_worker(f"runs-{number}", "runs", concurrency=4)
+        self.add_worker("webhooks", "webhooks,webhooks-retry", concurrency=4)
+        self.add_worker("maintenance", "maintenance", concurrency=2)
+        self.add("beat", [*CELERY, "beat"])
+        self.wait_until_ready()
 
     def add(self, name: str, command: list[str]) -> Process | None:
         """Start a further process of the service; None if the stack is made ``without`` it."""
@@ -175,7 +178,7 @@ class Stack:
                 process.check()
             elif name == "web" or (name == "broker" and names and self.processes["web"].running):
                 # The web process is ready once the database and the broker are.
-                self.wait_for(self._web_answers, START_SECONDS, "the web process's readiness")
+                self.wait_for(partial(is_ready, self.url), START_SECONDS, "the web process's readiness")
             elif "worker" in process.command:
                 self.wait_for(partial(worker_is_ready, process), START_SECONDS, f"readiness of {name}")
 
@@ -195,9 +198,7 @@ class Stack:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     # --- faults ------------------------------------------------------------------------------------------------------
@@ -286,14 +287,6 @@ class Stack:
 
     # --- details -----------------------------------------------------------------------------------------------------
 
-    def _web_answers(self) -> bool:
-        try:
-            with requests.Session() as http:
-                http.trust_env = False
-                return http.get(f"{self.url}/readyz", timeout=10).status_code == 200
-        except requests.RequestException:
-            return False
-
     def _make_database(self) -> None:
         """Migrated once a test process; every stack gets a copy, which takes a fraction of the time."""
         server = self.database_url or "sqlite"
@@ -316,6 +309,16 @@ class Stack:
         else:
             for file in Path(templates[server]).parent.glob("db.sqlite3*"):
                 shutil.copy(file, self.directory / file.name)
+
+
+def is_ready(url: str) -> bool:
+    """Whether a web or stream process answers there, with what it needs."""
+    try:
+        with requests.Session() as http:
+            http.trust_env = False
+            return http.get(f"{url}/readyz", timeout=10).status_code == 200
+    except requests.RequestException:
+        return False
 
 
 def worker_is_ready(process: Process) -> bool:

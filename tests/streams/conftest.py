@@ -103,8 +103,8 @@ class Listener:
 class StreamStack(Stack):
     """A stack with a stream process beside the web process."""
 
-    def start(self) -> None:
-        super().start()
+    def start_processes(self) -> None:
+        super().start_processes()
         self.stream_port = free_port()
         options = ("--http", "config.stream_server:Protocol", "--no-access-log", "--timeout-graceful-shutdown", "1")
         self.add(
