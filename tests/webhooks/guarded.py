@@ -1,0 +1,33 @@
+"""Requests through the outbound guard, and names that lead where a test says."""
+
+from __future__ import annotations
+
+import socket
+
+from webhooks import addresses, guard
+
+
+def send(url: str, method: str = "POST", **changes):
+    arguments = {
+        "headers": {},
+        "body": b"{}",
+        "connect_timeout": 5,
+        "total_timeout": 5,
+        "max_bytes": 1000,
+        "allow_private": True,
+    }
+    return guard.send(method, url, **{**arguments, **changes})
+
+
+def resolve(monkeypatch, *found: str):
+    """Every name leads to these addresses. Returns the names asked for."""
+    asked = []
+
+    def getaddrinfo(host, port, *args, **kwargs):
+        asked.append(host)
+        return [
+            (socket.AF_INET6 if ":" in one else socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in found
+        ]
+
+    monkeypatch.setattr(addresses.socket, "getaddrinfo", getaddrinfo)
+    return asked

@@ -1,0 +1,125 @@
+"""The outbound guard: for how long a request, and the look-up of its name, may take."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+
+from tests.webhooks import receiver as behaviours
+from tests.webhooks.guarded import send
+from tests.webhooks.receiver import receiving
+from webhooks import addresses, guard
+
+
+@pytest.mark.parametrize("behaviour", [behaviours.hang, behaviours.drip_header, behaviours.drip_body])
+@pytest.mark.parametrize("reuse", [False, True])
+def test_deadline_covers_header_and_body(behaviour, reuse):
+    with receiving(behaviour) as receiver:
+        start = time.monotonic()
+        with pytest.raises(guard.RequestTimedOut):
+            send(receiver.url, total_timeout=0.3, reuse=reuse)
+        assert time.monotonic() - start >= 0.29
+
+
+def test_deadline_covers_sending():
+    """A receiver that accepts and reads nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(guard.RequestTimedOut):
+        send(f"http://127.0.0.1:{listener.getsockname()[1]}/", body=b"a" * 20_000_000, total_timeout=0.5)
+
+
+def test_receiver_that_reads_nothing_keeps_no_socket():
+    """What could not be sent in time is dropped with the connection: it does not wait in memory to be read."""
+    body = b"a" * 20_000_000
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with pytest.raises(guard.RequestTimedOut):
+            send(f"http://127.0.0.1:{listener.getsockname()[1]}/", body=body, total_timeout=0.5)
+        connection, _ = listener.accept()
+        received = 0
+        with connection, contextlib.suppress(ConnectionResetError):
+            connection.settimeout(20)
+            while part := connection.recv(1_000_000):
+                received += len(part)
+        assert received < len(body)
+
+
+def test_deadline_covers_the_tls_handshake():
+    """A receiver that drips the start of a TLS record."""
+
+    def drip(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            for byte in b"\x16\x03\x03\x40\x00" + b"\x02" * 500:
+                try:
+                    connection.sendall(bytes([byte]))
+                except OSError:
+                    return
+                if stop.wait(0.02):
+                    return
+
+    stop = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=drip, args=(listener,), daemon=True).start()
+        with pytest.raises(guard.RequestTimedOut):
+            send(f"https://127.0.0.1:{listener.getsockname()[1]}/", total_timeout=0.5, connect_timeout=0.4)
+        stop.set()
+
+
+def test_deadline_covers_a_hanging_look_up(monkeypatch):
+    release = threading.Event()
+    monkeypatch.setattr(addresses.socket, "getaddrinfo", lambda *args, **kwargs: release.wait(10) or [])
+    with pytest.raises(guard.RequestFailed, match="resolved in time"):
+        send("http://slow.example/", connect_timeout=0.1)
+    with pytest.raises(ValueError, match="resolved in time"):
+        guard.check_url("http://slow.example/", False, timeout=0.1)
+    release.set()
+
+
+@pytest.fixture
+def hanging_names(monkeypatch):
+    """Look-ups of *.hang.example never end, others lead to loopback. Returns what was looked up."""
+    release, asked = threading.Event(), []
+
+    def getaddrinfo(host, port, *args, **kwargs):
+        asked.append(host)
+        if host.endswith("hang.example"):
+            release.wait(60)
+            raise OSError
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(addresses.socket, "getaddrinfo", getaddrinfo)
+    yield asked
+    release.set()
+    for thread in threading.enumerate():
+        if thread.name == "webhook-lookup":
+            thread.join(30)
+
+
+def look_up_in_vain(host: str) -> None:
+    with pytest.raises(guard.RequestFailed, match="resolved in time"):
+        send(f"http://{host}/", connect_timeout=0.05)
+
+
+def test_names_that_hang_hold_up_no_other(hanging_names):
+    for number in range(40):
+        look_up_in_vain(f"{number}.hang.example")
+    with receiving() as receiver:
+        assert send(f"http://good.example:{receiver.port}/").status == 200
+
+
+def test_a_name_that_hangs_is_looked_up_once_at_a_time(hanging_names):
+    for _ in range(5):
+        look_up_in_vain("hang.example")
+    assert hanging_names == ["hang.example"]
+
+
+def test_look_ups_at_a_time_are_bounded(hanging_names, settings):
+    settings.WEBHOOK_LOOKUPS_MAX = 2
+    for number in range(3):
+        look_up_in_vain(f"{number}.hang.example")
+    assert len(hanging_names) == 2
+    with pytest.raises(ValueError, match="resolved in time"):
+        guard.check_url("http://good.example/", False)
