@@ -20,6 +20,7 @@ limit_request_line = REQUEST_LINE_MAX_BYTES
 limit_request_fields = 100
 limit_request_field_size = 16 * 1024  # a session token alone may have 16 KiB
 accesslog = None
+logger_class = "config.server.Logger"
 loglevel = "warning"
 logconfig_dict = settings.LOGGING
 control_socket_disable = True

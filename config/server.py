@@ -13,7 +13,7 @@ import time
 from importlib import import_module
 from typing import Any
 
-from gunicorn import util
+from gunicorn import glogging, util
 from gunicorn.http import message
 from gunicorn.workers import gthread
 
@@ -40,6 +40,15 @@ def write_envelope(sock: socket.socket, status: int, reason: str, _details: str)
         f"X-Content-Type-Options: nosniff\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     util.write_nonblock(sock, head.encode("latin1") + body)
+
+
+class Logger(glogging.Logger):
+    def access(self, *args: Any) -> None:
+        """Nothing, unless somebody asked for it: gunicorn gathers a line's parts all the same, for its log might be set
+        up in ``logconfig_dict``, where ours is not.
+        """
+        if self.cfg.accesslog or self.cfg.syslog:
+            super().access(*args)
 
 
 class RequestSocket(socket.socket):

@@ -47,5 +47,4 @@ def iso(moment: datetime | None) -> str | None:
     """``2026-11-20T12:34:56.789Z``, or None."""
     if moment is None:
         return None
-    moment = moment.astimezone(UTC)
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds")[: -len("+00:00")] + "Z"

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, Generic, TypeVar
 
 from django.core.exceptions import FieldDoesNotExist
-from django.db import connection, models
+from django.db import DEFAULT_DB_ALIAS, connection, connections, models
 from django.db.backends.signals import connection_created
 from django.db.models import QuerySet
 from django.db.models.base import ModelState
@@ -47,29 +47,30 @@ class CompiledQuery(Generic[M]):
         self.statements: dict[str, _Statement] = {}
 
     def __call__(self, *arguments: int | str) -> list[M]:
-        statement = self.statements.get(connection.vendor) or self._compile()
+        # The thread's own, once: each attribute of django.db.connection looks for it anew.
+        database = connections[DEFAULT_DB_ALIAS]
+        statement = self.statements.get(database.vendor) or self._compile()
         parameters = [arguments[value.index] if isinstance(value, _Place) else value for value in statement.template]
-        with connection.cursor() as cursor:
-            if connection.vendor == "postgresql":
+        with database.cursor() as cursor:
+            if database.vendor == "postgresql":
                 # Moments are then read by psycopg's C code; as text Django has them parsed in Python.
                 cursor.cursor.format = Format.BINARY
             cursor.execute(statement.sql, parameters)
             rows = cursor.fetchall()
-        alias = connection.alias
-        return [self._instance(statement, row, alias) for row in rows]
+        return [self._instance(statement, row, database) for row in rows]
 
     def first(self, *arguments: int | str) -> M | None:
         return next(iter(self(*arguments)), None)
 
-    def _instance(self, statement: _Statement, row: Sequence[Any], alias: str) -> M:
+    def _instance(self, statement: _Statement, row: Sequence[Any], database: Any) -> M:
         if statement.converters:
             row = list(row)
             for index, converters, expression in statement.converters:
                 for convert in converters:
-                    row[index] = convert(row[index], expression, connection)
+                    row[index] = convert(row[index], expression, database)
         # As Model.from_db does it, but for the signals and the defaults that it weighs for each field.
         instance = self.model.__new__(self.model)
-        vars(instance).update(zip(statement.names, row, strict=False), _state=_as_stored(alias))
+        vars(instance).update(zip(statement.names, row, strict=False), _state=_as_stored(database.alias))
         for name, index in statement.annotations:
             vars(instance)[name] = row[index]
         return instance

@@ -1,5 +1,5 @@
 """What every answer has, whoever gave it: a request id and, under /api, the error envelope and the rate limit's
-headers.
+headers. And what only pages need, which the API is spared.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from django.contrib.auth import middleware as auth
+from django.contrib.messages import middleware as messages
+from django.contrib.sessions import middleware as sessions
 from django.http import HttpRequest, HttpResponseBase
 
 from config.api import health, logs, metrics_page, ratelimit
@@ -105,6 +108,32 @@ class PagePolicyMiddleware:
             if request.path_info.startswith(path):
                 response["Content-Security-Policy"] = policy
         return response
+
+
+class PagesOnly:
+    """Of Django's middleware, what knows people by a cookie: no caller of the API has one, and each of its requests
+    would pass all the same.
+    """
+
+    get_response: Any
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        if is_api_path(request.path_info):
+            return self.get_response(request)
+        answer: HttpResponseBase = super().__call__(request)  # type: ignore[misc]
+        return answer
+
+
+class SessionMiddleware(PagesOnly, sessions.SessionMiddleware):
+    pass
+
+
+class AuthenticationMiddleware(PagesOnly, auth.AuthenticationMiddleware):
+    pass
+
+
+class MessageMiddleware(PagesOnly, messages.MessageMiddleware):
+    pass
 
 
 class ApiErrorMiddleware:

@@ -1,12 +1,34 @@
-"""For endpoints that answer with something else than JSON."""
+"""What an answer is written as."""
 
 from typing import Any
 
-from rest_framework.negotiation import BaseContentNegotiation
+from rest_framework.negotiation import BaseContentNegotiation, DefaultContentNegotiation
+
+# What nearly every client sends, if it sends anything.
+USUAL = (None, "*/*", "application/json")
+
+
+class JsonNegotiation(DefaultContentNegotiation):
+    """DRF's own, but that the usual Accept headers are not parsed where there is nothing but JSON. It reads the query,
+    too, and refuses one that is too long.
+    """
+
+    def select_renderer(self, request: Any, renderers: Any, format_suffix: Any = None) -> tuple[Any, str]:
+        if (
+            request.META.get("HTTP_ACCEPT") in USUAL
+            and len(renderers) == 1
+            and renderers[0].media_type == "application/json"
+            and not (format_suffix or request.META.get("QUERY_STRING"))
+        ):
+            return renderers[0], "application/json"
+        chosen: tuple[Any, str] = super().select_renderer(request, renderers, format_suffix)
+        return chosen
 
 
 class AnyMediaType(BaseContentNegotiation):
-    """Errors are JSON and the content is what it is: there is nothing to choose, whatever Accept says."""
+    """For endpoints that answer with something else than JSON: errors are JSON and the content is what it is, so there
+    is nothing to choose, whatever Accept says.
+    """
 
     def select_renderer(self, request: Any, renderers: Any, format_suffix: Any = None) -> tuple[Any, str]:
         return renderers[0], renderers[0].media_type

@@ -17,7 +17,7 @@ from typing import Any
 import jwt
 import requests
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from django.conf import settings
 
 from config.api.errors import Unavailable
@@ -61,7 +61,7 @@ def verify(token: str) -> dict[str, Any]:
     if len(token) > TOKEN_MAX_CHARS:
         raise InvalidToken("The session token is too long.")
     try:
-        header = jwt.get_unverified_header(token)
+        header = _header(token.partition(".")[0])
         algorithm = header.get("alg")
         # Before any key is looked for: a key's own kind decides below, never the token.
         if algorithm not in ALGORITHMS:
@@ -74,7 +74,7 @@ def verify(token: str) -> dict[str, Any]:
         else:
             if algorithm != "EdDSA":
                 raise InvalidToken("The session token's algorithm is not accepted.")
-            signer = Signer(_local_key().public_key(), algorithm, LOCAL_ISSUER, LOCAL_AUDIENCE)
+            signer = Signer(_local_public_key(_local_key()), algorithm, LOCAL_ISSUER, LOCAL_AUDIENCE)
         claims = _checked(token, signer, int(time.monotonic() / REMEMBERED_SECONDS))
         if claims["exp"] <= time.time() - settings.SESSION_LEEWAY_SECONDS:
             raise jwt.ExpiredSignatureError
@@ -86,6 +86,13 @@ def verify(token: str) -> dict[str, Any]:
     if not isinstance(claims["sub"], str) or not claims["sub"]:
         raise InvalidToken("The session token names no subject.")
     return claims
+
+
+@lru_cache(maxsize=64)
+def _header(segment: str) -> dict[str, Any]:
+    """What a token's first part says: the same for all tokens of one key, and trusted in nothing."""
+    header: dict[str, Any] = jwt.get_unverified_header(f"{segment}.e30.")
+    return header
 
 
 @dataclass(frozen=True)
@@ -133,6 +140,11 @@ def _read_local_key(path: str) -> Ed25519PrivateKey:
     if not isinstance(key, Ed25519PrivateKey):
         raise RuntimeError(f"{path} does not hold an Ed25519 key; remove it and a new one is made.")
     return key
+
+
+@lru_cache(maxsize=4)
+def _local_public_key(key: Ed25519PrivateKey) -> Ed25519PublicKey:
+    return key.public_key()
 
 
 class Jwks:

@@ -1,0 +1,22 @@
+"""gunicorn's access log: nothing is made of it unless an operator asks for one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from gunicorn import glogging
+
+from config.server import Logger
+
+
+@pytest.mark.parametrize(
+    ("accesslog", "syslog", "lines"), [(None, False, 0), ("-", False, 1), ("access.log", False, 1), (None, True, 1)]
+)
+def test_a_line_is_made_only_if_somebody_reads_it(monkeypatch, accesslog, syslog, lines):
+    made = []
+    monkeypatch.setattr(glogging.Logger, "access", lambda self, *args: made.append(args))
+    logger = Logger.__new__(Logger)  # gunicorn's own __init__ sets up the loggers of the whole process
+    logger.cfg = SimpleNamespace(accesslog=accesslog, syslog=syslog, logconfig_dict={"version": 1})
+    logger.access("response", "request", {}, "time")
+    assert len(made) == lines
