@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from rest_framework.test import APIClient
+from whitenoise.middleware import WhiteNoiseMiddleware
 
 from config.api import broker
 from tests import factories
@@ -23,6 +25,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # must not be left for the end, when the other workers have nothing more to do.
     tests, most = Counter(item.path for item in items), len(items)
     items.sort(key=lambda item: tests[item.path] if item.get_closest_marker("stack") else most)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def static_files_are_looked_for_once() -> Iterator[None]:
+    """Every test client makes the middleware anew, and with it would look into every static file each time."""
+    look, found = WhiteNoiseMiddleware.add_files_from_finders, {}
+
+    def once(middleware: WhiteNoiseMiddleware) -> None:
+        if not found:
+            look(middleware)
+            found.update(middleware.files)
+        middleware.files.update(found)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WhiteNoiseMiddleware, "add_files_from_finders", once)
+        yield
 
 
 @pytest.fixture(autouse=True)
