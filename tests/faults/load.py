@@ -22,10 +22,10 @@ import psycopg
 import requests
 from celery import Celery
 
-from runs.catalogue import MAX_AGE_SECONDS
 from tests.driver import FINAL, Driver
+from tests.stack.plugin import given_services
 from tests.stack.stack import Stack
-from tests.webhooks.receiver import Received, Receiver, answer
+from tests.webhooks.receiver import Received, Receiver, answer, receiving
 
 SIGNUP_CREDITS = 100_000
 # Short enough that what is waited for takes seconds, in production's proportions.
@@ -83,9 +83,9 @@ def slow_result(receiver: Receiver, connection: socket.socket, request: Received
 class Load:
     """One user of a stack. Use as a context: someone answers its waiting runs until the end."""
 
-    def __init__(self, stack: Stack, user: str = "load") -> None:
-        self.stack, self.user = stack, user
-        self.hooks, self.tools = Receiver([answer()]), Receiver([slow_result])
+    def __init__(self, stack: Stack, tools: Receiver, user: str = "load") -> None:
+        self.stack, self.tools, self.user = stack, tools, user
+        self.hooks = Receiver([answer()])
         self.runs: dict[str, Kind] = {}
         self.wrong: list[str] = []
         self.slowest_start = 0.0
@@ -94,14 +94,12 @@ class Load:
         self._answering = threading.Thread(target=self._answer, daemon=True)
 
     def __enter__(self) -> Load:
-        self.stack.manage("shell", "--no-imports", "-c", CATALOGUE.format(url=self.tools.url))
         self.http = self.stack.session(self.user)
         self.driver = Driver(self.http)
         answered = self.http.post("/webhooks", {"url": self.hooks.url})
         assert answered.status_code == 200, answered.text
-        # Workers know of the new tools by then; and runs that begin within a second of the endpoint are not held
-        # against a missing delivery.
-        time.sleep(MAX_AGE_SECONDS + 1)
+        # Runs that begin within a second of the endpoint are not held against a missing delivery.
+        time.sleep(1)
         self._answering.start()
         return self
 
@@ -109,7 +107,6 @@ class Load:
         self._stopped.set()
         self._answering.join(30)
         self.hooks.stop()
-        self.tools.stop()
 
     # --- the user's doings -------------------------------------------------------------------------------------------
 
@@ -297,6 +294,15 @@ class Load:
     def broker(self) -> Celery:
         """To publish messages as the service does."""
         return Celery("tests", broker=self.stack.environment["REDIS_URL"], set_as_current=False)
+
+
+@contextlib.contextmanager
+def at_work(**options: Any) -> Iterator[Load]:
+    """A service of two run workers and a user at work; ``options`` are those of ``Stack``."""
+    with receiving(slow_result) as tools:
+        prepared = {"run_workers": 2, "environment": QUICK, "prepare": CATALOGUE.format(url=tools.url)}
+        with Stack(**{**given_services(), **prepared, **options}) as stack, Load(stack, tools) as load:
+            yield load
 
 
 EVENT_TYPES = ("agent.started", "agent.completed", "agent.failed", "tool.completed")

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.load import QUESTION, QUICK, Load
-from tests.stack.plugin import given_services
-from tests.stack.stack import Stack
+from tests.faults.load import QUESTION, QUICK, Load, at_work
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(180)]
 
@@ -38,10 +36,7 @@ def load() -> Iterator[Load]:
         "PYTHONPATH": str(Path(__file__).parent / "wrong_clock"),
     }
     clocks = {name: faked | {"FAKETIME": f"{hours:+d}h"} for name, hours in HOURS.items()}
-    with (
-        Stack(**given_services(), run_workers=2, environment=QUICK | LIMITS, process_environment=clocks) as stack,
-        Load(stack) as load,
-    ):
+    with at_work(environment=QUICK | LIMITS, process_environment=clocks) as load:
         yield load
 
 

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 import pytest
 import requests
 
-from tests.faults.load import APPROVAL, FAILING, OUTSIDE, PLAIN, QUESTION, QUICK, STREAM, TOOLS, Load
-from tests.stack.plugin import given_services
-from tests.stack.stack import Stack
+from tests.faults.load import APPROVAL, FAILING, OUTSIDE, PLAIN, QUESTION, STREAM, TOOLS, Load, at_work
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(180)]
 
@@ -25,7 +23,7 @@ POINTS = (
 
 @pytest.fixture(scope="module")
 def load() -> Iterator[Load]:
-    with Stack(**given_services(), run_workers=2, environment=QUICK) as stack, Load(stack) as load:
+    with at_work() as load:
         yield load
 
 

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.load import QUICK, Kind, Load
-from tests.stack.plugin import given_services
-from tests.stack.stack import Stack
+from tests.faults.load import QUICK, Kind, Load, at_work
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(240)]
 
@@ -19,7 +17,7 @@ LONG = Kind("/stream 120 100\n/say and the end", "and the end")
 
 @pytest.fixture
 def load() -> Iterator[Load]:
-    with Stack(**given_services(), run_workers=2, environment=PATIENT) as stack, Load(stack) as load:
+    with at_work(environment=PATIENT) as load:
         yield load
 
 

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.load import APPROVAL, OUTSIDE, PLAIN, QUICK, STREAM, TOOLS, Kind, Load
-from tests.stack.plugin import given_services
-from tests.stack.stack import Stack
+from tests.faults.load import APPROVAL, OUTSIDE, PLAIN, STREAM, TOOLS, Kind, Load, at_work
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(180)]
 
@@ -19,7 +17,7 @@ SLOW = Kind("/wait 6\n/say the end", "the end")
 
 @pytest.fixture(scope="module")
 def load() -> Iterator[Load]:
-    with Stack(**given_services(), run_workers=2, environment=QUICK) as stack, Load(stack) as load:
+    with at_work() as load:
         yield load
 
 

@@ -8,16 +8,15 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from tests.faults.load import APPROVAL, QUESTION, QUICK, Load
-from tests.stack.plugin import given_services
-from tests.stack.stack import CELERY, Stack
+from tests.faults.load import APPROVAL, QUESTION, Load, at_work
+from tests.stack.stack import CELERY
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module")
 def load() -> Iterator[Load]:
-    with Stack(**given_services(), run_workers=2, environment=QUICK) as stack, Load(stack) as load:
+    with at_work() as load:
         yield load
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import psycopg
 import pytest
 
-from tests.faults.load import QUICK, Load
+from tests.faults.load import Load, at_work
 from tests.stack.postgres import PostgresServer
-from tests.stack.stack import Stack
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(240)]
 
@@ -20,9 +19,9 @@ TERMINATE = """
 """
 
 
-@pytest.fixture
-def load(postgres_server: PostgresServer, make_stack: Callable[..., Stack]) -> Iterator[Load]:
-    with Load(make_stack(database_url=postgres_server.url(), run_workers=2, environment=QUICK)) as load:
+@pytest.fixture(scope="module")
+def load(postgres_server: PostgresServer) -> Iterator[Load]:
+    with at_work(database_url=postgres_server.url()) as load:
         yield load
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.load import PLAIN, QUICK, Load
+from tests.faults.load import PLAIN, QUICK, Load, at_work
 from tests.stack.redis import RedisServer
-from tests.stack.stack import Stack
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(240)]
 
@@ -18,9 +17,16 @@ LIMITS = dict.fromkeys(("RATE_LIMIT_SESSION", "RATE_LIMIT_RUN_STARTS", "RATE_LIM
 ANSWERED_WITHIN_SECONDS = 5.0
 
 
-@pytest.fixture
-def load(redis_server: RedisServer, make_stack: Callable[..., Stack]) -> Iterator[Load]:
-    with Load(make_stack(redis_url=redis_server.url(), run_workers=2, environment=QUICK | LIMITS)) as load:
+@pytest.fixture(scope="module")
+def redis_server() -> Iterator[RedisServer]:
+    """One for all tests here: each leaves it, and the service, as they were."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def load(redis_server: RedisServer) -> Iterator[Load]:
+    with at_work(redis_url=redis_server.url(), environment=QUICK | LIMITS) as load:
         yield load
 
 

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.load import SIGNUP_CREDITS, Kind, Load
-from tests.stack.plugin import given_services
-from tests.stack.stack import Stack
+from tests.faults.load import SIGNUP_CREDITS, Kind, Load, at_work
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(180)]
 
@@ -21,8 +19,7 @@ OWNER = "SELECT w.pid FROM runs_worker w JOIN runs_run r ON r.worker_id = w.id W
 
 @pytest.fixture
 def load() -> Iterator[Load]:
-    environment = {"SIGNUP_CREDITS": str(SIGNUP_CREDITS)}
-    with Stack(**given_services(), run_workers=2, environment=environment) as stack, Load(stack) as load:
+    with at_work(environment={"SIGNUP_CREDITS": str(SIGNUP_CREDITS)}) as load:
         yield load
 
 

@@ -86,7 +86,8 @@ class Stack:
     ``database_url`` and ``redis_url`` name servers; the stack makes a database of its own on each. Without them it runs
     on SQLite and the embedded broker. ``environment`` is for all processes, ``process_environment`` for one by name:
     ``web``, ``runs-1`` … ``runs-N``, ``webhooks``, ``maintenance``, ``beat``, ``broker``. Rate limits are off unless
-    ``environment`` says otherwise.
+    ``environment`` says otherwise. ``prepare`` is Python that ``manage.py shell`` runs before the processes start:
+    what it puts into the database they know from the first.
     """
 
     def __init__(
@@ -98,13 +99,14 @@ class Stack:
         environment: Mapping[str, str] | None = None,
         process_environment: Mapping[str, Mapping[str, str]] | None = None,
         without: tuple[str, ...] = (),
+        prepare: str = "",
     ) -> None:
         self.directory = temporary_directory("stack-")
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.database_url, self.redis_url = database_url, redis_url
         self.own_database: str | None = None
-        self.without = without
+        self.without, self.prepare = without, prepare
         self.run_workers = run_workers
         self.process_environment = dict(process_environment or {})
         self.environment = {name: value for name, value in os.environ.items() if name not in SERVICES}
@@ -134,6 +136,8 @@ class Stack:
             self._make_database()
             if self.redis_url:
                 self.environment["REDIS_URL"] = redis.own_database(self.redis_url)
+            if self.prepare:
+                self.manage("shell", "--no-imports", "-c", self.prepare)
             self.start_processes()
         except BaseException as error:
             if isinstance(error, Exception):
