@@ -81,10 +81,7 @@ def slow_model(tmp_path: Path) -> Iterator[str]:
 @pytest.mark.timeout(300)
 def test_one_process_carries_a_thousand_runs_that_wait(make_stack: Any, slow_model: str) -> None:
     environment = {"RUN_USER_LIMIT": "0", "OPENAI_BASE_URL": slow_model, "OPENAI_API_KEY": "made-up"}
-    stack = make_stack(environment=environment)
-    stack.manage("shell", "--no-imports", "-c", SLOW_MODEL)
-    stack.restart("runs-1")
-    stack.restart("web")
+    stack = make_stack(environment=environment, prepare=SLOW_MODEL)
     crowd = Crowd(stack)
     runs = crowd.start("ada", 500, "/wait 600")
     crowd.start("ada", 300, "/stream 150 4000")

@@ -47,13 +47,12 @@ def test_a_shutdown_under_way_ends_in_time_and_loses_nothing() -> None:
     with (
         receiving(late(8)) as tool,
         receiving(late(6), late(6), answer()) as hook,
-        Deployment(**given_services(), environment={"WEB_WORKERS": "2", "LOG_FORMAT": "json"}) as deployed,
+        Deployment(
+            **given_services(),
+            environment={"WEB_WORKERS": "2", "LOG_FORMAT": "json"},
+            prepare=CATALOGUE.format(url=tool.url),
+        ) as deployed,
     ):
-        deployed.manage("shell", "-c", CATALOGUE.format(url=tool.url))
-        # Else one of them may not know of the tool when it is called.
-        for name in ("runs-1", "runs-2"):
-            deployed.restart(name)
-        deployed.wait_until_all_serve()
         session = deployed.session("ada")
         session.post("/webhooks", json={"url": hook.url})
         driver = Driver(session)

@@ -108,10 +108,9 @@ def watched() -> Iterator[World]:
             "DEBUG": "0",
         }
         options = services | {"redis_url": broker.url()}
-        with StreamStack(**options, environment=settings) as stack, listening(broker) as commands:
+        catalogue = CATALOGUE.format(url=beyond.url)
+        with StreamStack(**options, environment=settings, prepare=catalogue) as stack, listening(broker) as commands:
             stack.token("ada")
-            stack.manage("shell", "-c", CATALOGUE.format(url=beyond.url))
-            stack.restart("runs-1")  # else it may not know of the tools when the first run calls them
             stack.manage("shell", "-c", TRIGGERS + UNTOLD)
             world = World(stack, beyond, broker, commands)
             work(world)
