@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, Generic, TypeVar
 
 from django.core.exceptions import FieldDoesNotExist
-from django.db import DEFAULT_DB_ALIAS, connection, connections, models
+from django.db import DEFAULT_DB_ALIAS, InterfaceError, OperationalError, connection, connections, models
 from django.db.backends.signals import connection_created
 from django.db.models import QuerySet
 from django.db.models.base import ModelState
@@ -51,13 +51,7 @@ class CompiledQuery(Generic[M]):
         database = connections[DEFAULT_DB_ALIAS]
         statement = self.statements.get(database.vendor) or self._compile()
         parameters = [arguments[value.index] if isinstance(value, _Place) else value for value in statement.template]
-        with database.cursor() as cursor:
-            if database.vendor == "postgresql":
-                # Moments are then read by psycopg's C code; as text Django has them parsed in Python.
-                cursor.cursor.format = Format.BINARY
-            cursor.execute(statement.sql, parameters)
-            rows = cursor.fetchall()
-        return [self._instance(statement, row, database) for row in rows]
+        return [self._instance(statement, row, database) for row in _read(database, statement.sql, parameters)]
 
     def first(self, *arguments: int | str) -> M | None:
         return next(iter(self(*arguments)), None)
@@ -97,6 +91,33 @@ class CompiledQuery(Generic[M]):
         )
         self.statements[connection.vendor] = statement
         return statement
+
+
+def _read(database: Any, sql: str, parameters: Sequence[Any]) -> list[Sequence[Any]]:
+    """The rows. On a connection whose health is to be checked this read is the check, which would be a round trip of
+    its own: it does no harm twice.
+    """
+    unchecked = database.health_check_enabled and not database.health_check_done
+    if not unchecked or database.connection is None or database.in_atomic_block:
+        return _fetch(database, sql, parameters)
+    database.health_check_done = True
+    try:
+        return _fetch(database, sql, parameters)
+    except (OperationalError, InterfaceError):
+        if database.is_usable():
+            raise
+        database.close()
+        return _fetch(database, sql, parameters)
+
+
+def _fetch(database: Any, sql: str, parameters: Sequence[Any]) -> list[Sequence[Any]]:
+    with database.cursor() as cursor:
+        if database.vendor == "postgresql":
+            # Moments are then read by psycopg's C code; as text Django has them parsed in Python.
+            cursor.cursor.format = Format.BINARY
+        cursor.execute(sql, parameters)
+        rows: list[Sequence[Any]] = cursor.fetchall()
+    return rows
 
 
 def _as_stored(alias: str) -> ModelState:
