@@ -51,7 +51,7 @@ def test_it_goes_with_a_task_message():
         note.apply_async(connection=connection)
         queue = connection.SimpleQueue(current_app.conf.task_default_queue)
         for _ in range(2):
-            message = queue.get(timeout=5)
+            message = queue.get(timeout=30)
             message.ack()
             # As a worker does: the message's headers become the task's request.
             note.push_request(**message.headers)
