@@ -49,7 +49,7 @@ class Driver:
         assert answer.status_code == 200, answer.content
         return answer.json()
 
-    def wait(self, run_id: str, *statuses: str, timeout: float = 30) -> dict[str, Any]:
+    def wait(self, run_id: str, *statuses: str, timeout: float = 60) -> dict[str, Any]:
         """The run once it is in one of ``statuses`` (default: any final one)."""
         wanted = statuses or FINAL
         return until(lambda: (run := self.get(run_id))["status"] in wanted and run, timeout, lambda: self.get(run_id))
@@ -79,7 +79,7 @@ class Driver:
         return self.http.get("/me/credits").json()
 
 
-def until(predicate: Callable[[], Any], timeout: float = 20, describe: Callable[[], Any] = lambda: "") -> Any:
+def until(predicate: Callable[[], Any], timeout: float = 60, describe: Callable[[], Any] = lambda: "") -> Any:
     """The predicate's value once it is true; fails after ``timeout`` seconds."""
     end = time.monotonic() + timeout
     while time.monotonic() < end:

@@ -234,7 +234,7 @@ def test_a_second_request_does_not_wait_for_the_first():
 
     thread = threading.Thread(target=first)
     thread.start()
-    assert urls.entered.wait(10)
+    assert urls.entered.wait(30)
     assert code(post(client)) == (409, "IDEMPOTENCY_KEY_IN_USE")
     urls.go_on.set()
     thread.join()

@@ -34,7 +34,7 @@ class GroupActions:
         name = request.data.get("name", "")
         group = Group.objects.create(name=name + f"-{Group.objects.count()}")
         entered.set()
-        go_on.wait(10)
+        go_on.wait(30)
         if name == "refuse":
             raise Conflict
         if name == "answer":

@@ -46,7 +46,7 @@ def free_port() -> int:
         return port
 
 
-def wait_for(predicate: Callable[[], T], timeout: float = 30.0, what: str = "", interval: float = 0.05) -> T:
+def wait_for(predicate: Callable[[], T], timeout: float = 60.0, what: str = "", interval: float = 0.05) -> T:
     """The first truthy answer of ``predicate``; AssertionError with the last one after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     while True:

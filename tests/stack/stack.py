@@ -273,7 +273,7 @@ class Stack:
 
     # --- looking on --------------------------------------------------------------------------------------------------
 
-    def wait_for(self, predicate: Callable[[], T], timeout: float = 30.0, what: str = "") -> T:
+    def wait_for(self, predicate: Callable[[], T], timeout: float = 60.0, what: str = "") -> T:
         """The first truthy answer; fails at once if a process of the stack ended by itself."""
 
         def checked() -> T:

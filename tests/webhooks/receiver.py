@@ -45,6 +45,16 @@ def hang(receiver: Receiver, connection: socket.socket, request: Received) -> No
     receiver.stopped.wait()
 
 
+def held(release: threading.Event) -> Behaviour:
+    """Answers once it is released."""
+
+    def behave(receiver: Receiver, connection: socket.socket, request: Received) -> None:
+        release.wait(60)
+        answer()(receiver, connection, request)
+
+    return behave
+
+
 def close(receiver: Receiver, connection: socket.socket, request: Received) -> None:
     connection.shutdown(socket.SHUT_RDWR)
 

@@ -133,7 +133,7 @@ def test_kept_connection_that_was_closed_meanwhile_is_not_used():
 
     with receiving(answer_then_close, answer()) as receiver:
         assert send(receiver.url, reuse=True).status == 200
-        assert closed.wait(10)
+        assert closed.wait(30)
         assert send(receiver.url, reuse=True).status == 200
 
 
