@@ -6,16 +6,17 @@ from __future__ import annotations
 
 import gzip
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
+
+from tests.http_server import serving
 
 # What must stay where it belongs, each recognisable.
 MESSAGE, TOOL_OUTPUT, TOOL_SECRET = "canary-message-1f", "canary-output-2e", "canary-header-3d"
@@ -99,14 +100,6 @@ def outside() -> Iterator[Outside]:
         def log_message(self, *args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    world = Outside(f"http://127.0.0.1:{server.server_address[1]}")
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
+    with serving(Handler) as url:
+        world = Outside(url)
         yield world
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

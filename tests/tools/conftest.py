@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from django.test import override_settings
 
 from runs import seed
 from runs.tools import ToolContext, ToolDefinition, ToolResult, call_tool, parse_input
+from tests.http_server import serving
 
 ROWS = {row["name"]: row for row in seed.TOOLS}
 
@@ -77,16 +78,10 @@ def server() -> Iterator[Server]:
         def log_message(self, *args: Any) -> None:
             pass
 
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    httpd.daemon_threads = True
-    state = Server(f"http://127.0.0.1:{httpd.server_address[1]}")
-    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    yield state
-    state.release.set()
-    httpd.shutdown()
-    httpd.server_close()
-    thread.join()
+    with serving(Handler) as url:
+        state = Server(url)
+        yield state
+        state.release.set()
 
 
 @pytest.fixture
