@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from django.db import transaction
+from django.db.models import QuerySet
 from django.dispatch import Signal
 
 from chats.models import Chat, Message
 from config.api import clock
-from config.api.compiled import CompiledQuery, insert, update
 from config.api.errors import NotFound
-from config.api.ids import is_plausible_id, new_id
+from config.api.ids import new_id
+from config.api.writes import Writes
 
 TITLE_FROM_MESSAGE_CHARS = 80
 # To look up more than so many chats one by one takes longer than to read all of their user's.
@@ -25,7 +26,7 @@ chat_deleted = Signal()
 chat_purged = Signal()
 
 
-def chats_of(user: Any) -> Any:
+def chats_of(user: Any) -> QuerySet[Chat]:
     """The user's chats that are not deleted."""
     return Chat.objects.filter(user=user, deleted_at=None)
 
@@ -45,24 +46,17 @@ def rename_chat(chat: Chat, title: str | None) -> Chat:
 @transaction.atomic
 def delete_chat(chat: Chat) -> None:
     """Hide the chat and all that belongs to it at once. Deleting it again changes nothing."""
-    if lock_chat(chat.user_id, chat.pk) is None:
+    if locking(chat.user_id, chat.pk).first() is None:
         return
     now = clock.now()
     Chat.objects.filter(pk=chat.pk).update(deleted_at=now, updated_at=now)
     chat_deleted.send(Chat, chat_id=chat.pk)
 
 
-_locked_chat: CompiledQuery[Chat] = CompiledQuery(
-    # No key lock: inserting messages and runs, which only refer to the chat, goes on beside it.
-    lambda user_id, chat_id: chats_of(user_id).select_for_update(no_key=True).filter(pk=chat_id),
-    int,
-    str,
-)
-
-
-def lock_chat(user_id: int, chat_id: str) -> Chat | None:
+def locking(user_id: int, chat_id: str) -> QuerySet[Chat]:
     """The user's live chat, locked until the transaction ends: the first lock of all (chat, run, account, endpoint)."""
-    return _locked_chat.first(user_id, chat_id) if is_plausible_id(chat_id) else None
+    # No key lock: inserting messages and runs, which only refer to the chat, goes on beside it.
+    return chats_of(user_id).select_for_update(no_key=True).filter(pk=chat_id)
 
 
 def title_from(text: str) -> str | None:
@@ -73,17 +67,17 @@ def title_from(text: str) -> str | None:
     return line or None
 
 
-def add_message(chat_id: str, run_id: str, role: str, content: str = "") -> Message:
+def add_message(writes: Writes, chat_id: str, run_id: str, role: str, content: str = "") -> Message:
     now = clock.now()
     message = Message(
         id=new_id("msg"), chat_id=chat_id, run_id=run_id, role=role, content=content, created_at=now, updated_at=now
     )
-    insert(message)
+    writes.insert(message)
     return message
 
 
-def write_content(message_id: str, content: str) -> None:
-    update(Message, {"id": message_id}, {"content": content, "updated_at": clock.now()})
+def write_content(writes: Writes, message_id: str, content: str) -> None:
+    writes.update(Message, {"id": message_id}, {"content": content, "updated_at": clock.now()})
 
 
 def titles_of(user_id: int, chat_ids: Iterable[str]) -> dict[str, str | None]:

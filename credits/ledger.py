@@ -63,6 +63,12 @@ def available(user_id: int) -> int:
     return account_for(user_id).available
 
 
+def available_subquery() -> Subquery:
+    """For querysets of rows that have a user: their available credits, None for one without an account."""
+    accounts = Account.objects.filter(pk=OuterRef("user_id")).order_by()
+    return Subquery(accounts.annotate(free=F("balance") - F("held")).values("free"))
+
+
 # --- credits in ------------------------------------------------------------------------------------------------------
 @transaction.atomic
 def grant(

@@ -7,7 +7,7 @@ status.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import QuerySet
@@ -15,7 +15,8 @@ from django.db.models import QuerySet
 from chats.models import Chat
 from config.api import clock
 from config.api.broker import nudge_after_commit
-from config.api.compiled import CompiledQuery, insert, update
+from config.api.compiled import CompiledQuery
+from config.api.writes import Writes, update
 from runs import events, figures, wakeups
 from runs.agent.crash import crash_after_commit
 from runs.events import StreamEvent
@@ -30,12 +31,14 @@ class LeaseLost(Exception):
     """The run is no longer this worker's: nothing was written, and nothing more may be."""
 
 
-def move_run(run: Run, to: str, happened: Sequence[StreamEvent], *, owned: bool, **changes: Any) -> None:
+def move_run(
+    run: Run, to: str, happened: Sequence[StreamEvent], *, owned: bool, also: Writes | None = None, **changes: Any
+) -> None:
     """Move ``run`` to ``to`` and append ``happened`` to its stream; for a change within a status, ``to`` is that
     status.
 
     ``owned``: only if the lease that ``run`` was claimed under still holds. Raises LeaseLost if the row is not as
-    ``run`` says.
+    ``run`` says; then nothing of ``also``, which is written by the same statement, is written either.
     """
     # The index too: after a commit whose answer was lost, the row is ahead of ``run``, and what was done must not be
     # done again.
@@ -48,21 +51,14 @@ def move_run(run: Run, to: str, happened: Sequence[StreamEvent], *, owned: bool,
         "last_stream_index": run.last_stream_index + len(happened),
         "updated_at": now,
     }
-    if not update(Run, found, changes):
+    writes = Writes()
+    writes.update(Run, found, changes)
+    writes.insert(*new_events(run, happened, now))
+    if also is not None:
+        writes.include(also)
+    if not writes.do():
         raise LeaseLost(run.pk)
     if happened:
-        insert(
-            *(
-                RunEvent(
-                    run_id=run.pk,
-                    index=run.last_stream_index + offset,
-                    type=kind,
-                    data=events.dumps(data),
-                    created_at=now,
-                )
-                for offset, (kind, data) in enumerate(happened, 1)
-            )
-        )
         wakeups.after_commit(run.pk)
     left = run.status == RunStatus.RUNNING and to != RunStatus.RUNNING
     if run.status != to:
@@ -75,9 +71,17 @@ def move_run(run: Run, to: str, happened: Sequence[StreamEvent], *, owned: bool,
             nudge_after_commit(EXECUTE, waiting.pk)
 
 
+def new_events(run: Run, happened: Sequence[StreamEvent], at: datetime) -> list[RunEvent]:
+    """What happened, behind what ``run``'s stream has."""
+    return [
+        RunEvent(run_id=run.pk, index=run.last_stream_index + offset, type=kind, data=events.dumps(data), created_at=at)
+        for offset, (kind, data) in enumerate(happened, 1)
+    ]
+
+
 def throttled_runs(user_id: int) -> QuerySet[Run]:
-    """Those that wait until their user has fewer running, in their order."""
-    return Run.objects.filter(user_id=user_id, throttled=True).order_by("created_at", "pk")
+    """Those that wait until their user has fewer running, in their order; their ids alone."""
+    return Run.objects.filter(user_id=user_id, throttled=True).order_by("created_at", "pk").only("pk")
 
 
 _next_throttled: CompiledQuery[Run] = CompiledQuery(lambda user_id: throttled_runs(user_id)[:1], int)
@@ -137,9 +141,11 @@ def lock_run(run_id: str) -> Run | None:
 
 
 _next_in_line: CompiledQuery[Run] = CompiledQuery(
-    lambda chat_id: Run.objects.filter(chat_id=chat_id, status=RunStatus.QUEUED, blocked=True).order_by(
-        "created_at", "pk"
-    )[:1],
+    lambda chat_id: (
+        Run.objects.filter(chat_id=chat_id, status=RunStatus.QUEUED, blocked=True)
+        .order_by("created_at", "pk")
+        .only("pk")[:1]
+    ),
     str,
 )
 

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from django.conf import settings
-from django.db.models import Exists, OuterRef, QuerySet, Subquery
+from django.db import DEFAULT_DB_ALIAS, connections
 
 from chats.attachments import attached_to
 from chats.models import Attachment, Message
 from config.api import clock
-from config.api.compiled import CompiledQuery
 from credits import ledger
 from runs import catalogue
 from runs.agent.models import AssistantMessage, AttachedFile, ModelRequest, ToolCall, ToolMessage, ToolSpec, UserMessage
@@ -38,6 +37,9 @@ class Journal:
     turns: list[Turn] = field(default_factory=list)
     calls: list[ToolInvocation] = field(default_factory=list)
     answers: dict[str, Waitpoint] = field(default_factory=dict)
+    # What ``refusal`` says of the first turn, if it was asked when the run was claimed.
+    asked: bool = False
+    refused: tuple[str, str] | None = None
 
     @property
     def text(self) -> str:
@@ -106,36 +108,35 @@ def reload(run: Run) -> Journal | None:
     return load(current) if current else None
 
 
-def _chat_up_to(chat_id: str, run_id: str) -> QuerySet[Message]:
-    """The messages of the chat's runs up to this one, run by run, the user's before the answer."""
-    begun = Run.objects.filter(pk=run_id).values("created_at")
-    runs = Run.objects.filter(chat_id=chat_id, created_at__lte=Subquery(begun)).order_by("-created_at", "-pk")
-    run_began = Run.objects.filter(pk=OuterRef("run_id")).values("created_at")
-    return (
-        Message.objects.filter(run_id__in=runs.values("pk")[: settings.RUN_HISTORY_RUNS + 1])
-        .annotate(
-            run_began=Subquery(run_began),
-            has_attachments=Exists(Attachment.objects.filter(message=OuterRef("pk"))),
-        )
-        .order_by("run_began", "run_id", "-role")
-    )
-
-
-_messages: CompiledQuery[Message] = CompiledQuery(_chat_up_to, str, str)
+# The messages of the chat's runs up to this one, run by run, the user's before the answer.
+_MESSAGES = """
+    SELECT message.id, message.run_id, message.role, message.content,
+           EXISTS (SELECT 1 FROM chats_attachment WHERE message_id = message.id)
+    FROM (
+        SELECT id, created_at FROM runs_run WHERE chat_id = %s AND created_at <= %s
+        ORDER BY created_at DESC, id DESC LIMIT %s
+    ) run
+    JOIN chats_message message ON message.run_id = run.id
+    ORDER BY run.created_at, run.id, message.role DESC
+"""
 
 
 def _history(run: Run) -> tuple[UserMessage | AssistantMessage, ...]:
     """The chat up to this run's own message, run by run: a run queued meanwhile comes after, whatever its message's
     time."""
-    messages = _messages(run.chat_id, run.pk)
-    own = [message for message in messages if message.pk == run.user_message_id]
-    messages = [message for message in messages if message.run_id != run.pk and message.content] + own
-    attached = attached_to([message.pk for message in messages if vars(message)["has_attachments"]])
+    db = connections[DEFAULT_DB_ALIAS]
+    with db.cursor() as cursor:
+        begun = db.ops.adapt_datetimefield_value(run.created_at)
+        cursor.execute(_MESSAGES, [run.chat_id, begun, settings.RUN_HISTORY_RUNS + 1])
+        rows = cursor.fetchall()
+    own = [row for row in rows if row[0] == run.user_message_id]
+    rows = [row for row in rows if row[1] != run.pk and row[3]] + own
+    attached = attached_to([message_id for message_id, *_, has_attachments in rows if has_attachments])
     return tuple(
-        UserMessage(message.content, tuple(map(_file, attached.get(message.pk, ()))))
-        if message.role == Message.Role.USER
-        else AssistantMessage(message.content, ())
-        for message in messages
+        UserMessage(content, tuple(map(_file, attached.get(message_id, ()))))
+        if role == Message.Role.USER
+        else AssistantMessage(content, ())
+        for message_id, _, role, content, _ in rows
     )
 
 
@@ -143,11 +144,12 @@ def _file(attachment: Attachment) -> AttachedFile:
     return AttachedFile(attachment.file_name, attachment.content_type, attachment.size_bytes, attachment.stored_name)
 
 
-def refusal(run: Run, turns: int) -> tuple[str, str] | None:
-    """Why the run may not begin another turn, as (errorCode, message); None if it may."""
+def refusal(run: Run, turns: int, *, available: int | None = None) -> tuple[str, str] | None:
+    """Why the run may not begin another turn, as (errorCode, message); None if it may. ``available`` credits are asked
+    for if they aren't given."""
     if turns >= settings.RUN_TURN_LIMIT:
         return "TURN_LIMIT_EXCEEDED", f"The run reached its limit of {settings.RUN_TURN_LIMIT} turns."
-    if ledger.available(run.user_id) <= 0:
+    if (ledger.available(run.user_id) if available is None else available) <= 0:
         return "INSUFFICIENT_CREDITS", "No credits are available."
     if run.max_credits is not None and ledger.run_spent(run.id) >= run.max_credits:
         return "BUDGET_EXCEEDED", "The run has spent its maxCredits."

@@ -9,11 +9,13 @@ from django.db.models import Prefetch, QuerySet
 from django.dispatch import receiver
 
 from chats import attachments
-from chats.services import add_message, chat_deleted, lock_chat, title_from
+from chats.models import Chat
+from chats.services import add_message, chat_deleted, locking, title_from
 from config.api import logs, tracing
 from config.api.compiled import CompiledQuery
 from config.api.errors import Conflict, NotFound, ValidationFailed
-from config.api.ids import new_id
+from config.api.ids import is_plausible_id, new_id
+from config.api.writes import Writes
 from credits import ledger
 from runs import catalogue, transitions, waitpoint_transitions
 from runs.models import (
@@ -86,6 +88,11 @@ def waitpoints_of(user: Any) -> QuerySet[Waitpoint]:
     return Waitpoint.objects.filter(run__user=user, run__chat__deleted_at=None)
 
 
+_chat_and_credits: CompiledQuery[Chat] = CompiledQuery(
+    lambda user_id, chat_id: locking(user_id, chat_id).annotate(available=ledger.available_subquery()), int, str
+)
+
+
 @transaction.atomic
 def start_run(
     user: Any,
@@ -105,20 +112,22 @@ def start_run(
     Raises ValidationFailed for a model or tool that is not offered or an attachment that can't be used, RunInProgress,
     InsufficientCredits, NotFound if the user has no such chat.
     """
-    locked = lock_chat(user.pk, chat_id)
+    locked = _chat_and_credits.first(user.pk, chat_id) if is_plausible_id(chat_id) else None
     if locked is None:
         raise NotFound
     _check_offered(model, tools)
     attached = attachments.lock_unused(user, attachment_ids or ())
     if locked.active_run_id is not None and on_active_run != "enqueue":
         raise RunInProgress
-    available = ledger.available(user.pk)
+    available = vars(locked)["available"]
+    if available is None:
+        available = ledger.available(user.pk)
     if available <= 0:
         raise ledger.InsufficientCredits(available)
     run_id = new_id("run")
     logs.run_id.set(run_id)
-    user_message = add_message(locked.pk, run_id, "user", message)
-    attachments.use(attached, user_message.pk)
+    also = Writes()
+    user_message = add_message(also, locked.pk, run_id, "user", message)
     run = Run(
         id=run_id,
         chat=locked,
@@ -131,7 +140,8 @@ def start_run(
         request_id=request_id,
         trace_parent=tracing.current(),
     )
-    transitions.enqueue(run, locked, locked.title or title_from(message))
+    transitions.enqueue(run, locked, locked.title or title_from(message), also)
+    attachments.use(attached, user_message.pk)
     return run
 
 

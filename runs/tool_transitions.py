@@ -8,6 +8,7 @@ from typing import Any
 from django.db import transaction
 
 from config.api import clock
+from config.api.writes import Writes
 from credits import ledger
 from runs import events
 from runs.events import StreamEvent
@@ -93,14 +94,6 @@ def record_result(
     used = min(call.credit_estimate if credit_used is None else credit_used, call.credit_estimate)
     _end_owned(run, call, InvocationStatus.COMPLETED, result=text, result_urls=list(urls), credit_used=used)
     ledger.capture(call.id, used)
-    outbox.record(
-        run.user_id,
-        "tool.completed",
-        run_id=run.id,
-        chat_id=run.chat_id,
-        request_id=run.request_id,
-        extra=events.tool_webhook(call),
-    )
 
 
 @transaction.atomic
@@ -113,7 +106,18 @@ def record_failure(run: Run, call: ToolInvocation, code: str, message: str) -> N
 def _end_owned(run: Run, call: ToolInvocation, to: str, **changes: Any) -> None:
     before = call.status
     changes = taken_invocation(call, to, finished_at=clock.now(), **changes)
-    move_run(run, RunStatus.RUNNING, [events.tool_completed(call)], owned=True)
+    also = Writes()
+    if to == InvocationStatus.COMPLETED:
+        outbox.add(
+            also,
+            run.user_id,
+            "tool.completed",
+            run_id=run.id,
+            chat_id=run.chat_id,
+            request_id=run.request_id,
+            extra=events.tool_webhook(call),
+        )
+    move_run(run, RunStatus.RUNNING, [events.tool_completed(call)], owned=True, also=also)
     save_invocation(call, before, changes)
 
 

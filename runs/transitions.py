@@ -15,42 +15,69 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib.auth import get_user_model
-from django.db import connection, transaction
-from django.db.models import F
+from django.db import transaction
+from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery
 
 from chats.models import Chat
 from chats.services import add_message, write_content
 from config.api import clock
 from config.api.broker import nudge_after_commit
-from config.api.compiled import CompiledQuery, insert, update
+from config.api.compiled import CompiledQuery
+from config.api.writes import Writes
 from credits import ledger
 from runs import catalogue, events, figures, tool_transitions, wakeups
 from runs.agent.crash import crash_after_commit
 from runs.events import StreamEvent
-from runs.guards import EXECUTE, NUDGE_GRACE, lock_run, move_run, promote_next, stop_running, unblock
+from runs.guards import EXECUTE, NUDGE_GRACE, lock_run, move_run, new_events, promote_next, stop_running, unblock
 from runs.models import FINAL_RUN_STATUSES, InvocationStatus, Run, RunEvent, RunStatus, ToolInvocation, Turn
 from webhooks import outbox
 
 
-def enqueue(run: Run, chat: Chat, title: str | None) -> None:
+def enqueue(run: Run, chat: Chat, title: str | None, also: Writes) -> None:
     """(new) → queued, in the chat that the caller has locked: active at once, or blocked behind its live runs."""
     now = clock.now()
     run.blocked = chat.active_run_id is not None
     run.created_at = run.updated_at = now
     run.due_at = now + NUDGE_GRACE
-    run.last_stream_index = 1
     run.status = RunStatus.QUEUED
-    insert(run)
-    kind, data = events.run_status(run, RunStatus.QUEUED)
-    insert(RunEvent(run_id=run.pk, index=1, type=kind, data=events.dumps(data), created_at=now))
+    happened = new_events(run, [events.run_status(run, RunStatus.QUEUED)], now)
+    run.last_stream_index = len(happened)
+    writes = Writes()
+    writes.insert(run)
+    writes.insert(*happened)
     changes = {"active_run_id": chat.active_run_id or run.pk, "title": title, "updated_at": now}
-    update(Chat, {"id": chat.pk}, changes)
+    writes.update(Chat, {"id": chat.pk}, changes)
+    writes.include(also)
+    writes.do()
     crash_after_commit(RunStatus.QUEUED)
     if not run.blocked:
         nudge_after_commit(EXECUTE, run.pk)
 
 
-_locked_run: CompiledQuery[Run] = CompiledQuery(lambda run_id: Run.objects.select_for_update().filter(pk=run_id), str)
+def _to_claim(run_id: str) -> QuerySet[Run]:
+    """The run, locked, with its user's ``available`` credits and how many others of the user's go ``before`` it: those
+    that are running, and those that have waited longer for room.
+    """
+    longer = Q(created_at__lt=OuterRef("created_at")) | Q(created_at=OuterRef("created_at"), pk__lt=OuterRef("pk"))
+    others = Run.objects.filter(user_id=OuterRef("user_id")).exclude(pk=OuterRef("pk")).order_by()
+    before = others.filter(Q(status=RunStatus.RUNNING) | Q(throttled=True) & longer).values("user_id")
+    return (
+        Run.objects.select_for_update()
+        .filter(pk=run_id)
+        .annotate(available=ledger.available_subquery(), before=Subquery(before.values(number=Count("*"))))
+    )
+
+
+_locked_run: CompiledQuery[Run] = CompiledQuery(_to_claim, str)
+_locked_user: CompiledQuery[Any] = CompiledQuery(
+    lambda run_id: (
+        get_user_model()
+        ._default_manager.select_for_update(no_key=True)
+        .filter(pk=Subquery(Run.objects.filter(pk=run_id).order_by().values("user_id")))
+        .only("pk")
+    ),
+    str,
+)
 
 
 @transaction.atomic
@@ -59,15 +86,19 @@ def claim(run_id: str, worker_id: str) -> Run | None:
     run now.
 
     A worker that does not carry a run which is its own claims it like any other: its claim's commit was answered by
-    nobody, or what came after failed.
+    nobody, or what came after failed. The claimed run has its user's ``available`` credits as an attribute.
     """
+    if settings.RUN_USER_LIMIT:
+        # Claims of one user's runs take turns, whichever processes make them, and each counts what those before it
+        # have made. Who else locks a user locks no run.
+        _locked_user(run_id)
     run = _locked_run.first(run_id)
     if run is None or run.blocked or run.worker_id not in (None, worker_id):
         return None
     if run.status not in (RunStatus.QUEUED, RunStatus.RUNNING) or run.lease_losses >= settings.RUN_LEASE_LOSSES_MAX:
         return None
     begins = run.status == RunStatus.QUEUED
-    if begins and not _has_room(run):
+    if begins and settings.RUN_USER_LIMIT and (vars(run)["before"] or 0) >= settings.RUN_USER_LIMIT:
         Run.objects.filter(pk=run.pk).update(throttled=True, due_at=None)
         return None
     now = clock.now()
@@ -81,45 +112,23 @@ def claim(run_id: str, worker_id: str) -> Run | None:
     if run.worker_id is not None:
         changes["ran_ms"] = stop_running(run)["ran_ms"]
     happened: list[StreamEvent] = []
+    also = Writes()
     if run.assistant_message_id is None:
-        changes["assistant_message_id"] = add_message(run.chat_id, run.id, "assistant").id
+        changes["assistant_message_id"] = add_message(also, run.chat_id, run.id, "assistant").id
     model = catalogue.remembered().model(run.requested_model)
     if run.resolved_model is None and model is not None:
         changes["resolved_model"] = model.name
     if begins:
         changes["started_at"] = run.started_at or now
         happened.append(events.run_status(run, RunStatus.RUNNING))
+        outbox.add(also, run.user_id, "agent.started", run_id=run.id, chat_id=run.chat_id, request_id=run.request_id)
     elif run.unrecorded_text:
         happened += _reset(
             run, join_text(Turn.objects.filter(run=run).order_by("index").values_list("text", flat=True))
         )
         changes["unrecorded_text"] = False
-    move_run(run, RunStatus.RUNNING, happened, owned=False, **changes)
-    if begins:
-        outbox.record(run.user_id, "agent.started", run_id=run.id, chat_id=run.chat_id, request_id=run.request_id)
+    move_run(run, RunStatus.RUNNING, happened, owned=False, also=also, **changes)
     return run
-
-
-_locked_user: CompiledQuery[Any] = CompiledQuery(
-    lambda user_id: get_user_model()._default_manager.select_for_update(no_key=True).filter(pk=user_id), int
-)
-_OTHERS_OF_USER = """
-    SELECT count(*) FROM runs_run
-    WHERE user_id = %s AND id <> %s
-      AND (status = 'running' OR (throttled AND (created_at < %s OR (created_at = %s AND id < %s))))
-"""
-
-
-def _has_room(run: Run) -> bool:
-    """Whether its user may have one more running; those that wait for room go first, the oldest before the others."""
-    if not settings.RUN_USER_LIMIT:
-        return True
-    # Claims of one user's runs take turns, whichever processes make them. Who else locks a user locks no run.
-    _locked_user(run.user_id)
-    created_at = connection.ops.adapt_datetimefield_value(run.created_at)
-    with connection.cursor() as cursor:
-        cursor.execute(_OTHERS_OF_USER, [run.user_id, run.pk, created_at, created_at, run.pk])
-        return bool(cursor.fetchone()[0] < settings.RUN_USER_LIMIT)
 
 
 def _reset(run: Run, recorded: str) -> list[StreamEvent]:
@@ -193,20 +202,21 @@ def record_turn(
     happened: list[StreamEvent] = [events.message_delta(delta)] if delta else []
     happened += [events.tool_completed(call) for call in calls if call.status == InvocationStatus.FAILED]
     changes: dict[str, Any] = {"unrecorded_text": False}
+    also = Writes()
+    also.insert(turn)
+    also.insert(*calls)
+    if turn.text and run.assistant_message_id:
+        write_content(also, run.assistant_message_id, content)
     if final:
         happened.append(events.message_completed(run, content))
         happened.append(events.run_status(run, RunStatus.COMPLETED))
         changes |= stop_running(run) | {"finished_at": clock.now()}
-    move_run(run, RunStatus.COMPLETED if final else RunStatus.RUNNING, happened, owned=True, **changes)
-    insert(turn)
-    if turn.text and run.assistant_message_id:
-        write_content(run.assistant_message_id, content)
+        outbox.add(also, run.user_id, "agent.completed", run_id=run.id, chat_id=run.chat_id, request_id=run.request_id)
+    move_run(run, RunStatus.COMPLETED if final else RunStatus.RUNNING, happened, owned=True, also=also, **changes)
     ledger.usage(run.user_id, turn.cost, run_id=run.id, chat_id=run.chat_id, turn_index=turn.index, price=price)
     if final:
-        outbox.record(run.user_id, "agent.completed", run_id=run.id, chat_id=run.chat_id, request_id=run.request_id)
         unblock(promoted)
         return []
-    insert(*calls)
     return tool_transitions.dispatch(run, ready) if ready else []
 
 
@@ -304,8 +314,9 @@ def finish(
     ledger.release_run(run.id)
     if content is None and run.unrecorded_text:
         content = streamed_text(run)
+    also = Writes()
     if content is not None and run.assistant_message_id:
-        write_content(run.assistant_message_id, content)
+        write_content(also, run.assistant_message_id, content)
         happened.append(events.message_completed(run, content))
     happened.append(events.run_status(run, to, code, message))
     changes |= stop_running(run) | {
@@ -317,9 +328,9 @@ def finish(
         "error_message": message,
         "due_at": None,
     }
-    move_run(run, to, happened, owned=owned, **changes)
     if to == RunStatus.FAILED:
-        outbox.record(
+        outbox.add(
+            also,
             run.user_id,
             "agent.failed",
             run_id=run.id,
@@ -327,6 +338,7 @@ def finish(
             request_id=run.request_id,
             extra={"errorCode": code},
         )
+    move_run(run, to, happened, owned=owned, also=also, **changes)
     unblock(promoted)
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from django.db import connection
+from django.db import DEFAULT_DB_ALIAS, connections
 
 from config.api import clock
 from config.api.broker import nudge_after_commit
 from config.api.ids import new_id
 from config.api.renderers import dumps
+from config.api.writes import Writes
 
 DELIVER = "webhooks.deliver_due"
 
@@ -21,8 +22,8 @@ DELIVER = "webhooks.deliver_due"
 # trip behind the one that records it, and a nudge that finds nothing due leaves the event to the sweep.
 CLOCKS_DIFFER = timedelta(seconds=1)
 
-# One statement, so that events cost a run one round trip. It locks no endpoint against anyone but its removal from
-# the table: events of many runs of one user are recorded side by side.
+# It locks no endpoint against anyone but its removal from the table: events of many runs of one user are recorded side
+# by side, and it does not matter whether their accounts are locked before or after.
 _RECORD = """
     INSERT INTO webhooks_delivery (
         id, event_id, endpoint_id, user_id, event_type, run_id, chat_id, request_id, body,
@@ -33,7 +34,15 @@ _RECORD = """
 """
 
 
-def record(
+def record(user_id: int, event_type: str, **details: Any) -> str | None:
+    """``add`` alone. Returns the event's id, or None if there is no such endpoint. One query."""
+    writes = Writes()
+    event_id = add(writes, user_id, event_type, **details)
+    return event_id if writes.do() else None
+
+
+def add(
+    writes: Writes,
     user_id: int,
     event_type: str,
     *,
@@ -41,11 +50,11 @@ def record(
     chat_id: str,
     request_id: str = "",
     extra: dict[str, Any] | None = None,
-) -> str | None:
-    """Write the event for the user's enabled endpoint and return its id, or None if there is no such endpoint.
+) -> str:
+    """Have the event written for the user's endpoint, if one is enabled. Returns the event's id.
 
     ``extra`` are the event's own fields, already in camelCase; Decimals are written digit for digit. The body's bytes
-    are fixed here. ``request_id`` is that of the run's cause, for the log lines of the attempts. One query.
+    are fixed here. ``request_id`` is that of the run's cause, for the log lines of the attempts.
     """
     now = clock.now()
     event_id = new_id("evt")
@@ -57,13 +66,13 @@ def record(
         "occurredAt": clock.iso(now),
         **(extra or {}),
     }
-    adapt = connection.ops.adapt_datetimefield_value
+    adapt = connections[DEFAULT_DB_ALIAS].ops.adapt_datetimefield_value
     body_text = dumps(body).decode()
     values: list[Any] = [new_id("dlv"), event_id, event_type, run_id, chat_id, request_id, body_text]
     values += [adapt(now - CLOCKS_DIFFER), adapt(now), user_id]
-    with connection.cursor() as cursor:
-        cursor.execute(_RECORD, values)
-        if not cursor.rowcount:
-            return None
-    nudge_after_commit(DELIVER)
+    writes.execute(_RECORD, values, then=_nudge)
     return event_id
+
+
+def _nudge() -> None:
+    nudge_after_commit(DELIVER)

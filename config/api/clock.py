@@ -22,8 +22,6 @@ def now() -> datetime:
     """The database's time, UTC. At most one query in ``RESYNC_SECONDS`` a process; none on SQLite, which has no other
     clock.
     """
-    if connection.vendor != "postgresql":
-        return timezone.now()
     base, synced_at = _base, _synced_at
     if base is None or synced_at is None or time.monotonic() - synced_at > RESYNC_SECONDS:
         return sync()

@@ -5,12 +5,10 @@ Django builds a queryset's SQL anew each time, which takes longer than PostgreSQ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Generic, TypeVar
 
-from django.core.exceptions import FieldDoesNotExist
 from django.db import DEFAULT_DB_ALIAS, InterfaceError, OperationalError, connection, connections, models
 from django.db.backends.signals import connection_created
 from django.db.models import QuerySet
@@ -146,69 +144,3 @@ class _Place:
 
     def __init__(self, index: int) -> None:
         self.index = index
-
-
-def insert(*rows: models.Model) -> None:
-    """INSERT rows of one model by one statement, as they are: their columns' database defaults are not applied.
-
-    For models whose keys are known beforehand, or not asked for afterwards.
-    """
-    model = type(rows[0])
-    sql, fields = _insertion(connection.vendor, model, len(rows))
-    values = [
-        field.get_db_prep_save(field.pre_save(row, add=True), connection=connection) for row in rows for field in fields
-    ]
-    with connection.cursor() as cursor:
-        cursor.execute(sql, values)
-    for row in rows:
-        row._state.adding, row._state.db = False, connection.alias
-
-
-@cache
-def _insertion(vendor: str, model: type[models.Model], rows: int) -> tuple[str, list[models.Field]]:
-    fields = [field for field in model._meta.local_concrete_fields if not isinstance(field, models.AutoField)]
-    columns = ", ".join(map(_quoted, fields))
-    values = ", ".join([f"({', '.join(['%s'] * len(fields))})"] * rows)
-    table = connection.ops.quote_name(model._meta.db_table)
-    return f"INSERT INTO {table} ({columns}) VALUES {values}", fields  # noqa: S608  (names of our own models)
-
-
-def update(model: type[models.Model], where: Mapping[str, Any], changes: Mapping[str, Any]) -> int:
-    """UPDATE the rows whose fields have the values of ``where``, None among them; returns how many.
-
-    Fields are named by attribute (``chat_id``, not ``chat``), and the values are plain: no expressions.
-    """
-    nulls = tuple(name for name, value in where.items() if value is None)
-    sql, changed, compared = _update(connection.vendor, model, tuple(changes), tuple(where), nulls)
-    values = [
-        field.get_db_prep_save(value, connection=connection)
-        for field, value in zip(changed, changes.values(), strict=True)
-    ]
-    values += [
-        field.get_db_prep_value(where[field.attname], connection=connection)
-        for field in compared
-        if field.attname not in nulls
-    ]
-    with connection.cursor() as cursor:
-        cursor.execute(sql, values)
-        return int(cursor.rowcount)
-
-
-@cache
-def _update(
-    vendor: str, model: type[models.Model], changes: tuple[str, ...], where: tuple[str, ...], nulls: tuple[str, ...]
-) -> tuple[str, list[models.Field], list[models.Field]]:
-    by_name = {field.attname: field for field in model._meta.concrete_fields}
-    if unknown := {*changes, *where} - set(by_name):
-        raise FieldDoesNotExist(f"{model.__name__} has no fields {', '.join(sorted(unknown))}")
-    changed, compared = [by_name[name] for name in changes], [by_name[name] for name in where]
-    table = connection.ops.quote_name(model._meta.db_table)
-    assignments = ", ".join(f"{_quoted(field)} = %s" for field in changed)
-    conditions = " AND ".join(
-        f"{_quoted(field)} IS NULL" if field.attname in nulls else f"{_quoted(field)} = %s" for field in compared
-    )
-    return f"UPDATE {table} SET {assignments} WHERE {conditions}", changed, compared  # noqa: S608
-
-
-def _quoted(field: models.Field) -> str:
-    return connection.ops.quote_name(str(field.column))

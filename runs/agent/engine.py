@@ -28,6 +28,7 @@ from django.db import InterfaceError, OperationalError, connection, models
 
 from config.api import clock, logs, tracing
 from config.api.background import allow_files
+from config.api.compiled import CompiledQuery
 from runs import catalogue, journal, sweeps, transitions
 from runs.agent.flusher import TextFlusher
 from runs.agent.loop import RunLoop
@@ -251,18 +252,29 @@ class Engine:
         catalogue.refresh()
 
     def _look_for_cancels(self) -> None:
-        cancelled = list(
-            Run.objects.filter(
-                worker_id=self.worker_id, status=RunStatus.RUNNING, cancel_requested_at__isnull=False
-            ).values_list("pk", flat=True)
-        )
+        cancelled = [run.pk for run in _to_cancel(self.worker_id)]
         if cancelled:
             self.loop.call_soon_threadsafe(self._cancel, cancelled)
 
 
+# Asked several times a second by every process.
+_to_cancel: CompiledQuery[Run] = CompiledQuery(
+    lambda worker_id: Run.objects.filter(
+        worker_id=worker_id, status=RunStatus.RUNNING, cancel_requested_at__isnull=False
+    ).only("pk"),
+    str,
+)
+
+
 def claim_and_load(run_id: str, worker_id: str) -> journal.Journal | None:
     run = transitions.claim(run_id, worker_id)
-    return journal.load(run, fresh=run.lease_token == 1) if run else None
+    if run is None:
+        return None
+    fresh = run.lease_token == 1
+    found = journal.load(run, fresh=fresh)
+    if fresh:
+        found.asked, found.refused = True, journal.refusal(run, 0, available=vars(run)["available"])
+    return found
 
 
 def register() -> str:

@@ -162,7 +162,10 @@ class RunLoop:
         return model
 
     async def _turn(self, model: AgentModel) -> None:
-        refused = await self.db(journals.refusal, self.run, len(self.journal.turns))
+        if self.journal.asked:
+            self.journal.asked, refused = False, self.journal.refused
+        else:
+            refused = await self.db(journals.refusal, self.run, len(self.journal.turns))
         if refused:
             raise RunFailed(*refused)
         crash_point("before_model")

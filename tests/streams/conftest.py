@@ -15,6 +15,7 @@ from chats.models import Chat
 from chats.services import add_message, write_content
 from config.api import clock
 from config.api.ids import first_id, new_id
+from config.api.writes import Writes
 from runs import events
 from runs.models import FINAL_RUN_STATUSES, Run, RunEvent, RunStatus
 from tests.stack.plugin import given_services
@@ -39,7 +40,9 @@ def finish(run: Run, *deltas: str, status: str = RunStatus.COMPLETED) -> None:
     append(run, *(events.message_delta(text) for text in deltas))
     content = "".join(deltas)
     if content:
-        write_content(run.assistant_message_id, content)
+        writes = Writes()
+        write_content(writes, run.assistant_message_id, content)
+        writes.do()
         append(run, events.message_completed(run, content))
     append(run, events.run_status(run, status), status=status)
 
@@ -51,8 +54,10 @@ def make_run() -> Callable[..., Run]:
         chat = Chat.objects.create(user=user)
         made = first_id("run", clock.now() - timedelta(days=days))
         run = Run(id=made + new_id("run")[len(made) :], chat=chat, user=user, status=RunStatus.RUNNING)
-        run.user_message_id = add_message(chat.pk, run.pk, "user", "Hello").pk
-        run.assistant_message_id = add_message(chat.pk, run.pk, "assistant").pk
+        writes = Writes()
+        run.user_message_id = add_message(writes, chat.pk, run.pk, "user", "Hello").pk
+        run.assistant_message_id = add_message(writes, chat.pk, run.pk, "assistant").pk
+        writes.do()
         run.save(force_insert=True)
         append(run, events.run_status(run, RunStatus.QUEUED), events.run_status(run, RunStatus.RUNNING))
         return run
