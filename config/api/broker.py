@@ -29,7 +29,7 @@ unsent = Counter("nudges_failed", "Messages that the broker did not take; sweeps
 # After a failure this process publishes nothing for so long: a broker that stalls costs one time-out now and then.
 PAUSE_SECONDS = 5.0
 # The pause after a message. An idle process sends at once; a busy one sends a few ids at a time.
-GATHER_SECONDS = 0.01
+GATHER_SECONDS = 0.02
 # Few enough that several workers share a burst evenly.
 MESSAGE_MAX_IDS = 8
 # At the process's end, for what was asked for last.
