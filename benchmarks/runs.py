@@ -31,7 +31,8 @@ from tests.stack.process import free_port, python
 from tests.stack.stack import CELERY, WORKER, Stack
 
 CLIENTS = 16
-RUNS = 400
+# The first runs of every connection have their statements planned and prepared, and fill PostgreSQL's caches.
+WARM_RUNS, RUNS = 600, 1000
 EMPTY_TASKS = 4000
 READS, READ_ROUNDS = 3000, 10
 IN_FLIGHT = 1000
@@ -67,12 +68,17 @@ class Bench:
 
     # --- baselines ---------------------------------------------------------------------------------------------------
 
-    def empty_tasks(self) -> float:
-        """Empty Celery tasks a second, by as many worker processes as execute runs."""
+    def empty_tasks(self) -> tuple[float, float]:
+        """Empty Celery tasks a second, by as many worker processes as execute runs: from sending to done, by as many
+        clients, and of those that lie ready.
+        """
         broker = redis.Redis.from_url(self.stack.environment["REDIS_URL"])
         app = Celery(broker=self.stack.environment["REDIS_URL"])
-        for number in range(EMPTY_TASKS):
+
+        def send(_: int, number: int) -> None:
             app.send_task("benchmarks.empty", (number,), queue="bare", ignore_result=True)
+
+        side_by_side(CLIENTS, EMPTY_TASKS, send)
         names = [f"bare-{number}" for number in range(len(self.workers))]
         for name in names:
             command = [*CELERY, *WORKER, "-n", f"{name}@%h", "-c", "4", "-Q", "bare", "-I", "benchmarks.bare"]
@@ -80,11 +86,15 @@ class Bench:
         self.stack.wait_until_ready(*names)
         waiting, begun = int(broker.llen("bare")), time.perf_counter()  # type: ignore[arg-type]
         wait_until(lambda: not broker.llen("bare"), 120)
-        rate = waiting / (time.perf_counter() - begun)
+        ready = waiting / (time.perf_counter() - begun)
+        begun = time.perf_counter()
+        side_by_side(CLIENTS, EMPTY_TASKS, send)
+        wait_until(lambda: not broker.llen("bare"), 120)
+        sent = EMPTY_TASKS / (time.perf_counter() - begun)
         for name in names:
             self.stack.kill(name)
             del self.stack.processes[name]
-        return rate
+        return sent, ready
 
     def reads(self, path: str) -> tuple[list[float], list[float]]:
         """Seconds a GET of ``path``, and of the bare view under the same server: by turns, for the machine's mood
@@ -262,18 +272,12 @@ def main() -> None:
     with Stack(**services, run_workers=2, environment=settings) as stack:
         bench = Bench(stack)
         figures = bench.figures
-        bench.throughput(100)  # warm
-        empty = bench.empty_tasks()
+        bench.throughput(WARM_RUNS)
+        sent, ready = bench.empty_tasks()
         rate, cpu, posts = bench.throughput()
-        figures.append(
-            Figure(
-                "runs/s, POST to completed",
-                f"{rate:.0f}/s",
-                f"{empty:.0f} empty tasks/s",
-                rate / empty,
-                "≥ 60/s, ≥ 0.25",
-            )
-        )
+        baseline = f"{sent:.0f} empty tasks/s, sent to done"
+        figures.append(Figure("runs/s, POST to completed", f"{rate:.0f}/s", baseline, rate / sent, "≥ 60/s, ≥ 0.25"))
+        figures.append(Figure("the same", f"{rate:.0f}/s", f"{ready:.0f} empty tasks/s that lie ready", rate / ready))
         figures.append(Figure("CPU a run, web and workers", f"{cpu:.1f} ms", target="≤ 15 ms"))
         figures.append(Figure("POST run at 16 clients", milliseconds(posts)))
         figures.append(Figure("start latency, idle", milliseconds(bench.start_latency()), target="≤ 15 ms, ≤ 60 ms"))
@@ -301,7 +305,7 @@ def main() -> None:
         for user in range(USERS):
             bench.connection(user).json("POST", "/api/v1/webhooks", {"url": f"http://127.0.0.1:{server.server_port}/"})
         rate, cpu, _ = bench.throughput()
-        figures.append(Figure("runs/s with webhooks", f"{rate:.0f}/s", f"{empty:.0f} empty tasks/s", rate / empty))
+        figures.append(Figure("runs/s with webhooks", f"{rate:.0f}/s", baseline, rate / sent))
         server.shutdown()
         report("runs", figures)
 
