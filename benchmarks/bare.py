@@ -1,5 +1,11 @@
-"""Baselines: an empty Celery task, and a DRF view that reads one row by its primary key and answers it."""
+"""Baselines: an empty Celery task, one that tells when it began, and a DRF view that reads one row by its primary key
+and answers it.
+"""
 
+import time
+from functools import cache
+
+import redis
 from celery import shared_task
 from django.urls import path
 from rest_framework.request import Request
@@ -21,3 +27,15 @@ urlpatterns = [path("bare/<str:chat_id>", OneRow.as_view())]
 @shared_task(name="benchmarks.empty")
 def empty(number: int) -> None:
     pass
+
+
+@cache
+def client(url: str) -> redis.Redis:
+    return redis.Redis.from_url(url)
+
+
+@shared_task(name="benchmarks.begun")
+def begun(url: str, key: str) -> None:
+    """Hands in the time, in seconds since the epoch."""
+    now = time.time()
+    client(url).rpush(key, now)

@@ -10,6 +10,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import psutil
@@ -34,6 +35,7 @@ CLIENTS = 16
 # The first runs of every connection have their statements planned and prepared, and fill PostgreSQL's caches.
 WARM_RUNS, RUNS = 600, 1000
 EMPTY_TASKS = 4000
+LATENCIES = 200
 READS, READ_ROUNDS = 3000, 10
 IN_FLIGHT = 1000
 CANCELS = 100
@@ -47,6 +49,7 @@ class Bench:
         self.sql = psycopg.connect(stack.environment["DATABASE_URL"], autocommit=True)
         self.tokens = [stack.token(f"user{number}") for number in range(USERS)]
         self.workers = [name for name in stack.processes if name.startswith("runs-")]
+        self.redis = redis.Redis.from_url(stack.environment["REDIS_URL"])
         self.figures: list[Figure] = []
 
     def connection(self, user: int = 0) -> Connection:
@@ -68,15 +71,19 @@ class Bench:
 
     # --- baselines ---------------------------------------------------------------------------------------------------
 
-    def empty_tasks(self) -> tuple[float, float]:
-        """Empty Celery tasks a second, by as many worker processes as execute runs: from sending to done, by as many
-        clients, and of those that lie ready.
-        """
-        broker = redis.Redis.from_url(self.stack.environment["REDIS_URL"])
-        app = Celery(broker=self.stack.environment["REDIS_URL"])
+    def tasks(self) -> Tasks:
+        """Empty Celery tasks, by as many worker processes as execute runs."""
+        url = self.stack.environment["REDIS_URL"]
+        app = Celery(broker=url)
 
         def send(_: int, number: int) -> None:
             app.send_task("benchmarks.empty", (number,), queue="bare", ignore_result=True)
+
+        def latency() -> float:
+            sent = time.time()
+            app.send_task("benchmarks.begun", (url, "begun"), queue="bare", ignore_result=True)
+            _, begun = self.redis.blpop(["begun"], 10)  # type: ignore[misc]
+            return float(begun) - sent
 
         side_by_side(CLIENTS, EMPTY_TASKS, send)
         names = [f"bare-{number}" for number in range(len(self.workers))]
@@ -84,17 +91,20 @@ class Bench:
             command = [*CELERY, *WORKER, "-n", f"{name}@%h", "-c", "4", "-Q", "bare", "-I", "benchmarks.bare"]
             self.stack.add(name, command)
         self.stack.wait_until_ready(*names)
-        waiting, begun = int(broker.llen("bare")), time.perf_counter()  # type: ignore[arg-type]
-        wait_until(lambda: not broker.llen("bare"), 120)
+        waiting, begun = int(self.redis.llen("bare")), time.perf_counter()  # type: ignore[arg-type]
+        wait_until(lambda: not self.redis.llen("bare"), 120)
         ready = waiting / (time.perf_counter() - begun)
-        begun = time.perf_counter()
+        pids = [self.pid(name) for name in names]
+        cpu, begun = cpu_seconds(pids), time.perf_counter()
         side_by_side(CLIENTS, EMPTY_TASKS, send)
-        wait_until(lambda: not broker.llen("bare"), 120)
+        wait_until(lambda: not self.redis.llen("bare"), 120)
         sent = EMPTY_TASKS / (time.perf_counter() - begun)
+        each = (cpu_seconds(pids) - cpu) * 1000 / EMPTY_TASKS
+        latencies = [latency() for _ in range(LATENCIES)]
         for name in names:
             self.stack.kill(name)
             del self.stack.processes[name]
-        return sent, ready
+        return Tasks(sent, ready, each, latencies)
 
     def reads(self, path: str) -> tuple[list[float], list[float]]:
         """Seconds a GET of ``path``, and of the bare view under the same server: by turns, for the machine's mood
@@ -157,7 +167,7 @@ class Bench:
         seconds = time.perf_counter() - begun
         return count / seconds, (cpu_seconds(pids) - cpu) * 1000 / count, took
 
-    def start_latency(self, count: int = 200) -> list[float]:
+    def start_latency(self, count: int = LATENCIES) -> list[float]:
         """Seconds from the POST's answer to running, one run at a time."""
         latencies = []
         chats = self.chats(count)
@@ -170,8 +180,10 @@ class Bench:
             latencies.append(max(0.0, float(self.one(query, run)) - answered))  # type: ignore[arg-type]
         return latencies
 
-    def in_flight(self) -> tuple[float, int, list[float]]:
-        """KiB a run that waits on a slow model, connections a process, and seconds from cancel to cancelled."""
+    def in_flight(self) -> tuple[int, int, int, list[float]]:
+        """Bytes of a process without runs, those that its runs add which wait on a slow model, its connections, and
+        seconds from cancel to cancelled.
+        """
         name = self.workers[0]
         for other in self.workers[1:]:
             self.stack.kill(other, 15)
@@ -187,7 +199,7 @@ class Bench:
         side_by_side(CLIENTS, IN_FLIGHT, start)
         running = "SELECT count(*) FROM runs_run WHERE status = 'running'"
         wait_until(lambda: self.one(running) == IN_FLIGHT, 120, 0.1)
-        each = (rss(self.pid(name)) - empty) / 1024 / IN_FLIGHT
+        added = rss(self.pid(name)) - empty
         port = int(self.stack.environment["DATABASE_URL"].rpartition(":")[2].split("/")[0])
         held = sum(
             1
@@ -219,7 +231,7 @@ class Bench:
         wait_until(lambda: self.one(running) == 0, 60, 0.1)
         for other in self.workers[1:]:
             self.stack.restart(other)
-        return each, held, latencies
+        return empty, added, held, latencies
 
     def takeover(self) -> float:
         """Seconds from ``kill -9`` of the worker that has the run to its next recorded step elsewhere."""
@@ -254,6 +266,18 @@ class Bench:
         return run
 
 
+@dataclass
+class Tasks:
+    """What empty tasks take: how many a second from sending to done, by as many clients as start runs, and of those
+    that lie ready; CPU milliseconds each of the workers; seconds from sending one to its begin, idle.
+    """
+
+    sent: float
+    ready: float
+    cpu: float
+    latencies: list[float]
+
+
 class Receiver(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
@@ -266,6 +290,10 @@ class Receiver(BaseHTTPRequestHandler):
         pass
 
 
+def median_ratio(values: list[float], baseline: list[float]) -> float:
+    return statistics.median(values) / statistics.median(baseline)
+
+
 def main() -> None:
     services = {"database_url": os.environ["TEST_DATABASE_URL"], "redis_url": os.environ["TEST_REDIS_URL"]}
     settings = {"RUN_USER_LIMIT": str(IN_FLIGHT // USERS), "SIGNUP_CREDITS": "1000000", "WEB_WORKERS": "1"}
@@ -273,39 +301,53 @@ def main() -> None:
         bench = Bench(stack)
         figures = bench.figures
         bench.throughput(WARM_RUNS)
-        sent, ready = bench.empty_tasks()
+        tasks = bench.tasks()
         rate, cpu, posts = bench.throughput()
-        baseline = f"{sent:.0f} empty tasks/s, sent to done"
-        figures.append(Figure("runs/s, POST to completed", f"{rate:.0f}/s", baseline, rate / sent, "≥ 60/s, ≥ 0.25"))
-        figures.append(Figure("the same", f"{rate:.0f}/s", f"{ready:.0f} empty tasks/s that lie ready", rate / ready))
-        figures.append(Figure("CPU a run, web and workers", f"{cpu:.1f} ms", target="≤ 15 ms"))
-        figures.append(Figure("POST run at 16 clients", milliseconds(posts)))
-        figures.append(Figure("start latency, idle", milliseconds(bench.start_latency()), target="≤ 15 ms, ≤ 60 ms"))
-        run = bench.run_with_ten_calls()
-        reads, bare = bench.reads(f"/api/v1/runs/{run}")
-        ratio = statistics.median(reads) / statistics.median(bare)
-        figures.append(
-            Figure("GET run with 10 calls, 16 clients", milliseconds(reads), milliseconds(bare), ratio, "≤ 2.0")
-        )
-        each, held, cancels = bench.in_flight()
-        figures.append(
-            Figure(f"memory a waiting run, {IN_FLIGHT} in one process", f"{each:.0f} KiB", target="≤ 100 KiB")
-        )
-        figures.append(Figure("its database connections", str(held), target="≤ 20"))
-        figures.append(
+        starts = bench.start_latency()
+        reads, bare = bench.reads(f"/api/v1/runs/{bench.run_with_ten_calls()}")
+        sent = f"{tasks.sent:.0f} empty tasks/s, sent to done"
+        ready = f"{tasks.ready:.0f} empty tasks/s that lie ready"
+        view = f"a bare view's {milliseconds(bare)}"
+        figures += [
+            Figure("runs/s, POST to completed", f"{rate:.0f}/s", sent, rate / tasks.sent, "≥ 60/s, ≥ 0.25"),
+            Figure("the same", f"{rate:.0f}/s", ready, rate / tasks.ready),
             Figure(
-                "cancel to cancelled, 500 in flight",
-                milliseconds(cancels),
-                target="≤ 250 ms, ≤ 1 s",
-            )
-        )
-        figures.append(Figure("takeover after kill -9", f"{bench.takeover():.1f} s", target="≤ 15 s"))
+                "CPU a run, web and workers",
+                f"{cpu:.1f} ms",
+                f"{tasks.cpu:.1f} ms an empty task, workers",
+                cpu / tasks.cpu,
+                "≤ 15 ms",
+            ),
+            Figure("POST run, 16 clients", milliseconds(posts), view, median_ratio(posts, bare)),
+            Figure(
+                "start latency, idle",
+                milliseconds(starts),
+                f"an empty task's {milliseconds(tasks.latencies)}",
+                median_ratio(starts, tasks.latencies),
+                "≤ 15 ms, ≤ 60 ms",
+            ),
+            Figure("GET run with 10 calls, 16 clients", milliseconds(reads), view, median_ratio(reads, bare), "≤ 2.0"),
+        ]
+        empty, added, held, cancels = bench.in_flight()
+        each = added / IN_FLIGHT
+        figures += [
+            Figure(
+                f"memory of 100 waiting runs, {IN_FLIGHT} in one process",
+                f"{each * 100 / 2**20:.1f} MiB",
+                f"the process without any, {empty / 2**20:.0f} MiB",
+                each * 100 / empty,
+                "≤ 100 KiB a run",
+            ),
+            Figure("its database connections", str(held), target="≤ 20"),
+            Figure("cancel to cancelled, 500 in flight", milliseconds(cancels), target="≤ 250 ms, ≤ 1 s"),
+            Figure("takeover after kill -9", f"{bench.takeover():.1f} s", target="≤ 15 s"),
+        ]
         server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         for user in range(USERS):
             bench.connection(user).json("POST", "/api/v1/webhooks", {"url": f"http://127.0.0.1:{server.server_port}/"})
         rate, cpu, _ = bench.throughput()
-        figures.append(Figure("runs/s with webhooks", f"{rate:.0f}/s", baseline, rate / sent))
+        figures.append(Figure("runs/s with webhooks", f"{rate:.0f}/s", sent, rate / tasks.sent))
         server.shutdown()
         report("runs", figures)
 
