@@ -54,7 +54,7 @@ def delete_chat(chat: Chat) -> None:
 
 
 def locking(user_id: int, chat_id: str) -> QuerySet[Chat]:
-    """The user's live chat, locked until the transaction ends: the first lock of all (chat, run, account, endpoint)."""
+    """The user's live chat, locked until the transaction ends: the first lock of all (chat, run, account)."""
     # No key lock: inserting messages and runs, which only refer to the chat, goes on beside it.
     return chats_of(user_id).select_for_update(no_key=True).filter(pk=chat_id)
 

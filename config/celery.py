@@ -1,6 +1,5 @@
 """The Celery application. Tasks carry ids only; the database is the truth and a message merely a nudge."""
 
-import gc
 import os
 import sys
 
@@ -9,6 +8,8 @@ from celery.signals import beat_init, setup_logging, worker_init, worker_ready
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 from kombu.transport.redis import Channel, QoS
+
+from config import garbage
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 
@@ -36,11 +37,7 @@ def keep_django_logging(**kwargs: object) -> None:
 
 @worker_ready.connect
 def leave_out_of_garbage_collections(**kwargs: object) -> None:
-    """What is loaded stays, and what a task makes is nearly all freed at once: looking through it again and again takes
-    time."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 20)
+    garbage.spare_what_is_loaded()
 
 
 @worker_init.connect

@@ -5,7 +5,6 @@ Such a request never reaches Django, so its answer is made here.
 
 from __future__ import annotations
 
-import gc
 import json
 import socket
 import threading
@@ -17,7 +16,7 @@ from gunicorn import glogging, util
 from gunicorn.http import message
 from gunicorn.workers import gthread
 
-from config import settings
+from config import garbage, settings
 
 # Any id in a path is an id that doesn't exist, however long: 404, not a refusal by the server, whose own setting ends
 # at 8 KiB.
@@ -98,11 +97,7 @@ class Worker(gthread.ThreadWorker):
         streams = import_module("runs.stream_servers")
         self.wsgi: Any = streams.hand_over_streams(self.wsgi)
         self.handed_over = streams.HandedOver
-        # What is loaded stays: looking through it for garbage again and again was 6 % of a request. And what requests
-        # make is nearly all freed at once: looking through the rest so often was another 5 %.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(10_000, 20, 20)
+        garbage.spare_what_is_loaded()
 
     def handle(self, conn: Any) -> Any:
         if isinstance(conn.sock, RequestSocket):  # not so with TLS of gunicorn's own

@@ -21,6 +21,7 @@ from runs import events, figures, wakeups
 from runs.agent.crash import crash_after_commit
 from runs.events import StreamEvent
 from runs.models import Run, RunEvent, RunStatus, ToolInvocation, Waitpoint, WaitpointStatus
+from webhooks import outbox
 
 EXECUTE = "runs.execute_run"
 # A start's or a resume's own nudge has this long before the sweep sends another.
@@ -85,6 +86,19 @@ def throttled_runs(user_id: int) -> QuerySet[Run]:
 
 
 _next_throttled: CompiledQuery[Run] = CompiledQuery(lambda user_id: throttled_runs(user_id)[:1], int)
+
+
+def tell(writes: Writes, run: Run, event_type: str, **extra: Any) -> None:
+    """Have the user's webhook told of what happened to the run; ``extra`` are the event's own fields."""
+    outbox.add(
+        writes,
+        run.user_id,
+        event_type,
+        run_id=run.id,
+        chat_id=run.chat_id,
+        request_id=run.request_id,
+        extra=extra,
+    )
 
 
 def write_invocation(call: ToolInvocation, to: str, **changes: Any) -> None:

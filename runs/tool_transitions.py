@@ -12,7 +12,7 @@ from config.api.writes import Writes
 from credits import ledger
 from runs import events
 from runs.events import StreamEvent
-from runs.guards import move_run, save_invocation, taken_invocation, write_invocation, write_waitpoint
+from runs.guards import move_run, save_invocation, taken_invocation, tell, write_invocation, write_waitpoint
 from runs.models import (
     FINAL_INVOCATION_STATUSES,
     InvocationStatus,
@@ -22,7 +22,6 @@ from runs.models import (
     Waitpoint,
     WaitpointStatus,
 )
-from webhooks import outbox
 
 
 class BudgetExceeded(Exception):
@@ -108,15 +107,7 @@ def _end_owned(run: Run, call: ToolInvocation, to: str, **changes: Any) -> None:
     changes = taken_invocation(call, to, finished_at=clock.now(), **changes)
     also = Writes()
     if to == InvocationStatus.COMPLETED:
-        outbox.add(
-            also,
-            run.user_id,
-            "tool.completed",
-            run_id=run.id,
-            chat_id=run.chat_id,
-            request_id=run.request_id,
-            extra=events.tool_webhook(call),
-        )
+        tell(also, run, "tool.completed", **events.tool_webhook(call))
     move_run(run, RunStatus.RUNNING, [events.tool_completed(call)], owned=True, also=also)
     save_invocation(call, before, changes)
 

@@ -8,14 +8,13 @@ other.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
 
 from django.core.exceptions import FieldDoesNotExist
 from django.db import DEFAULT_DB_ALIAS, connections, models
-from psycopg.types.numeric import Int8
 
 
 class _Insert(NamedTuple):
@@ -114,15 +113,10 @@ class Writes:
     def _at_once(self) -> list[int]:
         with connections[DEFAULT_DB_ALIAS].cursor() as cursor:
             if len(self.shapes) == 1:
-                cursor.execute(_alone(self.shapes[0]), _typed(self.values[0]))
+                cursor.execute(_alone(self.shapes[0]), self.values[0])
                 return [int(cursor.rowcount)]
-            cursor.execute(_together(tuple(self.shapes)), _typed(chain.from_iterable(self.values)))
+            cursor.execute(_together(tuple(self.shapes)), list(chain.from_iterable(self.values)))
             return list(cursor.fetchone())
-
-
-def _typed(values: Iterable[Any]) -> list[Any]:
-    """The driver would tell each whole number's type by its size, and every combination is a statement to prepare."""
-    return [Int8(value) if type(value) is int else value for value in values]
 
 
 def insert(*rows: models.Model) -> None:

@@ -8,8 +8,6 @@ from chats.models import Chat, Message
 from config.api import clock
 from config.api.ids import new_id
 from config.api.writes import Writes, insert, update
-from credits import ledger
-from credits.models import Account
 from tests import factories
 
 pytestmark = pytest.mark.django_db
@@ -82,14 +80,6 @@ def test_a_group_is_one_statement_on_postgresql(chat, django_assert_num_queries)
     writes = renaming(chat)
     with django_assert_num_queries(1 if connection.vendor == "postgresql" else 3):
         writes.do()
-
-
-@pytest.mark.parametrize("size", [1, 7, 3_000_000_000])
-def test_numbers_of_any_size_share_a_statement(size, user):
-    account = ledger.open_account(user)
-    update(Account, {"user_id": user.pk}, {"balance": size, "held": 0})
-    account.refresh_from_db()
-    assert account.balance == size
 
 
 def test_rows_that_were_written_know_it(chat):
