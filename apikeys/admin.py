@@ -12,8 +12,8 @@ from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 
 from apikeys import keys
 from apikeys.models import ApiKey
-from config.api.staff.actions import Action, ActionForm, Did, WithActions
-from config.api.staff.base import ReadOnly, of_user
+from config.staff.actions import Action, ActionForm, Did, WithActions
+from config.staff.base import ReadOnly, of_user
 
 
 class ScopesForm(ActionForm):

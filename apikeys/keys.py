@@ -21,8 +21,8 @@ from django.db import transaction
 from django.db.models import Q
 
 from apikeys.models import ApiKey
-from config.api import clock
-from config.api.errors import Conflict
+from config.kernel import clock
+from config.kernel.errors import Conflict
 
 DEFAULT_SCOPES = (
     "chats:read",

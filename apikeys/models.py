@@ -4,7 +4,7 @@ from django.conf import settings
 from django.db import models
 from django.db.models.functions import Now
 
-from config.api.ids import IdField
+from config.kernel.ids import IdField
 
 
 class ApiKey(models.Model):

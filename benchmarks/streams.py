@@ -101,7 +101,7 @@ class Writer:
 
 def measure(stack: Stack) -> list[Figure]:
     port = free_port()
-    options = ("--http", "config.stream_server:Protocol", "--no-access-log")
+    options = ("--http", "config.serve.stream:Protocol", "--no-access-log")
     server = stack.add("stream", python("-m", "uvicorn", "config.asgi:application", "--port", str(port), *options))
     assert server is not None
     users = [stack.session(f"user{number}") for number in range(USERS)]

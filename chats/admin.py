@@ -9,7 +9,7 @@ from django.db.models import Q
 from django.utils.html import format_html
 
 from chats.models import Attachment, Chat
-from config.api.staff.base import ReadOnly, StaffAdmin, of_user
+from config.staff.base import ReadOnly, StaffAdmin, of_user
 
 
 @admin.register(Chat)

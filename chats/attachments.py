@@ -17,9 +17,10 @@ from django.urls import reverse
 
 from chats import files, media, transitions
 from chats.models import Attachment, AttachmentStatus
-from config.api import clock, housekeeping
-from config.api.errors import Conflict, NotFound, PayloadTooLarge, Unavailable, ValidationFailed
-from config.api.ids import is_plausible_id
+from config.database import batches
+from config.kernel import clock
+from config.kernel.errors import Conflict, NotFound, PayloadTooLarge, Unavailable, ValidationFailed
+from config.kernel.ids import is_plausible_id
 
 logger = logging.getLogger(__name__)
 
@@ -271,7 +272,7 @@ def expire_attachments() -> int:
     a row is due until its files are removed.
     """
     done = 0
-    while not housekeeping.stopping.is_set():
+    while not batches.stopping.is_set():
         due = Attachment.objects.filter(expires_at__lte=clock.now()).order_by("expires_at")
         batch = list(due.values_list("pk", flat=True)[:SWEEP_BATCH])
         if not batch:

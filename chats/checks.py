@@ -8,7 +8,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, register
 
 from chats.media import media_type
-from config.api.checks import is_http_url
+from config.checks import is_http_url
 
 
 @register(Tags.files)

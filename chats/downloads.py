@@ -13,7 +13,7 @@ from rest_framework.request import Request
 
 from chats import files, media
 from chats.models import Attachment, AttachmentStatus
-from config.api.errors import DomainError, NotFound
+from config.kernel.errors import DomainError, NotFound
 
 RANGE = re.compile(r"bytes=[ \t]*(\d{0,18})-(\d{0,18})[ \t]*", re.IGNORECASE | re.ASCII)
 # No system's file names may hold these, and some readers take them for a folder or a line's end.

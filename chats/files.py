@@ -15,7 +15,7 @@ from django.core.exceptions import BadRequest
 from django.core.files.base import File
 from django.core.files.storage import default_storage
 
-from config.api.errors import DomainError, Unavailable
+from config.kernel.errors import DomainError, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def takes_uploads() -> bool:
 
 
 def presign_put(attachment_id: str, **what: Any) -> tuple[str, dict[str, str]]:
-    """See ``config.s3.ObjectStorage.presign_put``; only if ``takes_uploads``."""
+    """See ``config.storage.ObjectStorage.presign_put``; only if ``takes_uploads``."""
     storage: Any = default_storage
     with storage_errors():
         url, headers = storage.presign_put(direct_name(attachment_id), **what)

@@ -7,14 +7,14 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from config.api.ids import IdField, RefField
+from config.kernel.ids import IdField, RefField
 
 
 class Chat(models.Model):
     id = IdField(prefix="chat")
     user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="chats", db_index=False)
     title = models.CharField(max_length=200, null=True)
-    # The run that may execute now; those queued behind it wait for it. Kept by runs.transitions.
+    # The run that may execute now; those queued behind it wait for it. Kept by runs.lifecycle.runs.
     active_run_id = RefField(null=True)
     created_at = models.DateTimeField(db_default=Now())
     updated_at = models.DateTimeField(db_default=Now())

@@ -15,8 +15,9 @@ from django.db.models import Q
 from chats import files, transitions
 from chats.models import Attachment, AttachmentStatus, Chat, Message
 from chats.services import chat_purged
-from config.api import clock, housekeeping
-from config.api.errors import Unavailable
+from config.database import batches
+from config.kernel import clock
+from config.kernel.errors import Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ def purge_chats() -> int:
     purged, rest = 0, Q()
     while batch := list(due.filter(rest).order_by("deleted_at", "pk").values_list("pk", "deleted_at")[:CHATS_BATCH]):
         for chat_id, _ in batch:
-            if housekeeping.stopping.is_set():
+            if batches.stopping.is_set():
                 return purged
             purged += _purge_chat(chat_id)
         # A chat that can't be purged yet keeps none behind it waiting.
@@ -45,17 +46,17 @@ def _after(chat_id: str, deleted_at: datetime | None) -> Q:
 def _purge_chat(chat_id: str) -> bool:
     """False if something of it is left for the next time."""
     try:
-        while not housekeeping.stopping.is_set() and _purge_files(chat_id):
+        while not batches.stopping.is_set() and _purge_files(chat_id):
             pass
         answers = [left for _, left in chat_purged.send(Chat, chat_id=chat_id)]
     except Unavailable:
         logger.warning("chat %s is not purged yet: its files were not removed", chat_id)
         return False
     messages = Message.objects.filter(chat=chat_id)
-    housekeeping.in_batches(lambda: housekeeping.delete_batch(messages))
+    batches.in_batches(lambda: batches.delete_batch(messages))
     if any(answers) or messages.exists():
         return False
-    return bool(housekeeping.delete_batch(Chat.objects.filter(pk=chat_id)))
+    return bool(batches.delete_batch(Chat.objects.filter(pk=chat_id)))
 
 
 def _purge_files(chat_id: str) -> int:
@@ -63,7 +64,7 @@ def _purge_files(chat_id: str) -> int:
     batch = list(attached.order_by("pk").values_list("pk", flat=True)[:FILES_BATCH])
     for attachment_id in batch:
         files.remove_all(attachment_id)
-    housekeeping.delete_rows(Attachment.objects.filter(pk__in=batch))
+    batches.delete_rows(Attachment.objects.filter(pk__in=batch))
     return len(batch)
 
 
@@ -75,6 +76,6 @@ def purge_attachments() -> int:
     cutoff = clock.now() - timedelta(days=settings.ATTACHMENT_UNUSED_DAYS)
     unused = Attachment.objects.filter(message=None, created_at__lt=cutoff).order_by("created_at")
     ready = unused.filter(status=AttachmentStatus.READY).values_list("pk", flat=True)
-    housekeeping.in_batches(lambda: transitions.expire_unused(list(ready[: housekeeping.BATCH])))
+    batches.in_batches(lambda: transitions.expire_unused(list(ready[: batches.BATCH])))
     gone = unused.filter(status=AttachmentStatus.EXPIRED, expires_at=None)
-    return housekeeping.in_batches(lambda: housekeeping.delete_batch(gone))
+    return batches.in_batches(lambda: batches.delete_batch(gone))

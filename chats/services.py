@@ -10,10 +10,10 @@ from django.db.models import QuerySet
 from django.dispatch import Signal
 
 from chats.models import Chat, Message
-from config.api import clock
-from config.api.errors import NotFound
-from config.api.ids import new_id
-from config.api.writes import Writes
+from config.database.writes import Writes
+from config.kernel import clock
+from config.kernel.errors import NotFound
+from config.kernel.ids import new_id
 
 TITLE_FROM_MESSAGE_CHARS = 80
 # To look up more than so many chats one by one takes longer than to read all of their user's.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from chats.models import Attachment, AttachmentStatus
-from config.api import clock
+from config.kernel import clock
 
 
 def complete(attachment: Attachment, *, uploaded: str, stored: str, sha256: str) -> bool:

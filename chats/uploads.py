@@ -16,16 +16,9 @@ from django.views.decorators.csrf import csrf_exempt
 from chats import attachments
 from chats.files import READ_SIZE
 from config.api import ratelimit
-from config.api.errors import (
-    DomainError,
-    NotFound,
-    PayloadTooLarge,
-    ValidationFailed,
-    envelope,
-    error_response,
-    to_domain_error,
-)
-from config.api.renderers import dumps
+from config.api.errors import envelope, error_response, to_domain_error
+from config.kernel.errors import DomainError, NotFound, PayloadTooLarge, ValidationFailed
+from config.kernel.jsontext import dumps
 
 logger = logging.getLogger(__name__)
 

@@ -8,5 +8,5 @@ from django.utils.module_loading import import_string
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 django_application = get_asgi_application()
 # By name: it can be imported only now that the apps are loaded.
-import_string("config.api.checks.refuse_what_is_wrong")()
-application = import_string("runs.stream_servers.Application")(django_application)
+import_string("config.checks.refuse_what_is_wrong")()
+application = import_string("runs.streams.servers.Application")(django_application)

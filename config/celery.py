@@ -9,7 +9,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 from kombu.transport.redis import Channel, QoS
 
-from config import garbage
+from config.serve import garbage
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 
@@ -45,6 +45,6 @@ def leave_out_of_garbage_collections(**kwargs: object) -> None:
 def refuse_wrong_settings(**kwargs: object) -> None:
     """A signal's receiver may fail without ending the process, so this one ends it."""
     try:
-        import_string("config.api.checks.refuse_what_is_wrong")()
+        import_string("config.checks.refuse_what_is_wrong")()
     except ImproperlyConfigured as error:
         sys.exit(str(error))

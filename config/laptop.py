@@ -306,7 +306,7 @@ def prepare() -> None:
     from django.core.management import CommandError, call_command
     from django.db import OperationalError
 
-    from config.api.staff import one_time
+    from config.staff import one_time
 
     try:
         call_command("check", stdout=io.StringIO())

@@ -57,7 +57,9 @@ INSTALLED_APPS = [
     "drf_spectacular",
     "drf_spectacular_sidecar",
     "axes",
+    "config",
     "config.api",
+    "config.staff",
     "webhooks",
     "apikeys",
     "credits",
@@ -79,7 +81,7 @@ MIDDLEWARE = [
     "config.api.middleware.AuthenticationMiddleware",
     "config.api.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
-    "config.api.staff.one_time.OwnPasswordMiddleware",
+    "config.staff.one_time.OwnPasswordMiddleware",
     "axes.middleware.AxesMiddleware",
 ]
 
@@ -165,9 +167,9 @@ REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [],
     "DEFAULT_PERMISSION_CLASSES": [],
     "DEFAULT_PARSER_CLASSES": ["config.api.parsers.StrictJSONParser"],
-    "DEFAULT_RENDERER_CLASSES": ["config.api.renderers.ExactJSONRenderer"],
+    "DEFAULT_RENDERER_CLASSES": ["config.api.negotiation.ExactJSONRenderer"],
     "DEFAULT_CONTENT_NEGOTIATION_CLASS": "config.api.negotiation.JsonNegotiation",
-    "DEFAULT_SCHEMA_CLASS": "config.api.schema.ServiceSchema",
+    "DEFAULT_SCHEMA_CLASS": "config.api.openapi.extensions.ServiceSchema",
     "EXCEPTION_HANDLER": "config.api.errors.exception_handler",
     "UNAUTHENTICATED_USER": None,
     "URL_FORMAT_OVERRIDE": None,
@@ -202,8 +204,8 @@ SPECTACULAR_SETTINGS = {
     "ENUM_GENERATE_CHOICE_DESCRIPTION": False,
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",
-        "config.api.schema_document.complete",
-        "webhooks.schema.add_webhooks",
+        "config.api.openapi.document.complete",
+        "webhooks.openapi.add_webhooks",
     ],
     "ENUM_NAME_OVERRIDES": {
         "AttachmentStatusEnum": "chats.models.AttachmentStatus.values",
@@ -394,7 +396,9 @@ STORAGE_S3_ADDRESSING = ENV.text("STORAGE_S3_ADDRESSING", "auto", ("auto", "path
 STORAGE_S3_TIMEOUT_SECONDS = ENV.number("STORAGE_S3_TIMEOUT_SECONDS", 10, 0.1, 600)
 STORAGES = {
     "default": {
-        "BACKEND": "config.s3.ObjectStorage" if STORAGE_S3_BUCKET else "django.core.files.storage.FileSystemStorage"
+        "BACKEND": "config.storage.ObjectStorage"
+        if STORAGE_S3_BUCKET
+        else "django.core.files.storage.FileSystemStorage"
     },
     "staticfiles": {"BACKEND": "whitenoise.storage.CompressedStaticFilesStorage"},
 }
@@ -427,19 +431,19 @@ METRICS_TOKEN = ENV.text("METRICS_TOKEN") or (secret_from_file(VAR_DIR / "metric
 METRICS_FLUSH_SECONDS = ENV.number("METRICS_FLUSH_SECONDS", 5, 0.1, 60)
 METRICS_CACHE_SECONDS = ENV.number("METRICS_CACHE_SECONDS", 5, 0, 300)
 # What is read at a scrape; each app's module also declares what it counts.
-METRICS_SOURCES = ["runs.figures.gauges", "webhooks.figures.gauges", "credits.figures.gauges"]
+METRICS_SOURCES = ["runs.metrics.gauges", "webhooks.metrics.gauges", "credits.figures.gauges"]
 
 # Each needs requirements-observability.txt, and is imported only if it is set.
 OTEL_EXPORTER_OTLP_ENDPOINT = ENV.text("OTEL_EXPORTER_OTLP_ENDPOINT")
 SENTRY_DSN = ENV.text("SENTRY_DSN")
 if OTEL_EXPORTER_OTLP_ENDPOINT:
-    MIDDLEWARE.insert(2, "config.api.tracing.TracingMiddleware")  # behind the request's id and the probes
+    MIDDLEWARE.insert(2, "config.telemetry.tracing.TracingMiddleware")  # behind the request's id and the probes
 
 # --- admin (docs/admin.md) -------------------------------------------------------------------------------------------
 AUTHENTICATION_BACKENDS = [
     "axes.backends.AxesStandaloneBackend",
     "django.contrib.auth.backends.ModelBackend",
-    "config.api.staff.one_time.OneTimeBackend",
+    "config.staff.one_time.OneTimeBackend",
 ]
 ADMIN_SIGN_IN_FAILURES = ENV.whole("ADMIN_SIGN_IN_FAILURES", 10, 1, 1000)
 ADMIN_SIGN_IN_LOCK_SECONDS = ENV.whole("ADMIN_SIGN_IN_LOCK_SECONDS", 900, 1, 24 * 3600)
@@ -447,12 +451,12 @@ ADMIN_DASHBOARD_SECONDS = ENV.whole("ADMIN_DASHBOARD_SECONDS", 30, 0, 3600)
 # By address alone: a lock by name would let anyone lock staff out.
 AXES_LOCKOUT_PARAMETERS = ["ip_address"]
 # The attempt at hand is counted before it is looked at.
-AXES_HANDLER = "config.api.staff.sign_in.CountingHandler"
+AXES_HANDLER = "config.staff.sign_in.CountingHandler"
 AXES_FAILURE_LIMIT = ADMIN_SIGN_IN_FAILURES + 1
 AXES_COOLOFF_TIME = timedelta(seconds=ADMIN_SIGN_IN_LOCK_SECONDS)
 AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
-AXES_CLIENT_IP_CALLABLE = "config.api.staff.sign_in.client_ip"
-AXES_LOCKOUT_CALLABLE = "config.api.staff.sign_in.locked"
+AXES_CLIENT_IP_CALLABLE = "config.staff.sign_in.client_ip"
+AXES_LOCKOUT_CALLABLE = "config.staff.sign_in.locked"
 AXES_DISABLE_ACCESS_LOG = True
 AXES_ENABLE_ADMIN = False
 AXES_VERBOSE = False
@@ -466,8 +470,8 @@ UNFOLD = {
     "SHOW_BACK_BUTTON": True,
     "STYLES": [STATIC_URL + "staff/staff.css"],
     "DASHBOARD_CALLBACK": "runs.admin.dashboard.show",
-    "SIDEBAR": {"navigation": "config.api.staff.navigation.sidebar", "command_search": True},
-    "COMMAND": {"search_callback": "config.api.staff.navigation.find_by_id"},
+    "SIDEBAR": {"navigation": "config.staff.navigation.sidebar", "command_search": True},
+    "COMMAND": {"search_callback": "config.staff.navigation.find_by_id"},
     "COLORS": {
         "primary": {
             "50": "oklch(97% .014 254.6)",
@@ -493,10 +497,10 @@ _SERVER = {"handlers": [], "propagate": True, "level": "WARNING"}
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "filters": {"context": {"()": "config.api.logs.ContextFilter"}},
+    "filters": {"context": {"()": "config.telemetry.logs.ContextFilter"}},
     "formatters": {
-        "text": {"()": "config.api.logs.TextFormatter", "outspoken": DEBUG},
-        "json": {"()": "config.api.logs.JsonFormatter", "outspoken": DEBUG},
+        "text": {"()": "config.telemetry.logs.TextFormatter", "outspoken": DEBUG},
+        "json": {"()": "config.telemetry.logs.JsonFormatter", "outspoken": DEBUG},
     },
     "handlers": {
         "console": {"class": "logging.StreamHandler", "formatter": LOG_FORMAT, "filters": ["context"]},

@@ -10,7 +10,7 @@ import credits.urls
 import runs.urls
 import webhooks.urls
 from config.api import views
-from config.api.staff import one_time
+from config.staff import one_time
 
 # Tried in this order: the busiest first.
 session = [

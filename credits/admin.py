@@ -16,10 +16,10 @@ from django.utils.html import format_html
 from unfold.decorators import display
 from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldAdminTextInputWidget
 
-from config.api import clock, money
-from config.api.staff.actions import Action, ActionForm, Did, WithActions
-from config.api.staff.base import ReadOnly, of_user, users_named
-from config.api.staff.forms import CreditsField, ReasonField
+from config.kernel import clock, money
+from config.staff.actions import Action, ActionForm, Did, WithActions
+from config.staff.base import ReadOnly, of_user, users_named
+from config.staff.forms import CreditsField, ReasonField
 from credits import ledger
 from credits.models import (
     CORRECTIONS,

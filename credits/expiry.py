@@ -14,7 +14,8 @@ from django.db import transaction
 from django.db.models import BigIntegerField, Case, F, Q, QuerySet, Sum, Value, When
 from django.db.models.functions import Cast, Coalesce
 
-from config.api import clock, housekeeping
+from config.database import batches
+from config.kernel import clock
 from credits import ledger
 from credits.models import Account, EntryType, LedgerEntry, PendingExpiry
 from credits.reconcile import BALANCE_EFFECT
@@ -39,7 +40,7 @@ def expire_by_account() -> Iterator[int]:
         due.filter(account_id__gt=last).values_list("account_id", flat=True).distinct()[:ACCOUNTS_BATCH]
     ):
         for account_id in accounts:
-            if housekeeping.stopping.is_set():
+            if batches.stopping.is_set():
                 return
             yield _expire_of(account_id, now)
         last = accounts[-1]

@@ -6,7 +6,7 @@ import csv
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from config.api.renderers import ExactJSONRenderer
+from config.api.negotiation import ExactJSONRenderer
 from credits.models import LedgerEntry
 from credits.serializers import LedgerEntrySerializer
 

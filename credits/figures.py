@@ -7,7 +7,7 @@ from functools import partial
 
 from django.db import transaction
 
-from config.api.metrics import Counter, Gauge
+from config.telemetry.metrics import Counter, Gauge
 
 MICRO = 1_000_000
 

@@ -18,9 +18,9 @@ from django.db.models import BigIntegerField, Case, Exists, F, OuterRef, QuerySe
 from django.db.models.expressions import Combinable
 from django.db.models.functions import Cast, Coalesce
 
-from config.api import clock, money
-from config.api.compiled import CompiledQuery
-from config.api.errors import Conflict, DomainError, NotFound, ValidationFailed
+from config.database.queries import CompiledQuery
+from config.kernel import clock, money
+from config.kernel.errors import Conflict, DomainError, NotFound, ValidationFailed
 from credits import figures
 from credits.models import REASON_MAX_CHARS, SETTLEMENTS, SPENDING, Account, EntryType, LedgerEntry, PendingExpiry
 from credits.posting import Outcome, Settlement, post, row_of, settle

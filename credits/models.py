@@ -12,7 +12,7 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from config.api.ids import IdField, RefField
+from config.kernel.ids import IdField, RefField
 
 # Far over any sum of sane amounts, and far enough under 2⁶³ that adding one more amount can't overflow.
 BALANCE_LIMIT = 9 * 10**18

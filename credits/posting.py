@@ -19,8 +19,8 @@ from django.db import IntegrityError, connection, transaction
 from django.db.models import F
 from psycopg.types.numeric import Int8
 
-from config.api import clock
-from config.api.ids import new_id
+from config.kernel import clock
+from config.kernel.ids import new_id
 from credits.models import BALANCE_LIMIT, Account, LedgerEntry
 
 

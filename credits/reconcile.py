@@ -8,7 +8,7 @@ from functools import partial
 from django.db.models import BigIntegerField, Case, F, OuterRef, Q, Subquery, Sum, Value, When
 from django.db.models.functions import Cast, Coalesce
 
-from config.api import money
+from config.kernel import money
 from credits import totals
 from credits.models import SETTLEMENTS, Account, EntryType, LedgerEntry
 

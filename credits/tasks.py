@@ -2,10 +2,10 @@
 
 from celery import shared_task
 
-from config.api import housekeeping
+from config.queue import jobs
 from credits import expiry
 
 
 @shared_task(name="credits.expire_grants")
 def expire_grants() -> None:
-    housekeeping.run("expire-grants", lambda: sum(1 for _ in expiry.expire_by_account()))
+    jobs.run("expire-grants", lambda: sum(1 for _ in expiry.expire_by_account()))

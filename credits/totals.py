@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from django.db import connection, transaction
 
-from config.api import money
+from config.kernel import money
 from credits.models import Account, ChatDayTotal, ChatTotal, DayTotal, RunTotal, UsageTotal
 
 DAY = {"postgresql": "(created_at AT TIME ZONE 'UTC')::date", "sqlite": "substr(created_at, 1, 10)"}

@@ -19,7 +19,7 @@ from django.db.models import BigIntegerField, Count, F, Max, Q, QuerySet, Sum, V
 from django.db.models.functions import Cast, Coalesce, TruncDate
 from django.utils.module_loading import import_string
 
-from config.api import clock
+from config.kernel import clock
 from credits.ledger import account_for, net_spending
 from credits.models import SPENDING, ChatDayTotal, ChatTotal, DayTotal, EntryType, LedgerEntry, RunTotal
 

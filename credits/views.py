@@ -11,10 +11,10 @@ from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_sche
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from config.api.errors import ValidationFailed
-from config.api.ids import is_plausible_id
-from config.api.renderers import ExactJSONRenderer
+from config.api.negotiation import ExactJSONRenderer
 from config.api.viewsets import PublicViewSet, ServiceViewSet, SessionViewSet
+from config.kernel.errors import ValidationFailed
+from config.kernel.ids import is_plausible_id
 from credits import ledger, usage
 from credits.export import CsvRenderer, csv_lines
 from credits.models import LedgerEntry

@@ -10,8 +10,8 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from chats.models import Chat
-from config.api.encryption import EncryptedField
-from config.api.ids import IdField, RefField
+from config.kernel.encryption import EncryptedField
+from config.kernel.ids import IdField, RefField
 
 
 class RunStatus(models.TextChoices):

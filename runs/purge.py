@@ -10,9 +10,9 @@ from django.db.models import QuerySet
 from django.dispatch import receiver
 
 from chats.services import chat_purged
-from config.api import housekeeping
-from runs import files
+from config.database import batches
 from runs.models import LIVE_RUN_STATUSES, Run, RunEvent, ToolInvocation, Turn, Waitpoint
+from runs.tools import files
 from runs.tools.builtin import file_name_of
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ def purge_runs_of(sender: type, chat_id: str, **kwargs: Any) -> bool:
     if runs.filter(status__in=LIVE_RUN_STATUSES).exists():
         logger.error("chat %s is not purged: it was deleted, but a run of it lives", chat_id)
         return True
-    housekeeping.in_batches(lambda: _purge_batch(runs))
+    batches.in_batches(lambda: _purge_batch(runs))
     return runs.exists()
 
 
@@ -38,8 +38,8 @@ def _purge_batch(runs: QuerySet[Run]) -> int:
         if name := file_name_of(call.name, call.input):
             files.remove(call.id, name, call.result_urls)
     with transaction.atomic():
-        taken = housekeeping.take_batch(Run.objects.filter(pk__in=batch).order_by("pk"))
+        taken = batches.take_batch(Run.objects.filter(pk__in=batch).order_by("pk"))
         for model in (RunEvent, Waitpoint, ToolInvocation, Turn):
-            housekeeping.delete_rows(model._base_manager.filter(run__in=taken))
-        housekeeping.delete_rows(Run.objects.filter(pk__in=taken))
+            batches.delete_rows(model._base_manager.filter(run__in=taken))
+        batches.delete_rows(Run.objects.filter(pk__in=taken))
     return len(taken)

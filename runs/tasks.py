@@ -9,9 +9,11 @@ from celery.exceptions import ImproperlyConfigured
 from celery.signals import celeryd_after_setup, worker_shutdown, worker_shutting_down
 from django.conf import settings
 
-from config.api import broker, housekeeping, logs
-from runs import stream_reads, sweeps
-from runs.agent.engine import Engine
+from config.queue import jobs, nudges
+from config.telemetry import logs
+from runs.engine.engine import Engine
+from runs.lifecycle import sweeps
+from runs.streams import reads
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +35,12 @@ def execute_run(*run_ids: str) -> None:
 
 @shared_task(name="runs.sweep")
 def sweep() -> None:
-    housekeeping.run("sweep-runs", sweeps.sweep)
+    jobs.run("sweep-runs", sweeps.sweep)
 
 
 @shared_task(name="runs.prune_events")
 def prune_events() -> None:
-    housekeeping.run("prune-run-events", stream_reads.prune)
+    jobs.run("prune-run-events", reads.prune)
 
 
 @celeryd_after_setup.connect
@@ -64,4 +66,4 @@ def drain_engine(**kwargs) -> None:
 def stop_engine(**kwargs) -> None:
     if engine is not None:
         engine.stop(settings.RUN_SHUTDOWN_GRACE_SECONDS)
-        broker.flush()  # others are told of what was handed over while the broker's connections are still there
+        nudges.flush()  # others are told of what was handed over while the broker's connections are still there

@@ -1,8 +1,10 @@
 from django.urls import path
 
 from config.api.viewsets import ServiceViewSet
-from runs import mcp, playground, stream, views
-from runs.files import serve_file
+from runs import playground, views
+from runs.mcp import views as mcp_views
+from runs.streams import views as stream_views
+from runs.tools.files import serve_file
 
 
 def routes(
@@ -33,7 +35,7 @@ session = routes(
     views.SessionWaitpointViewSet,
     views.SessionModelViewSet,
     views.SessionToolViewSet,
-    stream.SessionStreamViewSet,
+    stream_views.SessionStreamViewSet,
 )
 public = routes(
     views.PublicRunViewSet,
@@ -41,8 +43,8 @@ public = routes(
     views.PublicWaitpointViewSet,
     views.PublicModelViewSet,
     views.PublicToolViewSet,
-    stream.PublicStreamViewSet,
+    stream_views.PublicStreamViewSet,
 )
 pages = [path("playground", playground.show)]
 files = [path("files/<str:token>/<str:file_name>", serve_file)]
-rpc = [path("api/mcp", mcp.McpViewSet.as_view({"post": "handle"}))]
+rpc = [path("api/mcp", mcp_views.McpViewSet.as_view({"post": "handle"}))]

@@ -11,11 +11,11 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from chats.services import chats_of
-from config.api import logs
-from config.api.errors import NotFound, ValidationFailed
-from config.api.ids import is_plausible_id
 from config.api.pagination import KeysetPagination
 from config.api.viewsets import PublicViewSet, ServiceViewSet, SessionViewSet
+from config.kernel.errors import NotFound, ValidationFailed
+from config.kernel.ids import is_plausible_id
+from config.telemetry import logs
 from runs import catalogue, services
 from runs.models import Run, RunStatus, Waitpoint
 from runs.serializers import (

@@ -10,7 +10,7 @@ import pytest
 from rest_framework.test import APIClient
 from whitenoise.middleware import WhiteNoiseMiddleware
 
-from config.api import broker
+from config.queue import nudges as queue_nudges
 from tests import factories
 
 # Folders whose tests go through real processes one by one, or every operation or page: for `make test-services`.
@@ -47,7 +47,9 @@ def static_files_are_looked_for_once() -> Iterator[None]:
 def nudges(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[Any, ...], float | None]]:
     """What was published, as (task, args, countdown). No test outside a real stack talks to a broker."""
     published: list[tuple[str, tuple[Any, ...], float | None]] = []
-    monkeypatch.setattr(broker, "nudge", lambda task, *args, countdown=None: published.append((task, args, countdown)))
+    monkeypatch.setattr(
+        queue_nudges, "nudge", lambda task, *args, countdown=None: published.append((task, args, countdown))
+    )
     return published
 
 

@@ -14,8 +14,8 @@ from django.core.files.storage import default_storage
 from factory.django import DjangoModelFactory
 from rest_framework.test import APIClient
 
-from config.api import clock
-from config.api.ids import new_id
+from config.kernel import clock
+from config.kernel.ids import new_id
 
 
 class UserFactory(DjangoModelFactory):
@@ -175,8 +175,8 @@ class AttachmentFactory(DjangoModelFactory):
 def seed_catalogue() -> None:
     """What a migration put into the catalogue, if it is not there."""
     from runs import catalogue
+    from runs.catalogue.seeds import MODELS, TOOLS
     from runs.models import AgentModel, Tool
-    from runs.seed import MODELS, TOOLS
 
     if not AgentModel.objects.exists():
         AgentModel.objects.bulk_create(AgentModel(**row) for row in MODELS)

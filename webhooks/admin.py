@@ -11,8 +11,8 @@ from django.http import HttpRequest
 from unfold.admin import TabularInline
 from unfold.decorators import display
 
-from config.api.staff.actions import Action, Did, WithActions
-from config.api.staff.base import NOTHING, ReadOnly, StaffAdmin, of_user
+from config.staff.actions import Action, Did, WithActions
+from config.staff.base import NOTHING, ReadOnly, StaffAdmin, of_user
 from webhooks import services
 from webhooks.models import Attempt, Delivery, Endpoint
 

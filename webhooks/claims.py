@@ -15,9 +15,9 @@ from datetime import datetime, timedelta
 from django.conf import settings
 from django.db import connection, transaction
 
-from config.api import clock
-from config.api.encryption import DecryptionFailed, decrypt
-from config.api.ids import among, listed, new_id
+from config.kernel import clock
+from config.kernel.encryption import DecryptionFailed, decrypt
+from config.kernel.ids import among, listed, new_id
 from webhooks import transitions
 from webhooks.models import Delivery
 

@@ -17,8 +17,8 @@ from queue import Empty, SimpleQueue
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError, OperationalError, connection
 
-from config.api import broker
-from config.api.background import allow_files, outbound
+from config.outbound.loop import allow_files, outbound
+from config.queue import nudges
 from webhooks import claims, sender, transitions
 from webhooks.outbox import DELIVER
 from webhooks.transitions import Outcome
@@ -149,7 +149,7 @@ class Dispatcher:
         """This process is full; another may have room."""
         if time.monotonic() - self._passed_on > PASS_ON_SECONDS:
             self._passed_on = time.monotonic()
-            broker.nudge(DELIVER)
+            nudges.nudge(DELIVER)
 
 
 _dispatcher: Dispatcher | None = None

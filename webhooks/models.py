@@ -10,8 +10,8 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from config.api.encryption import DecryptionFailed, EncryptedField
-from config.api.ids import ID_LENGTH, IdField, RefField
+from config.kernel.encryption import DecryptionFailed, EncryptedField
+from config.kernel.ids import ID_LENGTH, IdField, RefField
 
 
 class Endpoint(models.Model):

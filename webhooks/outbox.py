@@ -10,11 +10,11 @@ from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from config.api import clock
-from config.api.broker import nudge_after_commit
-from config.api.ids import new_id
-from config.api.renderers import dumps
-from config.api.writes import Writes
+from config.database.writes import Writes
+from config.kernel import clock
+from config.kernel.ids import new_id
+from config.kernel.jsontext import dumps
+from config.queue.nudges import nudge_after_commit
 
 DELIVER = "webhooks.deliver_due"
 

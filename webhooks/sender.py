@@ -7,8 +7,9 @@ import time
 
 from django.conf import settings
 
-from config.api import logs
-from webhooks import guard, signing
+from config.outbound import client
+from config.telemetry import logs
+from webhooks import signing
 from webhooks.claims import Claim
 from webhooks.transitions import Outcome, succeeded
 
@@ -30,7 +31,7 @@ async def attempt(claim: Claim) -> Outcome:
     try:
         answer = await _send(claim, int(started_at.timestamp() * 1000))
         status_code, kept = answer.status, as_text(answer.body[:KEPT_BYTES])
-    except (guard.RequestFailed, guard.AddressRefused, ValueError) as failure:
+    except (client.RequestFailed, client.AddressRefused, ValueError) as failure:
         error = str(failure)[:ERROR_MAX_CHARS]
     except Exception as failure:
         logger.exception("attempt %s of delivery %s broke", claim.number, claim.delivery_id)
@@ -55,9 +56,9 @@ def as_text(body: bytes) -> str:
     return body.decode("utf-8", "replace").replace("\0", "\ufffd")
 
 
-async def _send(claim: Claim, milliseconds: int) -> guard.Answer:
+async def _send(claim: Claim, milliseconds: int) -> client.Answer:
     if claim.secret is None:
-        raise guard.RequestFailed(
+        raise client.RequestFailed(
             "The endpoint's secret can't be decrypted; register it with rotateSecret for a new one."
         )
     headers = signing.signed_headers(
@@ -68,7 +69,7 @@ async def _send(claim: Claim, milliseconds: int) -> guard.Answer:
         secret=claim.secret,
         secondary=claim.secondary_secret,
     )
-    return await guard.asend(
+    return await client.asend(
         "POST",
         claim.url,
         headers={**headers, "Content-Type": "application/json", "User-Agent": USER_AGENT},

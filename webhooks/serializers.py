@@ -7,8 +7,8 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
-from config.api import clock
 from config.api.serializers import CamelSerializer, StrictBooleanField, StrictCharField, TimestampField
+from config.kernel import clock
 from webhooks.models import Attempt, Delivery, Endpoint
 from webhooks.services import URL_MAX_CHARS
 

@@ -10,9 +10,10 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.db.models import Prefetch, QuerySet
 
-from config.api import clock
-from config.api.errors import NotFound, ValidationFailed
-from webhooks import guard, transitions
+from config.kernel import clock
+from config.kernel.errors import NotFound, ValidationFailed
+from config.outbound import client
+from webhooks import transitions
 from webhooks.models import LOST_SECRETS, Attempt, Delivery, Endpoint, opened
 
 URL_MAX_CHARS = 2048
@@ -28,8 +29,8 @@ def check_url(url: str) -> None:
     try:
         if "#" in url:
             raise ValueError("The URL must not hold a fragment.")
-        guard.check_url(url, private, https_only=not private, timeout=settings.WEBHOOK_CONNECT_TIMEOUT_SECONDS)
-    except (guard.AddressRefused, ValueError) as error:
+        client.check_url(url, private, https_only=not private, timeout=settings.WEBHOOK_CONNECT_TIMEOUT_SECONDS)
+    except (client.AddressRefused, ValueError) as error:
         raise ValidationFailed({"url": [str(error)]}) from None
 
 

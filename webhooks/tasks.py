@@ -10,7 +10,9 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import Exists, OuterRef, QuerySet
 
-from config.api import broker, clock, housekeeping
+from config.database import batches
+from config.kernel import clock
+from config.queue import jobs, nudges
 from webhooks import claims, dispatcher
 from webhooks.models import Attempt, Delivery, Endpoint
 from webhooks.outbox import DELIVER
@@ -33,35 +35,35 @@ def retry_due() -> None:
 @shared_task(name="webhooks.sweep", ignore_result=True)
 def sweep() -> None:
     """Nudge if anything is due: a message was lost, or a claim lapsed because its worker died."""
-    housekeeping.run("sweep-webhooks", _sweep)
+    jobs.run("sweep-webhooks", _sweep)
 
 
 def _sweep() -> int:
     if not claims.anything_due():
         return 0
-    broker.nudge(DELIVER)
+    nudges.nudge(DELIVER)
     return 1
 
 
 @shared_task(name="webhooks.prune", ignore_result=True)
 def prune() -> None:
     """Remove deliveries finished WEBHOOK_RETENTION_DAYS ago, and deleted endpoints without any left."""
-    housekeeping.run("prune-webhooks", _prune)
+    jobs.run("prune-webhooks", _prune)
 
 
 def _prune() -> int:
     cutoff = clock.now() - timedelta(days=settings.WEBHOOK_RETENTION_DAYS)
     old = Delivery.objects.filter(finished_at__isnull=False, finished_at__lt=cutoff).order_by("finished_at")
-    removed = housekeeping.in_batches(lambda: _remove(old))
+    removed = batches.in_batches(lambda: _remove(old))
     left = Endpoint.objects.filter(~Exists(Delivery.objects.filter(endpoint=OuterRef("pk"))), deleted_at__lt=cutoff)
-    return removed + housekeeping.in_batches(lambda: housekeeping.delete_batch(left, PRUNE_BATCH))
+    return removed + batches.in_batches(lambda: batches.delete_batch(left, PRUNE_BATCH))
 
 
 @transaction.atomic
 def _remove(deliveries: QuerySet[Delivery]) -> int:
-    taken = housekeeping.take_batch(deliveries, PRUNE_BATCH)
-    housekeeping.delete_rows(Attempt.objects.filter(delivery__in=taken))
-    housekeeping.delete_rows(Delivery.objects.filter(pk__in=taken))
+    taken = batches.take_batch(deliveries, PRUNE_BATCH)
+    batches.delete_rows(Attempt.objects.filter(delivery__in=taken))
+    batches.delete_rows(Delivery.objects.filter(pk__in=taken))
     return len(taken)
 
 

@@ -16,8 +16,8 @@ from django.db.models import DateTimeField, F, Func, QuerySet
 from django.db.models.expressions import Combinable
 from django.utils import timezone
 
-from config.api.broker import nudge_after_commit
-from webhooks import figures
+from config.queue.nudges import nudge_after_commit
+from webhooks import metrics
 from webhooks.models import Delivery, Endpoint
 
 # Seconds from the end of the failed attempt to the next one; the first is made at once.
@@ -118,7 +118,7 @@ def record_outcomes(outcomes: Sequence[Outcome]) -> None:
             _pending(ids).update(attempt_count=number, claim_id=None, next_attempt_at=database_time(wait))
             nudge_after_commit(RETRY, countdown=wait + NUDGE_MARGIN)
         _insert_attempts(made)
-    figures.recorded(made, len(failed.get(MAX_ATTEMPTS, ())))
+    metrics.recorded(made, len(failed.get(MAX_ATTEMPTS, ())))
     _note_health(outcomes)
 
 

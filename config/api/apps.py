@@ -1,18 +1,7 @@
 from django.apps import AppConfig
-from django.conf import settings
 
 
 class ApiConfig(AppConfig):
     name = "config.api"
     label = "api"
     verbose_name = "API"
-
-    def ready(self) -> None:
-        from config.api import checks, logs, sentry, tracing
-
-        logs.catch_strays()
-        # What is not installed is left out here, and named by the check.
-        if settings.OTEL_EXPORTER_OTLP_ENDPOINT and checks.is_installed("opentelemetry.exporter"):
-            tracing.start()
-        if settings.SENTRY_DSN and checks.is_installed("sentry_sdk"):
-            sentry.start()

@@ -15,7 +15,7 @@ from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 
 from config.api import session_tokens
-from config.api.compiled import CompiledQuery
+from config.database.queries import CompiledQuery
 
 # RFC 6750's characters. Two Authorization headers arrive joined by a comma, so they never fit.
 _BEARER = re.compile(r"bearer +([A-Za-z0-9\-._~+/]+=*) *", re.IGNORECASE)

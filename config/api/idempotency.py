@@ -22,10 +22,11 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from rest_framework.request import Request
 
-from config.api import clock, housekeeping
-from config.api.errors import Conflict, ValidationFailed
 from config.api.models import IdempotencyRecord
-from config.api.renderers import dumps
+from config.database import batches
+from config.kernel import clock
+from config.kernel.errors import Conflict, ValidationFailed
+from config.kernel.jsontext import dumps
 
 logger = logging.getLogger(__name__)
 
@@ -191,4 +192,4 @@ def prune() -> int:
     """Remove what is past IDEMPOTENCY_HOURS; returns how many."""
     cutoff = clock.now() - timedelta(hours=settings.IDEMPOTENCY_HOURS)
     old = IdempotencyRecord.objects.filter(claimed_at__lt=cutoff).order_by("claimed_at")
-    return housekeeping.in_batches(lambda: housekeeping.delete_batch(old, PRUNE_BATCH))
+    return batches.in_batches(lambda: batches.delete_batch(old, PRUNE_BATCH))

@@ -24,9 +24,10 @@ from django.views.decorators.http import require_safe
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from config.api import metrics
 from config.api.errors import error_response
-from config.api.metrics import BUCKET, PREFIX, SEPARATOR, TOTAL, Gauge
+from config.redis import client as redis_client
+from config.telemetry import metrics
+from config.telemetry.metrics import BUCKET, PREFIX, SEPARATOR, TOTAL, Gauge
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ def read() -> Reading:
 
 def _read_redis(found: Reading) -> bool:
     try:
-        with metrics.connect() as client:
+        with redis_client(decode_responses=True) as client:
             found.sums = client.hgetall(metrics.SUMS)
             found.latest = client.hgetall(metrics.LATEST)
             rows: Any = client.hgetall(metrics.PROCESSES)

@@ -15,10 +15,11 @@ from django.contrib.messages import middleware as messages
 from django.contrib.sessions import middleware as sessions
 from django.http import HttpRequest, HttpResponseBase
 
-from config.api import health, logs, metrics_page, ratelimit
+from config.api import metrics_page, probes, ratelimit
 from config.api.errors import error_response, is_api_path
-from config.api.metrics import Counter, Histogram
 from config.api.viewsets import is_plausible_id
+from config.telemetry import logs
+from config.telemetry.metrics import Counter, Histogram
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 # Headers of a replaced answer that keep their meaning beside the envelope.
@@ -75,8 +76,8 @@ class ProbeMiddleware:
     """Answers probes and scrapes before all checks of host name and scheme: those who send them know neither."""
 
     views: ClassVar[dict[str, Callable[[HttpRequest], HttpResponseBase]]] = {
-        "/livez": health.livez,
-        "/readyz": health.readyz,
+        "/livez": probes.livez,
+        "/readyz": probes.readyz,
         "/metrics": metrics_page.page,
     }
 

@@ -3,9 +3,23 @@
 from typing import Any
 
 from rest_framework.negotiation import BaseContentNegotiation, DefaultContentNegotiation
+from rest_framework.renderers import BaseRenderer
+
+from config.kernel.jsontext import dumps
 
 # What nearly every client sends, if it sends anything.
 USUAL = (None, "*/*", "application/json")
+
+
+class ExactJSONRenderer(BaseRenderer):
+    """A Decimal becomes a JSON number as it stands: never an exponent, never by way of a float."""
+
+    media_type = "application/json"
+    format = "json"
+    charset = None  # JSON is UTF-8; the media type has no such parameter
+
+    def render(self, data: Any, accepted_media_type: str | None = None, renderer_context: Any = None) -> bytes:
+        return b"" if data is None else dumps(data)
 
 
 class JsonNegotiation(DefaultContentNegotiation):

@@ -15,7 +15,7 @@ from rest_framework.pagination import BasePagination
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from config.api.errors import ValidationFailed
+from config.kernel.errors import ValidationFailed
 
 
 class KeysetPagination(BasePagination):

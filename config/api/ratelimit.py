@@ -16,12 +16,11 @@ from typing import Any, ClassVar
 import redis
 from django.conf import settings
 from django.http import HttpRequest
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 from rest_framework.request import Request
 
-from config.api.errors import RateLimited
-from config.api.metrics import Counter
+from config.kernel.errors import RateLimited
+from config.redis import client
+from config.telemetry.metrics import Counter
 
 logger = logging.getLogger(__name__)
 
@@ -100,14 +99,7 @@ class Limiter:
         self.lock = threading.Lock()
 
     def connect(self) -> Any:
-        client = redis.Redis.from_url(
-            self.url,
-            socket_timeout=settings.BROKER_TIMEOUT_SECONDS,
-            socket_connect_timeout=settings.BROKER_TIMEOUT_SECONDS,
-            # Once more for a pooled connection that a restart of Redis has closed; a time-out is not tried twice.
-            retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
-        )
-        return client.register_script(SCRIPT)
+        return client(self.url, reconnect=True).register_script(SCRIPT)
 
     def charge(self, buckets: list[Bucket]) -> Verdict:
         """Take one request from every bucket, or from none if one of them is empty."""

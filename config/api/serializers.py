@@ -11,7 +11,7 @@ from django.db.models import Model
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from config.api import clock, money
+from config.kernel import clock, money
 
 MISSING = object()
 # A field's public name, the attribute that holds it, what reads it from an object without such an attribute, and what

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from django.conf import settings
 
-from config.api.errors import Unavailable
+from config.kernel.errors import Unavailable
 from config.secrets_file import write_once
 
 logger = logging.getLogger(__name__)

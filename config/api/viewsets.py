@@ -17,13 +17,13 @@ from rest_framework.request import Request
 from rest_framework.viewsets import GenericViewSet
 
 from config.api.authentication import SessionTokenAuthentication
-from config.api.errors import Forbidden, NotFound
 from config.api.idempotency import IdempotencyMixin
-from config.api.ids import is_plausible_id
 from config.api.pagination import KeysetPagination
 from config.api.parsers import StrictJSONParser, load_body
 from config.api.ratelimit import RateLimitMixin, charge_address, refuse_if_over
 from config.api.serializers import CamelSerializer
+from config.kernel.errors import Forbidden, NotFound
+from config.kernel.ids import is_plausible_id
 
 BODY_METHODS = {"POST", "PUT", "PATCH"}
 

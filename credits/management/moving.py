@@ -8,8 +8,8 @@ from typing import Any
 from django.contrib.auth import get_user_model
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from config.api import clock, money
-from config.api.errors import DomainError
+from config.kernel import clock, money
+from config.kernel.errors import DomainError
 from credits.models import GRANT_DAYS_MAX
 
 

@@ -14,9 +14,9 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminPasswordWidget
 
-from config.api import money
-from config.api.staff.base import StaffAdmin
-from config.api.staff.forms import CreditsField, ObjectField
+from config.kernel import money
+from config.staff.base import StaffAdmin
+from config.staff.forms import CreditsField, ObjectField
 from runs import catalogue
 from runs.models import AgentModel, Tool
 from runs.tools import builtin

@@ -18,8 +18,8 @@ from django.db.models.functions import Cast, Coalesce, TruncDate, TruncHour
 from django.http import HttpRequest
 from django.urls import reverse
 
-from config.api import clock, money
-from config.api.ids import first_id
+from config.kernel import clock, money
+from config.kernel.ids import first_id
 from credits.models import EntryType, LedgerEntry
 from credits.usage import MODEL_KEY, display_name
 from runs.admin.story import TONES, span

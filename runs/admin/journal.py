@@ -8,8 +8,8 @@ from django.contrib import admin
 from django.db.models import Q
 from unfold.decorators import display
 
-from config.api import money
-from config.api.staff.base import NOTHING, ReadOnly, StaffAdmin
+from config.kernel import money
+from config.staff.base import NOTHING, ReadOnly, StaffAdmin
 from runs.models import RunEvent, ToolInvocation, Turn, Waitpoint
 
 STATES = {

@@ -14,9 +14,9 @@ from django.urls import path, reverse
 from unfold.decorators import display
 
 from chats.models import Message
-from config.api import logs
-from config.api.staff.actions import Action, Did, WithActions
-from config.api.staff.base import NOTHING, ReadOnly, of_user
+from config.staff.actions import Action, Did, WithActions
+from config.staff.base import NOTHING, ReadOnly, of_user
+from config.telemetry import logs
 from runs import services
 from runs.admin import content, story
 from runs.models import FINAL_RUN_STATUSES, Run, RunStatus, ToolInvocation, Waitpoint

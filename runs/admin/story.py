@@ -14,7 +14,7 @@ from typing import Any
 
 from django.db.models import Count, Max, Min, Prefetch
 
-from config.api import clock, money
+from config.kernel import clock, money
 from credits.models import EntryType, LedgerEntry
 from runs.models import Run, RunEvent, RunStatus, ToolInvocation, Turn, Waitpoint
 from webhooks.models import Attempt, Delivery

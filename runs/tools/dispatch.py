@@ -9,7 +9,7 @@ from typing import Any
 
 from django.conf import settings
 
-from config.api import tracing
+from config.telemetry import tracing
 from runs.tools import builtin, http, mcp
 from runs.tools.base import (
     TOOL_ERROR,

@@ -14,7 +14,7 @@ from typing import Any
 import simplejson
 from django.conf import settings
 
-from config.api.money import MICRO
+from config.kernel.money import MICRO
 from runs.tools import outbound
 from runs.tools.base import TOOL_ERROR, ToolContext, ToolDefinition, ToolFailure, ToolResult, in_thread
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from django.conf import settings
 
+from config.outbound import client
+from config.outbound.client import Answer
 from runs.tools.base import TOOL_ERROR, TOOL_TIMEOUT, ToolFailure
-from webhooks import guard
-from webhooks.guard import Answer
 
 __all__ = ["Answer", "send", "was_cut"]
 
@@ -20,7 +20,7 @@ def send(
 ) -> Answer:
     """The answer, of whatever status, with at most ``TOOL_ANSWER_MAX_BYTES`` of its body. Blocking."""
     try:
-        return guard.send(
+        return client.send(
             method,
             url,
             headers={"User-Agent": USER_AGENT, **headers},
@@ -30,9 +30,9 @@ def send(
             max_bytes=settings.TOOL_ANSWER_MAX_BYTES,
             allow_private=settings.WEBHOOK_ALLOW_PRIVATE,
         )
-    except guard.RequestTimedOut as error:
+    except client.RequestTimedOut as error:
         raise ToolFailure(TOOL_TIMEOUT, str(error)) from None
-    except (guard.AddressRefused, guard.RequestFailed, ValueError) as error:
+    except (client.AddressRefused, client.RequestFailed, ValueError) as error:
         raise ToolFailure(TOOL_ERROR, str(error)) from None
 
 

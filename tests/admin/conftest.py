@@ -11,8 +11,8 @@ from django.contrib.auth.models import Group, Permission
 from django.core.cache import cache
 from django.test import Client
 
-from config.api import clock
-from config.api.ids import new_id
+from config.kernel import clock
+from config.kernel.ids import new_id
 from credits import ledger
 from runs import roles
 from runs.models import Run, RunEvent, Turn

@@ -13,8 +13,8 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from ulid import ULID
 
-from config.api.ids import first_id, new_id
-from config.api.money import MICRO
+from config.kernel.ids import first_id, new_id
+from config.kernel.money import MICRO
 from credits import ledger
 from credits.models import LedgerEntry
 from runs.admin import dashboard

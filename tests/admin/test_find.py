@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from apikeys import keys
-from config.api.staff.base import PAGE_SIZE, PAGES_MAX
+from config.staff.base import PAGE_SIZE, PAGES_MAX
 from credits.models import LedgerEntry
 from runs.models import ToolInvocation, Waitpoint
 from tests import factories

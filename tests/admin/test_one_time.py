@@ -11,8 +11,8 @@ from django.contrib.auth import get_user_model
 from django.test import Client
 from django.urls import reverse
 
-from config.api import clock
-from config.api.staff.one_time import OneTimeBackend, tokens
+from config.kernel import clock
+from config.staff.one_time import OneTimeBackend, tokens
 
 pytestmark = pytest.mark.django_db
 

@@ -93,10 +93,10 @@ def test_the_migration_makes_them_where_no_permission_is_there_yet():
     Group.objects.all().delete()
     Permission.objects.all().delete()
     executor = MigrationExecutor(connection)
-    state = executor.loader.project_state([("runs", "0006_roles")]).apps
-    migration = executor.loader.get_migration("runs", "0006_roles")
+    state = executor.loader.project_state([("runs", "0002_seeds")]).apps
+    migration = executor.loader.get_migration("runs", "0002_seeds")
     with connection.schema_editor() as editor:
-        migration.operations[0].code(state, editor)
+        migration.operations[1].code(state, editor)
     for name, wanted in roles.ROLES.items():
         assert permissions(name) == set(wanted)
     assert apps.get_model("auth", "Permission").objects.filter(codename="cancel_run").count() == 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runs.agent.models import (
+from runs.llm.base import (
     AssistantMessage,
     Message,
     ModelClient,

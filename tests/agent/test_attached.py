@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from django.core.files.storage import default_storage
 
-from config.api.errors import Unavailable
-from runs import journal
-from runs.agent import anthropic_model, openai_model
-from runs.agent.attached import read_files, with_files
-from runs.agent.models import AssistantMessage, AttachedFile, ModelRequest, TextDelta, UserMessage, transcript_chars
+from config.kernel.errors import Unavailable
+from runs.engine import journal
+from runs.llm import anthropic, openai_chat
+from runs.llm.base import AssistantMessage, AttachedFile, ModelRequest, TextDelta, UserMessage, transcript_chars
+from runs.llm.files import read_files, with_files
 from runs.models import Run
 from tests import factories
 from tests.agent.helpers import request_of
@@ -109,7 +109,7 @@ def shown() -> ModelRequest:
 
 
 def test_openai_parts():
-    (message,) = [m for m in openai_model.body(shown())["messages"] if m["role"] == "user"]
+    (message,) = [m for m in openai_chat.body(shown())["messages"] if m["role"] == "user"]
     assert message["content"] == [
         {"type": "text", "text": f"{NAMED}:\n\nabc"},
         {"type": "text", "text": f'Attachment "p.png" (image/png, {len(PNG)} bytes)'},
@@ -122,11 +122,11 @@ def test_openai_parts():
         },
         {"type": "text", "text": "Look"},
     ]
-    assert openai_model.body(request_of("Hi"))["messages"][-1] == {"role": "user", "content": "Hi"}
+    assert openai_chat.body(request_of("Hi"))["messages"][-1] == {"role": "user", "content": "Hi"}
 
 
 def test_anthropic_blocks():
-    (message,) = anthropic_model.body(shown())["messages"]
+    (message,) = anthropic.body(shown())["messages"]
     png = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(PNG).decode()}
     pdf = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0x"}
     assert [block["type"] for block in message["content"]] == [
@@ -158,7 +158,7 @@ class Recording:
 @pytest.fixture
 def model(monkeypatch) -> Recording:
     recording = Recording()
-    monkeypatch.setattr("runs.agent.loop.client_for", lambda provider: recording)
+    monkeypatch.setattr("runs.engine.loop.client_for", lambda provider: recording)
     return recording
 
 
@@ -184,7 +184,7 @@ def test_a_run_shows_the_model_what_was_attached_now_and_before(bench: Bench, mo
 
 def test_a_storage_that_fails_fails_the_run(bench: Bench, model: Recording, user, monkeypatch):
     attachment = factories.AttachmentFactory(user=user)
-    monkeypatch.setattr("runs.agent.attached.read_file", lambda *args: (_ for _ in ()).throw(Unavailable("s3cret")))
+    monkeypatch.setattr("runs.llm.files.read_file", lambda *args: (_ for _ in ()).throw(Unavailable("s3cret")))
     run = bench.finish("Look", attachmentIds=[attachment.pk])
     assert (run["status"], run["errorCode"]) == ("failed", "INTERNAL_ERROR")
     assert run["errorMessage"] == "The message's attachments could not be read."
@@ -192,7 +192,7 @@ def test_a_storage_that_fails_fails_the_run(bench: Bench, model: Recording, user
 
 
 def test_the_demo_model_takes_no_notice(bench: Bench, user, monkeypatch):
-    monkeypatch.setattr("runs.agent.attached.read_file", lambda *args: pytest.fail("it was read"))
+    monkeypatch.setattr("runs.llm.files.read_file", lambda *args: pytest.fail("it was read"))
     attachment = factories.AttachmentFactory(user=user, content=b"x" * 10_000)
     plain, with_file = bench.finish("Hello"), bench.finish("Hello", attachmentIds=[attachment.pk])
     assert with_file["status"] == "completed"

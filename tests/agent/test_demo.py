@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from runs.agent import demo
-from runs.agent.models import (
+from runs.llm import demo
+from runs.llm.base import (
     AssistantMessage,
     Message,
     ModelError,

@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 
-from runs.agent.models import (
-    AssistantMessage,
-    ModelError,
-    ToolCall,
-    Usage,
-    client_for,
-    preload,
-)
+from runs.llm.base import AssistantMessage, ModelError, ToolCall, Usage, client_for, preload
 from tests.agent.conftest import KEY
 from tests.agent.helpers import OPENAI_END, data, failure, hear, openai_delta, request_of
 from tests.agent.model_server import GREETING, ModelServer
@@ -143,10 +136,10 @@ def test_the_key_goes_to_the_provider_and_nowhere_else(serve, provider: str):
 
 def test_preloading_leaves_out_what_is_not_set_up(settings, monkeypatch: pytest.MonkeyPatch):
     loaded: list[str] = []
-    monkeypatch.setattr("runs.agent.models.import_string", loaded.append)
+    monkeypatch.setattr("runs.llm.base.import_string", loaded.append)
     settings.OPENAI_API_KEY, settings.OPENAI_BASE_URL = "", "https://api.openai.com/v1"
     settings.ANTHROPIC_API_KEY = KEY
 
     preload()
 
-    assert loaded == ["runs.agent.demo.DemoModel", "runs.agent.anthropic_model.AnthropicModel"]
+    assert loaded == ["runs.llm.demo.DemoModel", "runs.llm.anthropic.AnthropicModel"]

@@ -8,13 +8,8 @@ import traceback
 
 import pytest
 
-from runs.agent import sse
-from runs.agent.models import (
-    ModelError,
-    ModelTimeout,
-    TextDelta,
-    client_for,
-)
+from runs.llm import sse
+from runs.llm.base import ModelError, ModelTimeout, TextDelta, client_for
 from tests.agent.helpers import Heard, data, failure, hear, request_of
 from tests.agent.model_server import GREETING, ModelServer
 

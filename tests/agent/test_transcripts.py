@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 
-from runs.agent.models import (
-    AssistantMessage,
-    ToolCall,
-    ToolMessage,
-)
+from runs.llm.base import AssistantMessage, ToolCall, ToolMessage
 from tests.agent.helpers import CALCULATE
 
 TRANSCRIPT = (

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from gunicorn import glogging
 
-from config.server import Logger
+from config.serve.web import Logger
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from config.api import broker, logs
+from config.queue import nudges
+from config.telemetry import logs
 
 # As it is before a fixture of all tests replaces it.
-NUDGE = broker.nudge
+NUDGE = nudges.nudge
 
 
 class FakeBroker:
@@ -34,25 +35,26 @@ class FakeBroker:
 
 
 @pytest.fixture
-def fake(nudges: object, monkeypatch: pytest.MonkeyPatch) -> FakeBroker:
+def fake(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeBroker:
+    request.getfixturevalue("nudges")  # which replaces what is put back here
     fake = FakeBroker()
-    monkeypatch.setattr(broker, "nudge", NUDGE)
-    monkeypatch.setattr(broker, "current_app", fake)
-    monkeypatch.setattr(broker, "publisher", broker.Publisher())
+    monkeypatch.setattr(nudges, "nudge", NUDGE)
+    monkeypatch.setattr(nudges, "current_app", fake)
+    monkeypatch.setattr(nudges, "publisher", nudges.Publisher())
     return fake
 
 
 def flush() -> None:
-    assert broker.publisher.flush(30)
+    assert nudges.publisher.flush(30)
 
 
-def while_stalled(fake: FakeBroker, *nudges: tuple[Any, ...]) -> None:
-    """Ask for ``nudges`` while a first one, of the task ``first``, is on its way."""
+def while_stalled(fake: FakeBroker, *asked: tuple[Any, ...]) -> None:
+    """Ask for ``asked`` while a first one, of the task ``first``, is on its way."""
     fake.gate.clear()
-    broker.nudge("first")
+    nudges.nudge("first")
     assert fake.entered.wait(30)
-    for task, *ids in nudges:
-        broker.nudge(task, *ids)
+    for task, *ids in asked:
+        nudges.nudge(task, *ids)
     fake.gate.set()
     flush()
     assert fake.sent.pop(0) == ("first", (), None)
@@ -60,7 +62,7 @@ def while_stalled(fake: FakeBroker, *nudges: tuple[Any, ...]) -> None:
 
 def test_an_idle_process_sends_each(fake):
     for name in ("run_a", "run_b"):
-        broker.nudge("runs.execute_run", name)
+        nudges.nudge("runs.execute_run", name)
         flush()
     assert fake.sent == [("runs.execute_run", ("run_a",), None), ("runs.execute_run", ("run_b",), None)]
 
@@ -80,14 +82,14 @@ def test_a_burst_is_shared_out(fake):
 
 def test_countdowns_stay_apart(fake):
     for countdown in (30.1, 90.1, 30.1, 90.1):
-        broker.nudge("retry", countdown=countdown)
+        nudges.nudge("retry", countdown=countdown)
     flush()
     assert {countdown for _, _, countdown in fake.sent} == {30.1, 90.1}
 
 
 def test_the_request_s_id_goes_along(fake):
     logs.request_id.set("req-1")
-    broker.nudge("execute", "run_a")
+    nudges.nudge("execute", "run_a")
     logs.request_id.set("req-2")
     flush()
     assert fake.request_ids == ["req-1"]
@@ -95,16 +97,16 @@ def test_the_request_s_id_goes_along(fake):
 
 def test_after_a_failure_nothing_is_sent_for_a_while(fake, caplog):
     fake.failure = ConnectionError("redis://:secret@broker")
-    broker.nudge("execute", "run_a")
+    nudges.nudge("execute", "run_a")
     flush()
     fake.failure = None
-    broker.nudge("execute", "run_b")
+    nudges.nudge("execute", "run_b")
     flush()
     assert fake.sent == []
     assert "ConnectionError" in caplog.text
     assert "secret" not in caplog.text
-    broker.publisher.paused_until = 0.0
-    broker.nudge("execute", "run_c")
+    nudges.publisher.paused_until = 0.0
+    nudges.nudge("execute", "run_c")
     flush()
     assert fake.sent == [("execute", ("run_c",), None)]
 
@@ -112,11 +114,11 @@ def test_after_a_failure_nothing_is_sent_for_a_while(fake, caplog):
 @pytest.mark.django_db(transaction=True)
 def test_only_what_is_committed_is_told(fake):
     with transaction.atomic():
-        broker.nudge_after_commit("execute", "run_a")
+        nudges.nudge_after_commit("execute", "run_a")
         flush()
         assert fake.sent == []
     with transaction.atomic():
-        broker.nudge_after_commit("execute", "run_b")
+        nudges.nudge_after_commit("execute", "run_b")
         transaction.set_rollback(True)
     flush()
     assert fake.sent == [("execute", ("run_a",), None)]

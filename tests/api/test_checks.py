@@ -95,20 +95,20 @@ def test_a_laptop_s_settings_are_named_for_production(tmp_path):
 
 
 def test_a_laptop_s_settings_are_fine_on_a_laptop():
-    from config.api.checks import check_environment
+    from config.checks import check_environment
 
     assert check_environment() == []
 
 
 @pytest.mark.parametrize("text", ["0", "100", "12.5", "0.000001", "1000000000"])
 def test_amounts(text):
-    from config.api.checks import is_amount
+    from config.checks import is_amount
 
     assert is_amount(text)
 
 
 @pytest.mark.parametrize("text", ["", "-1", "NaN", "Infinity", "1e10", "0.0000001", "ten", "1,5"])
 def test_what_is_no_amount(text):
-    from config.api.checks import is_amount
+    from config.checks import is_amount
 
     assert not is_amount(text)

@@ -10,13 +10,13 @@ import pytest
 from django.db import OperationalError
 from django.db.migrations import Migration
 
-from config.api import health
+from config.api import probes
 
 pytestmark = pytest.mark.django_db
 
 
 def test_a_process_that_answers_is_alive(client, monkeypatch):
-    monkeypatch.setattr(health, "ask_database", lambda: pytest.fail("the process alone is asked"))
+    monkeypatch.setattr(probes, "ask_database", lambda: pytest.fail("the process alone is asked"))
     response = client.get("/livez")
     assert (response.status_code, response.json()) == (200, {"status": "ok"})
 
@@ -42,7 +42,7 @@ def test_an_absent_database_is_named(client, limits, monkeypatch):
     def away() -> None:
         raise OperationalError("no route to secret-host")
 
-    monkeypatch.setattr(health, "ask_database", away)
+    monkeypatch.setattr(probes, "ask_database", away)
     response = client.get("/readyz")
     assert response.status_code == 503
     assert response.json()["checks"] == {"database": "unavailable", "migrations": "ok", "broker": "ok"}
@@ -54,8 +54,8 @@ def pending(names: list[str]) -> Callable[..., list[tuple[Migration, bool]]]:
 
 
 def test_a_database_that_is_behind_the_code_is_named(client, limits, monkeypatch):
-    monkeypatch.setattr(health, "_migrated", False)
-    monkeypatch.setattr(health.MigrationExecutor, "migration_plan", pending([f"100{n}_new" for n in range(7)]))
+    monkeypatch.setattr(probes, "_migrated", False)
+    monkeypatch.setattr(probes.MigrationExecutor, "migration_plan", pending([f"100{n}_new" for n in range(7)]))
     response = client.get("/readyz")
     assert response.status_code == 503
     assert response.json()["checks"] == {
@@ -69,14 +69,14 @@ def test_a_database_that_is_behind_the_code_is_named(client, limits, monkeypatch
 
 def test_migrations_that_were_found_applied_are_not_looked_for_again(client, limits, monkeypatch):
     client.get("/readyz")
-    monkeypatch.setattr(health, "MigrationExecutor", lambda connection: pytest.fail("it was known"))
+    monkeypatch.setattr(probes, "MigrationExecutor", lambda connection: pytest.fail("it was known"))
     assert client.get("/readyz").json()["checks"]["migrations"] == "ok"
 
 
 def test_what_hangs_is_not_ready_and_piles_up_no_threads(client, settings, monkeypatch):
     settings.READINESS_TIMEOUT_SECONDS = 0.1
     free = threading.Event()
-    monkeypatch.setattr(health, "ask_database", lambda: free.wait(30) and None)
+    monkeypatch.setattr(probes, "ask_database", lambda: free.wait(30) and None)
     with socket.create_server(("127.0.0.1", 0)) as listener:  # takes connections, never answers
         settings.CACHE_REDIS_URL = f"redis://127.0.0.1:{listener.getsockname()[1]}"
         settings.BROKER_TIMEOUT_SECONDS = 0.1

@@ -9,9 +9,10 @@ import pytest
 from django.contrib.auth.models import Group
 from django.db import connection
 
-from config.api import clock, idempotency
+from config.api import idempotency
 from config.api.models import IdempotencyRecord
-from config.api.tasks import prune_idempotency
+from config.kernel import clock
+from config.tasks import prune_idempotency
 from tests import factories
 from tests.api import urls
 from tests.api.threads import side_by_side

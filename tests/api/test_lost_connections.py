@@ -6,8 +6,8 @@ import psycopg
 import pytest
 from django.db import OperationalError, connection, transaction
 
-from config.api import compiled
 from config.api.authentication import user_named
+from config.database import queries
 from tests import factories
 
 pytestmark = [
@@ -74,7 +74,7 @@ def test_an_error_of_a_good_one_is_not_tried_again(next_request, monkeypatch):
         reads.append(args)
         raise OperationalError("canceling statement due to statement timeout")
 
-    monkeypatch.setattr(compiled, "_fetch", refuse)
+    monkeypatch.setattr(queries, "_fetch", refuse)
     with pytest.raises(OperationalError):
         user_named.first("ada")
     assert len(reads) == 1

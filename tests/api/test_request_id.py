@@ -8,7 +8,7 @@ import pytest
 from celery import current_app, shared_task
 from django.test import Client
 
-from config.api import logs
+from config.telemetry import logs
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.api.urls")]
 

@@ -5,9 +5,9 @@ from django.core.exceptions import FieldDoesNotExist
 from django.db import DataError, IntegrityError, connection, transaction
 
 from chats.models import Chat, Message
-from config.api import clock
-from config.api.ids import new_id
-from config.api.writes import Writes, insert, update
+from config.database.writes import Writes, insert, update
+from config.kernel import clock
+from config.kernel.ids import new_id
 from tests import factories
 
 pytestmark = pytest.mark.django_db

@@ -14,8 +14,8 @@ from django.urls import path
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from config.api.errors import Conflict
 from config.api.viewsets import PublicViewSet, SessionViewSet
+from config.kernel.errors import Conflict
 from config.urls import handler400, handler403, handler404, handler500  # noqa: F401
 from config.urls import urlpatterns as real
 

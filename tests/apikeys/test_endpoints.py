@@ -11,7 +11,7 @@ from rest_framework.test import APIClient
 
 from apikeys import keys
 from apikeys.models import ApiKey
-from config.api import clock
+from config.kernel import clock
 from tests import factories
 from tests.api.threads import side_by_side
 

@@ -9,8 +9,8 @@ import pytest
 
 from apikeys import keys
 from apikeys.models import ApiKey
-from config.api import clock
-from config.api.errors import Conflict
+from config.kernel import clock
+from config.kernel.errors import Conflict
 from tests import factories
 from tests.api.threads import side_by_side
 

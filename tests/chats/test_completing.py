@@ -9,7 +9,7 @@ from django.core.files.storage import default_storage
 
 from chats import attachments, files, transitions
 from chats.models import Attachment
-from config.api import clock
+from config.kernel import clock
 from tests import factories
 from tests.chats.conftest import PNG, announce, code, complete, digest, fields, ready, stored, upload
 

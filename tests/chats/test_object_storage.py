@@ -15,8 +15,8 @@ from django.test import Client
 
 from chats import attachments
 from chats.models import Attachment
-from config.api import clock
-from runs import files as tool_files
+from config.kernel import clock
+from runs.tools import files as tool_files
 from tests.chats.conftest import PNG, announce, code, complete, digest, fields
 from tests.chats.object_storage import BUCKET, object_storage
 
@@ -35,7 +35,7 @@ def bucket(server: str, settings: Any) -> Any:
     settings.STORAGE_S3_BUCKET = BUCKET
     settings.STORAGE_S3_ENDPOINT = server
     settings.STORAGE_S3_ACCESS_KEY = settings.STORAGE_S3_SECRET_KEY = "test"
-    settings.STORAGES = settings.STORAGES | {"default": {"BACKEND": "config.s3.ObjectStorage"}}
+    settings.STORAGES = settings.STORAGES | {"default": {"BACKEND": "config.storage.ObjectStorage"}}
     requests.post(f"{server}/moto-api/reset", timeout=10)
     made = default_storage.connection.create_bucket(Bucket=BUCKET)
     return made

@@ -12,8 +12,8 @@ from django.test import Client
 
 from chats import attachments, files
 from chats.models import Attachment
-from config.api import clock
-from config.api.errors import Conflict
+from config.kernel import clock
+from config.kernel.errors import Conflict
 from tests.chats.conftest import PNG, announce, code, complete, digest, fields, stored, upload
 
 pytestmark = pytest.mark.django_db

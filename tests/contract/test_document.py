@@ -11,10 +11,10 @@ from django.conf import settings
 from drf_spectacular.generators import SchemaGenerator
 from jsonschema import Draft202012Validator
 
-from config.api.schema_examples import EXAMPLES
-from config.api.schema_texts import COMPONENTS, SUMMARIES, TAGS
+from config.api.openapi.examples import EXAMPLES
+from config.api.openapi.texts import COMPONENTS, SUMMARIES, TAGS
 from tests.contract.routes import operations
-from webhooks.schema import EVENTS
+from webhooks.openapi import EVENTS
 
 
 @cache

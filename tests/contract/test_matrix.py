@@ -11,9 +11,9 @@ from rest_framework.test import APIClient
 
 from apikeys.keys import DEFAULT_SCOPES, create_key, revoke_key
 from apikeys.models import ApiKey
-from config.api import clock
 from config.api.session_tokens import mint
 from config.api.viewsets import PublicViewSet, SessionViewSet
+from config.kernel import clock
 from tests import factories
 from tests.contract.routes import Operation, methods_of, operations, routes, surface_of
 from tests.contract.world import World, build, unknown_ids

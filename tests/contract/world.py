@@ -7,7 +7,7 @@ from typing import Any
 
 from apikeys.keys import create_key
 from chats.models import Chat
-from config.api.ids import new_id
+from config.kernel.ids import new_id
 from credits import ledger
 from tests import factories
 from tests.credits.helpers import spend, turn

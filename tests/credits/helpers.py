@@ -8,8 +8,8 @@ from typing import Any
 
 from django.contrib.auth import get_user_model
 
-from config.api import clock
-from config.api.money import MICRO
+from config.kernel import clock
+from config.kernel.money import MICRO
 from credits import ledger
 from credits.models import Account, LedgerEntry
 

@@ -11,8 +11,8 @@ from django.db import OperationalError, connection
 from django.db.models.signals import post_init
 from django.test.utils import CaptureQueriesContext
 
-from config.api.clock import iso
-from config.api.errors import Conflict
+from config.kernel.clock import iso
+from config.kernel.errors import Conflict
 from credits import ledger, usage
 from credits.models import LedgerEntry
 from tests.credits.helpers import CREDIT, clerk, fund, place, spend, turn

@@ -7,7 +7,7 @@ import pytest
 from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
 
-from config.api.clock import iso
+from config.kernel.clock import iso
 from credits.expiry import expire_grants
 from credits.models import Account, DayTotal, LedgerEntry, PendingExpiry
 from tests.credits.helpers import CREDIT, fund, rows, spend, state, stop_clock

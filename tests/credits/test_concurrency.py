@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from config.api.errors import Conflict
+from config.kernel.errors import Conflict
 from credits import ledger, posting
 from credits.models import Account, LedgerEntry
 from credits.reconcile import drift

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from config.api import clock
+from config.kernel import clock
 from credits import ledger
 from credits.expiry import expire_grants, unspent
 from credits.models import LedgerEntry, PendingExpiry

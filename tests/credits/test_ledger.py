@@ -5,8 +5,8 @@ import logging
 import pytest
 from django.db import transaction
 
-from config.api.errors import Conflict, NotFound, ValidationFailed
-from config.api.money import MAX_MICRO
+from config.kernel.errors import Conflict, NotFound, ValidationFailed
+from config.kernel.money import MAX_MICRO
 from credits import ledger, posting
 from credits.models import Account, LedgerEntry
 from credits.reconcile import drift

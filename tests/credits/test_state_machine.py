@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from config.api import clock
-from config.api.errors import Conflict
+from config.kernel import clock
+from config.kernel.errors import Conflict
 from credits import ledger
 from credits.expiry import expire_grants, unspent
 from credits.models import LedgerEntry, PendingExpiry

@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 
 from chats.services import create_chat, delete_chat
-from config.api import clock
-from config.api.clock import iso
+from config.kernel import clock
+from config.kernel.clock import iso
 from credits import ledger
 from credits.usage import display_name
 from tests.credits.helpers import CREDIT, Clock, clerk, fund, place, spend, stop_clock, turn

@@ -12,9 +12,10 @@ import pytest
 from django.db import connections
 
 from chats.services import create_chat
-from config.api import clock
+from config.kernel import clock
 from credits import ledger
-from runs import invariants, services, transitions, waitpoint_transitions
+from runs import services
+from runs.lifecycle import invariants, runs, waitpoints
 from runs.models import Run, ToolInvocation, Turn, Waitpoint, WaitpointKind
 from tests.runs.conftest import seed_catalogue
 
@@ -40,7 +41,7 @@ OUTCOMES = {
 def waiting_run(user: Any) -> Waitpoint:
     """A run that asks for approval, as its worker leaves it."""
     run = services.start_run(user, create_chat(user).pk, message="x")
-    claimed = transitions.claim(run.pk, "wrk_test")
+    claimed = runs.claim(run.pk, "wrk_test")
     assert claimed
     now = clock.now()
     turn = Turn(run=claimed, index=1, model="demo", cost=TURN_COST, started_at=now, finished_at=now)
@@ -54,9 +55,9 @@ def waiting_run(user: Any) -> Waitpoint:
         created_at=now,
         updated_at=now,
     )
-    transitions.record_turn(claimed, turn, [call], content="", delta="", price={})
+    runs.record_turn(claimed, turn, [call], content="", delta="", price={})
     payload = {"toolName": "draw_chart", "estimatedMicro": PRICE, "thresholdMicro": 0}
-    return waitpoint_transitions.open_waitpoint(claimed, call, WaitpointKind.CREDIT_APPROVAL, payload)
+    return waitpoints.open_waitpoint(claimed, call, WaitpointKind.CREDIT_APPROVAL, payload)
 
 
 def test_one_of_them_wins(user, settings) -> None:
@@ -84,7 +85,7 @@ def test_one_of_them_wins(user, settings) -> None:
                 acts = (
                     pool.submit(at_once, services.respond, waitpoint, answer),
                     pool.submit(at_once, services.cancel_run, waitpoint.run),
-                    pool.submit(at_once, waitpoint_transitions.expire, waitpoint.pk),
+                    pool.submit(at_once, waitpoints.expire, waitpoint.pk),
                 )
                 for act in acts:
                     act.result(30)

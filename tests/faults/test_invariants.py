@@ -12,10 +12,10 @@ from django.core.management import CommandError, call_command
 from django.db import transaction
 
 from chats.models import Chat
-from config.api import clock
-from config.api.ids import new_id
+from config.kernel import clock
+from config.kernel.ids import new_id
 from credits.models import Account, EntryType, LedgerEntry
-from runs import invariants
+from runs.lifecycle import invariants
 from runs.models import Run, RunEvent, ToolInvocation, Turn, Waitpoint
 from tests import factories
 from tests.driver import until

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection
 
-from runs import invariants
-from runs.agent import engine as engines_module
+from runs.engine import engine as engines_module
+from runs.lifecycle import invariants
+from runs.lifecycle.runs import streamed_text
 from runs.models import Run
-from runs.transitions import streamed_text
 from tests.driver import until
 
 pytestmark = pytest.mark.django_db(transaction=True)

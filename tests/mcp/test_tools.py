@@ -14,7 +14,7 @@ from chats.models import Chat
 from config.api import ratelimit
 from config.api.ratelimit import Verdict
 from runs.models import Run
-from runs.stream_servers import background
+from runs.streams.servers import background
 from tests import factories
 from tests.contract.world import build, unknown_ids
 from tests.credits.helpers import fund

@@ -7,7 +7,8 @@ import pytest
 from django.test import Client
 from prometheus_client.parser import text_string_to_metric_families
 
-from config.api import metrics, metrics_page
+from config.api import metrics_page
+from config.telemetry import metrics
 from tests.api.conftest import limits, redis_server  # noqa: F401  (a Redis of the tests' own)
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]

@@ -13,8 +13,8 @@ import yaml
 from django.conf import settings
 from prometheus_client.parser import text_string_to_metric_families
 
-from config.api import metrics
-from config.api.metrics import Counter, Histogram
+from config.telemetry import metrics
+from config.telemetry.metrics import Counter, Histogram
 from tests.stack.process import ROOT
 
 pytestmark = pytest.mark.django_db

@@ -167,7 +167,7 @@ def test_the_example_names_variables_that_there_are():
 
 def test_processes_end_before_they_are_killed():
     """The defaults, against the 30 seconds that platforms give."""
-    from runs.agent import engine
+    from runs.engine import engine
     from webhooks import dispatcher
 
     defaults = {name: float(str(settings.ENV.known[name])) for name in settings.ENV.known if name.endswith("_SECONDS")}

@@ -14,7 +14,7 @@ from celery import shared_task
 from celery.app.trace import build_tracer
 
 from config import celery
-from config.api import logs
+from config.telemetry import logs
 from tests import factories
 from tests.webhooks.conftest import deliver
 from tests.webhooks.receiver import answer, receiving

@@ -10,10 +10,13 @@ from django.conf import settings as project
 from django.db import OperationalError, connection
 
 from config import celery
-from config.api import clock, housekeeping, metrics, metrics_page
-from config.api.ids import new_id
+from config.api import metrics_page
+from config.kernel import clock
+from config.kernel.ids import new_id
+from config.queue import jobs
+from config.telemetry import metrics
 from credits import ledger
-from runs.figures import gauges
+from runs.metrics import gauges
 from tests import factories
 
 pytestmark = pytest.mark.django_db
@@ -98,7 +101,7 @@ def test_a_database_that_is_away_hides_nothing_else(scrape, monkeypatch):
     def away() -> None:
         raise OperationalError("no route to secret-host")
 
-    monkeypatch.setattr("runs.figures.gauges", away)
+    monkeypatch.setattr("runs.metrics.gauges", away)
     figures = scrape()
     assert figures("source_up", source="database") == 0
     assert figures("queue_messages", queue="runs") == 0
@@ -251,7 +254,7 @@ def test_a_job_that_breaks_is_counted_and_not_called_a_success(scrape):
         raise OperationalError
 
     with pytest.raises(OperationalError):
-        housekeeping.run("test-job", work)
+        jobs.run("test-job", work)
     figures = scrape()
     assert figures("housekeeping_failures_total", job="test-job") == 1
     assert figures("housekeeping_last_success_timestamp_seconds", job="test-job") is None

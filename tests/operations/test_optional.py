@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from config.api import checks
+from config import checks
 from tests.stack.process import ROOT
 
 # The client of Redis imports the SDK's metrics by itself wherever they are installed.
@@ -15,7 +15,7 @@ LOADED = """
 import sys
 import django
 django.setup()
-import config.urls, config.celery, config.wsgi, runs.agent.engine, runs.agent.loop, webhooks.dispatcher
+import config.urls, config.celery, config.wsgi, runs.engine.engine, runs.engine.loop, webhooks.dispatcher
 config.celery.app.loader.import_default_modules()
 optional = ("sentry_sdk", "opentelemetry.sdk.trace", "opentelemetry.exporter")
 print([name for name in sys.modules if name.startswith(optional)])

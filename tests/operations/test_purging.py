@@ -19,14 +19,18 @@ from apikeys.models import ApiKey
 from chats import purge
 from chats.models import Attachment, Chat, Message
 from config import celery
-from config.api import clock, housekeeping, idempotency
-from config.api.errors import Unavailable
-from config.api.ids import first_id, new_id
+from config.api import idempotency
 from config.api.models import IdempotencyRecord
+from config.database import batches
+from config.kernel import clock
+from config.kernel.errors import Unavailable
+from config.kernel.ids import first_id, new_id
+from config.queue import jobs
 from credits import ledger
 from credits.models import LedgerEntry
-from runs import files, sweeps
+from runs.lifecycle import sweeps
 from runs.models import Run, RunEvent, ToolInvocation, Turn, Waitpoint, Worker
+from runs.tools import files
 from tests import factories
 from tests.api.threads import side_by_side
 from webhooks.models import Attempt, Delivery, Endpoint
@@ -159,11 +163,11 @@ def test_a_chat_with_a_live_run_waits(user, stored):
 def test_it_ends_early_when_the_worker_stops(user, stored):
     for _ in range(2):
         full_chat(user, deleted_at=ago(days=31))
-    housekeeping.stopping.set()
+    batches.stopping.set()
     try:
         assert purge.purge_chats() == 0
     finally:
-        housekeeping.stopping.clear()
+        batches.stopping.clear()
     assert Chat.objects.count() == 2
 
 
@@ -176,9 +180,9 @@ def test_a_worker_that_gets_sigterm_stops_its_jobs_between_batches():
         return 1
 
     try:
-        assert housekeeping.in_batches(batch) == 1
+        assert batches.in_batches(batch) == 1
     finally:
-        housekeeping.stopping.clear()
+        batches.stopping.clear()
     assert worked == [1]
 
 
@@ -304,13 +308,13 @@ JOBS: dict[str, tuple[Callable[[Any], None], Callable[[], list[int]], int]] = {
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("job", JOBS)
 def test_two_at_once_do_it_once(job, user, stored, settings, monkeypatch):
-    for module, name in ((housekeeping, "BATCH"), (idempotency, "PRUNE_BATCH"), (sweeps, "BATCH")):
+    for module, name in ((batches, "BATCH"), (idempotency, "PRUNE_BATCH"), (sweeps, "BATCH")):
         monkeypatch.setattr(module, name, 3)
     prepare, left, rows = JOBS[job]
     prepare(user)
     assert any(left())
     seen: list[int] = []
-    done = housekeeping.rows_done
+    done = jobs.rows_done
     monkeypatch.setattr(done, "inc", lambda job, by: seen.append(by))
     celery.app.loader.import_default_modules()
     task = celery.app.tasks[settings.CELERY_BEAT_SCHEDULE[job]["task"]]

@@ -12,11 +12,11 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from rest_framework.test import APIClient
 
-from config.api import broker
+from config.queue import nudges
 from runs import catalogue
-from runs.agent.engine import Engine
+from runs.catalogue.seeds import MODELS, TOOLS
+from runs.engine.engine import Engine
 from runs.models import AgentModel, Run, RunEvent, Tool
-from runs.seed import MODELS, TOOLS
 from tests.driver import Driver, InProcess, until
 
 
@@ -62,7 +62,7 @@ def engines(transactional_db, monkeypatch, settings) -> Iterator[Callable[[], En
         if task == "runs.execute_run" and made:
             made[-1].offer(args[0])
 
-    monkeypatch.setattr(broker, "nudge", nudge)
+    monkeypatch.setattr(nudges, "nudge", nudge)
     connection_created.connect(remember)
     yield make
     for engine in made:

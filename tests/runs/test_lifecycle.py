@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from credits import ledger
-from runs import services, sweeps
+from runs import services
+from runs.lifecycle import sweeps
 from runs.models import Run, Waitpoint
 from tests import factories
 from tests.driver import until

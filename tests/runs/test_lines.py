@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 
-from config.api import broker, clock, logs
-from runs import transitions
+from config.kernel import clock
+from config.queue import nudges
+from config.telemetry import logs
+from runs.lifecycle import runs
 from runs.models import Run
 from tests.operations.test_logs import Lines
 from tests.runs.conftest import Bench
@@ -16,12 +18,12 @@ def test_a_run_that_a_worker_finds_by_itself_keeps_its_request_s_id(session, eng
     def broken(*args, **kwargs):
         raise RuntimeError
 
-    monkeypatch.setattr(transitions, "record_turn", broken)
+    monkeypatch.setattr(runs, "record_turn", broken)
     lines = Lines(logs.JsonFormatter())
     logging.getLogger("runs").addHandler(lines)
     try:
         engine = engines()
-        monkeypatch.setattr(broker, "nudge", lambda *message, **options: None)
+        monkeypatch.setattr(nudges, "nudge", lambda *message, **options: None)
         bench = Bench(session, engine)
         chat = bench.chat()
         run = session.post(

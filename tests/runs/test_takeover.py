@@ -6,9 +6,9 @@ import pytest
 from django.db import transaction
 from django.db.models import F
 
-from config.api import broker
+from config.queue import nudges
 from credits import ledger
-from runs import sweeps, transitions
+from runs.lifecycle import runs, sweeps
 from runs.models import Run, RunEvent, ToolInvocation, Worker
 from tests import factories
 from tests.driver import Driver, InProcess, until
@@ -75,16 +75,16 @@ def test_one_user_has_so_many_running_and_the_rest_in_order(bench, settings, use
     def running() -> set[str]:
         return set(Run.objects.filter(user=user, status="running").values_list("pk", flat=True))
 
-    runs = [bench.start("/wait 600")["id"] for _ in range(3)]
-    until(lambda: running() == set(runs))
-    runs += [bench.start("/wait 600")["id"] for _ in range(4)]
-    until(lambda: Run.objects.filter(pk__in=runs, throttled=True).count() == 4)
+    started = [bench.start("/wait 600")["id"] for _ in range(3)]
+    until(lambda: running() == set(started))
+    started += [bench.start("/wait 600")["id"] for _ in range(4)]
+    until(lambda: Run.objects.filter(pk__in=started, throttled=True).count() == 4)
     others = Driver(InProcess(factories.session_client(factories.UserFactory())))
     assert others.finish("Hello")["status"] == "completed"
     for at in range(4):
-        assert running() == set(runs[at : at + 3])
-        bench.cancel(runs[at])
-        until(lambda at=at: running() == set(runs[at + 1 : at + 4]))
+        assert running() == set(started[at : at + 3])
+        bench.cancel(started[at])
+        until(lambda at=at: running() == set(started[at + 1 : at + 4]))
 
 
 def test_runs_that_waited_for_room_go_once_there_is_no_limit(bench, settings, monkeypatch):
@@ -94,7 +94,7 @@ def test_runs_that_waited_for_room_go_once_there_is_no_limit(bench, settings, mo
     waiting = [bench.start("Hello")["id"] for _ in range(2)]
     until(lambda: Run.objects.filter(pk__in=waiting, throttled=True).count() == 2)
     settings.RUN_USER_LIMIT = 0  # as after a restart with another setting
-    monkeypatch.setattr(sweeps, "nudge", broker.nudge)
+    monkeypatch.setattr(sweeps, "nudge", nudges.nudge)
     sweeps.sweep()
     assert [bench.wait(run_id)["status"] for run_id in waiting] == ["completed", "completed"]
 
@@ -102,7 +102,7 @@ def test_runs_that_waited_for_room_go_once_there_is_no_limit(bench, settings, mo
 def test_text_written_while_its_worker_leaves_does_not_keep_a_run(bench, monkeypatch):
     run_id = bench.start("/stream 400 50")["id"]
     bench.wait(run_id, "running")
-    hand_over, refused = transitions.hand_over, []
+    hand_over, refused = runs.hand_over, []
 
     def overtaken(run):
         if not refused:
@@ -114,7 +114,7 @@ def test_text_written_while_its_worker_leaves_does_not_keep_a_run(bench, monkeyp
                 RunEvent.objects.create(run_id=run.id, index=index, type="message.delta", data='{"text":""}')
         hand_over(run)
 
-    monkeypatch.setattr(transitions, "hand_over", overtaken)
+    monkeypatch.setattr(runs, "hand_over", overtaken)
     bench.engine.stop(0)
     assert refused == [run_id]
     run = Run.objects.get(pk=run_id)
@@ -122,7 +122,7 @@ def test_text_written_while_its_worker_leaves_does_not_keep_a_run(bench, monkeyp
 
 
 def test_text_that_could_not_be_written_is_written_later_though_the_model_is_silent(bench, events, monkeypatch):
-    write, refused = transitions.write_deltas, []
+    write, refused = runs.write_deltas, []
 
     def once_refused(batch):
         if not refused:
@@ -130,7 +130,7 @@ def test_text_that_could_not_be_written_is_written_later_though_the_model_is_sil
             raise RuntimeError("for once")
         return write(batch)
 
-    monkeypatch.setattr(transitions, "write_deltas", once_refused)
+    monkeypatch.setattr(runs, "write_deltas", once_refused)
     run_id = bench.start("/say so far\n/wait 600")["id"]
     until(lambda: joined(events(run_id)) == "so far")
     assert refused

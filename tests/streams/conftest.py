@@ -13,10 +13,10 @@ from httpx_sse import ServerSentEvent, connect_sse
 
 from chats.models import Chat
 from chats.services import add_message, write_content
-from config.api import clock
-from config.api.ids import first_id, new_id
-from config.api.writes import Writes
-from runs import events
+from config.database.writes import Writes
+from config.kernel import clock
+from config.kernel.ids import first_id, new_id
+from runs.lifecycle import events
 from runs.models import FINAL_RUN_STATUSES, Run, RunEvent, RunStatus
 from tests.stack.plugin import given_services
 from tests.stack.process import free_port, python
@@ -111,7 +111,7 @@ class StreamStack(Stack):
     def start_processes(self) -> None:
         super().start_processes()
         self.stream_port = free_port()
-        options = ("--http", "config.stream_server:Protocol", "--no-access-log", "--timeout-graceful-shutdown", "1")
+        options = ("--http", "config.serve.stream:Protocol", "--no-access-log", "--timeout-graceful-shutdown", "1")
         self.add(
             "stream", python("-m", "uvicorn", "config.asgi:application", "--port", str(self.stream_port), *options)
         )

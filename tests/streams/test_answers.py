@@ -8,9 +8,10 @@ from datetime import timedelta
 import pytest
 from rest_framework.test import APIClient
 
-from config.api import clock
-from runs import stream_reads, tasks
+from config.kernel import clock
+from runs import tasks
 from runs.models import Run, RunEvent
+from runs.streams import reads
 from tests import factories
 from tests.streams.conftest import append, finish, parse, text_of
 
@@ -141,7 +142,7 @@ def test_opening_takes_few_queries(session, make_run, user, django_assert_max_nu
 
 def test_a_long_stream_comes_in_pages(listen, make_run, user):
     run = make_run(user)
-    finish(run, *["word "] * (2 * stream_reads.PAGE_EVENTS + 7))
+    finish(run, *["word "] * (2 * reads.PAGE_EVENTS + 7))
     told = listen(run)
     assert [index for index, *_ in told] == list(range(1, run.last_stream_index + 1))
 
@@ -159,7 +160,7 @@ def old(make_run, user) -> Run:
 
 
 def test_pruning_takes_the_events_of_old_runs_alone(old, make_run, user, monkeypatch):
-    monkeypatch.setattr(stream_reads, "PRUNE_RUNS", 2)
+    monkeypatch.setattr(reads, "PRUNE_RUNS", 2)
     recent, live = make_run(user, days=40), make_run(user, days=40)
     finish(recent, "x")
     Run.objects.filter(pk=recent.pk).update(finished_at=clock.now() - timedelta(days=29, hours=23))
@@ -169,12 +170,12 @@ def test_pruning_takes_the_events_of_old_runs_alone(old, make_run, user, monkeyp
         Run.objects.filter(pk=run.pk).update(finished_at=clock.now() - timedelta(days=31))
     tasks.prune_events()
     assert set(RunEvent.objects.values_list("run_id", flat=True)) == {recent.pk, live.pk}
-    assert stream_reads.prune() == 0
+    assert reads.prune() == 0
 
 
 def test_a_pruned_stream_is_rebuilt_from_the_run(listen, old):
     whole = listen(old)
-    stream_reads.prune()
+    reads.prune()
     told = listen(old)
     assert [(index, kind) for index, kind, _ in told] == [
         (5, "message.delta"),
@@ -193,7 +194,7 @@ def test_a_pruned_stream_is_rebuilt_from_the_run(listen, old):
 @pytest.mark.parametrize("after", range(8))
 def test_whoever_had_a_part_of_it_still_gets_the_message(listen, old, after):
     had = listen(old)[:after]
-    stream_reads.prune()
+    reads.prune()
     told = listen(old, f"?after={after}")
     assert text_of(had + told) == "Hello you there"
     indexes = [index for index, *_ in had + told if index]
@@ -207,7 +208,7 @@ def test_a_pruned_failure_says_why(listen, make_run, user):
     Run.objects.filter(pk=run.pk).update(
         finished_at=clock.now() - timedelta(days=31), error_code="MODEL_ERROR", error_message="It broke."
     )
-    stream_reads.prune()
+    reads.prune()
     ((index, kind, data),) = listen(run)
     assert (index, kind, data["errorCode"], data["errorMessage"]) == (3, "run.status", "MODEL_ERROR", "It broke.")
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from config.api.ids import new_id
-from runs import stream_reads
-from runs.stream_hub import COMMENT, Hub, Opening, Stream
-from runs.stream_reads import Frame
+from config.kernel.ids import new_id
+from runs.streams import reads
+from runs.streams.hub import COMMENT, Hub, Opening, Stream
+from runs.streams.reads import Frame
 
 STREAMS, RUNS = 300, 150
 
@@ -25,7 +25,7 @@ class Database:
         self.asked: Counter[str] = Counter()
         self.together: dict[str, set[int]] = {"positions": set(), "tails": set()}
         for name in ("positions", "tails", "live_credentials", "page", "rebuilt"):
-            monkeypatch.setattr(stream_reads, name, getattr(self, name))
+            monkeypatch.setattr(reads, name, getattr(self, name))
 
     def positions(self, run_ids: list[str]) -> dict[str, int]:
         self.asked["positions"] += 1

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from runs import seed
+from runs.catalogue import seeds
 from runs.tools import ToolContext, ToolDefinition, ToolResult, call_tool, parse_input
 from tests.http_server import serving
 
-ROWS = {row["name"]: row for row in seed.TOOLS}
+ROWS = {row["name"]: row for row in seeds.TOOLS}
 
 
 @dataclass

@@ -4,7 +4,7 @@ import pytest
 from django.test import override_settings
 
 from runs.tools import ToolFailure
-from runs.tools.webpage import page_text
+from runs.tools.builtin.webpage import page_text
 
 PAGE = """<!doctype html><html><head><title>Caf&eacute;</title><style>p{color:red}</style>
 <script>if (1 < 2) alert("no")</script></head><body><!-- hidden <p>no</p> -->
@@ -106,7 +106,7 @@ def test_a_redirect_leads_only_to_web_addresses(call, server, location):
 
 
 def test_every_hop_is_checked_for_private_addresses(call, server, monkeypatch):
-    from webhooks import addresses
+    from config.outbound import addresses
 
     server.status, server.headers = 302, {"Location": server.url.replace("127.0.0.1", "localhost")}
     first = server.url.rpartition(":")[2]

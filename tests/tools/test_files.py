@@ -9,8 +9,7 @@ from django.core.files.storage import default_storage
 from django.test import Client, override_settings
 from django.urls import path
 
-from runs import files
-from runs.tools import ToolFailure
+from runs.tools import ToolFailure, files
 
 urlpatterns = [path("files/<str:token>/<str:file_name>", files.serve_file)]
 # The end of an answer looks at every open database connection, those of earlier tests too.

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from config.api.background import outbound
+from config.outbound import addresses
+from config.outbound.loop import outbound
 from runs.tools import ToolDefinition, ToolFailure, ToolResult, call_tool
 from tests.stack.process import Process, free_port, python, wait_for
 from tests.tools.conftest import Server, http_tool
-from webhooks import addresses
 
 
 def accepts(port: int) -> bool:

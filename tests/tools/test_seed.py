@@ -2,10 +2,10 @@
 
 import pytest
 
-from config.api.money import to_text
-from runs import files, seed
+from config.kernel.money import to_text
+from runs.catalogue import seeds
 from runs.models import AgentModel, Tool
-from runs.tools import builtin, check_schema
+from runs.tools import builtin, check_schema, files
 from tests.tools.conftest import ROWS
 
 
@@ -23,14 +23,14 @@ def test_every_tool_but_the_engines_own_is_built_in():
     assert set(builtin.TOOLS) | {"ask_user"} == set(ROWS)
 
 
-@pytest.mark.parametrize("row", seed.TOOLS, ids=lambda row: row["name"])
+@pytest.mark.parametrize("row", seeds.TOOLS, ids=lambda row: row["name"])
 def test_every_tool_is_a_sound_row(row):
     Tool(**row).clean_fields()
     check_schema(row["input_schema"])
 
 
 def test_the_demo_model_is_a_sound_row_and_the_only_default():
-    (row,) = seed.MODELS
+    (row,) = seeds.MODELS
     AgentModel(**row).clean_fields()
     assert (row["name"], row["price_in"], row["price_out"], row["is_default"]) == ("demo", 500_000, 1_500_000, True)
 

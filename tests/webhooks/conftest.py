@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 from django.db.models import F
 
-from config.api.background import outbound
-from config.api.ids import new_id
+from config.kernel.ids import new_id
+from config.outbound.loop import outbound
 from tests import factories
 from tests.webhooks.receiver import Behaviour, Receiver, receiving
 from webhooks import dispatcher, outbox, sender

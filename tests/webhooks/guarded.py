@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from webhooks import addresses, guard
+from config.outbound import addresses, client
 
 
 def send(url: str, method: str = "POST", **changes):
@@ -16,7 +16,7 @@ def send(url: str, method: str = "POST", **changes):
         "max_bytes": 1000,
         "allow_private": True,
     }
-    return guard.send(method, url, **{**arguments, **changes})
+    return client.send(method, url, **{**arguments, **changes})
 
 
 def resolve(monkeypatch, *found: str):

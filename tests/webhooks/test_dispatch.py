@@ -10,11 +10,12 @@ from queue import SimpleQueue
 import pytest
 from django.db import OperationalError, connection, connections
 
+from config.outbound import addresses
 from tests import factories
 from tests.webhooks import receiver as behaviours
 from tests.webhooks.conftest import attempt, deliver, pass_time, record
 from tests.webhooks.receiver import answer
-from webhooks import addresses, claims, dispatcher, sender, tasks, transitions
+from webhooks import claims, dispatcher, sender, tasks, transitions
 from webhooks.claims import Candidate, allot
 from webhooks.models import Attempt, Delivery, Endpoint
 

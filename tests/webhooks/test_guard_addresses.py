@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
+from config.outbound import addresses, client
 from tests.webhooks.guarded import resolve, send
 from tests.webhooks.receiver import answer, receiving
-from webhooks import addresses, guard
 
 REFUSED = (
     *("0.0.0.0", "0.1.2.3", "10.0.0.1", "100.64.0.1", "100.100.100.200", "127.0.0.1", "127.255.255.254"),
@@ -32,37 +32,37 @@ ODD = ("0177.1", "0x7f000001", "2130706433", "127.1", "0", "localhost", "LOCALHO
 def test_refused_addresses(address):
     assert not addresses.is_public(ipaddress.ip_address(address))
     url = f"http://[{address}]/" if ":" in address else f"http://{address}/"
-    with pytest.raises(guard.AddressRefused):
-        guard.check_url(url, False)
-    with pytest.raises(guard.AddressRefused):
+    with pytest.raises(client.AddressRefused):
+        client.check_url(url, False)
+    with pytest.raises(client.AddressRefused):
         send(url, allow_private=False)
 
 
 @pytest.mark.parametrize("address", PUBLIC)
 def test_public_addresses(address):
     assert addresses.is_public(ipaddress.ip_address(address))
-    guard.check_url(f"http://[{address}]/" if ":" in address else f"http://{address}/", False)
+    client.check_url(f"http://[{address}]/" if ":" in address else f"http://{address}/", False)
 
 
 @pytest.mark.parametrize("host", ODD)
 def test_odd_spellings_of_loopback_do_not_get_through(host):
     url = f"http://{host}/"
-    with pytest.raises((guard.AddressRefused, ValueError)):
-        guard.check_url(url, False)
-    with pytest.raises((guard.AddressRefused, ValueError)):
+    with pytest.raises((client.AddressRefused, ValueError)):
+        client.check_url(url, False)
+    with pytest.raises((client.AddressRefused, ValueError)):
         send(url, allow_private=False)
 
 
 def test_refusal_is_no_oserror():
-    assert not issubclass(guard.AddressRefused, OSError)
+    assert not issubclass(client.AddressRefused, OSError)
 
 
 def test_one_private_address_among_public_ones_refuses_them_all(monkeypatch):
     resolve(monkeypatch, "93.184.215.14", "10.0.0.1")
-    with pytest.raises(guard.AddressRefused):
+    with pytest.raises(client.AddressRefused):
         send("http://mixed.example/", allow_private=False)
-    with pytest.raises(guard.AddressRefused):
-        guard.check_url("http://mixed.example/", False)
+    with pytest.raises(client.AddressRefused):
+        client.check_url("http://mixed.example/", False)
 
 
 def test_connects_to_the_checked_address_without_asking_again(monkeypatch):
@@ -88,7 +88,7 @@ def test_name_that_leads_elsewhere_the_second_time_is_refused(monkeypatch):
     with receiving(answer(200, b"ok", "Connection: close\r\n")) as receiver:
         url = f"http://rebound.example:{receiver.port}/"
         assert send(url, allow_private=False, reuse=True).status == 200
-        with pytest.raises(guard.AddressRefused):
+        with pytest.raises(client.AddressRefused):
             send(url, allow_private=False, reuse=True)
         assert send(url, allow_private=False, reuse=True).status == 200
         assert (receiver.connections, found) == (2, [])
@@ -101,10 +101,10 @@ def test_socket_is_made_for_a_public_address_alone(monkeypatch, found):
     async def unchecked(host, port, **options):
         return [(socket.AF_INET6 if ":" in one else socket.AF_INET, (one, port)) for one in found]
 
-    monkeypatch.setattr(guard, "resolve", unchecked)
+    monkeypatch.setattr(client, "resolve", unchecked)
     monkeypatch.setattr(addresses, "is_public", lambda address: str(address) == "127.0.0.2")
     with receiving() as receiver:
-        with pytest.raises((guard.AddressRefused, guard.RequestFailed)):
+        with pytest.raises((client.AddressRefused, client.RequestFailed)):
             send(f"http://trusted.example:{receiver.port}/", allow_private=False)
         assert receiver.connections == 0
 
@@ -127,7 +127,7 @@ def test_next_address_is_tried(monkeypatch):
 )
 def test_bad_urls(url):
     with pytest.raises(ValueError, match="URL"):
-        guard.check_url(url, True)
+        client.check_url(url, True)
     with pytest.raises(ValueError, match="URL"):
         send(url)
 
@@ -140,5 +140,5 @@ def test_https_only():
 def test_private_permission_does_not_leak_through_kept_connections(monkeypatch):
     with receiving(answer()) as receiver:
         send(receiver.url, reuse=True)
-        with pytest.raises(guard.AddressRefused):
+        with pytest.raises(client.AddressRefused):
             send(receiver.url, reuse=True, allow_private=False)

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
+from config.outbound import addresses, client
 from tests.webhooks import receiver as behaviours
 from tests.webhooks.guarded import send
 from tests.webhooks.receiver import receiving
-from webhooks import addresses, guard
 
 
 @pytest.mark.parametrize("behaviour", [behaviours.hang, behaviours.drip_header, behaviours.drip_body])
@@ -20,14 +20,14 @@ from webhooks import addresses, guard
 def test_deadline_covers_header_and_body(behaviour, reuse):
     with receiving(behaviour) as receiver:
         start = time.monotonic()
-        with pytest.raises(guard.RequestTimedOut):
+        with pytest.raises(client.RequestTimedOut):
             send(receiver.url, total_timeout=0.3, reuse=reuse)
         assert time.monotonic() - start >= 0.29
 
 
 def test_deadline_covers_sending():
     """A receiver that accepts and reads nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(guard.RequestTimedOut):
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(client.RequestTimedOut):
         send(f"http://127.0.0.1:{listener.getsockname()[1]}/", body=b"a" * 20_000_000, total_timeout=0.5)
 
 
@@ -35,7 +35,7 @@ def test_receiver_that_reads_nothing_keeps_no_socket():
     """What could not be sent in time is dropped with the connection: it does not wait in memory to be read."""
     body = b"a" * 20_000_000
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        with pytest.raises(guard.RequestTimedOut):
+        with pytest.raises(client.RequestTimedOut):
             send(f"http://127.0.0.1:{listener.getsockname()[1]}/", body=body, total_timeout=0.5)
         connection, _ = listener.accept()
         received = 0
@@ -63,7 +63,7 @@ def test_deadline_covers_the_tls_handshake():
     stop = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=drip, args=(listener,), daemon=True).start()
-        with pytest.raises(guard.RequestTimedOut):
+        with pytest.raises(client.RequestTimedOut):
             send(f"https://127.0.0.1:{listener.getsockname()[1]}/", total_timeout=0.5, connect_timeout=0.4)
         stop.set()
 
@@ -71,10 +71,10 @@ def test_deadline_covers_the_tls_handshake():
 def test_deadline_covers_a_hanging_look_up(monkeypatch):
     release = threading.Event()
     monkeypatch.setattr(addresses.socket, "getaddrinfo", lambda *args, **kwargs: release.wait(10) or [])
-    with pytest.raises(guard.RequestFailed, match="resolved in time"):
+    with pytest.raises(client.RequestFailed, match="resolved in time"):
         send("http://slow.example/", connect_timeout=0.1)
     with pytest.raises(ValueError, match="resolved in time"):
-        guard.check_url("http://slow.example/", False, timeout=0.1)
+        client.check_url("http://slow.example/", False, timeout=0.1)
     release.set()
 
 
@@ -99,7 +99,7 @@ def hanging_names(monkeypatch):
 
 
 def look_up_in_vain(host: str) -> None:
-    with pytest.raises(guard.RequestFailed, match="resolved in time"):
+    with pytest.raises(client.RequestFailed, match="resolved in time"):
         send(f"http://{host}/", connect_timeout=0.05)
 
 
@@ -122,4 +122,4 @@ def test_look_ups_at_a_time_are_bounded(hanging_names, settings):
         look_up_in_vain(f"{number}.hang.example")
     assert len(hanging_names) == 2
     with pytest.raises(ValueError, match="resolved in time"):
-        guard.check_url("http://good.example/", False)
+        client.check_url("http://good.example/", False)

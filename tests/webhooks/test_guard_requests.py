@@ -8,10 +8,10 @@ import threading
 
 import pytest
 
+from config.outbound import client
 from tests.webhooks import receiver as behaviours
 from tests.webhooks.guarded import send
 from tests.webhooks.receiver import answer, receiving
-from webhooks import guard
 
 
 def test_path_and_query_are_sent_as_they_were_written():
@@ -93,7 +93,7 @@ def test_endless_header_is_no_answer():
             while not receiver.stopped.is_set():
                 connection.sendall(b"a" * 65536)
 
-    with receiving(endless) as receiver, pytest.raises(guard.RequestFailed, match="not HTTP"):
+    with receiving(endless) as receiver, pytest.raises(client.RequestFailed, match="not HTTP"):
         send(receiver.url, total_timeout=20)
 
 
@@ -140,7 +140,7 @@ def test_kept_connection_that_was_closed_meanwhile_is_not_used():
 def test_request_that_a_kept_connection_lost_is_not_sent_again():
     with receiving(answer(), behaviours.close) as receiver:
         send(receiver.url, reuse=True)
-        with pytest.raises(guard.RequestFailed, match="closed without an answer"):
+        with pytest.raises(client.RequestFailed, match="closed without an answer"):
             send(receiver.url, reuse=True)
         assert len(receiver.requests) == 2
 
@@ -151,7 +151,7 @@ def test_no_request_is_ever_sent_twice(method, reuse):
     """HTTP would allow it for most methods; whoever counts requests does not."""
     with receiving(answer(), behaviours.close) as receiver:
         send(receiver.url, reuse=reuse, method=method)
-        with pytest.raises(guard.RequestFailed, match="closed without an answer"):
+        with pytest.raises(client.RequestFailed, match="closed without an answer"):
             send(receiver.url, reuse=reuse, method=method)
         assert len(receiver.requests) == 2
         assert receiver.connections == (1 if reuse else 2)

@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
+from config.outbound import client
 from tests.webhooks.guarded import resolve, send
-from webhooks import guard
 
 
 @pytest.fixture(scope="module")
@@ -53,19 +53,19 @@ def tls_receiver(certificate):
 
 def test_certificate_is_verified(tls_receiver):
     port, _ = tls_receiver
-    with pytest.raises(guard.RequestFailed, match="TLS: self-signed certificate"):
+    with pytest.raises(client.RequestFailed, match="TLS: self-signed certificate"):
         send(f"https://127.0.0.1:{port}/")
 
 
 def test_name_of_the_certificate_is_verified(tls_receiver, certificate, monkeypatch):
     port, names = tls_receiver
-    guard.tls_context.cache_clear()
+    client.tls_context.cache_clear()
     try:
-        guard.tls_context().load_verify_locations(certificate[0])
+        client.tls_context().load_verify_locations(certificate[0])
         resolve(monkeypatch, "127.0.0.1")
         assert send(f"https://hooks.example:{port}/").status == 200
         assert names == ["hooks.example"]
-        with pytest.raises(guard.RequestFailed, match="TLS: Hostname mismatch"):
+        with pytest.raises(client.RequestFailed, match="TLS: Hostname mismatch"):
             send(f"https://other.example:{port}/")
     finally:
-        guard.tls_context.cache_clear()
+        client.tls_context.cache_clear()

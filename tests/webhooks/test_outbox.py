@@ -7,8 +7,8 @@ from decimal import Decimal
 import pytest
 from django.db import transaction
 
-from config.api import clock
-from config.api.ids import new_id
+from config.kernel import clock
+from config.kernel.ids import new_id
 from tests import factories
 from tests.webhooks.conftest import deliver, record
 from webhooks import claims, outbox

@@ -4,7 +4,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from config.api import money
+from config.kernel import money
 from credits import ledger
 from credits.management.moving import MovingCommand
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from config.api import clock, money
-from config.api.ids import new_id
+from config.kernel import clock, money
+from config.kernel.ids import new_id
 from credits import ledger
 from credits.management.moving import MovingCommand
 

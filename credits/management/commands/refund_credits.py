@@ -4,9 +4,9 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from config.api import money
-from config.api.errors import NotFound
-from config.api.ids import is_plausible_id
+from config.kernel import money
+from config.kernel.errors import NotFound
+from config.kernel.ids import is_plausible_id
 from credits import ledger
 from credits.management.moving import MovingCommand
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from runs.invariants import violations
+from runs.lifecycle.invariants import violations
 
 
 class Command(BaseCommand):

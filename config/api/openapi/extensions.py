@@ -1,0 +1,161 @@
+"""The OpenAPI document: operation ids, tags, security schemes, and the errors that each operation can answer with."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+from django.core.validators import RegexValidator
+from drf_spectacular.extensions import OpenApiAuthenticationExtension, OpenApiSerializerFieldExtension
+from drf_spectacular.openapi import AutoSchema
+from drf_spectacular.plumbing import ResolvedComponent
+from drf_spectacular.utils import Direction
+
+from config.api.openapi.document import response_name
+from config.api.serializers import camel
+from config.kernel import money
+
+API_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["code", "message"],
+            "properties": {
+                "code": {"type": "string"},
+                "message": {"type": "string"},
+                "details": {"description": "What the code says more of; for VALIDATION_ERROR the fields' messages."},
+            },
+        }
+    },
+}
+ALWAYS = {401, 406, 429, 500, 503}
+WITH_BODY = {400, 413, 415}
+BODY_METHODS = {"POST", "PUT", "PATCH"}
+
+
+class SessionTokenScheme(OpenApiAuthenticationExtension):
+    target_class = "config.api.authentication.SessionTokenAuthentication"
+    name = "sessionToken"
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
+        return {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}
+
+
+class ApiKeyScheme(OpenApiAuthenticationExtension):
+    target_class = "apikeys.authentication.ApiKeyAuthentication"
+    name = "apiKey"
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
+        return {"type": "http", "scheme": "bearer", "bearerFormat": "awk_…"}
+
+
+class CreditsNumber(OpenApiSerializerFieldExtension):
+    target_class = "config.api.serializers.CreditsNumberField"
+
+    def map_serializer_field(self, auto_schema: Any, direction: Direction) -> dict[str, Any]:
+        schema: dict[str, Any] = {"type": "number"}
+        if direction == "request":
+            schema["description"] = "Credits, with up to 6 decimals."
+            schema["maximum"] = money.MAX_MICRO // money.MICRO
+            if self.target.minimum is not None:
+                schema["minimum"] = self.target.minimum / money.MICRO
+        return schema
+
+
+class StrictText(OpenApiSerializerFieldExtension):
+    """What is trimmed and must not be empty holds something that is not blank."""
+
+    target_class = "config.api.serializers.StrictCharField"
+    match_subclasses = True
+    priority = -1
+
+    def map_serializer_field(self, auto_schema: Any, direction: Direction) -> dict[str, Any]:
+        schema = auto_schema._map_serializer_field(self.target, direction, bypass_extensions=True)
+        schema["type"] = "string"  # whoever asked adds null
+        patterns = [
+            re.compile(rule.regex).pattern for rule in self.target.validators if isinstance(rule, RegexValidator)
+        ]
+        if patterns:
+            schema["pattern"] = patterns[0]
+        elif direction == "request" and self.target.trim_whitespace and not self.target.allow_blank:
+            schema["pattern"] = r"\S"
+        return schema
+
+
+class ServiceSchema(AutoSchema):
+    """``view.error_statuses`` (action → statuses) adds what can't be seen from outside, and a negative status takes
+    one away.
+    """
+
+    def get_operation_id(self) -> str:
+        """``sessionRunsCancel``: surface, path, action."""
+        words = [token.replace("-", "_") for token in self._tokenize_path()]
+        action = getattr(self.view, "action", None) or self.method.lower()
+        if not words or not words[-1].endswith(action):
+            words.append(action)
+        return camel("_".join([getattr(self.view, "surface", "service"), *words]))
+
+    def get_description(self) -> str:  # type: ignore[override]
+        """The action's own words; never those of its class, which are for who reads the code."""
+        action = getattr(self.view, getattr(self.view, "action", None) or self.method.lower(), None)
+        return inspect.cleandoc(action.__doc__ or "") if inspect.ismethod(action) else ""
+
+    def get_tags(self) -> list[str]:
+        return ["credits"] if "/me/credits" in self.path else super().get_tags()
+
+    def get_auth(self) -> list[dict[str, Any]]:
+        scope = getattr(self.view, "required_scopes", {}).get(getattr(self.view, "action", None))
+        return [{name: [scope] if scope else [] for name in each} for each in super().get_auth()]
+
+    def _resolve_path_parameters(self, variables: list[str]) -> list[dict[str, Any]]:
+        parameters = super()._resolve_path_parameters(variables)
+        for parameter in parameters:
+            if parameter["schema"].get("type") == "string":
+                parameter["schema"]["minLength"] = 1
+        return parameters
+
+    def _get_parameters(self) -> list[dict[str, Any]]:
+        parameters = super()._get_parameters()
+        if self._is_idempotent():
+            schema = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"}
+            parameters.append({"in": "header", "name": "Idempotency-Key", "schema": schema})
+        return parameters
+
+    def _get_response_bodies(self, direction: Direction = "response") -> dict[str, Any]:
+        responses = super()._get_response_bodies(direction)
+        for status in sorted(self.error_statuses()):
+            responses.setdefault(str(status), self._error(status))
+        return responses
+
+    def error_statuses(self) -> set[int]:
+        view: Any = self.view
+        if not hasattr(view, "surface"):
+            return set()
+        statuses = set(ALWAYS)
+        if self.method in BODY_METHODS:
+            statuses |= WITH_BODY
+        if "{" in self.path:
+            statuses.add(404)
+        if view.action == "list":
+            statuses.add(400)
+        if self._is_idempotent():
+            statuses.add(409)
+        if getattr(view, "required_scopes", {}).get(view.action):
+            statuses.add(403)
+        declared = view.error_statuses.get(view.action, ())
+        return (statuses | {status for status in declared if status > 0}) - {-status for status in declared}
+
+    def _is_idempotent(self) -> bool:
+        return self.method == "POST" and getattr(self.view, "action", None) in getattr(
+            self.view, "idempotent_actions", ()
+        )
+
+    def _error(self, status: int) -> dict[str, Any]:
+        component = ResolvedComponent(
+            name="ApiError", type=ResolvedComponent.SCHEMA, schema=API_ERROR, object="ApiError"
+        )
+        self.registry.register_on_missing(component)
+        return {"$ref": f"#/components/responses/{response_name(status)}"}

@@ -1,0 +1,130 @@
+"""Probes. ``/livez``: this process answers. ``/readyz``: so do the broker and the database, which is as this code
+expects it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from django.conf import settings
+from django.db import connection
+from django.db.migrations.executor import MigrationExecutor
+from django.http import HttpRequest, HttpResponse
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_safe
+
+from config.kernel.jsontext import dumps
+from config.redis import client
+
+logger = logging.getLogger(__name__)
+
+OK, UNAVAILABLE = "ok", "unavailable"
+
+
+def ask_database() -> None:
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+    finally:
+        connection.close()  # this thread's own
+
+
+def ask_broker() -> None:
+    with client() as broker:
+        broker.ping()
+
+
+class NotMigrated(Exception):
+    """The database lacks migrations that this code needs; the message names them."""
+
+
+_migrated = False
+NAMED_MAX = 5
+
+
+def ask_migrations() -> None:
+    """Asked until it holds: what a process needs does not change, and nobody takes migrations back under it."""
+    global _migrated
+    if _migrated:
+        return
+    try:
+        executor = MigrationExecutor(connection)
+        plan = executor.migration_plan(executor.loader.graph.leaf_nodes())
+    finally:
+        connection.close()
+    if plan:
+        names = [f"{migration.app_label}.{migration.name}" for migration, _ in plan]
+        more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+        raise NotMigrated(f"not applied: {', '.join(names[:NAMED_MAX])}{more}")
+    _migrated = True
+
+
+class Probe:
+    """A question put by a thread of its own, so that one that hangs is an answer too. One at a time: no hung thread
+    piles up on another.
+    """
+
+    def __init__(self, name: str, ask: Callable[[], None]) -> None:
+        self.name = name
+        self.ask = ask
+        self.lock = threading.Lock()
+        self.thread: threading.Thread | None = None
+        self.state = UNAVAILABLE
+
+    def start(self) -> None:
+        with self.lock:
+            if self.thread is None or not self.thread.is_alive():
+                self.thread = threading.Thread(target=self._run, name=f"probe-{self.name}", daemon=True)
+                self.state = UNAVAILABLE
+                self.thread.start()
+
+    def answer(self, deadline: float) -> str:
+        """What the thread found by then (``time.monotonic``): ok, or what is wrong."""
+        with self.lock:  # a thread that another request has made but not started yet can't be joined
+            thread = self.thread
+        if thread is not None:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return self.state
+
+    def _run(self) -> None:
+        try:
+            self.ask()
+            self.state = OK
+        except NotMigrated as error:
+            self.state = str(error)
+        except Exception as error:  # whatever it is, the answer is "not ready"
+            logger.warning("the %s does not answer (%s)", self.name, type(error).__name__)
+
+
+PROBES = [
+    Probe("database", lambda: ask_database()),
+    Probe("migrations", lambda: ask_migrations()),
+    Probe("broker", lambda: ask_broker()),
+]
+
+
+@csrf_exempt
+@require_safe
+def livez(request: HttpRequest) -> HttpResponse:
+    return _answer(200, {"status": "ok"})
+
+
+@csrf_exempt
+@require_safe
+def readyz(request: HttpRequest) -> HttpResponse:
+    """200, or 503 naming what is wrong; in READINESS_TIMEOUT_SECONDS at most."""
+    deadline = time.monotonic() + settings.READINESS_TIMEOUT_SECONDS
+    for probe in PROBES:
+        probe.start()
+    checks = {probe.name: probe.answer(deadline) for probe in PROBES}
+    ready = all(state == OK for state in checks.values())
+    return _answer(200 if ready else 503, {"status": OK if ready else UNAVAILABLE, "checks": checks})
+
+
+def _answer(status: int, body: dict) -> HttpResponse:
+    response = HttpResponse(dumps(body), status=status, content_type="application/json")
+    response["Cache-Control"] = "no-store"
+    return response

@@ -1,0 +1,63 @@
+"""``DomainError`` and its kinds: how domain code refuses a request. ``config.api.errors`` writes the answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class DomainError(Exception):
+    """A refusal with a stable code. ``status`` is HTTP's; ``message`` is for people."""
+
+    status = 400
+    code = "VALIDATION_ERROR"
+    message = "The request is not valid."
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        details: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        self.message = message or self.message
+        self.details = details
+        self.headers = headers or {}
+        super().__init__(self.message)
+
+
+class ValidationFailed(DomainError):
+    """400 with ``details.fields``: each field's dotted path to its messages."""
+
+    def __init__(self, fields: dict[str, list[str]], message: str | None = None) -> None:
+        super().__init__(message or "The request is not valid.", details={"fields": fields})
+
+
+class Unauthorized(DomainError):
+    status, code, message = 401, "UNAUTHORIZED", "A valid credential is required."
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message, headers={"WWW-Authenticate": "Bearer"})
+
+
+class Forbidden(DomainError):
+    status, code, message = 403, "FORBIDDEN", "The API key lacks the scope for this operation."
+
+
+class NotFound(DomainError):
+    status, code, message = 404, "NOT_FOUND", "Not found."
+
+
+class Conflict(DomainError):
+    status, code, message = 409, "CONFLICT", "The request conflicts with the current state."
+
+
+class PayloadTooLarge(DomainError):
+    status, code, message = 413, "PAYLOAD_TOO_LARGE", "The request body is too large."
+
+
+class RateLimited(DomainError):
+    status, code, message = 429, "RATE_LIMITED", "Too many requests; try again later."
+
+
+class Unavailable(DomainError):
+    status, code, message = 503, "UNAVAILABLE", "The service is not available at the moment; try again."

@@ -1,0 +1,238 @@
+"""What staff can do to a row: asked for on a page of its own, confirmed there, done by the service that the API calls
+too, and logged.
+
+An action without a form has one page, its confirmation. One with a form has two: the form, and then what it says, to
+be confirmed. Each object is a transaction of its own, the log entry in it: both are there or neither.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from django import forms
+from django.contrib import messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.utils import unquote
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+from django.db.models import Model, QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from unfold.enums import ActionVariant
+
+from config.kernel.errors import DomainError, ValidationFailed
+from config.staff.base import StaffAdmin
+
+# At once, each in a transaction of its own within one request.
+OBJECTS_MAX = 100
+
+
+class ActionForm(forms.Form):
+    """What an action asks for. ``target`` is the one object that it is about, or None."""
+
+    # Made anew for each confirmation page, so that one that is sent twice does its work once.
+    nonce = forms.CharField(widget=forms.HiddenInput, required=False, max_length=32)
+
+    def __init__(self, *args: Any, target: Any = None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.target = target
+
+    def said(self) -> list[tuple[str, str]]:
+        """(label, value) of what is to be confirmed."""
+        return [
+            (str(field.label), str(field.value()))
+            for field in self.visible_fields()
+            if field.value() not in (None, "", [])
+        ]
+
+
+@dataclass(frozen=True)
+class Did:
+    """What an action changed: the row that it is logged for, and the words of the log entry."""
+
+    row: Model
+    text: str
+
+
+@dataclass(frozen=True)
+class Action:
+    """``apply`` (request, object or None, cleaned data) does it, returns None if there was nothing to do, and raises
+    DomainError for a refusal. ``permission`` is as ``app.codename``.
+
+    ``about`` is "one" object, "some" of the list too, or "none", an action of the list as a whole.
+    """
+
+    name: str
+    label: str
+    permission: str
+    question: str
+    apply: Callable[[HttpRequest, Any, dict[str, Any]], Did | None]
+    form: type[ActionForm] | None = None
+    about: str = "some"
+    icon: str = ""
+    danger: bool = False
+    # Whether it is offered for this object: a finished run has nothing to cancel.
+    offered: Callable[[Any], bool] = lambda row: True
+
+
+class WithActions(StaffAdmin):
+    staff_actions: ClassVar[tuple[Action, ...]] = ()
+
+    # --- where they are offered --------------------------------------------------------------------------------------
+
+    def get_urls(self) -> list[Any]:
+        view = self.admin_site.admin_view(self.act)
+        return [
+            path("do/<slug:name>/", view, name=self._url_name("do")),
+            path("<path:object_id>/do/<slug:name>/", view, name=self._url_name("do_one")),
+            *super().get_urls(),
+        ]
+
+    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
+        return super().get_actions(request) | {
+            action.name: (partial(_chosen, action), action.name, action.label)
+            for action in self._allowed(request)
+            if action.about == "some"
+        }
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        response = super().changelist_view(request, extra_context)
+        if isinstance(response, TemplateResponse) and response.context_data is not None:
+            response.context_data["actions_list"] = [
+                self._button(action, reverse(f"admin:{self._url_name('do')}", args=[action.name]))
+                for action in self._allowed(request)
+                if action.about == "none"
+            ]
+        return response
+
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any) -> Any:
+        row = context.get("original")
+        if row is not None:
+            context["actions_detail"] = [
+                self._button(action, reverse(f"admin:{self._url_name('do_one')}", args=[row.pk, action.name]))
+                for action in self._allowed(request)
+                if action.about != "none" and action.offered(row)
+            ]
+        return super().render_change_form(request, context, *args, **options)
+
+    def _allowed(self, request: HttpRequest) -> list[Action]:
+        return [action for action in self.staff_actions if request.user.has_perm(action.permission)]
+
+    def _button(self, action: Action, link: str) -> dict[str, Any]:
+        variant = ActionVariant.DANGER if action.danger else ActionVariant.DEFAULT
+        return {"title": action.label, "icon": action.icon, "variant": variant, "attrs": {}, "path": link}
+
+    def _url_name(self, suffix: str) -> str:
+        return f"{self.opts.app_label}_{self.opts.model_name}_{suffix}"
+
+    # --- what happens ------------------------------------------------------------------------------------------------
+
+    def act(self, request: HttpRequest, name: str, object_id: str | None = None) -> HttpResponse:
+        action = next((action for action in self.staff_actions if action.name == name), None)
+        if action is None or (object_id is not None and action.about == "none"):
+            raise Http404
+        if not request.user.has_perm(action.permission) or not self.has_view_permission(request):
+            raise PermissionDenied
+        if object_id is not None:
+            row = self.get_object(request, unquote(object_id))
+            if row is None:
+                raise Http404
+            rows = [row]
+        elif action.about == "none":
+            rows = []
+        elif request.method == "POST":
+            rows = self._rows(request)[: 1 if action.about == "one" else OBJECTS_MAX]
+        else:
+            return HttpResponseNotAllowed(["POST"])
+        if request.method != "POST":
+            return self.ask(request, action, rows)
+        form = self._form(action, rows, request.POST)
+        if form is not None and not form.is_valid():
+            return self.ask(request, action, rows, form)
+        if request.POST.get("step") != "confirm":
+            return self.ask(request, action, rows, form, confirm=True)
+        return self.do(request, action, rows, form)
+
+    def _rows(self, request: HttpRequest) -> list[Any]:
+        ids = [pk for pk in request.POST.getlist(ACTION_CHECKBOX_NAME) if "\0" not in pk][:OBJECTS_MAX]
+        return list(self.get_queryset(request).filter(pk__in=ids))
+
+    def _form(self, action: Action, rows: list[Any], data: Any = None) -> ActionForm | None:
+        return action.form(data, target=rows[0] if rows else None) if action.form is not None else None
+
+    def ask(
+        self,
+        request: HttpRequest,
+        action: Action,
+        rows: list[Any],
+        form: ActionForm | None = None,
+        *,
+        confirm: bool = False,
+    ) -> HttpResponse:
+        """The form or, without one or once it is filled in, the question."""
+        if form is None:
+            form = self._form(action, rows)
+        confirm = confirm or form is None
+        back = reverse(f"admin:{self._url_name('changelist')}")
+        if len(rows) == 1:
+            back = reverse(f"admin:{self._url_name('change')}", args=[rows[0].pk])
+        context = self.admin_site.each_context(request) | {
+            "title": action.label,
+            "opts": self.opts,
+            "original": rows[0] if len(rows) == 1 else None,
+            "action": action,
+            "rows": rows,
+            "form": form,
+            "confirm": confirm,
+            "nonce": uuid.uuid4().hex,
+            "checkbox": ACTION_CHECKBOX_NAME,
+            "target": reverse(f"admin:{self._url_name('do')}", args=[action.name]),
+            "back": back,
+        }
+        return TemplateResponse(request, "staff/action.html", context)
+
+    def do(self, request: HttpRequest, action: Action, rows: list[Any], form: ActionForm | None) -> HttpResponse:
+        done = []
+        data = form.cleaned_data if form is not None else {}
+        for row in rows or ([None] if action.about == "none" else []):
+            try:
+                with transaction.atomic():
+                    did = action.apply(request, row, data)
+                    if did is not None:
+                        self.log_change(request, did.row, did.text)
+                        done.append(did)
+            except DomainError as error:
+                if form is not None:
+                    self._show(error, form)
+                    return self.ask(request, action, rows, form)
+                messages.error(request, f"{row}: {error.message}")
+        if done:
+            said = f"{done[0].row}: {done[0].text}" if len(done) == 1 else f"{len(done)} done: {action.label}."
+            messages.success(request, said)
+        else:
+            messages.warning(request, "Nothing was left to do.")
+        single = rows[0] if len(rows) == 1 else done[0].row if len(done) == 1 else None
+        if isinstance(single, self.model):
+            return HttpResponseRedirect(reverse(f"admin:{self._url_name('change')}", args=[single.pk]))
+        return HttpResponseRedirect(reverse(f"admin:{self._url_name('changelist')}"))
+
+    def _show(self, error: DomainError, form: ActionForm) -> None:
+        fields = (error.details or {}).get("fields", {}) if isinstance(error, ValidationFailed) else {}
+        for name, said in fields.items():
+            form.add_error(name if name in form.fields else None, said)
+        if not fields:
+            form.add_error(None, error.message)
+
+
+def _chosen(action: Action, model_admin: WithActions, request: HttpRequest, queryset: QuerySet[Any]) -> Any:
+    """Django's way of calling an action of the list; the rest goes by the action's own address."""
+    rows = list(queryset[: OBJECTS_MAX + 1])
+    if len(rows) > OBJECTS_MAX:
+        messages.error(request, f"At most {OBJECTS_MAX} at a time.")
+        return None
+    return model_admin.ask(request, action, rows)

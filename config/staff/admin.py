@@ -1,0 +1,72 @@
+"""Users, roles (groups of permissions) and the log of what staff did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.admin import GroupAdmin as PlainGroupAdmin
+from django.contrib.auth.admin import UserAdmin as PlainUserAdmin
+from django.contrib.auth.models import Group, User
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html
+from unfold.admin import ModelAdmin
+from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
+
+from config.staff.base import ReadOnly, StaffAdmin, of_user, users_named
+
+admin.site.unregister([User, Group])
+
+
+@admin.register(User)
+class UserAdmin(StaffAdmin, PlainUserAdmin):
+    form = UserChangeForm
+    add_form = UserCreationForm
+    change_password_form = AdminPasswordChangeForm
+    # Unfold's own is empty, and comes first.
+    add_fieldsets = PlainUserAdmin.add_fieldsets
+    ordering = ("-pk",)
+    search_fields = ("pk",)
+    search_help_text = "A user's name, e-mail address or id"
+    list_display = ("username", "email", "is_staff", "is_active", "date_joined", "last_login", "more")
+    list_filter = ("is_staff", "is_superuser", "is_active")
+
+    def find(self, word: str) -> Q:
+        return Q(pk__in=users_named(word))
+
+    @admin.display(description="")
+    def more(self, user: User) -> str:
+        return format_html(
+            '<a href="{}?user__id__exact={}">runs</a> · <a href="{}?account__user__id__exact={}">ledger</a>',
+            *(reverse("admin:runs_run_changelist"), user.pk, reverse("admin:credits_ledgerentry_changelist"), user.pk),
+        )
+
+
+@admin.register(Group)
+class GroupAdmin(PlainGroupAdmin, ModelAdmin):
+    pass
+
+
+@admin.register(LogEntry)
+class LogEntryAdmin(ReadOnly, StaffAdmin):
+    """Who did what to which row."""
+
+    list_display = ("action_time", "user", "content_type", "object_repr", "said")
+    list_select_related = ("user", "content_type")
+    list_display_links = ("action_time",)
+    fields = ("action_time", "user", "content_type", "object_id", "object_repr", "said")
+    readonly_fields = ("said",)
+    search_help_text = "The name of who did it"
+
+    def find(self, word: str) -> Q:
+        return of_user(word)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        return super().get_queryset(request).select_related("user", "content_type")
+
+    @admin.display(description="what")
+    def said(self, entry: LogEntry) -> str:
+        return entry.get_change_message()

@@ -1,0 +1,65 @@
+"""Form fields of staff's pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.core.exceptions import ValidationError
+from django.core.validators import ProhibitNullCharactersValidator
+from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
+
+from config.kernel import money
+from config.kernel.jsontext import MalformedJSON, parse_object
+
+
+class CreditsField(forms.CharField):
+    """Credits as people write them, micro-credits inside. ``minimum`` is in micro-credits."""
+
+    widget = UnfoldAdminTextInputWidget
+
+    def __init__(self, *, minimum: int | None = 0, **options: Any) -> None:
+        self.minimum = minimum
+        super().__init__(max_length=40, **options)
+
+    def clean(self, value: Any) -> int | None:
+        text = super().clean(value)
+        if text in self.empty_values:
+            return None
+        try:
+            return money.parse(text, minimum=self.minimum, field="The amount")
+        except ValueError as error:
+            raise ValidationError(str(error)) from None
+
+    def prepare_value(self, value: Any) -> Any:
+        return money.to_text(value) if isinstance(value, int) else value
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        return super().has_changed(self.prepare_value(initial), data)
+
+
+class ObjectField(forms.JSONField):
+    """A JSON object as the API takes it: bounded, without duplicate keys, NaN and what a database can't hold."""
+
+    widget = UnfoldAdminTextareaWidget
+
+    def to_python(self, value: Any) -> Any:
+        if isinstance(value, str) and value not in self.empty_values:
+            try:
+                parse_object(value.encode())
+            except MalformedJSON as error:
+                raise ValidationError(error.message) from None
+        return super().to_python(value)
+
+    def bound_data(self, data: Any, initial: Any) -> Any:
+        """As it was typed: reading it again could fail again."""
+        return initial if self.disabled or data is None else forms.fields.InvalidJSONInput(data)
+
+
+class ReasonField(forms.CharField):
+    widget = UnfoldAdminTextareaWidget(attrs={"rows": 3})
+    default_validators = [ProhibitNullCharactersValidator()]
+
+    def __init__(self, max_length: int, **options: Any) -> None:
+        help_text = "Kept with the entry for good; the user can read it."
+        super().__init__(max_length=max_length, **{"help_text": help_text, **options})

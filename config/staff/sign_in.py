@@ -1,0 +1,59 @@
+"""Signing in to the admin is throttled by address: after ADMIN_SIGN_IN_FAILURES wrong passwords an address is locked
+for ADMIN_SIGN_IN_LOCK_SECONDS (django-axes counts, in the database).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from axes.handlers.database import AxesDatabaseHandler
+from axes.models import AccessAttempt
+from django.conf import settings
+from django.db.models import F
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+
+from config.api import ratelimit
+from config.database import batches
+
+NO_ADDRESS = "0.0.0.0"  # noqa: S104 - those without an address are counted together, not let through
+
+
+class CountingHandler(AxesDatabaseHandler):
+    """Counts an attempt before its password is looked at, and takes it back if that was right: however many come side
+    by side, no more than ADMIN_SIGN_IN_FAILURES wrong ones are looked at.
+    """
+
+    def is_allowed(self, request: Any, credentials: dict[str, Any] | None = None) -> bool:
+        if not super().is_allowed(request, credentials):
+            return False
+        super().user_login_failed(type(self), credentials or {}, request)
+        request.sign_in_counted = True
+        return not request.axes_locked_out
+
+    def user_login_failed(self, sender: Any, credentials: dict[str, Any], request: Any = None, **kwargs: Any) -> None:
+        if not getattr(request, "sign_in_counted", False):
+            super().user_login_failed(sender, credentials, request, **kwargs)
+
+    def user_logged_in(self, sender: Any, request: Any, user: Any, **kwargs: Any) -> None:
+        super().user_logged_in(sender, request, user, **kwargs)
+        if getattr(request, "sign_in_counted", False):
+            counted = AccessAttempt.objects.filter(
+                username=user.get_username(), ip_address=request.axes_ip_address, user_agent=request.axes_user_agent
+            )
+            counted.filter(failures_since_start__gt=0).update(failures_since_start=F("failures_since_start") - 1)
+            batches.delete_rows(counted.filter(failures_since_start=0))
+
+
+def client_ip(request: HttpRequest) -> str:
+    """The address as the rate limits see it: only TRUSTED_PROXIES are believed, and an IPv6 /64 is one."""
+    address = ratelimit.client_address(request).partition("/")[0]
+    return NO_ADDRESS if address == "unknown" else address
+
+
+def locked(request: HttpRequest, response: HttpResponse | None = None, credentials: Any = None) -> HttpResponse:
+    seconds = settings.ADMIN_SIGN_IN_LOCK_SECONDS
+    context = {"minutes": -(-seconds // 60)}
+    answer = render(request, "staff/locked.html", context, status=429)
+    answer["Retry-After"] = str(seconds)
+    return answer

@@ -1,0 +1,25 @@
+"""Housekeeping of the shared layer."""
+
+from celery import shared_task
+from django.contrib.sessions.models import Session
+
+from config.api import idempotency
+from config.database import batches
+from config.kernel import clock
+from config.queue import jobs
+
+
+@shared_task(name="api.prune_idempotency")
+def prune_idempotency() -> None:
+    jobs.run("prune-idempotency", idempotency.prune)
+
+
+@shared_task(name="api.prune_sessions")
+def prune_sessions() -> None:
+    """Sessions of the admin that have expired."""
+    jobs.run("prune-sessions", _prune_sessions)
+
+
+def _prune_sessions() -> int:
+    expired = Session.objects.filter(expire_date__lt=clock.now()).order_by("expire_date")
+    return batches.in_batches(lambda: batches.delete_batch(expired))

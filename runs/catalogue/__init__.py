@@ -1,0 +1,92 @@
+"""The models and tools that runs may use, as each process remembers them for a moment.
+
+Every turn and every call looks here; the rows change rarely, so a process reads them at most once in
+``MAX_AGE_SECONDS``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from config.kernel.encryption import DecryptionFailed
+from runs.models import AgentModel, Tool
+from runs.tools.base import ToolDefinition
+
+logger = logging.getLogger(__name__)
+
+MAX_AGE_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    models: dict[str, AgentModel]
+    tools: dict[str, ToolDefinition]
+    read_at: float = field(default_factory=time.monotonic)
+
+    def default_model(self) -> AgentModel | None:
+        return next((model for model in self.models.values() if model.is_default), None)
+
+    def model(self, name: str | None) -> AgentModel | None:
+        """The enabled model of that name; the default one for None."""
+        return self.models.get(name) if name is not None else self.default_model()
+
+    def tools_for(self, allowed: list[str] | None) -> dict[str, ToolDefinition]:
+        """The enabled tools, narrowed to ``allowed`` unless that is None."""
+        if allowed is None:
+            return self.tools
+        return {name: tool for name, tool in self.tools.items() if name in allowed}
+
+
+_lock = threading.Lock()
+_current: Catalogue | None = None
+
+
+def read() -> Catalogue:
+    """The enabled models and tools, at most ``MAX_AGE_SECONDS`` old."""
+    current = _current
+    if current is None or time.monotonic() - current.read_at > MAX_AGE_SECONDS:
+        current = refresh()
+    return current
+
+
+def remembered() -> Catalogue:
+    """The same without ever asking the database, for the event loop of a worker, whose heart refreshes it."""
+    return _current if _current is not None else Catalogue({}, {})
+
+
+def refresh() -> Catalogue:
+    """Read the catalogue anew."""
+    global _current
+    current = Catalogue(
+        models={model.name: model for model in AgentModel.objects.filter(enabled=True).order_by("name")},
+        tools={tool.name: tool for tool in _tools()},
+    )
+    with _lock:
+        _current = current
+    return current
+
+
+def _tools() -> Iterator[ToolDefinition]:
+    """The enabled tools; one that can't be read is left out and logged, so that only its own calls fail."""
+    enabled = Tool.objects.filter(enabled=True).order_by("name")
+    try:
+        rows = list(enabled)
+    except DecryptionFailed:
+        logger.error("tools with secret headers are left out: no key of ENCRYPTION_KEYS opens them")
+        rows = list(enabled.filter(secret_headers=None))
+    for row in rows:
+        try:
+            yield ToolDefinition.from_row(row)
+        except ValueError as error:
+            logger.error("the tool %s is left out: %s", row.name, error)
+
+
+def forget() -> None:
+    """Read the catalogue anew at its next use in this process; others follow within MAX_AGE_SECONDS."""
+    global _current
+    with _lock:
+        _current = None

@@ -1,0 +1,106 @@
+"""The payloads of stream events and webhooks: what happened to a run, as clients are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import simplejson
+
+from config.kernel import clock, money
+from runs.models import Run, ToolInvocation, Waitpoint, WaitpointKind
+
+StreamEvent = tuple[str, dict[str, Any]]
+
+
+def dumps(data: Any) -> str:
+    return simplejson.dumps(data, use_decimal=True, ensure_ascii=False, separators=(",", ":"))
+
+
+def run_status(run: Run, status: str, code: str | None = None, message: str | None = None) -> StreamEvent:
+    data: dict[str, Any] = {"runId": run.id, "chatId": run.chat_id, "status": status, "at": clock.iso(clock.now())}
+    if code is not None:
+        data |= {"errorCode": code, "errorMessage": message}
+    return "run.status", data
+
+
+def message_delta(text: str) -> StreamEvent:
+    return "message.delta", {"text": text}
+
+
+def message_reset(run: Run) -> StreamEvent:
+    """All text received so far is void; the deltas that follow start the message from its beginning."""
+    return "message.reset", {"messageId": run.assistant_message_id}
+
+
+def message_completed(run: Run, content: str) -> StreamEvent:
+    return "message.completed", {"messageId": run.assistant_message_id, "content": content}
+
+
+def tool_started(invocation: ToolInvocation) -> StreamEvent:
+    return "tool.started", _tool(invocation) | {"input": invocation.input}
+
+
+def tool_completed(invocation: ToolInvocation) -> StreamEvent:
+    """Sent at each end of an invocation; ``status`` tells which."""
+    data = _tool(invocation) | {
+        "creditUsed": money.to_number(invocation.credit_used),
+        "resultUrls": invocation.result_urls,
+        "durationMs": invocation.duration_ms,
+    }
+    if invocation.error_code is not None:
+        data |= {"errorCode": invocation.error_code, "errorMessage": invocation.error_message}
+    return "tool.completed", data
+
+
+def _tool(invocation: ToolInvocation) -> dict[str, Any]:
+    return {
+        "toolInvocationId": invocation.id,
+        "name": invocation.name,
+        "turnIndex": invocation.turn_index,
+        "callIndex": invocation.call_index,
+        "status": invocation.status,
+    }
+
+
+def tool_webhook(invocation: ToolInvocation) -> dict[str, Any]:
+    """The fields of ``tool.completed`` beside the common ones."""
+    return {
+        "toolInvocationId": invocation.id,
+        "name": invocation.name,
+        "status": invocation.status,
+        "creditUsed": money.to_number(invocation.credit_used),
+    }
+
+
+def waitpoint_opened(waitpoint: Waitpoint) -> StreamEvent:
+    return "waitpoint.opened", waitpoint_data(waitpoint)
+
+
+def waitpoint_resolved(waitpoint: Waitpoint) -> StreamEvent:
+    return "waitpoint.resolved", waitpoint_data(waitpoint)
+
+
+def waitpoint_data(waitpoint: Waitpoint) -> dict[str, Any]:
+    """A waitpoint as every interface shows it."""
+    return {
+        "id": waitpoint.id,
+        "agentRunId": waitpoint.run_id,
+        "kind": waitpoint.kind,
+        "status": waitpoint.status,
+        "requestPayload": request_payload(waitpoint),
+        "resolvedPayload": waitpoint.resolved_payload,
+        "expiresAt": clock.iso(waitpoint.expires_at),
+        "resolvedAt": clock.iso(waitpoint.resolved_at),
+    }
+
+
+def request_payload(waitpoint: Waitpoint) -> dict[str, Any]:
+    """Amounts are stored as micro-credits and shown as credits."""
+    payload = waitpoint.request_payload
+    if waitpoint.kind != WaitpointKind.CREDIT_APPROVAL:
+        return payload
+    return {
+        "toolName": payload["toolName"],
+        "estimatedCredits": money.to_number(payload["estimatedMicro"]),
+        "threshold": money.to_number(payload["thresholdMicro"]),
+    }

@@ -1,0 +1,326 @@
+"""What must be true of the database at every moment, whatever died, was lost or came twice. Reads only, mends nothing.
+
+Each rule is one statement over whole tables and names at most ``MOST`` rows, so it stays usable at a million runs and
+beside a service at work: a statement sees one moment, and what the sweeps are about to mend is given ``_grace``.
+What the tables' own constraints hold already is not asked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any
+
+from django.conf import settings
+from django.db import connection
+from django.db.models import (
+    BigIntegerField,
+    Count,
+    Exists,
+    F,
+    JSONField,
+    Max,
+    Min,
+    Model,
+    OuterRef,
+    Q,
+    QuerySet,
+    Subquery,
+    Sum,
+    Value,
+)
+from django.db.models.fields.json import KeyTextTransform
+from django.db.models.functions import Cast, Coalesce
+
+from chats.models import Chat
+from config.kernel import clock
+from credits import reconcile
+from credits.models import SETTLEMENTS, EntryType, LedgerEntry
+from runs.models import (
+    FINAL_INVOCATION_STATUSES,
+    FINAL_RUN_STATUSES,
+    LIVE_RUN_STATUSES,
+    InvocationStatus,
+    Run,
+    RunEvent,
+    RunStatus,
+    ToolInvocation,
+    Turn,
+    Waitpoint,
+    WaitpointStatus,
+    Worker,
+)
+from webhooks.models import Delivery, Endpoint
+
+MOST = 20
+# An event that was recorded while its endpoint was being switched may rightly have gone either way.
+ENDPOINT_MARGIN = timedelta(seconds=1)
+
+FINAL = Q(status__in=FINAL_RUN_STATUSES)
+# As ``events.dumps`` writes it; inside a text the quotes would be escaped.
+TELLS_END = Q(type="run.status") & (
+    Q(data__contains='"status":"completed"')
+    | Q(data__contains='"status":"failed"')
+    | Q(data__contains='"status":"cancelled"')
+)
+
+
+def violations(tell: Callable[[str], object] = lambda line: None) -> list[str]:
+    """One line for each thing that is wrong, at most ``MOST`` a rule; empty if all is well. ``tell`` hears how far it
+    has come: on large tables that takes minutes.
+    """
+    rules: dict[str, Callable[[], Iterator[str]]] = {
+        "states": _states,
+        "chats": _chats,
+        "streams": _streams,
+        "ends": _ends,
+        "calls": _calls,
+        "outcomes": _outcomes,
+        "charges": _charges,
+        "deliveries": _deliveries,
+        "accounts": reconcile.drift,
+    }
+    found: list[str] = []
+    for number, (name, rule) in enumerate(rules.items(), 1):
+        tell(f"{number} of {len(rules)}: {name}")
+        found += _most(rule)
+    return found
+
+
+def _most(rule: Callable[[], Iterator[str]]) -> Iterator[str]:
+    lines = list(islice(rule(), MOST + 1))
+    yield from lines[:MOST]
+    if len(lines) > MOST:
+        yield f"… and more of the kind: {lines[MOST]}"
+
+
+def _named(rows: QuerySet[Model], what: str) -> Iterator[str]:
+    for key in rows.order_by().values_list("pk", flat=True)[: MOST + 1]:
+        yield f"{key}: {what}"
+
+
+# --- every accepted run is final, waiting, queued or leased ----------------------------------------------------------
+def _grace() -> datetime:
+    """Workers and runs that are older than this should have been seen to by the sweeps."""
+    return clock.now() - timedelta(seconds=5 * (settings.RUN_LEASE_SECONDS + settings.RUN_SWEEP_SECONDS))
+
+
+def _states() -> Iterator[str]:
+    asked = Exists(Waitpoint.objects.filter(run=OuterRef("pk"), status=WaitpointStatus.PENDING))
+    open_call = Exists(ToolInvocation.objects.filter(run=OuterRef("pk")).exclude(status__in=FINAL_INVOCATION_STATUSES))
+    runs = Run.objects.all()
+    yield from _named(runs.exclude(status__in=RunStatus.values), "the run has a status that is none")
+    yield from _named(runs.filter(~asked, status=RunStatus.WAITING), "the run waits, but no waitpoint is open")
+    yield from _named(
+        runs.filter(asked).exclude(status=RunStatus.WAITING), "a waitpoint is open, but the run does not wait"
+    )
+    yield from _named(runs.filter(FINAL & open_call), "the run has ended, but a tool call of it has not")
+    yield from _named(runs.filter(FINAL, finished_at=None), "the run has ended, but has no finishedAt")
+    yield from _named(
+        runs.exclude(FINAL).filter(finished_at__isnull=False), "the run has a finishedAt, but has not ended"
+    )
+    yield from _named(
+        runs.exclude(status=RunStatus.RUNNING).filter(worker_id__isnull=False),
+        "a worker owns a run that is not running",
+    )
+    yield from _named(
+        runs.filter(throttled=True).exclude(status=RunStatus.QUEUED), "a run waits for room, but is not queued"
+    )
+    claimable = Q(status=RunStatus.QUEUED, blocked=False, throttled=False) | Q(status=RunStatus.RUNNING, worker_id=None)
+    yield from _named(runs.filter(claimable, due_at=None), "the run could execute, but no sweep will find it")
+    long_since = _grace()
+    alive = Exists(Worker.objects.filter(pk=OuterRef("worker_id"), expires_at__gte=long_since))
+    yield from _named(
+        runs.filter(~alive, status=RunStatus.RUNNING, worker_id__isnull=False, updated_at__lt=long_since),
+        "the run's worker is long gone, but nobody took the run over",
+    )
+    yield from _named(
+        runs.filter(
+            status=RunStatus.RUNNING,
+            worker_id=None,
+            lease_losses__gte=settings.RUN_LEASE_LOSSES_MAX,
+            updated_at__lt=long_since,
+        ),
+        "the run lost its worker too often, but was not given up",
+    )
+
+
+# --- chats -----------------------------------------------------------------------------------------------------------
+def _chats() -> Iterator[str]:
+    active = Run.objects.filter(
+        pk=OuterRef("active_run_id"), chat_id=OuterRef("pk"), status__in=LIVE_RUN_STATUSES, blocked=False
+    )
+    yield from _named(
+        Chat.objects.filter(~Exists(active), active_run_id__isnull=False),
+        "the chat's active run is not one of its live runs",
+    )
+    chat_of = Chat.objects.filter(pk=OuterRef("chat_id"), active_run_id=OuterRef("pk"))
+    yield from _named(
+        Run.objects.filter(~Exists(chat_of), status__in=LIVE_RUN_STATUSES, blocked=False),
+        "the run is live and not in line, but not its chat's active one",
+    )
+    ahead = Run.objects.filter(chat_id=OuterRef("chat_id"), status__in=LIVE_RUN_STATUSES, blocked=False)
+    yield from _named(Run.objects.filter(~Exists(ahead), blocked=True), "the run is in line behind no live run")
+
+
+# --- streams ---------------------------------------------------------------------------------------------------------
+def _streams() -> Iterator[str]:
+    """Indexes go from 1 to lastStreamIndex without a gap; that they are unique, a constraint holds."""
+    told = Run.objects.annotate(
+        told=Count("events"), first=Coalesce(Min("events__index"), 1), last=Coalesce(Max("events__index"), 0)
+    )
+    broken = told.filter(~Q(told=F("last_stream_index")) | ~Q(last=F("last_stream_index")) | ~Q(first=1))
+    for key, count, index in broken.order_by().values_list("pk", "told", "last_stream_index")[: MOST + 1]:
+        yield f"{key}: the stream has {count} events, but its last index is {index}, or there is a gap"
+
+
+def _ends() -> Iterator[str]:
+    """A run that has ended says so once, as the last that is said of it."""
+    ends = RunEvent.objects.filter(TELLS_END).order_by().values("run_id").annotate(times=Count("pk"))
+    for key in ends.filter(times__gt=1).values_list("run_id", flat=True)[: MOST + 1]:
+        yield f"{key}: the stream ends more than once"
+    for status in RunStatus.values:
+        last = RunEvent.objects.filter(
+            run=OuterRef("pk"),
+            index=OuterRef("last_stream_index"),
+            type="run.status",
+            data__contains=f'"status":"{status}"',
+        )
+        if status in FINAL_RUN_STATUSES:
+            ended = Run.objects.filter(~Exists(last), status=status)
+            yield from _named(ended, f"the run is {status}, but its stream does not end so")
+        earlier = Run.objects.filter(Exists(last)).exclude(status=status)
+        yield from _named(earlier, f"the stream's last word is {status}, but the run is not")
+
+
+# --- tool calls ------------------------------------------------------------------------------------------------------
+def _calls() -> Iterator[str]:
+    """One result a call is told, once it is recorded, and nothing of the call after it."""
+    told = (
+        RunEvent.objects.filter(type__in=["tool.started", "tool.completed"])
+        .annotate(call=KeyTextTransform("toolInvocationId", Cast("data", JSONField())))
+        .order_by()
+        .values("call")
+        .annotate(
+            started=Count("pk", filter=Q(type="tool.started")),
+            last_started=Max("index", filter=Q(type="tool.started")),
+            completed=Count("pk", filter=Q(type="tool.completed")),
+            first_completed=Min("index", filter=Q(type="tool.completed")),
+        )
+    )
+    wrong = told.filter(Q(started__gt=1) | Q(completed__gt=1) | Q(last_started__gt=F("first_completed")))
+    for key in wrong.values_list("call", flat=True)[: MOST + 1]:
+        yield f"{key}: the call was started or completed more than once, or started after its result"
+    ended = ToolInvocation.objects.filter(run=OuterRef("pk"), status__in=FINAL_INVOCATION_STATUSES)
+    events = RunEvent.objects.filter(run=OuterRef("pk"), type="tool.completed")
+    unequal = Run.objects.annotate(ended=_count(ended, "run"), told=_count(events, "run")).exclude(ended=F("told"))
+    for key, count, times in unequal.order_by().values_list("pk", "ended", "told")[: MOST + 1]:
+        yield f"{key}: {count} calls have ended, {times} were told of"
+
+
+def _outcomes() -> Iterator[str]:
+    """One webhook tells of a run's end, the right one; and one of a call's."""
+    ends = Delivery.objects.filter(event_type__in=["agent.completed", "agent.failed"]).order_by()
+    for key in (
+        ends.values("run_id")
+        .annotate(times=Count("pk"))
+        .filter(times__gt=1)
+        .values_list("run_id", flat=True)[: MOST + 1]
+    ):
+        yield f"{key}: more than one webhook tells of the run's end"
+    for event_type, status in (("agent.completed", RunStatus.COMPLETED), ("agent.failed", RunStatus.FAILED)):
+        told = Delivery.objects.filter(event_type=event_type).values("run_id")
+        yield from _named(
+            Run.objects.filter(pk__in=told).exclude(status=status), f"a webhook says {event_type}, but the run is not"
+        )
+    calls = Delivery.objects.filter(event_type="tool.completed").annotate(
+        call=KeyTextTransform("toolInvocationId", Cast("body", JSONField()))
+    )
+    twice = calls.order_by().values("call").annotate(times=Count("pk")).filter(times__gt=1)
+    for key in twice.values_list("call", flat=True)[: MOST + 1]:
+        yield f"{key}: more than one webhook tells of the call's end"
+
+
+# --- money -----------------------------------------------------------------------------------------------------------
+def _charges() -> Iterator[str]:
+    """What was charged is what was done. Accounts against the ledger are ``reconcile``'s."""
+    ended = Run.objects.filter(FINAL, pk=OuterRef("run_id"))
+    settled = LedgerEntry.objects.filter(against=OuterRef("pk"), type__in=SETTLEMENTS)
+    yield from _named(
+        LedgerEntry.objects.filter(~Exists(settled), Exists(ended), type=EntryType.HOLD),
+        "the hold is open, but its run has ended",
+    )
+    captures = LedgerEntry.objects.filter(type=EntryType.CAPTURE).order_by()
+    twice = captures.values("invocation_id").annotate(times=Count("pk")).filter(times__gt=1)
+    for key in twice.values_list("invocation_id", flat=True)[: MOST + 1]:
+        yield f"{key}: the call was charged more than once"
+    # By run first, for the ledger has an index for that.
+    captured = captures.filter(run_id=OuterRef("run_id"), invocation_id=OuterRef("pk"))
+    calls = ToolInvocation.objects.annotate(captured=_sum(captured, "invocation_id", "amount"))
+    yield from _named(
+        calls.filter(
+            (Q(status=InvocationStatus.COMPLETED) & ~Q(captured=F("credit_used")))
+            | (~Q(status=InvocationStatus.COMPLETED) & ~Q(captured=0))
+        ),
+        "the call's creditUsed is not what it was charged",
+    )
+    used = LedgerEntry.objects.filter(run_id=OuterRef("pk"), type=EntryType.USAGE)
+    turns = Turn.objects.filter(run=OuterRef("pk"))
+    charged = Run.objects.annotate(
+        turn_count=_count(turns, "run"),
+        usage_count=_count(used, "run_id"),
+        turn_cost=_sum(turns, "run", "cost"),
+        usage_cost=_sum(used, "run_id", "amount"),
+    )
+    yield from _named(
+        charged.filter(~Q(turn_count=F("usage_count")) | ~Q(turn_cost=F("usage_cost"))),
+        "the run's turns are not what it was charged for",
+    )
+
+
+# --- webhooks --------------------------------------------------------------------------------------------------------
+TELLING = (
+    ("agent.started", "run.status", "running"),
+    ("agent.completed", "run.status", "completed"),
+    ("agent.failed", "run.status", "failed"),
+    ("tool.completed", "tool.completed", "COMPLETED"),
+)
+# Deliveries have no index by run, so both sides are counted whole and joined.
+_UNTOLD = """
+    SELECT run.*, COALESCE(told.times, 0) AS told, COALESCE(sent.times, 0) AS sent
+    FROM runs_run run
+    JOIN webhooks_endpoint endpoint
+      ON endpoint.user_id = run.user_id AND endpoint.enabled AND endpoint.deleted_at IS NULL
+    LEFT JOIN (
+        SELECT run_id, count(*) AS times FROM runs_runevent WHERE type = %s AND data LIKE %s GROUP BY run_id
+    ) told ON told.run_id = run.id
+    LEFT JOIN (
+        SELECT run_id, count(*) AS times FROM webhooks_delivery WHERE event_type = %s GROUP BY run_id
+    ) sent ON sent.run_id = run.id
+    WHERE run.created_at > endpoint.updated_at AND run.created_at > %s
+      AND COALESCE(told.times, 0) <> COALESCE(sent.times, 0)
+"""
+
+
+def _deliveries() -> Iterator[str]:
+    """Each change that tells has its delivery: of runs that began well after their user's endpoint was last touched."""
+    kept_since = connection.ops.adapt_datetimefield_value(clock.now() - timedelta(days=settings.WEBHOOK_RETENTION_DAYS))
+    for event_type, type, status in TELLING:
+        parameters = [type, f'%"status":"{status}"%', event_type, kept_since]
+        found: Iterator[Any] = Run.objects.raw(_UNTOLD, parameters).iterator()
+        for run in found:
+            if Endpoint.objects.filter(
+                user_id=run.user_id, deleted_at=None, updated_at__lt=run.created_at - ENDPOINT_MARGIN
+            ).exists():
+                yield f"{run.pk}: {event_type} happened {run.told} times, and {run.sent} deliveries tell of it"
+
+
+def _count(rows: QuerySet[Model], by: str) -> Coalesce:
+    counted = rows.order_by().values(by).annotate(total=Count("pk")).values("total")
+    return Coalesce(Subquery(counted), 0)
+
+
+def _sum(rows: QuerySet[Model], by: str, column: str) -> Cast:
+    summed = rows.order_by().values(by).annotate(total=Sum(column)).values("total")
+    return Cast(Coalesce(Subquery(summed), Value(0)), BigIntegerField())

@@ -1,0 +1,259 @@
+"""The offline demo model: no network, no key, the same events as a real one (section 9 of the interface).
+
+A message without a line that starts with ``/`` gets a short reply. Any other message is a script:
+
+=====================  ==============================================================================================
+``/say TEXT``          streams TEXT word by word; ``{result}`` in it is the last tool result, once there is one
+``/call TOOL {json}``  a tool call, without JSON one of ``{}``; JSON goes through as written, malformed or not
+``/ask QUESTION``      a call of ``ask_user``
+``/stream N MS``       N words, MS milliseconds apart
+``/wait SECONDS``      silence, 0 to 600 seconds
+``/fail TEXT``         the model fails with TEXT
+``/usage IN OUT``      the token counts of the turn in which the line stands
+=====================  ==============================================================================================
+
+Calls (``/call``, ``/ask``) on consecutive lines are one turn, and end it; the last turn has none. What one turn says on
+several lines is joined by line breaks. Blanks around a line and empty lines count for nothing; a line without ``/``
+among those of a script is said as it stands. The whole script is checked before its first line runs.
+
+The only state is the transcript: how many turns stand after the last user message tells which is next, so that any
+process can go on. MODEL_TIMEOUT_SECONDS counts the time slept; MODEL_STALL_SECONDS does not apply, or ``/wait 600``
+would fail with the default settings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from django.conf import settings
+
+from runs.llm.base import (
+    TOOL_NAME_MAX_CHARS,
+    AssistantMessage,
+    ModelError,
+    ModelEvent,
+    ModelRequest,
+    ModelTimeout,
+    TextDelta,
+    ToolCall,
+    ToolMessage,
+    Usage,
+    UserMessage,
+    estimate_tokens,
+    transcript_chars,
+)
+from runs.tools.base import ASK_USER, clean_text, shorten
+
+REPLY = (
+    "Hello! I am the demo model and work offline, so this is all I can say by myself. "
+    'Lines that start with "/" are a script for me, for example: /say Good morning'
+)
+RESULT = "{result}"
+WAIT_SECONDS_MAX = 600
+STREAM_WORDS_MAX = 100_000
+STREAM_MILLISECONDS_MAX = 60_000
+USAGE_TOKENS_MAX = 1_000_000_000
+# Words said in one go before other runs get their turn on the event loop.
+WORDS_AT_ONCE = 50
+STREAM_WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog")
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    words: int
+    seconds_apart: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    text: str
+
+
+Step: TypeAlias = Say | Stream | Wait | Fail
+
+
+@dataclass(slots=True)
+class ScriptTurn:
+    """One turn of a script; ``calls`` are (tool name, arguments)."""
+
+    steps: list[Step] = field(default_factory=list)
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    usage: Usage | None = None
+
+
+class DemoModel:
+    """``ModelClient`` of the provider ``demo``. Files beside a message mean nothing to it."""
+
+    reads_files = False
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        start = max((at for at, message in enumerate(request.messages) if isinstance(message, UserMessage)), default=-1)
+        opening = request.messages[start] if start >= 0 else UserMessage("")
+        since = request.messages[start + 1 :]
+        done = sum(isinstance(message, AssistantMessage) for message in since)
+        results = [message.content for message in since if isinstance(message, ToolMessage)]
+        turns = parse_script(opening.text) if isinstance(opening, UserMessage) else []
+        turn = turns[done] if done < len(turns) else ScriptTurn()
+        performance = _Performance(_plain(results[-1]) if results else None)
+        for step in turn.steps:
+            async for delta in performance.perform(step):
+                yield delta
+        if len(turn.calls) > settings.TOOL_CALLS_PER_TURN_MAX:
+            raise ModelError(
+                f"A turn may call at most {settings.TOOL_CALLS_PER_TURN_MAX} tools, not {len(turn.calls)}."
+            )
+        said = performance.characters
+        for index, (name, arguments) in enumerate(turn.calls, 1):
+            said += len(name) + len(arguments)
+            yield ToolCall(f"call_{done + 1}_{index}", name, arguments)
+        yield turn.usage or Usage(estimate_tokens(transcript_chars(request)), estimate_tokens(said))
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+
+class _Performance:
+    """One turn being said: how much so far, and how long it has slept."""
+
+    def __init__(self, result: str | None) -> None:
+        self.result = result
+        self.characters = 0
+        self.lines = 0
+        self.slept = 0.0
+
+    async def perform(self, step: Step) -> AsyncIterator[TextDelta]:
+        if isinstance(step, Wait):
+            await self._sleep(step.seconds)
+        elif isinstance(step, Fail):
+            raise ModelError(step.text)
+        elif isinstance(step, Say):
+            if self.result is not None:
+                # Counted first: a script full of placeholders and a long result would fill the memory.
+                self._count(len(step.text) + step.text.count(RESULT) * (len(self.result) - len(RESULT)), spoken=False)
+            text = step.text if self.result is None else step.text.replace(RESULT, self.result)
+            if self.lines:
+                yield self._delta("\n")
+            self.lines += 1
+            for index, word in enumerate(re.findall(r"\S+\s*|\s+", text)):
+                if index % WORDS_AT_ONCE == WORDS_AT_ONCE - 1:
+                    await asyncio.sleep(0)
+                yield self._delta(word)
+        else:
+            if self.lines:
+                yield self._delta("\n")
+            self.lines += 1
+            words = itertools.islice(itertools.cycle(STREAM_WORDS), step.words)
+            for index, word in enumerate(words):
+                if index:
+                    await self._sleep(step.seconds_apart)
+                yield self._delta(word if index == step.words - 1 else word + " ")
+
+    def _delta(self, text: str) -> TextDelta:
+        self._count(len(text))
+        return TextDelta(text)
+
+    def _count(self, characters: int, *, spoken: bool = True) -> None:
+        if self.characters + characters > settings.MODEL_OUTPUT_MAX_CHARS:
+            raise ModelError(f"The model said more than {settings.MODEL_OUTPUT_MAX_CHARS} characters in one turn.")
+        if spoken:
+            self.characters += characters
+
+    async def _sleep(self, seconds: float) -> None:
+        left = settings.MODEL_TIMEOUT_SECONDS - self.slept
+        self.slept += seconds
+        await asyncio.sleep(min(seconds, max(0.0, left)))
+        if seconds > left:
+            raise ModelTimeout(f"The model took longer than {settings.MODEL_TIMEOUT_SECONDS:g} seconds.")
+
+
+def _plain(content: str) -> str:
+    """A tool result as text; one that is a JSON string without its quotes."""
+    if content.startswith('"'):
+        try:
+            value = json.loads(content)
+        except ValueError:
+            return content
+        if isinstance(value, str):
+            return clean_text(value)
+    return content
+
+
+def parse_script(message: str) -> list[ScriptTurn]:
+    """The turns of a user's message. Raises ModelError, which names the line and the remedy, for one that can't run."""
+    lines = [line.strip() for line in message.split("\n")]
+    if not any(line.startswith("/") for line in lines):
+        return [ScriptTurn(steps=[Say(REPLY)])]
+    turns = [ScriptTurn()]
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        if not line.startswith("/"):
+            line = f"/say {line}"
+        command, *rest = line.split(maxsplit=1)
+        if turns[-1].calls and command not in ("/call", "/ask"):
+            turns.append(ScriptTurn())
+        try:
+            _read_line(turns[-1], command, rest[0] if rest else "")
+        except ValueError as error:
+            raise ModelError(f"Line {number} of the script, {shorten(line, 100)!r}, can't run: {error}") from None
+    if turns[-1].calls:
+        turns.append(ScriptTurn())
+    return turns
+
+
+def _read_line(turn: ScriptTurn, command: str, rest: str) -> None:
+    """Raises ValueError, whose text is the remedy."""
+    match command:
+        case "/say" if rest:
+            turn.steps.append(Say(rest))
+        case "/call" if rest:
+            name, *arguments = rest.split(maxsplit=1)
+            if len(name) > TOOL_NAME_MAX_CHARS:
+                raise ValueError(f"a tool's name has at most {TOOL_NAME_MAX_CHARS} characters.")
+            turn.calls.append((name, arguments[0] if arguments else "{}"))
+        case "/ask" if rest:
+            turn.calls.append((ASK_USER, json.dumps({"question": rest}, ensure_ascii=False)))
+        case "/stream":
+            words, milliseconds = _whole_numbers(
+                rest, (1, STREAM_WORDS_MAX), (0, STREAM_MILLISECONDS_MAX), "/stream N MS"
+            )
+            turn.steps.append(Stream(words, milliseconds / 1000))
+        case "/wait":
+            seconds = float(rest) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", rest) else -1.0
+            if not 0 <= seconds <= WAIT_SECONDS_MAX:
+                raise ValueError(f"write /wait SECONDS, a number from 0 to {WAIT_SECONDS_MAX}.")
+            turn.steps.append(Wait(seconds))
+        case "/fail" if rest:
+            turn.steps.append(Fail(rest))
+        case "/usage":
+            turn.usage = Usage(*_whole_numbers(rest, (0, USAGE_TOKENS_MAX), (0, USAGE_TOKENS_MAX), "/usage IN OUT"))
+        case "/say" | "/call" | "/ask" | "/fail":
+            wanted = {"/say": "TEXT", "/call": "TOOL {json}", "/ask": "QUESTION", "/fail": "TEXT"}[command]
+            raise ValueError(f"write {command} {wanted}.")
+        case _:
+            raise ValueError("the commands are /say, /call, /ask, /stream, /wait, /fail and /usage.")
+
+
+def _whole_numbers(rest: str, first: tuple[int, int], second: tuple[int, int], usage: str) -> tuple[int, int]:
+    words = rest.split()
+    if len(words) == 2 and all(re.fullmatch(r"[0-9]{1,12}", word) for word in words):
+        a, b = int(words[0]), int(words[1])
+        if first[0] <= a <= first[1] and second[0] <= b <= second[1]:
+            return a, b
+    raise ValueError(f"write {usage}, whole numbers from {first[0]} to {first[1]} and from {second[0]} to {second[1]}.")

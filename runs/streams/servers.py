@@ -1,0 +1,258 @@
+"""The two servers of streams: an ASGI application for processes of their own, and a web process's threaded server that
+hands its connection over. Both only move bytes; what is sent is ``stream_hub``'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import re
+import resource
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from django.conf import settings
+from django.core.handlers.asgi import ASGIRequest
+from django.core.handlers.base import BaseHandler
+from django.db import close_old_connections
+from django.http import HttpResponse, HttpResponseBase
+
+from config.api.errors import error_response
+from runs.streams.hub import Hub, Opening, Stream
+from runs.streams.views import StreamResponse
+
+T = TypeVar("T")
+STREAM_PATH = re.compile(r"/api/(?:public/)?v1/runs/[^/]+/stream")
+
+
+class Application:
+    """The ASGI application of the stream processes: streams, and ``django`` for every other path.
+
+    A stream is opened by Django, as any request is answered: on a thread, through all middleware and the view. From
+    then on it costs a coroutine, no thread and no database connection.
+    """
+
+    def __init__(self, django: Any) -> None:
+        self.django = django
+        self.handler = BaseHandler()
+        self.handler.load_middleware()
+        self.threads = ThreadPoolExecutor(settings.STREAM_OPEN_THREADS, "stream-open")
+        self.hub: Hub | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await self.live(receive, send)
+        elif scope["type"] == "http" and STREAM_PATH.fullmatch(scope["path"]):
+            await self.answer(scope, receive, send)
+        elif scope["type"] == "http":
+            await self.pass_on(scope, receive, send)
+        else:
+            await self.django(scope, receive, send)
+
+    async def pass_on(self, scope: Any, receive: Any, send: Any) -> None:
+        """To Django, which on this side takes in a whole body, however long, before it asks whether it may be so."""
+        uploads = scope["path"].startswith("/uploads/")
+        limit = settings.ATTACHMENT_MAX_BYTES if uploads else settings.API_MAX_BODY_BYTES
+        taken = 0
+
+        async def bounded() -> Any:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken <= limit:
+                return message
+            await answer_with(error_response(413), send)
+            return {"type": "http.disconnect"}
+
+        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        if announced.isdigit() and int(announced) > limit:
+            await answer_with(error_response(413), send)
+        else:
+            await self.django(scope, bounded, send)
+
+    async def live(self, receive: Any, send: Any) -> None:
+        allow_many_connections()
+        while (await receive())["type"] != "lifespan.shutdown":
+            await send({"type": "lifespan.startup.complete"})
+        if self.hub is not None:
+            await self.hub.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def answer(self, scope: Any, receive: Any, send: Any) -> None:
+        response = await asyncio.get_running_loop().run_in_executor(self.threads, self.ask_django, scope)
+        self.hub = self.hub or Hub()
+        if isinstance(response, StreamResponse) and self.hub.count >= settings.STREAM_CONNECTIONS_MAX:
+            response = refusal_of(response)
+        if not isinstance(response, StreamResponse):
+            await answer_with(response, send, body=scope["method"] != "HEAD")
+            return
+        await begin(response, send)
+        stream = self.hub.join(response.opening)
+        del response  # a stream may stay open for hours
+        leaving = asyncio.create_task(close_when_client_leaves(receive, stream))
+        try:
+            await pump(stream, send)
+        finally:
+            leaving.cancel()
+            stream.leave()
+
+    def ask_django(self, scope: Any) -> HttpResponseBase:
+        close_old_connections()
+        try:
+            # A stream has no request body: one that is sent all the same is not read.
+            request = ASGIRequest(scope, io.BytesIO())
+        except UnicodeDecodeError:
+            return error_response(400)
+        response = self.handler.get_response(request)
+        response.close()  # a stream's body is made elsewhere
+        close_old_connections()
+        return response
+
+
+async def begin(response: HttpResponseBase, send: Any) -> None:
+    headers = [(name.lower().encode("latin1"), value.encode("latin1")) for name, value in response.items()]
+    await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+
+
+async def answer_with(response: HttpResponseBase, send: Any, *, body: bool = True) -> None:
+    await begin(response, send)
+    content = response.content if body and isinstance(response, HttpResponse) else b""
+    await send({"type": "http.response.body", "body": content})
+
+
+async def pump(stream: Stream, send: Any) -> None:
+    """Send until the stream is over. A client that takes nothing for STREAM_STALL_SECONDS is cut off: it is behind by
+    what the server's and the system's buffers hold, and comes again for the rest."""
+    body: bytes | None = b""
+    while body is not None:
+        try:
+            body = await stream.next()
+        except asyncio.CancelledError:
+            body = None  # the server shuts down: an end in order, and the client comes again
+        try:
+            async with asyncio.timeout(settings.STREAM_STALL_SECONDS):
+                await send({"type": "http.response.body", "body": body or b"", "more_body": body is not None})
+        except TimeoutError:
+            # ASGI has no word for this, and an orderly end would wait for the client: uvicorn's send is a method of
+            # what holds the connection.
+            transport = getattr(getattr(send, "__self__", None), "transport", None)
+            if transport is not None:
+                transport.abort()
+            return
+
+
+async def close_when_client_leaves(receive: Any, stream: Stream) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    stream.close()
+
+
+def allow_many_connections() -> None:
+    """Each connection is an open file, of which a process may often have 1,024 unless it asks for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = hard if hard != resource.RLIM_INFINITY else 65536
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def refusal_of(response: StreamResponse) -> HttpResponse:
+    """503 in place of a stream for which there is no room."""
+    refusal = error_response(503)
+    for name, value in response.items():
+        if name.startswith("X-R"):  # the request's id and the rate limit's state
+            refusal[name] = value
+    return refusal
+
+
+# --- from a threaded WSGI server -------------------------------------------------------------------------------------
+
+
+class HandedOver(Exception):
+    """Control flow: the connection is another's now, and is to be closed here without a word on it."""
+
+
+class Background:
+    """An event loop with a hub, on one thread for all streams of a process; started by the first."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.hub: Hub | None = None
+
+    def has_room(self) -> bool:
+        return self.hub is None or self.hub.count < settings.STREAM_CONNECTIONS_MAX
+
+    def adopt(self, connection: socket.socket, head: bytes, opening: Opening) -> None:
+        """Send ``head`` and then the stream on ``connection``, which is this object's from now on."""
+        self.submit(self._serve(connection, head, opening))
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run ``work`` on the loop; for any thread."""
+        with self.lock:
+            if self.loop is None:
+                self.loop = asyncio.new_event_loop()
+                threading.Thread(target=self.loop.run_forever, name="streams", daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def join(self, opening: Opening) -> Stream:
+        """For the loop alone."""
+        self.hub = self.hub or Hub()
+        return self.hub.join(opening)
+
+    async def _serve(self, connection: socket.socket, head: bytes, opening: Opening) -> None:
+        connection.setblocking(False)
+        reader, writer = await asyncio.open_connection(sock=connection)
+        stream = self.join(opening)
+        leaving = asyncio.create_task(self._close_at_end(reader, stream))
+        try:
+            writer.write(head)
+            while (body := await stream.next()) is not None:
+                writer.write(body)
+                async with asyncio.timeout(settings.STREAM_STALL_SECONDS):
+                    await writer.drain()
+        except (OSError, TimeoutError):
+            writer.transport.abort()
+        finally:
+            leaving.cancel()
+            stream.leave()
+            writer.close()
+
+    async def _close_at_end(self, reader: asyncio.StreamReader, stream: Stream) -> None:
+        with contextlib.suppress(OSError):
+            while await reader.read(4096):
+                pass
+        stream.close()
+
+
+background = Background()
+
+
+def hand_over_streams(application: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:
+    """``application`` for a server that gives its socket as ``gunicorn.socket`` and takes ``HandedOver`` for an
+    answer."""
+    allow_many_connections()
+
+    def with_streams(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        given: list[Any] = []
+        response = application(environ, lambda *start: given.extend(start))
+        connection = environ.get("gunicorn.socket")
+        if not isinstance(response, StreamResponse) or connection is None or isinstance(connection, ssl.SSLSocket):
+            start_response(*given)
+            return response
+        if not background.has_room():
+            refusal = refusal_of(response)
+            start_response("503 Service Unavailable", list(refusal.items()))
+            return refusal
+        lines = ["HTTP/1.1 200 OK", "Connection: close", *(f"{name}: {value}" for name, value in response.items())]
+        head = "\r\n".join([*lines, "", ""]).encode("latin1")
+        response.close()
+        background.adopt(connection.dup(), head, response.opening)
+        raise HandedOver
+
+    return with_streams

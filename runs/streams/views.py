@@ -1,0 +1,115 @@
+"""``GET …/runs/{runId}/stream`` on both surfaces (interface, section 7): who may listen, and from where on.
+
+The views decide as for any endpoint and answer with a ``StreamResponse``. ``stream_servers`` takes its opening and
+sends the events. A server that knows nothing of it sends those that there are by now, and the client comes again for
+the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from django.conf import settings
+from django.http import HttpResponse, HttpResponseBase, StreamingHttpResponse
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+from rest_framework.negotiation import BaseContentNegotiation
+from rest_framework.request import Request
+
+from config.api.negotiation import AnyMediaType
+from config.api.viewsets import PublicViewSet, SessionViewSet
+from config.kernel.errors import ValidationFailed
+from runs.models import FINAL_RUN_STATUSES, Run
+from runs.streams import reads
+from runs.streams.hub import COMMENT, Opening
+
+POSITION_MAX_DIGITS = 18
+POSITION = {"type": "integer", "minimum": 0, "maximum": 10**POSITION_MAX_DIGITS - 1}
+CONTENT_TYPE = "text/event-stream"
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+class StreamResponse(StreamingHttpResponse):
+    """``opening`` says what is to be streamed; the body is for servers that hold no streams."""
+
+    def __init__(self, opening: Opening) -> None:
+        self.opening = opening
+        super().__init__(present_frames(opening), content_type=CONTENT_TYPE, headers=HEADERS)
+
+
+class StreamActions:
+    lookup_url_kwarg: str | None = "runId"
+    content_negotiation_class: type[BaseContentNegotiation] = AnyMediaType
+    error_statuses = {"stream": {400, -406}}
+
+    def queryset_for(self, user: Any) -> Any:
+        return Run.objects.filter(user=user, chat__deleted_at=None).only("pk", "status", "last_stream_index")
+
+    @extend_schema(
+        description=(
+            "The run's events as server-sent events, from the first one or from after the given index, and on as they "
+            "happen; the stream ends after the last event of a finished run. `id` is the event's index, `data` a JSON "
+            "object. Types: run.status, message.delta, message.reset, message.completed, tool.started, tool.completed, "
+            "waitpoint.opened, waitpoint.resolved."
+        ),
+        parameters=[
+            OpenApiParameter("after", POSITION, description="Only events after this index."),
+            OpenApiParameter(
+                "Last-Event-ID",
+                POSITION,
+                OpenApiParameter.HEADER,
+                description="The same, as clients that reconnect send it; it counts before `after`.",
+            ),
+        ],
+        responses={(200, CONTENT_TYPE): OpenApiResponse(OpenApiTypes.STR, description="The events.")},
+    )
+    def stream(self, request: Request, runId: str) -> HttpResponseBase:
+        after = position_of(request)
+        run: Run = self.get_object()  # type: ignore[attr-defined]
+        if request.method == "HEAD":
+            return HttpResponse(content_type=CONTENT_TYPE, headers=HEADERS)
+        user: Any = request.user
+        auth: Any = request.auth
+        session = isinstance(auth, dict)
+        return StreamResponse(
+            Opening(
+                run_id=run.pk,
+                after=after,
+                last=run.last_stream_index,
+                over=run.status in FINAL_RUN_STATUSES,
+                user_id=user.pk,
+                key_id=None if session else auth.pk,
+                expires_at=auth["exp"] + settings.SESSION_LEEWAY_SECONDS if session else None,
+            )
+        )
+
+
+def position_of(request: Request) -> int:
+    """The index after which the client wants to go on. Raises ValidationFailed."""
+    # A client that reconnects by itself repeats the address it began with, so its header is the newer word.
+    given = {"Last-Event-ID": request.headers.get("Last-Event-ID"), "after": request.query_params.get("after")}
+    for name, text in given.items():
+        if text and not (text.isascii() and text.isdigit() and len(text) <= POSITION_MAX_DIGITS):
+            raise ValidationFailed({name: ["Use the index of an event: a whole number from 0."]})
+    return int(given["Last-Event-ID"] or given["after"] or 0)
+
+
+class SessionStreamViewSet(StreamActions, SessionViewSet):
+    pass
+
+
+class PublicStreamViewSet(StreamActions, PublicViewSet):
+    required_scopes = {"stream": "runs:read"}
+
+
+def present_frames(opening: Opening) -> Iterator[bytes]:
+    """The events that there are by now."""
+    yield COMMENT
+    position = opening.after
+    while position < opening.last:
+        frames = reads.page(opening.run_id, position) or reads.rebuilt(opening.run_id, position)
+        if not frames:
+            return
+        yield b"".join(frame.body for frame in frames)
+        position = frames[-1].index

@@ -1,0 +1,146 @@
+"""Files that tools make: stored through Django's storage API, served at an address that only the run's owner is told.
+
+The unguessable part of the address is the folder the file lies in: nothing needs to be verified when it is asked for,
+and old addresses outlive a change of SECRET_KEY.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable
+from urllib.parse import quote, unquote, urlsplit
+
+from django.conf import settings
+from django.core.files.base import ContentFile
+from django.core.files.storage import default_storage
+from django.http import FileResponse, HttpRequest, JsonResponse
+from django.http.response import HttpResponseBase
+from django.utils.crypto import salted_hmac
+
+from chats.files import storage_errors
+from config.api.errors import envelope, envelope_for
+from config.kernel.errors import Unavailable
+
+FOLDER = "tools"
+FILE_NAME_MAX_CHARS = 100
+# File systems limit the bytes of a name to 255, and the storage may append a few.
+FILE_NAME_MAX_BYTES = 200
+# No separators or control characters, nothing hidden, no reversal of the writing direction to disguise an ending.
+FILE_NAME_PATTERN = r"^\w(?:[\w .,()+@=-]*[\w)])?$"
+TOKEN_PATTERN = re.compile(r"[0-9a-f]{64}")
+WRITE_ATTEMPTS = 3
+
+CONTENT_TYPES = {
+    "csv": "text/csv; charset=utf-8",
+    "htm": "text/html; charset=utf-8",
+    "html": "text/html; charset=utf-8",
+    "json": "application/json",
+    "md": "text/markdown; charset=utf-8",
+    "svg": "image/svg+xml",
+    "txt": "text/plain; charset=utf-8",
+    "xml": "application/xml",
+}
+
+
+class FileNotStored(Exception):
+    """The storage did not take the file."""
+
+
+def is_file_name(name: str) -> bool:
+    """Whether it can be a file's name everywhere: one path component of letters, digits and a few signs."""
+    return (
+        len(name) <= FILE_NAME_MAX_CHARS
+        and len(name.encode("utf-8", "replace")) <= FILE_NAME_MAX_BYTES
+        and "\n" not in name
+        and re.search(FILE_NAME_PATTERN, name) is not None
+    )
+
+
+def store(invocation_id: str, file_name: str, content: bytes) -> str:
+    """Stores the file and returns its URL, the same for the same invocation and name: a repeat replaces its file.
+
+    Raises ValueError for a bad file name and FileNotStored if the storage fails.
+    """
+    if not is_file_name(file_name):
+        raise ValueError("This can't be a file's name.")
+    token = _token(invocation_id, file_name)
+    path = f"{FOLDER}/{token}/{file_name}"
+    try:
+        _write(path, content, content_type(file_name))
+    except FileNotStored:
+        raise
+    except Exception as error:
+        raise FileNotStored("The file could not be stored.") from error
+    return f"{settings.BASE_URL}/files/{token}/{quote(file_name)}"
+
+
+def _token(invocation_id: str, file_name: str) -> str:
+    return salted_hmac("runs.tools.files", f"{invocation_id}/{file_name}", algorithm="sha256").hexdigest()
+
+
+def remove(invocation_id: str, file_name: str, urls: Iterable[str]) -> None:
+    """Removes a call's file for good: where it lies by its recorded address, for SECRET_KEY may have changed since,
+    and where an attempt that was not recorded has put it. Raises Unavailable.
+    """
+    if not is_file_name(file_name):
+        return
+    tokens = {_token(invocation_id, file_name)}
+    for url in urls:
+        token, _, name = urlsplit(url).path.rpartition("/files/")[2].partition("/")
+        if TOKEN_PATTERN.fullmatch(token) and unquote(name) == file_name:
+            tokens.add(token)
+    try:
+        for token in tokens:
+            default_storage.delete(f"{FOLDER}/{token}/{file_name}")
+            # An empty folder on a disk; no such thing in an object storage, and no harm if it is not empty.
+            with contextlib.suppress(OSError):
+                default_storage.delete(f"{FOLDER}/{token}")
+    except Exception as error:
+        raise Unavailable("The file storage is not available at the moment; try again.") from error
+
+
+def content_type(file_name: str) -> str:
+    """By the name's ending; what is not known is bytes."""
+    return CONTENT_TYPES.get(file_name.rpartition(".")[2].lower(), "application/octet-stream")
+
+
+def _write(path: str, content: bytes, kind: str) -> None:
+    for _ in range(WRITE_ATTEMPTS):
+        # What an earlier attempt left may be half a file, so it is never taken for granted.
+        if default_storage.exists(path):
+            default_storage.delete(path)
+        file = ContentFile(content)
+        file.content_type = kind  # type: ignore[attr-defined]  # S3 keeps it with the object
+        saved = default_storage.save(path, file)
+        if saved == path:
+            return
+        # Another attempt at the same call wrote in between, and the storage chose another name.
+        default_storage.delete(saved)
+    raise FileNotStored("The file is being written by another attempt.")
+
+
+def serve_file(request: HttpRequest, token: str, file_name: str) -> HttpResponseBase:
+    """``GET /files/{token}/{fileName}``: always a download, never a page in our origin."""
+    if request.method not in ("GET", "HEAD"):
+        return JsonResponse(envelope_for(405), status=405, headers={"Allow": "GET, HEAD"})
+    if not TOKEN_PATTERN.fullmatch(token) or not is_file_name(file_name):
+        return JsonResponse(envelope_for(404), status=404)
+    try:
+        with storage_errors():
+            file = default_storage.open(f"{FOLDER}/{token}/{file_name}")
+    except FileNotFoundError:
+        return JsonResponse(envelope_for(404), status=404)
+    except Unavailable as error:
+        return JsonResponse(envelope(error.code, error.message), status=error.status)
+    return FileResponse(
+        file,
+        as_attachment=True,
+        filename=file_name,
+        content_type=content_type(file_name),
+        headers={
+            "Cache-Control": f"private, max-age={settings.TOOL_FILE_MAX_AGE_SECONDS}",
+            "Content-Security-Policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'",
+            "X-Content-Type-Options": "nosniff",
+        },
+    )
