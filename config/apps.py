@@ -9,6 +9,7 @@ class PlatformConfig(AppConfig):
     verbose_name = "Platform"
 
     def ready(self) -> None:
+        import config.queue.publisher  # noqa: F401  (it sends the metrics that the process counts)
         from config import checks
         from config.telemetry import logs, sentry, tracing
 

@@ -1,13 +1,12 @@
-"""Figures of this process, on their way to the one place where those of all processes are summed: a hash in Redis.
+"""Metrics of this process, and their way to the one place where those of all processes are summed: a hash in Redis.
 
-Web, stream and worker processes on any number of machines count in memory, and a thread of each adds what has gathered
-to Redis now and then; ``metrics_page.py`` shows the sums (docs/decisions/0004 says why). Counting never raises, waits
-for no network and costs about a microsecond. Label values must come from a set that callers can't enlarge.
+Web, stream and worker processes on any number of machines count in memory. The queue's publisher thread of each process
+adds what was counted to Redis; ``config.api.metrics_page`` shows the sums (docs/decisions/0004). Counting never raises,
+waits for no network and costs about a microsecond. Label values must come from a set that callers cannot enlarge.
 """
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
 import os
@@ -19,18 +18,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis
-from django.conf import settings
 
 from config.redis import client as redis_client
 
 logger = logging.getLogger(__name__)
 
 PREFIX = "agents_"
-# Hashes in Redis: sums by field, newest values by field, and per process what only it knows, with a time.
+# Hashes in Redis: sums by field, newest values by field, and the values of each process with their time.
 SUMS, LATEST, PROCESSES = "metrics:sums", "metrics:latest", "metrics:processes"
 SEPARATOR = "\t"
 BUCKET, TOTAL = "le", "sum"
-# A process that has not reported for so long is no more.
+# A process that has not reported for this time counts as ended.
 PROCESS_SECONDS = 60.0
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
@@ -39,7 +37,7 @@ Key = tuple[str, ...]
 
 
 class Recorder:
-    """What this process has counted and not handed in yet."""
+    """What this process counted since its last flush."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -47,29 +45,30 @@ class Recorder:
         self.latest: dict[Key, float] = {}
         self.gauges: dict[str, Callable[[], float]] = {}
         self.pid = 0
-        self.wake = threading.Event()
+        self.asked = False
+        # Called once there is something to flush, and again only after a flush. The queue's publisher sets it.
+        self.ask: Callable[[], None] = lambda: None
 
     def add(self, *amounts: tuple[Key, float]) -> None:
-        if self.pid != os.getpid():
-            self._start()
         with self.lock:
+            self._ask()
             for key, amount in amounts:
                 self.sums[key] = self.sums.get(key, 0.0) + amount
 
     def put(self, key: Key, value: float) -> None:
-        if self.pid != os.getpid():
-            self._start()
         with self.lock:
+            self._ask()
             self.latest[key] = value
 
     def watch(self, name: str, value: Callable[[], float]) -> None:
-        if self.pid != os.getpid():
-            self._start()
-        self.gauges[name] = value
+        with self.lock:
+            self._ask()
+            self.gauges[name] = value
 
     def flush(self) -> bool:
-        """Hand in what has gathered; False if Redis did not take it, and it is kept for the next time."""
+        """Add what was counted to the sums. False if Redis did not take it; it is kept for the next flush."""
         with self.lock:
+            self.asked = False
             sums, self.sums = self.sums, {}
             latest, self.latest = self.latest, {}
         try:
@@ -88,30 +87,23 @@ class Recorder:
                 for key, amount in sums.items():
                     self.sums[key] = self.sums.get(key, 0.0) + amount
                 self.latest = latest | self.latest
-            logger.debug("figures wait for Redis (%s)", type(error).__name__)
+            logger.debug("metrics wait for Redis (%s)", type(error).__name__)
             return False
+        finally:
+            with self.lock:
+                if self.sums or self.latest or self.gauges:  # gauges also say that this process is alive
+                    self._ask()
         return True
 
-    def _start(self) -> None:
-        with self.lock:
-            if self.pid == os.getpid():
-                return
-            if self.pid:  # a fork takes its parent's figures along, which the parent hands in itself
-                self.sums, self.latest = {}, {}
-            self.pid = os.getpid()
-            threading.Thread(target=self._run, name="metrics", daemon=True).start()
-            atexit.register(self._leave)
-
-    def _run(self) -> None:
-        while not self.wake.wait(settings.METRICS_FLUSH_SECONDS):
-            self.flush()
-
-    def _leave(self) -> None:
-        """At the process's end: the last seconds count too."""
-        self.wake.set()
+    def _ask(self) -> None:
+        """Under the lock: have the first value since the last flush sent."""
         if self.pid != os.getpid():
-            return
-        self.flush()
+            if self.pid:  # the parent of a fork sends its own metrics itself
+                self.sums, self.latest = {}, {}
+            self.pid, self.asked = os.getpid(), False
+        if not self.asked:
+            self.asked = True
+            self.ask()
 
 
 recorder = Recorder()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from django.db import transaction
 
 from config.queue import nudges
+from config.queue.publisher import Publisher
 from config.telemetry import logs
 
 # As it is before a fixture of all tests replaces it.
@@ -40,7 +42,8 @@ def fake(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fak
     fake = FakeBroker()
     monkeypatch.setattr(nudges, "nudge", NUDGE)
     monkeypatch.setattr(nudges, "current_app", fake)
-    monkeypatch.setattr(nudges, "publisher", nudges.Publisher())
+    monkeypatch.setattr(nudges, "publisher", Publisher())
+    monkeypatch.setattr(nudges, "source", replace(nudges.source))
     return fake
 
 
@@ -105,7 +108,7 @@ def test_after_a_failure_nothing_is_sent_for_a_while(fake, caplog):
     assert fake.sent == []
     assert "ConnectionError" in caplog.text
     assert "secret" not in caplog.text
-    nudges.publisher.paused_until = 0.0
+    nudges.source.paused_until = 0.0
     nudges.nudge("execute", "run_c")
     flush()
     assert fake.sent == [("execute", ("run_c",), None)]
