@@ -1,4 +1,4 @@
-# What a developer and the checks do, each as one command. Needs make, git and a Python of at least 3.11.
+# The commands of developers and of CI. They need make, git and Python 3.11 or newer.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -7,39 +7,39 @@ MAKEFLAGS += --no-print-directory
 VENV ?= .venv
 PY := $(VENV)/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# On a machine that others use too, a failed test may be tried again: make test RERUNS=1. The closing line counts such tries.
+# On a shared machine, failed tests can be run again: make test RERUNS=1. The last line counts the reruns.
 RERUNS ?= 0
 PYTEST := $(PY) -m pytest -p no:cacheprovider --reruns $(RERUNS)
-# One file's tests stay together, so that the real processes of a module are started once; in the order of tests/conftest.py.
+# The tests of one file run in one worker, so that the processes of a module start once. tests/conftest.py sets the order.
 PARALLEL ?= -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: FORCE help run test test-services test-faults check lint types contracts format schema bench clean venv
 
-help: ## What there is to make
+help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 RUNNING := $(VENV)/.running-$(or $(PORT),8000)
 
 run: $(RUNNING) ## Run the whole service on 127.0.0.1:$PORT (8000), state under var/
 
-# An interrupt that reaches make alone is not passed on; make deletes the target instead, and the program watches for that.
+# make does not pass on an interrupt that it alone receives. It deletes this target instead, and the program watches the file.
 $(RUNNING): $(VENV)/.installed FORCE
 	@RUNNING_FILE=$@ $(PY) -m config.laptop
 
 FORCE:
 
-test: $(VENV)/.installed-dev ## The fast tests: SQLite and a broker of their own
+test: $(VENV)/.installed-dev ## Run the fast tests, on SQLite and an embedded broker
 	@$(PYTEST) -q $(PARALLEL) -m "not services and not faults and not slow"
 
-test-services: $(VENV)/.installed-dev ## Every test, on PostgreSQL and a Redis-compatible server, started and thrown away
+test-services: $(VENV)/.installed-dev ## Run all tests, on a temporary PostgreSQL and Redis-compatible server
 	@$(PY) -m tests.stack.run_services $(PYTEST) -q $(PARALLEL) -m "not faults"; rest=$$?; \
 	$(MAKE) test-faults && exit $$rest
 
-# One after the other: each has several processes of its own to break, and some look at how long things take.
-test-faults: $(VENV)/.installed-dev ## Those that kill, stop and starve real processes, one after the other
+# Without parallel workers: each test starts and stops several processes, and some tests measure time.
+test-faults: $(VENV)/.installed-dev ## Run the tests that kill, stop and slow down real processes
 	@$(PY) -m tests.stack.run_services $(PYTEST) -q -m faults --durations=10
 
-check: ## Lint, types, import rules, migrations, settings, API schema
+check: ## Check lint, types, import rules, migrations, settings, API schema
 	@$(MAKE) -k lint types contracts
 
 lint: $(VENV)/.installed-dev
@@ -49,7 +49,7 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	@VAR_DIR=$(CHECK_VAR) $(VENV)/bin/mypy --no-error-summary
 
-# Settings as in production; every value is made up.
+# Settings as in production; the values are examples.
 CHECK_VAR := var/check
 DEPLOYED = env VAR_DIR=$(CHECK_VAR) DEBUG=0 BASE_URL=https://agents.example.com ALLOWED_HOSTS=agents.example.com \
 	SECRET_KEY="$$($(PY) -c 'import secrets; print(secrets.token_urlsafe(64))')" \
@@ -67,23 +67,23 @@ contracts: $(VENV)/.installed-dev
 
 DOCUMENT := BASE_URL=http://127.0.0.1:8000 $(PY) manage.py spectacular --format openapi-json
 
-schema: $(VENV)/.installed-dev ## Write docs/openapi.json anew
+schema: $(VENV)/.installed-dev ## Generate docs/openapi.json
 	@VAR_DIR=$(CHECK_VAR) $(DOCUMENT) --file docs/openapi.json
 
-format: $(VENV)/.installed-dev ## Put the code in the house's format
+format: $(VENV)/.installed-dev ## Format the code
 	@$(VENV)/bin/ruff check --quiet --fix-only .
 	@$(VENV)/bin/ruff format --quiet .
 
-bench: $(VENV)/.installed-dev ## The README's figures, measured here
+bench: $(VENV)/.installed-dev ## Run the benchmarks of the README
 	@$(PY) -m tests.stack.run_services $(PY) -m benchmarks
 
-clean: ## Remove the virtual environment and caches; var/ (your data) stays
+clean: ## Remove the virtual environment and caches; keep var/ (your data)
 	@rm -rf $(VENV) var/check .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .grimp_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- the virtual environment -----------------------------------------------------------------------------------------
-# Modules are compiled when first imported (--no-compile): most of what the packages bring never is.
-# A Python counts if it runs (shims of version managers may not), is new enough and can make virtual environments.
+# --no-compile: Python compiles a module at its first import. Most modules of the packages are never imported.
+# A Python is usable if it starts (shims of version managers may not), is new enough and can make virtual environments.
 USABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 venv: $(VENV)/.installed-dev
@@ -100,9 +100,9 @@ $(VENV)/.created:
 	echo "Install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; exit 1
 
 $(VENV)/.installed: requirements.txt | $(VENV)/.created
-	@echo "Installing what requirements.txt pins (once; about a minute)"
+	@echo "Installing the packages of requirements.txt (once; about a minute)"
 	@$(PY) -m pip install --quiet --no-compile -r requirements.txt && touch $@
 
 $(VENV)/.installed-dev: requirements.txt requirements-dev.txt | $(VENV)/.created
-	@echo "Installing what requirements-dev.txt pins"
+	@echo "Installing the packages of requirements-dev.txt"
 	@$(PY) -m pip install --quiet --no-compile -r requirements-dev.txt && touch $@ $(VENV)/.installed

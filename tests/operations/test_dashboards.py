@@ -97,7 +97,7 @@ def test_every_metric_is_explained_and_shown(labels_of):
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
 def test_what_to_do_is_written_for_every_alert(rule):
-    section = re.search(rf"^### {rule['alert']}\n(.+)", OPERATIONS, re.M)
+    section = re.search(rf"^### {rule['alert']}\n(.+?)(?=^#|\Z)", OPERATIONS, re.M | re.S)
     assert section
     assert len(section[1]) > 100
     assert rule["annotations"]["summary"]
