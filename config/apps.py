@@ -9,7 +9,9 @@ class PlatformConfig(AppConfig):
     verbose_name = "Platform"
 
     def ready(self) -> None:
-        import config.queue.publisher  # noqa: F401  (it sends the metrics that the process counts)
+        # jobs declares metrics that every process can show; publisher sends what the process counts.
+        import config.queue.jobs
+        import config.queue.publisher  # noqa: F401
         from config import checks
         from config.telemetry import logs, sentry, tracing
 

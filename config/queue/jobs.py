@@ -1,11 +1,7 @@
-"""What beat's jobs have in common: they work in batches, end early when the worker stops, and say how they went.
-
-A job may be started twice at once, or broken off anywhere: each batch is a transaction that skips what another holds.
-"""
+"""What the jobs of beat have in common: they are counted, and they end early when the worker stops."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +11,10 @@ from config.database import batches
 from config.kernel import clock
 from config.telemetry import metrics
 
-logger = logging.getLogger(__name__)
-
-rows_done = metrics.Counter("housekeeping_rows", "Rows that housekeeping has seen to.", ["job"])
-failures = metrics.Counter("housekeeping_failures", "Housekeeping jobs that broke.", ["job"])
+rows_done = metrics.Counter("housekeeping_rows", "Rows that housekeeping processed.", ["job"])
+failures = metrics.Counter("housekeeping_failures", "Housekeeping jobs that failed.", ["job"])
 last_success = metrics.Latest(
-    "housekeeping_last_success_timestamp_seconds", "When the job last ended well, in seconds since the epoch.", ["job"]
+    "housekeeping_last_success_timestamp_seconds", "When the job last succeeded, in seconds since the epoch.", ["job"]
 )
 
 

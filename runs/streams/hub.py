@@ -19,8 +19,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import redis
 from django.conf import settings
-from django.db import InterfaceError, OperationalError, connection
 
+from config.database.retry import persist
 from config.queue import wakeups
 from config.redis import async_client
 from runs import metrics
@@ -202,15 +202,8 @@ class Hub:
         self.threads.shutdown(wait=False, cancel_futures=True)
 
     async def ask(self, query: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a query on a thread; again and again while the database is away."""
-        while True:
-            try:
-                return await asyncio.get_running_loop().run_in_executor(
-                    self.threads, lambda: attempt(query, *args, **kwargs)
-                )
-            except (OperationalError, InterfaceError) as error:
-                logger.warning("streams wait for the database (%s)", type(error).__name__)
-            await asyncio.sleep(RETRY_SECONDS)
+        """Run a query on a thread; repeated while the database is away."""
+        return await persist(self.threads, query, *args, **kwargs)
 
     async def _keep_up(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         while True:
@@ -318,11 +311,3 @@ class Hub:
                 revoked = opening.key_id is not None and opening.key_id not in keys
                 if expired or revoked or opening.user_id not in users:
                     stream.close()
-
-
-def attempt(query: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    try:
-        return query(*args, **kwargs)
-    except (OperationalError, InterfaceError):
-        connection.close()
-        raise

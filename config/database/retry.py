@@ -1,0 +1,55 @@
+"""Steps that are repeated while the database is away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import random
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from django.db import InterfaceError, OperationalError, connection
+
+logger = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# What Django raises when the connection is lost or cannot be made.
+AWAY = (OperationalError, InterfaceError)
+WAIT_SECONDS, WAIT_SECONDS_MAX = 0.05, 2.0
+
+
+def attempt(step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """``step`` on this thread's connection, which is dropped if it failed so, and made new by a later step. Raises what
+    ``step`` raises.
+    """
+    try:
+        return step(*args, **kwargs)
+    except AWAY:
+        connection.close()
+        raise
+
+
+async def persist(threads: Executor, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """``step`` on one of ``threads``, repeated while the database is away, with growing waits.
+
+    A try is never abandoned half-way: a cancel waits for the one that is running. It logs under the caller's context.
+    """
+    wait = WAIT_SECONDS
+    while True:
+        work = partial(contextvars.copy_context().run, partial(attempt, step, *args, **kwargs))
+        future = asyncio.get_running_loop().run_in_executor(threads, work)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait([future])
+            if not future.cancelled():
+                future.exception()
+            raise
+        except AWAY as error:
+            logger.warning("the database did not answer (%s); trying again", type(error).__name__)
+        await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311
+        wait = min(wait * 2, WAIT_SECONDS_MAX)
