@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError, OperationalError, connection
 
-from config.outbound.loop import allow_files, outbound
+from config.outbound.loop import allow_files, shared
 from config.queue import nudges
 from webhooks import claims, sender, transitions
 from webhooks.outbox import DELIVER
@@ -114,7 +114,7 @@ class Dispatcher:
         found, left = claims.take_due(self._in_flight)
         if found:
             self._in_flight += len(found)
-            outbound.submit(self._send(found))
+            shared.submit(self._send(found))
         if left and not found:
             self._pass_on()
         return bool(found)

@@ -40,7 +40,7 @@ from config.outbound.addresses import (
     find_targets,
     resolve,
 )
-from config.outbound.loop import outbound
+from config.outbound.loop import shared
 
 __all__ = ["AddressRefused", "Answer", "RequestFailed", "RequestTimedOut", "asend", "check_url", "send"]
 
@@ -92,7 +92,7 @@ def check_url(url: str, allow_private: bool, *, https_only: bool = False, timeou
 
 def send(method: str, url: str, **options: Any) -> Answer:
     """``asend`` for a thread: blocks until the process's loop of outbound requests has done it."""
-    return outbound.submit(asend(method, url, **options)).result()
+    return shared.submit(asend(method, url, **options)).result()
 
 
 async def asend(
@@ -244,9 +244,9 @@ async def _close() -> None:
 @atexit.register
 def _leave() -> None:
     """aiohttp complains of sessions that are left open."""
-    if outbound.loop in _sessions and outbound.pid == os.getpid():
+    if shared.loop in _sessions and shared.pid == os.getpid():
         with contextlib.suppress(TimeoutError):
-            outbound.submit(_close()).result(LEAVE_SECONDS)
+            shared.submit(_close()).result(LEAVE_SECONDS)
 
 
 @lru_cache(maxsize=16)

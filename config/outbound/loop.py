@@ -1,8 +1,9 @@
-"""What waits on the network beside a process's own work: one event loop, and room for its sockets."""
+"""The process's event loop for work that waits on the network, and room for its sockets."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
 import threading
@@ -11,6 +12,10 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+FILES_MAX = 65536
+# Files that a process opens beside the connections it plans for.
+OTHER_FILES = 256
 
 
 class Loop:
@@ -31,14 +36,15 @@ class Loop:
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
 
-# Of requests to addresses that users and staff name.
-outbound = Loop("outbound")
+# Outbound requests of every kind, and the streams of a web process.
+shared = Loop("event-loop")
 
 
-def allow_files(wanted: int) -> None:
-    """Each connection is an open file: raise this process's limit towards what the system allows."""
+def allow_files(wanted: int | None = None) -> None:
+    """Each connection is an open file: raise this process's limit to ``wanted``, or as far as allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    enough = wanted + 256
-    if soft != resource.RLIM_INFINITY and soft < enough:
-        limit = enough if hard == resource.RLIM_INFINITY else min(enough, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
+    highest = FILES_MAX if hard == resource.RLIM_INFINITY else hard
+    limit = highest if wanted is None else min(wanted + OTHER_FILES, highest)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

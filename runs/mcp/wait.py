@@ -17,6 +17,7 @@ from typing import Any
 from django.conf import settings
 from django.db import connection
 
+from config.outbound.loop import shared
 from runs.models import FINAL_RUN_STATUSES, RunStatus
 from runs.streams.hub import Opening
 from runs.streams.servers import background
@@ -65,7 +66,7 @@ def follow(opening: Opening, seconds: float) -> Generator[Event | None, None, No
     if not connection.in_atomic_block:
         connection.close()
     chunks: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-    listening = background.submit(_listen(opening, chunks))
+    listening = shared.submit(_listen(opening, chunks))
     try:
         while (left := deadline - time.monotonic()) > 0:
             try:

@@ -8,12 +8,10 @@ import asyncio
 import contextlib
 import io
 import re
-import resource
 import socket
 import ssl
-import threading
-from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from django.conf import settings
@@ -23,6 +21,7 @@ from django.db import close_old_connections
 from django.http import HttpResponse, HttpResponseBase
 
 from config.api.errors import error_response
+from config.outbound.loop import allow_files, shared
 from runs.streams.hub import Hub, Opening, Stream
 from runs.streams.views import StreamResponse
 
@@ -76,7 +75,7 @@ class Application:
             await self.django(scope, bounded, send)
 
     async def live(self, receive: Any, send: Any) -> None:
-        allow_many_connections()
+        allow_files()
         while (await receive())["type"] != "lifespan.shutdown":
             await send({"type": "lifespan.startup.complete"})
         if self.hub is not None:
@@ -152,15 +151,6 @@ async def close_when_client_leaves(receive: Any, stream: Stream) -> None:
     stream.close()
 
 
-def allow_many_connections() -> None:
-    """Each connection is an open file, of which a process may often have 1,024 unless it asks for more."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = hard if hard != resource.RLIM_INFINITY else 65536
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
 def refusal_of(response: StreamResponse) -> HttpResponse:
     """503 in place of a stream for which there is no room."""
     refusal = error_response(503)
@@ -178,30 +168,20 @@ class HandedOver(Exception):
 
 
 class Background:
-    """An event loop with a hub, on one thread for all streams of a process; started by the first."""
+    """The hub of a process that answers on threads: its streams are coroutines on the process's event loop."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.loop: asyncio.AbstractEventLoop | None = None
         self.hub: Hub | None = None
 
     def has_room(self) -> bool:
         return self.hub is None or self.hub.count < settings.STREAM_CONNECTIONS_MAX
 
     def adopt(self, connection: socket.socket, head: bytes, opening: Opening) -> None:
-        """Send ``head`` and then the stream on ``connection``, which is this object's from now on."""
-        self.submit(self._serve(connection, head, opening))
-
-    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run ``work`` on the loop; for any thread."""
-        with self.lock:
-            if self.loop is None:
-                self.loop = asyncio.new_event_loop()
-                threading.Thread(target=self.loop.run_forever, name="streams", daemon=True).start()
-        return asyncio.run_coroutine_threadsafe(work, self.loop)
+        """Send ``head`` and then the stream on ``connection``, which belongs to this object from now on."""
+        shared.submit(self._serve(connection, head, opening))
 
     def join(self, opening: Opening) -> Stream:
-        """For the loop alone."""
+        """On the event loop only."""
         self.hub = self.hub or Hub()
         return self.hub.join(opening)
 
@@ -236,7 +216,7 @@ background = Background()
 def hand_over_streams(application: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:
     """``application`` for a server that gives its socket as ``gunicorn.socket`` and takes ``HandedOver`` for an
     answer."""
-    allow_many_connections()
+    allow_files()
 
     def with_streams(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         given: list[Any] = []

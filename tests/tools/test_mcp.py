@@ -14,7 +14,7 @@ import pytest
 from django.test import override_settings
 
 from config.outbound import addresses
-from config.outbound.loop import outbound
+from config.outbound.loop import shared
 from runs.tools import ToolDefinition, ToolFailure, ToolResult, call_tool
 from tests.stack.process import Process, free_port, python, wait_for
 from tests.tools.conftest import Server, http_tool
@@ -105,7 +105,7 @@ class TestAgainstTheSdk:
                 await asyncio.wait_for(task, 10)
 
         asyncio.run(main())
-        loop = outbound.loop
+        loop = shared.loop
         assert loop is not None
         wait_for(lambda: not [task for task in asyncio.all_tasks(loop) if "call" in repr(task.get_coro())], 10)
 

@@ -8,7 +8,7 @@ import pytest
 from django.db.models import F
 
 from config.kernel.ids import new_id
-from config.outbound.loop import outbound
+from config.outbound.loop import shared
 from tests import factories
 from tests.webhooks.receiver import Behaviour, Receiver, receiving
 from webhooks import dispatcher, outbox, sender
@@ -59,7 +59,7 @@ def deliver() -> None:
 
 def attempt(claim: Claim) -> Outcome:
     """Make it, and record nothing."""
-    return outbound.submit(sender.attempt(claim)).result()
+    return shared.submit(sender.attempt(claim)).result()
 
 
 def pass_time(seconds: float, **which) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from django.utils.module_loading import import_string
 
-from config.outbound.loop import outbound
+from config.outbound.loop import shared
 from runs.tools.base import ToolContext, ToolDefinition, ToolResult, in_thread
 
 CLIENT = "runs.tools.mcp.client.call"
@@ -20,5 +20,5 @@ CLIENT = "runs.tools.mcp.client.call"
 async def execute(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
     """Calls the server's tool. Whatever goes wrong there, and a result that says ``isError``, is ``TOOL_ERROR``."""
     call = await in_thread(context, import_string, CLIENT)
-    result: ToolResult = await asyncio.wrap_future(outbound.submit(call(definition, input, context)))
+    result: ToolResult = await asyncio.wrap_future(shared.submit(call(definition, input, context)))
     return result
