@@ -10,6 +10,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # On a shared machine, failed tests can be run again: make test RERUNS=1. The last line counts the reruns.
 RERUNS ?= 0
 PYTEST := $(PY) -m pytest -p no:cacheprovider --reruns $(RERUNS)
+# make test COVERAGE=1 measures the branches of the product's code that the fast tests execute, and fails below the floor
+# of pyproject.toml. The floor is raised when more is covered, and never lowered.
+COVERED := $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 # The tests of one file run in one worker, so that the processes of a module start once. tests/conftest.py sets the order.
 PARALLEL ?= -n auto --dist loadfile --no-loadscope-reorder
 
@@ -29,7 +32,7 @@ $(RUNNING): $(VENV)/.installed FORCE
 FORCE:
 
 test: $(VENV)/.installed-dev ## Run the fast tests, on SQLite and an embedded broker
-	@$(PYTEST) -q $(PARALLEL) -m "not services and not faults and not slow"
+	@$(PYTEST) -q $(PARALLEL) $(COVERED) -m "not services and not faults and not slow"
 
 test-services: $(VENV)/.installed-dev ## Run all tests, on a temporary PostgreSQL and Redis-compatible server
 	@$(PY) -m tests.stack.run_services $(PYTEST) -q $(PARALLEL) -m "not faults"; rest=$$?; \
