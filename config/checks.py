@@ -58,6 +58,10 @@ def check_environment(app_configs: Any = None, **kwargs: Any) -> list[CheckMessa
         if getattr(settings, name) and not is_installed(package):
             hint = f"Install what it needs, or leave {name} out: pip install -r requirements-observability.txt"
             wrong(10, f"{name} is set, but its packages are not installed.", hint)
+    found += [
+        Warning(f"{old} is an old name.", hint=f"Use {new} instead; its values are the same.", id="api.W020")
+        for old, new in settings.ENV.renamed
+    ]
     return found
 
 
@@ -65,7 +69,7 @@ def refuse_what_is_wrong() -> None:
     """For processes that serve: better not at all than by a default in place of what was meant. Raises
     ImproperlyConfigured, naming each variable and its remedy.
     """
-    if found := [f"{problem.msg} {problem.hint}" for problem in check_environment()]:
+    if found := [f"{error.msg} {error.hint}" for error in check_environment() if error.is_serious()]:
         raise ImproperlyConfigured("\n".join(found))
 
 

@@ -21,6 +21,15 @@ class Env:
 
     problems: list[tuple[str, str]] = field(default_factory=list)
     known: dict[str, object] = field(default_factory=dict)
+    # Old names of variables that were set, as (old name, new name); a system check warns of them.
+    renamed: list[tuple[str, str]] = field(default_factory=list)
+
+    def moved(self, old: str, new: str) -> str:
+        """The name to read: ``new``, or ``old`` where only that one is set."""
+        if old in os.environ and new not in os.environ:
+            self.renamed.append((old, new))
+            return old
+        return new
 
     def text(self, name: str, default: str = "", choices: tuple[str, ...] = ()) -> str:
         value = os.environ.get(name, default).strip()

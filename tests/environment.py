@@ -16,7 +16,7 @@ if os.environ.get("TEST_DATABASE_URL"):
 if os.environ.get("TEST_REDIS_URL"):
     os.environ["REDIS_URL"] = own_database(os.environ["TEST_REDIS_URL"])
 # Receivers and model servers of the tests listen on loopback.
-os.environ.setdefault("WEBHOOK_ALLOW_PRIVATE", "1")
+os.environ.setdefault("OUTBOUND_ALLOW_PRIVATE", "1")
 # A shared Redis would count the users of side-by-side tests together; tests of the limits set their own.
 for _name in ("RATE_LIMIT_SESSION", "RATE_LIMIT_PUBLIC", "RATE_LIMIT_RUN_STARTS", "RATE_LIMIT_UNAUTHENTICATED"):
     os.environ.setdefault(_name, "1000000")

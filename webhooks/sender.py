@@ -74,10 +74,10 @@ async def _send(claim: Claim, milliseconds: int) -> client.Answer:
         claim.url,
         headers={**headers, "Content-Type": "application/json", "User-Agent": USER_AGENT},
         body=claim.body,
-        connect_timeout=settings.WEBHOOK_CONNECT_TIMEOUT_SECONDS,
+        connect_timeout=settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS,
         total_timeout=settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS,
         max_bytes=settings.WEBHOOK_ANSWER_MAX_BYTES,
-        allow_private=settings.WEBHOOK_ALLOW_PRIVATE,
-        https_only=not settings.WEBHOOK_ALLOW_PRIVATE,
+        allow_private=settings.OUTBOUND_ALLOW_PRIVATE,
+        https_only=not settings.OUTBOUND_ALLOW_PRIVATE,
         reuse=True,
     )

@@ -25,11 +25,11 @@ def check_url(url: str) -> None:
 
     Looks the host up on the network, for a bounded time: no transaction may be open.
     """
-    private = settings.WEBHOOK_ALLOW_PRIVATE
+    private = settings.OUTBOUND_ALLOW_PRIVATE
     try:
         if "#" in url:
             raise ValueError("The URL must not hold a fragment.")
-        client.check_url(url, private, https_only=not private, timeout=settings.WEBHOOK_CONNECT_TIMEOUT_SECONDS)
+        client.check_url(url, private, https_only=not private, timeout=settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS)
     except (client.AddressRefused, ValueError) as error:
         raise ValidationFailed({"url": [str(error)]}) from None
 

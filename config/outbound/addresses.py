@@ -137,7 +137,7 @@ def _look_up(host: str, port: int) -> Future[list[Target]]:
     with _lock:
         if key in _under_way:
             return _under_way[key]
-        if len(_under_way) >= settings.WEBHOOK_LOOKUPS_MAX:
+        if len(_under_way) >= settings.OUTBOUND_LOOKUPS_MAX:
             raise LookupFailed(NOT_IN_TIME)
         _under_way[key] = answer
 

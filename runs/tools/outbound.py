@@ -25,10 +25,10 @@ def send(
             url,
             headers={"User-Agent": USER_AGENT, **headers},
             body=body,
-            connect_timeout=settings.WEBHOOK_CONNECT_TIMEOUT_SECONDS,
+            connect_timeout=settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS,
             total_timeout=timeout_seconds,
             max_bytes=settings.TOOL_ANSWER_MAX_BYTES,
-            allow_private=settings.WEBHOOK_ALLOW_PRIVATE,
+            allow_private=settings.OUTBOUND_ALLOW_PRIVATE,
         )
     except client.RequestTimedOut as error:
         raise ToolFailure(TOOL_TIMEOUT, str(error)) from None

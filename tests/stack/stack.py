@@ -116,7 +116,7 @@ class Stack:
             "BASE_URL": self.url,
             "LOG_LEVEL": "INFO",
             "PYTHONUNBUFFERED": "1",
-            "WEBHOOK_ALLOW_PRIVATE": "1",
+            "OUTBOUND_ALLOW_PRIVATE": "1",
             "WEB_WORKERS": "1",
             "RATE_LIMIT_SESSION": "0",
             "RATE_LIMIT_PUBLIC": "0",

@@ -117,7 +117,7 @@ def test_every_hop_is_checked_for_private_addresses(call, server, monkeypatch):
         return len(checked) == 1
 
     monkeypatch.setattr(addresses, "is_public", is_public)
-    with override_settings(WEBHOOK_ALLOW_PRIVATE=False):
+    with override_settings(OUTBOUND_ALLOW_PRIVATE=False):
         caught = failure(call, f"http://127.0.0.1:{first}/")
     assert (caught.code, "not public" in caught.message) == ("TOOL_ERROR", True)
     assert len(server.received) == 1
@@ -135,7 +135,7 @@ def test_every_hop_is_checked_for_private_addresses(call, server, monkeypatch):
     ],
 )
 def test_private_addresses_are_refused(call, url):
-    with override_settings(WEBHOOK_ALLOW_PRIVATE=False):
+    with override_settings(OUTBOUND_ALLOW_PRIVATE=False):
         assert failure(call, url).code == "TOOL_ERROR"
 
 

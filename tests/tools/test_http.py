@@ -151,7 +151,7 @@ def test_a_text_over_the_limit_is_cut_with_a_note(call, server):
 
 
 def test_a_private_address_is_refused_before_anything_is_sent(call, server):
-    with override_settings(WEBHOOK_ALLOW_PRIVATE=False):
+    with override_settings(OUTBOUND_ALLOW_PRIVATE=False):
         caught = failure(call, http_tool(server.url), {})
     assert caught.code == "TOOL_ERROR"
     assert "not public" in caught.message

@@ -126,7 +126,7 @@ class TestAgainstTheSdk:
 
 class TestAddresses:
     def test_private_addresses_are_refused(self, call, server: Server):
-        with override_settings(WEBHOOK_ALLOW_PRIVATE=False):
+        with override_settings(OUTBOUND_ALLOW_PRIVATE=False):
             for url in (f"{server.url}/mcp", "http://[::1]:9/", "http://169.254.169.254/", "http://0177.1:9/"):
                 error = failure(call, tool(url, "add"), {})
                 assert (error.code, error.message) == ("TOOL_ERROR", "add: The host's address is not public.")
@@ -144,7 +144,7 @@ class TestAddresses:
         monkeypatch.setattr(addresses, "_getaddrinfo", answer)
         monkeypatch.setattr(addresses, "is_public", lambda address: str(address) == "127.0.0.1")
         server.status, server.body = 500, b"{}"
-        with override_settings(WEBHOOK_ALLOW_PRIVATE=False):
+        with override_settings(OUTBOUND_ALLOW_PRIVATE=False):
             error = failure(call, tool(f"http://tools.example:{port}/mcp", "add"), {})
         assert "not public" in error.message
         assert [received.headers["Host"] for received in server.received] == [f"tools.example:{port}"]
@@ -153,7 +153,7 @@ class TestAddresses:
     def test_one_private_address_among_public_ones_is_enough(self, call, monkeypatch):
         mixed = [(addresses.socket.AF_INET, (ip, 80)) for ip in ("93.184.215.14", "10.0.0.1")]
         monkeypatch.setattr(addresses, "_getaddrinfo", lambda host, port: mixed)
-        with override_settings(WEBHOOK_ALLOW_PRIVATE=False):
+        with override_settings(OUTBOUND_ALLOW_PRIVATE=False):
             assert "not public" in failure(call, tool("http://tools.example/", "add"), {}).message
 
     @pytest.mark.parametrize("url", ["ftp://x/", "http://u:p@127.0.0.1/", "nonsense", "http://", "file:///etc/passwd"])

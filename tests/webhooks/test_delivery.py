@@ -148,7 +148,7 @@ def test_refused_connection_is_a_failure(user, receiver):
 
 def test_private_address_is_refused_at_each_attempt(user, endpoint, receiver, settings):
     """Registered while private addresses were allowed; or its name leads elsewhere today."""
-    settings.WEBHOOK_ALLOW_PRIVATE = False
+    settings.OUTBOUND_ALLOW_PRIVATE = False
     type(endpoint).objects.update(url=f"https://127.0.0.1:{receiver.port}/")
     delivery = record(user)
     deliver()

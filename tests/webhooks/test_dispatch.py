@@ -212,7 +212,7 @@ def test_hanging_receivers_hold_up_nobody_else(user, receiver, receivers, runnin
 
 @pytest.mark.django_db(transaction=True)
 def test_names_that_hang_hold_up_nobody_else(user, receiver, running, monkeypatch, settings):
-    settings.WEBHOOK_CONNECT_TIMEOUT_SECONDS = settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS = 60
+    settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS = settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS = 60
     release = threading.Event()
     asked: SimpleQueue[str] = SimpleQueue()
 

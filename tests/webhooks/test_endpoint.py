@@ -152,7 +152,7 @@ def test_bad_body_is_400(session, body):
     ],
 )
 def test_without_private_addresses(session, settings, url):
-    settings.WEBHOOK_ALLOW_PRIVATE = False
+    settings.OUTBOUND_ALLOW_PRIVATE = False
     answer = post(session, url=url)
     assert answer.status_code == 400
     assert answer.json()["error"]["details"]["fields"]["url"]
@@ -160,7 +160,7 @@ def test_without_private_addresses(session, settings, url):
 
 
 def test_public_address_is_taken_without_private_addresses(session, settings):
-    settings.WEBHOOK_ALLOW_PRIVATE = False
+    settings.OUTBOUND_ALLOW_PRIVATE = False
     assert post(session, url="https://93.184.215.14/hook").status_code == 200
 
 

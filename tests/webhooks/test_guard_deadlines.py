@@ -117,7 +117,7 @@ def test_a_name_that_hangs_is_looked_up_once_at_a_time(hanging_names):
 
 
 def test_look_ups_at_a_time_are_bounded(hanging_names, settings):
-    settings.WEBHOOK_LOOKUPS_MAX = 2
+    settings.OUTBOUND_LOOKUPS_MAX = 2
     for number in range(3):
         look_up_in_vain(f"{number}.hang.example")
     assert len(hanging_names) == 2

@@ -34,7 +34,9 @@ LIST_PAGES_MAX = 20
 
 async def call(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
     """Raises ToolFailure. The time limit is the caller's, who cancels."""
-    transport = GuardedTransport(allow_private=settings.WEBHOOK_ALLOW_PRIVATE, max_bytes=settings.TOOL_ANSWER_MAX_BYTES)
+    transport = GuardedTransport(
+        allow_private=settings.OUTBOUND_ALLOW_PRIVATE, max_bytes=settings.TOOL_ANSWER_MAX_BYTES
+    )
     name = definition.remote_name or definition.name
     result: CallToolResult | None = None
     try:
@@ -64,7 +66,7 @@ def http_client(definition: ToolDefinition, context: ToolContext, transport: Gua
         "Accept-Encoding": "identity",
         "Idempotency-Key": context.invocation_id,
     }
-    timeout = httpx2.Timeout(None, connect=settings.WEBHOOK_CONNECT_TIMEOUT_SECONDS)
+    timeout = httpx2.Timeout(None, connect=settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS)
     return httpx2.AsyncClient(transport=transport, headers=headers, timeout=timeout, trust_env=False)
 
 

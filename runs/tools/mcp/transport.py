@@ -36,7 +36,7 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        limit = settings.WEBHOOK_CONNECT_TIMEOUT_SECONDS if timeout is None else timeout
+        limit = settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS if timeout is None else timeout
         begun = time.monotonic()
         targets = await resolve(host, port, allow_private=self.allow_private, timeout=limit)
         async with asyncio.timeout(max(begun + limit - time.monotonic(), 0)):
