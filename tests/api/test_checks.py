@@ -117,5 +117,6 @@ def test_what_is_no_amount(text):
 def test_an_old_name_is_read_and_named_in_a_warning(tmp_path):
     assert "api.W020" not in check(tmp_path, PRODUCTION | {"OUTBOUND_LOOKUPS_MAX": "0"})
     printed = check(tmp_path, PRODUCTION | {"WEBHOOK_LOOKUPS_MAX": "0"})
-    assert "WEBHOOK_LOOKUPS_MAX is an old name" in printed and "Use OUTBOUND_LOOKUPS_MAX" in printed
+    assert "WEBHOOK_LOOKUPS_MAX is an old name" in printed
+    assert "Use OUTBOUND_LOOKUPS_MAX" in printed
     assert "WEBHOOK_LOOKUPS_MAX: use a whole number" in printed
