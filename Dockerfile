@@ -25,5 +25,5 @@ EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 \
     CMD ["python", "-c", "import os, urllib.request; urllib.request.urlopen(f'http://127.0.0.1:{os.environ[\"PORT\"]}/livez', timeout=4)"]
 STOPSIGNAL SIGTERM
-ENTRYPOINT ["python", "-m", "config.procfile"]
+ENTRYPOINT ["python", "-m", "config.serve.procfile"]
 CMD ["web"]

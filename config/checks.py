@@ -82,7 +82,7 @@ def is_installed(package: str) -> bool:
 
 @register(Tags.security, deploy=True)
 def check_production(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
-    """What is right on a laptop and wrong in production."""
+    """What is right for local use and wrong in production."""
     found: list[CheckMessage] = []
 
     def unsafe(number: int, message: str, hint: str) -> None:

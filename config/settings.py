@@ -1,6 +1,6 @@
 """All settings, read from environment variables; README.md lists each one.
 
-What differs between a laptop and production is decided here and nowhere else. Without ``DATABASE_URL`` and
+What differs between local use and production is decided here and nowhere else. Without ``DATABASE_URL`` and
 ``REDIS_URL`` the service runs on the embedded default: SQLite and a broker of its own under ``var/``.
 """
 
@@ -14,7 +14,7 @@ import environ
 from kombu import Exchange, Queue
 
 from config.env import Env
-from config.secrets_file import secret_from_file
+from config.local.secrets import secret_from_file
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 ENV = Env()
@@ -410,7 +410,7 @@ WHITENOISE_USE_FINDERS = True
 WHITENOISE_AUTOREFRESH = DEBUG
 
 # --- security --------------------------------------------------------------------------------------------------------
-# A laptop talks plain http; production is behind TLS, so the safe values are the default wherever BASE_URL says https.
+# Local use is plain http; production is behind TLS, so the safe values are the default wherever BASE_URL says https.
 _https = BASE_URL.startswith("https://")
 SECURE_SSL_REDIRECT = ENV.flag("SECURE_SSL_REDIRECT", _https)
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if ENV.flag("TRUST_FORWARDED_PROTO", False) else None

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from django.conf import settings
 
 from config.kernel.errors import Unavailable
-from config.secrets_file import write_once
+from config.local.secrets import write_once
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Log lines: which request, run and task they belong to; JSON in production, readable on a laptop.
+"""Log lines: which request, run and task they belong to; JSON in production, plain text locally.
 
 The request id is set by the middleware, and Celery's message headers carry it into the tasks that the request starts.
 No line holds what users wrote or a secret: of unexpected exceptions only types and places are told, for their messages
@@ -102,7 +102,7 @@ class TextFormatter(SafeFormatter):
     """Time, level, logger, message, and of the ids those that there are."""
 
     def format(self, record: logging.LogRecord) -> str:
-        time = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")  # noqa: DTZ006  (a laptop's own)
+        time = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")  # noqa: DTZ006  (a developer reads local time)
         ids = {variable.name: getattr(record, variable.name, NONE) for variable in VARIABLES}
         shown = "".join(f"  {name}={value}" for name, value in ids.items() if value != NONE)
         line = f"{time} {record.levelname:<7} {record.name}: {record.getMessage()}{shown}"

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from config.api import ratelimit, session_tokens
-from config.broker_process import server_binary
+from config.local.broker import server_binary
 
 ISSUER = "https://id.example.com/"
 AUDIENCE = "agents"

@@ -88,13 +88,13 @@ def test_a_key_address_without_an_issuer_is_named(tmp_path):
     assert "Set SESSION_ISSUER" in printed
 
 
-def test_a_laptop_s_settings_are_named_for_production(tmp_path):
+def test_local_settings_are_named_for_production(tmp_path):
     printed = check(tmp_path, {"ALLOWED_HOSTS": "*", "DEBUG": "1"})
     for number in range(1, 7):
         assert f"api.W{number:03d}" in printed
 
 
-def test_a_laptop_s_settings_are_fine_on_a_laptop():
+def test_local_settings_are_right_for_local_use():
     from config.checks import check_environment
 
     assert check_environment() == []

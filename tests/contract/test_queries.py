@@ -23,7 +23,7 @@ ROWS = 20
 MOST_READING, MOST_WRITING = 5, 24
 # An operation that is not here sends an empty body.
 BODIES: dict[str, dict[str, Any]] = {
-    "POST api-keys": {"name": "laptop"},
+    "POST api-keys": {"name": "workstation"},
     "POST webhooks": {"url": "http://127.0.0.1:9/"},
     "PATCH webhooks": {"enabled": False},
     "POST chats": {"title": "A chat"},

@@ -33,7 +33,7 @@ class Deployment(Stack):
     def start_processes(self) -> None:
         assert self.redis_url
         released = subprocess.run(
-            python("-m", "config.procfile", "release"),
+            python("-m", "config.serve.procfile", "release"),
             cwd=ROOT,
             env=self.environment,
             capture_output=True,
@@ -45,7 +45,7 @@ class Deployment(Stack):
             name = self.environment["DATABASE_URL"].rpartition("/")[2]
             self.environment["DATABASE_URL"] = f"{self.through}/{name}"
         for name in ("web", "stream", *WORKERS, "beat"):
-            self.add(name, python("-m", "config.procfile", name.partition("-1")[0].partition("-2")[0]))
+            self.add(name, python("-m", "config.serve.procfile", name.partition("-1")[0].partition("-2")[0]))
         self.wait_until_all_serve()
 
     def wait_until_all_serve(self) -> None:

@@ -14,16 +14,16 @@ import requests
 
 from tests.deployed.deployment import python
 from tests.stack.process import ROOT, free_port, wait_for
-from tests.stack.test_stack import Laptop
+from tests.stack.test_stack import LocalService
 
 pytestmark = pytest.mark.stack
 
 
 def test_the_greeting_s_links_and_commands_work(tmp_path: Path) -> None:
-    laptop = Laptop(tmp_path)
+    service = LocalService(tmp_path)
     try:
-        wait_for(lambda: laptop.said("Ctrl-C stops it"), 90, "the greeting")
-        said = laptop.log.read_text()
+        wait_for(lambda: service.said("Ctrl-C stops it"), 90, "the greeting")
+        said = service.log.read_text()
         # What takes long says so before it begins.
         for earlier, later in (("Preparing the database…", "Starting the service…"), ("Starting the", "is running on")):
             assert said.index(earlier) < said.index(later)
@@ -46,10 +46,10 @@ def test_the_greeting_s_links_and_commands_work(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         assert "Hello! I am the demo model" in done.stdout
         # Lines are for people, whatever the processes.
-        assert '{"time"' not in laptop.log.read_text()
+        assert '{"time"' not in service.log.read_text()
     finally:
-        laptop.process.send_signal(signal.SIGINT)
-        laptop.process.wait(40)
+        service.process.send_signal(signal.SIGINT)
+        service.process.wait(40)
 
 
 WRONG = {"PORT": "many", "RATE_LIMIT_PUBLIC": "-1", "SESSION_AUDIENCE": "agents", "DATABASE_URL": "mysql://nowhere/x"}
@@ -91,7 +91,7 @@ def test_every_process_refuses_wrong_variables_by_name_and_with_a_remedy(tmp_pat
 
 def test_make_run_refuses_them_before_it_starts_anything(tmp_path: Path) -> None:
     answer = subprocess.run(
-        python("-m", "config.laptop"),
+        python("-m", "config.local"),
         cwd=ROOT,
         env={"PATH": os.environ["PATH"], "VAR_DIR": str(tmp_path), "PORT": "many"},
         capture_output=True,

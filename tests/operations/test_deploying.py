@@ -15,7 +15,8 @@ import pytest
 import yaml
 from django.conf import settings
 
-from config import celery, procfile
+from config import celery
+from config.serve import procfile
 from tests import node
 from tests.stack.process import ROOT
 
@@ -61,7 +62,11 @@ def test_the_release_phase_migrates():
 @pytest.mark.parametrize("arguments", [[], ["nothing"], ["web", "more"]])
 def test_an_unknown_process_is_refused_by_name(arguments):
     answer = subprocess.run(
-        [sys.executable, "-m", "config.procfile", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "config.serve.procfile", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert answer.returncode == 1
     assert all(name in answer.stderr for name in PROCESSES)
@@ -82,7 +87,7 @@ def test_the_dockerfile_has_no_fault_that_hadolint_knows():
 
 def test_the_image_s_entry_point_is_the_procfile():
     found = dict(instructions())
-    assert found["ENTRYPOINT"] == '["python", "-m", "config.procfile"]'
+    assert found["ENTRYPOINT"] == '["python", "-m", "config.serve.procfile"]'
     assert shlex.split(found["CMD"].strip("[]").replace('"', " "))[0] in PROCESSES
 
 

@@ -81,7 +81,7 @@ def test_a_json_line_says_whose_it_is(listen):
     }
 
 
-def test_a_line_on_a_laptop_is_short(listen):
+def test_a_local_line_is_short(listen):
     lines = listen(logs.TextFormatter())
     logs.run_id.set("run_1")
     logging.getLogger("runs.x").warning("hello")

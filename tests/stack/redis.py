@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import redis
 
-from config.broker_process import MISSING, server_binary, server_command
+from config.local.broker import MISSING, server_binary, server_command
 from tests.stack.process import Server, free_port, temporary_directory, wait_for
 
 DATABASES = 512

@@ -148,7 +148,7 @@ class Stack:
     def start_processes(self) -> None:
         """All that the service is made of, until it is ready."""
         if not self.redis_url:
-            self.add("broker", python("-m", "config.broker_process"))
+            self.add("broker", python("-m", "config.local.broker"))
         self.add("web", python("-m", "gunicorn", "config.wsgi", "--bind", f"127.0.0.1:{self.port}"))
         for number in range(1, self.run_workers + 1):
             self.add_worker(f"runs-{number}", "runs", concurrency=4)

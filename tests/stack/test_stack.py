@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from config.reaper import reap, signal_group
+from config.local.reaper import reap, signal_group
 from tests.stack.process import ROOT, free_port, wait_for
 from tests.stack.stack import Client, Stack
 
@@ -99,8 +99,8 @@ def test_the_reaper_ends_the_groups_it_was_told_of(tmp_path: Path) -> None:
             process.wait()
 
 
-class Laptop:
-    """``python -m config.laptop`` as ``make run`` starts it, with state of its own."""
+class LocalService:
+    """``python -m config.local`` as ``make run`` starts it, with state of its own."""
 
     def __init__(self, state: Path) -> None:
         self.port = free_port()
@@ -108,7 +108,7 @@ class Laptop:
         kept = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "REDIS_URL")}
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "config.laptop"],
+                [sys.executable, "-m", "config.local"],
                 cwd=ROOT,
                 env={**kept, "VAR_DIR": str(state / "var"), "PORT": str(self.port)},
                 stdin=subprocess.DEVNULL,
@@ -122,17 +122,17 @@ class Laptop:
         return text in self.log.read_text()
 
 
-def the_greeting_lets_a_newcomer_in(laptop: Laptop) -> None:
+def the_greeting_lets_a_newcomer_in(service: LocalService) -> None:
     """Its links answer, and the password that it shows opens the admin, once; it is kept nowhere, and another is shown
     until its user has one of their own."""
-    text, base = laptop.log.read_text(), f"http://127.0.0.1:{laptop.port}"
+    text, base = service.log.read_text(), f"http://127.0.0.1:{service.port}"
     (password,) = re.findall(r"user admin, one-time password (\S+)", text)
     with requests.Session() as browser:
         browser.trust_env = False
         for path in ("/playground", "/api/docs", "/admin/"):
             assert f"{base}{path}" in text
             assert browser.get(f"{base}{path}", timeout=20).status_code == 200
-        assert prepared(laptop)["password"]
+        assert prepared(service)["password"]
         form = {"username": "admin", "password": password, "csrfmiddlewaretoken": browser.cookies["csrftoken"]}
         answer = browser.post(f"{base}/admin/login/?next=/admin/", form, timeout=20)
         assert "Choose your own" in answer.text
@@ -140,18 +140,18 @@ def the_greeting_lets_a_newcomer_in(laptop: Laptop) -> None:
         form = {"new_password1": chosen, "new_password2": chosen, "csrfmiddlewaretoken": browser.cookies["csrftoken"]}
         answer = browser.post(answer.url, form, timeout=20)
         assert "Oldest queued run" in answer.text
-    assert prepared(laptop) == {"name": "admin", "password": None}
-    var = laptop.log.parent / "var"
+    assert prepared(service) == {"name": "admin", "password": None}
+    var = service.log.parent / "var"
     assert not [path for path in var.rglob("*") if path.is_file() and password.encode() in path.read_bytes()]
 
 
-def prepared(laptop: Laptop) -> dict[str, str | None]:
+def prepared(service: LocalService) -> dict[str, str | None]:
     """What the next start would say of the administrator."""
     environment = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "REDIS_URL")}
     again = subprocess.run(
-        [sys.executable, "-m", "config.laptop", "prepare"],
+        [sys.executable, "-m", "config.local", "prepare"],
         cwd=ROOT,
-        env={**environment, "VAR_DIR": str(laptop.log.parent / "var"), "PORT": str(laptop.port)},
+        env={**environment, "VAR_DIR": str(service.log.parent / "var"), "PORT": str(service.port)},
         capture_output=True,
         text=True,
         check=True,
@@ -165,21 +165,21 @@ def prepared(laptop: Laptop) -> dict[str, str | None]:
 def test_make_run_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
     import psutil
 
-    laptop = Laptop(tmp_path)
+    service = LocalService(tmp_path)
     children: list[psutil.Process] = []
     try:
-        wait_for(lambda: laptop.said("Ctrl-C stops it"), 90, "the greeting")
-        children = psutil.Process(laptop.process.pid).children(recursive=True)
+        wait_for(lambda: service.said("Ctrl-C stops it"), 90, "the greeting")
+        children = psutil.Process(service.process.pid).children(recursive=True)
         assert len(children) >= 5
         if number == signal.SIGINT:
-            the_greeting_lets_a_newcomer_in(laptop)
-        laptop.process.send_signal(number)
-        assert laptop.process.wait(40) == {signal.SIGINT: 0, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
+            the_greeting_lets_a_newcomer_in(service)
+        service.process.send_signal(number)
+        assert service.process.wait(40) == {signal.SIGINT: 0, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
         psutil.wait_procs(children, timeout=20)
         assert [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE] == []
     finally:
         for child in children:
             if child.is_running():
                 child.kill()
-        laptop.process.kill()
-        laptop.process.wait()
+        service.process.kill()
+        service.process.wait()

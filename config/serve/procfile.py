@@ -1,4 +1,5 @@
-"""``python -m config.procfile NAME``: become the process that the Procfile calls so, where nothing reads Procfiles.
+"""``python -m config.serve.procfile NAME``: become the process of that name in the Procfile.
+
 
 The container image's entry point, so that its processes are the Procfile's and can't differ.
 """
@@ -9,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def processes(path: Path = ROOT / "Procfile") -> dict[str, str]:
@@ -21,7 +22,7 @@ def processes(path: Path = ROOT / "Procfile") -> dict[str, str]:
 def main(arguments: list[str]) -> None:
     found = processes()
     if len(arguments) != 1 or arguments[0] not in found:
-        sys.exit(f"usage: python -m config.procfile {{{','.join(found)}}}")
+        sys.exit(f"usage: python -m config.serve.procfile {{{','.join(found)}}}")
     os.chdir(ROOT)
     os.execvp("sh", ["sh", "-c", found[arguments[0]]])  # noqa: S606, S607
 

@@ -2,7 +2,7 @@
 
 Starts each process, prefixes its output, greets once the service answers, and stops everything it started when it is
 told to (Ctrl-C, SIGTERM, SIGHUP), when one of the processes ends, or when ``make`` is gone. A process that ends is not
-restarted: on a laptop that is a fault to look at, and a half-running service would hide it. Production uses the
+restarted: locally that is a fault to look at, and a half-running service would hide it. Production uses the
 Procfile and a real supervisor.
 """
 
@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from config import settings
-from config.broker_process import MISSING, server_binary
-from config.reaper import Reaper, signal_group
+from config.local.broker import MISSING, server_binary
+from config.local.reaper import Reaper, signal_group
 
 HOST = "127.0.0.1"
 READY_SECONDS = 90.0
@@ -56,7 +56,7 @@ class Stop(Exception):
         super().__init__(message)
 
 
-class Laptop:
+class LocalService:
     """The processes of one ``make run``."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class Laptop:
         if settings.EMBEDDED_BROKER:
             if server_binary() is None:
                 raise Stop(1, MISSING)
-            self.start("broker", "-m", "config.broker_process", quiet=True)
+            self.start("broker", "-m", "config.local.broker", quiet=True)
         self.say("Preparing the database…")
         administrator = self.prepare()
         self.say("Starting the service…")
@@ -154,7 +154,7 @@ class Laptop:
     def prepare(self) -> dict[str, str | None]:
         """Migrate, in a process that ends again; what ``prepare`` below says of the administrator."""
         result = subprocess.run(
-            [sys.executable, "-m", "config.laptop", "prepare"],
+            [sys.executable, "-m", "config.local", "prepare"],
             cwd=settings.BASE_DIR,
             env=child_environment(),
             stdin=subprocess.DEVNULL,
@@ -353,7 +353,7 @@ def main() -> None:
         except OSError:
             refuse(f"The service already runs on the state in {settings.VAR_DIR}. Stop it, or set VAR_DIR and PORT.")
         check_port()
-        status = Laptop().run()
+        status = LocalService().run()
     sys.exit(status)
 
 

@@ -1,6 +1,6 @@
 """The embedded broker: a Redis-compatible server on a Unix socket under ``var/``, for where no REDIS_URL is given.
 
-``python -m config.broker_process`` becomes that server. It is the binary itself that is started, not the package's
+``python -m config.local.broker`` becomes that server. It is the binary itself that is started, not the package's
 Python class, whose exit hook kills the server before it has written its file.
 """
 
