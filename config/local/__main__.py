@@ -1,9 +1,11 @@
-"""What ``make run`` runs: the whole service on one machine, its state under ``var/``, in the foreground.
+"""``make run``: the whole service on one machine, in the foreground, its state under ``VAR_DIR``.
 
-Starts each process, prefixes its output, greets once the service answers, and stops everything it started when it is
-told to (Ctrl-C, SIGTERM, SIGHUP), when one of the processes ends, or when ``make`` is gone. A process that ends is not
-restarted: locally that is a fault to look at, and a half-running service would hide it. Production uses the
-Procfile and a real supervisor.
+honcho starts the processes, prefixes their output, and ends all of them at Ctrl-C, at SIGTERM, or when one of them
+ends. Production uses the Procfile and a supervisor. What honcho does not do is here:
+
+- the lock, the check of the port, the migrations, the first administrator and the greeting, which are this service's;
+- the embedded broker, which must end after the processes that use it, while honcho ends all processes at once;
+- the end of the service when this process is killed (``config.local.reaper``), or when ``make`` ends.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ import errno
 import fcntl
 import io
 import json
+import multiprocessing
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -22,246 +26,169 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any
+
+from honcho.manager import Manager
+from honcho.printer import Printer
 
 from config import settings
 from config.local.broker import MISSING, server_binary
-from config.local.reaper import Reaper, signal_group
+from config.local.reaper import Reaper
 
 HOST = "127.0.0.1"
 READY_SECONDS = 90.0
-BROKER_SECONDS = 15.0
-TELL_SECONDS = 5.0
+REPORT_SECONDS = 5.0
 ADMIN = "admin"
-COLOURS = (36, 33, 35, 32, 34, 31)
-CELERY = ("-m", "celery", "-q", "-A", "config")
-WORKER = ("worker", "-P", "threads", "--without-gossip", "--without-mingle", "--without-heartbeat")
+RUNNING_FILE = Path(os.environ["RUNNING_FILE"]) if os.environ.get("RUNNING_FILE") else None
+CELERY = "celery -q -A config worker -P threads --without-gossip --without-mingle --without-heartbeat"
+PROCESSES = {
+    "web": f"gunicorn config.wsgi --config gunicorn.conf.py --workers 1 --bind {HOST}:{settings.PORT}",
+    "runs": f"{CELERY} -n runs@%h -c 4 -Q runs",
+    # Not in the process of the runs, because a slow receiver must not delay a run.
+    "background": f"{CELERY} -n background@%h -c 6 -Q webhooks,webhooks-retry,maintenance",
+    # Not in the process above (-B): if that is killed, beat lives on and holds the output, whose end honcho waits for.
+    "beat": "celery -q -A config beat",
+}
 
 
-@dataclass
-class Child:
-    name: str
-    process: subprocess.Popen[str]
-    recent: deque[str] = field(default_factory=lambda: deque(maxlen=30))
-
-
-class Stop(Exception):
-    """Control flow: stop everything and exit with ``status``."""
-
-    def __init__(self, status: int, message: str = "") -> None:
-        self.status, self.message = status, message
-        super().__init__(message)
-
-
-class LocalService:
-    """The processes of one ``make run``."""
-
-    def __init__(self) -> None:
-        self.children: list[Child] = []
-        self.reaper = Reaper()
-        self.printing = threading.Lock()
-        self.colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-        self.parent = os.getppid()
-        self.running = Path(os.environ["RUNNING_FILE"]) if os.environ.get("RUNNING_FILE") else None
-        if self.running:
-            self.running.touch()
-        self.signals: list[int] = []
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda number, _frame: self.signals.append(number))
-
-    def run(self) -> int:
+def serve() -> int:
+    """Run the service until it is stopped; the exit status."""
+    # A forked process would hold the reaper's pipe open after this process was killed.
+    multiprocessing.set_start_method("spawn")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _frame: sys.exit(128 + number))
+    stopping = threading.Event()
+    with contextlib.closing(Reaper()) as reaper, embedded_broker(reaper) as broker:
         try:
-            self.start_all()
-            while True:
-                self.pause(0.5)
-        except Stop as stop:
-            if stop.message:
-                self.say(stop.message)
-            self.stop_all()
-            return stop.status
+            print("Preparing the database…", flush=True)
+            administrator = prepared()
+            print("Starting the service…", flush=True)
+            manager = Manager(Printer(sys.stdout, colour="NO_COLOR" not in os.environ))
+            for name, command in PROCESSES.items():
+                # The shell registers its process before it becomes the command.
+                line = (
+                    f"echo + $$ >>{shlex.quote(str(reaper.journal))} && exec {shlex.quote(sys.executable)} -m {command}"
+                )
+                manager.add_process(name, line, env=child_environment(), cwd=str(settings.BASE_DIR))
+            threading.Thread(target=watch, args=(manager, broker, administrator, stopping), daemon=True).start()
+            manager.loop()
+            # The end of a process by itself is a fault, also with status 0.
+            return {128 + signal.SIGINT: 0, 128 + signal.SIGTERM: 128 + signal.SIGTERM}.get(manager.returncode, 1)
+        except KeyboardInterrupt:
+            return 0
         finally:
-            self.reaper.close()
-            if self.running:
-                self.running.unlink(missing_ok=True)
+            stopping.set()
+            # If a signal interrupts honcho's start, its helpers would still start their processes.
+            for helper in multiprocessing.active_children():
+                helper.kill()
 
-    def start_all(self) -> None:
-        if settings.EMBEDDED_BROKER:
-            if server_binary() is None:
-                raise Stop(1, MISSING)
-            self.start("broker", "-m", "config.local.broker", quiet=True)
-        self.say("Preparing the database…")
-        administrator = self.prepare()
-        self.say("Starting the service…")
-        if settings.EMBEDDED_BROKER:
-            self.await_broker()
-        workers = ("--workers", "1", "--bind", f"{HOST}:{settings.PORT}")
-        self.start("web", "-m", "gunicorn", "config.wsgi", "--config", "gunicorn.conf.py", *workers)
-        self.start("runs", *CELERY, *WORKER, "-n", "runs@%h", "-c", "4", "-Q", "runs")
-        # Apart from the runs, so that a slow receiver never delays one; together, and with beat (-B), to spare memory.
-        queues = "webhooks,webhooks-retry,maintenance"
-        self.start("background", *CELERY, *WORKER, "-B", "-n", "background@%h", "-c", "6", "-Q", queues)
-        self.await_ready()
-        self.say(greeting(**administrator), prefix=False)
 
-    def start(self, name: str, *arguments: str, quiet: bool = False) -> None:
-        """Start ``python ARGUMENTS``. What a quiet child says is shown only if it ends by itself."""
+@contextlib.contextmanager
+def embedded_broker(reaper: Reaper) -> Iterator[subprocess.Popen[bytes] | None]:
+    """The broker, running; None where REDIS_URL names another."""
+    if not settings.EMBEDDED_BROKER:
+        yield None
+        return
+    if server_binary() is None:
+        sys.exit(MISSING)
+    with (settings.VAR_DIR / "broker.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, *arguments],
+            [sys.executable, "-m", "config.local.broker"],
             cwd=settings.BASE_DIR,
-            env=child_environment(),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=log,
             stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            # Ctrl-C reaches this program alone, which then stops its children in order.
-            start_new_session=True,
+            start_new_session=True,  # Ctrl-C in the terminal must not end it before the others
         )
-        self.reaper.watch(process.pid)
-        child = Child(name, process)
-        self.children.append(child)
-        threading.Thread(target=self.relay, args=(child, process.stdout, quiet), daemon=True).start()
+    reaper.watch(process.pid)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+        reaper.forget(process.pid)
 
-    def relay(self, child: Child, output: IO[str], quiet: bool) -> None:
-        colour = COLOURS[len(self.children) % len(COLOURS)]
-        for line in output:
-            line = line.rstrip()
-            if not line:
-                continue
-            child.recent.append(line)
-            if not quiet:
-                self.write(child.name, line, colour)
 
-    def write(self, name: str, line: str, colour: int) -> None:
-        prefix = f"{name:<10} | "
-        if self.colour:
-            prefix = f"\033[{colour}m{prefix}\033[0m"
-        # The terminal may be gone; the service then still stops in order.
-        with self.printing, contextlib.suppress(OSError):
-            print(prefix + line, flush=True)  # noqa: T201
+def watch(
+    manager: Manager,
+    broker: subprocess.Popen[bytes] | None,
+    administrator: dict[str, str | None],
+    stopping: threading.Event,
+) -> None:
+    """Greet when the service is ready; stop it when there is a reason that honcho does not see."""
+    parent = os.getppid()
+    ready = False
+    begun = reported = time.monotonic()
+    reason, number = "", signal.SIGTERM
+    while not reason:
+        if stopping.wait(0.2) or manager.returncode is not None:
+            return
+        now = time.monotonic()
+        if not ready:
+            problem = readiness_problem()
+            ready = not problem
+            if ready:
+                print(greeting(**administrator), flush=True)
+            elif now > begun + READY_SECONDS:
+                reason = f"The service is not ready after {READY_SECONDS:.0f} seconds: {problem}"
+            elif now > reported + REPORT_SECONDS:
+                reported = now
+                print(f"Still starting ({problem})…", flush=True)
+        if broker and broker.poll() is not None:
+            reason = f"The broker ended:\n{(settings.VAR_DIR / 'broker.log').read_text(errors='replace')}"
+        # make does not pass on an interrupt that reaches make alone, but it deletes its target.
+        elif os.getppid() != parent or (RUNNING_FILE and not RUNNING_FILE.exists()):
+            reason, number = "make ended.", signal.SIGINT
+    print(f"{reason}\nStopping…", flush=True)
+    os.kill(os.getpid(), number)
 
-    def say(self, text: str, prefix: bool = True) -> None:
-        for line in text.splitlines():
-            if prefix:
-                self.write("service", line, 37)
-            else:
-                with self.printing, contextlib.suppress(OSError):
-                    print(line, flush=True)  # noqa: T201
 
-    def prepare(self) -> dict[str, str | None]:
-        """Migrate, in a process that ends again; what ``prepare`` below says of the administrator."""
-        result = subprocess.run(
-            [sys.executable, "-m", "config.local", "prepare"],
-            cwd=settings.BASE_DIR,
-            env=child_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-        self.check_signals()
-        if result.returncode:
-            raise Stop(1, "The database could not be prepared (see above).")
-        administrator: dict[str, str | None] = json.loads(result.stdout.splitlines()[-1])
-        return administrator
-
-    def await_broker(self) -> None:
-        deadline = time.monotonic() + BROKER_SECONDS
-        while time.monotonic() < deadline:
-            with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):
-                connection.connect(str(settings.BROKER_SOCKET))
-                connection.sendall(b"PING\r\n")
-                # It answers LOADING until it has read its file.
-                if connection.recv(16).startswith(b"+PONG"):
-                    return
-            self.pause(0.05)
-        raise Stop(1, f"The broker did not answer within {BROKER_SECONDS:.0f} seconds.")
-
-    def await_ready(self) -> None:
-        url = f"http://{HOST}:{settings.PORT}/readyz"
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        deadline = time.monotonic() + READY_SECONDS
-        answer, told = "no answer", time.monotonic()
-        while time.monotonic() < deadline:
-            try:
-                with opener.open(url, timeout=5):
-                    return
-            except urllib.error.HTTPError as error:
-                answer = f"{error.code} {error.read(500).decode(errors='replace')}"
-            except OSError as error:
-                answer = str(error)
-            self.pause(0.2)
-            if time.monotonic() > told + TELL_SECONDS:
-                told = time.monotonic()
-                self.say(f"Still starting ({answer})…")
-        raise Stop(1, f"The service is not ready after {READY_SECONDS:.0f} seconds: {answer}")
-
-    def pause(self, seconds: float) -> None:
-        """Sleep, while watching for everything that ends the whole. Raises Stop."""
-        deadline = time.monotonic() + seconds
-        while True:
-            self.check_signals()
-            for child in self.children:
-                status = child.process.poll()
-                if status is not None:
-                    time.sleep(0.2)  # its last lines are still on their way
-                    said = "\n".join(f"  {line}" for line in child.recent)
-                    raise Stop(1, f"{child.name} ended ({describe(status)}), so all stops. It last said:\n{said}")
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return
-            time.sleep(min(left, 0.2))
-
-    def check_signals(self) -> None:
-        if self.signals:
-            number = self.signals[0]
-            raise Stop(0 if number == signal.SIGINT else 128 + number, "Stopping…")
-        if self.running and not self.running.exists():
-            raise Stop(130, "make was interrupted; stopping.")
-        if os.getppid() != self.parent:
-            raise Stop(1, "The program that started this one is gone; stopping.")
-
-    def stop_all(self) -> None:
-        """The broker last: the others hand over what they hold. A second signal stops waiting."""
-        self.signals.clear()
-        grace = settings.RUN_SHUTDOWN_GRACE_SECONDS + 10
-        broker = [child for child in self.children if child.name == "broker"]
-        self.end([child for child in self.children if child.name != "broker"], grace)
-        self.end(broker, grace)
-
-    def end(self, children: list[Child], grace: float) -> None:
-        for child in children:
-            signal_group(child.process.pid, signal.SIGTERM)
-        deadline = time.monotonic() + grace
-        while any(child.process.poll() is None for child in children):
-            if time.monotonic() > deadline or self.signals:
-                break
-            time.sleep(0.05)
-        for child in children:
-            # The group outlives its leader if that was killed from outside.
-            if signal_group(child.process.pid, signal.SIGKILL) and child.process.poll() is None:
-                self.say(f"{child.name} did not stop by itself and was killed.")
-            child.process.wait()
-            self.reaper.forget(child.process.pid)
+def readiness_problem() -> str:
+    """Why the service is not ready; empty if it is."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"http://{HOST}:{settings.PORT}/readyz", timeout=5):
+            return ""
+    except urllib.error.HTTPError as error:
+        return f"{error.code} {error.read(500).decode(errors='replace')}"
+    except OSError as error:
+        return str(error)
 
 
 def child_environment() -> dict[str, str]:
-    """What the user set wins."""
+    """Defaults for local use; a variable that the user set wins."""
     return {
         "PYTHONUNBUFFERED": "1",
         "LOG_LEVEL": "WARNING",
         "LOG_FORMAT": "text",
+        # honcho kills what is left 5 seconds after the first process stopped. Interrupted runs continue at the next
+        # start.
+        "WEB_GRACEFUL_SECONDS": "2",
+        "RUN_SHUTDOWN_GRACE_SECONDS": "2",
         # Containers of developers run as root; in production Celery's warning stands.
         "PYTHONWARNINGS": "ignore:You're running the worker with superuser privileges",
         **os.environ,
     }
 
 
-def describe(status: int) -> str:
-    return f"signal {-status}" if status < 0 else f"exit status {status}"
+def prepared() -> dict[str, str | None]:
+    """The answer of ``prepare``, in a process that ends again: this one stays small without Django."""
+    result = subprocess.run(
+        [sys.executable, "-m", "config.local", "prepare"],
+        cwd=settings.BASE_DIR,
+        env=child_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        start_new_session=True,
+    )
+    if result.returncode:
+        sys.exit("The database could not be prepared (see above).")
+    administrator: dict[str, str | None] = json.loads(result.stdout.splitlines()[-1])
+    return administrator
 
 
 def greeting(name: str | None, password: str | None) -> str:
@@ -325,10 +252,6 @@ def prepare() -> None:
     sys.stdout.write(json.dumps({"name": name, "password": password}) + "\n")
 
 
-def refuse(message: str) -> NoReturn:
-    sys.exit(message)
-
-
 def check_port() -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -336,8 +259,10 @@ def check_port() -> None:
             probe.bind((HOST, settings.PORT))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                refuse(f"Port {settings.PORT} is taken. Stop what listens there, or: make run PORT={settings.PORT + 1}")
-            refuse(f"Port {settings.PORT} can't be used: {error.strerror}")
+                sys.exit(
+                    f"Port {settings.PORT} is in use. Stop the other program, or: make run PORT={settings.PORT + 1}"
+                )
+            sys.exit(f"Port {settings.PORT} can't be used: {error.strerror}")
 
 
 def main() -> None:
@@ -345,15 +270,21 @@ def main() -> None:
         prepare()
         return
     if settings.ENV.problems:
-        refuse("\n".join(f"{name}: {remedy}" for name, remedy in settings.ENV.problems))
+        sys.exit("\n".join(f"{name}: {remedy}" for name, remedy in settings.ENV.problems))
     settings.VAR_DIR.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (settings.VAR_DIR / "run.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            refuse(f"The service already runs on the state in {settings.VAR_DIR}. Stop it, or set VAR_DIR and PORT.")
+            sys.exit(f"The service already runs on the state in {settings.VAR_DIR}. Stop it, or set VAR_DIR and PORT.")
         check_port()
-        status = LocalService().run()
+        if RUNNING_FILE:
+            RUNNING_FILE.touch()
+        try:
+            status = serve()
+        finally:
+            if RUNNING_FILE:
+                RUNNING_FILE.unlink(missing_ok=True)
     sys.exit(status)
 
 

@@ -1,7 +1,7 @@
 """Ends the processes of a program that was itself killed: no orphan keeps a port or a database busy.
 
-Used by ``make run`` and by the test harness. The reaper is a process of its own that imports nothing of the service; it
-reads commands from a pipe and acts when the pipe closes, however its owner ended:
+Used by ``make run`` and by the test harness. The reaper is a process of its own that imports nothing of the service. It
+waits until its standard input closes, which happens however its owner ends, and then follows the lines of a file:
 
     + PID     a process group to end
     - PID     ended already
@@ -10,49 +10,48 @@ reads commands from a pipe and acts when the pipe closes, however its owner ende
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable
-from typing import TextIO
+from pathlib import Path
 
 TERMINATE_SECONDS = 5.0
 
 
 class Reaper:
-    """The owner's end of the pipe. Processes must lead a process group (``start_new_session=True``)."""
+    """The owner's side. Processes must lead a process group (``start_new_session=True``).
+
+    ``journal`` is the path of the file. A shell may append lines to it.
+    """
 
     def __init__(self) -> None:
+        self.journal = Path(tempfile.mkdtemp(prefix="reaper-")) / "journal"
+        self.journal.touch()
         # A session of its own: Ctrl-C in the terminal must not end it before its owner.
         self._process = subprocess.Popen(
-            [sys.executable, "-S", "-E", __file__], stdin=subprocess.PIPE, text=True, start_new_session=True
+            [sys.executable, "-S", "-E", __file__, self.journal], stdin=subprocess.PIPE, start_new_session=True
         )
 
     def watch(self, pid: int) -> None:
-        self._tell(f"+ {pid}")
+        self._record(f"+ {pid}")
 
     def forget(self, pid: int) -> None:
-        self._tell(f"- {pid}")
+        self._record(f"- {pid}")
 
     def remove_at_end(self, path: str) -> None:
-        self._tell(f"x {path}")
+        self._record(f"x {path}")
 
     def close(self) -> None:
-        if self._process.stdin:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
-        self._process.wait()
+        self._process.communicate()
 
-    def _tell(self, line: str) -> None:
-        # A reaper that is gone is no reason to fail: it only helps where the owner can't.
-        if self._process.stdin:
-            with contextlib.suppress(OSError, ValueError):
-                self._process.stdin.write(line + "\n")
-                self._process.stdin.flush()
+    def _record(self, line: str) -> None:
+        with self.journal.open("a") as journal:
+            journal.write(line + "\n")
 
 
 def signal_group(pid: int, number: int) -> bool:
@@ -76,7 +75,7 @@ def reap(commands: Iterable[str]) -> None:
         elif sign == "x":
             directories.append(argument)
     for pid in pids:
-        # A stopped process acts on SIGTERM only once it goes on.
+        # A stopped process acts on SIGTERM only after SIGCONT.
         signal_group(pid, signal.SIGTERM)
         signal_group(pid, signal.SIGCONT)
     deadline = time.monotonic() + TERMINATE_SECONDS
@@ -89,11 +88,15 @@ def reap(commands: Iterable[str]) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def main(commands: TextIO) -> None:
+def main(journal: Path) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    reap(commands)
+    sys.stdin.read()
+    with journal.open() as lines:
+        # A shell that starts a process from now on cannot register it, and so does not start it.
+        shutil.rmtree(journal.parent)
+        reap(lines)
 
 
 if __name__ == "__main__":
-    main(sys.stdin)
+    main(Path(sys.argv[1]))

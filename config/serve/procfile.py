@@ -1,7 +1,6 @@
-"""``python -m config.serve.procfile NAME``: become the process of that name in the Procfile.
+"""``python -m config.serve.procfile NAME`` runs a process of the Procfile where nothing else reads Procfiles.
 
-
-The container image's entry point, so that its processes are the Procfile's and can't differ.
+It is the container image's entry point, so the image and the Procfile cannot disagree.
 """
 
 from __future__ import annotations
@@ -10,13 +9,14 @@ import os
 import sys
 from pathlib import Path
 
+from honcho.environ import parse_procfile
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def processes(path: Path = ROOT / "Procfile") -> dict[str, str]:
+def processes() -> dict[str, str]:
     """Each process's shell command by its name."""
-    lines = (line.partition(":") for line in path.read_text().splitlines() if line.strip())
-    return {name.strip(): command.strip() for name, _, command in lines}
+    return dict(parse_procfile((ROOT / "Procfile").read_text()).processes)
 
 
 def main(arguments: list[str]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -89,19 +91,36 @@ def test_every_process_refuses_wrong_variables_by_name_and_with_a_remedy(tmp_pat
         assert remedy in said, said[-3000:]
 
 
-def test_make_run_refuses_them_before_it_starts_anything(tmp_path: Path) -> None:
+def refused(**environment: str) -> str:
+    """What ``make run`` prints when it ends before it starts anything."""
     answer = subprocess.run(
         python("-m", "config.local"),
         cwd=ROOT,
-        env={"PATH": os.environ["PATH"], "VAR_DIR": str(tmp_path), "PORT": "many"},
+        env={"PATH": os.environ["PATH"], **environment},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
     assert answer.returncode == 1
-    assert "PORT: use a whole number from 1 to 65535" in answer.stderr
-    assert not (tmp_path / "db.sqlite3").exists()
+    assert not (Path(environment["VAR_DIR"]) / "db.sqlite3").exists()
+    return answer.stderr
+
+
+def test_make_run_refuses_them_before_it_starts_anything(tmp_path: Path) -> None:
+    assert "PORT: use a whole number from 1 to 65535" in refused(VAR_DIR=str(tmp_path), PORT="many")
+
+
+def test_make_run_names_an_occupied_port(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert f"Port {port} is in use" in refused(VAR_DIR=str(tmp_path), PORT=str(port))
+
+
+def test_a_second_make_run_on_the_same_state_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "run.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert f"already runs on the state in {tmp_path}" in refused(VAR_DIR=str(tmp_path), PORT=str(free_port()))
 
 
 @pytest.mark.parametrize("name", ["check_invariants", "reconcile_credits"])
