@@ -7,8 +7,9 @@ run of ``manage.py check`` names every wrong variable and its remedy at once (se
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 TRUE = {"1", "true", "yes", "on"}
 FALSE = {"0", "false", "no", "off", ""}
@@ -82,6 +83,25 @@ class Env:
         if value is None:
             return list(default)
         return [item.strip() for item in value.split(",") if item.strip()]
+
+    def postgres(self, name: str) -> dict[str, Any]:
+        """Django's settings of the database that a URL names. libpq reads the URL; its parameters become OPTIONS."""
+        import psycopg  # slow, and not needed with SQLite
+
+        engine = {"ENGINE": "django.db.backends.postgresql"}
+        value = self.text(name)
+        try:
+            parts = psycopg.conninfo.conninfo_to_dict(value)
+            # libpq also reads "key=value" texts, and checks ports (one for each host) only when it connects.
+            if not re.match(r"postgres(ql)?://", value) or not re.fullmatch(r"[\d,]*", str(parts.get("port", ""))):
+                raise ValueError(name)
+            database = engine | {"NAME": parts.pop("dbname")}
+        except (KeyError, ValueError, psycopg.Error):
+            return self._wrong(
+                name, "use postgres://user:password@host:port/name", engine | {"NAME": "", "OPTIONS": {}}
+            )
+        database |= {key.upper(): parts.pop(key, "") for key in ("user", "password", "host", "port")}
+        return database | {"OPTIONS": parts}
 
     def _wrong(self, name: str, remedy: str, default: T) -> T:
         self.problems.append((name, remedy))

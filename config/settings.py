@@ -10,7 +10,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import environ
 from kombu import Exchange, Queue
 
 from config.env import Env
@@ -119,18 +118,12 @@ if EMBEDDED_DATABASE:
         }
     }
 else:
-    try:
-        DATABASES = {"default": environ.Env.db_url_config(DATABASE_URL)}
-        if DATABASES["default"]["ENGINE"] != "django.db.backends.postgresql":
-            raise ValueError("another engine")
-    except Exception:
-        ENV.problems.append(("DATABASE_URL", "use postgres://user:password@host:port/name"))
-        DATABASES = {"default": {"ENGINE": "django.db.backends.postgresql", "NAME": ""}}
+    DATABASES = {"default": ENV.postgres("DATABASE_URL")}
     DATABASES["default"]["CONN_MAX_AGE"] = ENV.whole("DATABASE_CONN_MAX_AGE", 600)
     DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
     # PgBouncer in transaction mode can't hold a server-side cursor between statements.
     DATABASES["default"]["DISABLE_SERVER_SIDE_CURSORS"] = ENV.flag("DATABASE_PGBOUNCER", False)
-    DATABASES["default"].setdefault("OPTIONS", {}).setdefault("connect_timeout", 5)
+    DATABASES["default"]["OPTIONS"].setdefault("connect_timeout", 5)
     # A statement that a connection sees for the fifth time is prepared: PostgreSQL plans it once, and its values travel
     # beside it. Not through PgBouncer, where the next statement may reach another server process.
     DATABASES["default"]["OPTIONS"].setdefault("server_side_binding", True)
