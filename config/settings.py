@@ -13,7 +13,7 @@ from typing import Any
 from kombu import Exchange, Queue
 
 from config.env import Env
-from config.local.secrets import secret_from_file
+from config.local.secrets import fernet_key, secret_from_file, signing_key
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 ENV = Env()
@@ -216,7 +216,8 @@ SESSION_LEEWAY_SECONDS = ENV.whole("SESSION_LEEWAY_SECONDS", 30, 0, 600)
 SESSION_JWKS_TIMEOUT_SECONDS = ENV.number("SESSION_JWKS_TIMEOUT_SECONDS", 3.0, 0.1, 30)
 SESSION_JWKS_REFETCH_SECONDS = ENV.whole("SESSION_JWKS_REFETCH_SECONDS", 60, 1)
 SESSION_JWKS_CACHE_SECONDS = ENV.whole("SESSION_JWKS_CACHE_SECONDS", 3600, 1)
-SESSION_KEY_FILE = VAR_DIR / "session_key.pem"
+# The key of the service's own issuer.
+SESSION_KEY = "" if SESSION_ISSUER else secret_from_file(VAR_DIR / "session_key.pem", signing_key)
 
 # --- API keys --------------------------------------------------------------------------------------------------------
 API_KEY_MAX_LIVE = ENV.whole("API_KEY_MAX_LIVE", 50, 1)
@@ -324,7 +325,7 @@ WEBHOOK_CLAIM_MARGIN_SECONDS = ENV.number("WEBHOOK_CLAIM_MARGIN_SECONDS", 15, 1,
 WEBHOOK_SWEEP_SECONDS = ENV.number("WEBHOOK_SWEEP_SECONDS", 5, 0.2, 600)
 WEBHOOK_RETENTION_DAYS = ENV.whole("WEBHOOK_RETENTION_DAYS", 30, 1)
 # Keys that encrypt secrets at rest, newest first (each as `Fernet.generate_key()` makes them).
-ENCRYPTION_KEYS = ENV.items("ENCRYPTION_KEYS") or [secret_from_file(VAR_DIR / "encryption_key", fernet=True)]
+ENCRYPTION_KEYS = ENV.items("ENCRYPTION_KEYS") or [secret_from_file(VAR_DIR / "encryption_key", fernet_key)]
 ENCRYPTION_KEYS_GIVEN = bool(ENV.items("ENCRYPTION_KEYS"))
 
 # --- Celery ----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import threading
 import time
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import jwt
@@ -21,7 +20,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from django.conf import settings
 
 from config.kernel.errors import Unavailable
-from config.local.secrets import write_once
 
 logger = logging.getLogger(__name__)
 
@@ -121,24 +119,14 @@ def _checked(token: str, signer: Signer, period: int) -> dict[str, Any]:
 
 
 def _local_key() -> Ed25519PrivateKey:
-    return _read_local_key(str(settings.SESSION_KEY_FILE))
+    return _load_local_key(settings.SESSION_KEY)
 
 
 @lru_cache(maxsize=4)
-def _read_local_key(path: str) -> Ed25519PrivateKey:
-    file = Path(path)
-    try:
-        pem = file.read_text()
-    except FileNotFoundError:
-        pem = write_once(
-            file,
-            Ed25519PrivateKey.generate()
-            .private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-            .decode(),
-        )
+def _load_local_key(pem: str) -> Ed25519PrivateKey:
     key = serialization.load_pem_private_key(pem.encode(), password=None)
     if not isinstance(key, Ed25519PrivateKey):
-        raise RuntimeError(f"{path} does not hold an Ed25519 key; remove it and a new one is made.")
+        raise RuntimeError("session_key.pem in VAR_DIR does not hold an Ed25519 key. Remove it to get a new one.")
     return key
 
 
