@@ -88,12 +88,18 @@ def pairs(connections: int, make: Callable[[], Callable[[], None]]) -> float:
 
 
 def ours(user_id: int) -> Callable[[], None]:
+    from django.db import transaction
+
     from credits import ledger
 
+    # Each movement inside a transaction, as the runs call the ledger.
     def pair() -> None:
         call = ledger_plain.next_call()
-        ledger.hold(user_id, ledger_plain.ESTIMATE, invocation_id=call, **HOLD)
-        if ledger.capture(call, ledger_plain.ESTIMATE) != ledger_plain.ESTIMATE:
+        with transaction.atomic():
+            ledger.hold(user_id, ledger_plain.ESTIMATE, invocation_id=call, **HOLD)
+        with transaction.atomic():
+            captured = ledger.capture(call, ledger_plain.ESTIMATE)
+        if captured != ledger_plain.ESTIMATE:
             raise RuntimeError("the capture failed")
 
     return pair

@@ -89,7 +89,8 @@ def insert_first(plain: Plain, connection: Connection, call: str) -> None:
 def one_statement(plain: Plain, connection: Connection, call: str) -> None:
     for update, row in plain.steps:
         statement = f"WITH moved AS ({update} RETURNING 1) {plain.insert} SELECT {row} FROM moved"
-        assert connection.execute(statement, _values(call)).rowcount == 1
+        with connection.transaction():
+            assert connection.execute(statement, _values(call)).rowcount == 1
 
 
 Way = Callable[[Plain, Connection, str], None]

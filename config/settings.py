@@ -429,7 +429,7 @@ METRICS_TOKEN = ENV.text("METRICS_TOKEN") or (secret_from_file(VAR_DIR / "metric
 METRICS_FLUSH_SECONDS = ENV.number("METRICS_FLUSH_SECONDS", 5, 0.1, 60)
 METRICS_CACHE_SECONDS = ENV.number("METRICS_CACHE_SECONDS", 5, 0, 300)
 # What is read at a scrape; each app's module also declares what it counts.
-METRICS_SOURCES = ["runs.metrics.gauges", "webhooks.metrics.gauges", "credits.figures.gauges"]
+METRICS_SOURCES = ["runs.metrics.gauges", "webhooks.metrics.gauges", "credits.metrics.gauges"]
 
 # Each needs requirements-observability.txt, and is imported only if it is set.
 OTEL_EXPORTER_OTLP_ENDPOINT = ENV.text("OTEL_EXPORTER_OTLP_ENDPOINT")

@@ -1,4 +1,4 @@
-"""Accounts and the ledger to look at; staff grant, adjust and refund through ``ledger.py``, the only writer of both."""
+"""Accounts and the ledger, read-only. Staff grant, adjust and refund through ``ledger.py``, the only writer."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def credits_column(name: str) -> Any:
     return column
 
 
-# --- what staff ask for ----------------------------------------------------------------------------------------------
+# --- forms and actions -----------------------------------------------------------------------------------------------
 class UserField(forms.CharField):
-    """A user's name, e-mail address or id → the user's id. Unknown ones are refused."""
+    """A user's name, e-mail address or id → the user's id."""
 
     widget = UnfoldAdminTextInputWidget
 
@@ -52,12 +52,12 @@ class UserField(forms.CharField):
         word = super().clean(value)
         found = users_named(word)
         if len(found) != 1:
-            raise ValidationError(f"There is no user {word}." if not found else f"{word} is more than one user.")
+            raise ValidationError(f"There is no user {word}." if not found else f"More than one user matches {word}.")
         return found[0]
 
 
 class GrantForm(ActionForm):
-    """For the user whose account it was opened from, or for one who is named."""
+    """For the account on which the action is called, or for the user named in the form."""
 
     user = UserField(max_length=254, help_text="Name, e-mail address or id")
     amount = CreditsField(minimum=1, label="Credits")
@@ -67,7 +67,7 @@ class GrantForm(ActionForm):
         max_value=GRANT_DAYS_MAX,
         widget=UnfoldAdminIntegerFieldWidget,
         label="Expire after days",
-        help_text="What is left of the grant is then taken back; empty: never.",
+        help_text="The unspent part of the grant is then removed. Empty: never.",
     )
     reason = ReasonField(REASON_MAX_CHARS)
 
@@ -78,17 +78,19 @@ class GrantForm(ActionForm):
 
 
 class AdjustForm(ActionForm):
-    amount = CreditsField(minimum=None, label="Credits", help_text="Less than 0 takes credits away, even below zero.")
+    amount = CreditsField(
+        minimum=None, label="Credits", help_text="A negative amount removes credits, even below zero."
+    )
     reason = ReasonField(REASON_MAX_CHARS)
 
 
 class RefundForm(ActionForm):
-    amount = CreditsField(minimum=1, label="Credits", help_text="At most what is left of the row.")
+    amount = CreditsField(minimum=1, label="Credits", help_text="At most the part of the row that is not refunded yet.")
     reason = ReasonField(REASON_MAX_CHARS)
 
 
 def cause_of(action: str, data: dict[str, Any]) -> str | None:
-    """One confirmation page moves credits once, however often it is sent; None if this one has already."""
+    """One confirmation page moves credits once, even if it is sent twice. None if it was sent before."""
     cause = f"staff:{action}:{data['nonce'] or uuid.uuid4().hex}"
     return None if LedgerEntry.objects.filter(cause=cause).exists() else cause
 
@@ -131,7 +133,7 @@ GRANT = Action(
 )
 
 
-# --- what staff see --------------------------------------------------------------------------------------------------
+# --- pages -----------------------------------------------------------------------------------------------------------
 @admin.register(Account)
 class AccountAdmin(ReadOnly, WithActions):
     balance_credits = credits_column("balance")
@@ -158,7 +160,7 @@ class AccountAdmin(ReadOnly, WithActions):
             name="adjust",
             label="Adjust account",
             permission="credits.adjust_credits",
-            question="The correction stays in the ledger for good, with your name and the reason.",
+            question="The correction stays in the ledger permanently, with your name and the reason.",
             apply=adjust,
             form=AdjustForm,
             about="one",
@@ -206,7 +208,7 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
             name="refund",
             label="Refund",
             permission="credits.refund_credits",
-            question="The credits go back to the account and can be spent at once.",
+            question="The credits return to the account and can be spent at once.",
             apply=refund,
             form=RefundForm,
             about="one",
@@ -222,7 +224,7 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
             return Q(run_id=word)
         if word.startswith("inv_"):
             held = LedgerEntry.objects.filter(cause=f"hold:{word}").values_list("pk", flat=True).first()
-            return Q(pk__in=_with_answers(held)) if held else Q(pk__in=())
+            return Q(pk__in=_with_settlements(held)) if held else Q(pk__in=())
         return of_user(word, "account")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[LedgerEntry]:
@@ -245,9 +247,9 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
         return entry.type
 
 
-def _with_answers(held: str) -> list[str]:
-    """A hold, what settled it, and the refunds of its capture."""
-    # By type too: the indexes on what a row answers are each of some types.
-    answers = list(LedgerEntry.objects.filter(against=held, type__in=SETTLEMENTS).values_list("pk", flat=True))
-    refunds = LedgerEntry.objects.filter(against__in=answers, type__in=CORRECTIONS).values_list("pk", flat=True)
-    return [held, *answers, *refunds]
+def _with_settlements(held: str) -> list[str]:
+    """The ids of a hold, of its settlements and of the refunds of its capture."""
+    # The filters on type allow the partial indexes on ``against``.
+    settlements = list(LedgerEntry.objects.filter(against=held, type__in=SETTLEMENTS).values_list("pk", flat=True))
+    refunds = LedgerEntry.objects.filter(against__in=settlements, type__in=CORRECTIONS).values_list("pk", flat=True)
+    return [held, *settlements, *refunds]

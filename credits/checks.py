@@ -1,4 +1,4 @@
-"""System checks of this app's settings: a wrong one stops the start, not the first request."""
+"""System checks of the settings of this app: a wrong setting must fail at start, not at the first request."""
 
 from typing import Any
 

@@ -1,21 +1,22 @@
-"""Grants that expire: how much of each is left, and taking that back.
+"""Grants that expire: the unspent part of each, and the EXPIRY rows that remove it.
 
-Credits are spent soonest-to-expire first, then oldest; those that never expire, last. What an open hold stands on is
-left until the hold is settled. Until the row of type EXPIRY is written, the credits are there to be used.
+The grant that expires first is spent first; of grants that expire together, the oldest. Credits that never expire are
+spent last. The part that open holds need stays until they are settled. Credits can be spent until their EXPIRY row
+exists.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
-from itertools import pairwise
+from itertools import zip_longest
 
 from django.db import transaction
 from django.db.models import BigIntegerField, Case, F, Q, QuerySet, Sum, Value, When
-from django.db.models.functions import Cast, Coalesce
+from django.db.models.functions import Abs
 
-from config.database import batches
 from config.kernel import clock
+from config.queue import jobs
 from credits import ledger
 from credits.models import Account, EntryType, LedgerEntry, PendingExpiry
 from credits.reconcile import BALANCE_EFFECT
@@ -24,15 +25,10 @@ ACCOUNTS_BATCH = 500
 SPENT = Q(type__in=[EntryType.CAPTURE, EntryType.USAGE]) | Q(type=EntryType.ADJUSTMENT, amount__lt=0)
 
 
-def expire_grants() -> int:
-    """Take back what is left of every grant past its time. Returns how many credits (micro) that were."""
-    return sum(expire_by_account())
+def expire_grants() -> Iterator[int]:
+    """Remove the unspent part of each grant that has expired; yields the micro-credits removed from each account.
 
-
-def expire_by_account() -> Iterator[int]:
-    """The same, account by account.
-
-    Safe to run twice at once: each account's turn is a transaction that holds its lock.
+    Two calls may run at the same time: each account is a transaction that locks it.
     """
     last, now = 0, clock.now()
     due = PendingExpiry.objects.filter(expires_at__lte=now).order_by("account_id")
@@ -40,7 +36,7 @@ def expire_by_account() -> Iterator[int]:
         due.filter(account_id__gt=last).values_list("account_id", flat=True).distinct()[:ACCOUNTS_BATCH]
     ):
         for account_id in accounts:
-            if batches.stopping.is_set():
+            if jobs.stopping.is_set():
                 return
             yield _expire_of(account_id, now)
         last = accounts[-1]
@@ -65,10 +61,10 @@ def _expire_of(account_id: int, now: datetime) -> int:
 
 
 def unspent(account_id: int) -> dict[str, int]:
-    """What is left of each grant that expires, by its id. The caller holds the account's lock.
+    """The unspent part of each expiring grant, by grant id. The caller holds the account's lock.
 
-    The order of spending changes only where such a grant is made or taken back, so the history is read as the sums
-    between those moments.
+    The order of spending changes only where such a grant begins or an EXPIRY row removes one. Sums between these
+    moments are therefore enough.
     """
     entries = LedgerEntry.objects.filter(account_id=account_id)
     marks = list(entries.filter(Q(expires_at__isnull=False) | Q(type=EntryType.EXPIRY)).order_by("created_at", "id"))
@@ -78,11 +74,10 @@ def unspent(account_id: int) -> dict[str, int]:
     )
     left: dict[str, int] = {}
     balance = _sums(others.filter(created_at__lt=marks[0].created_at))[0] if marks else 0
-    for mark, following in pairwise([*marks, None]):
-        assert mark is not None  # noqa: S101  (for the type checker: only the last one's follower is None)
+    for mark, following in zip_longest(marks, marks[1:]):
         if mark.type == EntryType.GRANT:
             balance += mark.amount
-            # A grant first fills the hole that usage below zero has left.
+            # A grant first pays the debt that a negative balance is.
             left[mark.id] = min(mark.amount, max(0, balance))
         else:
             balance -= mark.amount
@@ -100,19 +95,7 @@ def unspent(account_id: int) -> dict[str, int]:
 
 def _sums(entries: QuerySet[LedgerEntry]) -> tuple[int, int]:
     """(change of the balance, what was spent)"""
-    effect = Case(
-        *(When(type=type, then=F("amount") * sign) for type, sign in BALANCE_EFFECT.items()),
-        default=Value(0),
-        output_field=BigIntegerField(),
-    )
-    spent = Case(
-        When(Q(SPENT, amount__lt=0), then=-F("amount")),
-        When(SPENT, then=F("amount")),
-        default=Value(0),
-        output_field=BigIntegerField(),
-    )
-    sums = entries.aggregate(
-        change=Cast(Coalesce(Sum(effect), Value(0)), BigIntegerField()),
-        spent=Cast(Coalesce(Sum(spent), Value(0)), BigIntegerField()),
-    )
+    whens = [When(type=type, then=F("amount") * sign) for type, sign in BALANCE_EFFECT.items()]
+    effect = Case(*whens, default=Value(0), output_field=BigIntegerField())
+    sums = entries.aggregate(change=Sum(effect, default=0), spent=Sum(Abs("amount"), filter=SPENT, default=0))
     return sums["change"], sums["spent"]

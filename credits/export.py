@@ -1,4 +1,4 @@
-"""The ledger as CSV, made row by row while it is sent."""
+"""The ledger as CSV, produced row by row during the response."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FREE_TEXT = {"toolKey", "reason"}
 
 
 class CsvRenderer(ExactJSONRenderer):
-    """Makes ``Accept: text/csv`` negotiable. The view streams the rows itself; an error is JSON here as everywhere."""
+    """Makes ``Accept: text/csv`` negotiable. The view streams the rows itself; errors remain JSON."""
 
     media_type = "text/csv"
     format = "csv"
@@ -27,14 +27,14 @@ class CsvRenderer(ExactJSONRenderer):
 
 
 class _Line:
-    """What csv.writer writes to: it hands each line back."""
+    """A file for csv.writer that returns each line instead of storing it."""
 
     def write(self, line: str) -> str:
         return line
 
 
 def csv_lines(entries: Iterable[LedgerEntry]) -> Iterator[str]:
-    # One serializer for all: one a row would be most of the work, and keep its row until the garbage is collected.
+    # One serializer for all rows: one for each row costs most of the time and keeps its row in memory.
     writer, serializer = csv.writer(_Line()), LedgerEntrySerializer()
     yield writer.writerow(COLUMNS)
     for entry in entries:
@@ -45,5 +45,5 @@ def csv_lines(entries: Iterable[LedgerEntry]) -> Iterator[str]:
 def _cell(column: str, value: Any) -> str:
     if value is None:
         return ""
-    # A spreadsheet runs text that begins like a formula.
+    # A spreadsheet would execute text that begins like a formula.
     return f"'{value}" if column in FREE_TEXT and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value

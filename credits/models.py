@@ -1,10 +1,9 @@
-"""Each user's account and the append-only ledger. Amounts are micro-credits. ``ledger.py`` is the only writer.
+"""The account of each user and the append-only ledger. Amounts are micro-credits. ``ledger.py`` is the only writer.
 
-``UsageTotal`` and its kinds sum up what the ledger says; triggers keep them (migration 0004).
+The subclasses of ``UsageTotal`` hold sums of ledger rows. Triggers maintain them (migrations).
 
-What the tables themselves refuse: an unknown type, a wrong sign, a correction without a reason or a member of staff, a
-second row of one cause, a second settlement of a kind for one hold, and (by triggers, see migration 0002) any UPDATE or
-DELETE of a ledger row.
+The database itself rejects an unknown type, a wrong sign, a correction without a reason or a member of staff, a second
+row with the same cause, a second settlement of one type for a hold, and, by triggers, each UPDATE or DELETE of a row.
 """
 
 from django.conf import settings
@@ -14,15 +13,15 @@ from django.db.models.functions import Now
 
 from config.kernel.ids import IdField, RefField
 
-# Far over any sum of sane amounts, and far enough under 2⁶³ that adding one more amount can't overflow.
+# Larger than any realistic sum, and far enough below 2⁶³ that one more amount cannot overflow.
 BALANCE_LIMIT = 9 * 10**18
 REASON_MAX_CHARS = 500
-# What may be asked of a grant's end, so that no date overflows.
+# The limit keeps the end of a grant inside the range of dates.
 GRANT_DAYS_MAX = 3650
 
 
 class EntryType(models.TextChoices):
-    """What a row does to (balance, held)."""
+    """How each type changes (balance, held)."""
 
     GRANT = "GRANT"  # +amount, 0
     HOLD = "HOLD"  # 0, +amount
@@ -30,11 +29,11 @@ class EntryType(models.TextChoices):
     RELEASE = "RELEASE"  # 0, −amount
     USAGE = "USAGE"  # −amount, 0
     REFUND = "REFUND"  # +amount, 0
-    ADJUSTMENT = "ADJUSTMENT"  # +amount, 0; the one type whose amount may be negative
+    ADJUSTMENT = "ADJUSTMENT"  # +amount, 0; only this amount may be negative
     EXPIRY = "EXPIRY"  # −amount, 0
 
 
-# Lists, not sets: a partial index of SQLite serves a query only if that repeats its condition word for word.
+# Lists, not sets: SQLite uses a partial index only if the query repeats its condition literally.
 SETTLEMENTS = [EntryType.CAPTURE, EntryType.RELEASE]
 SPENDING = [EntryType.CAPTURE, EntryType.USAGE, EntryType.REFUND]
 CORRECTIONS = [EntryType.REFUND, EntryType.EXPIRY]
@@ -76,8 +75,8 @@ class Account(models.Model):
 class LedgerEntry(models.Model):
     """One movement. ``cause`` is unique: the same cause never moves credits twice.
 
-    ``against`` is the row that this one settles (CAPTURE, RELEASE: the HOLD), gives back (REFUND: the CAPTURE or USAGE)
-    or ends (EXPIRY: the GRANT). ``tool_key`` is a tool's name, and null for bare model usage.
+    ``against`` is the row that this row settles (CAPTURE, RELEASE: the HOLD), refunds (REFUND: the CAPTURE or USAGE) or
+    expires (EXPIRY: the GRANT). ``tool_key`` is the name of a tool, null for model usage.
     """
 
     id = IdField(prefix="led")
@@ -123,7 +122,7 @@ class LedgerEntry(models.Model):
                 condition=~Q(type__in=[EntryType.REFUND, EntryType.ADJUSTMENT]) | Q(staff__isnull=False),
                 name="ledger_correction_has_staff",
             ),
-            # Not unique=True: that adds an index for LIKE, which nothing asks for and every row would pay for.
+            # Not unique=True: it would add an index for LIKE on PostgreSQL, which no query uses.
             models.UniqueConstraint(fields=["cause"], name="ledger_cause_once"),
             models.UniqueConstraint(
                 fields=["against", "type"], condition=Q(type__in=SETTLEMENTS), name="ledger_one_settlement_of_a_kind"
@@ -131,15 +130,14 @@ class LedgerEntry(models.Model):
         ]
         indexes = [
             models.Index("account", "created_at", "id", name="ledger_by_account"),
-            # For the part of a day that a report begins with: it reads nothing but this index, and the columns after
-            # the first two are there for that alone.
+            # For the partial day at the start of a report. The columns after the second make it an index-only scan.
             models.Index(
                 *("account", "created_at", "type", "tool_key", "chat_id", "amount"),
                 condition=Q(type__in=SPENDING),
                 name="ledger_spending",
             ),
             models.Index("run_id", "type", "amount", condition=Q(run_id__isnull=False), name="ledger_by_run"),
-            # Staff look for these few among millions of others.
+            # The admin filters for these rare types among millions of rows.
             models.Index("type", "id", condition=Q(type__in=STAFF_TYPES), name="ledger_by_staff_type"),
             models.Index("against", "amount", condition=Q(type__in=CORRECTIONS), name="ledger_corrections"),
             models.Index(
@@ -152,7 +150,7 @@ class LedgerEntry(models.Model):
 
 
 class PendingExpiry(models.Model):
-    """A grant that expires and is not yet wholly spent or taken back: what ``expiry.expire_grants`` has to look at."""
+    """A grant that expires and that ``expiry.expire_grants`` has not finished yet."""
 
     grant = models.OneToOneField(LedgerEntry, models.PROTECT, primary_key=True, related_name="+")
     account = models.ForeignKey(Account, models.PROTECT, related_name="+", db_index=False)
@@ -167,12 +165,12 @@ class PendingExpiry(models.Model):
 
 
 class UsageTotal(models.Model):
-    """What rows of an account come to, for the reports: derived, exact at every moment, and recomputed by ``totals``.
+    """A sum of ledger rows of an account, for the reports. Always exact; ``totals`` can rebuild it.
 
-    ``tool_key`` is empty for bare model usage.
+    ``tool_key`` is empty for model usage.
     """
 
-    # Without a constraint: the ledger row that is counted has it.
+    # Without a constraint: the foreign key of the ledger row is enough.
     account = models.ForeignKey(Account, models.PROTECT, related_name="+", db_index=False, db_constraint=False)
     amount = models.BigIntegerField()
     records = models.BigIntegerField()
@@ -183,7 +181,7 @@ class UsageTotal(models.Model):
 
 
 class DayTotal(UsageTotal):
-    """CAPTURE and USAGE of a UTC day by tool. Refunds don't count here."""
+    """CAPTURE and USAGE by UTC day and tool, without REFUND."""
 
     pk = models.CompositePrimaryKey("account", "day", "tool_key")
     day = models.DateField()
@@ -194,7 +192,7 @@ class DayTotal(UsageTotal):
 
 
 class ChatTotal(UsageTotal):
-    """CAPTURE and USAGE less REFUND of a chat."""
+    """CAPTURE and USAGE less REFUND by chat."""
 
     pk = models.CompositePrimaryKey("account", "chat_id")
     chat_id = RefField()
@@ -204,7 +202,7 @@ class ChatTotal(UsageTotal):
 
 
 class ChatDayTotal(UsageTotal):
-    """The same by UTC day."""
+    """CAPTURE and USAGE less REFUND by UTC day and chat."""
 
     pk = models.CompositePrimaryKey("account", "day", "chat_id")
     day = models.DateField()
@@ -215,7 +213,7 @@ class ChatDayTotal(UsageTotal):
 
 
 class RunTotal(UsageTotal):
-    """The same by run and tool."""
+    """CAPTURE and USAGE less REFUND by chat, run and tool."""
 
     pk = models.CompositePrimaryKey("account", "chat_id", "run_id", "tool_key")
     chat_id = RefField()

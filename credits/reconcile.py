@@ -1,12 +1,11 @@
-"""Whether the accounts still say what the ledger says. Finds drift and never mends it: a person looks first."""
+"""Compares the accounts with the ledger. Differences are reported and never corrected: staff must look first."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from django.db.models import BigIntegerField, Case, F, OuterRef, Q, Subquery, Sum, Value, When
-from django.db.models.functions import Cast, Coalesce
+from django.db.models import BigIntegerField, Case, F, OuterRef, Subquery, Sum, Value, When
 
 from config.kernel import money
 from credits import totals
@@ -23,39 +22,39 @@ BALANCE_EFFECT = {
 HELD_EFFECT = {EntryType.HOLD: 1, EntryType.CAPTURE: -1, EntryType.RELEASE: -1}
 
 
-def drift(tell: Callable[[str], object] = lambda line: None) -> Iterator[str]:
-    """One line for each thing that does not add up, as it is found. ``tell`` hears how far it has come."""
+def drift(progress: Callable[[str], object] = lambda line: None) -> Iterator[str]:
+    """Yields one line for each difference as soon as it is found. ``progress`` is called with the name of each step."""
     rules: dict[str, Callable[[], Iterator[str]]] = {"accounts": _accounts, "holds": _holds, "refunds": _refunds}
     rules |= {str(kind.model._meta.verbose_name_plural): partial(totals.drift, kind) for kind in totals.kinds()}
     for number, (name, rule) in enumerate(rules.items(), 1):
-        tell(f"{number} of {len(rules)}: {name}")
+        progress(f"{number} of {len(rules)}: {name}")
         yield from rule()
 
 
 def _accounts() -> Iterator[str]:
-    # One statement, so that what is booked meanwhile is seen on both sides or on neither.
+    # One statement has one snapshot: a concurrent movement is in both sides or in neither.
     accounts = Account.objects.annotate(
         ledger_balance=_effect(BALANCE_EFFECT), ledger_held=_effect(HELD_EFFECT)
     ).exclude(balance=F("ledger_balance"), held=F("ledger_held"))
     for account in accounts.select_related("user").order_by("pk").iterator():
-        name = account.user.get_username()
-        for what, says, is_booked in (
+        username = account.user.get_username()
+        for name, actual, expected in (
             ("balance", account.balance, account.ledger_balance),
             ("held", account.held, account.ledger_held),
         ):
-            if says != is_booked:
-                yield f"{name}: {what} is {money.to_text(says)}, the ledger says {money.to_text(is_booked)}"
+            if actual != expected:
+                yield f"{username}: {name} is {money.to_text(actual)}, the ledger says {money.to_text(expected)}"
 
 
-def _effect(signs: dict[EntryType, int]) -> Cast:
+def _effect(signs: dict[EntryType, int]) -> Sum:
     whens = [When(entries__type=type, then=F("entries__amount") * sign) for type, sign in signs.items()]
-    return _total(Case(*whens, default=Value(0), output_field=BigIntegerField()))
+    return Sum(Case(*whens, default=Value(0), output_field=BigIntegerField()), default=0)
 
 
 def _holds() -> Iterator[str]:
     settled = LedgerEntry.objects.filter(against=OuterRef("pk"), type__in=SETTLEMENTS).order_by().values("against")
     holds = LedgerEntry.objects.filter(type=EntryType.HOLD).annotate(
-        settled=Subquery(settled.annotate(total=_total(F("amount"))).values("total"))
+        settled=Subquery(settled.annotate(total=Sum("amount")).values("total"))
     )
     for hold in holds.filter(settled__isnull=False).exclude(settled=F("amount")).order_by("pk").iterator():
         yield f"{hold.id}: a hold of {money.to_text(hold.amount)} was settled with {money.to_text(hold.settled)}"
@@ -64,11 +63,7 @@ def _holds() -> Iterator[str]:
 def _refunds() -> Iterator[str]:
     refunds = LedgerEntry.objects.filter(against=OuterRef("pk"), type=EntryType.REFUND).order_by().values("against")
     spent = LedgerEntry.objects.filter(type__in=[EntryType.CAPTURE, EntryType.USAGE]).annotate(
-        refunded=Subquery(refunds.annotate(total=_total(F("amount"))).values("total"))
+        refunded=Subquery(refunds.annotate(total=Sum("amount")).values("total"))
     )
-    for entry in spent.filter(Q(refunded__gt=F("amount"))).order_by("pk").iterator():
+    for entry in spent.filter(refunded__gt=F("amount")).order_by("pk").iterator():
         yield f"{entry.id}: {money.to_text(entry.refunded)} of {money.to_text(entry.amount)} was refunded"
-
-
-def _total(amount: F | Case) -> Cast:
-    return Cast(Coalesce(Sum(amount), Value(0)), BigIntegerField())

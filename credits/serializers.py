@@ -1,4 +1,4 @@
-"""Credits as clients see them: amounts are decimal strings."""
+"""The API representation of credits: amounts are decimal strings."""
 
 from rest_framework import serializers
 

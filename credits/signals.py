@@ -1,4 +1,4 @@
-"""Every user has an account from the start, made in the user's own transaction. Nothing else belongs here."""
+"""Opens an account for each new user, in the transaction that creates the user. Nothing else belongs here."""
 
 from typing import Any
 
@@ -11,6 +11,6 @@ from credits import ledger
 
 @receiver(post_save, sender=settings.AUTH_USER_MODEL, dispatch_uid="credits.open_account")
 def open_account(instance: Any, created: bool, raw: bool, **kwargs: Any) -> None:
-    # A fixture (raw) brings its own accounts and rows.
+    # A fixture (raw) contains its own accounts and rows.
     if created and not raw:
         ledger.open_account(instance)

@@ -1,4 +1,4 @@
-"""Maintenance of credits, started by beat."""
+"""Periodic tasks of credits, started by beat."""
 
 from celery import shared_task
 
@@ -8,4 +8,4 @@ from credits import expiry
 
 @shared_task(name="credits.expire_grants")
 def expire_grants() -> None:
-    jobs.run("expire-grants", lambda: sum(1 for _ in expiry.expire_by_account()))
+    jobs.run("expire-grants", lambda: sum(1 for _ in expiry.expire_grants()))

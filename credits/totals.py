@@ -1,6 +1,6 @@
-"""The totals that the usage reports read, against the rows that they sum up: compared, and counted anew.
+"""Compares the totals of the usage reports with the ledger, and rebuilds them.
 
-Triggers keep them (migration 0004). Nothing here is needed while they do.
+Triggers maintain the totals (migrations). This module is for checks and repair only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NET = "CASE type WHEN 'REFUND' THEN -amount ELSE amount END"
 
 @dataclass(frozen=True)
 class Kind:
-    """``keys``: each key of the table beside the account, and what it is of a ledger row; ``rows``: which count."""
+    """``keys``: each key column except the account, and its SQL for a ledger row. ``rows``: which rows are counted."""
 
     model: type[UsageTotal]
     keys: dict[str, str]
@@ -33,7 +33,7 @@ class Kind:
         return self.model._meta.db_table
 
     def counted(self, where: str = "") -> str:
-        """The totals as the ledger says, as SQL."""
+        """SQL that computes the totals from the ledger."""
         named = ", ".join(f"{source} AS {key}" for key, source in self.keys.items())
         return (
             f"SELECT account_id, {named}, SUM({self.amount}) AS amount, COUNT(*) AS records, MAX(created_at) AS latest"  # noqa: S608
@@ -54,8 +54,8 @@ def kinds() -> list[Kind]:
 
 @transaction.atomic
 def recount(account_ids: Sequence[int]) -> None:
-    """Make the totals of these accounts anew out of the ledger. Their own movements wait meanwhile."""
-    # Whoever writes a row of an account changes the account first: none comes in between.
+    """Rebuild the totals of these accounts from the ledger. The accounts stay locked meanwhile."""
+    # Each movement locks its account before it inserts a row.
     locked = list(
         Account.objects.filter(pk__in=account_ids).order_by("pk").select_for_update().values_list("pk", flat=True)
     )
@@ -73,27 +73,26 @@ def recount(account_ids: Sequence[int]) -> None:
 
 
 def drift(kind: Kind) -> Iterator[str]:
-    """One line for each total of a kind that is not what the rows come to, read as they are asked for."""
+    """Yields one line for each total of a kind that differs from the ledger. The rows are read one by one."""
     keys = ", ".join(["account_id", *kind.keys])
-    # One statement, so that what is booked meanwhile is seen on both sides or on neither.
+    # One statement has one snapshot: a concurrent movement is in both sides or in neither.
     statement = f"""
-        SELECT {keys}, SUM(kept), SUM(booked) FROM (
-            SELECT {keys}, amount AS kept, 0 AS booked, records, latest, 1 AS sides FROM {kind.table}
+        SELECT {keys}, SUM(stored), SUM(computed) FROM (
+            SELECT {keys}, amount AS stored, 0 AS computed, records, latest, 1 AS sides FROM {kind.table}
             UNION ALL
             SELECT {keys}, 0, amount, -records, latest, -1 FROM ({kind.counted()}) ledger
         ) compared GROUP BY {keys}
-        HAVING SUM(kept) <> SUM(booked) OR SUM(records) <> 0 OR SUM(sides) <> 0 OR MIN(latest) <> MAX(latest)
+        HAVING SUM(stored) <> SUM(computed) OR SUM(records) <> 0 OR SUM(sides) <> 0 OR MIN(latest) <> MAX(latest)
         ORDER BY {keys}
     """  # noqa: S608
-    # Whoever emptied a table of totals has hundreds of thousands of differences: they stay in the database until they
-    # are said, but for PgBouncer, through which a cursor can't.
-    whole = connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
-    with connection.cursor() if whole else connection.chunked_cursor() as cursor:
+    # There may be hundreds of thousands of differences, so a server-side cursor reads them. PgBouncer has none.
+    unavailable = connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
+    with connection.cursor() if unavailable else connection.chunked_cursor() as cursor:
         cursor.execute(statement)
-        for account_id, *key, kept, booked in cursor:
+        for account_id, *key, stored, computed in cursor:
             name = Account.objects.select_related("user").get(pk=account_id).user.get_username()
             of = ", ".join(f"{column} {value or '-'}" for column, value in zip(kind.keys, key, strict=True))
             yield (
-                f"{name}: {kind.model._meta.verbose_name} of {of} is {money.to_text(int(kept))},"
-                f" the ledger says {money.to_text(int(booked))}"
+                f"{name}: {kind.model._meta.verbose_name} of {of} is {money.to_text(int(stored))},"
+                f" the ledger says {money.to_text(int(computed))}"
             )

@@ -1,9 +1,9 @@
-"""The usage reports: reading only, and of one account at a time. Amounts are micro-credits.
+"""The usage reports: read-only, one account each. Amounts are micro-credits.
 
-A period is a rolling window that ends now: ``7d`` begins exactly 7 × 24 hours before now, and a row of that very
-microsecond is inside. What is recorded while the report is made may be in it. ``all`` has no lower bound.
+A period is a rolling window that ends now: ``7d`` begins exactly 7 × 24 hours before now, and a row with that very
+timestamp is included. ``all`` has no lower bound. Rows that are written during the report may be included.
 
-Whole UTC days come from the totals that the database keeps, the day that a period begins in the midst of from its rows.
+Whole UTC days are read from the totals that triggers keep; the partial day at the start of a period from ledger rows.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from operator import attrgetter
 from typing import Any
 
 from django.conf import settings
-from django.db.models import BigIntegerField, Count, F, Max, Q, QuerySet, Sum, Value
-from django.db.models.functions import Cast, Coalesce, TruncDate
+from django.db.models import Count, F, Max, Q, QuerySet, Sum, Value
+from django.db.models.functions import Coalesce, TruncDate
 from django.utils.module_loading import import_string
 
 from config.kernel import clock
@@ -28,6 +28,7 @@ DEFAULT_PERIOD = "all"
 MODEL_KEY = "model"
 EXPORT_BATCH = 1000
 DAY = timedelta(days=1)
+DEBITS = [EntryType.CAPTURE, EntryType.USAGE]
 
 
 @dataclass(frozen=True)
@@ -95,12 +96,12 @@ def display_name(tool_key: str) -> str:
 
 
 def summary(user_id: int, period: Period) -> UsageSummary:
-    """What was debited (captures and model usage; refunds don't count here) by tool, largest first."""
+    """Debits (captures and model usage, without refunds) by tool, largest first."""
     account = account_for(user_id)
     sums = _add(
         [
             _whole_days(DayTotal, user_id, period).values(key=F("tool_key")),
-            *(rows.exclude(type=EntryType.REFUND).values(key=_tool()) for rows in _first_hours(user_id, period)),
+            _partial_day(user_id, period, DEBITS).values(key=Coalesce("tool_key", Value(""))),
         ]
     )
     groups = [
@@ -119,31 +120,24 @@ def summary(user_id: int, period: Period) -> UsageSummary:
 
 
 def by_chat(user_id: int, period: Period) -> list[ChatUsage]:
-    """Each chat's spend, refunds netted, newest activity first. Deleted chats keep their title."""
-    if period.start is None:
-        sums = _add([ChatTotal.objects.filter(account_id=user_id).values(key=F("chat_id"))])
-    else:
-        sums = _add(
-            [
-                _whole_days(ChatDayTotal, user_id, period).values(key=F("chat_id")),
-                *(
-                    rows.filter(chat_id__isnull=False).values(key=F("chat_id"))
-                    for rows in _first_hours(user_id, period)
-                ),
-            ]
-        )
+    """The spending of each chat less refunds, newest activity first. Deleted chats keep their title."""
+    # ChatTotal is ChatDayTotal over all days, with fewer rows to read.
+    totals = (
+        _whole_days(ChatDayTotal, user_id, period) if period.start else ChatTotal.objects.filter(account_id=user_id)
+    )
+    rows = _partial_day(user_id, period, SPENDING).filter(chat_id__isnull=False)
+    sums = _add([totals.values(key=F("chat_id")), rows.values(key=F("chat_id"))])
     titles = _titles(user_id, sums)
     entries = [ChatUsage(chat_id, titles.get(chat_id), total.amount, total.latest) for chat_id, total in sums.items()]
-    # Newest first, and by id where that is the same.
     entries.sort(key=attrgetter("chat_id"))
     entries.sort(key=attrgetter("timestamp"), reverse=True)
     return entries
 
 
 def of_chat(user_id: int, chat_id: str) -> tuple[str | None, list[RunUsage]]:
-    """The chat's title and its spend by (tool, run), refunds netted, newest activity first.
+    """The chat's title and its spending by (tool, run) less refunds, newest activity first.
 
-    Another user's chat is as empty as one that does not exist: (None, []).
+    (None, []) for a chat of another user and for one that does not exist.
     """
     totals = RunTotal.objects.filter(account_id=user_id, chat_id=chat_id).order_by("-latest", "run_id", "tool_key")
     items = [
@@ -154,26 +148,19 @@ def of_chat(user_id: int, chat_id: str) -> tuple[str | None, list[RunUsage]]:
 
 
 def by_day(user_id: int, period: Period) -> list[DayUsage]:
-    """What was debited by UTC day, as in ``summary``, oldest first; days without usage are left out."""
+    """Debits as in ``summary`` by UTC day, oldest first, without empty days."""
     sums = _add(
         [
             _whole_days(DayTotal, user_id, period).values(key=F("day")),
-            *(
-                rows.exclude(type=EntryType.REFUND).values(key=TruncDate("created_at", tzinfo=UTC))
-                for rows in _first_hours(user_id, period)
-            ),
+            _partial_day(user_id, period, DEBITS).values(key=TruncDate("created_at", tzinfo=UTC)),
         ]
     )
     return [DayUsage(day, total.amount, total.records) for day, total in sorted(sums.items())]
 
 
-def entries_of(user_id: int) -> QuerySet[LedgerEntry]:
-    return LedgerEntry.objects.filter(account_id=user_id)
-
-
 def export(user_id: int) -> Iterator[LedgerEntry]:
-    """Every row, newest first, read in batches: a slow client holds neither memory nor a database cursor."""
-    rows = entries_of(user_id).order_by("-created_at", "-pk")
+    """Every row, newest first, read in batches: a slow client must not hold much memory or a database cursor."""
+    rows = LedgerEntry.objects.filter(account_id=user_id).order_by("-created_at", "-pk")
     batch = list(rows[:EXPORT_BATCH])
     while batch:
         yield from batch
@@ -189,16 +176,16 @@ class _Total:
     latest: datetime
 
 
-def _first_hours(user_id: int, period: Period) -> list[QuerySet[LedgerEntry]]:
-    """The rows of the day that the period begins in the midst of, if it does."""
+def _partial_day(user_id: int, period: Period, types: list[EntryType]) -> QuerySet[LedgerEntry]:
+    """The rows of the day in which the period begins, unless it begins at midnight."""
     if period.start is None or period.start == _midnight(period.start):
-        return []
-    rows = LedgerEntry.objects.filter(account_id=user_id, type__in=SPENDING).order_by()
-    return [rows.filter(created_at__gte=period.start, created_at__lt=_midnight(period.start) + DAY)]
+        return LedgerEntry.objects.none()
+    rows = LedgerEntry.objects.filter(account_id=user_id, type__in=types).order_by()
+    return rows.filter(created_at__gte=period.start, created_at__lt=_midnight(period.start) + DAY)
 
 
 def _whole_days(model: type[DayTotal] | type[ChatDayTotal], user_id: int, period: Period) -> QuerySet[Any]:
-    """The totals of the days after that."""
+    """The totals of the days that the period covers completely."""
     totals: QuerySet[Any] = model._default_manager.filter(account_id=user_id)
     if period.start is None:
         return totals
@@ -211,27 +198,23 @@ def _midnight(moment: datetime) -> datetime:
 
 
 def _add(sources: Iterable[QuerySet[Any]]) -> dict[Any, _Total]:
-    """Each source grouped by its ``key``, and together."""
+    """The sum of all sources for each value of their ``key``."""
     sums: dict[Any, _Total] = {}
     for source in sources:
         of_rows = source.model is LedgerEntry
         groups = source.annotate(
-            total=Cast(Sum(net_spending() if of_rows else F("amount")), BigIntegerField()),
+            total=Sum(net_spending() if of_rows else F("amount")),
             count=Count("*") if of_rows else Sum("records"),
             newest=Max("created_at" if of_rows else "latest"),
         )
         for key, total, count, newest in groups.values_list("key", "total", "count", "newest"):
             known = sums.get(key)
             sums[key] = (
-                _Total(known.amount + total, known.records + int(count), max(known.latest, newest))
+                _Total(known.amount + total, known.records + count, max(known.latest, newest))
                 if known
-                else _Total(total, int(count), newest)
+                else _Total(total, count, newest)
             )
     return sums
-
-
-def _tool() -> Coalesce:
-    return Coalesce("tool_key", Value(""))
 
 
 def _titles(user_id: int, chat_ids: Iterable[str]) -> dict[str, str | None]:

@@ -62,7 +62,7 @@ class LedgerViewSet(SessionViewSet):
     renderer_classes = [ExactJSONRenderer, CsvRenderer]
 
     def queryset_for(self, user: Any) -> QuerySet[LedgerEntry]:
-        return usage.entries_of(user.pk) if user else LedgerEntry.objects.none()
+        return LedgerEntry.objects.filter(account_id=user.pk) if user else LedgerEntry.objects.none()
 
     @extend_schema(
         responses={

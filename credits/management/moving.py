@@ -1,4 +1,4 @@
-"""What the commands that move credits share: who, how much, why, and every refusal as one line without a trace."""
+"""The base of the commands that move credits: their arguments, and errors as one line without a traceback."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from credits.models import GRANT_DAYS_MAX
 
 class MovingCommand(BaseCommand):
     def add_reason(self, parser: CommandParser) -> None:
-        parser.add_argument("--reason", required=True, help="why; kept with the ledger row")
+        parser.add_argument("--reason", required=True, help="stored with the ledger row")
 
     def add_staff(self, parser: CommandParser) -> None:
-        parser.add_argument("--staff", required=True, metavar="USERNAME", help="who does it; kept with the ledger row")
+        parser.add_argument(
+            "--staff", required=True, metavar="USERNAME", help="the member of staff; stored with the ledger row"
+        )
 
     def move(self, username: str, amount: str, reason: str, minimum: int | None = 1) -> tuple[Any, int]:
-        """The user and the micro-credits; also checks the reason."""
+        """Returns the user and the micro-credits. Also validates the reason."""
         user = self.user(username)
         if not reason.strip():
             raise CommandError("--reason must not be empty.")
@@ -39,7 +41,7 @@ class MovingCommand(BaseCommand):
         latest = now + timedelta(days=GRANT_DAYS_MAX)
         try:
             in_days = text.isascii() and text.isdigit()
-            # Cut short, for Python refuses to read very long numbers, and to add very many days.
+            # Truncated: Python rejects very long numbers and very many days.
             days = min(int(text[:9]), GRANT_DAYS_MAX + 1) if in_days else 0
             end = now + timedelta(days=days) if in_days else datetime.fromisoformat(text)
         except ValueError:

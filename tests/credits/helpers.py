@@ -1,4 +1,4 @@
-"""Short ways to make ledger rows; each call is a movement of its own."""
+"""Helpers that create ledger rows; each call is a separate movement."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _numbers = count(1)
 
 
 def clerk() -> Any:
-    """Who makes the corrections of a test. Not one of its users, so that its own accounts stay as they are."""
+    """The member of staff who makes corrections in tests. A separate user, so no tested account changes."""
     return get_user_model()._default_manager.get_or_create(username="clerk", defaults={"is_staff": True})[0]
 
 
 def fund(user: Any, amount: int) -> None:
-    """Bring a fresh user's available to exactly ``amount``."""
+    """Adjust the available credits of a user to exactly ``amount``."""
     change = amount - ledger.available(user.pk)
     if change:
         ledger.adjust(user.pk, change, reason="for the test", staff=clerk())
@@ -59,7 +59,7 @@ def spend(user: Any, amount: int, *, run: str = "run_1", chat: str = "chat_1", t
 
 
 def turn(user: Any, amount: int, *, run: str = "run_1", chat: str = "chat_1", index: int | None = None) -> LedgerEntry:
-    """Book a model turn."""
+    """Charge a model turn."""
     return ledger.usage(
         user.pk, amount, run_id=run, chat_id=chat, turn_index=index or next(_numbers), price={"in": 1, "out": 1}
     )
@@ -72,14 +72,14 @@ def state(user: Any) -> tuple[int, int]:
 
 
 def rows(user: Any) -> list[tuple[str, int]]:
-    """(type, amount) of every row but the sign-up grant and what ``fund`` made, in the order they were made."""
+    """(type, amount) of each row in order of creation, without the sign-up grant and the rows of ``fund``."""
     entries = LedgerEntry.objects.filter(account_id=user.pk).exclude(cause=f"signup:{user.pk}")
     entries = entries.exclude(reason="for the test").order_by("created_at", "type")
     return list(entries.values_list("type", "amount"))
 
 
 class Clock:
-    """Stands for the service's clock; set ``now`` to travel."""
+    """Replaces the clock of the service; set ``now`` to change the time."""
 
     def __init__(self, now: datetime) -> None:
         self.now = now

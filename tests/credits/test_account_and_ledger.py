@@ -94,7 +94,7 @@ class TestLedger:
 
     def test_pages_join_to_the_whole(self, session, user):
         for _ in range(4):
-            ledger.capture(place(user, 8), 3)  # CAPTURE and RELEASE are of the same moment
+            ledger.capture(place(user, 8), 3)  # CAPTURE and RELEASE have the same time
         whole = [row["id"] for row in session.get(LEDGER, {"limit": 100}).json()["items"]]
         assert len(whole) == 13
         joined, cursor = [], None
@@ -102,7 +102,7 @@ class TestLedger:
             page = session.get(LEDGER, {"limit": 2} | ({"cursor": cursor} if cursor else {})).json()
             joined += [row["id"] for row in page["items"]]
             cursor = page["nextCursor"]
-            turn(user, 1)  # what is added meanwhile shifts nothing
+            turn(user, 1)  # new rows must not shift the pages
             if cursor is None:
                 break
         assert joined == whole
@@ -123,7 +123,9 @@ class TestLedger:
 
 class TestCsv:
     def test_holds_every_row_of_the_caller(self, session, user, monkeypatch):
-        monkeypatch.setattr(usage, "EXPORT_BATCH", 2)  # which parts a CAPTURE from its RELEASE of the same moment
+        monkeypatch.setattr(
+            usage, "EXPORT_BATCH", 2
+        )  # so a batch ends between a CAPTURE and its RELEASE of the same time
         for _ in range(4):
             ledger.capture(place(user, 8), 3)
         spend(UserFactory(), 5)
@@ -135,7 +137,7 @@ class TestCsv:
         assert len(rows) == 13
 
     def test_is_read_in_batches_as_it_is_sent(self, session, user, monkeypatch, request):
-        """However many rows there are, no more than a batch has been read ahead, or is kept, of what was sent."""
+        """At most one batch is read ahead, and sent rows do not stay in memory."""
         monkeypatch.setattr(usage, "EXPORT_BATCH", 4)
         for _ in range(26):
             turn(user, 1)
@@ -155,7 +157,7 @@ class TestCsv:
                 assert len(made) <= 2 * 4
         assert sent == 1 + 27
 
-    def test_is_a_file_that_nobody_keeps(self, session):
+    def test_is_a_file_that_is_not_cached(self, session):
         answer = session.get(LEDGER, HTTP_ACCEPT="text/csv")
         assert answer["Content-Disposition"] == 'attachment; filename="ledger.csv"'
         assert answer["Cache-Control"] == "no-store"

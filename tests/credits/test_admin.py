@@ -1,4 +1,4 @@
-"""The admin shows accounts and the ledger, and changes neither."""
+"""The pages of accounts and the ledger are read-only."""
 
 import pytest
 from django.urls import reverse

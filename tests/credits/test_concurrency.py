@@ -1,4 +1,4 @@
-"""One account, many connections at once: no overdraft, nothing twice, every sum exact."""
+"""Concurrent movements of one account: no overdraft, no double movement, exact sums."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from django.db import connection, transaction
 
 from config.kernel.errors import Conflict
-from credits import ledger, posting
+from credits import ledger
 from credits.models import Account, LedgerEntry
 from credits.reconcile import drift
 from tests.credits.helpers import clerk, fund, place, spend, state, turn
@@ -26,7 +26,7 @@ def threads(request) -> int:
 
 
 def side_by_side(count: int, work: Callable[[int], Any]) -> list[Any]:
-    """``work(0)`` … ``work(count - 1)``, each on a thread and connection of its own; a refusal is a result, too."""
+    """The results or exceptions of ``work(0)`` … ``work(count - 1)``, each in its own thread and connection."""
     start = threading.Barrier(count)
     results: list[Any] = [None] * count
 
@@ -72,7 +72,7 @@ def test_every_sum_is_exact(threads):
     fund(user, 500)
 
     def trade(index: int) -> tuple[int, int]:
-        """Returns what it added to (balance, held)."""
+        """Returns the changes of (balance, held)."""
         luck = random.Random(index)
         balance = held = 0
         for _ in range(15):
@@ -107,7 +107,7 @@ def test_one_cause_moves_once(threads):
     fund(user, 100)
     granted = side_by_side(threads, lambda _: ledger.grant(user.pk, 7, cause="order:1").pk)
     assert len(set(granted)) == 1
-    # Whoever comes second is answered as the first was, not with an error.
+    # The second call returns the result of the first and no error.
     assert set(side_by_side(threads, lambda _: place(user, 5, invocation="inv_same"))) == {"inv_same"}
     assert len({row.pk for row in side_by_side(threads, lambda _: turn(user, 3, index=1))}) == 1
 
@@ -123,7 +123,7 @@ def test_one_cause_moves_once(threads):
 def test_a_hold_is_settled_by_one_of_many(threads):
     user = UserFactory()
     fund(user, 1000)
-    place(user, 500)  # so that the account could pay a second settlement
+    place(user, 500)  # enough held credits for a wrong second settlement
     for _ in range(10):
         before, _ = state(user)
         invocation = place(user, 8)
@@ -137,19 +137,19 @@ def test_a_hold_is_settled_by_one_of_many(threads):
     assert list(drift()) == []
 
 
-def story(user: Any, key: str) -> tuple[list[Any], list[Any], tuple[int, int]]:
-    """Every movement there is: what the calls answered, the rows that they left, and the account."""
+def every_movement(user: Any, key: str) -> tuple[list[Any], list[Any], tuple[int, int]]:
+    """Makes each kind of movement. Returns the results of the calls, the rows and the account."""
     fund(user, 100)
     calls = [place(user, 10, invocation=f"inv_{key}{number}", run=f"run_{key}", tool="draw") for number in range(6)]
     place(user, 10, invocation=calls[0])  # again
-    said: list[Any] = [ledger.capture(calls[0], 4), ledger.capture(calls[0], 9), ledger.release(calls[0])]
-    said += [ledger.capture(calls[1], 10), ledger.capture(calls[2], 12), ledger.capture(calls[3], 0)]
-    said += [ledger.release(calls[4]), ledger.capture(calls[4], 3), ledger.capture(f"inv_{key}none", 1)]
+    results: list[Any] = [ledger.capture(calls[0], 4), ledger.capture(calls[0], 9), ledger.release(calls[0])]
+    results += [ledger.capture(calls[1], 10), ledger.capture(calls[2], 12), ledger.capture(calls[3], 0)]
+    results += [ledger.release(calls[4]), ledger.capture(calls[4], 3), ledger.capture(f"inv_{key}none", 1)]
     try:
-        place(user, 67, invocation=f"inv_{key}dear")  # 100 − 24 spent − 10 held is one too few
+        place(user, 67, invocation=f"inv_{key}dear")  # 100 − 24 spent − 10 held: 1 is missing
     except ledger.InsufficientCredits as refusal:
-        said.append(refusal.details)
-    said += [ledger.release_run(f"run_{key}"), ledger.release_run(f"run_{key}")]
+        results.append(refusal.details)
+    results += [ledger.release_run(f"run_{key}"), ledger.release_run(f"run_{key}")]
     for _ in range(2):
         turn(user, 3, run=f"run_{key}", index=1)
     spent = LedgerEntry.objects.filter(account_id=user.pk, type="CAPTURE").order_by("pk")
@@ -158,28 +158,28 @@ def story(user: Any, key: str) -> tuple[list[Any], list[Any], tuple[int, int]]:
         ledger.adjust(user.pk, -1, reason="r", staff=clerk(), cause=f"adjustment:{key}")
         ledger.grant(user.pk, 2, cause=f"grant:{key}")
     columns = ("type", "amount", "tool_key", "chat_id", "run_id", "invocation_id", "price", "reason", "against__type")
-    entries = (
-        LedgerEntry.objects.filter(account_id=user.pk).order_by("created_at", "type", "amount").values_list(*columns)
-    )
-    kept = [tuple(part.replace(key, "") if isinstance(part, str) else part for part in entry) for entry in entries]
-    return said, kept, state(user)
+    found = LedgerEntry.objects.filter(account_id=user.pk).order_by("created_at", "type", "amount")
+    entries = [
+        tuple(value.replace(key, "") if isinstance(value, str) else value for value in entry)
+        for entry in found.values_list(*columns)
+    ]
+    return results, entries, state(user)
 
 
 def test_a_movement_is_the_same_alone_and_within_a_transaction():
-    """PostgreSQL does it in other statements there. Alone they are also what the threads of these tests run."""
-    alone = story(UserFactory(), "alone")
+    alone = every_movement(UserFactory(), "alone")
     with transaction.atomic():
-        within = story(UserFactory(), "within")
+        within = every_movement(UserFactory(), "within")
     assert alone == within
-    said, kept, account = alone
-    assert said == [4, 0, None, 10, 10, 0, None, 0, 0, {"available": "0.000066"}, 10, 0]
+    results, entries, account = alone
+    assert results == [4, 0, None, 10, 10, 0, None, 0, 0, {"available": "0.000066"}, 10, 0]
     assert account == (100 - 24 - 3 + 4 - 1 + 2, 0)
-    assert [entry[1:] for entry in kept if entry[0] == "CAPTURE"] == [
+    assert [entry[1:] for entry in entries if entry[0] == "CAPTURE"] == [
         (amount, "draw", "chat_1", "run_", f"inv_{number}", {"perCall": 10}, "", "HOLD")
         for number, amount in enumerate((4, 10, 10))
     ]
-    assert sum(entry[1] for entry in kept if entry[0] == "RELEASE") == 60 - 24
-    assert {entry[6] for entry in kept if entry[0] == "RELEASE"} == {None}
+    assert sum(entry[1] for entry in entries if entry[0] == "RELEASE") == 60 - 24
+    assert {entry[6] for entry in entries if entry[0] == "RELEASE"} == {None}
     assert list(drift()) == []
 
 
@@ -188,11 +188,11 @@ def test_a_settlement_keeps_the_balance_in_range(monkeypatch):
     fund(user, 5)
     invocation = place(user, 5)
     turn(user, 5)
-    monkeypatch.setattr(posting, "BALANCE_LIMIT", 4)
+    monkeypatch.setattr(ledger, "BALANCE_LIMIT", 4)
     with pytest.raises(RuntimeError):
         ledger.capture(invocation, 5)
     assert state(user) == (0, 5)
-    monkeypatch.setattr(posting, "BALANCE_LIMIT", 5)
+    monkeypatch.setattr(ledger, "BALANCE_LIMIT", 5)
     assert ledger.capture(invocation, 5) == 5
 
 

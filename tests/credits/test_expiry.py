@@ -28,7 +28,7 @@ def now(monkeypatch, user) -> Clock:
 
 
 def give(user, amount: int, expires_at: datetime | None = None) -> LedgerEntry:
-    """Grants are told apart by their amount, so each amount is given once."""
+    """The amount identifies the grant, so use each amount once."""
     return ledger.grant(user.pk, amount, cause=f"{user.pk}:{amount}", expires_at=expires_at)
 
 
@@ -44,19 +44,19 @@ class TestExpiry:
         give(user, 100)
         spend(user, 4)
         now.now += HOUR - timedelta(microseconds=1)
-        assert expire_grants() == 0
+        assert sum(expire_grants()) == 0
         now.now += timedelta(microseconds=1)
-        assert expire_grants() == 6
+        assert sum(expire_grants()) == 6
         assert state(user) == (100, 0)
         assert ("EXPIRY", 6) in rows(user)
-        assert expire_grants() == 0
+        assert sum(expire_grants()) == 0
         assert not PendingExpiry.objects.exists()
 
     def test_a_grant_that_is_spent_leaves_no_row(self, user, now):
         give(user, 10, now.now + HOUR)
         spend(user, 10)
         now.now += HOUR
-        assert expire_grants() == 0
+        assert sum(expire_grants()) == 0
         assert "EXPIRY" not in dict(rows(user))
         assert not PendingExpiry.objects.exists()
 
@@ -89,20 +89,20 @@ class TestExpiry:
         grant = give(user, 40, now.now + HOUR)
         assert unspent(user.pk) == {grant.pk: 10}
         now.now += HOUR
-        assert expire_grants() == 10
+        assert sum(expire_grants()) == 10
         assert state(user) == (0, 0)
 
     def test_what_is_held_expires_once_the_hold_is_released(self, user, now):
         give(user, 10, now.now + HOUR)
         kept, released = place(user, 3), place(user, 2)
         now.now += HOUR
-        assert expire_grants() == 5
+        assert sum(expire_grants()) == 5
         assert state(user) == (5, 5)
-        assert expire_grants() == 0
+        assert sum(expire_grants()) == 0
         ledger.capture(kept, 3)
         ledger.release(released)
         assert ledger.available(user.pk) == 2
-        assert expire_grants() == 2
+        assert sum(expire_grants()) == 2
         assert state(user) == (0, 0)
         assert not PendingExpiry.objects.exists()
 
@@ -111,16 +111,16 @@ class TestExpiry:
             give(user, amount, now.now + HOUR)
         place(user, 5)
         now.now += HOUR
-        assert expire_grants() == 16
+        assert sum(expire_grants()) == 16
         assert state(user) == (5, 5)
 
     def test_repeating_a_grant_does_not_revive_it(self, user, now):
         end = now.now + HOUR
         give(user, 10, end)
         now.now = end
-        expire_grants()
+        sum(expire_grants())
         give(user, 10, end)
-        assert expire_grants() == 0
+        assert sum(expire_grants()) == 0
         assert state(user) == (0, 0)
 
     def test_the_task_reaches_every_account(self, user, now, monkeypatch):
@@ -138,7 +138,7 @@ class TestExpiry:
     def test_expiry_is_no_usage(self, session, user, now):
         give(user, 10, now.now + HOUR)
         now.now += HOUR
-        expire_grants()
+        sum(expire_grants())
         assert session.get("/api/v1/me/credits/usage-summary").json()["recordsAll"] == 0
 
 
@@ -156,14 +156,14 @@ class TestExpiry:
     )
 )
 def test_what_is_left_agrees_with_a_model_that_follows_every_credit(steps, monkeypatch):
-    """The model keeps lots in a list and takes each spend out of them one by one."""
+    """The model keeps a list of grants and subtracts each spending from them in order."""
     with monkeypatch.context() as patch:
         travel = stop_clock(patch, clock.now())
         user = UserFactory()
         fund(user, 0)
         begin = travel.now
         lots: dict[str, tuple[int, int, int]] = {}  # id → (expires after hours, made as number, left)
-        other = 0  # what never expires; below zero it is a debt
+        other = 0  # credits that never expire; negative: a debt
         hours = 0
         for number, (kind, amount, after) in enumerate(steps):
             travel.now += timedelta(seconds=1)
@@ -187,13 +187,13 @@ def test_what_is_left_agrees_with_a_model_that_follows_every_credit(steps, monke
                 hours += amount
                 travel.now = begin + hours * HOUR + timedelta(seconds=number + 1)
                 due = [key for key, (end_hour, _, _) in lots.items() if end_hour <= hours]
-                assert expire_grants() == sum(lots.pop(key)[2] for key in due)
+                assert sum(expire_grants()) == sum(lots.pop(key)[2] for key in due)
             assert {key: left for key, left in unspent(user.pk).items() if left} == {
                 key: left for key, (_, _, left) in lots.items() if left
             }
             assert state(user) == (other + sum(left for _, _, left in lots.values()), 0)
         for pending in PendingExpiry.objects.filter(account_id=user.pk):
-            pending.delete()  # the next example's clock is this one's
+            pending.delete()  # the next example has the same clock
 
 
 @pytest.mark.django_db(transaction=True)
@@ -203,6 +203,6 @@ def test_twice_at_once_takes_back_once(threads):
     for user in users:
         fund(user, 5)
         give(user, 10, clock.now())
-    side_by_side(threads, lambda _: expire_grants())
+    side_by_side(threads, lambda _: sum(expire_grants()))
     assert [state(user) for user in users] == [(5, 0)] * 3
     assert list(drift()) == []

@@ -1,4 +1,4 @@
-"""What the database itself refuses, whoever writes to it."""
+"""The rules that the database itself enforces."""
 
 import os
 import sqlite3
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db
 
 
 def refusal(**fields) -> str:
-    """What the database says against such a row; empty if it takes it. That it names a rule tells the rules apart."""
+    """The error of the database for such a row, which names the violated rule. Empty if the row is accepted."""
     try:
         with transaction.atomic():
             LedgerEntry.objects.create(**fields)
@@ -62,19 +62,19 @@ def test_amounts_that_a_row_may_have(user, type, amount):
 
 
 @pytest.mark.parametrize("type", ["CAPTURE", "RELEASE", "REFUND", "EXPIRY"])
-def test_what_settles_or_corrects_names_its_row(user, type):
+def test_settlements_and_corrections_require_against(user, type):
     row = {"account_id": user.pk, "type": type, "amount": 1, "cause": "x", "reason": "r", "staff": clerk()}
     assert "ledger_against_by_type" in refusal(**row)
 
 
 @pytest.mark.parametrize("type", ["GRANT", "HOLD", "USAGE", "ADJUSTMENT"])
-def test_nothing_else_names_one(user, type):
+def test_other_types_forbid_against(user, type):
     row = {"account_id": user.pk, "type": type, "amount": 1, "cause": "x", "reason": "r", "staff": clerk()}
     assert "ledger_against_by_type" in refusal(**row, against=spend(user, 5))
 
 
 @pytest.mark.parametrize("type", ["REFUND", "ADJUSTMENT"])
-def test_corrections_have_a_reason_and_name_their_maker(user, type):
+def test_corrections_require_a_reason_and_staff(user, type):
     against = spend(user, 5) if type == "REFUND" else None
     row = {"account_id": user.pk, "type": type, "amount": 1, "cause": "x", "against": against}
     assert "ledger_correction_has_reason" in refusal(**row, staff=clerk())
@@ -100,7 +100,7 @@ def test_a_hold_has_one_settlement_of_a_kind(user, type):
     row = {"account_id": user.pk, "amount": 1, "against_id": settled.against_id}
     said = refusal(**row, type=type, cause="x")
     assert "ledger_one_settlement_of_a_kind" in said or "credits_ledgerentry.against_id" in said
-    # An expiry in parts, and refunds, are several of one kind for one row.
+    # A row may have several EXPIRY or REFUND rows.
     for number in (1, 2):
         row = {"account_id": user.pk, "amount": 1, "against_id": settled.pk}
         assert refusal(**row, type="EXPIRY", cause=f"y{number}") == ""
@@ -124,7 +124,7 @@ def test_ledger_rows_are_never_updated(user):
 
 @pytest.mark.django_db(transaction=True)
 def test_ledger_rows_are_never_deleted(tmp_path):
-    """A SQLite test database must let its rows go between tests, so there a copy under an ordinary name is asked."""
+    """The triggers allow deletion in test databases, so on SQLite a copy with an ordinary name is tested."""
     user = UserFactory()
     place(user, 5)
     if connection.vendor == "postgresql":
@@ -146,7 +146,7 @@ def test_ledger_rows_are_never_deleted(tmp_path):
 @pytest.mark.services
 @pytest.mark.skipif("TEST_DATABASE_URL" not in os.environ, reason="SQLite knows no TRUNCATE")
 def test_the_ledger_is_never_emptied():
-    """A test database must let itself be emptied, so one under an ordinary name is asked."""
+    """The triggers allow TRUNCATE in test databases, so a database with an ordinary name is tested."""
     url = postgres.with_database(os.environ["TEST_DATABASE_URL"], f"ordinary_{uuid.uuid4().hex[:12]}")
     with psycopg.connect(os.environ["TEST_DATABASE_URL"], autocommit=True) as server:
         server.execute(f"CREATE DATABASE {url.rpartition('/')[2]} TEMPLATE template0")
@@ -154,7 +154,7 @@ def test_the_ledger_is_never_emptied():
         with psycopg.connect(url, autocommit=True) as database:
             database.execute("CREATE TABLE credits_ledgerentry (amount int)")
             database.execute("INSERT INTO credits_ledgerentry VALUES (1)")
-            for statement in import_module("credits.migrations.0002_triggers").SEAL_POSTGRESQL:
+            for statement in import_module("credits.migrations.0002_seal_ledger").POSTGRESQL:
                 database.execute(statement)
             for statement in ("TRUNCATE credits_ledgerentry", "DELETE FROM credits_ledgerentry"):
                 with pytest.raises(psycopg.IntegrityError, match="append-only"):
@@ -170,7 +170,7 @@ def test_users_with_an_account_cannot_be_deleted(user):
 
 
 def test_an_account_that_holds_less_than_its_hold_is_an_error_and_pays_nothing(user):
-    """The service never leads there; who wrote to the account past it must not gain or lose by that."""
+    """Only a write outside the service can cause this. It must not move credits."""
     fund(user, 100)
     invocation = place(user, 10)
     Account.objects.filter(pk=user.pk).update(held=9)
@@ -181,7 +181,7 @@ def test_an_account_that_holds_less_than_its_hold_is_an_error_and_pays_nothing(u
 
 
 class TestReconcile:
-    def test_says_what_drifted(self, user):
+    def test_names_each_difference(self, user):
         fund(user, 100)
         place(user, 10)
         assert list(drift()) == []

@@ -1,4 +1,4 @@
-"""What each movement does to the account and to the ledger."""
+"""The effect of each movement on the account and the ledger."""
 
 import logging
 
@@ -7,7 +7,7 @@ from django.db import transaction
 
 from config.kernel.errors import Conflict, NotFound, ValidationFailed
 from config.kernel.money import MAX_MICRO
-from credits import ledger, posting
+from credits import ledger
 from credits.models import Account, LedgerEntry
 from credits.reconcile import drift
 from tests.credits.helpers import CREDIT, clerk, fund, place, rows, spend, state, turn
@@ -80,7 +80,7 @@ class TestGrant:
 
     def test_a_balance_never_overflows(self, user, monkeypatch):
         fund(user, 995)
-        monkeypatch.setattr(posting, "BALANCE_LIMIT", 1000)
+        monkeypatch.setattr(ledger, "BALANCE_LIMIT", 1000)
         with pytest.raises(Conflict):
             ledger.grant(user.pk, 6, cause="x")
         assert state(user) == (995, 0)
@@ -187,7 +187,7 @@ class TestSettlement:
 
     def test_a_hold_is_settled_once(self, user):
         fund(user, 100)
-        place(user, 50)  # another open hold, out of which a second settlement could be paid
+        place(user, 50)  # enough held credits for a wrong second settlement
         for first, second in [
             (lambda i: ledger.capture(i, 3), ledger.release),
             (lambda i: ledger.capture(i, 3), lambda i: ledger.capture(i, 8)),
@@ -273,7 +273,7 @@ class TestRefund:
     def test_a_cause_makes_it_repeatable(self, user):
         fund(user, 10)
         spent = spend(user, 8)
-        # All of it: there is nothing left that a second one could be weighed against.
+        # All of it: a second refund would exceed the amount.
         first = ledger.refund(spent.pk, 8, reason="once", staff=clerk(), cause="ticket:1")
         assert ledger.refund(spent.pk, 8, reason="once", staff=clerk(), cause="ticket:1").pk == first.pk
         assert state(user) == (10, 0)
@@ -347,7 +347,7 @@ class TestAdjustment:
 class TestRuns:
     def test_spent_and_held(self, user):
         fund(user, 1000)
-        assert (ledger.run_spent("run_1"), ledger.run_held("run_1")) == (0, 0)
+        assert ledger.run_spent("run_1") == 0
         refunded = spend(user, 100)
         ledger.refund(refunded.pk, 30, reason="r", staff=clerk())
         ledger.capture(place(user, 50), 20)
@@ -356,12 +356,11 @@ class TestRuns:
         place(user, 40)
         spend(user, 500, run="run_2")
         assert ledger.run_spent("run_1") == 100 - 30 + 20 + 5
-        assert ledger.run_held("run_1") == 40
         assert not ledger.would_exceed("run_1", 136, 1)
         assert ledger.would_exceed("run_1", 136, 2)
 
     def test_spent_as_a_column_of_a_queryset(self, user):
-        """Accounts stand for runs here: what counts is a column that holds a run's id."""
+        """HOLD rows replace runs here: only a column with the run's id matters."""
         spent = spend(user, 100, run="run_1")
         ledger.refund(spent.pk, 30, reason="r", staff=clerk())
         turn(user, 5, run="run_1")
@@ -371,7 +370,7 @@ class TestRuns:
         assert all(type(value) is int for value in entries.values_list("spent", flat=True))
 
 
-def test_the_account_says_nothing_the_ledger_does_not(user):
+def test_drift_finds_a_changed_balance(user):
     spend(user, 5)
     assert list(drift()) == []
     Account.objects.filter(pk=user.pk).update(balance=1)

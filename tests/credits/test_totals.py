@@ -1,13 +1,16 @@
-"""The totals behind the reports: kept by the database itself, checked, and counted anew."""
+"""The totals of the usage reports: maintained by triggers, compared with the ledger, and rebuilt."""
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
+from types import SimpleNamespace
 from zoneinfo import ZoneInfo
 
 import pytest
+from django.apps import apps
 from django.db import connection, transaction
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext
@@ -28,7 +31,7 @@ KINDS = (DayTotal, ChatTotal, ChatDayTotal, RunTotal)
 
 
 def off() -> list[str]:
-    """What the totals alone have against the rows, for rows that no account has paid."""
+    """The differences of the totals only, for rows that changed no account."""
     return [line for kind in totals.kinds() for line in totals.drift(kind)]
 
 
@@ -43,7 +46,7 @@ def written(model) -> list[tuple[int, int]]:
     return sorted(model.objects.values_list("amount", "records"))
 
 
-def test_rows_count_whoever_writes_them(user):
+def test_each_written_row_counts(user):
     spend(user, 5)
     LedgerEntry.objects.bulk_create(
         [
@@ -59,7 +62,7 @@ def test_rows_count_whoever_writes_them(user):
 
 @pytest.mark.skipif("TEST_DATABASE_URL" not in os.environ, reason="SQLite's text has no time zone")
 @pytest.mark.services
-def test_a_day_is_utcs_whatever_the_zone_of_who_writes(user, monkeypatch):
+def test_a_day_is_a_utc_day_in_any_session_time_zone(user, monkeypatch):
     stop_clock(monkeypatch, datetime(2026, 5, 5, 12, tzinfo=UTC))
     with connection.cursor() as cursor:
         for zone in ("Pacific/Kiritimati", "Pacific/Pago_Pago"):  # 14 hours before UTC, 11 behind
@@ -69,7 +72,7 @@ def test_a_day_is_utcs_whatever_the_zone_of_who_writes(user, monkeypatch):
     assert {str(day) for day in DayTotal.objects.values_list("day", flat=True)} == {"2026-05-05"}
 
 
-def test_what_is_undone_does_not_count(user):
+def test_rolled_back_rows_do_not_count(user):
     with transaction.atomic():
         spend(user, 5)
         transaction.set_rollback(True)
@@ -87,8 +90,8 @@ def test_reconcile_finds_a_total_that_is_off(user, model, change):
     assert line.startswith(f"{user.username}: {model._meta.verbose_name} of ")
 
 
-def test_differences_are_said_one_by_one(user):
-    """However many there are: not found and kept all before the first is said."""
+def test_differences_are_read_one_by_one(user):
+    """The first line appears before all differences are read, so their number does not matter."""
     for number in range(150):
         turn(user, 1, run=f"run_{number}")
     RunTotal.objects.update(amount=5)
@@ -114,14 +117,14 @@ def test_reconcile_finds_a_total_that_is_missing_or_too_many(user, model):
     assert len(list(drift())) == 1
 
 
-def test_reconcile_says_both_amounts(user, monkeypatch):
+def test_reconcile_names_both_amounts(user, monkeypatch):
     stop_clock(monkeypatch, datetime(2026, 5, 5, 23, 59, 59, 999999, tzinfo=UTC))
     spend(user, 5_000_000)
     DayTotal.objects.update(amount=4_000_000)
     assert list(drift()) == [f"{user.username}: day total of day 2026-05-05, tool_key draw is 4, the ledger says 5"]
 
 
-def test_counted_anew(user):
+def test_recount(user):
     other = UserFactory()
     for each in (user, other):
         some_spending(each)
@@ -139,7 +142,7 @@ def test_counted_anew(user):
 @pytest.mark.skipif("TEST_DATABASE_URL" not in os.environ, reason="SQLite has one writer at a time")
 @pytest.mark.services
 @pytest.mark.django_db(transaction=True)
-def test_counting_anew_waits_for_a_movement_that_is_not_committed():
+def test_recount_waits_for_a_movement_that_is_not_committed():
     user = UserFactory()
 
     def count(_: int) -> None:
@@ -155,9 +158,23 @@ def test_counting_anew_waits_for_a_movement_that_is_not_committed():
     assert side_by_side(1, count) == [None]
 
 
+def test_the_migration_counts_what_was_there_before(user, monkeypatch):
+    migration = import_module("credits.migrations.0005_count_usage")
+    monkeypatch.setattr(migration, "ACCOUNTS_BATCH", 2)
+    for _ in range(5):
+        some_spending(UserFactory())
+    before = [written(model) for model in KINDS]
+    for model in KINDS:
+        model.objects.all().delete()
+    for _ in range(2):
+        migration.count(apps, SimpleNamespace(connection=connection))
+        assert [written(model) for model in KINDS] == before
+    assert list(drift()) == []
+
+
 @pytest.mark.parametrize("second", [0, 1, 43_200, 86_399])
 def test_the_first_hours_of_a_period_join_the_whole_days(user, monkeypatch, second):
-    """Also where it begins at midnight. Each row is a digit of its own: none is missing, none counts twice."""
+    """Also for a start at midnight. Each row is a separate digit, so a missing or double row shows."""
     now = datetime(2026, 11, 20, tzinfo=UTC) + timedelta(seconds=second)
     travel = stop_clock(monkeypatch, now)
     start, tick = now - timedelta(days=7), timedelta(microseconds=1)
@@ -176,7 +193,7 @@ def test_the_first_hours_of_a_period_join_the_whole_days(user, monkeypatch, seco
 
 
 MOMENTS = st.one_of(
-    # Around the beginnings of the periods and of the days that they lie in, to the microsecond.
+    # Near the starts of the periods and of their first days, to the microsecond.
     st.tuples(st.sampled_from([0, 6, 7, 8, 29, 30, 31, 89, 90, 91]), st.sampled_from([0, 1]), st.integers(-2, 2)),
     st.tuples(st.integers(0, 95), st.sampled_from([0, 1]), st.integers(-86_400_000_000, 86_400_000_000)),
 )
@@ -196,8 +213,8 @@ MOMENTS = st.one_of(
         max_size=20,
     ),
 )
-def test_reports_are_what_the_rows_come_to(second, rows, user):
-    """Row by row, for every period, wherever in a day it begins."""
+def test_reports_equal_the_sums_of_the_rows(second, rows, user):
+    """Compared row by row, for each period and any time of day."""
     now = datetime(2026, 11, 20, tzinfo=UTC) + timedelta(seconds=second)
     user = UserFactory()
     against = LedgerEntry.objects.create(account_id=user.pk, type="HOLD", amount=1, cause=f"{user.pk}")
@@ -220,7 +237,7 @@ def test_reports_are_what_the_rows_come_to(second, rows, user):
         entries.append(entry)
     LedgerEntry.objects.bulk_create(entries)
     for name, length in usage.PERIODS.items():
-        # The zone of whoever asks is nothing to a report.
+        # The time zone of the caller must not change a report.
         start = (now - timedelta(days=length)).astimezone(KIRITIMATI) if length else None
         inside = [entry for entry in entries if start is None or entry.created_at >= start]
         debits = [entry for entry in inside if entry.type != "REFUND"]

@@ -1,4 +1,4 @@
-"""The usage reports over HTTP, against rows made by hand."""
+"""The usage reports over HTTP."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PERIODIC = [SUMMARY, BY_CHAT, BY_DAY]
 
 @pytest.fixture
 def now(monkeypatch, session) -> Clock:
-    """A stopped clock: rows are made at ``now.now``."""
+    """A stopped clock: rows are created at ``now.now``."""
     return stop_clock(monkeypatch, clock.now())
 
 

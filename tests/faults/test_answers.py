@@ -94,7 +94,7 @@ def test_one_of_them_wins(user, settings) -> None:
                 call = ToolInvocation.objects.get(run=run)
                 outcome = (run.status, waitpoint.status, call.status)
                 seen[outcome] += 1
-                assert ledger.run_held(run.pk) == 0
+                assert ledger.account_for(user.pk).held == 0
             for closing in [pool.submit(at_once, connections.close_all) for _ in range(3)]:
                 closing.result(30)
     finally:

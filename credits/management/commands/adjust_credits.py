@@ -1,4 +1,4 @@
-"""Correct a user's account."""
+"""Adjust the account of a user."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from credits.management.moving import MovingCommand
 
 
 class Command(MovingCommand):
-    help = "Add AMOUNT credits to USERNAME's account, or take them away if it is negative, even below zero."
+    help = "Add AMOUNT credits to the account of USERNAME. A negative AMOUNT removes credits, even below zero."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("username")

@@ -1,4 +1,4 @@
-"""Give a user credits."""
+"""Grant credits to a user."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ class Command(MovingCommand):
         parser.add_argument(
             "--expires",
             metavar="WHEN",
-            help="take back then what is left: days from now, or a time such as 2027-01-31T00:00:00Z",
+            help="when the unspent part expires: days from now, or a time such as 2027-01-31T00:00:00Z",
         )
 
     def handle(

@@ -1,4 +1,4 @@
-"""Compare every account with its ledger."""
+"""Compare each account with its ledger."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from credits.reconcile import drift
 
 
 class Command(BaseCommand):
-    help = "Recompute balances and holds from the ledger; say what drifted and exit 1. Nothing is ever changed."
+    help = "Compare the accounts with the ledger. Prints each difference, then exits with 1. Changes nothing."
 
     def handle(self, *args: Any, **options: Any) -> None:
         found = 0

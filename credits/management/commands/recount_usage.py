@@ -1,4 +1,4 @@
-"""Make the totals of the usage reports anew out of the ledger."""
+"""Rebuild the totals of the usage reports from the ledger."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ ACCOUNTS_BATCH = 50
 
 
 class Command(BaseCommand):
-    help = "Count the totals that the usage reports read anew. The ledger and the accounts are left as they are."
+    help = "Rebuild the totals of the usage reports from the ledger. The ledger and the accounts do not change."
 
     def handle(self, *args: Any, **options: Any) -> None:
         accounts = list(Account.objects.order_by("pk").values_list("pk", flat=True))

@@ -1,4 +1,4 @@
-"""Give back what a ledger row took."""
+"""Refund a ledger row."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from credits.management.moving import MovingCommand
 
 
 class Command(MovingCommand):
-    help = "Refund AMOUNT credits of the CAPTURE or USAGE row ENTRY; all its refunds together are at most its amount."
+    help = "Refund AMOUNT credits of the CAPTURE or USAGE row ENTRY. The sum of its refunds is at most its amount."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("entry", help="the row's id, as led_…")

@@ -1,0 +1,24 @@
+"""The metrics of credits. They are for monitoring only: the ledger holds the exact amounts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+from django.db import transaction
+
+from config.kernel.money import MICRO
+from config.telemetry.metrics import Counter, Gauge
+
+spent = Counter("credits_spent", "Credits captured for tools and used by models.", ["tool"])
+
+
+def spend(tool_key: str | None, amount: int) -> None:
+    """Count spent micro-credits after the commit. Refunds are not subtracted: a counter only grows."""
+    if amount:
+        transaction.on_commit(partial(spent.inc, tool_key or "model", by=amount / MICRO), robust=True)
+
+
+def gauges() -> Iterable[Gauge]:
+    """No gauges: sums over all accounts are expensive. METRICS_SOURCES imports the counter above through this."""
+    return ()
