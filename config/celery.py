@@ -17,12 +17,18 @@ app = Celery("config")
 
 
 class SparingQoS(QoS):
-    """Only what is kept until it is acknowledged is acknowledged: most of our queues keep nothing (``no_ack``), and
-    asking Redis to forget it all the same costs more than reading the message."""
+    """Acknowledges only the messages that wait for it.
+
+    Celery also acknowledges messages of ``no_ack`` queues. kombu then asks Redis to remove what is not there, and keeps
+    the message's tag in memory for ever (docs/decisions/0015).
+    """
 
     def ack(self, delivery_tag: str) -> None:
-        if delivery_tag in (self._delivered or ()):
-            super().ack(delivery_tag)
+        try:
+            self.get(delivery_tag)
+        except KeyError:
+            return
+        super().ack(delivery_tag)
 
 
 Channel.QoS = SparingQoS
