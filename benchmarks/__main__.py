@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-NAMES = ("runs", "streams", "webhooks", "lists", "admin", "ledger")
+NAMES = ("runs", "streams", "webhooks", "lists", "admin", "ledger", "queries")
 
 
 def main(names: list[str]) -> None:

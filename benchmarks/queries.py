@@ -1,0 +1,216 @@
+"""What the compiled queries save: CPU of the process, on PostgreSQL.
+
+Each query is measured by turns with the ORM's form of it. The ratio is the share that it saves of the work in which the
+service makes it: a GET through the WSGI application, a run (the POST, its claim, and the turn that completes it;
+without the model, Celery and the event loop), or a run that is cancelled while it is queued.
+
+``make bench``, or ``python -m tests.stack.run_services python -m benchmarks queries``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+from benchmarks.harness import Figure, report
+from tests.stack import postgres
+
+ROUNDS, CALLS, WORK_CALLS = 10, 100, 20
+# The compiled queries, by module.
+QUERIES = {
+    "config.api.authentication": ["user_named"],
+    "credits.ledger": ["_account", "_open_holds"],
+    "runs.guards": ["_next_in_line", "_next_throttled"],
+    "runs.services": ["_calls", "_chat_and_credits", "_pending", "_run"],
+    "runs.transitions": ["_locked_run", "_locked_user"],
+}
+
+
+class Recorder:
+    """Calls the compiled query and notes the arguments."""
+
+    def __init__(self, query: Any) -> None:
+        self.query = query
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __call__(self, *arguments: Any) -> list[Any]:
+        self.calls.append(arguments)
+        found: list[Any] = self.query(*arguments)
+        return found
+
+    def first(self, *arguments: Any) -> Any:
+        return next(iter(self(*arguments)), None)
+
+
+class Service:
+    """The service's own code, called in this process."""
+
+    def __init__(self) -> None:
+        from django.conf import settings
+        from django.core.wsgi import get_wsgi_application
+
+        from config.api.authentication import user_of
+        from config.api.session_tokens import mint
+        from runs.models import Worker
+
+        settings.RATE_LIMIT_SESSION = settings.RATE_LIMIT_RUN_STARTS = 0
+        self.application = get_wsgi_application()
+        user_of({"sub": "ada"})
+        self.token = mint("ada")
+        self.chats: list[str] = []
+        self.worker = Worker.objects.create(host="benchmark", pid=1, expires_at="2100-01-01T00:00:00Z")
+        self.completed, self.waiting = self.run(), self.wait()
+
+    def request(self, method: str, path: str, body: Any = None) -> Any:
+        content = b"" if body is None else json.dumps(body).encode()
+        environ = {
+            "REQUEST_METHOD": method,
+            "PATH_INFO": path,
+            "SERVER_NAME": "localhost",
+            "SERVER_PORT": "80",
+            "SERVER_PROTOCOL": "HTTP/1.1",
+            "HTTP_HOST": "localhost",
+            "REMOTE_ADDR": "127.0.0.1",
+            "HTTP_AUTHORIZATION": f"Bearer {self.token}",
+            "CONTENT_TYPE": "application/json",
+            "CONTENT_LENGTH": str(len(content)),
+            "wsgi.input": io.BytesIO(content),
+            "wsgi.errors": io.StringIO(),
+            "wsgi.url_scheme": "http",
+        }
+        statuses: list[str] = []
+        response = self.application(environ, lambda status, headers: statuses.append(status))
+        answer = b"".join(response)
+        response.close()
+        if statuses[0][0] != "2":
+            raise RuntimeError(f"{statuses[0]}: {answer[:300]!r}")
+        return json.loads(answer)
+
+    def prepare(self) -> None:
+        """A chat for each of the runs to come: what a chat's history costs is not the question."""
+        count = (ROUNDS + 1) * WORK_CALLS + 1
+        self.chats = [self.request("POST", "/api/v1/chats", {})["id"] for _ in range(count)]
+
+    def start(self) -> str:
+        if not self.chats:
+            self.prepare()
+        path = f"/api/v1/chats/{self.chats.pop()}/runs"
+        run_id: str = self.request("POST", path, {"message": "Hello"})["id"]
+        return run_id
+
+    def cancel(self) -> None:
+        self.request("POST", f"/api/v1/runs/{self.start()}/cancel")
+
+    def wait(self) -> str:
+        """A run as it is shown while it waits for an answer."""
+        from runs.models import Run
+        from tests.factories import WaitpointFactory
+
+        run_id = self.start()
+        Run.objects.filter(pk=run_id).update(status="waiting")
+        WaitpointFactory(run=Run.objects.get(pk=run_id))
+        return run_id
+
+    def run(self) -> str:
+        """A run from its POST to completed."""
+        from config.api import clock
+        from runs import transitions
+        from runs.agent.engine import claim_and_load
+        from runs.models import Turn
+
+        run_id = self.start()
+        found = claim_and_load(run_id, self.worker.pk)
+        if found is None:
+            raise RuntimeError("the run was not claimed")
+        now = clock.now()
+        turn = Turn(run=found.run, index=1, model="demo", text="Hello", started_at=now, finished_at=now)
+        transitions.record_turn(found.run, turn, (), content="Hello", delta="Hello", price={"model": "demo"})
+        return run_id
+
+    def paths(self) -> dict[str, Callable[[], Any]]:
+        return {
+            "a run": self.run,
+            "a cancelled run": self.cancel,
+            "GET run": partial(self.request, "GET", f"/api/v1/runs/{self.completed}"),
+            "GET waiting run": partial(self.request, "GET", f"/api/v1/runs/{self.waiting}"),
+            "GET credits": partial(self.request, "GET", "/api/v1/me/credits"),
+        }
+
+
+def by_turns(works: dict[str, Callable[[], Any]], calls: int) -> dict[str, float]:
+    """Microseconds of this process's CPU that one call of each takes; medians of ROUNDS."""
+    found: dict[str, list[float]] = {name: [] for name in works}
+    for number in range(ROUNDS + 1):
+        for name, work in works.items():
+            begun = time.process_time()
+            for _ in range(calls):
+                work()
+            if number:  # before, statements are planned and caches filled
+                found[name].append((time.process_time() - begun) / calls * 1e6)
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def queries_of(work: Callable[[], Any]) -> dict[str, Recorder]:
+    """The compiled queries that ``work`` makes."""
+    recorders: dict[str, Recorder] = {}
+    with ExitStack() as patches:
+        for path, names in QUERIES.items():
+            module = importlib.import_module(path)
+            for name in names:
+                recorders[name] = Recorder(getattr(module, name))
+                patches.enter_context(patch.object(module, name, recorders[name]))
+        work()
+    return {name: recorder for name, recorder in recorders.items() if recorder.calls}
+
+
+def measure() -> list[Figure]:
+    from django.core.management import call_command
+    from django.db import transaction
+
+    call_command("migrate", verbosity=0)
+    service = Service()
+    figures = []
+    for path, work in service.paths().items():
+        service.prepare()
+        recorders = queries_of(work)
+        whole = by_turns({path: work}, WORK_CALLS)[path]
+        for name, recorder in recorders.items():
+            query, arguments = recorder.query, recorder.calls[0]
+            ways = {"compiled": partial(query, *arguments), "orm": lambda q=query, a=arguments: list(q.build(*a))}
+            with transaction.atomic():
+                took = by_turns(ways, CALLS)
+            saved = (took["orm"] - took["compiled"]) * len(recorder.calls) / whole
+            measured, baseline = f"{took['compiled']:.0f} µs compiled", f"{took['orm']:.0f} µs by the ORM"
+            figures.append(Figure(f"{path} of {whole:.0f} µs: {name}", measured, baseline, saved, "saves ≥ 0.05"))
+    return figures
+
+
+def main() -> None:
+    url = postgres.create_database(os.environ["TEST_DATABASE_URL"])
+    directory = tempfile.TemporaryDirectory(prefix="benchmark-")
+    os.environ |= {"DATABASE_URL": url, "VAR_DIR": directory.name, "DJANGO_SETTINGS_MODULE": "config.settings"}
+    os.environ["REDIS_URL"] = os.environ["TEST_REDIS_URL"]
+    try:
+        importlib.import_module("django").setup()
+        figures = measure()
+    finally:
+        from django.db import connections
+
+        connections.close_all()
+        postgres.drop_database(url)
+        directory.cleanup()
+    report("queries", figures)
+
+
+if __name__ == "__main__":
+    main()
