@@ -30,9 +30,9 @@ ROUNDS, CALLS, WORK_CALLS = 10, 100, 20
 QUERIES = {
     "config.api.authentication": ["user_named"],
     "credits.ledger": ["_account", "_open_holds"],
-    "runs.guards": ["_next_in_line", "_next_throttled"],
+    "runs.lifecycle.moves": ["_next_in_line", "_next_throttled"],
     "runs.services": ["_calls", "_chat_and_credits", "_pending", "_run"],
-    "runs.transitions": ["_locked_run", "_locked_user"],
+    "runs.lifecycle.runs": ["_locked_run", "_locked_user"],
 }
 
 
@@ -123,9 +123,9 @@ class Service:
 
     def run(self) -> str:
         """A run from its POST to completed."""
-        from config.api import clock
-        from runs import transitions
-        from runs.agent.engine import claim_and_load
+        from config.kernel import clock
+        from runs.lifecycle import runs
+        from runs.engine.engine import claim_and_load
         from runs.models import Turn
 
         run_id = self.start()
@@ -134,7 +134,7 @@ class Service:
             raise RuntimeError("the run was not claimed")
         now = clock.now()
         turn = Turn(run=found.run, index=1, model="demo", text="Hello", started_at=now, finished_at=now)
-        transitions.record_turn(found.run, turn, (), content="Hello", delta="Hello", price={"model": "demo"})
+        runs.record_turn(found.run, turn, (), content="Hello", delta="Hello", price={"model": "demo"})
         return run_id
 
     def paths(self) -> dict[str, Callable[[], Any]]:
