@@ -1,13 +1,14 @@
 """JSON text: one strict reader and one exact writer.
 
-The reader is bounded and exact: numbers with a fraction become Decimal, never float. It refuses what one JSON reader
-takes and another does not (duplicate keys, NaN, lone surrogates) and what a database cannot store (NUL). The writer
-gives compact UTF-8 with every amount digit for digit.
+The reader is bounded, and exact unless it is asked for floats: numbers with a fraction become Decimal. It refuses what
+one JSON reader takes and another does not (duplicate keys, NaN, lone surrogates) and what a database cannot store
+(NUL). The writer gives compact text with every amount digit for digit.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from datetime import datetime
 from decimal import Decimal
@@ -27,70 +28,79 @@ INTEGER_MAX = 2**63
 NUMBER_MAX_CHARS = 64
 EXPONENT_MAX = 308
 
-_TEXT_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
+_TEXT_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
+OUT_OF_RANGE = "holds a number that is out of range"
 
 
 class MalformedJSON(DomainError):
     """400: the text is not the JSON that is asked for. The message says why, without quoting the text."""
 
 
-def parse_object(raw: bytes) -> dict[str, Any]:
-    """``raw`` as a JSON object; an empty body is ``{}``. Raises MalformedJSON (400)."""
+class _Refused(ValueError):
+    """What a text does wrong, as the end of a sentence whose subject is the text."""
+
+
+def parse_object(raw: bytes | str, *, subject: str = "The body", floats: bool = False) -> dict[str, Any]:
+    """``raw`` as a JSON object; an empty text is ``{}``. Raises MalformedJSON as ``parse_value`` does."""
     if not raw:
         return {}
-    value = parse_value(raw)
+    value = parse_value(raw, subject=subject, floats=floats)
     if not isinstance(value, dict):
-        raise MalformedJSON("The body must be a JSON object.")
+        raise MalformedJSON(f"{subject} must be a JSON object.")
     return value
 
 
-def parse_value(raw: bytes) -> Any:
-    """Any strict JSON value. Raises MalformedJSON (400)."""
+def parse_value(raw: bytes | str, *, subject: str = "The body", floats: bool = False) -> Any:
+    """Any strict JSON value. Numbers with a fraction are Decimal, or float where the reader of the value needs floats.
+
+    Raises MalformedJSON (400), whose message begins with ``subject``.
+    """
     try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError:
-        raise MalformedJSON("The body is not valid UTF-8.") from None
-    # Before parsing: the depth at which a parser gives up depends on the thread's stack.
-    check_depth(raw)
-    try:
+        text = raw if isinstance(raw, str) else raw.decode("utf-8")
+        # Before parsing: the depth at which a parser gives up depends on the thread's stack.
+        _check_depth(text)
         value = json.loads(
             text,
             object_pairs_hook=_object,
-            parse_float=_fraction,
+            parse_float=_float if floats else _decimal,
             parse_int=_integer,
             parse_constant=_refuse_constant,
         )
+        if "\\u" in text or text is raw:  # plain UTF-8 holds neither NUL within a JSON text nor surrogates
+            _check_text(value)
+    except UnicodeDecodeError:
+        raise MalformedJSON(f"{subject} is not valid UTF-8.") from None
+    except _Refused as refused:
+        raise MalformedJSON(f"{subject} {refused}.") from None
     except (ValueError, RecursionError) as error:
         place = f" (line {error.lineno}, column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
-        raise MalformedJSON(f"The body is not valid JSON{place}.") from None
-    if "\\u" in text:  # neither can come from plain UTF-8
-        check_text(value)
+        raise MalformedJSON(f"{subject} is not valid JSON{place}.") from None
     return value
 
 
-def check_depth(raw: bytes) -> None:
+def _check_depth(text: str) -> None:
     deepest = settings.API_MAX_JSON_DEPTH
-    if raw.count(b"[") + raw.count(b"{") <= deepest:
+    if text.count("[") + text.count("{") <= deepest:
         return
     depth = 0
-    for match in _TEXT_OR_BRACKET.finditer(raw):
+    for match in _TEXT_OR_BRACKET.finditer(text):
         sign = match[0]
-        if sign in b"[{":
+        if sign in "[{":
             depth += 1
             if depth > deepest:
-                raise MalformedJSON(f"The body is nested more than {deepest} levels deep.")
-        elif sign in b"]}":
+                raise _Refused(f"is nested more than {deepest} levels deep")
+        elif sign in "]}":
             depth -= 1
 
 
-def check_text(value: Any) -> None:
+def _check_text(value: Any) -> None:
     """Refuse NUL, which no database column of ours takes, and half characters, which no UTF-8 text has."""
     waiting = [value]
     while waiting:
         item = waiting.pop()
         if isinstance(item, str):
             if "\0" in item or any("\ud800" <= character <= "\udfff" for character in item):
-                raise MalformedJSON("Text must not hold NUL or lone surrogates.")
+                raise _Refused("holds text with NUL or a lone surrogate")
         elif isinstance(item, dict):
             waiting.extend(item)
             waiting.extend(item.values())
@@ -101,44 +111,56 @@ def check_text(value: Any) -> None:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise MalformedJSON("The body holds a key twice in one object.")
+        raise _Refused("holds a key twice in one object")
     return found
 
 
-def _fraction(text: str) -> Decimal:
+def _decimal(text: str) -> Decimal:
     number = Decimal(text) if len(text) <= NUMBER_MAX_CHARS else None
     if number is None or (number and abs(number.adjusted()) > EXPONENT_MAX):
-        raise MalformedJSON("The body holds a number that is out of range.")
-    # Zero may carry any exponent (0E+999999999), and would be written out digit for digit.
+        raise _Refused(OUT_OF_RANGE)
+    # Zero may have any exponent (0E+999999999), and would be written out digit for digit.
     return number if number else Decimal(0)
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise _Refused(OUT_OF_RANGE)
+    return number
 
 
 def _integer(text: str) -> int:
     number = int(text) if len(text) <= NUMBER_MAX_CHARS else None
     if number is None or not -INTEGER_MAX <= number < INTEGER_MAX:
-        raise MalformedJSON("The body holds a number that is out of range.")
+        raise _Refused(OUT_OF_RANGE)
     return number
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise MalformedJSON(f"{name} is not a JSON value.")
+    raise _Refused(f"holds {name}, which is not a JSON value")
 
 
 def dumps(data: Any) -> bytes:
     """``data`` as the bytes of an answer. A lone surrogate from elsewhere becomes ``?`` rather than an error on every
     read.
     """
-    text = simplejson.dumps(
+    return to_text(data).encode("utf-8", errors="replace")
+
+
+def to_text(data: Any) -> str:
+    """``data`` as compact JSON text. Raises ValueError for NaN and infinity, TypeError for what JSON does not have."""
+    return simplejson.dumps(
         data, use_decimal=False, default=_other, ensure_ascii=False, separators=(",", ":"), allow_nan=False
     )
-    return text.encode("utf-8", errors="replace")
 
 
 def _other(value: Any) -> Any:
     if isinstance(value, Decimal):
         if not value.is_finite():
             raise ValueError("JSON has no such number")
-        return RawJSON(format(value, "f"))
+        # Only amounts of others are that large or small; written out, one could fill the memory.
+        return RawJSON(str(value) if abs(value.adjusted()) > EXPONENT_MAX else format(value, "f"))
     if isinstance(value, datetime):
         return clock.iso(value)
     if isinstance(value, Promise):
