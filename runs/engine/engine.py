@@ -36,7 +36,7 @@ from runs.engine.loop import RunLoop
 from runs.engine.text import TextFlusher
 from runs.lifecycle import runs, sweeps
 from runs.lifecycle.moves import LeaseLost
-from runs.llm.base import aclose_all, preload
+from runs.llm.registry import aclose_all, preload
 from runs.models import Run, RunStatus, Worker
 
 logger = logging.getLogger(__name__)

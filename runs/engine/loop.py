@@ -24,8 +24,9 @@ from runs.engine.calls import RunCalls
 from runs.lifecycle import runs
 from runs.lifecycle.crash import crash_point
 from runs.lifecycle.moves import LeaseLost
-from runs.llm.base import ModelError, TextDelta, ToolCall, Usage, client_for
+from runs.llm.base import ModelError, TextDelta, ToolCall, Usage
 from runs.llm.files import with_files
+from runs.llm.registry import client_for
 from runs.models import AgentModel, RunStatus, Turn
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The adapter of Anthropic's messages (ANTHROPIC_BASE_URL)."""
+"""The adapter for Anthropic's messages API (ANTHROPIC_BASE_URL)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import anthropic
 from django.conf import settings
 
 from runs.llm.base import AssistantMessage, AttachedFile, Message, ModelRequest, ToolMessage, UserMessage
-from runs.llm.http import Provider, TurnReader
+from runs.llm.http import HttpModel, TurnReader
 from runs.llm.transcript import arguments_object, file_text
 
-# The format has no empty message, and begins with the user's.
+# The format allows no empty message and begins with a message of the user.
 NO_TEXT = "(no text)"
 
 
@@ -47,7 +47,7 @@ class AnthropicTurn(TurnReader):
         return ""
 
     def _count(self, usage: dict[str, Any] | None) -> None:
-        """Counts are cumulative; what was read from or written to a cache is input as well."""
+        """Counts are cumulative. Tokens read from or written to a cache are input too."""
         if not usage:
             return
         if type(usage.get("input_tokens")) is int:
@@ -57,7 +57,7 @@ class AnthropicTurn(TurnReader):
 
 
 def body(request: ModelRequest) -> dict[str, Any]:
-    """The request as the messages endpoint wants it."""
+    """The request in the format of the messages API."""
     values: dict[str, Any] = {
         "model": request.model,
         "max_tokens": settings.MODEL_MAX_OUTPUT_TOKENS,
@@ -71,21 +71,19 @@ def body(request: ModelRequest) -> dict[str, Any]:
         for tool in request.tools
     }
     if not tools:
-        # A transcript with calls is refused without any tool, even when all of them were switched off meanwhile.
+        # A transcript with calls needs their tools, even if staff have disabled all of them since.
         for message in request.messages:
             for call in message.tool_calls if isinstance(message, AssistantMessage) else ():
                 schema = {"type": "object"}
-                tools[call.name] = {"name": call.name, "description": "No longer offered.", "input_schema": schema}
+                tools[call.name] = {"name": call.name, "description": "No longer available.", "input_schema": schema}
     if tools:
         values["tools"] = list(tools.values())
     return values
 
 
-class AnthropicModel(Provider):
+class AnthropicModel(HttpModel):
     """``ModelClient`` of the provider ``anthropic``."""
 
-    key_setting = "ANTHROPIC_API_KEY"
-    url_setting = "ANTHROPIC_BASE_URL"
     path = "/v1/messages"
     sdk_client = anthropic.AsyncAnthropic
     sdk_http_client = anthropic.DefaultAioHttpClient
@@ -96,7 +94,7 @@ class AnthropicModel(Provider):
 
 
 def messages(transcript: tuple[Message, ...]) -> list[dict[str, Any]]:
-    """User and assistant in turns, the user first, as the format wants; neighbours of one role become one message."""
+    """Messages of user and assistant in turn, the user first. Consecutive messages of one role become one."""
     merged: list[dict[str, Any]] = []
     for message in transcript:
         role = "assistant" if isinstance(message, AssistantMessage) else "user"
@@ -111,7 +109,7 @@ def messages(transcript: tuple[Message, ...]) -> list[dict[str, Any]]:
 
 
 def _blocks(message: Message) -> list[dict[str, Any]]:
-    """Text that is empty or blank is left out: the format refuses it."""
+    """The blocks of a message, without blank text, which the format refuses."""
     if isinstance(message, ToolMessage):
         return [
             {
@@ -135,7 +133,7 @@ def _blocks(message: Message) -> list[dict[str, Any]]:
 
 
 def _file_blocks(file: AttachedFile) -> list[dict[str, Any]]:
-    """Its name as text, and the file if it is not text itself."""
+    """The file's label and text, and the file itself if it is not text."""
     blocks: list[dict[str, Any]] = [{"type": "text", "text": file_text(file)}]
     if file.data is not None:
         source = {"type": "base64", "media_type": file.content_type, "data": file.data}

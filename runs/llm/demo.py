@@ -1,38 +1,39 @@
-"""The offline demo model: no network, no key, the same events as a real one (section 9 of the interface).
+"""The offline demo model: no network, no key, the same events as another model (section 9 of the interface).
 
 A message without a line that starts with ``/`` gets a short reply. Any other message is a script:
 
 =====================  ==============================================================================================
-``/say TEXT``          streams TEXT word by word; ``{result}`` in it is the last tool result, once there is one
-``/call TOOL {json}``  a tool call, without JSON one of ``{}``; JSON goes through as written, malformed or not
+``/say TEXT``          streams TEXT word by word; the last tool result, if any, replaces ``{result}``
+``/call TOOL {json}``  a tool call with the JSON as written, even if malformed; without JSON, with ``{}``
 ``/ask QUESTION``      a call of ``ask_user``
 ``/stream N MS``       N words, MS milliseconds apart
-``/wait SECONDS``      silence, 0 to 600 seconds
+``/wait SECONDS``      sends nothing for 0 to 600 seconds
 ``/fail TEXT``         the model fails with TEXT
-``/usage IN OUT``      the token counts of the turn in which the line stands
+``/usage IN OUT``      the token counts of the line's turn
 =====================  ==============================================================================================
 
-Calls (``/call``, ``/ask``) on consecutive lines are one turn, and end it; the last turn has none. What one turn says on
-several lines is joined by line breaks. Blanks around a line and empty lines count for nothing; a line without ``/``
-among those of a script is said as it stands. The whole script is checked before its first line runs.
+Calls (``/call``, ``/ask``) on consecutive lines belong to one turn and end it; the last turn has no calls. Line breaks
+join the lines of text of one turn. Blanks around a line and empty lines are ignored; a line of a script without ``/``
+is text. The whole script is checked before its first line runs.
 
-The only state is the transcript: how many turns stand after the last user message tells which is next, so that any
-process can go on. MODEL_TIMEOUT_SECONDS counts the time slept; MODEL_STALL_SECONDS does not apply, or ``/wait 600``
-would fail with the default settings.
+The transcript is the only state: the number of turns after the last user message gives the next turn, so that any
+process can continue. MODEL_TIMEOUT_SECONDS limits the time slept; MODEL_STALL_SECONDS does not apply, because
+``/wait 600`` would fail with the default settings.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import re
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from django.conf import settings
 
+from config.kernel.jsontext import MalformedJSON, parse_value, to_text
 from runs.llm.base import (
     TOOL_NAME_MAX_CHARS,
     AssistantMessage,
@@ -48,7 +49,8 @@ from runs.llm.base import (
     estimate_tokens,
     transcript_chars,
 )
-from runs.tools.base import ASK_USER, clean_text, shorten
+from runs.llm.registry import Provider
+from runs.tools.base import ASK_USER, shorten
 
 REPLY = (
     "Hello! I am the demo model and work offline, so this is all I can say by myself. "
@@ -59,7 +61,7 @@ WAIT_SECONDS_MAX = 600
 STREAM_WORDS_MAX = 100_000
 STREAM_MILLISECONDS_MAX = 60_000
 USAGE_TOKENS_MAX = 1_000_000_000
-# Words said in one go before other runs get their turn on the event loop.
+# The number of words after which the other runs of the event loop continue.
 WORDS_AT_ONCE = 50
 STREAM_WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog")
 
@@ -98,9 +100,12 @@ class ScriptTurn:
 
 
 class DemoModel:
-    """``ModelClient`` of the provider ``demo``. Files beside a message mean nothing to it."""
+    """``ModelClient`` of the provider ``demo``. It ignores attached files."""
 
     reads_files = False
+
+    def __init__(self, provider: Provider) -> None:
+        """The demo model has no settings."""
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         start = max((at for at, message in enumerate(request.messages) if isinstance(message, UserMessage)), default=-1)
@@ -110,26 +115,26 @@ class DemoModel:
         results = [message.content for message in since if isinstance(message, ToolMessage)]
         turns = parse_script(opening.text) if isinstance(opening, UserMessage) else []
         turn = turns[done] if done < len(turns) else ScriptTurn()
-        performance = _Performance(_plain(results[-1]) if results else None)
+        output = _Output(_plain(results[-1]) if results else None)
         for step in turn.steps:
-            async for delta in performance.perform(step):
+            async for delta in output.run(step):
                 yield delta
         if len(turn.calls) > settings.TOOL_CALLS_PER_TURN_MAX:
             raise ModelError(
                 f"A turn may call at most {settings.TOOL_CALLS_PER_TURN_MAX} tools, not {len(turn.calls)}."
             )
-        said = performance.characters
+        characters = output.characters
         for index, (name, arguments) in enumerate(turn.calls, 1):
-            said += len(name) + len(arguments)
+            characters += len(name) + len(arguments)
             yield ToolCall(f"call_{done + 1}_{index}", name, arguments)
-        yield turn.usage or Usage(estimate_tokens(transcript_chars(request)), estimate_tokens(said))
+        yield turn.usage or Usage(estimate_tokens(transcript_chars(request)), estimate_tokens(characters))
 
     async def aclose(self) -> None:
         """Nothing is open."""
 
 
-class _Performance:
-    """One turn being said: how much so far, and how long it has slept."""
+class _Output:
+    """The output of one turn: the characters and lines so far, and the seconds slept."""
 
     def __init__(self, result: str | None) -> None:
         self.result = result
@@ -137,15 +142,15 @@ class _Performance:
         self.lines = 0
         self.slept = 0.0
 
-    async def perform(self, step: Step) -> AsyncIterator[TextDelta]:
+    async def run(self, step: Step) -> AsyncIterator[TextDelta]:
         if isinstance(step, Wait):
             await self._sleep(step.seconds)
         elif isinstance(step, Fail):
             raise ModelError(step.text)
         elif isinstance(step, Say):
             if self.result is not None:
-                # Counted first: a script full of placeholders and a long result would fill the memory.
-                self._count(len(step.text) + step.text.count(RESULT) * (len(self.result) - len(RESULT)), spoken=False)
+                # Before the replacement: many placeholders and a long result would fill the memory.
+                self._check_room(len(step.text) + step.text.count(RESULT) * (len(self.result) - len(RESULT)))
             text = step.text if self.result is None else step.text.replace(RESULT, self.result)
             if self.lines:
                 yield self._delta("\n")
@@ -165,14 +170,13 @@ class _Performance:
                 yield self._delta(word if index == step.words - 1 else word + " ")
 
     def _delta(self, text: str) -> TextDelta:
-        self._count(len(text))
+        self._check_room(len(text))
+        self.characters += len(text)
         return TextDelta(text)
 
-    def _count(self, characters: int, *, spoken: bool = True) -> None:
+    def _check_room(self, characters: int) -> None:
         if self.characters + characters > settings.MODEL_OUTPUT_MAX_CHARS:
-            raise ModelError(f"The model said more than {settings.MODEL_OUTPUT_MAX_CHARS} characters in one turn.")
-        if spoken:
-            self.characters += characters
+            raise ModelError(f"The model wrote more than {settings.MODEL_OUTPUT_MAX_CHARS} characters in one turn.")
 
     async def _sleep(self, seconds: float) -> None:
         left = settings.MODEL_TIMEOUT_SECONDS - self.slept
@@ -183,19 +187,15 @@ class _Performance:
 
 
 def _plain(content: str) -> str:
-    """A tool result as text; one that is a JSON string without its quotes."""
+    """A tool result as text: a JSON string without its quotes, any other result unchanged."""
     if content.startswith('"'):
-        try:
-            value = json.loads(content)
-        except ValueError:
-            return content
-        if isinstance(value, str):
-            return clean_text(value)
+        with suppress(MalformedJSON):
+            return str(parse_value(content))
     return content
 
 
 def parse_script(message: str) -> list[ScriptTurn]:
-    """The turns of a user's message. Raises ModelError, which names the line and the remedy, for one that can't run."""
+    """The turns of a user's message. Raises ModelError, which names the wrong line and its correct form."""
     lines = [line.strip() for line in message.split("\n")]
     if not any(line.startswith("/") for line in lines):
         return [ScriptTurn(steps=[Say(REPLY)])]
@@ -211,14 +211,14 @@ def parse_script(message: str) -> list[ScriptTurn]:
         try:
             _read_line(turns[-1], command, rest[0] if rest else "")
         except ValueError as error:
-            raise ModelError(f"Line {number} of the script, {shorten(line, 100)!r}, can't run: {error}") from None
+            raise ModelError(f"Line {number} of the script, {shorten(line, 100)!r}, is not valid: {error}") from None
     if turns[-1].calls:
         turns.append(ScriptTurn())
     return turns
 
 
 def _read_line(turn: ScriptTurn, command: str, rest: str) -> None:
-    """Raises ValueError, whose text is the remedy."""
+    """Add a line to its turn. Raises ValueError, whose text gives the correct form."""
     match command:
         case "/say" if rest:
             turn.steps.append(Say(rest))
@@ -228,7 +228,7 @@ def _read_line(turn: ScriptTurn, command: str, rest: str) -> None:
                 raise ValueError(f"a tool's name has at most {TOOL_NAME_MAX_CHARS} characters.")
             turn.calls.append((name, arguments[0] if arguments else "{}"))
         case "/ask" if rest:
-            turn.calls.append((ASK_USER, json.dumps({"question": rest}, ensure_ascii=False)))
+            turn.calls.append((ASK_USER, to_text({"question": rest})))
         case "/stream":
             words, milliseconds = _whole_numbers(
                 rest, (1, STREAM_WORDS_MAX), (0, STREAM_MILLISECONDS_MAX), "/stream N MS"

@@ -1,6 +1,6 @@
-"""The files beside users' messages, read for a model: on a thread, for one turn, within limits.
+"""Reads the files attached to users' messages for a model: on a thread, for one turn, within limits.
 
-A run's journal only names them: a thousand runs that wait for their tools hold none in memory.
+A run's journal holds only their names, so that runs that wait for their tools keep no file in memory.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from chats.attachments import read_file
 from chats.media import is_text
 from runs.llm.base import AttachedFile, Message, ModelRequest, UserMessage
 
-# What providers take as it is.
+# The types that providers accept as they are.
 BINARY_TYPES = frozenset({"application/pdf", "image/png", "image/jpeg", "image/gif", "image/webp"})
 BYTES_PER_CHAR_MAX = 4
 
 
 async def with_files(request: ModelRequest, threads: Executor) -> ModelRequest:
-    """The request with what its files hold. Raises Unavailable if the storage does not answer."""
+    """The request with the content of its files. Raises Unavailable if the storage does not answer."""
     if not any(isinstance(message, UserMessage) and message.files for message in request.messages):
         return request
     messages = await asyncio.get_running_loop().run_in_executor(threads, read_files, request.messages)
@@ -30,38 +30,38 @@ async def with_files(request: ModelRequest, threads: Executor) -> ModelRequest:
 
 
 def read_files(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Blocks. The newest message's files come first, until MODEL_ATTACHMENT_TEXT_MAX_CHARS and
-    MODEL_ATTACHMENT_MAX_BYTES are used up; of the others the model is told that they are there.
+    """The messages with the content of their files, those of the newest message first, up to
+    MODEL_ATTACHMENT_TEXT_MAX_CHARS and MODEL_ATTACHMENT_MAX_BYTES. Each other file has a note. Blocks.
     """
-    room = Room(settings.MODEL_ATTACHMENT_TEXT_MAX_CHARS, settings.MODEL_ATTACHMENT_MAX_BYTES)
+    reader = FileReader(settings.MODEL_ATTACHMENT_TEXT_MAX_CHARS, settings.MODEL_ATTACHMENT_MAX_BYTES)
     read: list[Message] = []
     for message in reversed(messages):
         if isinstance(message, UserMessage) and message.files:
-            message = replace(message, files=tuple(room.fill(file) for file in message.files))
+            message = replace(message, files=tuple(reader.read(file) for file in message.files))
         read.append(message)
     return tuple(reversed(read))
 
 
-class Room:
-    """What still fits into the request."""
+class FileReader:
+    """Reads files until the request has no more room: ``characters`` of text and ``size`` bytes of other files."""
 
     def __init__(self, characters: int, size: int) -> None:
         self.characters, self.size = characters, size
 
-    def fill(self, file: AttachedFile) -> AttachedFile:
+    def read(self, file: AttachedFile) -> AttachedFile:
         try:
             if is_text(file.content_type):
                 return self._text(file)
             if file.content_type in BINARY_TYPES:
                 return self._data(file)
         except FileNotFoundError:
-            return replace(file, note="the file is gone")
-        return replace(file, note="a file of this type can't be shown here")
+            return replace(file, note="the file no longer exists")
+        return replace(file, note="the content of this type cannot be shown")
 
     def _text(self, file: AttachedFile) -> AttachedFile:
         if not self.characters:
-            return replace(file, note="it does not fit here any more")
-        # A character that the limit cuts in two is left out.
+            return replace(file, note="there is no more room for its content")
+        # Without a character that the limit divides.
         whole = read_file(file.stored_name, self.characters * BYTES_PER_CHAR_MAX + 1).decode(errors="ignore")
         text = whole[: self.characters]
         self.characters -= len(text)
@@ -70,6 +70,6 @@ class Room:
 
     def _data(self, file: AttachedFile) -> AttachedFile:
         if file.size_bytes > self.size:
-            return replace(file, note="it is too large to be shown here")
+            return replace(file, note="it is too large to be shown")
         self.size -= file.size_bytes
         return replace(file, data=base64.b64encode(read_file(file.stored_name, file.size_bytes)).decode())

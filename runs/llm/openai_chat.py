@@ -1,15 +1,15 @@
-"""The adapter of OpenAI's chat completions, and of every server that speaks them (OPENAI_BASE_URL)."""
+"""The adapter for OpenAI's chat completions and for other servers with the same API (OPENAI_BASE_URL)."""
 
 from __future__ import annotations
 
-import json
 from typing import Any, cast
 
 import openai
 from django.conf import settings
 
+from config.kernel.jsontext import to_text
 from runs.llm.base import AssistantMessage, AttachedFile, Message, ModelRequest, ToolCall, ToolMessage
-from runs.llm.http import Provider, TurnReader
+from runs.llm.http import HttpModel, TurnReader
 from runs.llm.transcript import arguments_object, data_url, file_text
 
 
@@ -19,8 +19,8 @@ class OpenAITurn(TurnReader):
         self._by_index: dict[Any, Any] = {}
         self._last: Any = None
 
-    def is_whole(self) -> bool:
-        # Some servers leave out the last line; the reason to finish says that nothing but counts was to come.
+    def is_complete(self) -> bool:
+        # Some servers omit the last line. After the finish reason only counts can follow.
         return self.ended or self.finish_reason is not None
 
     def read(self, event: dict[str, Any]) -> str:
@@ -37,7 +37,7 @@ class OpenAITurn(TurnReader):
         return cast(str, (delta.get("content") or "") + (delta.get("refusal") or ""))
 
     def _read_call(self, part: dict[str, Any]) -> None:
-        """Calls are told apart by index; servers that leave it out, or always send 0, by a new id."""
+        """The index tells calls apart; for servers that omit it or always send 0, a new id does."""
         function = part.get("function") or {}
         call_id, index = part.get("id") or "", part.get("index")
         call = self._by_index.get(index) if index is not None else None if call_id else self._last
@@ -48,7 +48,7 @@ class OpenAITurn(TurnReader):
 
 
 def body(request: ModelRequest) -> dict[str, Any]:
-    """The request as chat completions want it."""
+    """The request in the format of chat completions."""
     messages = [{"role": "system", "content": settings.MODEL_SYSTEM_PROMPT}] if settings.MODEL_SYSTEM_PROMPT else []
     values: dict[str, Any] = {
         "model": request.model,
@@ -68,11 +68,9 @@ def body(request: ModelRequest) -> dict[str, Any]:
     return values
 
 
-class OpenAIModel(Provider):
+class OpenAIModel(HttpModel):
     """``ModelClient`` of the provider ``openai``."""
 
-    key_setting = "OPENAI_API_KEY"
-    url_setting = "OPENAI_BASE_URL"
     path = "/chat/completions"
     sdk_client = openai.AsyncOpenAI
     sdk_http_client = openai.DefaultAioHttpClient
@@ -84,7 +82,7 @@ class OpenAIModel(Provider):
 
 def _message(message: Message) -> dict[str, Any]:
     if isinstance(message, ToolMessage):
-        # There is no field for it here, so the text itself has to say that the call failed.
+        # The format has no field for a failure, so the text says it.
         content = f"Error: {message.content}" if message.is_error else message.content
         return {"role": "tool", "tool_call_id": message.tool_call_id, "content": content}
     if not isinstance(message, AssistantMessage):
@@ -102,7 +100,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _file_parts(file: AttachedFile) -> list[dict[str, Any]]:
-    """Its name as text, and the file if it is not text itself."""
+    """The file's label and text, and the file itself if it is not text."""
     parts: list[dict[str, Any]] = [{"type": "text", "text": file_text(file)}]
     if file.data is not None and file.content_type.startswith("image/"):
         parts.append({"type": "image_url", "image_url": {"url": data_url(file)}})
@@ -112,6 +110,6 @@ def _file_parts(file: AttachedFile) -> list[dict[str, Any]]:
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    # Many servers parse what they are sent back, and refuse the whole transcript if it is malformed.
-    arguments = json.dumps(arguments_object(call.arguments), ensure_ascii=False)
+    # Many servers parse the arguments and refuse the whole transcript if they are malformed.
+    arguments = to_text(arguments_object(call.arguments))
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

@@ -1,8 +1,8 @@
-"""Server-sent events out of bytes as they arrive. Knows nothing of any provider."""
+"""A decoder of server-sent events. It holds nothing that is specific to a provider."""
 
 from __future__ import annotations
 
-# One event; far above any that a provider sends, and far below what would hurt a process with thousands of streams.
+# The limit of one event: far above any event of a provider, and safe for a process with thousands of streams.
 EVENT_MAX_BYTES = 8 * 1024 * 1024
 
 
@@ -11,7 +11,7 @@ class EventTooLong(Exception):
 
 
 class SseDecoder:
-    """Feed it chunks cut anywhere, within a line, a character or a line's end."""
+    """Takes chunks of any length. A chunk may end within a line, a character or a line break."""
 
     def __init__(self) -> None:
         self._rest: list[bytes] = []
@@ -19,7 +19,7 @@ class SseDecoder:
         self._size = 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The data of every event that this chunk completes. Raises EventTooLong."""
+        """The data of each event that this chunk completes. Raises EventTooLong."""
         if b"\n" not in chunk:
             self._rest.append(chunk)
             self._grow(len(chunk))

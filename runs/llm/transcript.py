@@ -1,29 +1,27 @@
-"""Writing transcripts: what every provider's format needs."""
+"""Parts of a transcript that every provider's format needs."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from config.kernel.jsontext import MalformedJSON, parse_object, to_text
 from runs.llm.base import AttachedFile
 
 MALFORMED_ARGUMENTS = "malformed_arguments"
 
 
 def arguments_object(arguments: str) -> dict[str, Any]:
-    """A call's arguments as an object that any JSON writer takes; those that are none, whole, as its only value."""
+    """A call's arguments as a JSON object. Arguments that ``parse_input`` refuses as malformed are its only value."""
     try:
-        value = json.loads(arguments or "{}")
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError):
-        value = None
-    return value if isinstance(value, dict) else {MALFORMED_ARGUMENTS: arguments}
+        return parse_object(arguments, floats=True)
+    except MalformedJSON:
+        return {MALFORMED_ARGUMENTS: arguments}
 
 
 def file_text(file: AttachedFile) -> str:
-    """A file as text: what it is called, and what it holds if that is text or why it is not shown."""
-    # As JSON, so that no name can pass for anything else.
-    label = f"Attachment {json.dumps(file.name, ensure_ascii=False)} ({file.content_type}, {file.size_bytes} bytes)"
+    """A file as text: its name, type and size, with its text or a note why that is missing."""
+    # Quoted as JSON, so that a name cannot imitate other parts of the message.
+    label = f"Attachment {to_text(file.name)} ({file.content_type}, {file.size_bytes} bytes)"
     if file.note:
         label += f" [{file.note}]"
     return label if file.text is None else f"{label}:\n\n{file.text}"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runs.llm.base import aclose_all, client_for
+from runs.llm.registry import aclose_all, client_for
 from tests.agent.helpers import Heard, hear, request_of
 from tests.agent.model_server import ModelServer
 

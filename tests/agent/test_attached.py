@@ -55,7 +55,7 @@ def test_the_newest_text_comes_first_until_the_limit(settings):
     )
     assert new.files[0].text == "🦊🦊🦊🦊🦊"
     assert (old.files[0].text, old.files[0].note) == ("old", "only the first 3 characters")
-    assert (old.files[1].text, old.files[1].note) == (None, "it does not fit here any more")
+    assert (old.files[1].text, old.files[1].note) == (None, "there is no more room for its content")
 
 
 def test_files_that_are_no_text_have_a_limit_too(settings):
@@ -66,14 +66,17 @@ def test_files_that_are_no_text_have_a_limit_too(settings):
     )
     assert new.files[0].data
     assert [bool(file.data) for file in old.files] == [True, False]
-    assert old.files[1].note == "it is too large to be shown here"
+    assert old.files[1].note == "it is too large to be shown"
 
 
 def test_a_lost_file_and_an_unknown_type_are_told_of():
     lost = file_of(b"x")
     default_storage.delete(lost.stored_name)
     (message,) = read(UserMessage("Hi", (lost, file_of(b"PK", "application/zip"))))
-    assert [file.note for file in message.files] == ["the file is gone", "a file of this type can't be shown here"]
+    assert [file.note for file in message.files] == [
+        "the file no longer exists",
+        "the content of this type cannot be shown",
+    ]
 
 
 def test_they_are_read_on_a_thread_and_only_if_there_are_any(monkeypatch):
@@ -118,7 +121,7 @@ def test_openai_parts():
         {"type": "file", "file": {"filename": "d.pdf", "file_data": "data:application/pdf;base64,JVBERi0x"}},
         {
             "type": "text",
-            "text": 'Attachment "z.zip" (application/zip, 2 bytes) [a file of this type can\'t be shown here]',
+            "text": 'Attachment "z.zip" (application/zip, 2 bytes) [the content of this type cannot be shown]',
         },
         {"type": "text", "text": "Look"},
     ]

@@ -17,9 +17,8 @@ from runs.llm.base import (
     ToolMessage,
     Usage,
     UserMessage,
-    aclose_all,
-    client_for,
 )
+from runs.llm.registry import PROVIDERS, aclose_all, client_for
 from tests.agent.helpers import Heard, hear, request_of
 
 
@@ -160,7 +159,7 @@ def test_time_slept_counts_against_the_turns_time(settings, naps):
 def test_fail_fails_with_its_text_after_what_was_said():
     heard = Heard()
     with pytest.raises(ModelError, match=r"^out of luck$"):
-        asyncio.run(hear(demo.DemoModel(), request_of("/say so far\n/fail out of luck"), heard))
+        asyncio.run(hear(demo.DemoModel(PROVIDERS["demo"]), request_of("/say so far\n/fail out of luck"), heard))
     assert heard.text == "so far"
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from runs.llm.base import AssistantMessage, ModelError, ToolCall, Usage, client_for, preload
+from runs.llm.base import AssistantMessage, ModelError, ToolCall, Usage
+from runs.llm.registry import client_for, preload
 from tests.agent.conftest import KEY
 from tests.agent.helpers import OPENAI_END, data, failure, hear, openai_delta, request_of
 from tests.agent.model_server import GREETING, ModelServer
@@ -60,7 +61,7 @@ class TestOpenAIDialects:
     def test_a_call_without_a_name_is_an_error(self, turn):
         raw = data(openai_delta(tool_calls=[{"index": 0, "id": "a", "function": {"arguments": "{}"}}]), *OPENAI_END)
 
-        assert "without naming" in failure(turn, "x", raw=raw).message
+        assert "without a name" in failure(turn, "x", raw=raw).message
 
     @pytest.mark.parametrize(
         "delta",
@@ -136,7 +137,7 @@ def test_the_key_goes_to_the_provider_and_nowhere_else(serve, provider: str):
 
 def test_preloading_leaves_out_what_is_not_set_up(settings, monkeypatch: pytest.MonkeyPatch):
     loaded: list[str] = []
-    monkeypatch.setattr("runs.llm.base.import_string", loaded.append)
+    monkeypatch.setattr("runs.llm.registry.import_string", loaded.append)
     settings.OPENAI_API_KEY, settings.OPENAI_BASE_URL = "", "https://api.openai.com/v1"
     settings.ANTHROPIC_API_KEY = KEY
 

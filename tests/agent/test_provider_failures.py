@@ -9,7 +9,8 @@ import traceback
 import pytest
 
 from runs.llm import sse
-from runs.llm.base import ModelError, ModelTimeout, TextDelta, client_for
+from runs.llm.base import ModelError, ModelTimeout, TextDelta
+from runs.llm.registry import client_for
 from tests.agent.helpers import Heard, data, failure, hear, request_of
 from tests.agent.model_server import GREETING, ModelServer
 
@@ -24,7 +25,7 @@ from tests.agent.model_server import GREETING, ModelServer
         (429, "rate limit"),
         (307, "BASE_URL"),
     ]
-    + [(status, "in trouble") for status in (500, 503, 529)],
+    + [(status, "internal error") for status in (500, 503, 529)],
 )
 def test_a_refusal_names_the_remedy_and_never_the_key(turn, caplog, status: int, says: str):
     caplog.set_level(logging.DEBUG)
@@ -68,7 +69,7 @@ def test_silence_is_a_timeout(turn, settings, fault: str):
 
     error = failure(turn, f"fault={fault}")
     assert (type(error), error.code) == (ModelTimeout, "MODEL_TIMEOUT")
-    assert "silent" in error.message
+    assert "sent nothing" in error.message
 
 
 def test_a_drip_is_a_timeout_of_the_whole_turn(turn, settings):
@@ -92,8 +93,8 @@ def test_output_and_calls_are_bounded(turn, settings):
 def test_an_event_without_end_is_an_error(turn, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sse, "EVENT_MAX_BYTES", 1000)
 
-    assert "no end" in failure(turn, "x", raw=[b"data: " + b"x" * 600, b"x" * 600]).message
-    assert "no end" in failure(turn, "x", raw=[b"data: " + b"x" * 600 + b"\n"] * 2).message
+    assert "too long" in failure(turn, "x", raw=[b"data: " + b"x" * 600, b"x" * 600]).message
+    assert "too long" in failure(turn, "x", raw=[b"data: " + b"x" * 600 + b"\n"] * 2).message
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from runs.llm.base import AssistantMessage, ToolCall, ToolMessage, Usage, client_for
+from runs.llm.base import AssistantMessage, ToolCall, ToolMessage, Usage
+from runs.llm.registry import client_for
 from tests.agent.helpers import CALCULATE, Heard, failure, hear, request_of
 from tests.agent.model_server import GREETING, INPUT_TOKENS, OUTPUT_TOKENS, ModelServer
 

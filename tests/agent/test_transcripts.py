@@ -39,8 +39,8 @@ def test_a_transcript_as_openai_wants_it(sent, settings):
             "role": "assistant",
             "content": "Thinking.",
             "tool_calls": [
-                call("c1", "calculate", '{"a": "ü"}'),
-                call("c2", "web", '{"malformed_arguments": "{broken"}'),
+                call("c1", "calculate", '{"a":"ü"}'),
+                call("c2", "web", '{"malformed_arguments":"{broken"}'),
             ],
         },
         {"role": "tool", "tool_call_id": "c1", "content": "42"},
