@@ -1,8 +1,12 @@
 from django.apps import AppConfig
+from django.db.models.signals import post_migrate
 
 
 class RunsConfig(AppConfig):
     name = "runs"
 
     def ready(self) -> None:
-        from runs import purge  # noqa: F401  (receives what chats tell)
+        from runs import purge  # noqa: F401  (connects its receiver of chat_purged)
+        from runs.catalogue.seeds import add_builtin_tools
+
+        post_migrate.connect(add_builtin_tools, sender=self, dispatch_uid="runs.builtin_tools")

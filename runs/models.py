@@ -56,14 +56,10 @@ FINAL_INVOCATION_STATUSES = (
 class AgentModel(models.Model):
     """A model that runs may ask for by ``name``. Prices are micro-credits per 1,000 tokens."""
 
-    class Provider(models.TextChoices):
-        DEMO = "demo"
-        OPENAI = "openai", "OpenAI-compatible"
-        ANTHROPIC = "anthropic", "Anthropic"
-
     name = models.CharField(max_length=100, unique=True)
     display_name = models.CharField(max_length=100)
-    provider = models.CharField(max_length=20, choices=Provider.choices)
+    # A name of ``runs.llm.registry.PROVIDERS``.
+    provider = models.CharField(max_length=20)
     provider_model = models.CharField(max_length=200)
     price_in = models.BigIntegerField()
     price_out = models.BigIntegerField()
@@ -85,11 +81,6 @@ class Tool(models.Model):
     """A tool that runs may call by ``name``. ``price`` is micro-credits a call: the estimate, and the most it can
     cost."""
 
-    class NodeType(models.TextChoices):
-        BUILTIN = "builtin"
-        HTTP = "http"
-        MCP = "mcp"
-
     class Approval(models.TextChoices):
         THRESHOLD = "threshold", "when the estimate is over the run's threshold"
         ALWAYS = "always", "before every call"
@@ -98,7 +89,8 @@ class Tool(models.Model):
     name = models.CharField(max_length=64, unique=True)
     display_name = models.CharField(max_length=100)
     description = models.TextField()
-    node_type = models.CharField(max_length=10, choices=NodeType.choices)
+    # A name of ``runs.tools.dispatch.TYPES``.
+    node_type = models.CharField(max_length=10)
     input_schema = models.JSONField(default=dict, blank=True)
     price = models.BigIntegerField()
     approval = models.CharField(max_length=10, choices=Approval.choices, default=Approval.THRESHOLD)

@@ -28,7 +28,7 @@ def show(request: HttpRequest) -> HttpResponse:
 
 @lru_cache(maxsize=1)
 def read_page(version: int) -> tuple[str, str]:
-    """The page, and a policy that allows its own script and style and nothing else to run, by their digests."""
+    """The page, and a policy that allows only the page's own script and style, by their digests."""
     page = PAGE.read_text()
     policy = (
         f"default-src 'none'; script-src {digests(page, 'script')}; style-src {digests(page, 'style')}; "

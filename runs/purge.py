@@ -1,4 +1,4 @@
-"""What a purged chat's runs held: turns, calls with their files, waitpoints, events, and the runs themselves."""
+"""Deletes the runs of a purged chat, with their turns, calls, files of calls, waitpoints and events."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from django.dispatch import receiver
 from chats.services import chat_purged
 from config.database import batches
 from runs.models import LIVE_RUN_STATUSES, Run, RunEvent, ToolInvocation, Turn, Waitpoint
-from runs.tools import files
-from runs.tools.builtin import file_name_of
+from runs.tools import builtin, files
+from runs.tools.base import BUILTIN
 
 logger = logging.getLogger(__name__)
 
@@ -22,10 +22,10 @@ RUNS_BATCH = 50
 
 @receiver(chat_purged, dispatch_uid="runs.purge")
 def purge_runs_of(sender: type, chat_id: str, **kwargs: Any) -> bool:
-    """True if runs are left. Raises Unavailable if files of them can't be removed now."""
+    """True if some runs remain. Raises Unavailable if the storage cannot delete their files now."""
     runs = Run.objects.filter(chat=chat_id)
     if runs.filter(status__in=LIVE_RUN_STATUSES).exists():
-        logger.error("chat %s is not purged: it was deleted, but a run of it lives", chat_id)
+        logger.error("chat %s is not purged: it is deleted, but one of its runs has not ended", chat_id)
         return True
     batches.in_batches(lambda: _purge_batch(runs))
     return runs.exists()
@@ -33,10 +33,11 @@ def purge_runs_of(sender: type, chat_id: str, **kwargs: Any) -> bool:
 
 def _purge_batch(runs: QuerySet[Run]) -> int:
     batch = list(runs.order_by("pk").values_list("pk", flat=True)[:RUNS_BATCH])
-    calls = ToolInvocation.objects.filter(run__in=batch, node_type="builtin")
+    calls = ToolInvocation.objects.filter(run__in=batch, node_type=BUILTIN)
     for call in calls.only("id", "name", "input", "result_urls"):
-        if name := file_name_of(call.name, call.input):
-            files.remove(call.id, name, call.result_urls)
+        tool = builtin.TOOLS.get(call.name)
+        if tool is not None and tool.file_name is not None:
+            files.remove(call.id, tool.file_name(call.input), call.result_urls)
     with transaction.atomic():
         taken = batches.take_batch(Run.objects.filter(pk__in=batch).order_by("pk"))
         for model in (RunEvent, Waitpoint, ToolInvocation, Turn):

@@ -173,12 +173,12 @@ class AttachmentFactory(DjangoModelFactory):
 
 
 def seed_catalogue() -> None:
-    """What a migration put into the catalogue, if it is not there."""
+    """Add the rows of a new installation. A transactional test removes them."""
     from runs import catalogue
-    from runs.catalogue.seeds import MODELS, TOOLS
-    from runs.models import AgentModel, Tool
+    from runs.catalogue.seeds import MODELS, add_builtin_tools
+    from runs.models import AgentModel
 
     if not AgentModel.objects.exists():
         AgentModel.objects.bulk_create(AgentModel(**row) for row in MODELS)
-        Tool.objects.bulk_create(Tool(**row) for row in TOOLS)
+        add_builtin_tools()
     catalogue.forget()

@@ -1,4 +1,4 @@
-"""The catalogue: what models and tools runs are offered. Prices are in credits here; secrets go in and never out."""
+"""The catalogue: the models and tools that runs may use. Prices are in credits; secrets are never shown."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from django.contrib import admin
 from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminPasswordWidget
+from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminPasswordWidget, UnfoldAdminSelectWidget
 
 from config.kernel import money
+from config.kernel.jsontext import to_text
 from config.staff.base import StaffAdmin
 from config.staff.forms import CreditsField, ObjectField
 from runs import catalogue
+from runs.llm.registry import PROVIDERS
 from runs.models import AgentModel, Tool
 from runs.tools import builtin
-from runs.tools.base import ASK_USER, ToolFailure, parse_headers
+from runs.tools.base import BUILTIN, parse_headers
+from runs.tools.dispatch import TYPES
 from runs.tools.schema import check_schema
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-BUILTIN = {*builtin.TOOLS, ASK_USER}
 
 
 class CatalogueAdmin(StaffAdmin):
-    """Few rows, changed rarely; each process reads them anew within seconds."""
+    """Few rows that change rarely. Each process reads a change within seconds."""
 
     ordering = ("name",)
     search_fields = ()
@@ -48,6 +50,9 @@ class CatalogueAdmin(StaffAdmin):
 
 
 class AgentModelForm(forms.ModelForm):
+    provider = forms.ChoiceField(
+        choices=[(name, provider.label) for name, provider in PROVIDERS.items()], widget=UnfoldAdminSelectWidget
+    )
     price_in = CreditsField(label="Price of 1,000 tokens in", help_text="Credits")
     price_out = CreditsField(label="Price of 1,000 tokens out", help_text="Credits")
 
@@ -63,10 +68,10 @@ class AgentModelForm(forms.ModelForm):
             "is_default",
             "enabled",
         ]
-        help_texts = {"is_default": "For runs that name no model. The present default gives way."}
+        help_texts = {"is_default": "The model of runs that name none. It replaces the present default."}
 
     def _get_validation_exclusions(self) -> set[str]:
-        # Else a new default would be refused for the old one's sake, which gives way.
+        # Otherwise validation refuses a new default while the present one is there, which it replaces.
         return {*super()._get_validation_exclusions(), "is_default"}  # type: ignore[misc]
 
 
@@ -87,18 +92,25 @@ class AgentModelAdmin(CatalogueAdmin):
 
 
 class ToolForm(forms.ModelForm):
-    """Secret headers can be set and never seen: what is stored is not even read, for no key may open it any more."""
+    """Staff can set secret headers but never see them. The stored value is not read: maybe no key decrypts it."""
 
-    price = CreditsField(label="Price of a call", help_text="Credits: the estimate, and the most that a call can cost")
-    input_schema = ObjectField(required=False, initial=dict, help_text="The JSON schema of the call's input, an object")
+    node_type = forms.ChoiceField(
+        label="Type",
+        choices=[(name, kind.label) for name, kind in TYPES.items()],
+        widget=UnfoldAdminSelectWidget,
+        help_text=f"Built in are {', '.join(builtin.TOOLS)}.",
+    )
+
+    price = CreditsField(label="Price of a call", help_text="Credits: the estimate and the maximum of a call.")
+    input_schema = ObjectField(required=False, initial=dict, help_text="The JSON Schema of the input: an object.")
     new_secret_headers = forms.CharField(
         required=False,
         label="Secret headers",
         max_length=10_000,
         widget=UnfoldAdminPasswordWidget,
-        help_text='A JSON object such as {"Authorization": "Bearer …"}; empty keeps what is stored.',
+        help_text='A JSON object such as {"Authorization": "Bearer …"}; empty keeps the stored headers.',
     )
-    forget_secret_headers = forms.BooleanField(required=False, label="Forget the stored secret headers")
+    forget_secret_headers = forms.BooleanField(required=False, label="Delete the stored secret headers")
     timeout_seconds = forms.FloatField(
         required=False, min_value=0.1, max_value=3600, widget=UnfoldAdminDecimalFieldWidget
     )
@@ -120,6 +132,12 @@ class ToolForm(forms.ModelForm):
             "enabled",
         ]
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if tool := builtin.TOOLS.get(self.instance.name):
+            self.fields["price"].help_text += f" This built-in tool's own price is {money.to_text(tool.price)}."
+            self.fields["input_schema"].help_text += f" This built-in tool's own is {to_text(tool.input_schema)}"
+
     def clean_timeout_seconds(self) -> float | None:
         seconds = self.cleaned_data["timeout_seconds"]
         if seconds is not None and not math.isfinite(seconds):
@@ -128,7 +146,7 @@ class ToolForm(forms.ModelForm):
 
     def clean_name(self) -> str:
         if not NAME.fullmatch(self.cleaned_data["name"]):
-            raise ValidationError("Letters, digits, _ and - only: models know tools by such names.")
+            raise ValidationError("Use letters, digits, _ and - only: models accept no other names.")
         return str(self.cleaned_data["name"])
 
     def clean_new_secret_headers(self) -> str:
@@ -142,16 +160,17 @@ class ToolForm(forms.ModelForm):
         schema = self.cleaned_data["input_schema"] or {}
         try:
             check_schema(schema)
-        except (ToolFailure, ValueError) as error:
-            raise ValidationError(getattr(error, "message", str(error))) from None
+        except ValueError as error:
+            raise ValidationError(str(error)) from None
         return schema
 
     def clean(self) -> dict[str, Any]:
         data = super().clean() or {}
-        if data.get("node_type") in (Tool.NodeType.HTTP, Tool.NodeType.MCP) and not is_address(data.get("url", "")):
-            self.add_error("url", "An http or mcp tool needs an http(s) address, without credentials in it.")
-        if data.get("node_type") == Tool.NodeType.BUILTIN and data.get("name") not in BUILTIN:
-            self.add_error("node_type", f"Of this type are {', '.join(sorted(BUILTIN))} only.")
+        node_type = data.get("node_type")
+        if node_type in TYPES and TYPES[node_type].needs_url and not is_address(data.get("url", "")):
+            self.add_error("url", "A tool of this type needs an http(s) address without credentials.")
+        if node_type == BUILTIN and data.get("name") not in builtin.TOOLS:
+            self.add_error("node_type", f"The built-in tools are {', '.join(builtin.TOOLS)}.")
         if data.get("forget_secret_headers"):
             self.instance.secret_headers = None
         elif data.get("new_secret_headers"):
@@ -171,7 +190,7 @@ def is_address(url: str) -> bool:
 class ToolAdmin(CatalogueAdmin):
     form = ToolForm
     list_display = ("name", "node_type", "credits", "approval", "repeatable", "secret", "enabled")
-    # Whoever may only look is shown these, and the stored headers in no form.
+    # What staff see who may view but not change. The stored headers are never among it.
     view_fields = tuple(name for name in ToolForm.Meta.fields if name != "price")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Tool]:
@@ -184,6 +203,11 @@ class ToolAdmin(CatalogueAdmin):
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         return ("credits", "secret") if obj is not None and not self.has_change_permission(request, obj) else ()
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        # The next migration would add the row again, enabled. Staff disable it instead.
+        builtin_row = obj is not None and obj.node_type == BUILTIN and obj.name in builtin.TOOLS
+        return not builtin_row and super().has_delete_permission(request, obj)
 
     @admin.display(description="price (credits)")
     def credits(self, tool: Tool) -> str:

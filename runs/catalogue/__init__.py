@@ -1,6 +1,6 @@
-"""The models and tools that runs may use, as each process remembers them for a moment.
+"""The models and tools that runs may use, cached in each process.
 
-Every turn and every call looks here; the rows change rarely, so a process reads them at most once in
+Every turn and every call needs them and the rows change rarely, so a process reads them at most once in
 ``MAX_AGE_SECONDS``.
 """
 
@@ -35,7 +35,7 @@ class Catalogue:
         return self.models.get(name) if name is not None else self.default_model()
 
     def tools_for(self, allowed: list[str] | None) -> dict[str, ToolDefinition]:
-        """The enabled tools, narrowed to ``allowed`` unless that is None."""
+        """The enabled tools whose names are in ``allowed``, or all for None."""
         if allowed is None:
             return self.tools
         return {name: tool for name, tool in self.tools.items() if name in allowed}
@@ -54,12 +54,12 @@ def read() -> Catalogue:
 
 
 def remembered() -> Catalogue:
-    """The same without ever asking the database, for the event loop of a worker, whose heart refreshes it."""
+    """The same without a database query, for the event loop of a worker, whose heartbeat refreshes the cache."""
     return _current if _current is not None else Catalogue({}, {})
 
 
 def refresh() -> Catalogue:
-    """Read the catalogue anew."""
+    """Read the catalogue now."""
     global _current
     current = Catalogue(
         models={model.name: model for model in AgentModel.objects.filter(enabled=True).order_by("name")},
@@ -71,12 +71,12 @@ def refresh() -> Catalogue:
 
 
 def _tools() -> Iterator[ToolDefinition]:
-    """The enabled tools; one that can't be read is left out and logged, so that only its own calls fail."""
+    """The enabled tools without those that cannot be read, which are logged, so that only their own calls fail."""
     enabled = Tool.objects.filter(enabled=True).order_by("name")
     try:
         rows = list(enabled)
     except DecryptionFailed:
-        logger.error("tools with secret headers are left out: no key of ENCRYPTION_KEYS opens them")
+        logger.error("tools with secret headers are left out: no key of ENCRYPTION_KEYS decrypts them")
         rows = list(enabled.filter(secret_headers=None))
     for row in rows:
         try:
@@ -86,7 +86,7 @@ def _tools() -> Iterator[ToolDefinition]:
 
 
 def forget() -> None:
-    """Read the catalogue anew at its next use in this process; others follow within MAX_AGE_SECONDS."""
+    """Drop this process's cache, so that the next use reads the rows. Other processes follow in MAX_AGE_SECONDS."""
     global _current
     with _lock:
         _current = None

@@ -17,7 +17,7 @@ from runs.lifecycle import waitpoints
 from runs.lifecycle.crash import crash_point
 from runs.llm.base import ToolCall
 from runs.models import InvocationStatus, Run, Tool, ToolInvocation, WaitpointKind
-from runs.tools.base import ASK_USER, ToolContext, ToolDefinition, ToolFailure
+from runs.tools.base import ASK_USER, BUILTIN, ToolContext, ToolDefinition, ToolFailure
 from runs.tools.dispatch import call_tool
 from runs.tools.schema import parse_input
 
@@ -55,7 +55,7 @@ class RunCalls:
             call_index=call_index,
             tool_call_id=call.id,
             name=call.name,
-            node_type=tool.node_type if tool else Tool.NodeType.BUILTIN,
+            node_type=tool.node_type if tool else BUILTIN,
             credit_estimate=tool.price if tool else 0,
             repeatable=tool.repeatable if tool else False,
             created_at=now,

@@ -1,6 +1,5 @@
-"""What a new installation starts with: the catalogue of models and tools, and the roles of staff.
-
-Rows that staff changed or made are left alone.
+"""The rows that a new installation starts with: the demo model and the roles of staff. ``runs.catalogue.seeds`` adds
+the built-in tools after each migration.
 """
 
 from django.apps import apps as installed
@@ -9,16 +8,14 @@ from django.contrib.auth.management import create_permissions
 from django.db import migrations
 
 from runs import roles
-from runs.catalogue.seeds import MODELS, TOOLS
+from runs.catalogue.seeds import MODELS
 
 APPS = ["admin", "apikeys", "auth", "chats", "credits", "runs", "webhooks"]
 
 
-def add_catalogue(apps, schema_editor):
-    for name, rows in (("AgentModel", MODELS), ("Tool", TOOLS)):
-        model = apps.get_model("runs", name)
-        for row in rows:
-            model.objects.get_or_create(name=row["name"], defaults=row)
+def add_models(apps, schema_editor):
+    for row in MODELS:
+        apps.get_model("runs", "AgentModel").objects.get_or_create(name=row["name"], defaults=row)
 
 
 def add_roles(apps, schema_editor):
@@ -43,6 +40,6 @@ class Migration(migrations.Migration):
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
     operations = [
-        migrations.RunPython(add_catalogue, migrations.RunPython.noop),
+        migrations.RunPython(add_models, migrations.RunPython.noop),
         migrations.RunPython(add_roles, migrations.RunPython.noop),
     ]

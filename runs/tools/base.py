@@ -1,13 +1,12 @@
-"""What every kind of tool shares: the protocol between the engine and a tool, and the bounds of what a tool may answer.
+"""What every type of tool shares: the values between the engine and a tool, and the limits of a tool's result.
 
-Nothing here or in a tool touches the database: a tool gets a snapshot of its catalogue row and gives back text,
-addresses and a price.
+Nothing here and no tool touches the database: a tool gets a snapshot of its catalogue row and returns text, addresses
+and a price. The registry of the types is in ``dispatch``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,10 @@ from urllib.parse import urlsplit
 
 from django.conf import settings
 
-# The built-in tool that is no call at all: the engine turns it into a waitpoint.
+from config.kernel.jsontext import MalformedJSON, parse_object, to_text
+
+BUILTIN = "builtin"
+# The engine does not call this built-in tool: it opens a waitpoint.
 ASK_USER = "ask_user"
 TOOL_ERROR = "TOOL_ERROR"
 TOOL_TIMEOUT = "TOOL_TIMEOUT"
@@ -34,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """One call. ``timeout_seconds`` is the time that the run has left for it; ``executor`` runs what blocks."""
+    """One call. ``timeout_seconds`` is the time that the call may take; ``executor`` runs blocking functions."""
 
     invocation_id: str
     run_id: str
@@ -46,7 +48,10 @@ class ToolContext:
 
 @dataclass(frozen=True, slots=True)
 class ToolDefinition:
-    """A snapshot of a row of ``runs.models.Tool``. ``price`` is micro-credits; no time-out means the setting's."""
+    """A snapshot of a row of ``runs.models.Tool``. ``price`` is in micro-credits.
+
+    Without ``timeout_seconds``, TOOL_TIMEOUT_SECONDS applies.
+    """
 
     name: str
     display_name: str
@@ -58,13 +63,13 @@ class ToolDefinition:
     timeout_seconds: float | None = None
     repeatable: bool = False
     url: str = ""
-    # Held back from repr: what is logged must not show them.
+    # Left out of repr, so that no log line can show them.
     secret_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     remote_name: str = ""
 
     @classmethod
     def from_row(cls, row: Any) -> ToolDefinition:
-        """Of a catalogue row. Raises ValueError if its secret headers are not a JSON object of texts."""
+        """The snapshot of a catalogue row. Raises ValueError if its secret headers are not valid."""
         return cls(
             name=row.name,
             display_name=row.display_name,
@@ -91,7 +96,7 @@ class ToolResult:
 
 
 class ToolFailure(Exception):
-    """A call that failed. ``message`` is for people and for the model: never a secret, never a stack trace."""
+    """A call that failed. People and the model read ``message``: it has no secret and no stack trace."""
 
     def __init__(self, code: str, message: str) -> None:
         self.code = code
@@ -102,15 +107,47 @@ class ToolFailure(Exception):
 Executor = Callable[[ToolDefinition, dict[str, Any], ToolContext], Awaitable[ToolResult]]
 
 
+@dataclass(frozen=True, slots=True)
+class BuiltinTool:
+    """The declaration of a built-in tool: its row in a new catalogue, its function and the file that a call makes.
+
+    ``price`` is in micro-credits a call. ``execute`` is None for ``ask_user`` only, which the engine handles.
+    ``file_name`` gives the name of the file that a call with this input stores, so that a purge can delete the file.
+    """
+
+    name: str
+    display_name: str
+    description: str
+    input_schema: Mapping[str, Any]
+    price: int
+    execute: Executor | None
+    approval: str = "threshold"
+    repeatable: bool = True
+    file_name: Callable[[Mapping[str, Any]], str] | None = None
+
+    def row(self) -> dict[str, Any]:
+        """The column values of a new catalogue row."""
+        return {
+            "name": self.name,
+            "display_name": self.display_name,
+            "description": self.description,
+            "node_type": BUILTIN,
+            "input_schema": self.input_schema,
+            "price": self.price,
+            "approval": self.approval,
+            "repeatable": self.repeatable,
+        }
+
+
 async def in_thread(context: ToolContext, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Runs a blocking function on the engine's pool. A thread can't be stopped from outside: it bounds its own time."""
+    """Run a blocking function on the engine's threads. Nothing can stop a thread: the function limits its own time."""
     return await asyncio.get_running_loop().run_in_executor(
         context.executor, partial(copy_context().run, function, *args, **kwargs)
     )
 
 
 def clean_text(text: str) -> str:
-    """Text that every database and JSON reader takes: NUL is dropped, a lone surrogate becomes U+FFFD."""
+    """Text that every database and JSON reader accepts: without NUL, each lone surrogate as U+FFFD."""
     return _SURROGATE.sub("\ufffd", text.replace("\x00", ""))
 
 
@@ -121,30 +158,40 @@ def shorten(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def result_text(definition: ToolDefinition, value: Any) -> str:
+    """A tool's answer as the model reads it: text unchanged, any other value as JSON. Raises ToolFailure."""
+    if isinstance(value, str):
+        return value
+    try:
+        return to_text(value)
+    except (ValueError, RecursionError):
+        raise ToolFailure(TOOL_ERROR, f"{definition.name} returned a result that is not valid JSON.") from None
+
+
 def clean_result(result: ToolResult) -> ToolResult:
-    """The result within the service's bounds; text that is too long is cut, with a note that tells the model so."""
+    """The result within the service's limits. Text that is too long is cut, and a note tells the model."""
     text, limit = clean_text(result.text), settings.TOOL_RESULT_MAX_CHARS
     if len(text) > limit:
-        note = f"\n[Cut: the result has {len(text)} characters, of which {limit} are kept.]"
+        note = f"\n[Truncated: the result has {len(text)} characters, the limit is {limit}.]"
         text = text[: max(0, limit - len(note))] + note
     used = result.credit_used
     if used is not None and (type(used) is not int or used < 0):
-        raise ToolFailure(TOOL_ERROR, "The tool answered with a price that is no amount.")
+        raise ToolFailure(TOOL_ERROR, "The tool returned a price that is not an amount.")
     return ToolResult(text, clean_urls(result.urls), used)
 
 
 def clean_urls(urls: tuple[str, ...]) -> tuple[str, ...]:
-    """Raises ToolFailure unless they are few enough and each an absolute http(s) address of a sensible length."""
+    """Raises ToolFailure if there are too many URLs, or one is not an absolute http(s) URL."""
     if len(urls) > settings.TOOL_RESULT_URLS_MAX:
-        raise ToolFailure(TOOL_ERROR, f"The tool answered with more than {settings.TOOL_RESULT_URLS_MAX} result URLs.")
+        raise ToolFailure(TOOL_ERROR, f"The tool returned more than {settings.TOOL_RESULT_URLS_MAX} result URLs.")
     for url in urls:
         if not is_web_address(url):
-            raise ToolFailure(TOOL_ERROR, f"A result URL of the tool is no http(s) address: {url[:200]}")
+            raise ToolFailure(TOOL_ERROR, f"A result URL of the tool is not an http(s) address: {url[:200]}")
     return tuple(urls)
 
 
 def is_web_address(url: str) -> bool:
-    """Whether it is an absolute http(s) URL without blanks or control characters, at most ``URL_MAX_CHARS`` long."""
+    """Whether ``url`` is an absolute http(s) URL of at most ``URL_MAX_CHARS``, without blanks or control characters."""
     if len(url) > URL_MAX_CHARS or re.search(r"[\s\x00-\x20\x7f\ud800-\udfff]", url):
         return False
     try:
@@ -155,22 +202,18 @@ def is_web_address(url: str) -> bool:
 
 
 def parse_headers(text: str | None) -> dict[str, str]:
-    """A tool's secret headers, ``{"Authorization": "Bearer …"}`` as JSON text.
+    """A tool's secret headers from JSON text such as ``{"Authorization": "Bearer …"}``.
 
-    Raises ValueError, with a message that never repeats a value, unless they are an object of header names, none of
-    them one that the service sets itself, and printable values.
+    Raises ValueError for text that is not a JSON object of strings, for a header that the service sets itself and for
+    a value that is not printable. The message never repeats a value.
     """
-    if not text:
-        return {}
     try:
-        headers = json.loads(text)
-    except (ValueError, RecursionError):
-        headers = None
-    if not isinstance(headers, dict):
-        raise ValueError('Secret headers must be a JSON object such as {"Authorization": "Bearer …"}.')
+        headers = parse_object(text or "")
+    except MalformedJSON:
+        raise ValueError('Secret headers must be a JSON object such as {"Authorization": "Bearer …"}.') from None
     for name, value in headers.items():
         if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}", name) or name.lower() in RESERVED_HEADERS:
-            raise ValueError(f"{name[:100]!r} is not a header that may be set here.")
+            raise ValueError(f"{name[:100]!r} is not a header that can be set here.")
         if not isinstance(value, str) or not re.fullmatch(r"[\x21-\x7e]([\x20-\x7e]{0,4094}[\x21-\x7e])?", value):
             raise ValueError(f"The value of the header {name} must be a line of printable ASCII characters.")
     return headers

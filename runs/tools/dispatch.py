@@ -1,17 +1,18 @@
-"""The one door through which the engine calls tools: by node type, within a time limit, every outcome made safe."""
+"""The registry of the tool types, and the one function through which the engine calls a tool."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django.conf import settings
 
 from config.telemetry import tracing
-from runs.tools import builtin, http, mcp
+from runs.tools import builtin, http
 from runs.tools.base import (
+    BUILTIN,
     TOOL_ERROR,
     TOOL_TIMEOUT,
     UNKNOWN_TOOL,
@@ -22,20 +23,35 @@ from runs.tools.base import (
     ToolResult,
     clean_result,
 )
+from runs.tools.mcp import executor as mcp
 
 logger = logging.getLogger(__name__)
 
-EXECUTORS: dict[str, Executor] = {"builtin": builtin.execute, "http": http.execute, "mcp": mcp.execute}
+
+@dataclass(frozen=True, slots=True)
+class ToolType:
+    """A value of ``Tool.node_type``. Staff must give the address of a tool whose type ``needs_url``."""
+
+    label: str
+    execute: Executor
+    needs_url: bool
+
+
+TYPES = {
+    BUILTIN: ToolType("Built in", builtin.execute, needs_url=False),
+    "http": ToolType("HTTP endpoint", http.execute, needs_url=True),
+    "mcp": ToolType("MCP server", mcp.execute, needs_url=True),
+}
 
 
 async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
-    """Calls the tool with an input that ``parse_input`` has passed.
+    """Call the tool with an input that ``parse_input`` has accepted, within the time limits of the tool and the run.
 
-    Raises ToolFailure for every failure (``TOOL_TIMEOUT`` past the time limit), and only lets a cancellation through.
+    Raises ToolFailure for every failure (``TOOL_TIMEOUT`` after the time limit). Only a cancellation passes unchanged.
     """
-    execute = EXECUTORS.get(definition.node_type)
-    if execute is None:
-        raise ToolFailure(UNKNOWN_TOOL, f"There is no way to call tools of the type {definition.node_type}.")
+    if definition.node_type not in TYPES:
+        raise ToolFailure(UNKNOWN_TOOL, f"There is no tool type {definition.node_type}.")
+    execute = TYPES[definition.node_type].execute
     own_limit = settings.TOOL_TIMEOUT_SECONDS if definition.timeout_seconds is None else definition.timeout_seconds
     limit = min(own_limit, context.timeout_seconds)
     try:
@@ -47,5 +63,5 @@ async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: 
     except Exception as error:
         if scope.expired():
             raise ToolFailure(TOOL_TIMEOUT, f"{definition.name} did not answer within {limit:g} seconds.") from None
-        logger.exception("Tool %s failed in invocation %s", definition.name, context.invocation_id)
+        logger.exception("tool %s failed in invocation %s", definition.name, context.invocation_id)
         raise ToolFailure(TOOL_ERROR, f"{definition.name} failed for an unexpected reason.") from error

@@ -1,7 +1,7 @@
-"""Files that tools make: stored through Django's storage API, served at an address that only the run's owner is told.
+"""Files that tools make: stored with Django's storage API and served at an address that only the run's owner gets.
 
-The unguessable part of the address is the folder the file lies in: nothing needs to be verified when it is asked for,
-and old addresses outlive a change of SECRET_KEY.
+The address holds an unguessable token, which is also the name of the file's folder. So a request needs no further
+check, and old addresses stay valid after a change of SECRET_KEY.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from django.utils.crypto import salted_hmac
 from chats.files import storage_errors
 from config.api.errors import envelope, envelope_for
 from config.kernel.errors import Unavailable
+from runs.tools.base import TOOL_ERROR, ToolContext, ToolFailure, in_thread
 
 FOLDER = "tools"
 FILE_NAME_MAX_CHARS = 100
-# File systems limit the bytes of a name to 255, and the storage may append a few.
+# File systems limit a name to 255 bytes, and the storage may add a few.
 FILE_NAME_MAX_BYTES = 200
-# No separators or control characters, nothing hidden, no reversal of the writing direction to disguise an ending.
+# No separators, control characters, hidden files, or marks that reverse the text and so disguise the file's type.
 FILE_NAME_PATTERN = r"^\w(?:[\w .,()+@=-]*[\w)])?$"
 TOKEN_PATTERN = re.compile(r"[0-9a-f]{64}")
 WRITE_ATTEMPTS = 3
@@ -44,11 +45,11 @@ CONTENT_TYPES = {
 
 
 class FileNotStored(Exception):
-    """The storage did not take the file."""
+    """The storage did not accept the file."""
 
 
 def is_file_name(name: str) -> bool:
-    """Whether it can be a file's name everywhere: one path component of letters, digits and a few signs."""
+    """Whether ``name`` is a valid file name on every system: one path component of letters, digits and a few signs."""
     return (
         len(name) <= FILE_NAME_MAX_CHARS
         and len(name.encode("utf-8", "replace")) <= FILE_NAME_MAX_BYTES
@@ -57,13 +58,22 @@ def is_file_name(name: str) -> bool:
     )
 
 
+async def store_file(context: ToolContext, file_name: str, content: bytes) -> str:
+    """Store the file of a call and return its URL. Raises ToolFailure."""
+    try:
+        return await in_thread(context, store, context.invocation_id, file_name, content)
+    except FileNotStored as error:
+        raise ToolFailure(TOOL_ERROR, "The file could not be stored.") from error
+
+
 def store(invocation_id: str, file_name: str, content: bytes) -> str:
-    """Stores the file and returns its URL, the same for the same invocation and name: a repeat replaces its file.
+    """Store the file and return its URL, which is the same for the same invocation and name: a repeat replaces the
+    file.
 
     Raises ValueError for a bad file name and FileNotStored if the storage fails.
     """
     if not is_file_name(file_name):
-        raise ValueError("This can't be a file's name.")
+        raise ValueError("This is not a valid file name.")
     token = _token(invocation_id, file_name)
     path = f"{FOLDER}/{token}/{file_name}"
     try:
@@ -80,8 +90,8 @@ def _token(invocation_id: str, file_name: str) -> str:
 
 
 def remove(invocation_id: str, file_name: str, urls: Iterable[str]) -> None:
-    """Removes a call's file for good: where it lies by its recorded address, for SECRET_KEY may have changed since,
-    and where an attempt that was not recorded has put it. Raises Unavailable.
+    """Delete a call's file, both at its recorded address (SECRET_KEY may have changed since) and at the address of an
+    attempt that was not recorded. Raises Unavailable.
     """
     if not is_file_name(file_name):
         return
@@ -93,7 +103,7 @@ def remove(invocation_id: str, file_name: str, urls: Iterable[str]) -> None:
     try:
         for token in tokens:
             default_storage.delete(f"{FOLDER}/{token}/{file_name}")
-            # An empty folder on a disk; no such thing in an object storage, and no harm if it is not empty.
+            # The empty folder stays behind on a disk. An object storage has no folders.
             with contextlib.suppress(OSError):
                 default_storage.delete(f"{FOLDER}/{token}")
     except Exception as error:
@@ -101,13 +111,13 @@ def remove(invocation_id: str, file_name: str, urls: Iterable[str]) -> None:
 
 
 def content_type(file_name: str) -> str:
-    """By the name's ending; what is not known is bytes."""
+    """The content type for the file name's ending."""
     return CONTENT_TYPES.get(file_name.rpartition(".")[2].lower(), "application/octet-stream")
 
 
 def _write(path: str, content: bytes, kind: str) -> None:
     for _ in range(WRITE_ATTEMPTS):
-        # What an earlier attempt left may be half a file, so it is never taken for granted.
+        # An earlier attempt may have left an incomplete file.
         if default_storage.exists(path):
             default_storage.delete(path)
         file = ContentFile(content)
@@ -115,13 +125,13 @@ def _write(path: str, content: bytes, kind: str) -> None:
         saved = default_storage.save(path, file)
         if saved == path:
             return
-        # Another attempt at the same call wrote in between, and the storage chose another name.
+        # Another attempt of the same call wrote the path meanwhile, so the storage chose another name.
         default_storage.delete(saved)
-    raise FileNotStored("The file is being written by another attempt.")
+    raise FileNotStored("Another attempt is writing the file.")
 
 
 def serve_file(request: HttpRequest, token: str, file_name: str) -> HttpResponseBase:
-    """``GET /files/{token}/{fileName}``: always a download, never a page in our origin."""
+    """``GET /files/{token}/{fileName}``: always a download, never a page of this origin."""
     if request.method not in ("GET", "HEAD"):
         return JsonResponse(envelope_for(405), status=405, headers={"Allow": "GET, HEAD"})
     if not TOKEN_PATTERN.fullmatch(token) or not is_file_name(file_name):

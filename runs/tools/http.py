@@ -1,27 +1,65 @@
-"""Tools that staff add, each an HTTP endpoint.
+"""HTTP requests of tools, and the tool type ``http``: an endpoint that staff add to the catalogue.
 
-POST of ``{invocationId, runId, input}``, answered with ``{result, resultUrls?, creditUsed?}``.
-
-The endpoint is told the invocation's id as its ``Idempotency-Key``, the same whenever a call is made again.
+A call is a POST of ``{invocationId, runId, input}``; the answer is ``{result, resultUrls?, creditUsed?}``. The
+``Idempotency-Key`` is the invocation's id, the same at each attempt of a call.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from decimal import ROUND_HALF_UP, Decimal
-from typing import Any
+from typing import Any, NoReturn
 
-import simplejson
 from django.conf import settings
 
+from config.kernel.jsontext import dumps
 from config.kernel.money import MICRO
-from runs.tools import outbound
-from runs.tools.base import TOOL_ERROR, ToolContext, ToolDefinition, ToolFailure, ToolResult, in_thread
+from config.outbound import client
+from config.outbound.client import Answer
+from runs.tools.base import (
+    TOOL_ERROR,
+    TOOL_TIMEOUT,
+    ToolContext,
+    ToolDefinition,
+    ToolFailure,
+    ToolResult,
+    in_thread,
+    result_text,
+)
+
+USER_AGENT = "agent-workflow-service"
+
+
+def send(
+    method: str, url: str, *, headers: Mapping[str, str], body: bytes | None = None, timeout_seconds: float
+) -> Answer:
+    """The answer, of any status, with at most ``TOOL_ANSWER_MAX_BYTES`` of its body. Blocks; raises ToolFailure."""
+    try:
+        return client.send(
+            method,
+            url,
+            headers={"User-Agent": USER_AGENT, **headers},
+            body=body,
+            connect_timeout=settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS,
+            total_timeout=timeout_seconds,
+            max_bytes=settings.TOOL_ANSWER_MAX_BYTES,
+            allow_private=settings.OUTBOUND_ALLOW_PRIVATE,
+        )
+    except client.RequestTimedOut as error:
+        raise ToolFailure(TOOL_TIMEOUT, str(error)) from None
+    except (client.AddressRefused, client.RequestFailed, ValueError) as error:
+        raise ToolFailure(TOOL_ERROR, str(error)) from None
+
+
+def is_too_long(answer: Answer) -> bool:
+    """Whether the body was truncated at the limit, and not by a connection that broke."""
+    return answer.truncated and len(answer.body) >= settings.TOOL_ANSWER_MAX_BYTES
 
 
 async def execute(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
-    """Posts the call. Anything but a 2xx answer of that shape, within ``TOOL_ANSWER_MAX_BYTES``, is ``TOOL_ERROR``."""
-    body = json.dumps({"invocationId": context.invocation_id, "runId": context.run_id, "input": input}).encode()
+    """Post the call. Raises ToolFailure ``TOOL_ERROR`` unless the answer is 2xx, complete and of the right shape."""
+    body = dumps({"invocationId": context.invocation_id, "runId": context.run_id, "input": input})
     headers = {
         **definition.secret_headers,
         "Content-Type": "application/json",
@@ -29,58 +67,43 @@ async def execute(definition: ToolDefinition, input: dict[str, Any], context: To
         "Idempotency-Key": context.invocation_id,
     }
     answer = await in_thread(
-        context,
-        outbound.send,
-        "POST",
-        definition.url,
-        headers=headers,
-        body=body,
-        timeout_seconds=context.timeout_seconds,
+        context, send, "POST", definition.url, headers=headers, body=body, timeout_seconds=context.timeout_seconds
     )
     if not 200 <= answer.status < 300:
         raise ToolFailure(TOOL_ERROR, f"{definition.name} answered with HTTP status {answer.status}.")
-    if outbound.was_cut(answer):
+    if is_too_long(answer):
         raise ToolFailure(
             TOOL_ERROR, f"{definition.name} answered with more than {settings.TOOL_ANSWER_MAX_BYTES} bytes."
         )
     if answer.truncated:
-        raise ToolFailure(TOOL_ERROR, f"The answer of {definition.name} broke off.")
+        raise ToolFailure(TOOL_ERROR, f"The connection broke during the answer of {definition.name}.")
     return _result(definition, answer.body)
 
 
 def _result(definition: ToolDefinition, body: bytes) -> ToolResult:
     try:
-        answer = json.loads(body, parse_float=Decimal, parse_constant=_no_constant)
+        # Lenient where our own API is strict: a result of others may hold wide numbers and text that is cleaned later.
+        answer = json.loads(body, parse_float=Decimal, parse_constant=_refuse_constant)
     except (ValueError, ArithmeticError, RecursionError):
         raise ToolFailure(TOOL_ERROR, f"{definition.name} did not answer with valid JSON.") from None
     if not isinstance(answer, dict) or "result" not in answer:
         raise ToolFailure(TOOL_ERROR, f"{definition.name} answered without a result.")
     return ToolResult(
-        _text(definition, answer["result"]),
+        result_text(definition, answer["result"]),
         _urls(definition, answer.get("resultUrls")),
         _credit_used(definition, answer.get("creditUsed")),
     )
 
 
-def _no_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(name)
-
-
-def _text(definition: ToolDefinition, result: Any) -> str:
-    """A text as it is, anything else as JSON."""
-    if isinstance(result, str):
-        return result
-    try:
-        return simplejson.dumps(result, use_decimal=True, ensure_ascii=False)
-    except (ValueError, RecursionError):
-        raise ToolFailure(TOOL_ERROR, f"{definition.name} answered with a result that can't be read.") from None
 
 
 def _urls(definition: ToolDefinition, urls: Any) -> tuple[str, ...]:
     if urls is None:
         return ()
     if not isinstance(urls, list) or not all(isinstance(url, str) for url in urls):
-        raise ToolFailure(TOOL_ERROR, f"{definition.name} answered with resultUrls that are no list of texts.")
+        raise ToolFailure(TOOL_ERROR, f"{definition.name} answered with resultUrls that are not an array of strings.")
     return tuple(urls)
 
 
@@ -89,8 +112,8 @@ def _credit_used(definition: ToolDefinition, credits: Any) -> int | None:
     if credits is None:
         return None
     if isinstance(credits, bool) or not isinstance(credits, (int, Decimal)) or credits < 0:
-        raise ToolFailure(TOOL_ERROR, f"{definition.name} answered with a creditUsed that is no amount.")
-    # Compared before it is scaled: 1e999999 must not become an integer.
+        raise ToolFailure(TOOL_ERROR, f"{definition.name} answered with a creditUsed that is not an amount.")
+    # Compared before the multiplication: 1e999999 must not become an integer.
     if credits >= Decimal(definition.price) / MICRO:
         return definition.price
     return int((Decimal(credits) * MICRO).to_integral_value(ROUND_HALF_UP))

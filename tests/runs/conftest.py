@@ -14,9 +14,9 @@ from rest_framework.test import APIClient
 
 from config.queue import nudges
 from runs import catalogue
-from runs.catalogue.seeds import MODELS, TOOLS
+from runs.catalogue.seeds import MODELS, add_builtin_tools
 from runs.engine.engine import Engine
-from runs.models import AgentModel, Run, RunEvent, Tool
+from runs.models import AgentModel, Run, RunEvent
 from tests.driver import Driver, InProcess, until
 
 
@@ -32,8 +32,7 @@ def seed_catalogue() -> None:
     """Transactional tests empty every table, so what a migration put there is put back."""
     for row in MODELS:
         AgentModel.objects.get_or_create(name=row["name"], defaults=row)
-    for row in TOOLS:
-        Tool.objects.get_or_create(name=row["name"], defaults=row)
+    add_builtin_tools()
     catalogue.refresh()
 
 

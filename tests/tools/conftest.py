@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from runs.catalogue import seeds
-from runs.tools import ToolContext, ToolDefinition, ToolResult, call_tool, parse_input
+from runs.tools.base import ToolContext, ToolDefinition, ToolResult
+from runs.tools.builtin import TOOLS
+from runs.tools.dispatch import call_tool
+from runs.tools.schema import parse_input
 from tests.http_server import serving
-
-ROWS = {row["name"]: row for row in seeds.TOOLS}
 
 
 @dataclass
@@ -114,8 +114,7 @@ def storage(tmp_path: Any) -> Iterator[Any]:
 
 
 def builtin(name: str) -> ToolDefinition:
-    row = {key: value for key, value in ROWS[name].items() if key != "enabled"}
-    return ToolDefinition(**row)
+    return ToolDefinition(**TOOLS[name].row())
 
 
 def http_tool(url: str, **columns: Any) -> ToolDefinition:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runs.tools import ToolFailure
+from runs.tools.base import ToolFailure
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ def test_it_calculates_exactly(call, expression, result):
         ("0 ** -1", "Division by zero"),
         ("0 ** -0.5", "Division by zero"),
         ("sqrt(-1)", "no square root"),
-        ("(-8) ** (1 / 3)", "no such power"),
+        ("(-8) ** (1 / 3)", "no fractional power"),
         ("round(1, 0.5)", "whole number of places"),
         ("round(1, 10 ** 9)", "whole number of places"),
-        ("sqrt()", "was given 0"),
-        ("abs(1, 2)", "was given 2"),
+        ("sqrt()", "does not take 0"),
+        ("abs(1, 2)", "does not take 2"),
         ("-" * 500 + "1", "nested"),
         ("2**" * 300 + "2", "nested"),
         ("(" * 400 + "1" + ")" * 400, "not an arithmetic expression"),

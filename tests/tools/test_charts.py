@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from runs.tools import ToolFailure
+from runs.tools.base import ToolFailure
 from runs.tools.builtin.draw_chart import HEIGHT, WIDTH, axis_ticks, number_text
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -8,7 +8,9 @@ import threading
 import pytest
 from django.test import override_settings
 
-from runs.tools import ToolFailure, ToolResult, call_tool, dispatch
+from runs.tools import dispatch
+from runs.tools.base import ToolFailure, ToolResult, in_thread
+from runs.tools.dispatch import call_tool
 from tests.tools.conftest import builtin, http_tool
 
 
@@ -17,7 +19,7 @@ def tool(monkeypatch):
     """Puts a coroutine in the place of the http tools; returns a definition of such a tool."""
 
     def install(execute, **columns):
-        monkeypatch.setitem(dispatch.EXECUTORS, "http", execute)
+        monkeypatch.setitem(dispatch.TYPES, "http", dispatch.ToolType("", execute, needs_url=True))
         return http_tool("https://example.com", **columns)
 
     return install
@@ -115,8 +117,6 @@ def test_tools_run_side_by_side(context):
     barrier = threading.Barrier(2, timeout=20)
 
     async def scenario():
-        from runs.tools.base import in_thread
-
         await asyncio.gather(in_thread(context, barrier.wait), in_thread(context, barrier.wait))
 
     asyncio.run(scenario())

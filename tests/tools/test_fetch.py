@@ -3,8 +3,8 @@
 import pytest
 from django.test import override_settings
 
-from runs.tools import ToolFailure
-from runs.tools.builtin.webpage import page_text
+from runs.tools.base import ToolFailure
+from runs.tools.builtin.web_fetch import page_text
 
 PAGE = """<!doctype html><html><head><title>Caf&eacute;</title><style>p{color:red}</style>
 <script>if (1 < 2) alert("no")</script></head><body><!-- hidden <p>no</p> -->

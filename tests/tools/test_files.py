@@ -9,7 +9,8 @@ from django.core.files.storage import default_storage
 from django.test import Client, override_settings
 from django.urls import path
 
-from runs.tools import ToolFailure, files
+from runs.tools import files
+from runs.tools.base import ToolFailure
 
 urlpatterns = [path("files/<str:token>/<str:file_name>", files.serve_file)]
 # The end of an answer looks at every open database connection, those of earlier tests too.

@@ -6,8 +6,7 @@ import json
 import pytest
 from django.test import override_settings
 
-from runs.tools import ToolFailure
-from runs.tools.base import ToolDefinition, parse_headers
+from runs.tools.base import ToolDefinition, ToolFailure, parse_headers
 from tests.tools.conftest import http_tool
 
 
@@ -40,7 +39,7 @@ def test_the_call_carries_its_ids_input_and_secret(call, server):
         ("plain", "plain"),
         ("", ""),
         (None, "null"),
-        ({"price": 0.1, "n": [1, True]}, '{"price": 0.1, "n": [1, true]}'),
+        ({"price": 0.1, "n": [1, True]}, '{"price":0.1,"n":[1,true]}'),
         ("a\x00b", "ab"),
     ],
 )
@@ -51,7 +50,7 @@ def test_a_result_is_text_or_written_as_json(call, server, result, text):
 
 def test_numbers_of_a_result_keep_every_digit(call, server):
     server.answers(b'{"result": {"amount": 0.12345678901234567890123}}')
-    assert call(http_tool(server.url), {}).text == '{"amount": 0.12345678901234567890123}'
+    assert call(http_tool(server.url), {}).text == '{"amount":0.12345678901234567890123}'
 
 
 def test_a_lone_surrogate_in_a_result_is_replaced(call, server):

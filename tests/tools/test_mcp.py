@@ -15,7 +15,8 @@ from django.test import override_settings
 
 from config.outbound import addresses
 from config.outbound.loop import shared
-from runs.tools import ToolDefinition, ToolFailure, ToolResult, call_tool
+from runs.tools.base import ToolDefinition, ToolFailure, ToolResult
+from runs.tools.dispatch import call_tool
 from tests.stack.process import Process, free_port, python, wait_for
 from tests.tools.conftest import Server, http_tool
 
@@ -73,7 +74,7 @@ class TestAgainstTheSdk:
             "Here it is.",
             "chart: https://files.example/chart.svg",
             "note: note://1",
-            "[image/png, which can't be shown here]",
+            "[image/png, which is not text]",
         ]
 
     def test_an_answer_in_a_stream(self, call, address):

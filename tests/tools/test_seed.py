@@ -1,16 +1,19 @@
-"""The catalogue's first contents: what interface and code promise of them."""
+"""The rows of a new catalogue, and what a new version adds to an existing catalogue."""
 
 import pytest
+from django.apps import apps
+from django.db.models.signals import post_migrate
 
 from config.kernel.money import to_text
 from runs.catalogue import seeds
 from runs.models import AgentModel, Tool
-from runs.tools import builtin, check_schema, files
-from tests.tools.conftest import ROWS
+from runs.tools.base import BuiltinTool
+from runs.tools.builtin import TOOLS
+from runs.tools.schema import check_schema
 
 
 def test_the_tools_have_their_prices():
-    assert {name: to_text(row["price"]) for name, row in ROWS.items()} == {
+    assert {name: to_text(tool.price) for name, tool in TOOLS.items()} == {
         "ask_user": "0",
         "web_fetch": "1",
         "create_file": "1",
@@ -19,23 +22,35 @@ def test_the_tools_have_their_prices():
     }
 
 
-def test_every_tool_but_the_engines_own_is_built_in():
-    assert set(builtin.TOOLS) | {"ask_user"} == set(ROWS)
+def test_the_engine_handles_one_tool_itself():
+    assert [name for name, tool in TOOLS.items() if tool.execute is None] == ["ask_user"]
 
 
-@pytest.mark.parametrize("row", seeds.TOOLS, ids=lambda row: row["name"])
-def test_every_tool_is_a_sound_row(row):
-    Tool(**row).clean_fields()
-    check_schema(row["input_schema"])
+@pytest.mark.parametrize("tool", TOOLS.values(), ids=lambda tool: tool.name)
+def test_every_tool_is_a_valid_row(tool):
+    Tool(**tool.row()).clean_fields()
+    check_schema(tool.input_schema)
 
 
-def test_the_demo_model_is_a_sound_row_and_the_only_default():
+def test_the_demo_model_is_a_valid_row_and_the_only_default():
     (row,) = seeds.MODELS
     AgentModel(**row).clean_fields()
     assert (row["name"], row["price_in"], row["price_out"], row["is_default"]) == ("demo", 500_000, 1_500_000, True)
 
 
-def test_the_schema_and_the_storage_agree_on_file_names():
-    schema = ROWS["create_file"]["input_schema"]["properties"]["fileName"]
-    assert schema["pattern"] == files.FILE_NAME_PATTERN
-    assert schema["maxLength"] == files.FILE_NAME_MAX_CHARS
+@pytest.mark.django_db
+def test_a_new_version_adds_its_tools_and_leaves_other_rows_unchanged(monkeypatch):
+    Tool.objects.filter(name="draw_chart").update(price=7, enabled=False)
+    Tool.objects.filter(name="calculate").delete()
+    monkeypatch.setitem(TOOLS, "guess", BuiltinTool("guess", "Guess", "Guesses.", {"type": "object"}, 5, None))
+    before = {row.pk: row for row in Tool.objects.all()}
+
+    config = apps.get_app_config("runs")
+    post_migrate.send(sender=config, app_config=config, verbosity=0, interactive=False, using="default")
+
+    added = Tool.objects.exclude(pk__in=before)
+    assert {row.name: (row.price, row.node_type, row.enabled) for row in added} == {
+        "guess": (5, "builtin", True),
+        "calculate": (100_000, "builtin", True),
+    }
+    assert [(row.price, row.enabled) for row in Tool.objects.filter(name="draw_chart")] == [(7, False)]

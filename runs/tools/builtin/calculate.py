@@ -1,6 +1,6 @@
-"""Arithmetic as people write it, evaluated exactly: whole numbers and decimals are fractions, so 0.1 + 0.2 is 0.3.
+"""The built-in tool ``calculate``: exact arithmetic. Numbers are fractions, so 0.1 + 0.2 is 0.3.
 
-Nothing but the operators and functions named here is ever evaluated, and sizes are checked before a number is made.
+Only the operators and functions declared here are evaluated, and sizes are checked before a number is computed.
 """
 
 from __future__ import annotations
@@ -10,24 +10,35 @@ import math
 from collections.abc import Callable
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from fractions import Fraction
+from typing import Any
+
+from config.kernel.money import MICRO
+from runs.tools.base import TOOL_ERROR, BuiltinTool, ToolContext, ToolDefinition, ToolFailure, ToolResult, in_thread
 
 EXPRESSION_MAX_CHARS = 1000
 DEPTH_MAX = 100
 DIGITS_MAX = 1000
 _BITS_MAX = math.ceil(DIGITS_MAX * math.log2(10))
 ROUND_PLACES_MAX = 100
-# Roots are computed with more digits than are shown, so that sqrt(2) ** 2 shows as 2.
+# Roots are computed with more digits than the result shows, so that the result of sqrt(2) ** 2 is 2.
 _WORKING = Context(prec=60, Emin=-10 * DIGITS_MAX, Emax=10 * DIGITS_MAX)
 _EXACT = Context(prec=40, Emin=-10 * DIGITS_MAX, Emax=10 * DIGITS_MAX, traps=[Inexact])
 _SHOWN = Context(prec=20, Emin=-10 * DIGITS_MAX, Emax=10 * DIGITS_MAX)
 
 
 class CalculationError(ValueError):
-    """An expression that has no result here; the message says why, for people and models."""
+    """The expression has no result; the message tells people and models why."""
 
 
-def calculate(expression: str) -> str:
-    """``"0.1 + 0.2"`` → ``"0.3"``; rounded to 20 digits if 40 can't hold it exactly. Raises CalculationError."""
+async def calculate(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
+    try:
+        return ToolResult(await in_thread(context, evaluate, input["expression"]))
+    except CalculationError as error:
+        raise ToolFailure(TOOL_ERROR, str(error)) from None
+
+
+def evaluate(expression: str) -> str:
+    """``"0.1 + 0.2"`` → ``"0.3"``; rounded to 20 digits if 40 digits are not exact. Raises CalculationError."""
     expression = " ".join(expression.split())
     if not expression:
         raise CalculationError("The expression is empty.")
@@ -40,7 +51,7 @@ def calculate(expression: str) -> str:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise CalculationError("This is not an arithmetic expression.") from None
     try:
-        return _written(_Evaluation(expression).value(tree.body, 1))
+        return _to_text(_Evaluation(expression).value(tree.body, 1))
     except ZeroDivisionError:
         raise CalculationError("Division by zero.") from None
 
@@ -66,7 +77,7 @@ class _Evaluation:
         raise CalculationError(f"Only numbers, + - * / // % **, parentheses and {', '.join(FUNCTIONS)} can be used.")
 
     def _chain(self, node: ast.BinOp, depth: int) -> Fraction:
-        # A long sum is a tree that leans left; walking down its spine keeps it from counting as nesting.
+        # The tree of a long sum nests on the left only; a loop over that side does not count as nesting.
         spine: list[ast.BinOp] = []
         leftmost: ast.expr = node
         while isinstance(leftmost, ast.BinOp) and type(leftmost.op) in OPERATORS:
@@ -81,8 +92,8 @@ class _Evaluation:
         if type(node.value) is int:
             return _bounded(Fraction(node.value))
         if type(node.value) is not float:
-            raise CalculationError("Only numbers can be calculated with.")
-        # The source has the digits that the float has already lost.
+            raise CalculationError("Only numbers can be used.")
+        # The source text has all digits; the float has lost some.
         number = Decimal(self.expression[node.col_offset : node.end_col_offset])
         if abs(number.adjusted()) > DIGITS_MAX or int(number.as_tuple().exponent) < -DIGITS_MAX:
             raise _too_large()
@@ -93,7 +104,7 @@ class _Evaluation:
             raise CalculationError(f"There is no function {name[:40]}; there are {', '.join(FUNCTIONS)}.")
         function, least, most = FUNCTIONS[name]
         if not least <= len(arguments) <= most:
-            raise CalculationError(f"{name} was given {len(arguments)} numbers.")
+            raise CalculationError(f"{name} does not take {len(arguments)} numbers.")
         return _bounded(function(*arguments))
 
 
@@ -110,7 +121,7 @@ def _bounded(value: Fraction) -> Fraction:
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1:
         if base < 0:
-            raise CalculationError("A negative number has no such power.")
+            raise CalculationError("A negative number has no fractional power.")
         return _decimal_power(base, exponent)
     if base == 0 and exponent < 0:
         raise ZeroDivisionError
@@ -130,7 +141,7 @@ def _decimal_power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator == 2 and abs(exponent.numerator) == 1:
         root = _sqrt(base)
         return root if exponent > 0 else 1 / root
-    # Checked first: the exponent alone decides whether the result could be written at all.
+    # Before the computation, which takes long for a huge result.
     size = abs(exponent) * max(base.numerator.bit_length(), base.denominator.bit_length())
     if size > _BITS_MAX:
         raise _too_large()
@@ -150,7 +161,7 @@ def _sqrt(value: Fraction) -> Fraction:
 
 
 def _round(value: Fraction, places: Fraction = Fraction(0)) -> Fraction:
-    """Half away from zero, as people do it."""
+    """Half away from zero."""
     if places.denominator != 1 or abs(places) > ROUND_PLACES_MAX:
         raise CalculationError(f"round takes a whole number of places up to {ROUND_PLACES_MAX}.")
     factor = Fraction(10) ** places.numerator
@@ -162,7 +173,7 @@ def _as_decimal(value: Fraction, context: Context) -> Decimal:
     return context.divide(Decimal(value.numerator), Decimal(value.denominator))
 
 
-def _written(value: Fraction) -> str:
+def _to_text(value: Fraction) -> str:
     if value.denominator == 1:
         return str(value.numerator)
     try:
@@ -182,7 +193,7 @@ OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = 
     ast.Mod: lambda left, right: left % right,
     ast.Pow: _power,
 }
-# Each with the fewest and the most numbers it takes.
+# Each with the minimum and the maximum number of arguments.
 FUNCTIONS: dict[str, tuple[Callable[..., Fraction], int, int]] = {
     "sqrt": (_sqrt, 1, 1),
     "round": (_round, 1, 2),
@@ -190,3 +201,27 @@ FUNCTIONS: dict[str, tuple[Callable[..., Fraction], int, int]] = {
     "max": (lambda *values: max(values), 1, EXPRESSION_MAX_CHARS),
     "abs": (lambda value: abs(value), 1, 1),
 }
+
+TOOL = BuiltinTool(
+    name="calculate",
+    display_name="Calculate",
+    description=(
+        "Evaluates an arithmetic expression exactly: numbers, + - * / // % ** and parentheses, sqrt, min, max, "
+        "abs, and round, which rounds half away from zero. Example: round(19.99 * 3 / 7, 2)."
+    ),
+    input_schema={
+        "type": "object",
+        "properties": {
+            "expression": {
+                "type": "string",
+                "minLength": 1,
+                "maxLength": EXPRESSION_MAX_CHARS,
+                "description": "The expression.",
+            },
+        },
+        "required": ["expression"],
+        "additionalProperties": False,
+    },
+    price=MICRO // 10,
+    execute=calculate,
+)

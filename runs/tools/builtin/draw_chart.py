@@ -1,28 +1,45 @@
-"""A series of numbers as an SVG chart: bars for a few values, a line for many. Every text that goes in is escaped."""
+"""The built-in tool ``draw_chart``: numbers as an SVG chart, bars for a few values and a line for many.
+
+Every text in the SVG is escaped.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Sequence
+from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
+from config.kernel.money import MICRO
+from runs.tools.base import BuiltinTool, ToolContext, ToolDefinition, ToolResult, in_thread
+from runs.tools.files import store_file
+
+FILE_NAME = "chart.svg"
 WIDTH, HEIGHT = 800, 450
 LEFT, RIGHT, TOP, BOTTOM = 76, 28, 76, 52
 BARS_MAX = 24
 VALUE_MAX = 1e15
+TITLE_MAX_CHARS = 200
+VALUES_MAX = 1000
 TICKS = 5
 LABELS_MAX = 12
 TITLE_SHOWN_CHARS = 64
 
 INK, MUTED, GRID, ACCENT, NEGATIVE = "#1f2937", "#6b7280", "#e5e7eb", "#2563eb", "#dc2626"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-# What XML 1.0 can't hold, even escaped.
+# Characters that XML 1.0 does not allow, even escaped.
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def draw_chart(title: str, series: Sequence[float]) -> str:
-    """The chart as an SVG document. ``series`` is one or more numbers within ``VALUE_MAX`` of zero."""
+async def draw_chart(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
+    chart = await in_thread(context, draw, input["title"], input["series"])
+    url = await store_file(context, FILE_NAME, chart.encode("utf-8", "replace"))
+    return ToolResult(f"The chart was drawn: {url}", (url,))
+
+
+def draw(title: str, series: Sequence[float]) -> str:
+    """The chart as an SVG document. ``series`` is one or more numbers from ``-VALUE_MAX`` to ``VALUE_MAX``."""
     values = [float(value) for value in series]
     title = " ".join(_NOT_XML.sub("", title).split())
     shown = title if len(title) <= TITLE_SHOWN_CHARS else title[: TITLE_SHOWN_CHARS - 1] + "…"
@@ -52,12 +69,12 @@ def draw_chart(title: str, series: Sequence[float]) -> str:
 
 
 def axis_ticks(low: float, high: float, *, zero: bool) -> list[float]:
-    """Round values that span the data, about ``TICKS`` of them. Bars need zero on the axis, lines need not."""
+    """About ``TICKS`` round values that span the data. ``zero`` puts zero on the axis, as bars need."""
     if zero or low == high:
         low, high = min(low, 0.0), max(high, 0.0)
     if low == high:
         high = 1.0
-    # Differences so small that their logarithm fails are drawn as none.
+    # The logarithm of a smaller difference fails.
     rough = max((high - low) / TICKS, 1e-300)
     magnitude = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * magnitude for factor in (1, 2, 2.5, 5, 10, 20) if factor * magnitude >= rough * 0.999)
@@ -145,3 +162,33 @@ def _positions(count: int, scale: _Scale) -> list[str]:
         f"{index + 1}</text>"
         for index in range(0, count, step)
     ]
+
+
+TOOL = BuiltinTool(
+    name="draw_chart",
+    display_name="Draw a chart",
+    description=f"Draws a series of numbers as an SVG chart, bars for up to {BARS_MAX} values and a line for more.",
+    input_schema={
+        "type": "object",
+        "properties": {
+            "title": {
+                "type": "string",
+                "minLength": 1,
+                "maxLength": TITLE_MAX_CHARS,
+                "description": "The chart's heading.",
+            },
+            "series": {
+                "type": "array",
+                "items": {"type": "number", "minimum": -VALUE_MAX, "maximum": VALUE_MAX},
+                "minItems": 1,
+                "maxItems": VALUES_MAX,
+                "description": "The values, in order.",
+            },
+        },
+        "required": ["title", "series"],
+        "additionalProperties": False,
+    },
+    price=12 * MICRO,
+    execute=draw_chart,
+    file_name=lambda input: FILE_NAME,
+)

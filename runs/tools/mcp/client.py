@@ -1,10 +1,7 @@
-"""One call of a tool of an MCP server, with the official SDK. Imported on the first call of such a tool; ``mcp`` says
-where it runs.
-"""
+"""One call of a tool of an MCP server, with the official SDK. ``executor`` imports this module at the first call."""
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import Any
 
@@ -22,25 +19,32 @@ from mcp_types import (
 )
 
 from config.outbound.client import check_url
-from runs.tools.base import TOOL_ERROR, ToolContext, ToolDefinition, ToolFailure, ToolResult, is_web_address
+from runs.tools.base import (
+    TOOL_ERROR,
+    ToolContext,
+    ToolDefinition,
+    ToolFailure,
+    ToolResult,
+    is_web_address,
+    result_text,
+)
+from runs.tools.http import USER_AGENT
 from runs.tools.mcp.transport import GuardedTransport
-from runs.tools.outbound import USER_AGENT
 
 logger = logging.getLogger(__name__)
 
-# A server may list its tools on pages; one that never ends is not gone through.
+# A server may list its tools on pages. The limit protects from a list without an end.
 LIST_PAGES_MAX = 20
 
 
 async def call(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
-    """Raises ToolFailure. The time limit is the caller's, who cancels."""
-    transport = GuardedTransport(
-        allow_private=settings.OUTBOUND_ALLOW_PRIVATE, max_bytes=settings.TOOL_ANSWER_MAX_BYTES
-    )
+    """Call the tool. Raises ToolFailure. The caller limits the time by a cancellation."""
+    private, limit = settings.OUTBOUND_ALLOW_PRIVATE, settings.TOOL_ANSWER_MAX_BYTES
+    transport = GuardedTransport(allow_private=private, max_bytes=limit)
     name = definition.remote_name or definition.name
     result: CallToolResult | None = None
     try:
-        check_url(definition.url, allow_private=True)  # its form; the address is checked when connecting
+        check_url(definition.url, allow_private=True)  # the form only; the transport checks the address
         async with http_client(definition, context, transport) as http:
             streams = streamable_http_client(
                 definition.url, http_client=http, max_sse_event_size=settings.TOOL_ANSWER_MAX_BYTES
@@ -51,7 +55,7 @@ async def call(definition: ToolDefinition, input: dict[str, Any], context: ToolC
                 await find_tool(client, definition, name)
                 result = await client.call_tool(name, input)
     except Exception as error:
-        # A failure while taking leave loses nothing.
+        # The result is complete, so a failure while the connection closes does not matter.
         if result is None:
             raise failure_of(definition, transport, error) from None
     if result is None:
@@ -71,7 +75,7 @@ def http_client(definition: ToolDefinition, context: ToolContext, transport: Gua
 
 
 async def find_tool(client: Client, definition: ToolDefinition, name: str) -> None:
-    """Look it up before it is called: the SDK wants its schemas, and would ask for them after the call otherwise."""
+    """Find the tool before the call: otherwise the SDK asks for its schemas after the call."""
     cursor: str | None = None
     for _ in range(LIST_PAGES_MAX):
         page = await client.list_tools(cursor=cursor)
@@ -84,25 +88,25 @@ async def find_tool(client: Client, definition: ToolDefinition, name: str) -> No
 
 
 def failure_of(definition: ToolDefinition, transport: GuardedTransport, error: BaseException) -> ToolFailure:
-    """What failed first: what the transport saw, else what the server said."""
+    """The first failure: that of the transport, else the server's own error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, ToolFailure):
         return error
     if transport.problem is not None:
         return ToolFailure(TOOL_ERROR, f"{definition.name}: {transport.problem}")
-    if transport.status_code > 400:  # an error of the protocol's own is 400, and says more
+    if transport.status_code > 400:  # an error of the protocol has status 400, and its message says more
         return ToolFailure(TOOL_ERROR, f"{definition.name} answered with HTTP status {transport.status_code}.")
     if isinstance(error, MCPError):
         return ToolFailure(TOOL_ERROR, f"{definition.name} answered with an error: {error.message}")
     if isinstance(error, ValueError):
         return ToolFailure(TOOL_ERROR, f"{definition.name}: {error}")
-    logger.warning("the MCP tool %s failed", definition.name, exc_info=error)
-    return ToolFailure(TOOL_ERROR, f"{definition.name} did not answer as the protocol has it.")
+    logger.warning("MCP tool %s failed", definition.name, exc_info=error)
+    return ToolFailure(TOOL_ERROR, f"{definition.name} broke the MCP protocol.")
 
 
 def read_result(definition: ToolDefinition, result: CallToolResult) -> ToolResult:
-    """Text as it is, links to resources as addresses; of what is neither, its type."""
+    """Text unchanged, links to resources as addresses, and the type of all other content."""
     parts: list[str] = []
     urls: list[str] = []
     for block in result.content:
@@ -117,9 +121,9 @@ def read_result(definition: ToolDefinition, result: CallToolResult) -> ToolResul
             parts.append(block.resource.text)
         else:
             kind = getattr(block, "mime_type", None) or block.type
-            parts.append(f"[{kind}, which can't be shown here]")
+            parts.append(f"[{kind}, which is not text]")
     if not parts and result.structured_content is not None:
-        parts.append(json.dumps(result.structured_content, ensure_ascii=False))
+        parts.append(result_text(definition, result.structured_content))
     text = "\n".join(parts)
     if result.is_error:
         raise ToolFailure(TOOL_ERROR, text or f"{definition.name} failed.")

@@ -1,7 +1,7 @@
-"""The HTTP below the MCP SDK: connections to checked addresses alone, answers of bounded size, no environment.
+"""The HTTP transport below the MCP SDK: only checked addresses, answers of limited size, no proxy of the environment.
 
-``config.outbound.addresses`` decides. Each connection looks its host up once, refuses it if any address is not public,
-and connects to exactly one of the checked addresses.
+Each connection resolves its host once, is refused if ``config.outbound.addresses`` refuses any of the addresses, and
+connects to exactly one of them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from django.conf import settings
 
 from config.outbound.addresses import AddressRefused, LookupFailed, resolve
 
-# Made at import: reading the certificates takes a while.
+# Created at import, because it takes long to read the certificates.
 SSL_CONTEXT = httpx2.create_ssl_context(trust_env=False)
-# Taking leave of a server is a courtesy that must not cost a result.
-LEAVE_SECONDS = 2.0
+# The DELETE that ends a session must not delay a result.
+CLOSE_SECONDS = 2.0
 
 
 class GuardedBackend(httpcore2.AsyncNetworkBackend):
@@ -37,13 +37,13 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
         limit = settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS if timeout is None else timeout
-        begun = time.monotonic()
+        deadline = time.monotonic() + limit
         targets = await resolve(host, port, allow_private=self.allow_private, timeout=limit)
-        async with asyncio.timeout(max(begun + limit - time.monotonic(), 0)):
+        async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
             failure: Exception = httpcore2.ConnectError()
             for _, address in targets:
                 try:
-                    # Shared out, so an address that swallows packets leaves time for the next one.
+                    # A share of the time, so that an address without any answer leaves time for the next.
                     return await self.plain.connect_tcp(address[0], port, timeout=limit / len(targets))
                 except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
                     failure = error
@@ -55,16 +55,16 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
         timeout: float | None = None,  # noqa: ASYNC109
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        raise AddressRefused("Only network addresses are called.")
+        raise AddressRefused("Only network addresses can be called.")
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
 
 class GuardedTransport(httpx2.AsyncBaseTransport):
-    """``problem`` is what went wrong first, in words for people; ``status_code`` that of the newest answer.
+    """``problem`` is the first failure, as a sentence; ``status_code`` is that of the latest answer.
 
-    The SDK makes something else of most exceptions, so who calls it looks here.
+    The SDK replaces most exceptions, so its caller reads these two.
     """
 
     def __init__(self, *, allow_private: bool, max_bytes: int) -> None:
@@ -77,7 +77,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         try:
-            async with asyncio.timeout(LEAVE_SECONDS if request.method == "DELETE" else None):
+            async with asyncio.timeout(CLOSE_SECONDS if request.method == "DELETE" else None):
                 answer = await self.pool.handle_async_request(
                     httpcore2.Request(
                         request.method,
@@ -97,7 +97,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         self.status_code = answer.status
         headers = httpx2.Headers(answer.headers)
         if headers.get("content-encoding", "identity") != "identity":
-            # What is unpacked has no bound on the wire, and nothing was to be packed.
+            # The size limit counts bytes of the connection, and the request excludes compression.
             await answer.aclose()
             raise self.failed(request, TooLarge("The answer is compressed."))
         return httpx2.Response(
@@ -106,7 +106,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
 
     def failed(self, request: httpx2.Request, error: Exception) -> httpx2.TransportError:
         if self.problem is None and request.method == "POST":
-            self.problem = words(error)
+            self.problem = describe(error)
         return httpx2.TransportError("The request failed.", request=request)
 
     async def aclose(self) -> None:
@@ -118,7 +118,7 @@ class TooLarge(Exception):
 
 
 class Bounded(httpx2.AsyncByteStream):
-    """An answer's body, of ``max_bytes`` at most."""
+    """An answer's body, of at most ``max_bytes``."""
 
     def __init__(self, transport: GuardedTransport, request: httpx2.Request, answer: httpcore2.Response) -> None:
         self.transport, self.request, self.answer = transport, request, answer
@@ -138,8 +138,8 @@ class Bounded(httpx2.AsyncByteStream):
         await self.answer.aclose()
 
 
-def words(error: Exception) -> str:
-    """For people; holds neither address nor header of the request."""
+def describe(error: Exception) -> str:
+    """The failure as a sentence without any address or header of the request."""
     if isinstance(error, (AddressRefused, LookupFailed, TooLarge)):
         return str(error)
     if isinstance(error, (TimeoutError, httpcore2.TimeoutException)):
@@ -147,5 +147,5 @@ def words(error: Exception) -> str:
     if isinstance(error, (httpcore2.ConnectError, OSError)):
         return "The server could not be reached."
     if isinstance(error, (httpcore2.ReadError, httpcore2.WriteError, httpcore2.RemoteProtocolError)):
-        return "The connection broke off."
+        return "The connection broke."
     return "The answer was not HTTP."

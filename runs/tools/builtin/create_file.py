@@ -1,0 +1,49 @@
+"""The built-in tool ``create_file``: a text file that the user can download."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from config.kernel.money import MICRO
+from runs.tools import files
+from runs.tools.base import INVALID_INPUT, BuiltinTool, ToolContext, ToolDefinition, ToolFailure, ToolResult
+
+
+async def create_file(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
+    name = input["fileName"]
+    if not files.is_file_name(name):
+        raise ToolFailure(INVALID_INPUT, "The input does not fit: at fileName: this is not a valid file name.")
+    content = input["content"].encode("utf-8", "replace")
+    url = await files.store_file(context, name, content)
+    return ToolResult(f"{name} was created ({len(content)} bytes): {url}", (url,))
+
+
+def file_name(input: Mapping[str, Any]) -> str:
+    """The name in the input, which is empty or not valid if the call failed."""
+    return str(input.get("fileName", ""))
+
+
+TOOL = BuiltinTool(
+    name="create_file",
+    display_name="Create a file",
+    description="Writes a text file that the user can download, and returns its address.",
+    input_schema={
+        "type": "object",
+        "properties": {
+            "fileName": {
+                "type": "string",
+                "minLength": 1,
+                "maxLength": files.FILE_NAME_MAX_CHARS,
+                "pattern": files.FILE_NAME_PATTERN,
+                "description": "A name without folders, such as report.md.",
+            },
+            "content": {"type": "string", "description": "The whole text of the file."},
+        },
+        "required": ["fileName", "content"],
+        "additionalProperties": False,
+    },
+    price=1 * MICRO,
+    execute=create_file,
+    file_name=file_name,
+)

@@ -1,0 +1,24 @@
+"""The entry of the tool type ``mcp``. The definition's ``url`` is the server's address.
+
+``client`` uses the official SDK, whose import takes memory and a second or two, so the first call imports it. It runs
+on the event loop of outbound requests, so that it cannot delay the engine's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from django.utils.module_loading import import_string
+
+from config.outbound.loop import shared
+from runs.tools.base import ToolContext, ToolDefinition, ToolResult, in_thread
+
+CLIENT = "runs.tools.mcp.client.call"
+
+
+async def execute(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
+    """Call the server's tool. Every failure there, and a result with ``isError``, is ``TOOL_ERROR``."""
+    call = await in_thread(context, import_string, CLIENT)
+    result: ToolResult = await asyncio.wrap_future(shared.submit(call(definition, input, context)))
+    return result
