@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import simplejson
-
 from config.kernel import clock, money
 from runs.models import Run, ToolInvocation, Waitpoint, WaitpointKind
 
 StreamEvent = tuple[str, dict[str, Any]]
-
-
-def dumps(data: Any) -> str:
-    return simplejson.dumps(data, use_decimal=True, ensure_ascii=False, separators=(",", ":"))
 
 
 def run_status(run: Run, status: str, code: str | None = None, message: str | None = None) -> StreamEvent:

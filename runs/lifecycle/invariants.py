@@ -58,7 +58,7 @@ MOST = 20
 ENDPOINT_MARGIN = timedelta(seconds=1)
 
 FINAL = Q(status__in=FINAL_RUN_STATUSES)
-# As ``events.dumps`` writes it; inside a text the quotes would be escaped.
+# As ``jsontext.to_text`` writes it; inside a text the quotes would be escaped.
 TELLS_END = Q(type="run.status") & (
     Q(data__contains='"status":"completed"')
     | Q(data__contains='"status":"failed"')

@@ -16,10 +16,10 @@ from chats.models import Chat
 from config.database.queries import CompiledQuery
 from config.database.writes import Writes, update
 from config.kernel import clock
+from config.kernel.jsontext import to_text
 from config.queue import wakeups
 from config.queue.nudges import nudge_after_commit
 from runs import metrics
-from runs.lifecycle import events
 from runs.lifecycle.crash import crash_after_commit
 from runs.lifecycle.events import StreamEvent
 from runs.models import Run, RunEvent, RunStatus, ToolInvocation, Waitpoint, WaitpointStatus
@@ -77,7 +77,7 @@ def move_run(
 def new_events(run: Run, happened: Sequence[StreamEvent], at: datetime) -> list[RunEvent]:
     """What happened, behind what ``run``'s stream has."""
     return [
-        RunEvent(run_id=run.pk, index=run.last_stream_index + offset, type=kind, data=events.dumps(data), created_at=at)
+        RunEvent(run_id=run.pk, index=run.last_stream_index + offset, type=kind, data=to_text(data), created_at=at)
         for offset, (kind, data) in enumerate(happened, 1)
     ]
 

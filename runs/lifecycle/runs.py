@@ -25,6 +25,7 @@ from chats.services import add_message, write_content
 from config.database.queries import CompiledQuery
 from config.database.writes import Writes
 from config.kernel import clock
+from config.kernel.jsontext import to_text
 from config.queue import wakeups
 from config.queue.nudges import nudge_after_commit
 from credits import ledger
@@ -185,7 +186,7 @@ def write_deltas(batch: Sequence[tuple[Run, str]]) -> set[str]:
             run_id=run.pk,
             index=run.last_stream_index + 1,
             type="message.delta",
-            data=events.dumps(events.message_delta(text)[1]),
+            data=to_text(events.message_delta(text)[1]),
         )
         for run, text in owned
     )

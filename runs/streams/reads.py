@@ -21,6 +21,7 @@ from chats.models import Message
 from config.database import batches
 from config.kernel import clock
 from config.kernel.ids import first_id
+from config.kernel.jsontext import to_text
 from runs.lifecycle import events
 from runs.models import FINAL_RUN_STATUSES, Run, RunEvent
 
@@ -115,7 +116,7 @@ def rebuilt(run_id: str, after: int) -> list[Frame]:
 
 
 def _frame(index: int | None, kind: str, data: dict[str, Any]) -> bytes:
-    return frame(index, kind, events.dumps(data))
+    return frame(index, kind, to_text(data))
 
 
 def prune() -> int:

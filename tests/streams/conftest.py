@@ -16,6 +16,7 @@ from chats.services import add_message, write_content
 from config.database.writes import Writes
 from config.kernel import clock
 from config.kernel.ids import first_id, new_id
+from config.kernel.jsontext import to_text
 from runs.lifecycle import events
 from runs.models import FINAL_RUN_STATUSES, Run, RunEvent, RunStatus
 from tests.stack.plugin import given_services
@@ -27,7 +28,7 @@ def append(run: Run, *happened: tuple[str, dict[str, Any]], status: str | None =
     """Write events as a transition does, but without its wake-up."""
     for kind, data in happened:
         run.last_stream_index += 1
-        RunEvent.objects.create(run=run, index=run.last_stream_index, type=kind, data=events.dumps(data))
+        RunEvent.objects.create(run=run, index=run.last_stream_index, type=kind, data=to_text(data))
     Run.objects.filter(pk=run.pk).update(
         last_stream_index=run.last_stream_index,
         status=status or run.status,
