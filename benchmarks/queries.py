@@ -124,8 +124,8 @@ class Service:
     def run(self) -> str:
         """A run from its POST to completed."""
         from config.kernel import clock
-        from runs.lifecycle import runs
         from runs.engine.engine import claim_and_load
+        from runs.lifecycle import runs
         from runs.models import Turn
 
         run_id = self.start()

@@ -170,3 +170,24 @@ def test_the_catalogue_is_changed_by_those_who_may_only(sign_in):
         assert sign_in(role).post(ADD_MODEL, model()).status_code == 403
     editor = sign_in(permissions=("runs.add_tool", "runs.view_tool"))
     assert editor.post(ADD_TOOL, tool()).status_code == 302
+
+
+def test_the_page_of_a_built_in_tool_shows_the_declared_price_and_schema(boss):
+    row = Tool.objects.get(name="draw_chart")
+    Tool.objects.filter(pk=row.pk).update(price=1, input_schema={"type": "object"})
+    form = boss.get(reverse("admin:runs_tool_change", args=[row.pk])).context["adminform"].form
+    assert form.initial["price"] == 1
+    assert "price is 12." in form.fields["price"].help_text
+    assert '"maxItems":1000' in form.fields["input_schema"].help_text
+    assert "draw_chart" not in boss.get(ADD_TOOL).context["adminform"].form.fields["input_schema"].help_text
+
+
+def test_a_built_in_tool_is_never_deleted(boss):
+    boss.post(ADD_TOOL, tool())
+    rows = {row.name: row.pk for row in Tool.objects.all()}
+    assert boss.post(reverse("admin:runs_tool_delete", args=[rows["calculate"]]), {"post": "yes"}).status_code == 403
+    selected = {"action": "delete_selected", "post": "yes", "_selected_action": [rows["calculate"], rows["search"]]}
+    boss.post(reverse("admin:runs_tool_changelist"), selected)
+    assert set(Tool.objects.values_list("name", flat=True)) == set(rows)
+    boss.post(reverse("admin:runs_tool_delete", args=[rows["search"]]), {"post": "yes"})
+    assert set(Tool.objects.values_list("name", flat=True)) == set(rows) - {"search"}

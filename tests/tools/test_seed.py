@@ -1,5 +1,7 @@
 """The rows of a new catalogue, and what a new version adds to an existing catalogue."""
 
+from pathlib import Path
+
 import pytest
 from django.apps import apps
 from django.db.models.signals import post_migrate
@@ -7,6 +9,7 @@ from django.db.models.signals import post_migrate
 from config.kernel.money import to_text
 from runs.catalogue import seeds
 from runs.models import AgentModel, Tool
+from runs.tools import builtin
 from runs.tools.base import BuiltinTool
 from runs.tools.builtin import TOOLS
 from runs.tools.schema import check_schema
@@ -20,6 +23,10 @@ def test_the_tools_have_their_prices():
         "draw_chart": "12",
         "calculate": "0.1",
     }
+
+
+def test_every_module_of_the_package_is_a_tool_with_its_name():
+    assert set(TOOLS) == {path.stem for path in Path(builtin.__file__).parent.glob("*.py")} - {"__init__"}
 
 
 def test_the_engine_handles_one_tool_itself():
