@@ -116,7 +116,7 @@ class DeliveryAdmin(ReadOnly, StaffAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Delivery]:
         return super().get_queryset(request).select_related("user")
 
-    @display(description="status", label={"PENDING": "info", "DELIVERED": "success", "DEAD": "danger"})
+    @display(description="status", label=Delivery.Status.tones())
     def state(self, delivery: Delivery) -> str:
         return delivery.status
 

@@ -10,6 +10,7 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
+from config.kernel.choices import StatusChoices
 from config.kernel.encryption import DecryptionFailed, EncryptedField
 from config.kernel.ids import ID_LENGTH, IdField, RefField
 
@@ -80,10 +81,10 @@ class Delivery(models.Model):
     time that claim lapses.
     """
 
-    class Status(models.TextChoices):
-        PENDING = "PENDING"
-        DELIVERED = "DELIVERED"
-        DEAD = "DEAD"
+    class Status(StatusChoices):
+        PENDING = "PENDING", "warning", False
+        DELIVERED = "DELIVERED", "success", True
+        DEAD = "DEAD", "danger", True
 
     id = IdField(prefix="dlv")
     event_id = models.CharField(max_length=ID_LENGTH, unique=True)
