@@ -14,10 +14,10 @@ from unfold.decorators import display
 from config.staff.actions import Action, Did, WithActions
 from config.staff.base import NOTHING, ReadOnly, StaffAdmin, of_user
 from webhooks import services
+from webhooks.catalogue import Event
 from webhooks.models import Attempt, Delivery, Endpoint
 
 SECRET_FIELDS = ("secret", "secondary_secret")
-EVENT_TYPES = ("agent.started", "agent.completed", "agent.failed", "tool.completed")
 
 
 def disable(request: HttpRequest, endpoint: Endpoint, data: dict[str, Any]) -> Did | None:
@@ -76,10 +76,10 @@ class EventTypeFilter(admin.SimpleListFilter):
     title, parameter_name = "event", "event_type"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(name, name) for name in EVENT_TYPES]
+        return [(event, event) for event in Event]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Delivery]) -> QuerySet[Delivery]:
-        return queryset.filter(event_type=self.value()) if self.value() in EVENT_TYPES else queryset
+        return queryset.filter(event_type=self.value()) if self.value() in list(Event) else queryset
 
 
 @admin.register(Delivery)

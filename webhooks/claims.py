@@ -134,14 +134,14 @@ def take_due(busy: int) -> tuple[list[Claim], bool]:
     """
     candidates, closed = _candidates()
     if closed:
-        transitions.bury(closed)
-    allowances = allot(candidates, busy, settings.WEBHOOK_WORKER_CAPACITY, settings.WEBHOOK_BATCH_SIZE)
+        transitions.mark_dead(closed)
+    allowances = allocate_slots(candidates, busy, settings.WEBHOOK_WORKER_CAPACITY, settings.WEBHOOK_BATCH_SIZE)
     if not allowances:
         return [], bool(candidates)
     return _claim(allowances), len(allowances) < len(candidates)
 
 
-def allot(candidates: Sequence[Candidate], busy: int, slots: int, most: int) -> dict[str, int]:
+def allocate_slots(candidates: Sequence[Candidate], busy: int, slots: int, most: int) -> dict[str, int]:
     """How many attempts each endpoint may start, by endpoint id.
 
     A slot is given while fewer than a share of all are taken. The share depends on who asks: an endpoint that answered

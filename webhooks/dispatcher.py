@@ -21,7 +21,7 @@ from config.outbound.loop import allow_files, shared
 from config.queue import nudges
 from webhooks import claims, sender, transitions
 from webhooks.outbox import DELIVER
-from webhooks.transitions import Outcome
+from webhooks.outcomes import Outcome
 
 logger = logging.getLogger(__name__)
 

@@ -1,17 +1,14 @@
-"""What is measured of webhooks: attempts and their lag counted where they are recorded, the backlog read when asked."""
+"""The metrics of webhooks: attempts and their lag are counted when recorded, the backlog is read at a scrape."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from config.kernel import clock
 from config.telemetry.metrics import Counter, Gauge, Histogram
 from webhooks.models import Delivery
-
-if TYPE_CHECKING:
-    from webhooks.transitions import Made
+from webhooks.outcomes import RecordedAttempt
 
 attempts = Counter(
     "webhook_attempts", "Attempts by outcome: the answer's class, or error if there was none.", ["outcome"]
@@ -19,13 +16,13 @@ attempts = Counter(
 dead = Counter("webhook_deliveries_dead", "Deliveries given up after their last attempt.")
 lag_seconds = Histogram("webhook_lag_seconds", "From an event to its delivery's first attempt.")
 
-# Counting a backlog beyond this would be slow, and tells nothing more.
+# Counting a larger backlog would be slow, and would say no more.
 COUNT_MAX = 100_000
 
 
-def recorded(made: Iterable[Made], died: int) -> None:
+def count_attempts(recorded: Iterable[RecordedAttempt], died: int) -> None:
     """Count attempts that are committed; ``died`` of their deliveries are given up."""
-    for one in made:
+    for one in recorded:
         status = one.outcome.status_code
         attempts.inc(f"{status // 100}xx" if status else "error")
         if one.number == 1:
@@ -35,7 +32,7 @@ def recorded(made: Iterable[Made], died: int) -> None:
 
 
 def gauges() -> Iterator[Gauge]:
-    """What is due now, by the index of pending deliveries."""
+    """The deliveries that are due now, by the index of pending deliveries."""
     now = clock.now()
     due = Delivery.objects.filter(status=Delivery.Status.PENDING, next_attempt_at__lte=now).order_by("next_attempt_at")
     first = due.values_list("next_attempt_at", flat=True).first()

@@ -15,6 +15,7 @@ from config.kernel import clock
 from config.kernel.ids import new_id
 from config.kernel.jsontext import dumps
 from config.queue.nudges import nudge_after_commit
+from webhooks.catalogue import Event
 
 DELIVER = "webhooks.deliver_due"
 
@@ -34,17 +35,17 @@ _RECORD = """
 """
 
 
-def record(user_id: int, event_type: str, **details: Any) -> str | None:
+def record(user_id: int, event: Event, **details: Any) -> str | None:
     """``add`` alone. Returns the event's id, or None if there is no such endpoint. One query."""
     writes = Writes()
-    event_id = add(writes, user_id, event_type, **details)
+    event_id = add(writes, user_id, event, **details)
     return event_id if writes.do() else None
 
 
 def add(
     writes: Writes,
     user_id: int,
-    event_type: str,
+    event: Event,
     *,
     run_id: str,
     chat_id: str,
@@ -60,7 +61,7 @@ def add(
     event_id = new_id("evt")
     body = {
         "id": event_id,
-        "type": event_type,
+        "type": event,
         "runId": run_id,
         "chatId": chat_id,
         "occurredAt": clock.iso(now),
@@ -68,7 +69,7 @@ def add(
     }
     adapt = connections[DEFAULT_DB_ALIAS].ops.adapt_datetimefield_value
     body_text = dumps(body).decode()
-    values: list[Any] = [new_id("dlv"), event_id, event_type, run_id, chat_id, request_id, body_text]
+    values: list[Any] = [new_id("dlv"), event_id, event, run_id, chat_id, request_id, body_text]
     values += [adapt(now - CLOCKS_DIFFER), adapt(now), user_id]
     writes.execute(_RECORD, values, then=_nudge)
     return event_id

@@ -11,7 +11,7 @@ from config.outbound import client
 from config.telemetry import logs
 from webhooks import signing
 from webhooks.claims import Claim
-from webhooks.transitions import Outcome, succeeded
+from webhooks.outcomes import Outcome, succeeded
 
 logger = logging.getLogger(__name__)
 

@@ -88,7 +88,7 @@ def set_enabled(user: Any, enabled: bool) -> Endpoint:
             endpoint.updated_at = clock.now()
             endpoint.save(update_fields=["enabled", "updated_at"])
         if not enabled:
-            transitions.bury([endpoint.pk])
+            transitions.mark_dead([endpoint.pk])
         return endpoint
 
 
@@ -101,7 +101,7 @@ def delete_endpoint(user: Any) -> None:
         endpoint.deleted_at = endpoint.updated_at = clock.now()
         endpoint.secret, endpoint.secondary_secret, endpoint.secondary_expires_at = "", None, None
         endpoint.save(update_fields=["deleted_at", "updated_at", "secret", "secondary_secret", "secondary_expires_at"])
-        transitions.bury([endpoint.pk])
+        transitions.mark_dead([endpoint.pk])
 
 
 def disable(endpoints: QuerySet[Endpoint]) -> int:

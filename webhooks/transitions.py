@@ -1,14 +1,12 @@
-"""The only writer of a delivery's status, and of what goes with it: the due time, the claim, the attempts.
+"""The only writer of a delivery's status, and of what changes with it: the due time, the claim, the attempts.
 
-A delivery is PENDING until an attempt succeeds (DELIVERED), or its fifth fails, or its endpoint is disabled or
-deleted (both DEAD).
-Locks are taken endpoint first, then deliveries by id.
+A delivery is PENDING until an attempt succeeds (DELIVERED), until its fifth attempt fails, or until its endpoint is
+disabled or deleted (both DEAD). Locks are taken endpoint first, then deliveries by id.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from django.db import connection, transaction
@@ -19,12 +17,10 @@ from django.utils import timezone
 from config.queue.nudges import nudge_after_commit
 from webhooks import metrics
 from webhooks.models import Delivery, Endpoint
+from webhooks.outcomes import MAX_ATTEMPTS, WAITS, Outcome, RecordedAttempt
 
-# Seconds from the end of the failed attempt to the next one; the first is made at once.
-WAITS = (30, 90, 270, 600)
-MAX_ATTEMPTS = len(WAITS) + 1
 RETRY = "webhooks.retry_due"
-# A nudge that comes a little late finds its delivery due; one that comes early would be for nothing.
+# A late nudge finds its delivery due. An early one would find nothing.
 NUDGE_MARGIN = 0.1
 
 _ATTEMPT = """
@@ -39,55 +35,23 @@ _ATTEMPTS_OF_COLUMNS = """
 """
 
 
-def succeeded(status_code: int | None) -> bool:
-    return status_code is not None and 200 <= status_code < 300
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How one attempt went. ``status_code`` and ``error`` exclude each other."""
-
-    delivery_id: str
-    claim_id: str
-    endpoint_id: str
-    endpoint_failing: bool | None  # as it was when the attempt was claimed
-    started_at: datetime
-    duration_ms: int
-    status_code: int | None
-    error: str | None
-    answer: str = field(default="", repr=False)
-
-    @property
-    def succeeded(self) -> bool:
-        return succeeded(self.status_code)
-
-
-@dataclass(frozen=True)
-class Made:
-    """An attempt that is recorded: ``created_at`` is its delivery's."""
-
-    outcome: Outcome
-    number: int
-    created_at: datetime
-
-
 class _Clock(Func):
     function = "clock_timestamp"
     output_field = DateTimeField()
 
 
 def database_time(later: float = 0) -> datetime | Combinable:
-    """The database's time when a row is written, and ``later`` seconds. ``clock.now`` may be off by a round trip, and
-    no attempt may be early.
+    """The database's time when a row is written, plus ``later`` seconds. ``clock.now`` may be off by a round trip,
+    and no attempt may be early.
     """
     after = timedelta(seconds=later)
     return _Clock() + after if connection.vendor == "postgresql" else timezone.now() + after
 
 
 def record_outcomes(outcomes: Sequence[Outcome]) -> None:
-    """Write what became of these attempts, in a handful of statements however many they are.
+    """Write the outcomes of these attempts, in a number of statements that does not depend on how many they are.
 
-    An outcome whose claim lapsed and was taken by another, or whose delivery is finished, changes nothing.
+    An outcome changes nothing if its claim has lapsed and another process has claimed, or if its delivery is finished.
     """
     with transaction.atomic():
         held = {
@@ -97,16 +61,16 @@ def record_outcomes(outcomes: Sequence[Outcome]) -> None:
             .order_by("pk")
             .values_list("pk", "claim_id", "attempt_count", "created_at")
         }
-        made: list[Made] = []
+        recorded: list[RecordedAttempt] = []
         failed: dict[int, list[str]] = {}
         for outcome in outcomes:
             claim_id, attempt_count, created_at = held.get(outcome.delivery_id, (None, 0, outcome.started_at))
             if claim_id != outcome.claim_id:
                 continue
-            made.append(Made(outcome, attempt_count + 1, created_at))
+            recorded.append(RecordedAttempt(outcome, attempt_count + 1, created_at))
             if not outcome.succeeded:
                 failed.setdefault(attempt_count + 1, []).append(outcome.delivery_id)
-        delivered = [one.outcome.delivery_id for one in made if one.outcome.succeeded]
+        delivered = [one.outcome.delivery_id for one in recorded if one.outcome.succeeded]
         if delivered:
             _finish(delivered, Delivery.Status.DELIVERED, attempts=1)
         for number, ids in failed.items():
@@ -114,17 +78,17 @@ def record_outcomes(outcomes: Sequence[Outcome]) -> None:
                 _finish(ids, Delivery.Status.DEAD, attempts=1)
                 continue
             wait = WAITS[number - 1]
-            # Taken after the locks, so no wait for one is part of a retry's waiting time.
+            # The time is read after the locks were taken: waiting for a lock must not shorten the wait.
             _pending(ids).update(attempt_count=number, claim_id=None, next_attempt_at=database_time(wait))
             nudge_after_commit(RETRY, countdown=wait + NUDGE_MARGIN)
-        _insert_attempts(made)
-    metrics.recorded(made, len(failed.get(MAX_ATTEMPTS, ())))
+        _insert_attempts(recorded)
+    metrics.count_attempts(recorded, len(failed.get(MAX_ATTEMPTS, ())))
     _note_health(outcomes)
 
 
-def _insert_attempts(made: Sequence[Made]) -> None:
-    """One parameter a column on PostgreSQL, for hundreds of rows: ``bulk_create`` takes longer than all the rest."""
-    if not made:
+def _insert_attempts(recorded: Sequence[RecordedAttempt]) -> None:
+    """On PostgreSQL one parameter a column, for hundreds of rows: ``bulk_create`` takes longer than all the rest."""
+    if not recorded:
         return
     rows = [
         (
@@ -136,7 +100,7 @@ def _insert_attempts(made: Sequence[Made]) -> None:
             one.outcome.error,
             one.outcome.answer,
         )
-        for one in made
+        for one in recorded
     ]
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
@@ -145,8 +109,8 @@ def _insert_attempts(made: Sequence[Made]) -> None:
             cursor.executemany(_ATTEMPT, rows)
 
 
-def bury(endpoint_ids: Iterable[str]) -> int:
-    """Drop what is pending for endpoints that take nothing more. Returns how many deliveries died."""
+def mark_dead(endpoint_ids: Iterable[str]) -> int:
+    """Give up the pending deliveries of these endpoints, which are disabled or deleted. Returns how many."""
     with transaction.atomic():
         ids = list(
             Delivery.objects.select_for_update()
@@ -172,17 +136,17 @@ def _finish(ids: Sequence[str], status: Delivery.Status, *, attempts: int = 0) -
 
 
 def _note_health(outcomes: Iterable[Outcome]) -> None:
-    """Remember for each endpoint whether its latest attempt failed, where that is news.
+    """Write for each endpoint whether its latest attempt failed, if that differs from before.
 
     After the deliveries' transaction: claims lock endpoints before deliveries.
     """
-    news: dict[bool, list[str]] = {}
+    changed: dict[bool, list[str]] = {}
     for outcome in {outcome.endpoint_id: outcome for outcome in outcomes}.values():
         if outcome.endpoint_failing is None or outcome.endpoint_failing == outcome.succeeded:
-            news.setdefault(not outcome.succeeded, []).append(outcome.endpoint_id)
-    for failing, ids in news.items():
+            changed.setdefault(not outcome.succeeded, []).append(outcome.endpoint_id)
+    for failing, ids in changed.items():
         with transaction.atomic():
-            # Locked by id: another process may have news of some of them.
+            # Locked by id: another process may be changing some of these endpoints.
             known = (
                 Endpoint.objects.select_for_update().filter(pk__among=ids).order_by("pk").values_list("pk", flat=True)
             )

@@ -17,6 +17,7 @@ from django.db.models import Count, Max, Min, Prefetch
 from config.kernel import clock, money
 from credits.models import EntryType, LedgerEntry
 from runs.models import Run, RunEvent, RunStatus, ToolInvocation, Turn, Waitpoint
+from webhooks.catalogue import Event
 from webhooks.models import Attempt, Delivery
 
 ROWS_MAX = 200
@@ -203,15 +204,19 @@ def _attach(steps: list[Step], entries: list[LedgerEntry], deliveries: list[Deli
     states: defaultdict[str, list[Step]] = defaultdict(list)
     for step in steps:
         if step.kind == "state":
-            states[{"running": "agent.started"}.get(step.status, f"agent.{step.status}")].append(step)
+            states[step.status].append(step)
     for delivery in deliveries:
         told = _body(delivery).get("toolInvocationId")
         if told in calls:
             calls[told].deliveries.append(delivery)
-        elif states[delivery.event_type]:
+        elif queue := states[_run_status(delivery)]:
             # They come in the same order; the last takes what is left over.
-            queue = states[delivery.event_type]
             (queue.pop(0) if len(queue) > 1 else queue[0]).deliveries.append(delivery)
+
+
+def _run_status(delivery: Delivery) -> str:
+    """The status of the run that the delivery tells of; "" if no such event exists any more."""
+    return Event(delivery.event_type).stream_status if delivery.event_type in list(Event) else ""
 
 
 def _body(delivery: Delivery) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from runs.models import (
     Waitpoint,
     WaitpointStatus,
 )
+from webhooks.catalogue import Event
 
 
 class BudgetExceeded(Exception):
@@ -107,7 +108,7 @@ def _end_owned(run: Run, call: ToolInvocation, to: str, **changes: Any) -> None:
     changes = taken_invocation(call, to, finished_at=clock.now(), **changes)
     also = Writes()
     if to == InvocationStatus.COMPLETED:
-        tell(also, run, "tool.completed", **events.tool_webhook(call))
+        tell(also, run, Event.TOOL_COMPLETED, **events.tool_webhook(call))
     move_run(run, RunStatus.RUNNING, [events.tool_completed(call)], owned=True, also=also)
     save_invocation(call, before, changes)
 

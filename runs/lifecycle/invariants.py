@@ -51,6 +51,7 @@ from runs.models import (
     WaitpointStatus,
     Worker,
 )
+from webhooks.catalogue import Event
 from webhooks.models import Delivery, Endpoint
 
 MOST = 20
@@ -221,7 +222,8 @@ def _calls() -> Iterator[str]:
 
 def _outcomes() -> Iterator[str]:
     """One webhook tells of a run's end, the right one; and one of a call's."""
-    ends = Delivery.objects.filter(event_type__in=["agent.completed", "agent.failed"]).order_by()
+    ending = [event for event in Event if event.stream_status in FINAL_RUN_STATUSES]
+    ends = Delivery.objects.filter(event_type__in=ending).order_by()
     for key in (
         ends.values("run_id")
         .annotate(times=Count("pk"))
@@ -229,12 +231,13 @@ def _outcomes() -> Iterator[str]:
         .values_list("run_id", flat=True)[: MOST + 1]
     ):
         yield f"{key}: more than one webhook tells of the run's end"
-    for event_type, status in (("agent.completed", RunStatus.COMPLETED), ("agent.failed", RunStatus.FAILED)):
-        told = Delivery.objects.filter(event_type=event_type).values("run_id")
+    for event in ending:
+        told = Delivery.objects.filter(event_type=event).values("run_id")
         yield from _named(
-            Run.objects.filter(pk__in=told).exclude(status=status), f"a webhook says {event_type}, but the run is not"
+            Run.objects.filter(pk__in=told).exclude(status=event.stream_status),
+            f"a webhook says {event}, but the run is not",
         )
-    calls = Delivery.objects.filter(event_type="tool.completed").annotate(
+    calls = Delivery.objects.filter(event_type=Event.TOOL_COMPLETED).annotate(
         call=KeyTextTransform("toolInvocationId", Cast("body", JSONField()))
     )
     twice = calls.order_by().values("call").annotate(times=Count("pk")).filter(times__gt=1)
@@ -280,12 +283,6 @@ def _charges() -> Iterator[str]:
 
 
 # --- webhooks --------------------------------------------------------------------------------------------------------
-TELLING = (
-    ("agent.started", "run.status", "running"),
-    ("agent.completed", "run.status", "completed"),
-    ("agent.failed", "run.status", "failed"),
-    ("tool.completed", "tool.completed", "COMPLETED"),
-)
 # Deliveries have no index by run, so both sides are counted whole and joined.
 _UNTOLD = """
     SELECT run.*, COALESCE(told.times, 0) AS told, COALESCE(sent.times, 0) AS sent
@@ -306,14 +303,14 @@ _UNTOLD = """
 def _deliveries() -> Iterator[str]:
     """Each change that tells has its delivery: of runs that began well after their user's endpoint was last touched."""
     kept_since = connection.ops.adapt_datetimefield_value(clock.now() - timedelta(days=settings.WEBHOOK_RETENTION_DAYS))
-    for event_type, type, status in TELLING:
-        parameters = [type, f'%"status":"{status}"%', event_type, kept_since]
+    for event in Event:
+        parameters = [event.stream_type, f'%"status":"{event.stream_status}"%', event, kept_since]
         found: Iterator[Any] = Run.objects.raw(_UNTOLD, parameters).iterator()
         for run in found:
             if Endpoint.objects.filter(
                 user_id=run.user_id, deleted_at=None, updated_at__lt=run.created_at - ENDPOINT_MARGIN
             ).exists():
-                yield f"{run.pk}: {event_type} happened {run.told} times, and {run.sent} deliveries tell of it"
+                yield f"{run.pk}: {event} happened {run.told} times, and {run.sent} deliveries tell of it"
 
 
 def _count(rows: QuerySet[Model], by: str) -> Coalesce:

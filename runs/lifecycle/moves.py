@@ -24,6 +24,7 @@ from runs.lifecycle.crash import crash_after_commit
 from runs.lifecycle.events import StreamEvent
 from runs.models import Run, RunEvent, RunStatus, ToolInvocation, Waitpoint, WaitpointStatus
 from webhooks import outbox
+from webhooks.catalogue import Event
 
 EXECUTE = "runs.execute_run"
 # A start's or a resume's own nudge has this long before the sweep sends another.
@@ -90,12 +91,12 @@ def throttled_runs(user_id: int) -> QuerySet[Run]:
 _next_throttled: CompiledQuery[Run] = CompiledQuery(lambda user_id: throttled_runs(user_id)[:1], int)
 
 
-def tell(writes: Writes, run: Run, event_type: str, **extra: Any) -> None:
+def tell(writes: Writes, run: Run, event: Event, **extra: Any) -> None:
     """Have the user's webhook told of what happened to the run; ``extra`` are the event's own fields."""
     outbox.add(
         writes,
         run.user_id,
-        event_type,
+        event,
         run_id=run.id,
         chat_id=run.chat_id,
         request_id=run.request_id,

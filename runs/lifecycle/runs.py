@@ -46,6 +46,7 @@ from runs.lifecycle.moves import (
     unblock,
 )
 from runs.models import FINAL_RUN_STATUSES, InvocationStatus, Run, RunEvent, RunStatus, ToolInvocation, Turn
+from webhooks.catalogue import Event
 
 
 def enqueue(run: Run, chat: Chat, title: str | None, also: Writes) -> None:
@@ -142,7 +143,7 @@ def claim(run_id: str, worker_id: str) -> Run | None:
     if begins:
         changes["started_at"] = run.started_at or now
         happened.append(events.run_status(run, RunStatus.RUNNING))
-        tell(also, run, "agent.started")
+        tell(also, run, Event.AGENT_STARTED)
     elif run.unrecorded_text:
         happened += _reset(
             run, join_text(Turn.objects.filter(run=run).order_by("index").values_list("text", flat=True))
@@ -232,7 +233,7 @@ def record_turn(
         happened.append(events.message_completed(run, content))
         happened.append(events.run_status(run, RunStatus.COMPLETED))
         changes |= stop_running(run) | {"finished_at": clock.now()}
-        tell(also, run, "agent.completed")
+        tell(also, run, Event.AGENT_COMPLETED)
     move_run(run, RunStatus.COMPLETED if final else RunStatus.RUNNING, happened, owned=True, also=also, **changes)
     ledger.usage(run.user_id, turn.cost, run_id=run.id, chat_id=run.chat_id, turn_index=turn.index, price=price)
     if final:
@@ -350,7 +351,7 @@ def finish(
         "due_at": None,
     }
     if to == RunStatus.FAILED:
-        tell(also, run, "agent.failed", errorCode=code)
+        tell(also, run, Event.AGENT_FAILED, errorCode=code)
     move_run(run, to, happened, owned=owned, also=also, **changes)
     unblock(promoted)
 

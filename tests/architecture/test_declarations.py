@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
 
 import pytest
 
 from config.kernel.choices import StatusChoices
+from tests.architecture.test_house_rules import ROOT, sources
+from webhooks.catalogue import Event
 
 # The names that unfold colours the labels of a column by.
 TONES = {"default", "info", "success", "warning", "danger"}
@@ -21,3 +24,16 @@ def test_a_status_is_its_value_with_a_tone(statuses: type[StatusChoices]) -> Non
         assert status == status.value
         assert statuses(status.value) is pickle.loads(pickle.dumps(status)) is status
         assert status.live is not status.final
+
+
+def test_webhook_events_are_named_in_their_catalogue_only() -> None:
+    # A stream event may have the name of a webhook event.
+    names = {event.value for event in Event} - {event.stream_type for event in Event}
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in sources()
+        if path.name != "catalogue.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value in names
+    ]
+    assert wrong == []

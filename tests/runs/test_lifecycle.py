@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from credits import ledger
@@ -11,6 +13,7 @@ from runs.models import Run, Waitpoint
 from tests import factories
 from tests.driver import until
 from tests.runs.conftest import joined, seed_catalogue
+from webhooks.catalogue import Event
 from webhooks.models import Delivery
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -64,6 +67,8 @@ def test_webhook_events_know_the_request_that_caused_them(bench, user, last, tol
     assert set(Delivery.objects.values_list("event_type", "run_id", "request_id")) == {
         (name, run["id"], cause) for name in ("agent.started", "tool.completed", told)
     }
+    for event, body in Delivery.objects.values_list("event_type", "body"):
+        assert list(json.loads(body)) == list(Event(event).fields)
 
 
 def test_usage_is_charged_exactly(bench):

@@ -14,7 +14,7 @@ from tests.webhooks.receiver import Behaviour, Receiver, receiving
 from webhooks import dispatcher, outbox, sender
 from webhooks.claims import Claim
 from webhooks.models import Delivery, Endpoint
-from webhooks.transitions import Outcome
+from webhooks.outcomes import Outcome
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tests.webhooks import receiver as behaviours
 from tests.webhooks.conftest import attempt, deliver, pass_time, record
 from tests.webhooks.receiver import answer
 from webhooks import claims, dispatcher, sender, tasks, transitions
-from webhooks.claims import Candidate, allot
+from webhooks.claims import Candidate, allocate_slots
 from webhooks.models import Attempt, Delivery, Endpoint
 
 GOOD, NEW, BAD = False, None, True
@@ -28,20 +28,20 @@ def candidates(count: int, failing: bool | None, in_flight: int = 0) -> list[Can
 
 # --- the slots of a process ------------------------------------------------------------------------------------------
 def test_quiet_process_gives_every_endpoint_its_full_number():
-    allowed = allot([*candidates(3, GOOD), *candidates(3, NEW), *candidates(3, BAD)], 0, 512, 50)
+    allowed = allocate_slots([*candidates(3, GOOD), *candidates(3, NEW), *candidates(3, BAD)], 0, 512, 50)
     assert set(allowed.values()) == {4}
 
 
 def test_attempts_under_way_count():
-    assert allot(candidates(1, GOOD, in_flight=3), 0, 512, 50) == {"False-0": 1}
-    assert allot(candidates(1, GOOD, in_flight=4), 0, 512, 50) == {}
+    assert allocate_slots(candidates(1, GOOD, in_flight=3), 0, 512, 50) == {"False-0": 1}
+    assert allocate_slots(candidates(1, GOOD, in_flight=4), 0, 512, 50) == {}
 
 
 @pytest.mark.parametrize(("failing", "most"), [(GOOD, 512), (NEW, 384), (BAD, 256)])
 def test_share_of_the_slots(failing, most):
     busy = 0
     many = candidates(1000, failing)
-    while allowed := allot(many, busy, 512, 50):
+    while allowed := allocate_slots(many, busy, 512, 50):
         busy += sum(allowed.values())
         many = [one for one in many if one.endpoint_id not in allowed]
     assert busy == most
@@ -51,22 +51,24 @@ def test_200_hanging_endpoints_leave_room():
     for failing in (NEW, BAD, GOOD):
         waiting = {one.endpoint_id: 0 for one in candidates(200, failing)}
         busy = 0
-        while allowed := allot([Candidate(key, failing, n) for key, n in waiting.items() if n < 4], busy, 512, 50):
+        while allowed := allocate_slots(
+            [Candidate(key, failing, n) for key, n in waiting.items() if n < 4], busy, 512, 50
+        ):
             for key, count in allowed.items():
                 waiting[key] += count
                 busy += count
         assert all(waiting.values()), "an endpoint was left out"
-        assert allot(candidates(1, NEW), busy, 512, 50)
-        assert allot(candidates(1, GOOD), busy, 512, 50)
+        assert allocate_slots(candidates(1, NEW), busy, 512, 50)
+        assert allocate_slots(candidates(1, GOOD), busy, 512, 50)
 
 
 def test_smallest_process_still_serves_everybody():
     for failing in (GOOD, NEW, BAD):
-        assert sum(allot(candidates(3, failing), 0, 1, 50).values()) == 1
+        assert sum(allocate_slots(candidates(3, failing), 0, 1, 50).values()) == 1
 
 
 def test_batch_is_bounded():
-    assert sum(allot(candidates(100, GOOD), 0, 512, 50).values()) == 50
+    assert sum(allocate_slots(candidates(100, GOOD), 0, 512, 50).values()) == 50
 
 
 # --- claims ----------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from tests import node
 from tests.webhooks.conftest import deliver, pass_time, record
 from tests.webhooks.receiver import Received, answer
 from webhooks import services
+from webhooks.catalogue import Event
 
 pytestmark = pytest.mark.django_db
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "webhooks.md"
@@ -21,6 +22,13 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "webhooks.md"
 def snippet(kind: str) -> str:
     (found,) = re.findall(rf"^```{kind}\n(.*?)^```$", DOCUMENT.read_text(), re.DOTALL | re.MULTILINE)
     return found
+
+
+def test_the_table_of_events_is_the_catalogue():
+    rows = re.findall(r"^\| `(agent\.\w+|tool\.\w+)` \| (.*?) \| (.*?) ?\|$", DOCUMENT.read_text(), re.MULTILINE)
+    assert [(name, sentence, re.findall(r"`(\w+)`", fields)) for name, sentence, fields in rows] == [
+        (event, event.sent_when[0].lower() + event.sent_when[1:-1], list(event.own_fields)) for event in Event
+    ]
 
 
 @pytest.fixture

@@ -1,0 +1,79 @@
+"""Every webhook event: its name, when it is sent, and its fields with an example each.
+
+To add an event, add a member here and emit it in the transition that it tells of; the outbox, the OpenAPI document, the
+admin and the invariants read this table. How an event is stored and sent does not belong here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Self
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of an event's body: its JSON schema and an example."""
+
+    schema: dict[str, Any]
+    example: Any
+
+
+TEXT = {"type": "string"}
+CALL_FIELDS = {
+    "toolInvocationId": Field(TEXT, "inv_01kb5w3v4z5a6b7c8d9e0f1g2h"),
+    "name": Field(TEXT, "draw_chart"),
+    "status": Field({"type": "string", "enum": ["COMPLETED"]}, "COMPLETED"),
+    "creditUsed": Field({"type": "number"}, 12),
+}
+
+
+class Event(StrEnum):
+    """A member is ``NAME = name, when it is sent, (stream event, status), fields of its own``.
+
+    The stream event with this status is written by the same transition: the invariants compare their numbers.
+    """
+
+    AGENT_STARTED = (
+        "agent.started",
+        "A run begins to run; again each time it goes on after waiting for an answer.",
+        ("run.status", "running"),
+        {},
+    )
+    AGENT_COMPLETED = "agent.completed", "A run has finished.", ("run.status", "completed"), {}
+    AGENT_FAILED = (
+        "agent.failed",
+        "A run has ended in failure.",
+        ("run.status", "failed"),
+        {"errorCode": Field(TEXT, "MODEL_TIMEOUT")},
+    )
+    TOOL_COMPLETED = (
+        "tool.completed",
+        "A tool invocation has completed.",
+        ("tool.completed", "COMPLETED"),
+        CALL_FIELDS,
+    )
+
+    sent_when: str
+    stream_type: str
+    stream_status: str
+    own_fields: dict[str, Field]
+
+    def __new__(cls, name: str, sent_when: str, stream: tuple[str, str], own_fields: dict[str, Field]) -> Self:
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.sent_when, member.own_fields = sent_when, own_fields
+        member.stream_type, member.stream_status = stream
+        return member
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """The body's fields in order: those of every event, then the event's own."""
+        return {
+            "id": Field(TEXT, "evt_01kb5w3v2m8x4c9z6t7q0r1s2d"),
+            "type": Field({"type": "string", "const": self.value}, self.value),
+            "runId": Field(TEXT, "run_01kb5w3v1c4d5e6f7g8h9j0k1m"),
+            "chatId": Field(TEXT, "chat_01kb5w3tzp2q3r4s5t6v7w8x9y"),
+            "occurredAt": Field({"type": "string", "format": "date-time"}, "2026-11-20T12:34:56.789Z"),
+            **self.own_fields,
+        }
