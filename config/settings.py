@@ -195,6 +195,7 @@ SPECTACULAR_SETTINGS = {
     "COMPONENT_SPLIT_PATCH": False,
     "SCHEMA_PATH_PREFIX": r"/api/(public/)?v1",
     "ENUM_GENERATE_CHOICE_DESCRIPTION": False,
+    "PREPROCESSING_HOOKS": ["config.api.openapi.document.load_parts"],
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",
         "config.api.openapi.document.complete",
@@ -207,6 +208,17 @@ SPECTACULAR_SETTINGS = {
         "UploadMethodEnum": ["PUT"],
     },
 }
+
+# The document describes tags and errors in this order.
+OPENAPI_PARTS = [
+    "chats.openapi.PART",
+    "runs.openapi.PART",
+    "credits.openapi.PART",
+    "apikeys.openapi.PART",
+    "webhooks.openapi.PART",
+    "config.api.openapi.shared.PART",
+]
+OPENAPI_DESCRIPTION = "runs.openapi.DESCRIPTION"
 
 # --- session tokens --------------------------------------------------------------------------------------------------
 SESSION_ISSUER = ENV.text("SESSION_ISSUER")

@@ -40,7 +40,13 @@ def caller_id(request: Request) -> int:
     return user.pk
 
 
-class AccountActions(ServiceViewSet):
+class CreditsTag:
+    """The paths begin with the caller, so the first word is no tag for them."""
+
+    tag = "credits"
+
+
+class AccountActions(CreditsTag, ServiceViewSet):
     serializer_class = AccountSerializer
 
     @extend_schema(responses=AccountSerializer)
@@ -57,7 +63,7 @@ class PublicAccountViewSet(AccountActions, PublicViewSet):
     required_scopes: ClassVar[dict[str, str]] = {"retrieve": "credits:read"}
 
 
-class LedgerViewSet(SessionViewSet):
+class LedgerViewSet(CreditsTag, SessionViewSet):
     serializer_class = LedgerEntrySerializer
     renderer_classes = [ExactJSONRenderer, CsvRenderer]
 
@@ -80,7 +86,7 @@ class LedgerViewSet(SessionViewSet):
         return self.get_paginated_response(LedgerEntrySerializer(page, many=True).data)
 
 
-class UsageViewSet(SessionViewSet):
+class UsageViewSet(CreditsTag, SessionViewSet):
     serializer_class = UsageSummarySerializer
     error_statuses: ClassVar[dict[str, set[int]]] = {
         "summary": {400},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from config.api.openapi.document import Operation, Part
 from webhooks.catalogue import Event
 from webhooks.outcomes import MAX_ATTEMPTS
 
@@ -27,6 +28,35 @@ HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
         TEXT,
     ),
 }
+PART = Part(
+    tags={
+        "webhooks": "The endpoint that is told of runs and tool calls.",
+    },
+    operations={
+        "GET webhooks": Operation("Get the webhook endpoint"),
+        "POST webhooks": Operation(
+            "Create, change or rotate the webhook endpoint",
+            sent={"url": "https://receiver.example.com/agents"},
+            answered={
+                "id": "whe_01kb5w3v7d8e9f0g1h2j3k4m5n",
+                "url": "https://receiver.example.com/agents",
+                "secret": "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+                "secondarySecret": None,
+                "enabled": True,
+                "createdAt": "2026-11-20T12:31:00.000Z",
+                "updatedAt": "2026-11-20T12:31:00.000Z",
+            },
+        ),
+        "PATCH webhooks": Operation("Switch the webhook endpoint on or off"),
+        "DELETE webhooks": Operation("Delete the webhook endpoint"),
+        "GET webhooks/deliveries": Operation("List webhook deliveries"),
+    },
+    components={
+        "Attempt": "One try of a delivery, with the answer's status code or an error.",
+        "EndpointInputRequest": "`url` is absolute, http or https, without credentials or fragment.",
+        "WebhookEndpoint": "`secret` is shown in full only when it is made; later as its last 4 characters.",
+    },
+)
 
 
 def add_webhooks(result: dict[str, Any], generator: Any, request: Any, public: Any) -> dict[str, Any]:

@@ -16,7 +16,9 @@ from rest_framework import exceptions
 from rest_framework.response import Response
 
 from config.kernel.errors import (
+    BY_STATUS,
     DomainError,
+    InternalError,
     NotFound,
     PayloadTooLarge,
     Unauthorized,
@@ -28,21 +30,6 @@ from config.kernel.jsontext import dumps
 logger = logging.getLogger(__name__)
 
 
-STATUS_CODES = {
-    400: ("VALIDATION_ERROR", "The request is not valid."),
-    401: ("UNAUTHORIZED", "A valid credential is required."),
-    403: ("FORBIDDEN", "Not allowed."),
-    404: ("NOT_FOUND", "Not found."),
-    405: ("METHOD_NOT_ALLOWED", "The method is not allowed here."),
-    406: ("NOT_ACCEPTABLE", "Only application/json is served here."),
-    413: ("PAYLOAD_TOO_LARGE", "The request body is too large."),
-    415: ("UNSUPPORTED_MEDIA_TYPE", "The body must be application/json."),
-    429: ("RATE_LIMITED", "Too many requests; try again later."),
-    500: ("INTERNAL_ERROR", "Something went wrong on our side."),
-    503: ("UNAVAILABLE", "The service is not available at the moment; try again."),
-}
-
-
 def envelope(code: str, message: str, details: Any = None) -> dict[str, Any]:
     error: dict[str, Any] = {"code": code, "message": message}
     if details is not None:
@@ -52,8 +39,8 @@ def envelope(code: str, message: str, details: Any = None) -> dict[str, Any]:
 
 def envelope_for(status: int) -> dict[str, Any]:
     """The envelope of a bare HTTP status."""
-    code, message = STATUS_CODES.get(status, (HTTPStatus(status).name, HTTPStatus(status).phrase))
-    return envelope(code, message)
+    kind = BY_STATUS.get(status)
+    return envelope(kind.code, kind.message) if kind else envelope(HTTPStatus(status).name, HTTPStatus(status).phrase)
 
 
 def is_api_path(path: str) -> bool:
@@ -108,12 +95,7 @@ def to_domain_error(error: Exception) -> DomainError:
         status = 400
     else:
         status = 500
-    code, message = STATUS_CODES.get(status, STATUS_CODES[500])
-    refusal = DomainError(message)
-    refusal.status, refusal.code = status, code
-    if isinstance(error, exceptions.ParseError):
-        refusal.message = str(error.detail)
-    return refusal
+    return BY_STATUS.get(status, InternalError)(str(error.detail) if isinstance(error, exceptions.ParseError) else None)
 
 
 def exception_handler(error: Exception, context: dict[str, Any]) -> Response:

@@ -1,4 +1,7 @@
-"""``DomainError`` and its kinds: how domain code refuses a request. ``config.api.errors`` writes the answer."""
+"""``DomainError`` and its kinds, each with its code and sentence: how domain code refuses a request.
+
+An app's own code is a subclass in the app. ``config.api.errors`` writes the answer.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class ValidationFailed(DomainError):
     """400 with ``details.fields``: each field's dotted path to its messages."""
 
     def __init__(self, fields: dict[str, list[str]], message: str | None = None) -> None:
-        super().__init__(message or "The request is not valid.", details={"fields": fields})
+        super().__init__(message, details={"fields": fields})
 
 
 class Unauthorized(DomainError):
@@ -40,11 +43,19 @@ class Unauthorized(DomainError):
 
 
 class Forbidden(DomainError):
-    status, code, message = 403, "FORBIDDEN", "The API key lacks the scope for this operation."
+    status, code, message = 403, "FORBIDDEN", "Not allowed."
 
 
 class NotFound(DomainError):
     status, code, message = 404, "NOT_FOUND", "Not found."
+
+
+class MethodNotAllowed(DomainError):
+    status, code, message = 405, "METHOD_NOT_ALLOWED", "The method is not allowed here."
+
+
+class NotAcceptable(DomainError):
+    status, code, message = 406, "NOT_ACCEPTABLE", "Only application/json is served here."
 
 
 class Conflict(DomainError):
@@ -55,9 +66,37 @@ class PayloadTooLarge(DomainError):
     status, code, message = 413, "PAYLOAD_TOO_LARGE", "The request body is too large."
 
 
+class UnsupportedMediaType(DomainError):
+    status, code, message = 415, "UNSUPPORTED_MEDIA_TYPE", "The body must be application/json."
+
+
 class RateLimited(DomainError):
     status, code, message = 429, "RATE_LIMITED", "Too many requests; try again later."
 
 
+class InternalError(DomainError):
+    status, code, message = 500, "INTERNAL_ERROR", "Something went wrong on our side."
+
+
 class Unavailable(DomainError):
     status, code, message = 503, "UNAVAILABLE", "The service is not available at the moment; try again."
+
+
+# The kind that answers for a bare HTTP status.
+BY_STATUS: dict[int, type[DomainError]] = {
+    kind.status: kind
+    for kind in (
+        DomainError,
+        Unauthorized,
+        Forbidden,
+        NotFound,
+        MethodNotAllowed,
+        NotAcceptable,
+        Conflict,
+        PayloadTooLarge,
+        UnsupportedMediaType,
+        RateLimited,
+        InternalError,
+        Unavailable,
+    )
+}

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import pickle
+import re
 
 import pytest
 
+from config.api.openapi import document
 from config.kernel.choices import StatusChoices
+from config.kernel.errors import DomainError
 from tests.architecture.test_house_rules import ROOT, sources
 from webhooks.catalogue import Event
 
@@ -36,4 +39,21 @@ def test_webhook_events_are_named_in_their_catalogue_only() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and node.value in names
     ]
+    assert wrong == []
+
+
+def test_the_api_document_lists_every_error_code() -> None:
+    rows = re.findall(r"^\| (\d{3}) \| (`.*?`) \|", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    listed = {(int(status), code) for status, codes in rows for code in re.findall(r"`(\w+)`", codes)}
+    assert listed == {(status, code) for status, found in document.errors().items() for code in found}
+
+
+def test_every_kind_of_refusal_has_a_code_that_the_document_knows() -> None:
+    known = document.errors()
+    waiting, wrong = [DomainError], []
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        if kind.code not in known[kind.status]:
+            wrong.append(kind.__qualname__)
     assert wrong == []

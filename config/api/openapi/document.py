@@ -1,18 +1,46 @@
-"""The OpenAPI document as a whole: what drf-spectacular can't read from a view is added here, by its hook.
+"""The OpenAPI document as a whole: what drf-spectacular can't read from a view is added here, by its hooks.
 
-Summaries and examples are found by method and path within a surface, the same for both.
+Each app describes its operations and shapes in the ``PART`` of its ``openapi.py``, which ``OPENAPI_PARTS`` names. Only
+the texts that hold for every operation are here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from http import HTTPStatus
 from typing import Any
 
 from django.conf import settings
+from django.utils.module_loading import import_string
 
-from config.api.errors import STATUS_CODES, envelope
-from config.api.openapi.examples import ERROR_CODES, ERROR_DETAILS, EXAMPLES
-from config.api.openapi.texts import COMPONENTS, DESCRIPTION, SUMMARIES, TAGS
+from config.api.errors import envelope
+from config.kernel.errors import BY_STATUS, DomainError
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation's summary, with an example of the body sent and of the body answered."""
+
+    summary: str
+    sent: Any = None
+    answered: Any = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one app adds to the document.
+
+    ``operations`` are by method and path within a surface, for both surfaces. ``components`` are the descriptions of
+    schemas by name. ``errors`` are examples of the app's own codes, or better examples of the shared codes.
+    """
+
+    tags: Mapping[str, str]
+    operations: Mapping[str, Operation]
+    components: Mapping[str, str]
+    errors: tuple[DomainError, ...] = ()
+
 
 SURFACES = ("/api/v1/", "/api/public/v1/")
 PRODUCTION = {
@@ -46,17 +74,48 @@ ON_ERRORS = {401: ("WWW-Authenticate",), 429: ("Retry-After",)}
 RATE_LIMIT = ("X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset")
 
 
+@cache
+def parts() -> list[Part]:
+    return [import_string(name) for name in settings.OPENAPI_PARTS]
+
+
+@cache
+def operations() -> dict[str, Operation]:
+    return {name: operation for part in parts() for name, operation in part.operations.items()}
+
+
+@cache
+def errors() -> dict[int, dict[str, DomainError]]:
+    """An example of each error by status and code. The shared code of a status comes first."""
+    found: dict[int, dict[str, DomainError]] = {status: {kind.code: kind()} for status, kind in BY_STATUS.items()}
+    for error in (error for part in parts() for error in part.errors):
+        found.setdefault(error.status, {})[error.code] = error
+    return found
+
+
+def load_parts(endpoints: Any) -> Any:
+    """A drf-spectacular pre-processing hook: the apps' modules register their extensions when they are imported."""
+    parts()
+    return endpoints
+
+
 def complete(result: dict[str, Any], generator: Any, request: Any, public: Any) -> dict[str, Any]:
     """A drf-spectacular post-processing hook."""
-    result["info"]["description"] = DESCRIPTION
+    result["info"]["description"] = import_string(settings.OPENAPI_DESCRIPTION)
     result["servers"] = [{"url": settings.BASE_URL, "description": "This service"}, PRODUCTION]
-    result["tags"] = [{"name": name, "description": text} for name, text in TAGS.items()]
+    result["tags"] = [{"name": name, "description": text} for part in parts() for name, text in part.tags.items()]
     components = result["components"]
     components["headers"] = HEADERS
-    components["responses"] = {response_name(status): error_response(status) for status in ERROR_CODES}
+    given = {
+        status for methods in result["paths"].values() for entry in methods.values() for status in entry["responses"]
+    }
+    components["responses"] = {
+        response_name(status): error_response(status) for status in sorted(errors()) if str(status) in given
+    }
+    descriptions = {name: text for part in parts() for name, text in part.components.items()}
     for name, schema in components["schemas"].items():
-        if name in COMPONENTS:
-            schema["description"] = COMPONENTS[name]
+        if name in descriptions:
+            schema["description"] = descriptions[name]
         elif "enum" not in schema:
             schema.pop("description", None)
     for path, methods in result["paths"].items():
@@ -73,11 +132,11 @@ def relative(path: str) -> str:
 
 def describe(name: str, operation: dict[str, Any]) -> None:
     """Put the operation's summary, examples and headers in."""
-    if name in SUMMARIES:
-        operation["summary"] = SUMMARIES[name]
-    sent, answered = EXAMPLES.get(name, (None, None))
-    if sent is not None:
-        operation["requestBody"]["content"]["application/json"]["examples"] = {"example": {"value": sent}}
+    known = operations().get(name, Operation(""))
+    if known.summary:
+        operation["summary"] = known.summary
+    if known.sent is not None:
+        operation["requestBody"]["content"]["application/json"]["examples"] = {"example": {"value": known.sent}}
     idempotent = any(parameter["name"] == "Idempotency-Key" for parameter in operation.get("parameters", ()))
     for status, response in operation["responses"].items():
         if "$ref" in response:
@@ -85,20 +144,19 @@ def describe(name: str, operation: dict[str, Any]) -> None:
         replayed = ("Idempotent-Replayed",) if idempotent else ()
         response["headers"] = headers(*ON_EVERY_ANSWER, *RATE_LIMIT, *replayed) | response.get("headers", {})
         response["description"] = response.get("description") or HTTPStatus(int(status)).phrase
-        if answered is not None and "application/json" in response.get("content", {}):
-            response["content"]["application/json"]["examples"] = {"example": {"value": answered}}
+        if known.answered is not None and "application/json" in response.get("content", {}):
+            response["content"]["application/json"]["examples"] = {"example": {"value": known.answered}}
 
 
 def response_name(status: int) -> str:
     """The component of a status' answer, called after its first code."""
-    return "".join(word.capitalize() for word in next(iter(ERROR_CODES[status])).split("_"))
+    return "".join(word.capitalize() for word in next(iter(errors()[status])).split("_"))
 
 
 def error_response(status: int) -> dict[str, Any]:
     """The answer to every error of this status."""
     examples = {
-        code: {"value": envelope(code, text or STATUS_CODES[status][1], ERROR_DETAILS.get(code))}
-        for code, text in ERROR_CODES[status].items()
+        code: {"value": envelope(code, error.message, error.details)} for code, error in errors()[status].items()
     }
     return {
         "description": " or ".join(f"`{code}`" for code in examples),

@@ -44,14 +44,6 @@ class SessionTokenScheme(OpenApiAuthenticationExtension):
         return {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}
 
 
-class ApiKeyScheme(OpenApiAuthenticationExtension):
-    target_class = "apikeys.authentication.ApiKeyAuthentication"
-    name = "apiKey"
-
-    def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
-        return {"type": "http", "scheme": "bearer", "bearerFormat": "awk_…"}
-
-
 class CreditsNumber(OpenApiSerializerFieldExtension):
     target_class = "config.api.serializers.CreditsNumberField"
 
@@ -104,7 +96,9 @@ class ServiceSchema(AutoSchema):
         return inspect.cleandoc(action.__doc__ or "") if inspect.ismethod(action) else ""
 
     def get_tags(self) -> list[str]:
-        return ["credits"] if "/me/credits" in self.path else super().get_tags()
+        """The first word of the path, unless the view names another tag."""
+        tag = getattr(self.view, "tag", None)
+        return [tag] if tag else super().get_tags()
 
     def get_auth(self) -> list[dict[str, Any]]:
         scope = getattr(self.view, "required_scopes", {}).get(getattr(self.view, "action", None))

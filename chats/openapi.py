@@ -1,0 +1,45 @@
+"""Chats and attachments in the OpenAPI document."""
+
+from __future__ import annotations
+
+from chats.downloads import RangeNotSatisfiable
+from config.api.openapi.document import Operation, Part
+
+CHAT_ID = "chat_01kb5w3tzp2q3r4s5t6v7w8x9y"
+CHAT = {
+    "id": CHAT_ID,
+    "title": "Sales of the third quarter",
+    "activeRunId": None,
+    "createdAt": "2026-11-20T12:34:50.120Z",
+    "updatedAt": "2026-11-20T12:34:50.120Z",
+}
+PART = Part(
+    tags={
+        "chats": "Chats, and the messages and runs in them.",
+        "attachments": "Files for messages: announced, uploaded, completed.",
+    },
+    operations={
+        "POST chats": Operation("Create a chat", sent={"title": "Sales of the third quarter"}, answered=CHAT),
+        "GET chats": Operation("List chats", answered={"items": [CHAT], "nextCursor": None}),
+        "GET chats/{chatId}": Operation("Get a chat", answered=CHAT),
+        "PATCH chats/{chatId}": Operation(
+            "Rename a chat",
+            sent={"title": "Sales"},
+            answered=CHAT | {"title": "Sales", "updatedAt": "2026-11-20T12:40:00.000Z"},
+        ),
+        "DELETE chats/{chatId}": Operation("Delete a chat"),
+        "GET chats/{chatId}/messages": Operation("List a chat's messages"),
+        "POST attachments": Operation("Announce a file"),
+        "GET attachments/{attachmentId}": Operation("Get an attachment"),
+        "POST attachments/{attachmentId}/complete": Operation("Complete an upload"),
+        "GET attachments/{attachmentId}/content": Operation("Download a file"),
+    },
+    components={
+        "Attachment": "A file for a message.",
+        "Chat": "Groups messages and runs. At most one of its runs is active at a time.",
+        "Message": "A user's message or an agent's answer.",
+        "Upload": "Where the file goes: one request, the raw bytes as its body, with these headers and no bearer "
+        "token.",
+    },
+    errors=(RangeNotSatisfiable(0),),
+)

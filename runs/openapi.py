@@ -1,0 +1,138 @@
+"""Runs, waitpoints and the catalogue in the OpenAPI document, and the document's own description."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chats.openapi import CHAT_ID
+from config.api.openapi.document import Operation, Part
+from config.kernel.errors import Forbidden, ValidationFailed
+from runs.services import RunInProgress
+
+DESCRIPTION = """\
+Runs AI agents in chats: a run calls tools, spends credits, pauses until its caller answers, and tells what it does by a
+stream and by signed webhooks.
+
+Two surfaces have the same resources: `/api/v1` for first-party callers with a session token, `/api/public/v1` for
+callers with an API key, which needs the scope that each operation names. Credits are JSON numbers in runs, invocations,
+waitpoints and webhooks, and plain decimal strings in every credits endpoint.
+"""
+RUN_ID = "run_01kb5w3v1c4d5e6f7g8h9j0k1m"
+MESSAGE_ID = "msg_01kb5w3v1b2c3d4e5f6g7h8j9k"
+ANSWER_ID = "msg_01kb5w3v3n4p5q6r7s8t9v0w1x"
+CALL_ID = "inv_01kb5w3v4z5a6b7c8d9e0f1g2h"
+WAITPOINT_ID = "wp_01kb5w3v5j6k7m8n9p0q1r2s3t"
+STARTED: dict[str, Any] = {
+    "id": RUN_ID,
+    "chatId": CHAT_ID,
+    "status": "queued",
+    "userMessageId": MESSAGE_ID,
+    "assistantMessageId": None,
+    "lastStreamIndex": 1,
+    "cancelRequestedAt": None,
+    "requestedModel": None,
+    "resolvedModel": None,
+    "errorCode": None,
+    "errorMessage": None,
+    "createdAt": "2026-11-20T12:34:56.740Z",
+    "updatedAt": "2026-11-20T12:34:56.740Z",
+    "startedAt": None,
+    "finishedAt": None,
+    "toolInvocations": [],
+    "totalCreditsUsed": 0,
+    "pendingWaitpoint": None,
+}
+CALL = {
+    "id": CALL_ID,
+    "agentRunId": RUN_ID,
+    "turnIndex": 1,
+    "callIndex": 1,
+    "toolCallId": "call_1",
+    "name": "draw_chart",
+    "nodeType": "builtin",
+    "input": {"title": "Sales", "series": [3, 1, 4]},
+    "status": "PENDING",
+    "creditEstimate": 12,
+    "creditUsed": 0,
+    "resultUrls": [],
+    "errorCode": None,
+    "errorMessage": None,
+    "startedAt": None,
+    "finishedAt": None,
+    "durationMs": None,
+    "createdAt": "2026-11-20T12:34:57.020Z",
+    "updatedAt": "2026-11-20T12:34:57.020Z",
+}
+WAITPOINT: dict[str, Any] = {
+    "id": WAITPOINT_ID,
+    "agentRunId": RUN_ID,
+    "kind": "CREDIT_APPROVAL",
+    "status": "PENDING",
+    "requestPayload": {"toolName": "draw_chart", "estimatedCredits": 12, "threshold": 10},
+    "resolvedPayload": None,
+    "expiresAt": "2026-11-21T12:34:57.020Z",
+    "resolvedAt": None,
+}
+WAITING = STARTED | {
+    "status": "waiting",
+    "assistantMessageId": ANSWER_ID,
+    "lastStreamIndex": 5,
+    "resolvedModel": "demo",
+    "updatedAt": "2026-11-20T12:34:57.020Z",
+    "startedAt": "2026-11-20T12:34:56.789Z",
+    "toolInvocations": [CALL],
+    "totalCreditsUsed": 0.0415,
+    "pendingWaitpoint": WAITPOINT,
+}
+ANSWERED = WAITPOINT | {
+    "status": "COMPLETED",
+    "resolvedPayload": {"approved": True, "respondedAt": "2026-11-20T12:36:10.305Z"},
+    "resolvedAt": "2026-11-20T12:36:10.305Z",
+}
+CANCELLED = WAITING | {
+    "status": "cancelled",
+    "lastStreamIndex": 8,
+    "cancelRequestedAt": "2026-11-20T12:36:10.305Z",
+    "updatedAt": "2026-11-20T12:36:10.305Z",
+    "finishedAt": "2026-11-20T12:36:10.305Z",
+    "toolInvocations": [CALL | {"status": "CANCELLED", "finishedAt": "2026-11-20T12:36:10.305Z"}],
+    "pendingWaitpoint": None,
+}
+PART = Part(
+    tags={
+        "runs": "One agent execution each: started in a chat, watched, streamed, cancelled.",
+        "waitpoints": "What a run waits for: an approval of credits, or an answer to a question.",
+        "models": "The models that runs may use.",
+        "tools": "The tools that runs may call.",
+    },
+    operations={
+        "POST chats/{chatId}/runs": Operation(
+            "Start a run",
+            sent={"message": "Draw our sales.", "tools": ["draw_chart"], "maxCredits": 20, "onActiveRun": "enqueue"},
+            answered=STARTED,
+        ),
+        "GET chats/{chatId}/runs": Operation("List a chat's runs"),
+        "GET runs": Operation("List runs"),
+        "GET runs/{runId}": Operation("Get a run", answered=WAITING),
+        "POST runs/{runId}/cancel": Operation("Cancel a run", answered=CANCELLED),
+        "GET runs/{runId}/stream": Operation("Stream a run's events"),
+        "GET waitpoints/{waitpointId}": Operation("Get a waitpoint", answered=WAITPOINT),
+        "POST waitpoints/{waitpointId}/respond": Operation(
+            "Respond to a waitpoint", sent={"kind": "CREDIT_APPROVAL", "approved": True}, answered=ANSWERED
+        ),
+        "GET models": Operation("List models"),
+        "GET tools": Operation("List tools"),
+    },
+    components={
+        "Model": "A model with its prices in credits per 1,000 tokens.",
+        "Run": "One agent execution. `completed`, `failed` and `cancelled` are final.",
+        "Tool": "A tool with its price in credits a call, which is the most that a call takes.",
+        "ToolInvocation": "A tool call of a run.",
+        "Waitpoint": "What a run waits for. Answer it with `respond` before `expiresAt`.",
+    },
+    errors=(
+        ValidationFailed({"message": ["This field is required."]}),
+        Forbidden("This operation needs the scope runs:write.", details={"requiredScope": "runs:write"}),
+        RunInProgress(),
+    ),
+)
