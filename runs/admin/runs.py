@@ -19,19 +19,8 @@ from config.staff.base import NOTHING, ReadOnly, of_user
 from config.telemetry import logs
 from runs import services
 from runs.admin import content, story
+from runs.errors import RunError
 from runs.models import FINAL_RUN_STATUSES, Run, RunStatus, ToolInvocation, Waitpoint
-
-ERROR_CODES = {
-    "MODEL_ERROR": "The model, or the way to it, failed.",
-    "MODEL_TIMEOUT": "The model did not answer in time.",
-    "TURN_LIMIT_EXCEEDED": "The run needed more turns than it may have.",
-    "RUN_TIMEOUT": "The run took longer than it may.",
-    "INSUFFICIENT_CREDITS": "Its user had no credits left.",
-    "BUDGET_EXCEEDED": "The run's own budget was spent.",
-    "WAITPOINT_EXPIRED": "Nobody answered in time.",
-    "WORKER_LOST": "The run lost its worker too often.",
-    "INTERNAL_ERROR": "A fault of this service; its logs say more.",
-}
 
 
 def cancel(request: HttpRequest, run: Run, data: dict[str, Any]) -> Did | None:
@@ -49,10 +38,10 @@ class ErrorFilter(admin.SimpleListFilter):
     title, parameter_name = "error", "error_code"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(code, code) for code in ERROR_CODES]
+        return [(code, code) for code in RunError]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Run]) -> QuerySet[Run]:
-        return queryset.filter(error_code=self.value()) if self.value() in ERROR_CODES else queryset
+        return queryset.filter(error_code=self.value()) if self.value() in list(RunError) else queryset
 
 
 @admin.register(Run)
@@ -79,7 +68,7 @@ class RunAdmin(ReadOnly, WithActions):
     )
 
     def find(self, word: str) -> Q:
-        if word.upper() in ERROR_CODES:
+        if word.upper() in list(RunError):
             return Q(error_code=word.upper())
         prefix = word.partition("_")[0] if "_" in word else ""
         if prefix == "run":
@@ -138,7 +127,7 @@ class RunAdmin(ReadOnly, WithActions):
         context["title"], context["subtitle"] = "Run", run.pk
         context["story"] = story.tell(run)
         context["tone"] = story.TONES[run.status]
-        context["explanation"] = ERROR_CODES.get(run.error_code or "", "")
+        context["explanation"] = RunError(run.error_code).sentence if run.error_code in list(RunError) else ""
         context["links"] = self._links(request, run)
         return super().render_change_form(request, context, *args, **options)
 

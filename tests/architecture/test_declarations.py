@@ -11,6 +11,7 @@ import pytest
 from config.api.openapi import document
 from config.kernel.choices import StatusChoices
 from config.kernel.errors import DomainError
+from runs.errors import CallError, RunError
 from tests.architecture.test_house_rules import ROOT, sources
 from webhooks.catalogue import Event
 
@@ -57,3 +58,14 @@ def test_every_kind_of_refusal_has_a_code_that_the_document_knows() -> None:
         if kind.code not in known[kind.status]:
             wrong.append(kind.__qualname__)
     assert wrong == []
+
+
+def test_the_api_document_lists_the_codes_of_runs_and_of_tool_calls() -> None:
+    tables = re.findall(
+        r"^\| `errorCode` \| \|\n\|---\|---\|\n((?:\|.*\n)+)", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE
+    )
+    listed = [
+        {code for cell in re.findall(r"^\| (.*?) \|", table, re.MULTILINE) for code in re.findall(r"`(\w+)`", cell)}
+        for table in tables
+    ]
+    assert listed == [set(RunError), set(CallError)]
