@@ -1,7 +1,9 @@
 """ASGI entry point of the stream processes (``uvicorn config.asgi:application``, see the Procfile)."""
 
 import os
+from importlib import import_module
 
+from django.conf import settings
 from django.core.asgi import get_asgi_application
 from django.utils.module_loading import import_string
 
@@ -9,4 +11,4 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 django_application = get_asgi_application()
 # By name: it can be imported only now that the apps are loaded.
 import_string("config.checks.refuse_what_is_wrong")()
-application = import_string("runs.streams.servers.Application")(django_application)
+application = import_module(settings.STREAM_SERVERS).Application(django_application)

@@ -289,6 +289,7 @@ RUN_SWEEP_SECONDS = ENV.number("RUN_SWEEP_SECONDS", 2, 0.2, 600)
 RUN_CANCEL_POLL_SECONDS = ENV.number("RUN_CANCEL_POLL_SECONDS", 0.2, 0.05, 10)
 STREAM_FLUSH_SECONDS = ENV.number("STREAM_FLUSH_SECONDS", 0.05, 0.01, 5)
 # Streams (docs/streams.md); each limit is a process's.
+STREAM_SERVERS = "runs.streams.servers"
 STREAM_HEARTBEAT_SECONDS = ENV.number("STREAM_HEARTBEAT_SECONDS", 15, 0.1, 600)
 STREAM_CONNECTIONS_MAX = ENV.whole("STREAM_CONNECTIONS_MAX", 5000, 1)
 STREAM_STALL_SECONDS = ENV.number("STREAM_STALL_SECONDS", 30, 0.1, 600)
@@ -470,6 +471,51 @@ AXES_LOCKOUT_CALLABLE = "config.staff.sign_in.locked"
 AXES_DISABLE_ACCESS_LOG = True
 AXES_ENABLE_ADMIN = False
 AXES_VERBOSE = False
+# By group: the label, the icon and the model of each list.
+STAFF_NAVIGATION = [
+    (
+        "Runs",
+        [
+            ("Runs", "play_circle", "runs.run"),
+            ("Tool calls", "build", "runs.toolinvocation"),
+            ("Waitpoints", "pause_circle", "runs.waitpoint"),
+            ("Turns", "sync", "runs.turn"),
+            ("Stream events", "stream", "runs.runevent"),
+            ("Chats", "forum", "chats.chat"),
+            ("Attachments", "attach_file", "chats.attachment"),
+        ],
+    ),
+    (
+        "Credits",
+        [
+            ("Accounts", "account_balance_wallet", "credits.account"),
+            ("Ledger", "receipt_long", "credits.ledgerentry"),
+        ],
+    ),
+    (
+        "Webhooks",
+        [
+            ("Endpoints", "webhook", "webhooks.endpoint"),
+            ("Deliveries", "outbox", "webhooks.delivery"),
+            ("Attempts", "send", "webhooks.attempt"),
+        ],
+    ),
+    ("Catalogue", [("Models", "neurology", "runs.agentmodel"), ("Tools", "construction", "runs.tool")]),
+    (
+        "People",
+        [
+            ("Users", "person", "auth.user"),
+            ("Roles", "group", "auth.group"),
+            ("API keys", "key", "apikeys.apikey"),
+            ("Staff's actions", "history", "admin.logentry"),
+        ],
+    ),
+]
+# A user's rows elsewhere: the label, the model, and the lookup that the user's id is given to.
+STAFF_USER_LINKS = [
+    ("runs", "runs.run", "user__id__exact"),
+    ("ledger", "credits.ledgerentry", "account__user__id__exact"),
+]
 UNFOLD = {
     "SITE_TITLE": "Agent workflow service",
     "SITE_HEADER": "Agent workflow service",

@@ -18,7 +18,7 @@ from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldAdminTextInputWi
 
 from config.kernel import clock, money
 from config.staff.actions import Action, ActionForm, Did, WithActions
-from config.staff.base import ReadOnly, of_user, users_named
+from config.staff.base import ReadOnly, link_column, of_user, users_named
 from config.staff.forms import CreditsField, ReasonField
 from credits import ledger
 from credits.models import (
@@ -31,6 +31,7 @@ from credits.models import (
     LedgerEntry,
 )
 
+RUN = link_column("run_id", "run")
 REFUNDABLE = (EntryType.CAPTURE, EntryType.USAGE)
 
 
@@ -180,7 +181,7 @@ class AccountAdmin(ReadOnly, WithActions):
 @admin.register(LedgerEntry)
 class LedgerEntryAdmin(ReadOnly, WithActions):
     amount_credits = credits_column("amount")
-    list_display = ("id", "account_user", "kind", "amount_credits", "tool_key", "run_link", "reason", "created_at")
+    list_display = ("id", "account_user", "kind", "amount_credits", "tool_key", RUN, "reason", "created_at")
     fields = (
         "id",
         "account",

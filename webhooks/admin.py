@@ -1,4 +1,4 @@
-"""Staff's view of webhooks: all of it read-only but for switching an endpoint off. No secret is ever part of a page."""
+"""Webhooks in the admin: read-only, except that an endpoint can be disabled. No page shows a secret."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from unfold.admin import TabularInline
 from unfold.decorators import display
 
 from config.staff.actions import Action, Did, WithActions
-from config.staff.base import NOTHING, ReadOnly, StaffAdmin, of_user
+from config.staff.base import NOTHING, ReadOnly, StaffAdmin, link_column, of_user
 from webhooks import services
 from webhooks.catalogue import Event
 from webhooks.models import Attempt, Delivery, Endpoint
 
+RUN = link_column("run_id", "run")
 SECRET_FIELDS = ("secret", "secondary_secret")
 
 
 def disable(request: HttpRequest, endpoint: Endpoint, data: dict[str, Any]) -> Did | None:
-    # Without its secrets, which no key may open any more.
+    # Without the secrets: perhaps no key can decrypt them any more.
     chosen = Endpoint.objects.filter(pk=endpoint.pk).defer(*SECRET_FIELDS)
     return Did(endpoint, "Disabled.") if services.disable(chosen) else None
 
@@ -40,8 +41,8 @@ class EndpointAdmin(ReadOnly, WithActions):
             name="disable",
             label="Disable",
             permission="webhooks.disable_endpoint",
-            question="What is pending for these endpoints is dropped, and they get nothing more until their users "
-            "switch them on again.",
+            question="Pending deliveries of these endpoints are dropped. The endpoints get no further deliveries until "
+            "their users enable them again.",
             apply=disable,
             icon="notifications_off",
             danger=True,
@@ -57,7 +58,7 @@ class EndpointAdmin(ReadOnly, WithActions):
 
     @admin.display(description="receiver")
     def receiver(self, endpoint: Endpoint) -> str:
-        """Not the path and query: with many receivers they are the credential."""
+        """Without path and query: for many receivers they are the credential."""
         parts = urlsplit(endpoint.url)
         return f"{parts.scheme}://{parts.hostname or ''}" + (f":{parts.port}" if parts.port else "")
 
@@ -71,7 +72,7 @@ class AttemptInline(ReadOnly, TabularInline):
 
 
 class EventTypeFilter(admin.SimpleListFilter):
-    """Django's own would look through the whole table for what types there are."""
+    """Django's own filter would read the whole table to find the types."""
 
     title, parameter_name = "event", "event_type"
 
@@ -84,7 +85,7 @@ class EventTypeFilter(admin.SimpleListFilter):
 
 @admin.register(Delivery)
 class DeliveryAdmin(ReadOnly, StaffAdmin):
-    list_display = ("id", "event_type", "user", "run_link", "state", "attempt_count", "next_attempt_at", "created_at")
+    list_display = ("id", "event_type", "user", RUN, "state", "attempt_count", "next_attempt_at", "created_at")
     list_filter = ("status", EventTypeFilter)
     list_select_related = ("user",)
     search_help_text = "Delivery, event, run, endpoint or user"

@@ -1,7 +1,7 @@
-"""``GET /metrics`` for Prometheus: the figures of all processes, and what the database and the broker hold just now.
+"""``GET /metrics`` for Prometheus: the metrics of all processes, and the present state of the database and the broker.
 
-Every web process answers the same, so one of them is scraped, by the service's own address. What is read from the
-database is counted from indexes of what is live, and kept for METRICS_CACHE_SECONDS.
+Every web process gives the same answer, so Prometheus scrapes the service's own address. Values from the database are
+counted from indexes of live rows, and kept for METRICS_CACHE_SECONDS.
 """
 
 from __future__ import annotations
@@ -31,12 +31,10 @@ from config.telemetry.metrics import BUCKET, PREFIX, SEPARATOR, TOTAL, Gauge
 
 logger = logging.getLogger(__name__)
 
-QUEUES = ("runs", "webhooks", "webhooks-retry", "maintenance")
-
 
 @dataclass
 class Reading:
-    """What one look at the database and at Redis gave; ``up`` says which of them answered."""
+    """Values read from the database and from Redis at one time; ``up`` says which of them answered."""
 
     gauges: list[Gauge] = field(default_factory=list)
     sums: dict[str, str] = field(default_factory=dict)
@@ -76,7 +74,7 @@ _kept: tuple[float, Reading] | None = None
 
 
 def reading() -> Reading:
-    """The latest, at most METRICS_CACHE_SECONDS old. One request reads; those beside it wait for what it finds."""
+    """The latest reading, at most METRICS_CACHE_SECONDS old. One request reads; concurrent requests wait for it."""
     global _kept
     with _lock:
         if _kept is None or time.monotonic() - _kept[0] >= settings.METRICS_CACHE_SECONDS:
@@ -100,9 +98,10 @@ def _read_redis(found: Reading) -> bool:
             found.processes, gone = metrics.process_values(rows, metrics.redis_time(client))
             if gone:
                 client.hdel(metrics.PROCESSES, *gone)
-            depths: dict[tuple[str, ...], float] = {(queue,): float(client.llen(queue)) for queue in QUEUES}
+            queues = [queue.name for queue in settings.CELERY_TASK_QUEUES]
+            depths: dict[tuple[str, ...], float] = {(name,): float(client.llen(name)) for name in queues}
     except (redis.RedisError, OSError, ValueError) as error:
-        logger.warning("figures without Redis (%s)", type(error).__name__)
+        logger.warning("metrics without Redis (%s)", type(error).__name__)
         return False
     found.gauges.append(
         Gauge("queue_messages", "Messages in the broker that no worker has fetched.", depths, ["queue"])
@@ -117,14 +116,14 @@ def _read_database(found: Reading) -> bool:
             found.gauges += source()
     except Error as error:
         connection.close()
-        logger.warning("figures without the database (%s)", type(error).__name__)
+        logger.warning("metrics without the database (%s)", type(error).__name__)
         return False
     return True
 
 
 # --- showing ---------------------------------------------------------------------------------------------------------
 class Families:
-    """A reading as prometheus_client's registry wants it."""
+    """A reading as a collector of prometheus_client's registry."""
 
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
@@ -158,7 +157,7 @@ def _by_metric(rows: dict[str, str]) -> dict[str, dict[tuple[str, ...], float]]:
 def _gauge(gauge: Gauge) -> Metric:
     family = GaugeMetricFamily(PREFIX + gauge.name, gauge.help, labels=gauge.labels)
     for labels, value in sorted(gauge.values.items()):
-        if len(labels) == len(gauge.labels):  # else it was counted by a release with other labels
+        if len(labels) == len(gauge.labels):  # otherwise it was counted by a release with other labels
             family.add_metric(labels, value)
     return family
 

@@ -95,7 +95,7 @@ class Worker(gthread.ThreadWorker):
     def load_wsgi(self) -> None:
         super().load_wsgi()
         # By name: it can be imported only now that the application is loaded.
-        streams = import_module("runs.streams.servers")
+        streams = import_module(settings.STREAM_SERVERS)
         self.wsgi: Any = streams.hand_over_streams(self.wsgi)
         self.handed_over = streams.HandedOver
         garbage.spare_what_is_loaded()

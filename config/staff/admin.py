@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.conf import settings
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.admin import GroupAdmin as PlainGroupAdmin
@@ -12,7 +13,7 @@ from django.contrib.auth.models import Group, User
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
-from django.utils.html import format_html
+from django.utils.html import format_html_join
 from unfold.admin import ModelAdmin
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
@@ -39,9 +40,13 @@ class UserAdmin(StaffAdmin, PlainUserAdmin):
 
     @admin.display(description="")
     def more(self, user: User) -> str:
-        return format_html(
-            '<a href="{}?user__id__exact={}">runs</a> · <a href="{}?account__user__id__exact={}">ledger</a>',
-            *(reverse("admin:runs_run_changelist"), user.pk, reverse("admin:credits_ledgerentry_changelist"), user.pk),
+        return format_html_join(
+            " · ",
+            '<a href="{}?{}={}">{}</a>',
+            (
+                (reverse(f"admin:{model.replace('.', '_')}_changelist"), lookup, user.pk, label)
+                for label, model, lookup in settings.STAFF_USER_LINKS
+            ),
         )
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
+from django.apps import apps
 from django.contrib import admin
 from django.contrib.admin import ShowFacets
 from django.contrib.auth import get_user_model
 from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
 from django.utils.html import format_html
 from unfold import paginator
 from unfold.admin import ModelAdmin
+
+from config.kernel.ids import IdField
 
 PAGE_SIZE = 50
 # Later pages would read and throw away all rows before them.
@@ -62,11 +67,6 @@ class StaffAdmin(ModelAdmin):
     list_disable_select_all = True
     url_lookups: ClassVar[tuple[str, ...]] = ()
 
-    @admin.display(description="run")
-    def run_link(self, row: Any) -> str:
-        """A column of lists; by its address, for apps below may not know runs."""
-        return format_html('<a href="../../runs/run/{0}/change/">{0}</a>', row.run_id) if row.run_id else "–"
-
     def find(self, word: str) -> Q:
         """What one word of a search stands for; ``NOTHING`` for a word that stands for nothing here."""
         return Q(pk=word)
@@ -90,6 +90,33 @@ class StaffAdmin(ModelAdmin):
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Model | None:
         return None if "\0" in object_id else super().get_object(request, object_id, from_field)
+
+
+def model_of(key: str) -> type[Model] | None:
+    """The model whose ids have the prefix of ``key``, if the admin shows it."""
+    prefix = key.partition("_")[0]
+    for model in apps.get_models():
+        field = model._meta.pk
+        if isinstance(field, IdField) and field.prefix == prefix and admin.site.is_registered(model):
+            return model
+    return None
+
+
+def page_of(model: type[Model], key: str) -> str:
+    """The address of a row's page."""
+    return reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_change", args=[key])
+
+
+def link_column(name: str, description: str) -> Callable[[Any], str]:
+    """A column of lists: the id in the field ``name`` as a link to its row, whose app need not be known here."""
+
+    @admin.display(description=description)
+    def column(row: Any) -> str:
+        key = getattr(row, name)
+        model = model_of(key) if key else None
+        return format_html('<a href="{}">{}</a>', page_of(model, key), key) if model else key or "–"
+
+    return column
 
 
 def users_named(word: str) -> list[int]:

@@ -56,7 +56,12 @@ def show(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
         panels["credits"] = remembered("credits", credits_by_day)
     if may("webhooks.view_delivery"):
         panels["webhooks"] = remembered("webhooks", webhook_health)
-    return context | {"panels": panels, "options": json.dumps(STACKED), "title": "Dashboard"}
+    return context | {
+        "panels": panels,
+        "options": json.dumps(STACKED),
+        "title": "Dashboard",
+        "dashboard": "admin/runs/dashboard.html",
+    }
 
 
 def remembered(name: str, compute: Any) -> Any:

@@ -9,9 +9,10 @@ from django.db.models import Q
 from unfold.decorators import display
 
 from config.kernel import money
-from config.staff.base import NOTHING, ReadOnly, StaffAdmin
+from config.staff.base import NOTHING, ReadOnly, StaffAdmin, link_column
 from runs.models import RunEvent, ToolInvocation, Turn, Waitpoint
 
+RUN = link_column("run_id", "run")
 STATES = {
     "PENDING": "warning",
     "DISPATCHING": "info",
@@ -41,7 +42,7 @@ class OfRun(ReadOnly, StaffAdmin):
 
 @admin.register(Turn)
 class TurnAdmin(OfRun):
-    list_display = ("__str__", "run_link", "model", "input_tokens", "output_tokens", "credits", "finished_at")
+    list_display = ("__str__", RUN, "model", "input_tokens", "output_tokens", "credits", "finished_at")
     fields = ("run_id", "index", "model", "input_tokens", "output_tokens", "credits", "started_at", "finished_at")
     readonly_fields = ("run_id", "credits")
     search_help_text = "A run's id"
@@ -57,7 +58,7 @@ class TurnAdmin(OfRun):
 @admin.register(ToolInvocation)
 class ToolInvocationAdmin(OfRun):
     prefix = "inv"
-    list_display = ("id", "run_link", "name", "state", "error_code", "credits", "duration_ms", "created_at")
+    list_display = ("id", RUN, "name", "state", "error_code", "credits", "duration_ms", "created_at")
     fields = (
         "id",
         "run_id",
@@ -87,7 +88,7 @@ class ToolInvocationAdmin(OfRun):
 @admin.register(Waitpoint)
 class WaitpointAdmin(OfRun):
     prefix = "wp"
-    list_display = ("id", "run_link", "kind", "state", "created_at", "expires_at", "resolved_at")
+    list_display = ("id", RUN, "kind", "state", "created_at", "expires_at", "resolved_at")
     fields = ("id", "run_id", "invocation_id", "kind", "status", "created_at", "expires_at", "resolved_at")
     readonly_fields = ("run_id", "invocation_id")
 
@@ -97,7 +98,7 @@ class WaitpointAdmin(OfRun):
 
 @admin.register(RunEvent)
 class RunEventAdmin(OfRun):
-    list_display = ("__str__", "run_link", "index", "type", "created_at")
+    list_display = ("__str__", RUN, "index", "type", "created_at")
     fields = ("run_id", "index", "type", "created_at")
     readonly_fields = ("run_id",)
     search_help_text = "A run's id"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,39 @@ def assigns_status(node: ast.AST) -> bool:
 @pytest.mark.parametrize("name", sorted(settings.ENV.known))
 def test_readme_lists_every_variable(name: str) -> None:
     assert f"`{name}`" in (ROOT / "README.md").read_text()
+
+
+# The settings and the URLs name apps by rule; ``make run`` shows its user the first calls to make.
+MAY_NAME_APPS = ("settings.py", "urls.py", "laptop.py", "local")
+
+
+def strings(path: Path) -> list[tuple[int, str]]:
+    """The strings of a module with their lines, but not its docstrings."""
+    tree = ast.parse(path.read_text())
+    texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in texts]
+    return [(node.lineno, node.value) for node in constants if isinstance(node.value, str)]
+
+
+def test_no_string_in_config_names_an_app() -> None:
+    """A label, a model, a table, a dotted name or a path of an app: those stand in the settings."""
+    apps_of_ours = [label for label in OWN_APPS if label != "config"]
+    models = [model._meta.model_name for label in apps_of_ours for model in apps.get_app_config(label).get_models()]
+    labels, names = "|".join(apps_of_ours), "|".join(set(models) - {"message"})
+    named = re.compile(rf"^({labels}|{names})$|\b({labels})([._-]\w|/)|/({labels})\b")
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {text!r}"
+        for path in sorted((ROOT / "config").rglob("*.py"))
+        if not set(path.relative_to(ROOT / "config").parts) & set(MAY_NAME_APPS)
+        for line, text in strings(path)
+        if named.search(text)
+    ]
+    wrong += [
+        str(path.relative_to(ROOT))
+        for path in sorted((ROOT / "config" / "templates").rglob("*.html"))
+        if re.search(rf"\b({labels})[._]", path.read_text())
+    ]
+    assert wrong == []
 
 
 def test_tasks_take_ids_only() -> None:

@@ -10,7 +10,6 @@ from django.conf import settings as project
 from django.db import OperationalError, connection
 
 from config import celery
-from config.api import metrics_page
 from config.kernel import clock
 from config.kernel.ids import new_id
 from config.queue import jobs
@@ -153,10 +152,6 @@ def test_queues_are_measured(scrape, settings):
     figures = scrape()
     assert figures("queue_messages", queue="runs") == 3
     assert {figures("queue_messages", queue=name) for name in ("webhooks", "webhooks-retry", "maintenance")} == {0}
-
-
-def test_the_queues_shown_are_those_that_there_are():
-    assert {queue.name for queue in project.CELERY_TASK_QUEUES} == set(metrics_page.QUEUES)
 
 
 # --- the database ----------------------------------------------------------------------------------------------------
