@@ -20,6 +20,7 @@ class Field:
 
 
 TEXT = {"type": "string"}
+NO_FIELDS: dict[str, Field] = {}
 CALL_FIELDS = {
     "toolInvocationId": Field(TEXT, "inv_01kb5w3v4z5a6b7c8d9e0f1g2h"),
     "name": Field(TEXT, "draw_chart"),
@@ -38,9 +39,9 @@ class Event(StrEnum):
         "agent.started",
         "A run begins to run; again each time it goes on after waiting for an answer.",
         ("run.status", "running"),
-        {},
+        NO_FIELDS,
     )
-    AGENT_COMPLETED = "agent.completed", "A run has finished.", ("run.status", "completed"), {}
+    AGENT_COMPLETED = "agent.completed", "A run has finished.", ("run.status", "completed"), NO_FIELDS
     AGENT_FAILED = (
         "agent.failed",
         "A run has ended in failure.",

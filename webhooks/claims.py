@@ -1,8 +1,8 @@
-"""Taking due deliveries for this process: who is served, how many at a time, under a claim that fences later writes.
+"""Claims due deliveries for this process. The claim's id fences the writes that follow.
 
-Two limits hold. Of an endpoint, at most WEBHOOK_ENDPOINT_CONCURRENCY attempts are under way in all processes together;
-the lock on its row makes the count sure. Of this process, the slots go to endpoints by how they behave, so receivers
-that hang, however many, never hold the last free slots.
+Two limits hold. An endpoint has at most WEBHOOK_ENDPOINT_CONCURRENCY attempts under way in all processes together; the
+lock on its row makes the count exact. The slots of this process are allocated by how the endpoints have answered, so
+that receivers that hang never take the last free slots, however many they are.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from config.kernel.ids import among, listed, new_id
 from webhooks import transitions
 from webhooks.models import Delivery
 
-# Endpoints looked at in one claim: those whose deliveries have waited longest.
+# Endpoints considered in one claim: those whose deliveries have waited longest.
 CANDIDATES_MAX = 500
 
-# Hops from endpoint to endpoint along an index: an endpoint with a hundred thousand due deliveries costs one step, as
-# does one with a single delivery. The conditions are literal, for partial indexes are used only if they are.
+# Steps from endpoint to endpoint along an index: an endpoint costs one step, however many deliveries are due. The
+# conditions are literals because a partial index is used for nothing else.
 _CANDIDATES = """
     WITH RECURSIVE waiting (endpoint_id) AS (
         SELECT min(endpoint_id) FROM webhooks_delivery WHERE status = 'PENDING'
@@ -61,7 +61,8 @@ _ENDPOINTS = """
     SELECT id, url, failing, secret, CASE WHEN secondary_expires_at > %s THEN secondary_secret END
     FROM webhooks_endpoint WHERE id {among} AND enabled AND deleted_at IS NULL {lock}
 """
-# The first due of each of these endpoints, and what is under way. One arm an endpoint would be planned one by one.
+# The first due deliveries of each of these endpoints, and how many are under way. In a UNION with one part for each
+# endpoint, every part would be planned by itself.
 _DUE = """
     SELECT
         endpoint.id,
@@ -87,7 +88,7 @@ _LOCK = """
 
 @dataclass(frozen=True)
 class Candidate:
-    """An endpoint with something due. ``failing`` as in the model."""
+    """An endpoint with due deliveries. ``failing`` as in the model."""
 
     endpoint_id: str
     failing: bool | None
@@ -96,7 +97,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Claim:
-    """One attempt that this process has taken upon itself. ``secret`` is None if it can't be decrypted."""
+    """One attempt that this process will make. ``secret`` is None if it can't be decrypted."""
 
     claim_id: str
     delivery_id: str
@@ -110,7 +111,8 @@ class Claim:
     url: str = field(repr=False)
     secret: str | None = field(repr=False)
     secondary_secret: str | None = field(repr=False)
-    # The database's time at a moment of this process's monotonic clock, so a wrong clock here signs no wrong time.
+    # The database's time and this process's monotonic clock at the same moment: the signed time does not depend on the
+    # local clock.
     claimed_at: datetime
     claimed_tick: float
 
@@ -128,9 +130,9 @@ def anything_due() -> bool:
 
 
 def take_due(busy: int) -> tuple[list[Claim], bool]:
-    """Claim what this process should send now, ``busy`` of its slots being taken.
+    """Claim what this process should send now, while ``busy`` of its slots are taken.
 
-    Returns the claims, at most WEBHOOK_BATCH_SIZE, and whether deliveries were left for want of a slot here.
+    Returns at most WEBHOOK_BATCH_SIZE claims, and whether deliveries were left because this process has no free slot.
     """
     candidates, closed = _candidates()
     if closed:
@@ -144,22 +146,22 @@ def take_due(busy: int) -> tuple[list[Claim], bool]:
 def allocate_slots(candidates: Sequence[Candidate], busy: int, slots: int, most: int) -> dict[str, int]:
     """How many attempts each endpoint may start, by endpoint id.
 
-    A slot is given while fewer than a share of all are taken. The share depends on who asks: an endpoint that answered
-    last time may have the last slot for its first attempt under way; one that is not known yet leaves a quarter free,
-    one that failed a half. Further attempts side by side are for quieter times. So neither 200 hanging receivers nor
-    one with a long queue keep a good one waiting.
+    An endpoint gets a slot while fewer slots than its share are taken. For its first attempt under way the share is all
+    slots if it answered last time, three quarters if it was never tried, and half if it failed. For further attempts
+    at the same time the shares are smaller. So an endpoint that answers waits neither for 200 receivers that
+    hang nor for one with a long queue.
     """
     first_share = {False: slots, None: slots * 3 // 4, True: slots // 2}
     further_share = {False: slots // 2, None: slots // 4, True: slots // 4}
     allowances: dict[str, int] = {}
     given = 0
-    for under_way in range(settings.WEBHOOK_ENDPOINT_CONCURRENCY):  # those with the fewest come first
+    for under_way in range(settings.WEBHOOK_ENDPOINT_CONCURRENCY):  # endpoints with the fewest attempts first
         for candidate in candidates:
             allowed = allowances.get(candidate.endpoint_id, 0)
             if candidate.in_flight + allowed != under_way:
                 continue
             share = further_share if under_way else first_share
-            # However small the pool, nobody's share is nothing.
+            # In a small pool, each share is still one slot.
             if given < most and busy + given < max(share[candidate.failing], 1):
                 allowances[candidate.endpoint_id] = allowed + 1
                 given += 1
@@ -218,8 +220,8 @@ def _claim(allowances: dict[str, int]) -> list[Claim]:
 
 
 class _Sendable:
-    """What sending to an endpoint takes. A secret that no key opens costs that endpoint its deliveries, not everybody
-    theirs.
+    """An endpoint's address and decrypted secrets. A secret that no key decrypts stops the deliveries of that endpoint
+    only.
     """
 
     def __init__(self, url: str, failing: bool | None, secret: str, secondary_secret: str | None) -> None:
@@ -237,7 +239,7 @@ def _opened(secret: str | None) -> str | None:
 
 
 def _due_ids(endpoint_ids: Iterable[str], allowances: dict[str, int], moment: datetime | str) -> list[str]:
-    """The deliveries to take, counted anew now that no other process can claim for these endpoints."""
+    """The deliveries to claim, counted again under the lock: no other process can claim for these endpoints now."""
     most = settings.WEBHOOK_ENDPOINT_CONCURRENCY
     sql = _DUE.format(
         join="string_agg" if connection.vendor == "postgresql" else "group_concat",
@@ -253,5 +255,5 @@ def _due_ids(endpoint_ids: Iterable[str], allowances: dict[str, int], moment: da
 
 
 def _adapt(moment: datetime) -> datetime | str:
-    """As the database wants it in raw SQL: SQLite has only text."""
+    """``moment`` as a parameter of raw SQL: SQLite stores text."""
     return connection.ops.adapt_datetimefield_value(moment) or ""

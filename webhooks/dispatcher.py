@@ -1,7 +1,7 @@
-"""The process's one sender of webhooks: claims what is due, sends it side by side, records what became of it.
+"""Sends this process's share of the webhooks: claims due deliveries, sends them concurrently, records the outcomes.
 
-One thread talks to the database (one connection a process, given back when there is nothing to do); attempts, at most
-WEBHOOK_WORKER_CAPACITY of them, run on the process's loop of outbound requests and only talk to receivers.
+One thread uses the database, over one connection that it closes when nothing is due. At most WEBHOOK_WORKER_CAPACITY
+attempts run on the event loop of outbound requests. They never touch the database.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from webhooks.outcomes import Outcome
 
 logger = logging.getLogger(__name__)
 
-# How long the connection is kept with nothing to do, and the pause after the database failed.
+# How long an idle connection is kept, and the pause after a failure of the database.
 IDLE_SECONDS = 1.0
 PAUSE_SECONDS = 1.0
-# Outcomes that come within so long of one another are recorded together.
+# Outcomes that arrive within this time are recorded together.
 GATHER_SECONDS = 0.005
-# A process without room tells the others of due deliveries at most so often.
+# A process without free slots nudges the others at most this often.
 PASS_ON_SECONDS = 1.0
-# An attempt's connection, and others that are kept for a moment after theirs.
+# Open files: an attempt's connection, and kept connections of earlier attempts.
 FILES_PER_ATTEMPT = 4
-# At the process's end, for recording what the last attempts gave. What is not recorded is sent again.
+# When the process stops: time to record the last outcomes. A delivery whose outcome is not recorded is sent again.
 RECORD_SECONDS = 5.0
 
 
 class Dispatcher:
-    """``wake`` is all that a running service calls; ``drain`` does the same work in the calling thread, to its end."""
+    """``wake`` is for the service. ``drain`` does the same work in the calling thread, until nothing is due."""
 
     def __init__(self) -> None:
         allow_files(settings.WEBHOOK_WORKER_CAPACITY * FILES_PER_ATTEMPT)
@@ -53,7 +53,7 @@ class Dispatcher:
         self._lock = threading.Lock()
 
     def wake(self) -> None:
-        """Something may be due. Returns at once."""
+        """Have the thread look for due deliveries. Returns at once."""
         with self._lock:
             if self._thread is None and not self._stopping:
                 self._thread = threading.Thread(target=self._run, name="webhook-dispatcher", daemon=True)
@@ -61,14 +61,14 @@ class Dispatcher:
         self._awake.set()
 
     def stop(self, timeout: float | None = None) -> None:
-        """Claim nothing more and wait until what is under way is recorded, ``timeout`` seconds at most."""
+        """Claim nothing more, and wait until the attempts under way are recorded, ``timeout`` seconds at most."""
         self._stopping = True
         self._awake.set()
         if self._thread is not None:
             self._thread.join(timeout)
 
     def drain(self) -> None:
-        """Send everything that is due and record it, then return."""
+        """Send and record everything that is due, then return."""
         while self._step() or self._in_flight:
             self._awake.wait(None if self._in_flight else 0)
             self._awake.clear()
@@ -92,11 +92,11 @@ class Dispatcher:
             while self._step():
                 pass
         except (DatabaseError, InterfaceError) as error:
-            # What was not recorded is kept for later; if its claim lapses first, the attempt is repeated.
-            logger.warning("webhooks wait for the database (%s)", type(error).__name__)
+            # Outcomes that are not recorded yet are kept. If a claim lapses first, its attempt is repeated.
+            logger.warning("the webhook dispatcher waits for the database (%s)", type(error).__name__)
             self._recover()
         except Exception:
-            logger.exception("sending webhooks broke")
+            logger.exception("the webhook dispatcher failed")
             self._recover()
 
     def _recover(self) -> None:
@@ -105,7 +105,7 @@ class Dispatcher:
         self._awake.set()
 
     def _step(self) -> bool:
-        """Record what has come back, claim and start what fits. Whether anything was started."""
+        """Record finished attempts, then claim and start as many as fit. Returns whether any was started."""
         self._gather()
         if self._unrecorded:
             self._record()
@@ -125,12 +125,12 @@ class Dispatcher:
         except (OperationalError, InterfaceError):
             raise
         except Exception:
-            # Trying the same again would stop everything else; these claims lapse, and their attempts are repeated.
+            # A retry would block all other deliveries. These claims lapse, and their attempts are repeated.
             logger.exception("the outcomes of %s attempts were not recorded", len(self._unrecorded))
         self._unrecorded = []
 
     async def _send(self, batch: Sequence[claims.Claim]) -> None:
-        """On the loop: these attempts side by side, each handed back as it ends."""
+        """On the event loop: make these attempts concurrently, and hand over each outcome when it arrives."""
         await asyncio.gather(*(self._attempt(claim) for claim in batch))
 
     async def _attempt(self, claim: claims.Claim) -> None:
@@ -146,7 +146,7 @@ class Dispatcher:
             self._in_flight -= 1
 
     def _pass_on(self) -> None:
-        """This process is full; another may have room."""
+        """Nudge the other processes: this one has no free slot."""
         if time.monotonic() - self._passed_on > PASS_ON_SECONDS:
             self._passed_on = time.monotonic()
             nudges.nudge(DELIVER)
@@ -158,7 +158,7 @@ _lock = threading.Lock()
 
 
 def dispatcher() -> Dispatcher:
-    """This process's dispatcher; a forked child has its own."""
+    """The dispatcher of this process. A forked child gets its own."""
     global _dispatcher, _owner
     with _lock:
         if _dispatcher is None or _owner != os.getpid():
@@ -167,6 +167,6 @@ def dispatcher() -> Dispatcher:
 
 
 def stop() -> None:
-    """At the process's end: let what is under way finish, for no longer than an attempt may take."""
+    """When the process stops: wait for the attempts under way, no longer than an attempt may take."""
     if _dispatcher is not None and _owner == os.getpid():
         _dispatcher.stop(settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS + RECORD_SECONDS)

@@ -1,6 +1,6 @@
-"""Each user's webhook endpoint, and what is sent to it.
+"""Webhook endpoints, deliveries and attempts.
 
-``outbox.py`` records, ``transitions.py`` writes every status.
+``outbox.py`` inserts deliveries, ``transitions.py`` writes every status.
 """
 
 from datetime import datetime
@@ -16,10 +16,9 @@ from config.kernel.ids import ID_LENGTH, IdField, RefField
 
 
 class Endpoint(models.Model):
-    """A deleted endpoint keeps its row, without secrets, for its deliveries' sake.
+    """A user's endpoint. A deleted endpoint keeps its row, without secrets, because its deliveries refer to it.
 
-    ``failing`` is how the latest attempt went, null before the first: the dispatcher gives its last free slots to
-    endpoints that answer.
+    ``failing`` says whether the latest attempt failed, null before the first. Slots are allocated by it.
     """
 
     id = IdField(prefix="whe")
@@ -45,20 +44,20 @@ class Endpoint(models.Model):
         return f"endpoint {self.id}"
 
     def secondary_at(self, moment: datetime) -> str | None:
-        """The previous secret, while its grace window lasts."""
+        """The previous secret, during its grace window."""
         if self.secondary_expires_at is None or self.secondary_expires_at <= moment:
             return None
         return self.secondary_secret
 
 
-# What stands for a secret that no key opens.
+# The values used for a secret that no key decrypts.
 LOST_SECRETS: dict[str, str | None] = {"secret": "", "secondary_secret": None}
 
 
 def opened(endpoints: models.QuerySet[Endpoint]) -> Endpoint | None:
-    """The first of ``endpoints``, also if no key opens its secrets: all but signing works without them.
+    """The first of ``endpoints``, even if no key decrypts its secrets: everything except signing works without them.
 
-    A lost secret must not be saved as it stands here: an operator may put the key back.
+    The substitute for a lost secret must not be saved: an operator may put the key back.
     """
     try:
         return endpoints.first()
@@ -75,10 +74,10 @@ def opened(endpoints: models.QuerySet[Endpoint]) -> Endpoint | None:
 
 
 class Delivery(models.Model):
-    """One event on its way to one endpoint. A user has one endpoint, so an event and its delivery are one row.
+    """One event for one endpoint. A user has one endpoint, so an event and its delivery are one row.
 
-    ``next_attempt_at`` is when a pending delivery may be taken: its due time or, while ``claim_id`` holds it, the
-    time that claim lapses.
+    ``next_attempt_at`` is when a pending delivery may be claimed: the time it is due or, while ``claim_id`` is set, the
+    time when that claim lapses.
     """
 
     class Status(StatusChoices):
@@ -89,12 +88,12 @@ class Delivery(models.Model):
     id = IdField(prefix="dlv")
     event_id = models.CharField(max_length=ID_LENGTH, unique=True)
     endpoint = models.ForeignKey(Endpoint, models.CASCADE, related_name="deliveries", db_index=False)
-    # The endpoint's user, so that a user's deliveries are listed from one index, also those of earlier endpoints.
+    # The endpoint's user: one index lists all deliveries of a user, those of earlier endpoints included.
     user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="+", db_index=False)
     event_type = models.CharField(max_length=40)
     run_id = RefField()
     chat_id = RefField()
-    # Of the request that caused the run, for the log; empty where it is not known.
+    # The id of the request that caused the run, for the log; empty if unknown.
     request_id = models.CharField(max_length=128, default="", db_default="")
     # The exact bytes of every attempt, fixed when the event is recorded.
     body = models.TextField()
@@ -135,7 +134,7 @@ class Delivery(models.Model):
 
 
 class Attempt(models.Model):
-    """One try. ``status_code`` and ``error`` exclude each other; ``answer`` is how the receiver's answer began."""
+    """One try. ``status_code`` and ``error`` exclude each other; ``answer`` is the start of the receiver's."""
 
     delivery = models.ForeignKey(Delivery, models.CASCADE, related_name="attempts", db_index=False)
     number = models.PositiveSmallIntegerField()

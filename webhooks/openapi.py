@@ -1,4 +1,4 @@
-"""The deliveries in the OpenAPI document: each event's body, and the headers that come with it."""
+"""Webhooks in the OpenAPI document: the operations, and the request that a receiver gets for each event."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def operation(event: Event) -> dict[str, Any]:
         "operationId": "webhook" + "".join(word.capitalize() for word in event.split(".")),
         "summary": event.sent_when,
         "tags": ["webhooks"],
-        # Proven by its signature: a receiver asks for no credential.
+        # The signature is the proof: a receiver asks for no credential.
         "security": [],
         "parameters": [
             {"in": "header", "name": name, "required": True, "description": text, "schema": schema}

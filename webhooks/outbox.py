@@ -1,6 +1,6 @@
-"""Recording an event for its user's endpoint, inside the transaction that the event belongs to.
+"""Records an event for its user's endpoint, in the transaction of the change that it tells of.
 
-Sending is ``dispatcher.py``'s.
+``dispatcher.py`` sends it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from webhooks.catalogue import Event
 
 DELIVER = "webhooks.deliver_due"
 
-# An event is due from a moment before it is recorded: the process that sends it may know the database's time a round
-# trip behind the one that records it, and a nudge that finds nothing due leaves the event to the sweep.
+# An event is due a moment before it is recorded. The sender's estimate of the database's time may be a round trip
+# behind the recorder's, and an event that is not yet due at its nudge would wait for the sweep.
 CLOCKS_DIFFER = timedelta(seconds=1)
 
-# It locks no endpoint against anyone but its removal from the table: events of many runs of one user are recorded side
-# by side, and it does not matter whether their accounts are locked before or after.
+# The endpoint is locked only against removal of its row, so events of many runs of one user are recorded concurrently,
+# and the lock order with the accounts does not matter.
 _RECORD = """
     INSERT INTO webhooks_delivery (
         id, event_id, endpoint_id, user_id, event_type, run_id, chat_id, request_id, body,
@@ -36,7 +36,7 @@ _RECORD = """
 
 
 def record(user_id: int, event: Event, **details: Any) -> str | None:
-    """``add`` alone. Returns the event's id, or None if there is no such endpoint. One query."""
+    """``add`` in a statement of its own. Returns the event's id, or None if no endpoint is enabled. One query."""
     writes = Writes()
     event_id = add(writes, user_id, event, **details)
     return event_id if writes.do() else None
@@ -52,10 +52,10 @@ def add(
     request_id: str = "",
     extra: dict[str, Any] | None = None,
 ) -> str:
-    """Have the event written for the user's endpoint, if one is enabled. Returns the event's id.
+    """Add the event to ``writes``, for the user's endpoint if it is enabled. Returns the event's id.
 
-    ``extra`` are the event's own fields, already in camelCase; Decimals are written digit for digit. The body's bytes
-    are fixed here. ``request_id`` is that of the run's cause, for the log lines of the attempts.
+    ``extra`` holds the event's own fields (``webhooks.catalogue``); Decimals are written exactly. The body's bytes
+    never change afterwards. ``request_id`` is of the request that caused the run, for the log lines of attempts.
     """
     now = clock.now()
     event_id = new_id("evt")

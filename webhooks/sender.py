@@ -1,4 +1,4 @@
-"""One attempt: sign, send, and say how it went. Touches no database, so it holds no connection while the network is."""
+"""One attempt: signs and sends a delivery, and returns the outcome. It never touches the database."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ logger = logging.getLogger(__name__)
 
 USER_AGENT = "AgentWorkflowService-Webhooks/1.0"
 ERROR_MAX_CHARS = 200
-# Of a receiver's answer, for staff who look into a failure.
+# The part of a receiver's answer that is kept, for staff who look into a failure.
 KEPT_BYTES = 1024
 
 
 async def attempt(claim: Claim) -> Outcome:
-    """Never raises: whatever happens is the attempt's outcome. In a task of its own, for its log lines' sake."""
+    """Never raises: a failure is an outcome. Runs in its own asyncio task, because it sets the context of log lines."""
     logs.request_id.set(claim.request_id or logs.NONE)
     logs.run_id.set(claim.run_id)
     logs.task_id.set(claim.delivery_id)
@@ -34,7 +34,7 @@ async def attempt(claim: Claim) -> Outcome:
     except (client.RequestFailed, client.AddressRefused, ValueError) as failure:
         error = str(failure)[:ERROR_MAX_CHARS]
     except Exception as failure:
-        logger.exception("attempt %s of delivery %s broke", claim.number, claim.delivery_id)
+        logger.exception("attempt %s of delivery %s failed unexpectedly", claim.number, claim.delivery_id)
         error = f"Internal error ({type(failure).__name__})."
     if not succeeded(status_code):
         logger.info("attempt %s failed: %s", claim.number, error or f"status {status_code}")
@@ -52,7 +52,7 @@ async def attempt(claim: Claim) -> Outcome:
 
 
 def as_text(body: bytes) -> str:
-    """``body`` as a database takes it, whatever it is."""
+    """``body`` as text that the database can store."""
     return body.decode("utf-8", "replace").replace("\0", "\ufffd")
 
 

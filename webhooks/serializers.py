@@ -19,7 +19,7 @@ def mask(secret: str) -> str:
 
 @extend_schema_serializer(component_name="WebhookEndpoint")
 class EndpointSerializer(CamelSerializer):
-    """With ``reveal`` in its context the secret is shown as it is; the previous one never is."""
+    """Shows the secret in full if the context holds ``reveal``; never the previous secret."""
 
     id = serializers.CharField()
     url = serializers.CharField()
@@ -71,7 +71,7 @@ class DeliverySerializer(CamelSerializer):
 
     @extend_schema_field({"type": ["string", "null"], "format": "date-time"})
     def get_next_attempt_at(self, delivery: Delivery) -> Any:
-        """Null once finished, and while an attempt is under way."""
+        """Null when the delivery is finished, and while an attempt is under way."""
         return None if delivery.claim_id else clock.iso(delivery.next_attempt_at)
 
 

@@ -1,4 +1,4 @@
-"""What a user does with the one webhook endpoint: register, rotate, switch on and off, delete."""
+"""What a user can do with the webhook endpoint: register, rotate, enable, disable, delete."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECRET_BYTES = 32
 def check_url(url: str) -> None:
     """Raise ValidationFailed unless deliveries may go to ``url``.
 
-    Looks the host up on the network, for a bounded time: no transaction may be open.
+    Resolves the host on the network, for a bounded time. No transaction may be open.
     """
     private = settings.OUTBOUND_ALLOW_PRIVATE
     try:
@@ -46,17 +46,17 @@ def endpoint_of(user: Any) -> Endpoint:
 
 
 def deliveries_of(user: Any, status: str | None = None) -> QuerySet[Delivery]:
-    """Also those of endpoints that the user has deleted since."""
+    """The user's deliveries, those of deleted endpoints included."""
     attempts = Prefetch("attempts", Attempt.objects.order_by("number"))
     found = Delivery.objects.filter(user=user).defer("body").prefetch_related(attempts)
     return found.filter(status=status) if status else found
 
 
 def register(user: Any, url: str, *, rotate: bool) -> tuple[Endpoint, bool]:
-    """Make the user's endpoint, or change it in place. Returns it, and whether its secret is new and thus to be shown.
+    """Create the user's endpoint, or change it in place. Returns it, and whether its secret is new and must be shown.
 
-    ``url`` has passed ``check_url``. Of simultaneous first calls one makes the endpoint and the others find it. A
-    secret that no key opens has no grace window when it is rotated.
+    ``url`` has passed ``check_url``. Of simultaneous first calls one creates the endpoint and the others find it. A
+    secret that no key decrypts gets no grace window when it is rotated.
     """
     with transaction.atomic():
         endpoint = opened(endpoints_of(user).select_for_update())
@@ -78,7 +78,7 @@ def register(user: Any, url: str, *, rotate: bool) -> tuple[Endpoint, bool]:
 
 
 def set_enabled(user: Any, enabled: bool) -> Endpoint:
-    """A disabled endpoint gets nothing more: what is pending is dropped, and events are not recorded for it."""
+    """Disabling drops the pending deliveries; no events are recorded while the endpoint is disabled."""
     with transaction.atomic():
         endpoint = opened(endpoints_of(user).select_for_update())
         if endpoint is None:
@@ -93,7 +93,7 @@ def set_enabled(user: Any, enabled: bool) -> Endpoint:
 
 
 def delete_endpoint(user: Any) -> None:
-    """The row stays for its deliveries' sake, without secrets; what is pending is dropped."""
+    """Keeps the row, without secrets, because deliveries refer to it. Drops the pending deliveries."""
     with transaction.atomic():
         endpoint = opened(endpoints_of(user).select_for_update())
         if endpoint is None:
@@ -105,7 +105,7 @@ def delete_endpoint(user: Any) -> None:
 
 
 def disable(endpoints: QuerySet[Endpoint]) -> int:
-    """Staff's switch. Returns how many were on."""
+    """Disable these endpoints for staff. Returns how many were enabled."""
     count = 0
     for endpoint in endpoints.filter(deleted_at=None, enabled=True).select_related("user"):
         set_enabled(endpoint.user, False)

@@ -1,7 +1,7 @@
-"""The headers that prove a delivery to be ours, and their verification as a receiver does it.
+"""The headers that prove that a delivery is ours, and their verification as a receiver does it.
 
-Two signatures side by side: that of our contract (HMAC-SHA384, docs/webhooks.md) and that of the Standard Webhooks
-specification (HMAC-SHA256), whose public libraries verify deliveries as they stand.
+A delivery bears two signatures: ours (HMAC-SHA384, docs/webhooks.md) and that of the Standard Webhooks specification
+(HMAC-SHA256), so that its public libraries can verify deliveries.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TOLERANCE_SECONDS = 300
 
 
 class VerificationFailed(Exception):
-    """Not a delivery of ours, or not a fresh one. The message says which rule it breaks."""
+    """The delivery is not ours, or too old. The message names the rule that it breaks."""
 
 
 def contract_signature(secret: str, timestamp: str, body: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Celery's side of webhooks: nudges, the sweep, pruning. Losing any message loses nothing but time."""
+"""Celery tasks of webhooks: nudges, the sweep, pruning. A lost message costs time only."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def deliver_due() -> None:
 
 @shared_task(name="webhooks.retry_due", ignore_result=True)
 def retry_due() -> None:
-    """The same, by a message that was held back until a retry was due."""
+    """The same, by a message with a countdown to a retry."""
     dispatcher.dispatcher().wake()
 
 
 @shared_task(name="webhooks.sweep", ignore_result=True)
 def sweep() -> None:
-    """Nudge if anything is due: a message was lost, or a claim lapsed because its worker died."""
+    """Nudge if a delivery is due: its message was lost, or its claim lapsed because the worker died."""
     jobs.run("sweep-webhooks", _sweep)
 
 
@@ -47,7 +47,7 @@ def _sweep() -> int:
 
 @shared_task(name="webhooks.prune", ignore_result=True)
 def prune() -> None:
-    """Remove deliveries finished WEBHOOK_RETENTION_DAYS ago, and deleted endpoints without any left."""
+    """Remove deliveries that finished WEBHOOK_RETENTION_DAYS ago, and deleted endpoints without deliveries."""
     jobs.run("prune-webhooks", _prune)
 
 

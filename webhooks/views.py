@@ -25,7 +25,7 @@ class WebhookViewSet(SessionViewSet):
     error_statuses = {"retrieve": {404}, "partial_update": {404}, "destroy": {404}}
 
     def apply_idempotency(self, request: Request) -> None:
-        # Here and not in ``create``: looking a host up takes its time, and with a key ``create`` runs in a transaction.
+        # Not in ``create``, which runs in a transaction if there is a key: resolving a host takes time.
         if self.action == "create":
             self.body = self.read(EndpointInput)
             services.check_url(self.body["url"])
@@ -34,7 +34,7 @@ class WebhookViewSet(SessionViewSet):
     @extend_schema(request=EndpointInput, responses={200: EndpointSerializer})
     def create(self, request: Request) -> Response:
         endpoint, reveal = services.register(request.user, self.body["url"], rotate=self.body["rotate_secret"])
-        # Only an answer that shows a secret must not be stored.
+        # Only an answer that shows a secret is not stored.
         self.secret_actions = {"create"} if reveal else frozenset()  # type: ignore[misc]
         return Response(EndpointSerializer(endpoint, context={"reveal": reveal}).data)
 

@@ -1,4 +1,4 @@
-"""Who is calling: the bearer token's reading, shared by both surfaces, and the session surface's authenticator."""
+"""Authentication: the bearer token, which both surfaces use, and the session surface's authenticator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EMAIL_MAX = 254
 
 
 class BearerAuthentication(BaseAuthentication):
-    """``Authorization: Bearer …``: a subclass says whose token it is. Anything missing or malformed is 401."""
+    """``Authorization: Bearer …``; a subclass finds the token's user. A missing or malformed header is 401."""
 
     def authenticate_header(self, request: Request) -> str:
         return "Bearer"
@@ -42,7 +42,7 @@ class BearerAuthentication(BaseAuthentication):
         return user, auth
 
     def authenticate_token(self, token: str) -> tuple[Any, Any]:
-        """The token's user, and what ``request.auth`` shall be. Raises AuthenticationFailed."""
+        """The token's user, and the value of ``request.auth``. Raises AuthenticationFailed."""
         raise NotImplementedError
 
 
@@ -68,13 +68,13 @@ user_named: CompiledQuery[Any] = CompiledQuery(
 
 
 def user_of(claims: dict[str, Any]) -> Any:
-    """The user whom verified claims name, made on first sight. The address follows the provider's."""
+    """The user whom verified claims name, created at the first request. The e-mail address follows the claims."""
     users = get_user_model()._default_manager
     username = username_of(claims["sub"])
     email = email_of(claims.get("email"))
     user = user_named.first(username)
     if user is None:
-        # Of requests that arrive side by side one makes the row, the others read it.
+        # Of concurrent requests one creates the row, the others read it.
         user, _ = users.get_or_create(
             username=username, defaults={"email": email or "", "password": make_password(None)}
         )
@@ -85,7 +85,7 @@ def user_of(claims: dict[str, Any]) -> Any:
 
 
 def username_of(subject: str) -> str:
-    """The subject itself where it can be a username, else a digest of it: a provider may use any text."""
+    """The subject itself if it can be a username, else a digest of it: a provider may use any text."""
     if len(subject) <= USERNAME_MAX and subject.isprintable() and subject == subject.strip():
         return subject
     return f"sub-{hashlib.sha256(subject.encode('utf-8', 'surrogatepass')).hexdigest()}"

@@ -1,6 +1,6 @@
-"""The error envelope: domain code raises ``DomainError``, one handler turns every exception into ``{"error": {…}}``.
+"""The error envelope: one handler turns every exception into ``{"error": {…}}``. The codes: ``config.kernel.errors``.
 
-No stack trace, SQL or setting is ever part of an answer.
+No answer holds a stack trace, SQL or a setting.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def error_response(status: int) -> HttpResponse:
 
 
 def flatten(errors: Any, path: str = "") -> dict[str, list[str]]:
-    """DRF's nested validation errors as dotted paths → messages; errors of no one field are under ``""``."""
+    """DRF's nested validation errors as dotted paths → messages. Errors that belong to no field are under ``""``."""
     if isinstance(errors, dict):
         found: dict[str, list[str]] = {}
         for key, value in errors.items():
@@ -74,7 +74,7 @@ def flatten(errors: Any, path: str = "") -> dict[str, list[str]]:
 
 
 def to_domain_error(error: Exception) -> DomainError:
-    """Any exception as the refusal that the client may see."""
+    """The DomainError that tells the client of any exception."""
     if isinstance(error, DomainError):
         return error
     if isinstance(error, exceptions.ValidationError):

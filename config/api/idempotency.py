@@ -1,7 +1,7 @@
-"""``Idempotency-Key``: the same POST sent again gets the first answer, and creates nothing more (interface, section 1).
+"""``Idempotency-Key``: a repeated POST gets the first answer and creates nothing (interface, section 1).
 
-Two phases. First a row that claims the key is committed, so a second request sees it at once. Then the view runs in one
-transaction with the storing of its answer: a crash leaves both or neither, and a claim that is never kept can be taken
+Two phases. First a row that claims the key is committed, so that a second request sees it at once. Then the view runs,
+and its answer is stored in the same transaction: a crash leaves both or neither. A claim without an answer can be taken
 over after IDEMPOTENCY_LOCK_SECONDS.
 """
 
@@ -31,7 +31,7 @@ from config.kernel.jsontext import dumps
 logger = logging.getLogger(__name__)
 
 KEY = re.compile(r"[\x20-\x7e]{1,255}")
-# Each round loses to another request that removed or took over the row in between.
+# A round fails if another request removes or takes over the row meanwhile.
 CLAIM_ROUNDS = 3
 PRUNE_BATCH = 1000
 
@@ -51,8 +51,8 @@ class KeyInUse(Conflict):
 
 
 class IdempotencyMixin:
-    """For viewsets. ``idempotent_actions`` take the header; those in ``secret_actions`` too answer with a secret,
-    which is not stored.
+    """For viewsets. ``idempotent_actions`` accept the header. Answers of ``secret_actions`` hold a secret and are not
+    stored.
     """
 
     surface: ClassVar[str]
@@ -61,7 +61,7 @@ class IdempotencyMixin:
     action: str
 
     def apply_idempotency(self, request: Request) -> None:
-        """Put ``run_once`` in front of this request's handler if it carries a key."""
+        """Wrap this request's handler in ``run_once`` if the request has a key."""
         key = request.headers.get("Idempotency-Key")
         if key is None or self.action not in self.idempotent_actions or request.method is None:
             return
@@ -92,9 +92,9 @@ class IdempotencyMixin:
 
 
 def made_once(user: Any, surface: str, key: str, fingerprint: str, make: Callable[[], str]) -> str:
-    """The id of what ``make`` makes, in one transaction with the key; or of what an earlier call with it has made.
+    """The id of the object that ``make`` creates, in one transaction with the key, or that an earlier call created.
 
-    For callers that speak no HTTP. Raises KeyReused, KeyInUse and what ``make`` raises.
+    For callers outside HTTP. Raises KeyReused, KeyInUse and what ``make`` raises.
     """
     record = claim(user, surface, key, fingerprint)
     if record.response_status is not None:
@@ -110,8 +110,9 @@ def made_once(user: Any, surface: str, key: str, fingerprint: str, make: Callabl
 
 
 def claim(user: Any, surface: str, key: str, fingerprint: str) -> IdempotencyRecord:
-    """A row that this request holds (``response_status`` null), or the one whose answer to replay. Raises KeyReused,
-    KeyInUse.
+    """A row that this request has claimed (``response_status`` is null), or the row whose answer is to be replayed.
+
+    Raises KeyReused, KeyInUse.
     """
     records = IdempotencyRecord.objects.filter(user=user, surface=surface, key=key)
     for _ in range(CLAIM_ROUNDS):
@@ -129,8 +130,7 @@ def claim(user: Any, surface: str, key: str, fingerprint: str) -> IdempotencyRec
             **({"hours": settings.IDEMPOTENCY_HOURS} if finished else {"seconds": settings.IDEMPOTENCY_LOCK_SECONDS})
         )
         if now - record.claimed_at > lifetime:
-            # Forgotten though not yet pruned, or left by a request that crashed; of several that see it one takes it
-            # over.
+            # Expired but not yet pruned, or left by a request that crashed. One of concurrent requests takes it over.
             taken = records.filter(pk=record.pk, claim=record.claim, response_status=record.response_status).update(
                 **mine, response_status=None, response_body=None
             )
@@ -148,9 +148,7 @@ def claim(user: Any, surface: str, key: str, fingerprint: str) -> IdempotencyRec
 
 
 def keep(record: IdempotencyRecord, status: int, body: bytes | None) -> None:
-    """Store the answer, in the transaction of what it tells of. Raises KeyInUse, which undoes both, if the claim was
-    taken over.
-    """
+    """Store the answer, in the view's transaction. Raises KeyInUse, which rolls both back, if the claim is lost."""
     kept = IdempotencyRecord.objects.filter(pk=record.pk, claim=record.claim, response_status=None).update(
         response_status=status, response_body=body
     )
@@ -159,7 +157,7 @@ def keep(record: IdempotencyRecord, status: int, body: bytes | None) -> None:
 
 
 def release(record: IdempotencyRecord) -> None:
-    """Give up the claim, so the key can be used again. Where the database is away the claim times out instead."""
+    """Give up the claim, so that the key can be used again. If the database is away, the claim times out."""
     try:
         IdempotencyRecord.objects.filter(pk=record.pk, claim=record.claim, response_status=None).delete()
     except DatabaseError as error:
@@ -184,12 +182,12 @@ def fingerprint_of(request: HttpRequest) -> str:
 
 
 def body_of(response: Any) -> bytes:
-    """The bytes that the answer will be sent with."""
+    """The bytes of the answer."""
     return dumps(response.data) if hasattr(response, "data") else response.content
 
 
 def prune() -> int:
-    """Remove what is past IDEMPOTENCY_HOURS; returns how many."""
+    """Remove records older than IDEMPOTENCY_HOURS. Returns how many."""
     cutoff = clock.now() - timedelta(hours=settings.IDEMPOTENCY_HOURS)
     old = IdempotencyRecord.objects.filter(claimed_at__lt=cutoff).order_by("claimed_at")
     return batches.in_batches(lambda: batches.delete_batch(old, PRUNE_BATCH))

@@ -1,5 +1,5 @@
-"""What every answer has, whoever gave it: a request id and, under /api, the error envelope and the rate limit's
-headers. And what only pages need, which the API is spared.
+"""Middleware: the request id of every answer; under /api the error envelope and the rate limit's headers; and for pages
+alone what the API does not need.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from config.telemetry import logs
 from config.telemetry.metrics import Counter, Histogram
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-# Headers of a replaced answer that keep their meaning beside the envelope.
+# Headers of the replaced answer that are kept.
 KEPT_HEADERS = ("Allow", "WWW-Authenticate", "Retry-After")
 
 
 class RequestIdMiddleware:
-    """``X-Request-Id``: the caller's if it is well-formed, else a fresh one; in every log line of the request, beside
-    the run that its path names.
+    """``X-Request-Id``: the caller's if it is well-formed, else a new one. The request's log lines hold it, and the id
+    of the run in the path.
     """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
@@ -37,8 +37,7 @@ class RequestIdMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         given = request.META.get("HTTP_X_REQUEST_ID", "")
         name = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
-        # Left set afterwards: Django logs a failed answer only once all middleware is done. The next request sets its
-        # own.
+        # Not reset afterwards: Django logs a failed answer after all middleware. The next request sets its own.
         logs.request_id.set(name)
         logs.run_id.set(logs.NONE)
         response = self.get_response(request)
@@ -64,7 +63,7 @@ class MeasureMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         begun = time.perf_counter()
         response = self.get_response(request)
-        # The pattern, for anyone can make up paths; and methods.
+        # The pattern, not the path: callers can send any path, and any method.
         route = request.resolver_match.route if request.resolver_match else "(none)"
         method = request.method if request.method in METHODS else "(other)"
         requests.inc(str(method), route, str(response.status_code))
@@ -73,7 +72,7 @@ class MeasureMiddleware:
 
 
 class ProbeMiddleware:
-    """Answers probes and scrapes before all checks of host name and scheme: those who send them know neither."""
+    """Answers probes and scrapes before all checks of host name and scheme, because their senders know neither."""
 
     views: ClassVar[dict[str, Callable[[HttpRequest], HttpResponseBase]]] = {
         "/livez": probes.livez,
@@ -88,8 +87,8 @@ class ProbeMiddleware:
         return self.views.get(request.path_info, self.get_response)(request)
 
 
-# What a page may load and do: what is our own. Alpine, in the admin, makes functions of its attributes' text, and both
-# pages style their elements one by one.
+# A page may load only our own files. Alpine, in the admin, compiles the text of attributes, and both pages use inline
+# styles.
 _OWN = (
     "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; object-src 'none'; base-uri 'self'; "
     "form-action 'self'; frame-ancestors 'none'; script-src 'self'"
@@ -98,7 +97,7 @@ PAGE_POLICIES = {"/admin/": f"{_OWN} 'unsafe-eval'", "/api/docs": _OWN}
 
 
 class PagePolicyMiddleware:
-    """``Content-Security-Policy`` of the pages that libraries make; the service's own set theirs."""
+    """``Content-Security-Policy`` of pages that libraries render. The service's own pages set theirs."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self.get_response = get_response
@@ -112,9 +111,7 @@ class PagePolicyMiddleware:
 
 
 class PagesOnly:
-    """Of Django's middleware, what knows people by a cookie: no caller of the API has one, and each of its requests
-    would pass all the same.
-    """
+    """Skips Django's cookie middleware under /api, where no caller has a cookie."""
 
     get_response: Any
 
@@ -138,8 +135,8 @@ class MessageMiddleware(PagesOnly, messages.MessageMiddleware):
 
 
 class ApiErrorMiddleware:
-    """Under /api, turns error pages of Django and of other middleware into the envelope, and charges what no view
-    charged.
+    """Under /api, replaces error pages of Django and of other middleware by the envelope, and charges requests that no
+    view has charged.
     """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:

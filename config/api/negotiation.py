@@ -1,4 +1,4 @@
-"""What an answer is written as."""
+"""Content negotiation and the JSON renderer."""
 
 from typing import Any
 
@@ -7,12 +7,12 @@ from rest_framework.renderers import BaseRenderer
 
 from config.kernel.jsontext import dumps
 
-# What nearly every client sends, if it sends anything.
+# The Accept headers of nearly every client.
 USUAL = (None, "*/*", "application/json")
 
 
 class ExactJSONRenderer(BaseRenderer):
-    """A Decimal becomes a JSON number as it stands: never an exponent, never by way of a float."""
+    """Writes a Decimal as an exact JSON number: never an exponent, never through a float."""
 
     media_type = "application/json"
     format = "json"
@@ -23,8 +23,8 @@ class ExactJSONRenderer(BaseRenderer):
 
 
 class JsonNegotiation(DefaultContentNegotiation):
-    """DRF's own, but that the usual Accept headers are not parsed where there is nothing but JSON. It reads the query,
-    too, and refuses one that is too long.
+    """DRF's own, which also reads the query and refuses one that is too long. If there is only JSON, the usual Accept
+    headers are not parsed.
     """
 
     def select_renderer(self, request: Any, renderers: Any, format_suffix: Any = None) -> tuple[Any, str]:
@@ -40,9 +40,7 @@ class JsonNegotiation(DefaultContentNegotiation):
 
 
 class AnyMediaType(BaseContentNegotiation):
-    """For endpoints that answer with something else than JSON: errors are JSON and the content is what it is, so there
-    is nothing to choose, whatever Accept says.
-    """
+    """For endpoints whose content is not JSON. Errors are JSON and the content has one type, so Accept is ignored."""
 
     def select_renderer(self, request: Any, renderers: Any, format_suffix: Any = None) -> tuple[Any, str]:
         return renderers[0], renderers[0].media_type

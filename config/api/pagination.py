@@ -32,7 +32,7 @@ class KeysetPagination(BasePagination):
         if cursor is not None:
             moment, key = decode_cursor(cursor)
             forms = stored_forms(moment)
-            # The redundant bound on the first column lets both databases start at the right place of the index.
+            # The redundant bound on the first column lets both databases start at the right position in the index.
             if ascending:
                 beyond = Q(**{f"{field}__gt": forms[-1]}) | Q(**{f"{field}__in": forms, "pk__gt": key})
                 queryset = queryset.filter(Q(**{f"{field}__gte": forms[0]}), beyond)
@@ -89,8 +89,8 @@ class KeysetPagination(BasePagination):
 def stored_forms(moment: datetime) -> list[Any]:
     """``moment`` as the database may have stored it, lowest first.
 
-    SQLite compares times as text, and a default of its own writes milliseconds (``56.120``) where Django writes
-    microseconds (``56.120000``, or ``56`` for a whole second): forms that are equal as times and differ as text.
+    SQLite compares times as text. Its own default writes milliseconds (``56.120``), Django writes microseconds
+    (``56.120000``, or ``56`` for a whole second): equal as times, different as text.
     """
     if connection.vendor != "sqlite":
         return [moment]

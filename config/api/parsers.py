@@ -1,7 +1,7 @@
-"""Reading JSON bodies: bounded, strict, and exact (numbers with a fraction become Decimal, never float).
+"""Reads JSON bodies: bounded, strict, and exact (numbers with a fraction become Decimal, never float).
 
-What one JSON reader takes and another does not (duplicate keys, NaN, lone surrogates), and what a database can't hold
-(NUL), is refused here, so no code behind it has to think of it.
+Texts on which JSON readers disagree (duplicate keys, NaN, lone surrogates) and which a database can't store (NUL) are
+refused here.
 """
 
 from __future__ import annotations
@@ -43,9 +43,8 @@ def check_media_type(content_type: str | None) -> None:
 def load_body(request: HttpRequest) -> bytes:
     """The request's body, read once and kept as ``request.body``; 413 over ``API_MAX_BODY_BYTES``.
 
-    Also reads a chunked body, which Django takes for an empty one as it has no Content-Length. Never believes
-    Content-Length: at most the limit and a byte are read, and a body that ends before it is refused, for it is only
-    the beginning of one.
+    Also reads a chunked body, which Django takes for an empty one because it has no Content-Length. Content-Length is
+    not trusted: at most the limit and one byte are read, and a body shorter than announced is refused as incomplete.
     """
     if hasattr(request, "_body"):
         return request.body
@@ -60,7 +59,7 @@ def load_body(request: HttpRequest) -> bytes:
     if announced > limit:
         raise PayloadTooLarge
     stream: Any = request
-    # The server says so if its stream ends by itself; reading one that does not would wait for ever.
+    # The server sets the flag if its stream ends by itself. Reading another stream would wait for ever.
     if chunked and request.META.get("wsgi.input_terminated"):
         stream = request.META["wsgi.input"]
     parts: list[bytes] = []

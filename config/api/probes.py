@@ -1,5 +1,5 @@
-"""Probes. ``/livez``: this process answers. ``/readyz``: so do the broker and the database, which is as this code
-expects it.
+"""Probes. ``/livez``: this process answers. ``/readyz``: the broker and the database answer too, and all migrations are
+applied.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NAMED_MAX = 5
 
 
 def ask_migrations() -> None:
-    """Asked until it holds: what a process needs does not change, and nobody takes migrations back under it."""
+    """Checked until it holds once: migrations are not reversed under a running process."""
     global _migrated
     if _migrated:
         return
@@ -63,8 +63,8 @@ def ask_migrations() -> None:
 
 
 class Probe:
-    """A question put by a thread of its own, so that one that hangs is an answer too. One at a time: no hung thread
-    piles up on another.
+    """A check in a thread of its own, so that a check that hangs counts as a failure. At most one thread at a time, so
+    that threads that hang do not accumulate.
     """
 
     def __init__(self, name: str, ask: Callable[[], None]) -> None:
@@ -82,8 +82,8 @@ class Probe:
                 self.thread.start()
 
     def answer(self, deadline: float) -> str:
-        """What the thread found by then (``time.monotonic``): ok, or what is wrong."""
-        with self.lock:  # a thread that another request has made but not started yet can't be joined
+        """The result by ``deadline`` (``time.monotonic``): ok, or the problem."""
+        with self.lock:  # a thread that another request has created but not started can't be joined
             thread = self.thread
         if thread is not None:
             thread.join(max(0.0, deadline - time.monotonic()))

@@ -1,6 +1,6 @@
 """Rate limits: a sliding window per caller in Redis, exact across processes.
 
-The limiter must not take the API down: while Redis is away requests are let through, which is logged and counted.
+While Redis is away, requests are let through, which is logged and counted: the limiter must not take the API down.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ logger = logging.getLogger(__name__)
 
 unlimited = Counter("ratelimit_failures", "How often Redis failed the rate limits; requests are then let through.")
 
-# After a failure Redis is left alone for so long: a stalled one costs one time-out, not one a request.
+# The pause after a failure of Redis: a stalled Redis costs one time-out, not one per request.
 PAUSE_SECONDS = 5.0
 
-# A sliding window: a bucket is the list of the times of its requests within the last minute, so that no minute,
-# wherever it begins, holds more than the limit. All buckets of a request are charged or none. The server's own clock,
-# so web processes need not agree on the time. KEYS: buckets. ARGV: their limits. Returns {allowed, then per bucket: its
+# A sliding window: a bucket is the list of the times of its requests within the last minute, so that no minute holds
+# more than the limit, wherever it begins. All buckets of a request are charged or none. The time is Redis' own, so web
+# processes need not agree on it. KEYS: buckets. ARGV: their limits. Returns {allowed, then per bucket: its
 # requests, and the microseconds until the oldest and until the newest of them leave the window}.
 SCRIPT = """
 local window = 60000000
@@ -61,7 +61,7 @@ return answer
 
 @dataclass(frozen=True)
 class Bucket:
-    """What is counted together, and how many requests a minute it may have."""
+    """Requests that are counted together, and how many a minute are allowed."""
 
     name: str
     limit: int
@@ -69,7 +69,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The state of the bucket nearest its end. ``limit`` 0: no limit applies."""
+    """The state of the bucket that is nearest to its limit. ``limit`` 0: no limit applies."""
 
     allowed: bool
     limit: int = 0
@@ -120,7 +120,7 @@ class Limiter:
             with self.lock:
                 if time.monotonic() < self.closed_until:
                     return None
-                # This thread tries; the others go on as before until it knows.
+                # This thread tries; the others let requests through until it succeeds.
                 self.closed_until = time.monotonic() + PAUSE_SECONDS
         try:
             self.script = self.script or self.connect()
@@ -167,7 +167,7 @@ def charge(*buckets: Bucket) -> Verdict:
 
 
 def charge_user(request: HttpRequest, surface: str, user: Any, *, run_start: bool = False) -> Verdict:
-    """Charge a caller who is known; all keys and tokens of a user count together. Raises RateLimited."""
+    """Charge a known caller. All keys and tokens of a user count together. Raises RateLimited."""
     limit = settings.RATE_LIMIT_SESSION if surface == "session" else settings.RATE_LIMIT_PUBLIC
     buckets = [Bucket(f"{surface}:{user.pk}", limit)]
     if run_start:
@@ -185,7 +185,7 @@ def _run_starts(surface: str, user: Any) -> Bucket:
 
 
 def charge_address(request: HttpRequest) -> Verdict:
-    """Charge a caller who is not known. Never raises: what to answer is the caller's matter."""
+    """Charge an unknown caller's address. Never raises: the calling code decides on the answer."""
     verdict = charge(Bucket(f"address:{client_address(request)}", settings.RATE_LIMIT_UNAUTHENTICATED))
     request.rate_limit_verdict = verdict  # type: ignore[attr-defined]
     return verdict
@@ -207,8 +207,8 @@ def verdict_of(request: HttpRequest) -> Verdict | None:
 
 
 def client_address(request: HttpRequest) -> str:
-    """The client's address as the outermost of TRUSTED_PROXIES saw it; an IPv6 client's /64, which is one
-    subscriber's.
+    """The client's address as the outermost of TRUSTED_PROXIES saw it; of an IPv6 client the /64, which one subscriber
+    has.
     """
     hops = [request.META.get("REMOTE_ADDR", "")]
     if settings.TRUSTED_PROXIES:
@@ -231,9 +231,9 @@ def client_address(request: HttpRequest) -> str:
 
 
 class RateLimitMixin:
-    """For viewsets: the caller's own limit, or the address's for one who is not known.
+    """For viewsets: charges the caller, or the address of an unknown caller.
 
-    ``throttle_run_starts`` names the actions that start a run, which count against that limit too.
+    ``throttle_run_starts`` names the actions that also count against the limit of run starts.
     """
 
     surface: ClassVar[str]

@@ -14,8 +14,8 @@ from rest_framework import serializers
 from config.kernel import clock, money
 
 MISSING = object()
-# A field's public name, the attribute that holds it, what reads it from an object without such an attribute, and what
-# makes JSON of what was read; of a method field its name.
+# A field's public name; the attribute that holds its value; the function that reads it from an object without that
+# attribute; and the function that makes JSON of the value, or a method field's name.
 Column: TypeAlias = tuple[str, str | None, Callable[[Any], Any], Callable[[Any], Any] | str]
 
 
@@ -41,11 +41,11 @@ class CamelSerializer(serializers.Serializer):
         return fields
 
     def to_representation(self, instance: Any) -> dict[str, Any]:
-        """As DRF does it, but that the fields are copied and bound once a class rather than once an object."""
+        """As DRF does it, but the fields are copied and bound once per class, not once per object."""
         shown: dict[str, Any] = {}
         values: dict[Any, Any] = vars(instance) if isinstance(instance, Model) else {}
         for name, attribute, read, write in self._columns():
-            if isinstance(write, str):  # a method of this very serializer, which may know more than its class
+            if isinstance(write, str):  # a method of this serializer, which may use its context
                 shown[name] = getattr(self, write)(instance)
                 continue
             value = values.get(attribute, MISSING)
@@ -59,9 +59,9 @@ class CamelSerializer(serializers.Serializer):
 
     @classmethod
     def validated(cls, data: Any) -> dict[str, Any]:
-        """What ``data`` says, or ValidationError with every field's messages.
+        """The validated ``data``; ValidationError with every field's messages.
 
-        By one instance a class, for DRF copies and binds all fields anew for each: no field may know a context.
+        Uses one instance per class, because DRF copies and binds all fields for each: no field may use a context.
         """
         reader = cls.__dict__.get("_cached_reader")
         if reader is None:
@@ -97,7 +97,7 @@ class TimestampField(serializers.DateTimeField):
         super().__init__(**kwargs)
 
     def to_representation(self, value: Any) -> str:
-        return clock.iso(value) or ""  # a null never gets here
+        return clock.iso(value) or ""  # never called with null
 
 
 class CreditsNumberField(serializers.Field):
@@ -158,7 +158,7 @@ class StrictBooleanField(serializers.BooleanField):
         return data
 
 
-# What these fields do with a value, without the call in between: a run with its tool calls has hundreds.
+# The functions that these fields call in the end: an answer may hold hundreds of fields.
 PLAIN: dict[Any, Callable[[Any], Any]] = {
     serializers.CharField.to_representation: str,
     serializers.IntegerField.to_representation: int,

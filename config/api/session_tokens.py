@@ -30,12 +30,12 @@ LOCAL_AUDIENCE = "agent-workflow-service"
 REMEMBERED_SECONDS = 30.0
 TOKEN_MAX_CHARS = 16 * 1024
 JWKS_MAX_BYTES = 1024 * 1024
-# With no key at all yet, an unreachable provider is asked again this soon; every caller is turned away meanwhile.
+# Without any key, a provider that did not answer is asked again after this time; all callers are refused meanwhile.
 COLD_RETRY_SECONDS = 2.0
 
 
 class InvalidToken(Exception):
-    """The token is not one of ours, or no longer; the message is for people."""
+    """The token is not valid, or not valid any more. The message is for people."""
 
 
 def mint(username: str, hours: float = 12) -> str:
@@ -52,16 +52,16 @@ def mint(username: str, hours: float = 12) -> str:
 
 
 def verify(token: str) -> dict[str, Any]:
-    """The claims of a valid token. Raises InvalidToken; Unavailable if the provider's keys can't be had.
+    """The claims of a valid token. Raises InvalidToken; Unavailable without the provider's keys.
 
-    A token's signature is checked once in REMEMBERED_SECONDS a process, its expiry each time.
+    Each process checks a token's signature once in REMEMBERED_SECONDS, and its expiry each time.
     """
     if len(token) > TOKEN_MAX_CHARS:
         raise InvalidToken("The session token is too long.")
     try:
         header = _header(token.partition(".")[0])
         algorithm = header.get("alg")
-        # Before any key is looked for: a key's own kind decides below, never the token.
+        # Checked before a key is looked up: below, the key's own kind decides, never the token.
         if algorithm not in ALGORITHMS:
             raise InvalidToken("The session token's algorithm is not accepted.")
         if settings.SESSION_ISSUER:
@@ -78,7 +78,7 @@ def verify(token: str) -> dict[str, Any]:
             raise jwt.ExpiredSignatureError
     except jwt.ExpiredSignatureError:
         raise InvalidToken("The session token has expired.") from None
-    # Beside PyJWT's own: what its JSON and number reading lets through from a token made to break them.
+    # Besides PyJWT's own errors: those of its JSON and number parsing, for tokens made to break it.
     except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
         raise InvalidToken("The session token is not valid.") from None
     if not isinstance(claims["sub"], str) or not claims["sub"]:
@@ -88,14 +88,14 @@ def verify(token: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def _header(segment: str) -> dict[str, Any]:
-    """What a token's first part says: the same for all tokens of one key, and trusted in nothing."""
+    """A token's header, which is the same for all tokens of one key. Not verified."""
     header: dict[str, Any] = jwt.get_unverified_header(f"{segment}.e30.")
     return header
 
 
 @dataclass(frozen=True)
 class Signer:
-    """Whose signature a token must bear."""
+    """The key, algorithm, issuer and audience that a token must have."""
 
     key: Any = field(hash=False)
     algorithm: str
@@ -105,7 +105,7 @@ class Signer:
 
 @lru_cache(maxsize=4096)
 def _checked(token: str, signer: Signer, period: int) -> dict[str, Any]:
-    """The claims of a token with a good signature. Refusals are not remembered, nor is anything past ``period``."""
+    """The claims of a token with a valid signature. Errors are not cached, and nothing is cached beyond ``period``."""
     claims: dict[str, Any] = jwt.decode(
         token,
         signer.key,
@@ -138,10 +138,9 @@ def _local_public_key(key: Ed25519PrivateKey) -> Ed25519PublicKey:
 class Jwks:
     """A provider's signing keys, cached. Threads share it; at most one of them fetches at a time.
 
-    Known keys are served from the cache, and fetched anew once it is SESSION_JWKS_CACHE_SECONDS old, so that a key that
-    the provider withdrew ceases to be taken. An unknown ``kid`` fetches at once, but not within
-    SESSION_JWKS_REFETCH_SECONDS of the last try: anyone can send tokens with made-up ones. While the provider is away,
-    what is cached stays good.
+    The cache is fetched again when it is SESSION_JWKS_CACHE_SECONDS old, so that a key that the provider withdrew is no
+    longer accepted. An unknown ``kid`` causes a fetch at once, but not within SESSION_JWKS_REFETCH_SECONDS of the last
+    one: anyone can send tokens with invented kids. While the provider is away, cached keys stay valid.
     """
 
     def __init__(self, url: str) -> None:
@@ -151,7 +150,7 @@ class Jwks:
         self.fetching = threading.Lock()
 
     def key_for(self, kid: str | None) -> jwt.PyJWK:
-        """The key of that name. Raises InvalidToken for an unknown one, Unavailable while there is none at all."""
+        """The key with this id. Raises InvalidToken if it is unknown, Unavailable while there are no keys at all."""
         found = self._find(kid)
         if found is None:
             with self.fetching:
@@ -160,7 +159,7 @@ class Jwks:
                     self._fetch()
                     found = self._find(kid)
         elif time.monotonic() - self.fetched_at > settings.SESSION_JWKS_CACHE_SECONDS:
-            # One thread looks for newer keys, the others go on with these.
+            # One thread fetches, the others use the cached keys.
             if self.fetching.acquire(blocking=False):
                 try:
                     self._fetch()
@@ -192,14 +191,14 @@ class Jwks:
                 if key.algorithm_name in ALGORITHMS and key.public_key_use in (None, "sig")
             }
         except (requests.RequestException, jwt.PyJWTError, ValueError, TypeError, AttributeError) as error:
-            logger.warning("no keys from %s (%s); cached ones stay good", self.url, type(error).__name__)
+            logger.warning("no keys from %s (%s); cached keys stay valid", self.url, type(error).__name__)
             return
         if keys:
             self.keys, self.fetched_at = keys, now
 
 
 def fetch_json(url: str, timeout: float) -> Any:
-    """GET ``url``, in ``timeout`` seconds altogether but for headers that drip, at most JWKS_MAX_BYTES."""
+    """GET ``url``: at most JWKS_MAX_BYTES, in ``timeout`` seconds in all except for headers that arrive slowly."""
     deadline = time.monotonic() + timeout
     with requests.get(url, timeout=timeout, stream=True, headers={"Accept": "application/json"}) as response:
         response.raise_for_status()

@@ -1,4 +1,4 @@
-"""The caller's own record, and the answers to requests that no view took."""
+"""The caller's own record, and the answers to requests without a view."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MeViewSet(SessionViewSet):
 
 @csrf_exempt
 def unknown_path(request: HttpRequest, *args: Any) -> HttpResponse:
-    """Whatever under /api no route took."""
+    """The answer to all paths under /api without a route."""
     return error_response(404)
 
 

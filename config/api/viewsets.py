@@ -1,6 +1,6 @@
-"""Bases of every viewset: authenticator, rate limit, idempotency, pagination and owner scope live here, once.
+"""The base classes of all viewsets: authentication, rate limit, idempotency, pagination and owner scope.
 
-A resource's ``views.py`` holds a session and a public viewset, both built on one mixin with the resource's actions.
+An app's ``views.py`` holds a session and a public viewset for a resource, both built on one mixin with its actions.
 ``required_scopes`` maps an action's name to the scope that an API key needs for it; the session surface has no scopes.
 """
 
@@ -29,17 +29,17 @@ BODY_METHODS = {"POST", "PUT", "PATCH"}
 
 
 class ServiceViewSet(RateLimitMixin, IdempotencyMixin, GenericViewSet):
-    """What both surfaces share. ``queryset_for`` is the caller's own rows, so a forgotten check is a 404."""
+    """Common to both surfaces. ``queryset_for`` gives the caller's own rows, so a forgotten check is a 404."""
 
     surface: ClassVar[str]
     pagination_class = KeysetPagination
     lookup_value_regex = "[^/]+"
     http_method_names = ["get", "head", "post", "put", "patch", "delete"]
-    # For the schema alone: an action's statuses beside the usual ones; a negative one is an error it never gives.
+    # For the OpenAPI document: an action's further statuses. A negative one removes a usual status.
     error_statuses: ClassVar[dict[str, set[int]]] = {}
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """Who, how often, whether at all, and only then what: nothing of a refused caller's body is read."""
+        """Authentication, rate limit and permission come first: the body of a refused request is not read."""
         self.format_kwarg = None
         self.perform_authentication(request)
         self.check_throttles(request)
@@ -48,7 +48,7 @@ class ServiceViewSet(RateLimitMixin, IdempotencyMixin, GenericViewSet):
         handled = request.method is not None and request.method.lower() in getattr(self, "action_map", {})
         if handled and request.method in BODY_METHODS and StrictJSONParser in self.parser_classes:
             load_body(request._request)
-            request.data  # noqa: B018  (400 and 415 for actions, too, that need no body)
+            request.data  # noqa: B018  (400 and 415 also for actions that need no body)
             self.apply_idempotency(request)
 
     def perform_authentication(self, request: Request) -> None:
@@ -68,7 +68,7 @@ class ServiceViewSet(RateLimitMixin, IdempotencyMixin, GenericViewSet):
         return self.queryset_for(self.request.user)
 
     def get_object(self) -> Any:
-        """The caller's object named in the path; whatever the path holds, anything else is 404."""
+        """The caller's object that the path names; anything else is 404."""
         key = self.kwargs[self.lookup_url_kwarg or self.lookup_field]
         found = self.get_queryset().filter(pk=key).first() if is_plausible_id(key) else None
         if found is None:
@@ -99,7 +99,7 @@ class PublicViewSet(ServiceViewSet):
     def check_permissions(self, request: Request) -> None:
         super().check_permissions(request)
         if self.action not in self.action_map.values():
-            return  # a method that this path does not have: 405, whatever the key's scopes
+            return  # the path does not have this method: 405, whatever scopes the key has
         scope = self.required_scopes[self.action]
         key: Any = request.auth
         if scope and scope not in key.scopes:

@@ -127,7 +127,7 @@ class RunAdmin(ReadOnly, WithActions):
         context["title"], context["subtitle"] = "Run", run.pk
         context["story"] = story.tell(run)
         context["tone"] = story.TONES[run.status]
-        context["explanation"] = RunError(run.error_code).sentence if run.error_code in list(RunError) else ""
+        context["explanation"] = next((code.sentence for code in RunError if code == run.error_code), "")
         context["links"] = self._links(request, run)
         return super().render_change_form(request, context, *args, **options)
 

@@ -216,7 +216,7 @@ def _attach(steps: list[Step], entries: list[LedgerEntry], deliveries: list[Deli
 
 def _run_status(delivery: Delivery) -> str:
     """The status of the run that the delivery tells of; "" if no such event exists any more."""
-    return Event(delivery.event_type).stream_status if delivery.event_type in list(Event) else ""
+    return next((event.stream_status for event in Event if event == delivery.event_type), "")
 
 
 def _body(delivery: Delivery) -> dict[str, Any]:

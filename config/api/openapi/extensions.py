@@ -58,7 +58,7 @@ class CreditsNumber(OpenApiSerializerFieldExtension):
 
 
 class StrictText(OpenApiSerializerFieldExtension):
-    """What is trimmed and must not be empty holds something that is not blank."""
+    """A text that is trimmed and must not be empty has the pattern ``\\S``."""
 
     target_class = "config.api.serializers.StrictCharField"
     match_subclasses = True
@@ -66,7 +66,7 @@ class StrictText(OpenApiSerializerFieldExtension):
 
     def map_serializer_field(self, auto_schema: Any, direction: Direction) -> dict[str, Any]:
         schema = auto_schema._map_serializer_field(self.target, direction, bypass_extensions=True)
-        schema["type"] = "string"  # whoever asked adds null
+        schema["type"] = "string"  # the caller adds null
         patterns = [
             re.compile(rule.regex).pattern for rule in self.target.validators if isinstance(rule, RegexValidator)
         ]
@@ -78,9 +78,7 @@ class StrictText(OpenApiSerializerFieldExtension):
 
 
 class ServiceSchema(AutoSchema):
-    """``view.error_statuses`` (action → statuses) adds what can't be seen from outside, and a negative status takes
-    one away.
-    """
+    """``view.error_statuses`` (action → statuses) adds what the schema can't see; a negative status removes one."""
 
     def get_operation_id(self) -> str:
         """``sessionRunsCancel``: surface, path, action."""
@@ -91,7 +89,7 @@ class ServiceSchema(AutoSchema):
         return camel("_".join([getattr(self.view, "surface", "service"), *words]))
 
     def get_description(self) -> str:  # type: ignore[override]
-        """The action's own words; never those of its class, which are for who reads the code."""
+        """The action's own docstring; never its class's, which is for readers of the code."""
         action = getattr(self.view, getattr(self.view, "action", None) or self.method.lower(), None)
         return inspect.cleandoc(action.__doc__ or "") if inspect.ismethod(action) else ""
 

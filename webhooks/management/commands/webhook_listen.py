@@ -1,4 +1,4 @@
-"""A webhook receiver for first steps: verifies each delivery as docs/webhooks.md says, and prints it."""
+"""A webhook receiver for development: verifies each delivery as docs/webhooks.md says, and prints it."""
 
 from __future__ import annotations
 
