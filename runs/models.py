@@ -297,12 +297,14 @@ class Waitpoint(models.Model):
 
 
 class RunEvent(models.Model):
-    """An event of the run's stream, indexed from 1 without gaps. ``data`` is the JSON text that is sent."""
+    """An event of the run's stream, indexed from 1 without gaps. ``data`` is the JSON text that clients receive."""
 
     run = models.ForeignKey(Run, models.CASCADE, related_name="events", db_index=False)
     index = models.PositiveIntegerField()
     type = models.CharField(max_length=30)
     data = models.TextField()
+    # The last event of a run that has ended.
+    final = models.BooleanField(default=False)
     created_at = models.DateTimeField(db_default=Now())
 
     class Meta:

@@ -13,7 +13,7 @@ from config.queue import jobs, nudges
 from config.telemetry import logs
 from runs.engine.engine import Engine
 from runs.lifecycle import sweeps
-from runs.streams import reads
+from runs.streams.prune import prune
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def sweep() -> None:
 
 @shared_task(name="runs.prune_events")
 def prune_events() -> None:
-    jobs.run("prune-run-events", reads.prune)
+    jobs.run("prune-run-events", prune)
 
 
 @celeryd_after_setup.connect

@@ -59,12 +59,6 @@ MOST = 20
 ENDPOINT_MARGIN = timedelta(seconds=1)
 
 FINAL = Q(status__in=FINAL_RUN_STATUSES)
-# As ``jsontext.to_text`` writes it; inside a text the quotes would be escaped.
-TELLS_END = Q(type="run.status") & (
-    Q(data__contains='"status":"completed"')
-    | Q(data__contains='"status":"failed"')
-    | Q(data__contains='"status":"cancelled"')
-)
 
 
 def violations(tell: Callable[[str], object] = lambda line: None) -> list[str]:
@@ -178,14 +172,17 @@ def _streams() -> Iterator[str]:
 
 def _ends() -> Iterator[str]:
     """A run that has ended says so once, as the last that is said of it."""
-    ends = RunEvent.objects.filter(TELLS_END).order_by().values("run_id").annotate(times=Count("pk"))
-    for key in ends.filter(times__gt=1).values_list("run_id", flat=True)[: MOST + 1]:
-        yield f"{key}: the stream ends more than once"
+    early = RunEvent.objects.filter(final=True).exclude(
+        run__status__in=FINAL_RUN_STATUSES, index=F("run__last_stream_index")
+    )
+    for key in early.order_by().values_list("run_id", flat=True)[: MOST + 1]:
+        yield f"{key}: an event is final, but the run has not ended with it"
     for status in RunStatus.values:
         last = RunEvent.objects.filter(
             run=OuterRef("pk"),
             index=OuterRef("last_stream_index"),
             type="run.status",
+            final=status in FINAL_RUN_STATUSES,
             data__contains=f'"status":"{status}"',
         )
         if status in FINAL_RUN_STATUSES:

@@ -22,7 +22,7 @@ from config.queue.nudges import nudge_after_commit
 from runs import metrics
 from runs.lifecycle.crash import crash_after_commit
 from runs.lifecycle.events import StreamEvent
-from runs.models import Run, RunEvent, RunStatus, ToolInvocation, Waitpoint, WaitpointStatus
+from runs.models import FINAL_RUN_STATUSES, Run, RunEvent, RunStatus, ToolInvocation, Waitpoint, WaitpointStatus
 from webhooks import outbox
 from webhooks.catalogue import Event
 
@@ -57,7 +57,7 @@ def move_run(
     }
     writes = Writes()
     writes.update(Run, found, changes)
-    writes.insert(*new_events(run, happened, now))
+    writes.insert(*new_events(run, happened, now, ends=to in FINAL_RUN_STATUSES))
     if also is not None:
         writes.include(also)
     if not writes.do():
@@ -75,10 +75,17 @@ def move_run(
             nudge_after_commit(EXECUTE, waiting.pk)
 
 
-def new_events(run: Run, happened: Sequence[StreamEvent], at: datetime) -> list[RunEvent]:
-    """What happened, behind what ``run``'s stream has."""
+def new_events(run: Run, happened: Sequence[StreamEvent], at: datetime, *, ends: bool = False) -> list[RunEvent]:
+    """The rows of ``happened``, after the events of ``run``'s stream. ``ends``: the last one is final."""
     return [
-        RunEvent(run_id=run.pk, index=run.last_stream_index + offset, type=kind, data=to_text(data), created_at=at)
+        RunEvent(
+            run_id=run.pk,
+            index=run.last_stream_index + offset,
+            type=kind,
+            data=to_text(data),
+            final=ends and offset == len(happened),
+            created_at=at,
+        )
         for offset, (kind, data) in enumerate(happened, 1)
     ]
 

@@ -27,7 +27,7 @@ from config.api.viewsets import PublicViewSet
 from config.kernel.errors import DomainError, Forbidden
 from config.kernel.jsontext import MalformedJSON, dumps, parse_value
 from runs.mcp.tools import TOOLS, Caller, Started, after_waiting, call_tool
-from runs.mcp.wait import Event, follow
+from runs.mcp.wait import Progress, follow
 
 logger = logging.getLogger(__name__)
 
@@ -289,7 +289,7 @@ def sse(message: dict[str, Any]) -> bytes:
     return b"event: message\ndata: " + dumps(message) + b"\n\n"
 
 
-def progress(token: str | int, event: Event) -> dict[str, Any]:
+def progress(token: str | int, event: Progress) -> dict[str, Any]:
     """The event's index grows with each, as progress must."""
     said = event.data.get("status") or event.data.get("kind") or ""
     text = " ".join(filter(None, (event.type, str(event.data.get("name") or ""), said)))

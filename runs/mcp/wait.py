@@ -1,16 +1,15 @@
-"""Waiting for a run on a thread that answers a request: what happens to it, until there is nothing to wait for.
+"""Waiting for a run on a thread that answers a request: the run's events, until there is nothing to wait for.
 
-The thread sleeps meanwhile and holds no database connection; the process's streams, which share one look-up, wake it.
+The thread sleeps and holds no database connection meanwhile; the hub of the process's streams wakes it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import queue
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,91 +17,67 @@ from django.conf import settings
 from django.db import connection
 
 from config.outbound.loop import shared
-from runs.models import FINAL_RUN_STATUSES, RunStatus
+from runs.models import RunStatus
 from runs.streams.hub import Opening
+from runs.streams.reads import Event
 from runs.streams.servers import background
-
-RESTING = {str(status) for status in (*FINAL_RUN_STATUSES, RunStatus.WAITING)}
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """An event of the run's stream."""
+class Progress:
+    """An event of the run's stream, with its data decoded."""
 
     index: int
     type: str
     data: dict[str, Any]
 
 
-class Places:
-    """How many threads of this process wait. Each is one that answers no request, so there are few."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.taken = 0
-
-    def take(self) -> bool:
-        with self.lock:
-            if self.taken >= settings.MCP_WAITS_MAX:
-                return False
-            self.taken += 1
-            return True
-
-    def leave(self) -> None:
-        with self.lock:
-            self.taken -= 1
+# How many threads of this process may wait: a thread that waits answers no other request.
+places = threading.BoundedSemaphore(settings.MCP_WAITS_MAX)
 
 
-places = Places()
+def follow(opening: Opening, seconds: float) -> Generator[Progress | None, None, None]:
+    """The run's events without its text; None when nothing has happened for a while.
 
-
-def follow(opening: Opening, seconds: float) -> Generator[Event | None, None, None]:
-    """The run's events, None where nothing has happened for a while. Ends when the run has ended or waits for an
-    answer, after ``seconds``, or at once if too many threads of this process wait already.
+    Ends when the run has ended or waits for an answer, after ``seconds``, or at once if MCP_WAITS_MAX threads of this
+    process wait already.
     """
     deadline = time.monotonic() + seconds
-    if seconds <= 0 or not places.take():
+    if seconds <= 0 or not places.acquire(blocking=False):
         return
     if not connection.in_atomic_block:
         connection.close()
-    chunks: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-    listening = shared.submit(_listen(opening, chunks))
+    batches: queue.SimpleQueue[list[Event] | None] = queue.SimpleQueue()
+    listening = shared.submit(_listen(opening, batches))
     try:
         while (left := deadline - time.monotonic()) > 0:
             try:
-                chunk = chunks.get(timeout=left)
+                batch = batches.get(timeout=left)
             except queue.Empty:
                 return
-            if chunk is None:
+            if batch is None:
                 return
-            events = list(_events(chunk))
-            if not events:
-                yield None
-            yield from events
-            if any(event.type == "run.status" and event.data["status"] in RESTING for event in events):
+            shown = [
+                Progress(event.index, event.type, json.loads(event.data))
+                for event in batch
+                if event.numbered and event.type != "message.delta"
+            ]
+            yield from shown or [None]
+            waits = any(one.data.get("status") == RunStatus.WAITING for one in shown if one.type == "run.status")
+            if waits or any(event.final for event in batch):
                 return
     finally:
         listening.cancel()
-        places.leave()
+        places.release()
 
 
-async def _listen(opening: Opening, chunks: queue.SimpleQueue[bytes | None]) -> None:
+async def _listen(opening: Opening, batches: queue.SimpleQueue[list[Event] | None]) -> None:
     try:
         stream = background.join(opening)
         try:
-            while (chunk := await stream.next()) is not None:
-                chunks.put(chunk)
+            while (batch := await stream.next()) is not None:
+                batches.put(batch)
         finally:
             stream.leave()
-    except asyncio.CancelledError:
-        raise
     finally:
-        chunks.put(None)
-
-
-def _events(chunk: bytes) -> Iterator[Event]:
-    """The events of a piece of a stream; what is said word by word is left out."""
-    for block in chunk.decode("utf-8", "replace").split("\n\n"):
-        fields = dict(line.partition(": ")[::2] for line in block.split("\n") if ": " in line and line[0] != ":")
-        if "id" in fields and fields["event"] != "message.delta":
-            yield Event(int(fields["id"]), fields["event"], json.loads(fields["data"]))
+        batches.put(None)

@@ -92,6 +92,7 @@ class Migration(migrations.Migration):
                 ('index', models.PositiveIntegerField()),
                 ('type', models.CharField(max_length=30)),
                 ('data', models.TextField()),
+                ('final', models.BooleanField(default=False)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('run', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='events', to='runs.run')),
             ],

@@ -1,8 +1,8 @@
-"""The open streams of one process: what they have in common is looked up once, however many they are.
+"""The open streams of one process, which share their queries. A stream yields events; its server renders them.
 
-A stream reads at its own pace from its position, so a slow one holds nothing up and gathers nothing. Redis says which
-runs have news; all runs with news are then read in one query. One shared query a moment does the same while Redis is
-away. No stream has a thread or a database connection of its own.
+A stream reads at its own pace from its position, so a slow client delays nobody and needs no buffer. Redis names the
+runs that have new events; one query then reads them all. While Redis is away, one shared query in each
+STREAM_POLL_SECONDS does the same. No stream has a thread or a database connection of its own.
 """
 
 from __future__ import annotations
@@ -25,28 +25,25 @@ from config.queue import wakeups
 from config.redis import async_client
 from runs import metrics
 from runs.streams import reads
-from runs.streams.reads import Frame
+from runs.streams.reads import Event
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Not followed by a blank line: to some clients that would be the end of an empty event.
-COMMENT = b": keep-alive\n"
 BATCH_RUNS = 100
 RETRY_SECONDS = 0.5
 PING_SECONDS = 10.0
-# What a run's channel keeps for its streams that are up to date; one further behind reads for itself.
-TAIL_BYTES = 64 * 1024
-SEND_BYTES = 64 * 1024
+# How much data a channel keeps for streams that are up to date; a stream further behind reads pages by itself.
+TAIL_CHARS = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A stream that may be opened: whose, of which run, from where.
+    """A stream that its caller may open: the run, the index after which it begins, the user and the credential.
 
-    ``last`` and ``over`` are the run's state when that was decided; ``expires_at`` is a session token's end in seconds
-    since the epoch.
+    ``last`` and ``over`` are the run's state when the permission was checked; ``expires_at`` is the end of the session
+    token in seconds since the epoch.
     """
 
     run_id: str
@@ -59,32 +56,32 @@ class Opening:
 
 
 class Channel:
-    """One run that is streamed: ``frames`` are its events up to ``last``, as many as are kept."""
+    """One run that is streamed: ``events`` are its latest events up to ``last``, as many as are kept."""
 
-    __slots__ = ("final", "frames", "gone", "last", "run_id", "size", "streams", "waiters")
+    __slots__ = ("events", "final", "gone", "last", "run_id", "size", "streams", "waiters")
 
     def __init__(self, opening: Opening) -> None:
         self.run_id = opening.run_id
         self.last = opening.last
         self.final = opening.last if opening.over else None
-        self.frames: deque[Frame] = deque()
+        self.events: deque[Event] = deque()
         self.size = 0
         self.gone = False
         self.streams: set[Stream] = set()
         self.waiters: list[asyncio.Future[None]] = []
 
-    def take(self, frame: Frame) -> None:
-        self.frames.append(frame)
-        self.size += len(frame.body)
-        self.last = frame.index
-        if frame.ends:
-            self.final = frame.index
+    def take(self, event: Event) -> None:
+        self.events.append(event)
+        self.size += len(event.data)
+        self.last = event.index
+        if event.final:
+            self.final = event.index
 
     def trim(self) -> None:
-        """Drop what every stream has, and what is too much."""
+        """Drop the events that every stream has, and those over TAIL_CHARS."""
         seen = min((stream.position for stream in self.streams), default=self.last)
-        while self.frames and (self.frames[0].index <= seen or self.size > TAIL_BYTES):
-            self.size -= len(self.frames.popleft().body)
+        while self.events and (self.events[0].index <= seen or self.size > TAIL_CHARS):
+            self.size -= len(self.events.popleft().data)
 
     def wake(self) -> None:
         waiters, self.waiters = self.waiters, []
@@ -92,15 +89,15 @@ class Channel:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def kept_after(self, position: int) -> list[Frame] | None:
-        """The frames after ``position``; None if they are not all here."""
-        if not self.frames or self.frames[0].index > position + 1:
+    def kept_after(self, position: int) -> list[Event] | None:
+        """The events after ``position``; None if the channel no longer keeps all of them."""
+        if not self.events or self.events[0].index > position + 1:
             return None
-        return [frame for frame in self.frames if frame.index > position]
+        return [event for event in self.events if event.index > position]
 
 
 class Stream:
-    """One open stream. ``await next()`` until it is None; ``leave`` in any case."""
+    """One open stream. Await ``next()`` until it returns None; call ``leave`` in any case."""
 
     __slots__ = ("channel", "closed", "hub", "opening", "position", "started")
 
@@ -110,45 +107,37 @@ class Stream:
         self.closed = False
         self.started = False
 
-    async def next(self) -> bytes | None:
-        """The next bytes to send: events, or a comment that keeps the connection open. None: the stream is over."""
+    async def next(self) -> list[Event] | None:
+        """The next events. Empty at first, so that the client receives something at once, and whenever nothing has
+        happened for STREAM_HEARTBEAT_SECONDS. None at the stream's end.
+        """
         if not self.started:
             self.started = True
-            return COMMENT
+            return []
         while not (self.closed or self.channel.gone):
             channel = self.channel
             if channel.final is not None and self.position >= channel.final:
                 return None
             if self.position < channel.last:
-                frames = channel.kept_after(self.position)
-                if frames is None:
-                    frames = await self._read()
-                if not frames:
-                    return None  # the run is no more
-                return self._pack(frames)
+                events = channel.kept_after(self.position)
+                if events is None:
+                    events = await self._read()
+                if not events:
+                    return None  # the run was deleted
+                self.position = events[-1].index
+                return events
             waiter = asyncio.get_running_loop().create_future()
             channel.waiters.append(waiter)
             done, _ = await asyncio.wait((waiter,), timeout=settings.STREAM_HEARTBEAT_SECONDS)
             if not done:
                 if waiter in channel.waiters:
                     channel.waiters.remove(waiter)
-                return COMMENT
+                return []
         return None
 
-    async def _read(self) -> list[Frame]:
-        frames = await self.hub.ask(reads.page, self.channel.run_id, self.position)
-        return frames or await self.hub.ask(reads.rebuilt, self.channel.run_id, self.position)
-
-    def _pack(self, frames: list[Frame]) -> bytes:
-        parts: list[bytes] = []
-        size = 0
-        for frame in frames:
-            if parts and size + len(frame.body) > SEND_BYTES:
-                break
-            parts.append(frame.body)
-            size += len(frame.body)
-            self.position = frame.index
-        return b"".join(parts)
+    async def _read(self) -> list[Event]:
+        events = await self.hub.ask(reads.page, self.channel.run_id, self.position)
+        return events or await self.hub.ask(reads.rebuilt, self.channel.run_id, self.position)
 
     def close(self) -> None:
         self.closed = True
@@ -163,7 +152,7 @@ class Stream:
 
 
 class Hub:
-    """Belongs to the event loop it was made on; ``count`` streams are open."""
+    """All streams of one event loop; ``count`` of them are open."""
 
     def __init__(self) -> None:
         self.channels: dict[str, Channel] = {}
@@ -175,7 +164,7 @@ class Hub:
         self._wake = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._tasks = [
-            # Not in the context, and under the request id, of whoever opened the first stream.
+            # In an empty context: otherwise they would log under the id of the request that opened the first stream.
             loop.create_task(self._keep_up(work), context=contextvars.Context())
             for work in (self._listen, self._fetch, self._look, self._check)
         ]
@@ -188,7 +177,7 @@ class Hub:
         channel.streams.add(stream)
         self.count += 1
         if channel.final is None:
-            # What was written since the run was looked at.
+            # Events may have been written since the view read the run.
             self._note(opening.run_id)
         return stream
 
@@ -210,7 +199,7 @@ class Hub:
             try:
                 await work()
             except Exception:
-                logger.exception("%s failed and begins anew", work.__name__)
+                logger.exception("%s failed and starts again", work.__name__)
             await asyncio.sleep(RETRY_SECONDS)
 
     # --- news --------------------------------------------------------------------------------------------------------
@@ -221,7 +210,7 @@ class Hub:
             self._wake.set()
 
     async def _listen(self) -> None:
-        """Redis says which runs have new events."""
+        """Redis names the runs that have new events."""
         url = settings.CACHE_REDIS_URL
         try:
             async with async_client(url) as client, client.pubsub() as subscription:
@@ -229,7 +218,7 @@ class Hub:
                 while True:
                     message = await subscription.get_message(timeout=PING_SECONDS)
                     if message is None:
-                        # A connection that has died without a word is found by asking.
+                        # A ping finds a connection that was lost without an error.
                         await subscription.ping()
                         message = await subscription.get_message(timeout=settings.BROKER_TIMEOUT_SECONDS)
                         if message is None:
@@ -241,12 +230,12 @@ class Hub:
                             self._note(run_id)
         except (redis.RedisError, OSError, ValueError) as error:
             if self.listening:
-                logger.warning("streams look by themselves while Redis is away (%s)", type(error).__name__)
+                logger.warning("streams poll the database while Redis is away (%s)", type(error).__name__)
         finally:
             self.listening = False
 
     async def _look(self) -> None:
-        """One query for all runs, in case a message was lost; often while none can come."""
+        """One query for all runs, in case a message was lost; more often while Redis is away."""
         looked_at = float("-inf")
         listened = False
         while True:
@@ -256,7 +245,7 @@ class Hub:
             if not self.channels or time.monotonic() - looked_at < due:
                 continue
             looked_at = time.monotonic()
-            # A channel that comes about meanwhile is not among those asked for, but knows its state.
+            # A channel that opens during the query is not part of it; it knows its run's state.
             asked = dict(self.channels)
             found = await self.ask(reads.positions, list(asked))
             for run_id, channel in asked.items():
@@ -279,22 +268,22 @@ class Hub:
                     if more:
                         self._news.update(wanted)
 
-    def _take(self, found: list[tuple[str, Frame]]) -> None:
+    def _take(self, found: list[tuple[str, Event]]) -> None:
         fresh: dict[str, Channel] = {}
-        for run_id, frame in found:
+        for run_id, event in found:
             channel = self.channels.get(run_id)
-            # The channel may have gone meanwhile, and another of the same run be there, elsewhere in it.
-            if channel is not None and frame.index == channel.last + 1:
-                channel.take(frame)
+            # During the query the channel may have closed, and a new one of the run may be at another position.
+            if channel is not None and event.index == channel.last + 1:
+                channel.take(event)
                 fresh[run_id] = channel
         for channel in fresh.values():
             channel.trim()
             channel.wake()
 
-    # --- who may go on listening -------------------------------------------------------------------------------------
+    # --- permission of open streams ----------------------------------------------------------------------------------
 
     async def _check(self) -> None:
-        """Close the streams whose key was revoked, whose token has expired or whose user was deactivated."""
+        """Close the streams whose key was revoked, whose token expired or whose user was deactivated."""
         while True:
             await asyncio.sleep(settings.STREAM_AUTH_SECONDS)
             streams = [stream for channel in self.channels.values() for stream in channel.streams]

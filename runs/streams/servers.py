@@ -1,5 +1,5 @@
 """The two servers of streams: an ASGI application for processes of their own, and a web process's threaded server that
-hands its connection over. Both only move bytes; what is sent is ``stream_hub``'s.
+hands its connection over. Both render the events that the hub yields, and send them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from django.http import HttpResponse, HttpResponseBase
 
 from config.api.errors import error_response
 from config.outbound.loop import allow_files, shared
+from runs.streams.frames import render
 from runs.streams.hub import Hub, Opening, Stream
 from runs.streams.views import StreamResponse
 
@@ -130,7 +131,8 @@ async def pump(stream: Stream, send: Any) -> None:
     body: bytes | None = b""
     while body is not None:
         try:
-            body = await stream.next()
+            events = await stream.next()
+            body = None if events is None else render(events)
         except asyncio.CancelledError:
             body = None  # the server shuts down: an end in order, and the client comes again
         try:
@@ -192,8 +194,8 @@ class Background:
         leaving = asyncio.create_task(self._close_at_end(reader, stream))
         try:
             writer.write(head)
-            while (body := await stream.next()) is not None:
-                writer.write(body)
+            while (events := await stream.next()) is not None:
+                writer.write(render(events))
                 async with asyncio.timeout(settings.STREAM_STALL_SECONDS):
                     await writer.drain()
         except (OSError, TimeoutError):

@@ -1,8 +1,7 @@
-"""``GET …/runs/{runId}/stream`` on both surfaces (interface, section 7): who may listen, and from where on.
+"""``GET …/runs/{runId}/stream`` on both surfaces (interface, section 7): permission and position.
 
-The views decide as for any endpoint and answer with a ``StreamResponse``. ``stream_servers`` takes its opening and
-sends the events. A server that knows nothing of it sends those that there are by now, and the client comes again for
-the rest.
+The views check a request like any other and answer with a ``StreamResponse``, whose ``opening`` the servers of
+``servers.py`` serve. Any other server sends the events that exist now; the client reconnects for later ones.
 """
 
 from __future__ import annotations
@@ -22,20 +21,19 @@ from config.api.viewsets import PublicViewSet, SessionViewSet
 from config.kernel.errors import ValidationFailed
 from runs.models import FINAL_RUN_STATUSES, Run
 from runs.streams import reads
-from runs.streams.hub import COMMENT, Opening
+from runs.streams.frames import COMMENT, CONTENT_TYPE, HEADERS, render
+from runs.streams.hub import Opening
 
 POSITION_MAX_DIGITS = 18
 POSITION = {"type": "integer", "minimum": 0, "maximum": 10**POSITION_MAX_DIGITS - 1}
-CONTENT_TYPE = "text/event-stream"
-HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 class StreamResponse(StreamingHttpResponse):
-    """``opening`` says what is to be streamed; the body is for servers that hold no streams."""
+    """``opening`` says what to stream; the body is for servers that cannot keep streams open."""
 
     def __init__(self, opening: Opening) -> None:
         self.opening = opening
-        super().__init__(present_frames(opening), content_type=CONTENT_TYPE, headers=HEADERS)
+        super().__init__(existing_frames(opening), content_type=CONTENT_TYPE, headers=HEADERS)
 
 
 class StreamActions:
@@ -86,8 +84,8 @@ class StreamActions:
 
 
 def position_of(request: Request) -> int:
-    """The index after which the client wants to go on. Raises ValidationFailed."""
-    # A client that reconnects by itself repeats the address it began with, so its header is the newer word.
+    """The index after which the client wants to continue. Raises ValidationFailed."""
+    # A client that reconnects by itself repeats its first URL, so its header is newer than the parameter.
     given = {"Last-Event-ID": request.headers.get("Last-Event-ID"), "after": request.query_params.get("after")}
     for name, text in given.items():
         if text and not (text.isascii() and text.isdigit() and len(text) <= POSITION_MAX_DIGITS):
@@ -103,13 +101,13 @@ class PublicStreamViewSet(StreamActions, PublicViewSet):
     required_scopes = {"stream": "runs:read"}
 
 
-def present_frames(opening: Opening) -> Iterator[bytes]:
-    """The events that there are by now."""
+def existing_frames(opening: Opening) -> Iterator[bytes]:
+    """The events that exist now."""
     yield COMMENT
     position = opening.after
     while position < opening.last:
-        frames = reads.page(opening.run_id, position) or reads.rebuilt(opening.run_id, position)
-        if not frames:
+        events = reads.page(opening.run_id, position) or reads.rebuilt(opening.run_id, position)
+        if not events:
             return
-        yield b"".join(frame.body for frame in frames)
-        position = frames[-1].index
+        yield render(events)
+        position = events[-1].index

@@ -83,13 +83,14 @@ def entry(run: Run, type: EntryType, amount: int, **fields: Any) -> None:
     )
 
 
-def event(run: Run, type: str, data: str) -> None:
-    RunEvent.objects.create(run=run, index=run.last_stream_index + 1, type=type, data=data)
+def event(run: Run, type: str, data: str, **fields: Any) -> None:
+    RunEvent.objects.create(run=run, index=run.last_stream_index + 1, type=type, data=data, **fields)
     Run.objects.filter(pk=run.pk).update(last_stream_index=run.last_stream_index + 1)
 
 
 def repeat(run: Run, type: str, **filters: Any) -> None:
-    event(run, type, RunEvent.objects.filter(run=run, type=type, **filters).latest("index").data)
+    latest = RunEvent.objects.filter(run=run, type=type, **filters).latest("index")
+    event(run, type, latest.data, final=latest.final)
 
 
 def deliver(run: Run, type: str, body: str = "{}") -> None:
@@ -125,8 +126,9 @@ BREAKS_ENDED: dict[str, Callable[[Run], Any]] = {
     "not its chat's active one": lambda run: update(run, status="queued"),
     "in line behind no live run": lambda run: update(run, status="queued", blocked=True),
     "or there is a gap": lambda run: RunEvent.objects.filter(run=run, index=2).delete(),
-    "the stream ends more than once": lambda run: repeat(run, "run.status"),
-    "its stream does not end so": lambda run: update(run, status="failed"),
+    "the run has not ended with it": lambda run: repeat(run, "run.status"),
+    "run is completed, but its stream does not end so": lambda run: RunEvent.objects.update(final=False),
+    "run is failed, but its stream does not end so": lambda run: update(run, status="failed"),
     "last word is completed, but the run is not": lambda run: update(run, status="running"),
     "started after its result": lambda run: repeat(run, "tool.completed"),
     "were told of": lambda run: RunEvent.objects.filter(type="tool.completed", run=run)[0].delete(),

@@ -16,8 +16,8 @@ from chats.services import add_message, write_content
 from config.database.writes import Writes
 from config.kernel import clock
 from config.kernel.ids import first_id, new_id
-from config.kernel.jsontext import to_text
 from runs.lifecycle import events
+from runs.lifecycle.moves import new_events
 from runs.models import FINAL_RUN_STATUSES, Run, RunEvent, RunStatus
 from tests.stack.plugin import given_services
 from tests.stack.process import free_port, python
@@ -26,13 +26,13 @@ from tests.stack.stack import Stack
 
 def append(run: Run, *happened: tuple[str, dict[str, Any]], status: str | None = None) -> None:
     """Write events as a transition does, but without its wake-up."""
-    for kind, data in happened:
-        run.last_stream_index += 1
-        RunEvent.objects.create(run=run, index=run.last_stream_index, type=kind, data=to_text(data))
+    ends = status in FINAL_RUN_STATUSES
+    RunEvent.objects.bulk_create(new_events(run, happened, clock.now(), ends=ends))
+    run.last_stream_index += len(happened)
     Run.objects.filter(pk=run.pk).update(
         last_stream_index=run.last_stream_index,
         status=status or run.status,
-        finished_at=clock.now() if status in FINAL_RUN_STATUSES else None,
+        finished_at=clock.now() if ends else None,
     )
     run.refresh_from_db()
 

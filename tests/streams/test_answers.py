@@ -11,7 +11,7 @@ from rest_framework.test import APIClient
 from config.kernel import clock
 from runs import tasks
 from runs.models import Run, RunEvent
-from runs.streams import reads
+from runs.streams import prune, reads
 from tests import factories
 from tests.streams.conftest import append, finish, parse, text_of
 
@@ -160,7 +160,7 @@ def old(make_run, user) -> Run:
 
 
 def test_pruning_takes_the_events_of_old_runs_alone(old, make_run, user, monkeypatch):
-    monkeypatch.setattr(reads, "PRUNE_RUNS", 2)
+    monkeypatch.setattr(prune, "PRUNE_RUNS", 2)
     recent, live = make_run(user, days=40), make_run(user, days=40)
     finish(recent, "x")
     Run.objects.filter(pk=recent.pk).update(finished_at=clock.now() - timedelta(days=29, hours=23))
@@ -170,12 +170,12 @@ def test_pruning_takes_the_events_of_old_runs_alone(old, make_run, user, monkeyp
         Run.objects.filter(pk=run.pk).update(finished_at=clock.now() - timedelta(days=31))
     tasks.prune_events()
     assert set(RunEvent.objects.values_list("run_id", flat=True)) == {recent.pk, live.pk}
-    assert reads.prune() == 0
+    assert prune.prune() == 0
 
 
 def test_a_pruned_stream_is_rebuilt_from_the_run(listen, old):
     whole = listen(old)
-    reads.prune()
+    prune.prune()
     told = listen(old)
     assert [(index, kind) for index, kind, _ in told] == [
         (5, "message.delta"),
@@ -194,7 +194,7 @@ def test_a_pruned_stream_is_rebuilt_from_the_run(listen, old):
 @pytest.mark.parametrize("after", range(8))
 def test_whoever_had_a_part_of_it_still_gets_the_message(listen, old, after):
     had = listen(old)[:after]
-    reads.prune()
+    prune.prune()
     told = listen(old, f"?after={after}")
     assert text_of(had + told) == "Hello you there"
     indexes = [index for index, *_ in had + told if index]
@@ -208,7 +208,7 @@ def test_a_pruned_failure_says_why(listen, make_run, user):
     Run.objects.filter(pk=run.pk).update(
         finished_at=clock.now() - timedelta(days=31), error_code="MODEL_ERROR", error_message="It broke."
     )
-    reads.prune()
+    prune.prune()
     ((index, kind, data),) = listen(run)
     assert (index, kind, data["errorCode"], data["errorMessage"]) == (3, "run.status", "MODEL_ERROR", "It broke.")
 

@@ -11,14 +11,14 @@ import pytest
 
 from config.kernel.ids import new_id
 from runs.streams import reads
-from runs.streams.hub import COMMENT, Hub, Opening, Stream
-from runs.streams.reads import Frame
+from runs.streams.hub import Hub, Opening, Stream
+from runs.streams.reads import Event
 
 STREAMS, RUNS = 300, 150
 
 
 class Database:
-    """Stands for ``stream_reads``: counts what is asked of it, and says what it is told to."""
+    """Replaces the queries of ``reads``: counts them and answers from ``last``."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.last: dict[str, int] = {}
@@ -32,10 +32,10 @@ class Database:
         self.together["positions"].add(len(run_ids))
         return {run_id: self.last[run_id] for run_id in run_ids}
 
-    def tails(self, after: dict[str, int]) -> tuple[list[tuple[str, Frame]], bool]:
+    def tails(self, after: dict[str, int]) -> tuple[list[tuple[str, Event]], bool]:
         self.asked["tails"] += 1
         found = [
-            (run_id, Frame(index, b"%d" % index))
+            (run_id, Event(index, "message.delta", str(index)))
             for run_id, known in after.items()
             for index in range(known + 1, self.last[run_id] + 1)
         ]
@@ -45,7 +45,7 @@ class Database:
         self.asked["live_credentials"] += 1
         return users, keys
 
-    def page(self, *_: Any) -> list[Frame]:
+    def page(self, *_: Any) -> list[Event]:
         self.asked["page"] += 1
         return []
 
@@ -60,11 +60,11 @@ async def until(predicate: Callable[[], bool]) -> None:
     raise AssertionError("it did not come to pass")
 
 
-async def heard(stream: Stream) -> bytes:
-    while (body := await stream.next()) == COMMENT:
+async def heard(stream: Stream) -> list[int]:
+    while (events := await stream.next()) == []:
         continue
-    assert body is not None
-    return body
+    assert events is not None
+    return [event.index for event in events]
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_news_of_many_runs_are_read_together(with_streams: Any) -> None:
         await until(lambda: database.asked["positions"] >= 2)
         before = database.asked["tails"]
         database.last = dict.fromkeys(database.last, 2)
-        assert await asyncio.gather(*(heard(stream) for stream in streams)) == [b"2"] * STREAMS
+        assert await asyncio.gather(*(heard(stream) for stream in streams)) == [[2]] * STREAMS
         assert database.asked["tails"] - before <= 4
         assert database.asked["page"] == 0
 
