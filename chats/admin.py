@@ -1,5 +1,6 @@
-"""Chats and attachments to look at; titles, messages, files and their names are their users' own, and not shown here.
-Whoever may read a run's content reads it on the run's page (``runs.admin``).
+"""The admin of chats and attachments, read-only. It shows no title, message, file or file name: they are private.
+
+Staff with the permission for it read the content of a run on the run's page (``runs.admin``).
 """
 
 from __future__ import annotations
@@ -8,16 +9,16 @@ from django.contrib import admin
 from django.db.models import Q
 from django.utils.html import format_html
 
-from chats.models import Attachment, Chat
-from config.staff.base import ReadOnly, StaffAdmin, of_user
+from chats.models import Attachment, AttachmentStatus, Chat
+from config.staff.base import ReadOnly, StaffAdmin, of_user, status_column
 
 
 @admin.register(Chat)
 class ChatAdmin(ReadOnly, StaffAdmin):
     list_display = ("id", "user", "active_run_id", "created_at", "updated_at", "deleted_at")
     list_select_related = ("user",)
-    fields = ("id", "user", "active_run_id", "runs_of_it", "created_at", "updated_at", "deleted_at")
-    readonly_fields = ("runs_of_it",)
+    fields = ("id", "user", "active_run_id", "runs_link", "created_at", "updated_at", "deleted_at")
+    readonly_fields = ("runs_link",)
     search_help_text = "Chat's id or user"
     url_lookups = ("user__id__exact",)
 
@@ -25,19 +26,20 @@ class ChatAdmin(ReadOnly, StaffAdmin):
         return Q(pk=word) if word.startswith("chat_") else of_user(word)
 
     @admin.display(description="runs")
-    def runs_of_it(self, chat: Chat) -> str:
+    def runs_link(self, chat: Chat) -> str:
         return format_html('<a href="../../../../runs/run/?q={}">Runs of this chat</a>', chat.pk)
 
 
 @admin.register(Attachment)
 class AttachmentAdmin(ReadOnly, StaffAdmin):
-    list_display = ("id", "user", "content_type", "size_bytes", "status", "created_at")
+    list_display = ("id", "user", "content_type", "size_bytes", "state", "created_at")
     fields = ("id", "user", "content_type", "size_bytes", "sha256", "status", "message_id", "created_at", "expires_at")
     readonly_fields = ("message_id",)
     list_filter = ("status",)
     list_select_related = ("user",)
     search_help_text = "Attachment's id or user"
     url_lookups = ("user__id__exact",)
+    state = status_column(AttachmentStatus)
 
     def find(self, word: str) -> Q:
         return Q(pk=word) if word.startswith("att_") else of_user(word)

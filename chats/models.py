@@ -7,6 +7,7 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
+from config.kernel.choices import StatusChoices
 from config.kernel.ids import IdField, RefField
 
 
@@ -54,10 +55,11 @@ class Message(models.Model):
         return f"{self.role} message {self.id}"
 
 
-class AttachmentStatus(models.TextChoices):
-    PENDING = "PENDING"
-    READY = "READY"
-    EXPIRED = "EXPIRED"
+class AttachmentStatus(StatusChoices):
+    PENDING = "PENDING", "warning", False
+    # Not final: a file that no message uses expires.
+    READY = "READY", "success", False
+    EXPIRED = "EXPIRED", "default", True
 
 
 class Attachment(models.Model):

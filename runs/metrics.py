@@ -1,4 +1,4 @@
-"""What is measured of runs, tool calls and streams: counted where it happens, after its commit; and read when asked."""
+"""Metrics of runs, tool calls and streams: counters, raised after a commit, and gauges, read by queries."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from config.telemetry.metrics import Counter, Gauge, Histogram, PerProcess
 from runs.models import (
     FINAL_INVOCATION_STATUSES,
     FINAL_RUN_STATUSES,
+    LIVE_RUN_STATUSES,
     InvocationStatus,
     Run,
     RunStatus,
@@ -32,7 +33,7 @@ streams_open = PerProcess("streams_open", "Streams of runs that clients hold ope
 
 
 def run_moved(run: Run, to: str, changes: dict[str, Any]) -> None:
-    """Count a transition once it is committed; ``run`` is still as it was before."""
+    """Count a transition after its commit; ``run`` has the state before it."""
     if to == RunStatus.RUNNING:
         delay = (clock.now() - run.updated_at).total_seconds()
         transaction.on_commit(partial(start_seconds.observe, max(0.0, delay)), robust=True)
@@ -47,7 +48,7 @@ def _count_end(status: str, error: str, seconds: float) -> None:
 
 
 def call_moved(call: ToolInvocation, before: str) -> None:
-    """The same of a tool call, which is already as it is now. Its name is one of the catalogue's."""
+    """Count the end of a tool call after its commit; ``call`` has the new state. Its name is in the catalogue."""
     if call.status in FINAL_INVOCATION_STATUSES:
         transaction.on_commit(partial(_count_call, call, before == InvocationStatus.DISPATCHING), robust=True)
 
@@ -63,18 +64,18 @@ def losses(count: int) -> None:
         transaction.on_commit(partial(leases_lost.inc, by=count), robust=True)
 
 
-# Each from a partial index that holds live runs only, so a million finished ones cost nothing. The conditions are those
-# indexes' own, for they are used only then.
-_ACTIVE = """
+_LIVE = [status.value for status in LIVE_RUN_STATUSES]
+# Each query reads a partial index of live runs, so finished runs cost nothing. Its condition must be the index's own.
+_ACTIVE = f"""
     SELECT status, throttled, count(*), min(updated_at) FROM runs_run
-    WHERE NOT blocked AND status IN ('queued', 'running', 'waiting') GROUP BY status, throttled
-"""
+    WHERE NOT blocked AND status IN ({", ".join(f"'{status}'" for status in _LIVE)}) GROUP BY status, throttled
+"""  # noqa: S608
 _IN_LINE = "SELECT count(*) FROM runs_run WHERE blocked"
 
 
 def gauges() -> Iterator[Gauge]:
-    """Live runs by state, the longest wait of one that could execute, and live workers."""
-    counts = {(state,): 0.0 for state in ("queued", "in_line", "throttled", "running", "waiting")}
+    """Live runs by state, the longest wait of a run that could execute, and live workers."""
+    counts = {(state,): 0.0 for state in (*_LIVE, "in_line", "throttled")}
     oldest = 0.0
     with connection.cursor() as cursor:
         cursor.execute(_ACTIVE)
@@ -84,7 +85,7 @@ def gauges() -> Iterator[Gauge]:
                 oldest = max(0.0, (clock.now() - _moment(since)).total_seconds())
         cursor.execute(_IN_LINE)
         counts[("in_line",)] = float(cursor.fetchone()[0])
-    help = "Live runs. Of the queued, in_line waits for its chat's earlier runs, throttled for its user's others."
+    help = "Live runs. Of the queued: in_line waits for earlier runs of the chat, throttled for other runs of the user."
     yield Gauge("runs", help, counts, ["state"])
     yield Gauge("runs_oldest_queued_seconds", "How long the oldest run that could execute has waited.", {(): oldest})
     workers = Worker.objects.filter(expires_at__gte=clock.now()).count()
@@ -92,7 +93,7 @@ def gauges() -> Iterator[Gauge]:
 
 
 def _moment(value: Any) -> Any:
-    """SQLite gives text in raw SQL."""
+    """A timestamp of raw SQL, which is text on SQLite."""
     convert = connection.ops.get_db_converters(Run._meta.get_field("updated_at").get_col("runs_run"))
     for step in convert:
         value = step(value, None, connection)

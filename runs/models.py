@@ -1,7 +1,7 @@
 """Runs and their journal, and the catalogue of models and tools.
 
-A run's turns and tool invocations are its journal: whatever process takes the run over goes on from what they record.
-``transitions.py`` is the only writer of a status.
+The turns and tool invocations of a run are its journal: a worker that takes the run over continues from them.
+Only ``runs.lifecycle`` writes a status.
 """
 
 from django.conf import settings
@@ -10,26 +10,27 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from chats.models import Chat
+from config.kernel.choices import StatusChoices
 from config.kernel.encryption import EncryptedField
 from config.kernel.ids import IdField, RefField
 
 
-class RunStatus(models.TextChoices):
-    QUEUED = "queued"
-    RUNNING = "running"
-    WAITING = "waiting"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
+class RunStatus(StatusChoices):
+    QUEUED = "queued", "default", False
+    RUNNING = "running", "info", False
+    WAITING = "waiting", "warning", False
+    COMPLETED = "completed", "success", True
+    FAILED = "failed", "danger", True
+    CANCELLED = "cancelled", "default", True
 
 
-class InvocationStatus(models.TextChoices):
-    PENDING = "PENDING"
-    DISPATCHING = "DISPATCHING"
-    COMPLETED = "COMPLETED"
-    FAILED = "FAILED"
-    REFUSED = "REFUSED"
-    CANCELLED = "CANCELLED"
+class InvocationStatus(StatusChoices):
+    PENDING = "PENDING", "warning", False
+    DISPATCHING = "DISPATCHING", "info", False
+    COMPLETED = "COMPLETED", "success", True
+    FAILED = "FAILED", "danger", True
+    REFUSED = "REFUSED", "default", True
+    CANCELLED = "CANCELLED", "default", True
 
 
 class WaitpointKind(models.TextChoices):
@@ -37,24 +38,19 @@ class WaitpointKind(models.TextChoices):
     CLARIFICATION = "CLARIFICATION"
 
 
-class WaitpointStatus(models.TextChoices):
-    PENDING = "PENDING"
-    COMPLETED = "COMPLETED"
-    EXPIRED = "EXPIRED"
+class WaitpointStatus(StatusChoices):
+    PENDING = "PENDING", "warning", False
+    COMPLETED = "COMPLETED", "success", True
+    EXPIRED = "EXPIRED", "default", True
 
 
-FINAL_RUN_STATUSES = (RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED)
-LIVE_RUN_STATUSES = (RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING)
-FINAL_INVOCATION_STATUSES = (
-    InvocationStatus.COMPLETED,
-    InvocationStatus.FAILED,
-    InvocationStatus.REFUSED,
-    InvocationStatus.CANCELLED,
-)
+FINAL_RUN_STATUSES = RunStatus.all_final()
+LIVE_RUN_STATUSES = RunStatus.all_live()
+FINAL_INVOCATION_STATUSES = InvocationStatus.all_final()
 
 
 class AgentModel(models.Model):
-    """A model that runs may ask for by ``name``. Prices are micro-credits per 1,000 tokens."""
+    """A model that a run may request by ``name``. Prices are micro-credits per 1,000 tokens."""
 
     name = models.CharField(max_length=100, unique=True)
     display_name = models.CharField(max_length=100)
@@ -78,8 +74,7 @@ class AgentModel(models.Model):
 
 
 class Tool(models.Model):
-    """A tool that runs may call by ``name``. ``price`` is micro-credits a call: the estimate, and the most it can
-    cost."""
+    """A tool that runs may call by ``name``. ``price``: micro-credits a call, both the estimate and the maximum."""
 
     class Approval(models.TextChoices):
         THRESHOLD = "threshold", "when the estimate is over the run's threshold"
@@ -95,13 +90,13 @@ class Tool(models.Model):
     price = models.BigIntegerField()
     approval = models.CharField(max_length=10, choices=Approval.choices, default=Approval.THRESHOLD)
     timeout_seconds = models.FloatField(null=True, blank=True)
-    # Whether a call whose outcome was lost with its worker may be made again, with the same idempotency key.
+    # Whether a call whose outcome was lost with its worker may be repeated, with the same idempotency key.
     repeatable = models.BooleanField(default=False)
-    # Where http tools are posted to and mcp tools' server is, and what authenticates us there: a JSON object of header
-    # names to values.
+    # Of an http tool the address of its calls, of an mcp tool its server's.
     url = models.CharField(max_length=2048, default="", blank=True)
-    # What an mcp tool's server calls it; empty if that is its name here.
+    # An mcp tool's name on its server; empty if it is the same.
     remote_name = models.CharField(max_length=200, default="", blank=True)
+    # What authenticates this service there: a JSON object of header names to values.
     secret_headers = EncryptedField(null=True, blank=True)
     enabled = models.BooleanField(default=True)
 
@@ -113,7 +108,7 @@ class Tool(models.Model):
 
 
 class Worker(models.Model):
-    """A run worker process. Its heartbeat renews the lease of every run it owns at once."""
+    """A run worker process. Its heartbeat renews the lease of all its runs at once."""
 
     id = IdField(prefix="wrk")
     host = models.CharField(max_length=255)
@@ -128,18 +123,18 @@ class Worker(models.Model):
 class Run(models.Model):
     """One agent execution.
 
-    While it is running, ``worker_id`` names the process that owns it and ``lease_token`` fences that process's
-    writes: the token grows with each owner, and a write under an older token changes nothing. Running without a
-    worker means: up for takeover.
+    While a run is running, ``worker_id`` names the process that owns it, and ``lease_token`` fences the writes of that
+    process: each owner increments the token, and a write with an older token changes nothing. Any worker may take over
+    a running run without ``worker_id``.
     """
 
     id = IdField(prefix="run")
     chat = models.ForeignKey(Chat, models.CASCADE, related_name="runs", db_index=False)
     user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="runs", db_index=False)
     status = models.CharField(max_length=10, choices=RunStatus.choices, default=RunStatus.QUEUED)
-    # Queued behind another run of its chat.
+    # Queued behind another run of the chat.
     blocked = models.BooleanField(default=False)
-    # Queued because its user has as many running as may be; the next to leave makes room for the oldest.
+    # Queued because the user has RUN_USER_LIMIT running runs; when one of them ends, the oldest throttled one starts.
     throttled = models.BooleanField(default=False)
     user_message_id = RefField()
     assistant_message_id = RefField(null=True)
@@ -149,10 +144,10 @@ class Run(models.Model):
     credit_approval_threshold = models.BigIntegerField(null=True)
     max_credits = models.BigIntegerField(null=True)
     request_id = models.CharField(max_length=128, default="")
-    # The span of the request that started it, for workers that no message led to it.
+    # The trace span of the request that started the run, for workers that find the run without a message.
     trace_parent = models.CharField(max_length=55, null=True)
     last_stream_index = models.PositiveIntegerField(default=0)
-    # Whether text was streamed that no recorded turn holds; the next owner then sends message.reset.
+    # Whether the stream has text that no recorded turn holds; the next owner then sends message.reset.
     unrecorded_text = models.BooleanField(default=False)
     cancel_requested_at = models.DateTimeField(null=True)
     error_code = models.CharField(max_length=40, null=True)
@@ -161,13 +156,13 @@ class Run(models.Model):
     updated_at = models.DateTimeField(db_default=Now())
     started_at = models.DateTimeField(null=True)
     finished_at = models.DateTimeField(null=True)
-    # Running time before the present stretch, which began at running_since.
+    # Running time before running_since.
     ran_ms = models.BigIntegerField(default=0)
     running_since = models.DateTimeField(null=True)
     worker_id = RefField(null=True)
     lease_token = models.PositiveIntegerField(default=0)
     lease_losses = models.PositiveSmallIntegerField(default=0)
-    # When the sweep may nudge it again.
+    # When the sweep may nudge a worker again.
     due_at = models.DateTimeField(null=True, db_default=Now())
 
     class Meta:
@@ -182,7 +177,7 @@ class Run(models.Model):
             ),
             models.UniqueConstraint(
                 fields=["chat"],
-                condition=Q(status__in=["queued", "running", "waiting"], blocked=False),
+                condition=Q(status__in=LIVE_RUN_STATUSES, blocked=False),
                 name="run_one_unblocked_per_chat",
             ),
             models.CheckConstraint(condition=Q(status="queued") | Q(blocked=False), name="run_blocked_only_if_queued"),
@@ -191,7 +186,7 @@ class Run(models.Model):
             models.Index("chat", "created_at", "id", name="run_by_chat"),
             models.Index("user", "created_at", "id", name="run_by_user"),
             models.Index("user", "status", "created_at", "id", name="run_by_user_status"),
-            # Ids are made in the order of time: staff's lists, and the oldest of a state.
+            # Ids are in the order of creation: for the lists of the admin, and the oldest run in a status.
             models.Index("status", "id", name="run_by_status"),
             models.Index("error_code", "id", condition=Q(error_code__isnull=False), name="run_by_error"),
             models.Index("due_at", condition=Q(status="queued", blocked=False), name="run_due"),
@@ -210,8 +205,7 @@ class Run(models.Model):
 
 
 class Turn(models.Model):
-    """One recorded model response. ``tool_calls``: ``[{"id", "name", "arguments"}]``, arguments as the model wrote
-    them."""
+    """One recorded model response. ``tool_calls``: ``[{"id", "name", "arguments"}]``, arguments as the model's text."""
 
     run = models.ForeignKey(Run, models.CASCADE, related_name="turns", db_index=False)
     index = models.PositiveIntegerField()
@@ -242,7 +236,7 @@ class ToolInvocation(models.Model):
     node_type = models.CharField(max_length=10)
     input = models.JSONField(default=dict)
     status = models.CharField(max_length=12, choices=InvocationStatus.choices, default=InvocationStatus.PENDING)
-    # Snapshots of the catalogue when the call was made.
+    # Snapshots of the catalogue at the time of the call.
     credit_estimate = models.BigIntegerField(default=0)
     repeatable = models.BooleanField(default=False)
     credit_used = models.BigIntegerField(default=0)
@@ -273,7 +267,7 @@ class ToolInvocation(models.Model):
 
 
 class Waitpoint(models.Model):
-    """What a run waits for: its caller's answer about one invocation."""
+    """A question about one invocation, whose answer by the user the run waits for."""
 
     id = IdField(prefix="wp")
     run = models.ForeignKey(Run, models.CASCADE, related_name="waitpoints")

@@ -1,4 +1,4 @@
-"""Lists and pages that are as fast at a million rows as at ten, and rows that nobody edits."""
+"""Base classes of the admin: lists and pages that stay fast at a million rows, and rows that nobody can edit."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from django.urls import reverse
 from django.utils.html import format_html
 from unfold import paginator
 from unfold.admin import ModelAdmin
+from unfold.decorators import display
 
+from config.kernel.choices import StatusChoices
 from config.kernel.ids import IdField
 
 PAGE_SIZE = 50
-# Later pages would read and throw away all rows before them.
+# A later page would read and discard all rows before it.
 PAGES_MAX = 200
 SEARCH_WORDS_MAX = 5
 NOTHING = Q(pk__in=())
 
 
 class InfinitePaginator(paginator.InfinitePaginator):
-    """Next and previous, without ever counting. Unfold's templates know it by its name."""
+    """Next and previous without a count of rows. Unfold's templates recognise the class by its name."""
 
     @property
     def num_pages(self) -> int:
@@ -34,7 +36,7 @@ class InfinitePaginator(paginator.InfinitePaginator):
 
 
 class ReadOnly:
-    """Rows that the service writes and nobody edits, superusers included."""
+    """Rows that only the service writes; not even a superuser can edit them."""
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
@@ -47,11 +49,11 @@ class ReadOnly:
 
 
 class StaffAdmin(ModelAdmin):
-    """A list in the order of its primary key, newest first, searched by what an index finds.
+    """A list in the order of the primary key, newest first. A search uses indexed columns only.
 
-    Ids are made in the order of time, so the primary key's own index gives the order for nothing. A column that no
-    index serves can't be sorted by, and only the fields of ``list_filter`` and ``url_lookups`` can be filtered by: any
-    other would let staff guess what they are not shown, letter by letter.
+    Ids are in the order of creation, so the index of the primary key gives the order. Columns without an index cannot
+    be sorted by. Only the fields of ``list_filter`` and ``url_lookups`` can be filtered by: any other filter would let
+    staff guess hidden values letter by letter.
     """
 
     ordering: ClassVar[Any] = ("-pk",)
@@ -68,7 +70,7 @@ class StaffAdmin(ModelAdmin):
     url_lookups: ClassVar[tuple[str, ...]] = ()
 
     def find(self, word: str) -> Q:
-        """What one word of a search stands for; ``NOTHING`` for a word that stands for nothing here."""
+        """The condition of one word of a search; ``NOTHING`` for a word that cannot match."""
         return Q(pk=word)
 
     def get_search_results(
@@ -83,7 +85,7 @@ class StaffAdmin(ModelAdmin):
         return lookup in self.url_lookups or lookup.partition("__")[0] in filtered
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        # PostgreSQL refuses them in a query, and no value that can be asked for holds one.
+        # PostgreSQL refuses NUL in a query, and no stored value contains it.
         if any("\0" in value for values in request.GET.lists() for value in values[1]):
             return HttpResponseRedirect(request.path)
         return super().changelist_view(request, extra_context)
@@ -117,6 +119,16 @@ def link_column(name: str, description: str) -> Callable[[Any], str]:
         return format_html('<a href="{}">{}</a>', page_of(model, key), key) if model else key or "–"
 
     return column
+
+
+def status_column(statuses: type[StatusChoices]) -> Any:
+    """A column of a list: the row's status, in the colour of its tone."""
+
+    @display(description="status", label=statuses.tones())
+    def state(model_admin: Any, row: Any) -> str:
+        return str(row.status)
+
+    return state
 
 
 def users_named(word: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""Staff's pages of runs, their journal and the catalogue, and the dashboard."""
+"""The admin of runs, their journal and the catalogue, and the dashboard."""
 
 from runs.admin import catalogue, journal, runs
 

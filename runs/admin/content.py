@@ -1,6 +1,6 @@
-"""What was said in a run: messages, what tools were given and answered, questions and answers.
+"""The content of a run: messages, inputs and results of tools, questions and answers.
 
-Users' own. It is on no other page of staff's, and ``RunAdmin.content_view`` logs who has read it.
+It belongs to the user. No other page of the admin shows it, and ``RunAdmin.content_view`` logs each access.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Part:
 
 
 def read(run: Run) -> list[Part]:
-    """In the order of the journal; long texts are cut."""
+    """The parts in the order of the journal; long texts are cut."""
     parts = [
         part(f"Message of the {message.role}", message.content)
         for message in Message.objects.filter(run_id=run.pk).order_by("created_at", "pk")[:ROWS_MAX]
@@ -47,7 +47,7 @@ def read(run: Run) -> list[Part]:
         place = (waitpoint.invocation.turn_index, waitpoint.invocation.call_index)
         asked = {"asked": waitpoint.request_payload, "answered": waitpoint.resolved_payload}
         journal.append(((*place, 1), part(f"{waitpoint.kind}", pretty(asked))))
-    return parts + [told for _, told in sorted(journal, key=lambda entry: entry[0])]
+    return parts + [entry[1] for entry in sorted(journal, key=lambda entry: entry[0])]
 
 
 def part(title: str, text: str) -> Part:

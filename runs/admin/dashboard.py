@@ -1,13 +1,14 @@
-"""The admin's first page: how the service is doing, in pictures.
+"""The first page of the admin: charts and numbers of the service's state.
 
-Each figure is of a bounded span of time, read by a range of the primary key (ids are made in the order of time) or an
-index of its own, and remembered for ADMIN_DASHBOARD_SECONDS in each process.
+Each number covers a bounded period. Its query reads a range of the primary key (ids are in the order of creation) or
+an index, and its result is cached for ADMIN_DASHBOARD_SECONDS.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -22,14 +23,15 @@ from config.kernel import clock, money
 from config.kernel.ids import first_id
 from credits.models import EntryType, LedgerEntry
 from credits.usage import MODEL_KEY, display_name
-from runs.admin.story import TONES, span
-from runs.models import Run, RunStatus
+from runs.admin.timeline import span
+from runs.models import FINAL_RUN_STATUSES, LIVE_RUN_STATUSES, Run, RunStatus
 from webhooks.models import Delivery, Endpoint
 
 HOURS, DAYS, FAILURE_DAYS = 24, 14, 7
 TOOLS_SHOWN = 6
 LIVE_MAX = 10_000
-COLOURS = {"grey": "#94a3b8", "blue": "#3b82f6", "amber": "#f59e0b", "green": "#22c55e", "red": "#ef4444"}
+COLOURS = {"default": "#94a3b8", "info": "#3b82f6", "warning": "#f59e0b", "success": "#22c55e", "danger": "#ef4444"}
+BAR_ORDER = [*FINAL_RUN_STATUSES, *reversed(LIVE_RUN_STATUSES)]
 PALETTE = ["#3b82f6", "#22c55e", "#f59e0b", "#a855f7", "#14b8a6", "#ec4899", "#94a3b8"]
 LEGEND = {
     "plugins": {"legend": {"display": True, "position": "bottom", "align": "start", "labels": {"boxWidth": 10}}},
@@ -46,7 +48,7 @@ STACKED = LEGEND | {
 
 
 def show(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
-    """Adds to the page what the signed-in person may look at."""
+    """The page's context with the panels that the signed-in person may see."""
     may = request.user.has_perm
     panels: dict[str, Any] = {}
     if may("runs.view_run"):
@@ -73,15 +75,15 @@ def remembered(name: str, compute: Any) -> Any:
 
 
 def runs_now() -> dict[str, Any]:
-    """The live ones by state, each counted as far as LIVE_MAX, and the one that has been queued longest."""
+    """Live runs by status, each counted up to LIVE_MAX, and the run that has been queued longest."""
     counts = {}
-    for status in (RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING):
+    for status in LIVE_RUN_STATUSES:
         found = Run.objects.filter(status=status).order_by()[: LIVE_MAX + 1].count()
-        counts[str(status)] = f"{LIVE_MAX:,}+" if found > LIVE_MAX else f"{found:,}"
+        counts[status] = f"{LIVE_MAX:,}+" if found > LIVE_MAX else f"{found:,}"
     oldest = Run.objects.filter(status=RunStatus.QUEUED).order_by("pk").values("pk", "created_at").first()
     return {
         "counts": [
-            {"label": status.capitalize(), "value": count, "link": _runs(f"status__exact={status}")}
+            {"label": status.label, "value": count, "link": _runs(f"status__exact={status.value}")}
             for status, count in counts.items()
         ],
         "oldest": oldest
@@ -93,30 +95,22 @@ def runs_now() -> dict[str, Any]:
 
 
 def runs_by_hour() -> dict[str, Any]:
-    """Those of the last HOURS by the hour in which they were started and their present state."""
+    """Runs of the last HOURS by the hour of their start and by their current status."""
     begin = _hour(clock.now()) - timedelta(hours=HOURS - 1)
     rows = (
         Run.objects.filter(pk__gte=first_id("run", begin), created_at__gte=begin)
         .order_by()
-        # The hour first: grouped by state first, SQLite would go through all runs in that index's order.
+        # The hour first: grouped by status first, SQLite would read all runs in the order of that index.
         .values(hour=TruncHour("created_at", tzinfo=UTC), state=F("status"))
         .annotate(count=Count("pk"))
     )
     found = {(row["state"], row["hour"]): row["count"] for row in rows}
     hours = [begin + timedelta(hours=number) for number in range(HOURS)]
-    counts = {status: [found.get((status, hour), 0) for hour in hours] for status in RunStatus.values}
-    return chart(
-        [f"{hour:%H}:00" for hour in hours],
-        [(status, COLOURS[TONES[status]], counts[status]) for status in ORDER if any(counts[status])],
-        f"{sum(found.values()):,} runs",
-    )
-
-
-ORDER = ["completed", "failed", "cancelled", "waiting", "running", "queued"]
+    return status_chart(BAR_ORDER, found, hours, f"{sum(found.values()):,} runs")
 
 
 def credits_by_day() -> dict[str, Any]:
-    """Captures and model usage of the last DAYS by UTC day and tool, as the usage reports count them."""
+    """Captures and model usage of the last DAYS by UTC day and tool, as in the usage reports."""
     today = clock.now().astimezone(UTC).date()
     first = today - timedelta(days=DAYS - 1)
     totals: defaultdict[str, dict[date, int]] = defaultdict(dict)
@@ -153,7 +147,7 @@ def _spent_since(first: date) -> list[tuple[date, str, int]]:
 
 
 def failure_codes() -> list[dict[str, Any]]:
-    """Of the last FAILURE_DAYS, the most frequent first; ``share`` is of the most frequent, in percent."""
+    """Error codes of the last FAILURE_DAYS, the most frequent first; ``share`` is in percent of the first."""
     begin = clock.now() - timedelta(days=FAILURE_DAYS)
     rows = list(
         Run.objects.filter(error_code__isnull=False, pk__gte=first_id("run", begin))
@@ -175,7 +169,7 @@ def failure_codes() -> list[dict[str, Any]]:
 
 
 def webhook_health() -> dict[str, Any]:
-    """Deliveries of the last HOURS by hour and state; what is overdue; endpoints that fail."""
+    """Deliveries of the last HOURS by hour and status, the oldest overdue delivery, and failing endpoints."""
     now = clock.now()
     begin = _hour(now) - timedelta(hours=HOURS - 1)
     rows = (
@@ -192,20 +186,10 @@ def webhook_health() -> dict[str, Any]:
     oldest = pending.order_by("next_attempt_at").values_list("next_attempt_at", flat=True).first()
     failing = Endpoint.objects.filter(failing=True, enabled=True, deleted_at=None).order_by()[: LIVE_MAX + 1].count()
     hours = [begin + timedelta(hours=number) for number in range(HOURS)]
-    labels = [
-        (Delivery.Status.DELIVERED, "green"),
-        (Delivery.Status.PENDING, "amber"),
-        (Delivery.Status.DEAD, "red"),
-    ]
-    series = [
-        (str(status.label).lower(), COLOURS[tone], [found.get((status, hour), 0) for hour in hours])
-        for status, tone in labels
-    ]
-    picture = chart([f"{hour:%H}:00" for hour in hours], [one for one in series if any(one[2])], "")
+    bars = status_chart(Delivery.Status, found, hours, f"{sum(found.values()):,} deliveries")
     finished = delivered + dead
     listed = reverse("admin:webhooks_delivery_changelist")
-    return picture | {
-        "total": f"{sum(found.values()):,} deliveries",
+    return bars | {
         "facts": [
             ("Delivered", f"{delivered / finished:.1%}" if finished else "–", f"{listed}?status__exact=DELIVERED"),
             ("Needed another attempt", f"{again:,}", listed),
@@ -221,8 +205,17 @@ def webhook_health() -> dict[str, Any]:
     }
 
 
+def status_chart(statuses: Iterable[Any], found: dict[Any, int], hours: list[datetime], total: str) -> dict[str, Any]:
+    """``found``: the number of rows by (status, hour). A status without rows is left out."""
+    series = [
+        (str(status.label).lower(), COLOURS[status.tone], [found.get((status.value, hour), 0) for hour in hours])
+        for status in statuses
+    ]
+    return chart([f"{hour:%H}:00" for hour in hours], [one for one in series if any(one[2])], total)
+
+
 def chart(labels: list[str], series: list[tuple[str, str, list[Any]]], total: str) -> dict[str, Any]:
-    """For Chart.js, and for those who can't see it."""
+    """The data of a chart for Chart.js, and its total as text."""
     datasets = [
         {"label": label, "data": data, "backgroundColor": colour, "borderRadius": 2, "maxBarThickness": 28}
         for label, colour, data in series

@@ -1,4 +1,4 @@
-"""A run's journal, row by row: all of it to read, none of it to change, and nothing of what was said."""
+"""The admin of a run's journal and stream events, read-only. It shows no message, input or result."""
 
 from __future__ import annotations
 
@@ -6,26 +6,16 @@ from typing import Any
 
 from django.contrib import admin
 from django.db.models import Q
-from unfold.decorators import display
 
 from config.kernel import money
-from config.staff.base import NOTHING, ReadOnly, StaffAdmin, link_column
-from runs.models import RunEvent, ToolInvocation, Turn, Waitpoint
+from config.staff.base import NOTHING, ReadOnly, StaffAdmin, link_column, status_column
+from runs.models import InvocationStatus, RunEvent, ToolInvocation, Turn, Waitpoint, WaitpointStatus
 
 RUN = link_column("run_id", "run")
-STATES = {
-    "PENDING": "warning",
-    "DISPATCHING": "info",
-    "COMPLETED": "success",
-    "FAILED": "danger",
-    "REFUSED": "default",
-    "CANCELLED": "default",
-    "EXPIRED": "default",
-}
 
 
 class OfRun(ReadOnly, StaffAdmin):
-    """Found by its run's id, or its own."""
+    """A search finds rows by the id of their run, or by their own."""
 
     search_help_text = "A run's id, or the row's own"
     prefix = ""
@@ -34,10 +24,6 @@ class OfRun(ReadOnly, StaffAdmin):
         if word.startswith("run_"):
             return Q(run_id=word)
         return Q(pk=word) if self.prefix and word.startswith(f"{self.prefix}_") else NOTHING
-
-    @display(description="status", label=STATES)
-    def state(self, row: Any) -> str:
-        return row.status
 
 
 @admin.register(Turn)
@@ -58,6 +44,7 @@ class TurnAdmin(OfRun):
 @admin.register(ToolInvocation)
 class ToolInvocationAdmin(OfRun):
     prefix = "inv"
+    state = status_column(InvocationStatus)
     list_display = ("id", RUN, "name", "state", "error_code", "credits", "duration_ms", "created_at")
     fields = (
         "id",
@@ -88,6 +75,7 @@ class ToolInvocationAdmin(OfRun):
 @admin.register(Waitpoint)
 class WaitpointAdmin(OfRun):
     prefix = "wp"
+    state = status_column(WaitpointStatus)
     list_display = ("id", RUN, "kind", "state", "created_at", "expires_at", "resolved_at")
     fields = ("id", "run_id", "invocation_id", "kind", "status", "created_at", "expires_at", "resolved_at")
     readonly_fields = ("run_id", "invocation_id")

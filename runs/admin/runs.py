@@ -1,4 +1,4 @@
-"""Runs: found by an index, told on one page, cancelled by the service that the API calls."""
+"""The admin of runs: search, the page of one run with its timeline and its content, and the action Cancel."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from django.db.models import Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
-from unfold.decorators import display
 
 from chats.models import Message
 from config.staff.actions import Action, Did, WithActions
-from config.staff.base import NOTHING, ReadOnly, of_user
+from config.staff.base import NOTHING, ReadOnly, of_user, status_column
 from config.telemetry import logs
 from runs import services
-from runs.admin import content, story
+from runs.admin import content, timeline
 from runs.errors import RunError
 from runs.models import FINAL_RUN_STATUSES, Run, RunStatus, ToolInvocation, Waitpoint
 
 
 def cancel(request: HttpRequest, run: Run, data: dict[str, Any]) -> Did | None:
-    # As it is now: it may have ended while the question was being read.
+    # Read again: the run may have ended while the confirmation page was open.
     current = Run.objects.get(pk=run.pk)
     if current.status in FINAL_RUN_STATUSES or current.cancel_requested_at is not None:
         return None
@@ -33,7 +32,7 @@ def cancel(request: HttpRequest, run: Run, data: dict[str, Any]) -> Did | None:
 
 
 class ErrorFilter(admin.SimpleListFilter):
-    """Django's own would look through the whole table for what codes there are."""
+    """A filter with fixed choices; Django's own filter reads the whole table to find the codes."""
 
     title, parameter_name = "error", "error_code"
 
@@ -49,17 +48,18 @@ class RunAdmin(ReadOnly, WithActions):
     list_display = ("id", "state", "who", "created_at", "took", "error_code", "resolved_model", "chat_id")
     list_filter = ("status", ErrorFilter)
     list_select_related = ("user",)
-    # As long as the field has room for; docs/admin.md says all of it.
+    # The field has room for this much; docs/admin.md has the whole list.
     search_help_text = "Run, chat or other id, user, error code"
     url_lookups = ("user__id__exact",)
     fields = ()
+    state = status_column(RunStatus)
     staff_actions = (
         Action(
             name="cancel",
             label="Cancel",
             permission="runs.cancel_run",
-            question="The runs end: at once if they wait, within a second if they are running. What they hold of "
-            "credits is released; what they have spent stays spent.",
+            question="The runs end: at once if they wait, within a second if they are running. Held credits are "
+            "released; spent credits stay spent.",
             apply=cancel,
             icon="cancel",
             danger=True,
@@ -94,27 +94,13 @@ class RunAdmin(ReadOnly, WithActions):
             logs.run_id.set(run.pk)
         return run
 
-    @display(
-        description="status",
-        label={
-            RunStatus.QUEUED: "default",
-            RunStatus.RUNNING: "info",
-            RunStatus.WAITING: "warning",
-            RunStatus.COMPLETED: "success",
-            RunStatus.FAILED: "danger",
-            RunStatus.CANCELLED: "default",
-        },
-    )
-    def state(self, run: Run) -> str:
-        return run.status
-
     @admin.display(description="user")
     def who(self, run: Run) -> str:
         return run.user.get_username()
 
     @admin.display(description="took")
     def took(self, run: Run) -> str:
-        return story.span(run.finished_at - run.created_at) if run.finished_at else "–"
+        return timeline.span(run.finished_at - run.created_at) if run.finished_at else "–"
 
     # --- one run -----------------------------------------------------------------------------------------------------
 
@@ -125,14 +111,14 @@ class RunAdmin(ReadOnly, WithActions):
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any) -> Any:
         run = context["original"]
         context["title"], context["subtitle"] = "Run", run.pk
-        context["story"] = story.tell(run)
-        context["tone"] = story.TONES[run.status]
+        context["timeline"] = timeline.build(run)
+        context["tone"] = RunStatus(run.status).tone
         context["explanation"] = next((code.sentence for code in RunError if code == run.error_code), "")
         context["links"] = self._links(request, run)
         return super().render_change_form(request, context, *args, **options)
 
     def _links(self, request: HttpRequest, run: Run) -> list[tuple[str, str]]:
-        """Where staff go on from here, as far as they may."""
+        """Links to related pages, those that the signed-in person may open."""
 
         def listed(app: str, model: str, query: str) -> str:
             return f"{reverse(f'admin:{app}_{model}_changelist')}?{query}"
@@ -146,7 +132,7 @@ class RunAdmin(ReadOnly, WithActions):
             ("Deliveries", "webhooks.view_delivery", listed("webhooks", "delivery", f"q={run.pk}")),
             ("Stream events", "runs.view_runevent", listed("runs", "runevent", f"q={run.pk}")),
             (
-                "Messages and results (this is logged)",
+                "Messages and results (access is logged)",
                 "runs.read_run_content",
                 reverse("admin:runs_run_content", args=[run.pk]),
             ),
@@ -154,7 +140,7 @@ class RunAdmin(ReadOnly, WithActions):
         return [(label, url) for label, permission, url in links if request.user.has_perm(permission)]
 
     def content_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """What was said: for those who may, and each time with a log entry."""
+        """The content of the run, for staff with the permission; each access makes a log entry."""
         if not request.user.has_perm("runs.read_run_content"):
             raise PermissionDenied
         run: Any = self.get_object(request, unquote(object_id))

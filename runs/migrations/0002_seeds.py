@@ -7,7 +7,7 @@ from django.conf import settings
 from django.contrib.auth.management import create_permissions
 from django.db import migrations
 
-from runs import roles
+from runs.catalogue import roles
 from runs.catalogue.seeds import MODELS
 
 APPS = ["admin", "apikeys", "auth", "chats", "credits", "runs", "webhooks"]

@@ -14,7 +14,7 @@ from django.test import Client
 from config.kernel import clock
 from config.kernel.ids import new_id
 from credits import ledger
-from runs import roles
+from runs.catalogue import roles
 from runs.models import Run, RunEvent, Turn
 from tests import factories
 

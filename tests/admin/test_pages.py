@@ -1,4 +1,4 @@
-"""What staff see: a run's story on one page, nothing to change, no secret, and no content but where it is asked for."""
+"""Pages of the admin: the timeline of a run, read-only history, no secret, and content on its own page only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from django.urls import reverse
 from apikeys import keys
 from chats.models import Attachment, Chat
 from credits.models import Account, LedgerEntry
-from runs.admin import story
+from runs.admin import timeline
 from runs.models import Run, RunEvent, Tool, ToolInvocation, Turn, Waitpoint
 from tests import factories
 from tests.admin.conftest import CONTENT, SECRET, make_run
@@ -66,7 +66,7 @@ def world(boss, user, run) -> Run:
 
 
 # --- a run's page ----------------------------------------------------------------------------------------------------
-def test_a_run_tells_its_story_on_one_page(boss, user, run):
+def test_a_run_shows_its_timeline_on_one_page(boss, user, run):
     page = re.sub(r"\s+", " ", boss.get(address(Run, "change", run.pk)).content.decode())
     for piece in [
         user.username,
@@ -92,26 +92,31 @@ def test_a_run_tells_its_story_on_one_page(boss, user, run):
 
 
 def test_charges_and_deliveries_are_with_the_step_that_caused_them(run):
-    told = story.tell(run)
-    kinds = {(step.kind, step.title): step for step in told.steps}
+    shown = timeline.build(run)
+    kinds = {(step.kind, step.title): step for step in shown.steps}
     call = kinds["call", "calculate"]
     assert [entry.type for entry in call.charges] == ["HOLD", "CAPTURE", "RELEASE"]
     assert call.cost == "1.25"
     assert len(call.deliveries) == 1
     assert kinds["turn", "Turn 1"].cost == "0.5"
-    assert all(0 <= step.left <= 100 and step.left + step.width <= 100.01 for step in told.steps)
-    assert [step.started for step in told.steps] == sorted(step.started for step in told.steps)
+    assert all(0 <= step.left <= 100 and step.left + step.width <= 100.01 for step in shown.steps)
+    assert [step.started for step in shown.steps] == sorted(step.started for step in shown.steps)
 
 
-def test_a_run_whose_events_are_pruned_and_one_that_goes_on_have_a_story(boss, user):
+def test_pruned_and_live_runs_have_a_timeline(boss, user):
     over = make_run(user, status="failed", error_code="WORKER_LOST")
     RunEvent.objects.all().delete()
-    assert [step.title for step in story.tell(over).steps if step.kind == "state"] == ["queued", "running", "failed"]
+    states = [step.title for step in timeline.build(over).steps if step.kind == "state"]
+    assert states == [
+        "queued",
+        "running",
+        "failed",
+    ]
     live = make_run(user, status="running", finished_at=None)
     assert "so far" in boss.get(address(Run, "change", live.pk)).content.decode()
 
 
-def test_the_story_is_capped_and_costs_the_same_queries_however_long_it_is(boss, user, monkeypatch):
+def test_the_timeline_is_capped_and_its_queries_do_not_grow(boss, user, monkeypatch):
     short, long = make_run(user, turns=1), make_run(user, turns=8)
 
     def queries(run: Run) -> int:
@@ -121,10 +126,10 @@ def test_the_story_is_capped_and_costs_the_same_queries_however_long_it_is(boss,
 
     queries(short)
     assert queries(short) == queries(long) <= 16
-    monkeypatch.setattr(story, "ROWS_MAX", 5)
-    told = story.tell(long)
-    assert len(told.entries) == 5
-    assert told.more == ["turns", "tool calls", "waitpoints", "charges", "webhook deliveries"]
+    monkeypatch.setattr(timeline, "ROWS_MAX", 5)
+    shown = timeline.build(long)
+    assert len(shown.entries) == 5
+    assert shown.more == ["turns", "tool calls", "waitpoints", "charges", "webhook deliveries"]
 
 
 @pytest.mark.parametrize("model", HISTORY)
@@ -219,7 +224,7 @@ def test_long_content_is_cut_and_markup_is_text(sign_in, run):
     Turn.objects.filter(run=run).update(text="<script>alert(1)</script>" + "x" * 30_000)
     text = sign_in("support").get(reverse("admin:runs_run_content", args=[run.pk])).content.decode()
     assert "<script>alert" not in text
-    assert "Cut here." in text
+    assert "The rest is not shown." in text
     assert len(text) < 120_000
 
 

@@ -12,7 +12,7 @@ from django.db.migrations.executor import MigrationExecutor
 from django.test import Client, RequestFactory
 from django.urls import reverse
 
-from runs import roles
+from runs.catalogue import roles
 from tests import factories
 
 pytestmark = pytest.mark.django_db

@@ -1,4 +1,4 @@
-"""The admin in a real browser: sign in, look around, find a run, read its story, cancel it, grant credits."""
+"""The admin in a real browser: sign in, look around, find a run, read its timeline, cancel it, grant credits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What happened to one run, put together for one page: a fixed number of queries, each of at most so many rows.
+"""The timeline of one run for its page in the admin: what happened, when, how long it took and what it cost.
 
-No message, input or result is part of it (see ``content.py``): only what happened, when, how long it took and what it
-cost.
+It takes a fixed number of queries, each of at most ROWS_MAX rows. It has no message, input or result (see
+``content.py``).
 """
 
 from __future__ import annotations
@@ -16,34 +16,25 @@ from django.db.models import Count, Max, Min, Prefetch
 
 from config.kernel import clock, money
 from credits.models import EntryType, LedgerEntry
-from runs.models import Run, RunEvent, RunStatus, ToolInvocation, Turn, Waitpoint
+from runs.models import (
+    InvocationStatus,
+    Run,
+    RunEvent,
+    RunStatus,
+    ToolInvocation,
+    Turn,
+    Waitpoint,
+    WaitpointStatus,
+)
 from webhooks.catalogue import Event
 from webhooks.models import Attempt, Delivery
 
 ROWS_MAX = 200
 
-TONES = {
-    "queued": "grey",
-    "running": "blue",
-    "waiting": "amber",
-    "completed": "green",
-    "failed": "red",
-    "cancelled": "grey",
-    "PENDING": "amber",
-    "DISPATCHING": "blue",
-    "COMPLETED": "green",
-    "FAILED": "red",
-    "REFUSED": "grey",
-    "CANCELLED": "grey",
-    "EXPIRED": "grey",
-    "DELIVERED": "green",
-    "DEAD": "red",
-}
-
 
 @dataclass
 class Step:
-    """One line of the timeline. ``left`` and ``width`` are percents of the run's whole time."""
+    """One row of the timeline. ``left`` and ``width`` are percentages of the run's duration."""
 
     kind: str
     icon: str
@@ -52,7 +43,7 @@ class Step:
     ended: datetime | None
     detail: str = ""
     status: str = ""
-    tone: str = "grey"
+    tone: str = "default"
     key: str = ""
     charges: list[LedgerEntry] = field(default_factory=list)
     deliveries: list[Delivery] = field(default_factory=list)
@@ -63,16 +54,21 @@ class Step:
 
     @property
     def cost(self) -> str:
-        """What the step took, or what is still held for it."""
+        """The credits that the step spent, or still holds."""
         spent = sum(_spent(entry) for entry in self.charges)
         held = sum(_held(entry) for entry in self.charges)
         if not self.charges:
             return ""
         return f"{money.to_text(held)} held" if held else money.to_text(spent)
 
+    @property
+    def webhooks(self) -> list[tuple[Delivery, str]]:
+        """The deliveries with the tones of their statuses."""
+        return [(delivery, Delivery.Status(delivery.status).tone) for delivery in self.deliveries]
+
 
 @dataclass
-class Story:
+class Timeline:
     run: Run
     steps: list[Step]
     entries: list[LedgerEntry]
@@ -82,8 +78,8 @@ class Story:
     more: list[str]
 
 
-def tell(run: Run) -> Story:
-    """``run`` with its chat and user. What exceeds ROWS_MAX of a kind is named in ``more``."""
+def build(run: Run) -> Timeline:
+    """``run`` comes with its chat and user. ``more`` names the kinds of rows of which there are over ROWS_MAX."""
     more: list[str] = []
 
     def capped(rows: Any, what: str) -> list[Any]:
@@ -116,17 +112,17 @@ def tell(run: Run) -> Story:
         .order_by("first", "type")
     )
     now = clock.now()
-    steps = [*_states(run, states, now), *_turns(turns), *_calls(calls), *_waitpoints(waitpoints)]
+    steps = [*_states(run, states), *_turns(turns), *_calls(calls), *_waitpoints(waitpoints)]
     _attach(steps, entries, deliveries)
     steps.sort(key=lambda step: (step.started, step.kind != "state"))
     _draw(run, steps, now)
-    return Story(run, steps, entries, deliveries, events, _facts(run, entries, turns, calls, now), more)
+    return Timeline(run, steps, entries, deliveries, events, _facts(run, entries, turns, calls, now), more)
 
 
-def _states(run: Run, told: list[RunEvent], now: datetime) -> list[Step]:
-    """From the run's stream or, once that is pruned, from the run itself."""
+def _states(run: Run, recorded: list[RunEvent]) -> list[Step]:
+    """From the run's stream or, after its pruning, from the run itself."""
     changes: list[tuple[str, datetime]] = []
-    for event in told:
+    for event in recorded:
         changes.append((str(json.loads(event.data).get("status", "")), event.created_at))
     if not changes:
         changes = [(RunStatus.QUEUED, run.created_at)]
@@ -137,7 +133,7 @@ def _states(run: Run, told: list[RunEvent], now: datetime) -> list[Step]:
     ends: list[datetime | None] = [at for _, at in changes[1:]]
     ends.append(None if run.finished_at is None else changes[-1][1])
     return [
-        Step("state", "flag", status, at, end, status=status, tone=TONES.get(status, "grey"))
+        Step("state", "flag", status, at, end, status=status, tone=RunStatus(status).tone)
         for (status, at), end in zip(changes, ends, strict=True)
     ]
 
@@ -151,7 +147,7 @@ def _turns(turns: list[Turn]) -> list[Step]:
             turn.started_at,
             turn.finished_at,
             f"{turn.model}, {turn.input_tokens:,} tokens in, {turn.output_tokens:,} out",
-            tone="blue",
+            tone="info",
             key=str(turn.index),
         )
         for turn in turns
@@ -168,7 +164,7 @@ def _calls(calls: list[ToolInvocation]) -> list[Step]:
             call.finished_at,
             f"call {call.turn_index}.{call.call_index}" + (f", {call.error_code}" if call.error_code else ""),
             call.status,
-            TONES[call.status],
+            InvocationStatus(call.status).tone,
             call.pk,
         )
         for call in calls
@@ -183,16 +179,16 @@ def _waitpoints(waitpoints: list[Waitpoint]) -> list[Step]:
             waitpoint.get_kind_display(),
             waitpoint.created_at,
             waitpoint.resolved_at,
-            "answered" if waitpoint.status == "COMPLETED" else "",
+            "answered" if waitpoint.status == WaitpointStatus.COMPLETED else "",
             waitpoint.status,
-            TONES[waitpoint.status],
+            WaitpointStatus(waitpoint.status).tone,
         )
         for waitpoint in waitpoints
     ]
 
 
 def _attach(steps: list[Step], entries: list[LedgerEntry], deliveries: list[Delivery]) -> None:
-    """Each charge and each delivery goes to the step that caused it."""
+    """Attach each charge and each delivery to the step that caused it."""
     turns = {step.key: step for step in steps if step.kind == "turn"}
     calls = {step.key: step for step in steps if step.kind == "call"}
     for entry in entries:
@@ -206,11 +202,11 @@ def _attach(steps: list[Step], entries: list[LedgerEntry], deliveries: list[Deli
         if step.kind == "state":
             states[step.status].append(step)
     for delivery in deliveries:
-        told = _body(delivery).get("toolInvocationId")
-        if told in calls:
-            calls[told].deliveries.append(delivery)
+        call_id = _body(delivery).get("toolInvocationId")
+        if call_id in calls:
+            calls[call_id].deliveries.append(delivery)
         elif queue := states[_run_status(delivery)]:
-            # They come in the same order; the last takes what is left over.
+            # Both are in the order of time; the last step takes the remaining deliveries.
             (queue.pop(0) if len(queue) > 1 else queue[0]).deliveries.append(delivery)
 
 
@@ -248,7 +244,7 @@ def _facts(run: Run, entries: list[LedgerEntry], turns: list[Turn], calls: list[
     held = sum(_held(entry) for entry in entries)
     facts = [
         ("Took", span(whole) + ("" if run.finished_at else " so far")),
-        ("In the queue", span(queued)),
+        ("Queued", span(queued)),
         ("Running", span(running)),
         ("Credits spent", money.to_text(sum(_spent(entry) for entry in entries))),
         ("Credits held", money.to_text(held)),
@@ -270,7 +266,7 @@ def _held(entry: LedgerEntry) -> int:
 
 
 def span(lasted: timedelta) -> str:
-    """As people say it: ``230 ms``, ``4.2 s``, ``3 min 5 s``, ``2 h 4 min``, ``3 d 2 h``."""
+    """A duration as text: ``230 ms``, ``4.2 s``, ``3 min 5 s``, ``2 h 4 min``, ``3 d 2 h``."""
     seconds = max(0.0, lasted.total_seconds())
     if seconds < 1:
         return f"{round(seconds * 1000)} ms"

@@ -1,5 +1,7 @@
-"""The roles that a new installation starts with: groups and their permissions, as ``app.codename``. Plain data, which
-migrations read; staff may change the groups afterwards.
+"""The roles of a new installation: groups and their permissions, as ``app.codename``.
+
+The migration that seeds the catalogue reads both. They are not in ``runs.admin``, because importing that package
+registers the pages of the admin. Staff may change the groups later.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ ROLES = {
 
 
 def install(Group: Any, Permission: Any) -> None:
-    """Make each role that is not there, with its permissions, all of which must be there."""
+    """Create the missing roles with their permissions. Raises DoesNotExist for an unknown permission."""
     for name, wanted in ROLES.items():
         group, made = Group.objects.get_or_create(name=name)
         if not made:
