@@ -125,23 +125,48 @@ class RunInput(CamelSerializer):
     attachment_ids = serializers.ListField(
         child=StrictCharField(), required=False, allow_null=True, help_text="Completed attachments, each used once."
     )
-    model = StrictCharField(min_length=1, max_length=100, required=False, allow_null=True)
-    tools = serializers.ListField(
-        child=StrictCharField(min_length=1, max_length=64), required=False, allow_null=True, max_length=200
+    model = StrictCharField(
+        min_length=1,
+        max_length=100,
+        required=False,
+        allow_null=True,
+        help_text="The name of a model; the default one if left out.",
     )
-    credit_approval_threshold = CreditsNumberField(minimum=0, required=False, allow_null=True)
-    max_credits = CreditsNumberField(minimum=1, required=False, allow_null=True)
-    on_active_run = serializers.ChoiceField(choices=["reject", "enqueue"], required=False, default="reject")
+    tools = serializers.ListField(
+        child=StrictCharField(min_length=1, max_length=64),
+        required=False,
+        allow_null=True,
+        max_length=200,
+        help_text="The names of the tools that the agent may call; all if left out.",
+    )
+    credit_approval_threshold = CreditsNumberField(
+        minimum=0,
+        required=False,
+        allow_null=True,
+        help_text="Credits, with up to 6 decimals. A tool call with a higher estimate waits for approval.",
+    )
+    max_credits = CreditsNumberField(
+        minimum=1,
+        required=False,
+        allow_null=True,
+        help_text="Credits, with up to 6 decimals: the most that the run may spend.",
+    )
+    on_active_run = serializers.ChoiceField(
+        choices=["reject", "enqueue"],
+        required=False,
+        default="reject",
+        help_text="If the chat has an active run: reject this one, or enqueue it behind the active one.",
+    )
 
 
 class CreditApprovalAnswer(CamelSerializer):
     kind = serializers.ChoiceField(choices=[WaitpointKind.CREDIT_APPROVAL.value])
-    approved = StrictBooleanField()
+    approved = StrictBooleanField(help_text="For CREDIT_APPROVAL.")
 
 
 class ClarificationAnswer(CamelSerializer):
     kind = serializers.ChoiceField(choices=[WaitpointKind.CLARIFICATION.value])
-    answer = StrictCharField(min_length=1, max_length=10_000, trim_whitespace=False)
+    answer = StrictCharField(min_length=1, max_length=10_000, trim_whitespace=False, help_text="For CLARIFICATION.")
 
 
 class AnswerKind(CamelSerializer):

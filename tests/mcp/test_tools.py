@@ -14,6 +14,7 @@ from chats.models import Chat
 from config.api import ratelimit
 from config.api.ratelimit import Verdict
 from runs.models import Run
+from runs.serializers import ANSWERS, RunInput
 from runs.streams.servers import background
 from tests import factories
 from tests.contract.world import build, unknown_ids
@@ -47,6 +48,18 @@ class TestTools:
             Draft202012Validator.check_schema(tool["inputSchema"])
             assert tool["inputSchema"]["type"] == "object"
             assert set(tool["inputSchema"].get("required", ())) <= set(tool["inputSchema"]["properties"])
+
+    def test_schemas_follow_the_serializers(self, public):
+        listed = rpc(public, "tools/list").json()["result"]["tools"]
+        schemas = {tool["name"]: tool["inputSchema"] for tool in listed}
+        start, respond = schemas["start_run"], schemas["respond_to_waitpoint"]
+        assert set(start["properties"]) == {*RunInput().fields, "chatId", "waitSeconds", "idempotencyKey"}
+        assert set(start["required"]) == {"chatId", "message"}
+        assert start["properties"]["message"]["maxLength"] == settings.MESSAGE_MAX_CHARS
+        assert start["properties"]["tools"]["items"] == {"type": "string", "minLength": 1, "maxLength": 64}
+        assert set(respond["properties"]) == {"waitpointId", "kind", "approved", "answer"}
+        assert respond["properties"]["kind"]["enum"] == list(ANSWERS)
+        assert set(respond["required"]) == {"waitpointId", "kind"}
 
     @pytest.mark.parametrize(("name", "scope"), TOOLS.items())
     def test_each_needs_its_scope(self, user, name, scope):
