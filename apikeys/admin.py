@@ -1,4 +1,4 @@
-"""Staff see every key, can narrow its scopes and revoke it. Nobody can make one here: its secret would be another's."""
+"""The admin of API keys: staff can revoke a key and remove scopes. They cannot create one and so see its secret."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ScopesForm(ActionForm):
     scopes = forms.MultipleChoiceField(
         required=False,
         widget=UnfoldAdminCheckboxSelectMultipleWidget,
-        help_text="What is unticked is taken away for good. A key without scopes can only read about itself.",
+        help_text="Scopes without a tick are removed permanently. A key without scopes can only describe itself.",
     )
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -30,10 +30,10 @@ class ScopesForm(ActionForm):
         field.choices = [(scope, scope) for scope in held]
         field.initial = held
 
-    def said(self) -> list[tuple[str, str]]:
+    def summary(self) -> list[tuple[str, str]]:
         kept = self.cleaned_data["scopes"]
-        taken = [scope for scope in self.target.scopes if scope not in kept]
-        return [("Keeps", ", ".join(kept) or "nothing"), ("Loses", ", ".join(taken) or "nothing")]
+        removed = [scope for scope in self.target.scopes if scope not in kept]
+        return [("Keeps", ", ".join(kept) or "nothing"), ("Loses", ", ".join(removed) or "nothing")]
 
 
 def revoke(request: HttpRequest, key: ApiKey, data: dict[str, Any]) -> Did | None:
@@ -41,8 +41,8 @@ def revoke(request: HttpRequest, key: ApiKey, data: dict[str, Any]) -> Did | Non
 
 
 def narrow(request: HttpRequest, key: ApiKey, data: dict[str, Any]) -> Did | None:
-    taken = keys.narrow_key(key, data["scopes"])
-    return Did(key, f"Took away {', '.join(taken)}.") if taken else None
+    removed = keys.narrow_key(key, data["scopes"])
+    return Did(key, f"Removed {', '.join(removed)}.") if removed else None
 
 
 @admin.register(ApiKey)
@@ -58,7 +58,7 @@ class ApiKeyAdmin(ReadOnly, WithActions):
             name="revoke",
             label="Revoke",
             permission="apikeys.revoke_apikey",
-            question="Whoever uses these keys is refused at once, for good.",
+            question="Requests with these keys are refused at once and permanently.",
             apply=revoke,
             icon="block",
             danger=True,
@@ -68,7 +68,7 @@ class ApiKeyAdmin(ReadOnly, WithActions):
             name="narrow",
             label="Narrow scopes",
             permission="apikeys.narrow_apikey",
-            question="What a key has lost is not given back; its user can make another.",
+            question="A removed scope cannot be restored; the user can create another key.",
             apply=narrow,
             form=ScopesForm,
             about="one",

@@ -1,4 +1,4 @@
-"""The public surface's authenticator."""
+"""The authenticator of the public surface."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ class ApiKeyAuthentication(BearerAuthentication):
         if key.user.is_active:
             try:
                 keys.note_use(key)
-            except DatabaseError as error:  # a busy database must not turn away a valid key
+            except DatabaseError as error:  # a busy database must not refuse a valid key
                 logger.warning("last_used_at of %s was not written (%s)", key.pk, type(error).__name__)
         return key.user, key

@@ -1,7 +1,7 @@
-"""Minting, finding and revoking API keys (interface, section 6).
+"""Creating, finding and revoking API keys (interface, section 6).
 
-A secret is ``awk_``, 43 random base62 characters (256 bits) and 6 of checksum. Only its SHA-256 is stored: at that
-entropy a slow hash would cost much and protect nothing.
+A secret is ``awk_``, 43 random base62 characters (256 bits) and a checksum of 6. Only its SHA-256 is stored: at this
+entropy a slow hash would add cost but no protection.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _SHAPE = re.compile(rf"{MARK}[0-9A-Za-z]{{{BODY_LENGTH + CHECKSUM_LENGTH}}}")
 
 
 def create_key(user: Any, *, name: str, days: int | None = None) -> tuple[ApiKey, str]:
-    """A new key and its secret, which can't be had again. Raises Conflict at API_KEY_MAX_LIVE live keys."""
+    """A new key and its secret, which is not stored. Raises Conflict at API_KEY_MAX_LIVE live keys."""
     days = settings.API_KEY_DEFAULT_DAYS if days is None else days
     secret = new_secret()
     with transaction.atomic():
-        # Two requests side by side would both count one key too few.
+        # Without the lock, two concurrent requests would each count one key too few.
         get_user_model()._default_manager.select_for_update(no_key=True).get(pk=user.pk)
         now = clock.now()
         live = ApiKey.objects.filter(user=user, revoked_at=None, expires_at__gt=now).count()
         if live >= settings.API_KEY_MAX_LIVE:
-            raise Conflict(f"You have {live} live API keys, the most there can be; revoke one first.")
+            raise Conflict(f"You have {live} live API keys, which is the maximum; revoke one first.")
         key = ApiKey.objects.create(
             user=user,
             name=name,
@@ -64,7 +64,7 @@ def create_key(user: Any, *, name: str, days: int | None = None) -> tuple[ApiKey
 
 
 def find_key(secret: str) -> ApiKey | None:
-    """The key, with its user, whoever's and however old; None if there is none. A typo costs no query."""
+    """The key with its user, even if it is no longer live; None if there is none. A malformed secret costs no query."""
     if not is_well_formed(secret):
         return None
     sought = digest(secret)
@@ -77,21 +77,19 @@ def is_live(key: ApiKey) -> bool:
 
 
 def revoke_key(key: ApiKey) -> bool:
-    """Effective at once in every process, as no process remembers keys. False for a revoked key, which stays as it
-    is.
-    """
+    """Takes effect at once in every process, because none caches keys. False if the key was revoked before."""
     return bool(ApiKey.objects.filter(pk=key.pk, revoked_at=None).update(revoked_at=clock.now()))
 
 
 @transaction.atomic
 def narrow_key(key: ApiKey, keep: list[str]) -> list[str]:
-    """Take away all scopes but ``keep``, effective at once. Returns those taken, none from a revoked key."""
+    """Remove all scopes except ``keep``, at once. Returns the removed ones; none of a revoked key."""
     held = ApiKey.objects.select_for_update().filter(pk=key.pk, revoked_at=None).first()
-    taken = [scope for scope in held.scopes if scope not in keep] if held is not None else []
-    if held is not None and taken:
+    removed = [scope for scope in held.scopes if scope not in keep] if held is not None else []
+    if held is not None and removed:
         held.scopes = [scope for scope in held.scopes if scope in keep]
         held.save(update_fields=["scopes"])
-    return taken
+    return removed
 
 
 def note_use(key: ApiKey) -> None:
@@ -99,7 +97,7 @@ def note_use(key: ApiKey) -> None:
     now = clock.now()
     stale = now - timedelta(seconds=settings.API_KEY_LAST_USED_SECONDS)
     if key.last_used_at is None or key.last_used_at <= stale:
-        # Guarded: of many requests at once one writes.
+        # A guarded update: of many concurrent requests one writes.
         ApiKey.objects.filter(Q(last_used_at=None) | Q(last_used_at__lte=stale), pk=key.pk).update(last_used_at=now)
 
 
@@ -116,7 +114,7 @@ def is_well_formed(secret: str) -> bool:
 
 
 def checksum(body: str) -> str:
-    """CRC-32 in base62: finds typing and copying errors, protects nothing."""
+    """CRC-32 in base62: it finds errors of typing and copying and is no protection."""
     number, text = zlib.crc32(body.encode()), ""
     for _ in range(CHECKSUM_LENGTH):
         number, rest = divmod(number, len(ALPHABET))

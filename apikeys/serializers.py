@@ -14,7 +14,7 @@ class ApiKeyInputSerializer(CamelSerializer):
 
 
 class OwnKeySerializer(CamelSerializer):
-    """What a key may learn of itself."""
+    """What a key can read about itself."""
 
     name = serializers.CharField(read_only=True)
     prefix = serializers.CharField(read_only=True)

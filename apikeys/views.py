@@ -1,4 +1,4 @@
-"""API keys: made and revoked on the session surface; on the public one a key can look at itself."""
+"""API keys: users create and revoke them on the session surface; on the public surface a key reads its description."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be done with attachments: announce, receive, complete, use in a message, read for a model, expire."""
+"""Operations on attachments: announce, receive, complete, use in a message, read for a model, expire."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from config.kernel.ids import is_plausible_id
 logger = logging.getLogger(__name__)
 
 SWEEP_BATCH = 200
-# When the storage would not remove a file, it is asked again after so long.
+# The delay before a failed removal of files is repeated.
 REMOVE_AGAIN = timedelta(hours=1)
 
 _signer = Signer(salt="chats.attachments.upload")
 
 
 def attachments_of(user: Any) -> QuerySet[Attachment]:
-    """The user's attachments but those in deleted chats."""
+    """The user's attachments, except those in deleted chats."""
     return Attachment.objects.filter(Q(message=None) | Q(message__chat__deleted_at=None), user=user)
 
 
@@ -40,8 +40,8 @@ def attachments_of(user: Any) -> QuerySet[Attachment]:
 def create_attachment(
     user: Any, *, file_name: str, content_type: str, size_bytes: int, sha256: str | None = None
 ) -> Attachment:
-    """Raises PayloadTooLarge over ATTACHMENT_MAX_BYTES, Conflict if all the user's would be over
-    ATTACHMENT_USER_MAX_BYTES.
+    """Raises PayloadTooLarge over ATTACHMENT_MAX_BYTES, and Conflict if the user's attachments would exceed
+    ATTACHMENT_USER_MAX_BYTES together.
     """
     if size_bytes > settings.ATTACHMENT_MAX_BYTES:
         raise PayloadTooLarge(f"A file may have at most {settings.ATTACHMENT_MAX_BYTES} bytes.")
@@ -61,15 +61,14 @@ def create_attachment(
 
 
 def _refuse_over_quota(user: Any, size_bytes: int) -> None:
-    # Two requests side by side would both count too little.
+    # Without the lock, two concurrent requests would each miss the other's bytes.
     get_user_model()._default_manager.select_for_update(no_key=True).get(pk=user.pk)
     kept = attachments_of(user).exclude(status=AttachmentStatus.EXPIRED)
     total = kept.aggregate(total=Sum("size_bytes", default=0))["total"]
     most = settings.ATTACHMENT_USER_MAX_BYTES
     if total + size_bytes > most:
         raise Conflict(
-            f"Your attachments have {total} bytes of the {most} that they may have; delete chats whose files you no "
-            "longer need."
+            f"Your attachments have {total} bytes of at most {most}; delete chats whose files you no longer need."
         )
 
 
@@ -90,7 +89,7 @@ def upload_of(attachment: Attachment, surface: str) -> dict[str, Any]:
 
 
 def attachment_to_upload(token: str) -> tuple[str, Attachment]:
-    """The surface and the attachment that an upload's address was made for. Raises NotFound if we made no such one."""
+    """The surface and the attachment of an upload URL. Raises NotFound if the token is not valid."""
     try:
         surface, _, attachment_id = _signer.unsign(token).partition(".")
     except BadSignature:
@@ -102,7 +101,7 @@ def attachment_to_upload(token: str) -> tuple[str, Attachment]:
 
 
 def refuse_unless_pending(attachment: Attachment) -> None:
-    """Raises Conflict if the attachment is complete, NotFound if it is past its time."""
+    """Raises Conflict if the attachment is complete, NotFound if it has expired."""
     if attachment.status == AttachmentStatus.READY:
         raise Conflict("The attachment is complete; its file can't be changed any more.")
     expired = attachment.status == AttachmentStatus.EXPIRED
@@ -111,8 +110,8 @@ def refuse_unless_pending(attachment: Attachment) -> None:
 
 
 def receive(attachment: Attachment, parts: Iterator[bytes]) -> None:
-    """Store the file as it comes, in place of one that was uploaded before. Raises what ``parts`` raises, NotFound,
-    Conflict, Unavailable.
+    """Store the file as it arrives; it replaces an earlier upload. Raises what ``parts`` raises, NotFound, Conflict,
+    Unavailable.
     """
     try:
         name = files.write(attachment.pk, files.Parts(parts), attachment.content_type)
@@ -121,17 +120,17 @@ def receive(attachment: Attachment, parts: Iterator[bytes]) -> None:
         refuse_unless_pending(attachment)
         raise Unavailable from None
     try:
-        overtaken = _point_to(attachment.pk, name)
+        replaced = _point_to(attachment.pk, name)
     except BaseException:
         files.remove(name)
         raise
-    if overtaken:
-        files.remove(overtaken)
+    if replaced:
+        files.remove(replaced)
 
 
 @transaction.atomic
 def _point_to(attachment_id: str, name: str) -> str:
-    """Make ``name`` the upload that counts; returns the one that counted before."""
+    """Make ``name`` the current upload; returns the previous one, or an empty string."""
     locked = Attachment.objects.select_for_update().filter(pk=attachment_id).first()
     if locked is None:
         raise NotFound
@@ -151,7 +150,7 @@ class UploadExpired(Conflict):
 
 
 def complete_attachment(attachment: Attachment) -> Attachment:
-    """Check the uploaded file, and make the attachment ready with it. One that is ready is returned as it is.
+    """Check the uploaded file and make the attachment ready. A ready one is returned unchanged.
 
     Raises NotUploaded, UploadExpired, ValidationFailed if the file is not what was announced, Unavailable.
     """
@@ -168,14 +167,14 @@ def complete_attachment(attachment: Attachment) -> Attachment:
     try:
         stored, sha256 = _check(attachment, name)
     except FileNotFoundError:
-        # Overtaken by another upload while it was read, if one was there at all.
+        # Another upload has replaced the file during the check, or there was none.
         raise NotUploaded from None
     completed = transitions.complete(attachment, uploaded=uploaded, stored=stored, sha256=sha256)
     attachment.refresh_from_db()
     if not completed and stored != uploaded:
         files.remove(stored)
     if attachment.status != AttachmentStatus.READY:
-        raise Conflict("The file was uploaded anew meanwhile; complete the attachment again.")
+        raise Conflict("The file was uploaded again meanwhile; complete the attachment again.")
     try:
         files.remove_all(attachment.pk, but=attachment.stored_name)
     except Unavailable:
@@ -184,8 +183,8 @@ def complete_attachment(attachment: Attachment) -> Attachment:
 
 
 def _check(attachment: Attachment, name: str) -> tuple[str, str]:
-    """The checked file's name and digest. A file that its uploader could still overwrite is copied: what was checked is
-    what is kept.
+    """The checked file's name and digest. A file that its uploader could still overwrite is copied, so that the stored
+    file is the checked one.
     """
     size = files.size_of(name)
     if size != attachment.size_bytes:
@@ -208,7 +207,7 @@ def _check(attachment: Attachment, name: str) -> tuple[str, str]:
 def lock_unused(user: Any, attachment_ids: Sequence[str]) -> list[Attachment]:
     """The attachments that a new message may use, in the order given, locked until the transaction ends.
 
-    Raises ValidationFailed that names each one that it may not use, as ``attachmentIds.<i>``.
+    Raises ValidationFailed that names each unusable one as ``attachmentIds.<i>``.
     """
     if not attachment_ids:
         return []
@@ -216,7 +215,7 @@ def lock_unused(user: Any, attachment_ids: Sequence[str]) -> list[Attachment]:
     if len(attachment_ids) > most:
         raise ValidationFailed({f"attachmentIds.{most}": [f"A message may have at most {most} attachments."]})
     asked = [key for key in attachment_ids if is_plausible_id(key)]
-    # By id, so that two messages that name the same ones don't wait for each other.
+    # In the order of ids, so that two messages with the same attachments do not deadlock.
     locked = Attachment.objects.select_for_update().filter(user=user, pk__in=asked).order_by("pk")
     found = {attachment.pk: attachment for attachment in locked}
     problems = {
@@ -242,7 +241,7 @@ def _why_unusable(attachment: Attachment | None, named_before: bool) -> str | No
 
 
 def use(attachments: Sequence[Attachment], message_id: str) -> None:
-    """Give the message what ``lock_unused`` returned, in this order."""
+    """Attach what ``lock_unused`` returned to the message, in this order."""
     for position, attachment in enumerate(attachments):
         attachment.message_id, attachment.position = message_id, position
     Attachment.objects.bulk_update(attachments, ["message_id", "position"])
@@ -250,7 +249,7 @@ def use(attachments: Sequence[Attachment], message_id: str) -> None:
 
 # --- for models ------------------------------------------------------------------------------------------------------
 def attached_to(message_ids: Sequence[str]) -> dict[str, list[Attachment]]:
-    """The attachments of each message that has any, in their order; no query for no message."""
+    """The attachments of each message that has some, in order. Without messages there is no query."""
     attached: dict[str, list[Attachment]] = {}
     if message_ids:
         for attachment in Attachment.objects.filter(message__in=message_ids).order_by("position"):
@@ -259,17 +258,17 @@ def attached_to(message_ids: Sequence[str]) -> dict[str, list[Attachment]]:
 
 
 def read_file(stored_name: str, limit: int) -> bytes:
-    """At most so many bytes of a ready attachment's file. Blocks. Raises FileNotFoundError, Unavailable."""
+    """The first ``limit`` bytes of a ready attachment's file. Blocks. Raises FileNotFoundError, Unavailable."""
     with files.open_file(stored_name) as file, files.storage_errors():
         return file.read(limit)
 
 
 # --- expiring --------------------------------------------------------------------------------------------------------
 def expire_attachments() -> int:
-    """Expire what was not completed in time, and remove its files; returns how many were done with.
+    """Expire attachments that were not completed in time, and remove their files. Returns the number of removed ones.
 
-    In batches, so no lock is held long. Several at once do no harm, and what one that died has left is done next time:
-    a row is due until its files are removed.
+    It works in batches, so locks are short. Concurrent calls are safe, and a later call continues after a crash: a row
+    is due until its files are removed.
     """
     done = 0
     while not batches.stopping.is_set():
@@ -278,7 +277,7 @@ def expire_attachments() -> int:
         if not batch:
             return done
         transitions.expire(batch)
-        # Only of these: by another process's clock one may have been completed just in time.
+        # Only expired ones: by another process's clock one may have been completed in time.
         expired = Attachment.objects.filter(pk__in=batch, status=AttachmentStatus.EXPIRED, expires_at__isnull=False)
         for attachment_id in list(expired.values_list("pk", flat=True)):
             row = expired.filter(pk=attachment_id)

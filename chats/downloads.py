@@ -1,4 +1,4 @@
-"""Serving an attachment's file: always a download, never a page in our origin; whole, or a single range of it."""
+"""Downloads of attachments: the whole file or one range, and never a page in the service's origin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from chats.models import Attachment, AttachmentStatus
 from config.kernel.errors import DomainError, NotFound
 
 RANGE = re.compile(r"bytes=[ \t]*(\d{0,18})-(\d{0,18})[ \t]*", re.IGNORECASE | re.ASCII)
-# No system's file names may hold these, and some readers take them for a folder or a line's end.
+# Not allowed in file names on some systems; some clients read them as folders.
 UNSAFE = re.compile(r'[/\\:*?"<>|]')
 
 
@@ -60,14 +60,14 @@ def serve(attachment: Attachment, request: Request) -> HttpResponseBase:
     except FileNotFoundError:
         raise NotFound("The attachment's file is gone.") from None
     response = StreamingHttpResponse(_bytes(file, first, last - first + 1), status=status, headers=headers)
-    # A client that leaves before the first byte never starts the generator, so it can't be what closes the file.
+    # A client that disconnects before the first byte never starts the generator, so the response closes the file.
     response._resource_closers.append(file.close)  # type: ignore[attr-defined]
     return response
 
 
 def byte_range(header: str, size: int) -> tuple[int, int] | None:
-    """The first and the last byte asked for; None for all of them: no range, several, or none that can be understood
-    (RFC 9110, section 14.2). Raises RangeNotSatisfiable.
+    """The first and the last byte of the requested range. None for the whole file: without a range, with several or
+    with a malformed one (RFC 9110, section 14.2). Raises RangeNotSatisfiable.
     """
     match = RANGE.fullmatch(header)
     if match is None or match.group(1, 2) == ("", ""):
@@ -87,8 +87,8 @@ def byte_range(header: str, size: int) -> tuple[int, int] | None:
 
 
 def content_disposition(file_name: str) -> str:
-    """A download under this name (RFC 6266): in ASCII for old readers, and whole in UTF-8 (RFC 5987) where it is not
-    the same. What is no part of a plain file name, or is not to be seen, is replaced.
+    """A download under this name (RFC 6266): in ASCII for old clients, and in UTF-8 (RFC 5987) if that differs.
+    Characters that are invisible or not allowed in file names are replaced.
     """
     clean = "".join(
         "_" if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") else character
@@ -96,14 +96,14 @@ def content_disposition(file_name: str) -> str:
     )
     if not clean.strip(". "):
         clean = "file"
-    # Some readers undo percent signs here, where they mean nothing.
+    # Some clients decode percent signs here, although the standard gives them no meaning.
     plain = clean.encode("ascii", "replace").decode().replace("?", "_").replace("%", "_")
     header = f'attachment; filename="{plain}"'
     return header if plain == clean else f"{header}; filename*=UTF-8''{quote(clean, safe='')}"
 
 
 def _names(if_none_match: str | None, etag: str) -> bool:
-    """Whether the client has this very file already."""
+    """Whether the client already has this file."""
     given = [tag.strip().removeprefix("W/") for tag in (if_none_match or "").split(",")]
     return etag in given or given == ["*"]
 

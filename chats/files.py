@@ -1,6 +1,6 @@
-"""The files of attachments in Django's storage: a folder an attachment, named after its id, files in it by chance.
+"""The files of attachments in Django's storage: one folder for each attachment, with random file names in it.
 
-A file is never changed once a row names it. What the storage can't do is ``Unavailable`` (503).
+A file that a row names never changes. A failure of the storage is ``Unavailable`` (503).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "attachments"
 READ_SIZE = 64 * 1024
-# Where clients upload to the storage themselves, it can't be a fresh name each time.
+# The file name where clients upload to the storage directly: it is part of the signed URL.
 DIRECT_UPLOAD = "upload"
 
 
 @contextmanager
 def storage_errors() -> Iterator[None]:
-    """Whatever goes wrong with the storage is 503; a missing file is FileNotFoundError still."""
+    """Turns errors of the storage into Unavailable; a missing file stays FileNotFoundError."""
     try:
         yield
     except (FileNotFoundError, DomainError, BadRequest):
@@ -40,7 +40,7 @@ def storage_errors() -> Iterator[None]:
 
 
 def takes_uploads() -> bool:
-    """Whether clients upload to the storage itself, and not through us."""
+    """Whether clients upload to the storage directly, not through this service."""
     return hasattr(default_storage, "presign_put")
 
 
@@ -57,7 +57,7 @@ def direct_name(attachment_id: str) -> str:
 
 
 class Parts(File):
-    """A file to store that is read only once, as it comes."""
+    """A file to store whose parts are read once, as they arrive."""
 
     def __init__(self, parts: Iterator[bytes]) -> None:
         super().__init__(None)
@@ -68,7 +68,7 @@ class Parts(File):
 
 
 def write(attachment_id: str, content: File, content_type: str) -> str:
-    """Store under a new name and return it. Leaves nothing behind if it fails half-way. Raises FileNotFoundError if the
+    """Store the file under a new name and return the name; a failure leaves no file. Raises FileNotFoundError if the
     attachment's files were removed meanwhile.
     """
     name = f"{FOLDER}/{attachment_id}/{secrets.token_hex(16)}"
@@ -100,7 +100,7 @@ def read_parts(file: File) -> Iterator[bytes]:
 
 
 def remove(name: str) -> None:
-    """A file that is not there is removed already. One that can't be removed now is left to ``remove_all``."""
+    """Remove a file, if it exists. After a failure ``remove_all`` removes it later."""
     try:
         default_storage.delete(name)
     except Exception as error:
@@ -108,7 +108,7 @@ def remove(name: str) -> None:
 
 
 def remove_all(attachment_id: str, *, but: str = "") -> None:
-    """Every file of the attachment, those of uploads that broke off or were overtaken included."""
+    """Remove every file of the attachment except ``but``, also those of interrupted and replaced uploads."""
     folder = f"{FOLDER}/{attachment_id}"
     with storage_errors():
         try:
@@ -119,4 +119,4 @@ def remove_all(attachment_id: str, *, but: str = "") -> None:
             if f"{folder}/{name}" != but:
                 default_storage.delete(f"{folder}/{name}")
         if not but:
-            default_storage.delete(folder)  # an empty folder on a disk; no such thing in an object storage
+            default_storage.delete(folder)  # an empty folder on disk; an object storage has none

@@ -1,4 +1,4 @@
-"""What a file is said to be, and whether its bytes agree. Knows no storage and no database."""
+"""Media types, and whether a file's bytes agree with its type. No storage and no database here."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from django.conf import settings
 MEDIA_TYPE_MAX_CHARS = 127
 _NAME = r"[a-z0-9][a-z0-9!#$&^_.+-]{0,62}"
 MEDIA_TYPE = re.compile(rf"({_NAME}/{_NAME})", re.IGNORECASE)
-# The only charset that text may have, so nothing is lost by not keeping the parameter.
+# Text must be UTF-8, so the parameter need not be stored.
 _CHARSET = re.compile(r"""[ \t]*;[ \t]*charset[ \t]*=[ \t]*"?utf-?8"?[ \t]*""", re.IGNORECASE)
 
 HEAD_BYTES = 1024
-# How a file of the type begins.
+# The first bytes of a file of the type.
 SIGNATURES: dict[str, re.Pattern[bytes]] = {
     "image/png": re.compile(rb"\x89PNG\r\n\x1a\n"),
     "image/jpeg": re.compile(rb"\xff\xd8\xff"),
     "image/gif": re.compile(rb"GIF8[79]a"),
     "image/webp": re.compile(rb"RIFF....WEBP", re.DOTALL),
-    # Readers allow for some bytes before the header.
+    # PDF readers accept some bytes before the header.
     "application/pdf": re.compile(rb".{0,1019}?%PDF-", re.DOTALL),
 }
 
@@ -49,7 +49,7 @@ def is_text(kind: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What a whole file was found to be; ``problem`` says why it can't be of its type."""
+    """The result of reading a whole file; ``problem`` says why its bytes do not fit its type."""
 
     size: int
     sha256: str
@@ -57,7 +57,7 @@ class Inspection:
 
 
 def inspect(parts: Iterable[bytes], kind: str) -> Inspection:
-    """Read a file once, a part at a time."""
+    """Read a file once, part by part."""
     digest = hashlib.sha256()
     size = 0
     head = b""

@@ -1,6 +1,4 @@
-"""Chats, their messages and the files in them. Runs point at chats by foreign key; what points back at a run is a plain
-id.
-"""
+"""Chats, their messages and attached files. Runs refer to chats by foreign key; chats refer to runs by plain id."""
 
 from django.conf import settings
 from django.db import models
@@ -15,7 +13,7 @@ class Chat(models.Model):
     id = IdField(prefix="chat")
     user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="chats", db_index=False)
     title = models.CharField(max_length=200, null=True)
-    # The run that may execute now; those queued behind it wait for it. Kept by runs.lifecycle.runs.
+    # The run that may execute now; queued runs wait behind it. Written by runs.lifecycle.
     active_run_id = RefField(null=True)
     created_at = models.DateTimeField(db_default=Now())
     updated_at = models.DateTimeField(db_default=Now())
@@ -30,7 +28,7 @@ class Chat(models.Model):
         ]
 
     def __str__(self) -> str:
-        # Not its title, which is made of a message: this gets into logs and staff's pages.
+        # Not the title, which comes from a message: this text is in logs and the admin.
         return self.id
 
 
@@ -65,22 +63,22 @@ class AttachmentStatus(StatusChoices):
 class Attachment(models.Model):
     """A file for a message: announced, uploaded, completed, then used by at most one message.
 
-    ``file_name`` is shown and never part of a path; the file itself lies in the storage under ``stored_name``.
+    ``file_name`` is for display and never part of a path; the storage has the file under ``stored_name``.
     """
 
     id = IdField(prefix="att")
     user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="attachments")
     message = models.ForeignKey(Message, models.CASCADE, null=True, related_name="attachments", db_index=False)
-    # Among the message's attachments, from 0.
+    # Its place among the message's attachments, from 0.
     position = models.PositiveSmallIntegerField(default=0)
     file_name = models.CharField(max_length=255)
     content_type = models.CharField(max_length=127)
     size_bytes = models.BigIntegerField()
-    # As announced, or as found once it is ready.
+    # As announced; of a ready attachment, as computed.
     sha256 = models.CharField(max_length=64, null=True)
     status = models.CharField(max_length=8, choices=AttachmentStatus.choices, default=AttachmentStatus.PENDING)
     stored_name = models.CharField(max_length=100, default="")
-    # While it is pending, when it expires; once it has expired, when its files are looked for again; else null.
+    # Pending: when it expires. Expired: when its files are removed, or the removal is repeated. Otherwise null.
     expires_at = models.DateTimeField(null=True)
     created_at = models.DateTimeField(db_default=Now())
 

@@ -1,7 +1,7 @@
-"""Removing for good what nobody can reach any more: deleted chats with all that they held, and unused uploads.
+"""Permanent deletion of what no user can reach: deleted chats with their content, and unused uploads.
 
-Ledger rows stay; the reports show a purged chat without its title. Each step can be repeated and broken off anywhere,
-and several may be at it at once. Files go first: what refers to them is found again until they are gone.
+Ledger rows stay; reports show a purged chat without its title. Every step can be interrupted and repeated, also by
+several processes at once. Files are deleted before the rows that refer to them, so a later purge finds the rest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FILES_BATCH = 50
 
 
 def purge_chats() -> int:
-    """Purge the chats that were deleted CHAT_RETENTION_DAYS ago. Returns how many."""
+    """Purge the chats that were deleted more than CHAT_RETENTION_DAYS ago. Returns their number."""
     due = Chat.objects.filter(deleted_at__lt=clock.now() - timedelta(days=settings.CHAT_RETENTION_DAYS))
     purged, rest = 0, Q()
     while batch := list(due.filter(rest).order_by("deleted_at", "pk").values_list("pk", "deleted_at")[:CHATS_BATCH]):
@@ -34,7 +34,7 @@ def purge_chats() -> int:
             if batches.stopping.is_set():
                 return purged
             purged += _purge_chat(chat_id)
-        # A chat that can't be purged yet keeps none behind it waiting.
+        # A chat that cannot be purged yet does not delay the chats after it.
         rest = _after(*batch[-1])
     return purged
 
@@ -44,7 +44,7 @@ def _after(chat_id: str, deleted_at: datetime | None) -> Q:
 
 
 def _purge_chat(chat_id: str) -> bool:
-    """False if something of it is left for the next time."""
+    """False if a part of it is left for the next purge."""
     try:
         while not batches.stopping.is_set() and _purge_files(chat_id):
             pass
@@ -69,9 +69,9 @@ def _purge_files(chat_id: str) -> int:
 
 
 def purge_attachments() -> int:
-    """Give up attachments that no message has used within ATTACHMENT_UNUSED_DAYS. Returns how many rows were removed.
+    """Delete attachments that no message has used within ATTACHMENT_UNUSED_DAYS. Returns the number of deleted rows.
 
-    They expire first, so that none is used while its file is removed, which ``expire_attachments`` does.
+    They expire first, so that no message uses one while ``expire_attachments`` removes its file.
     """
     cutoff = clock.now() - timedelta(days=settings.ATTACHMENT_UNUSED_DAYS)
     unused = Attachment.objects.filter(message=None, created_at__lt=cutoff).order_by("created_at")

@@ -41,7 +41,7 @@ class AttachmentSerializer(CamelSerializer):
 
 
 class UploadSerializer(CamelSerializer):
-    """Where the file goes: one request, the raw bytes as its body, with these headers and no bearer token."""
+    """How to upload the file: one request with the raw bytes as its body, these headers and no bearer token."""
 
     url = serializers.CharField()
     method = serializers.ChoiceField(choices=["PUT"])
@@ -71,7 +71,7 @@ class DigestField(StrictCharField):
 
 
 class AttachmentInput(CamelSerializer):
-    # Any text is a name to show; it is never part of a path.
+    # For display only, so any text is allowed; it is never part of a path.
     file_name = StrictCharField(min_length=1, max_length=255, trim_whitespace=False)
     content_type = MediaTypeField(min_length=3, max_length=255)
     size_bytes = StrictIntegerField(min_value=1)

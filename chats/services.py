@@ -1,4 +1,4 @@
-"""What can be done with chats and messages. Runs build on this; nothing here knows of them but by plain id."""
+"""Operations on chats and messages. Runs build on this module; here a run is a plain id."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from config.kernel.errors import NotFound
 from config.kernel.ids import new_id
 
 TITLE_FROM_MESSAGE_CHARS = 80
-# To look up more than so many chats one by one takes longer than to read all of their user's.
+# Above this number, reading all chats of the user is faster than looking up each.
 TITLES_BY_ID_MOST = 200
 
-# Sent inside the deleting transaction, so that what hangs on the chat ends with it or not at all. Argument: chat_id.
+# Sent in the transaction that deletes the chat, so receivers change their rows with it. Argument: chat_id.
 chat_deleted = Signal()
-# Sent outside of a transaction, for whoever has rows that hang on the chat to remove them for good. Argument: chat_id.
-# A receiver's answer is whether something is left; it may raise Unavailable.
+# Sent outside a transaction: receivers delete their rows of the chat. Argument: chat_id. A receiver returns whether
+# rows are left, and may raise Unavailable.
 chat_purged = Signal()
 
 
@@ -45,7 +45,7 @@ def rename_chat(chat: Chat, title: str | None) -> Chat:
 
 @transaction.atomic
 def delete_chat(chat: Chat) -> None:
-    """Hide the chat and all that belongs to it at once. Deleting it again changes nothing."""
+    """Hide the chat and everything in it at once. A second call changes nothing."""
     if locking(chat.user_id, chat.pk).first() is None:
         return
     now = clock.now()
@@ -55,12 +55,12 @@ def delete_chat(chat: Chat) -> None:
 
 def locking(user_id: int, chat_id: str) -> QuerySet[Chat]:
     """The user's live chat, locked until the transaction ends: the first lock of all (chat, run, account)."""
-    # No key lock: inserting messages and runs, which only refer to the chat, goes on beside it.
+    # No key lock, so concurrent inserts of messages and runs, which refer to the chat, do not wait.
     return chats_of(user_id).select_for_update(no_key=True).filter(pk=chat_id)
 
 
 def title_from(text: str) -> str | None:
-    """A title for a chat that has none, from its first message's first line."""
+    """A title for a chat without one: the first line of its first message."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     if len(line) > TITLE_FROM_MESSAGE_CHARS:
         line = line[: TITLE_FROM_MESSAGE_CHARS - 1].rstrip() + "…"
@@ -81,7 +81,7 @@ def write_content(writes: Writes, message_id: str, content: str) -> None:
 
 
 def titles_of(user_id: int, chat_ids: Iterable[str]) -> dict[str, str | None]:
-    """The titles of those of ``chat_ids`` that are the user's, deleted ones too, and maybe more of the user's."""
+    """The titles of the user's chats in ``chat_ids``, deleted ones too; possibly of more chats of the user."""
     wanted = list(chat_ids)
     chats = Chat.objects.filter(user_id=user_id).order_by()
     if len(wanted) <= TITLES_BY_ID_MOST:

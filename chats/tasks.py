@@ -1,4 +1,4 @@
-"""Celery's side of chats and attachments. Losing a message loses nothing: the next one finds what is due."""
+"""Celery tasks of chats and attachments. A lost message loses nothing: the next task finds what is due."""
 
 from celery import shared_task
 

@@ -9,8 +9,8 @@ from config.kernel import clock
 
 
 def complete(attachment: Attachment, *, uploaded: str, stored: str, sha256: str) -> bool:
-    """PENDING → READY, with the very file that was checked. False if it is not pending any more, or if another upload
-    than the ``uploaded`` one has come meanwhile.
+    """PENDING → READY, with the checked file. False if it is no longer pending, or if a newer upload has replaced
+    ``uploaded``.
     """
     pending = Attachment.objects.filter(
         pk=attachment.pk, status=AttachmentStatus.PENDING, expires_at__gt=clock.now(), stored_name=uploaded
@@ -19,12 +19,12 @@ def complete(attachment: Attachment, *, uploaded: str, stored: str, sha256: str)
 
 
 def expire(attachment_ids: Sequence[str]) -> int:
-    """PENDING → EXPIRED, for those that are past their time. ``expires_at`` stays until their files are removed."""
+    """PENDING → EXPIRED, for those that are due. ``expires_at`` stays until their files are removed."""
     due = Attachment.objects.filter(pk__in=attachment_ids, status=AttachmentStatus.PENDING, expires_at__lte=clock.now())
     return due.update(status=AttachmentStatus.EXPIRED)
 
 
 def expire_unused(attachment_ids: Sequence[str]) -> int:
-    """READY → EXPIRED, for those that no message has taken meanwhile. Due at once, so that their files are removed."""
+    """READY → EXPIRED, for those that no message uses. They are due at once, so their files are removed next."""
     unused = Attachment.objects.filter(pk__in=attachment_ids, status=AttachmentStatus.READY, message=None)
     return unused.update(status=AttachmentStatus.EXPIRED, expires_at=clock.now())

@@ -1,6 +1,6 @@
-"""``PUT {upload.url}``: the raw bytes of an attachment, on their way to the storage a part at a time.
+"""``PUT {upload.url}``: receives the raw bytes of an attachment and passes them to the storage part by part.
 
-The address is the credential, so there is no bearer token. Where the storage takes uploads itself, none comes here.
+The URL is the credential, so there is no bearer token. With an object storage clients upload there, not here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @csrf_exempt
 def receive_upload(request: HttpRequest, token: str) -> HttpResponse:
-    """204 once the file is stored. It can be sent again until the attachment is complete."""
+    """204 after the file is stored. A client may repeat the upload until the attachment is complete."""
     if request.method != "PUT":
         response = error_response(405)
         response["Allow"] = "PUT"
@@ -59,13 +59,13 @@ def _receive(request: HttpRequest, token: str) -> None:
 
 
 def body_parts(request: HttpRequest, size: int) -> Iterator[bytes]:
-    """The body, which must have exactly ``size`` bytes; refused as early as it can be seen that it has not.
+    """The body, which must have exactly ``size`` bytes. A wrong size is refused as early as possible.
 
-    Content-Length is believed only where it says no: at most ``size`` bytes and one are read. A chunked body has none.
+    A correct Content-Length is not trusted: at most ``size`` + 1 bytes are read. A chunked body has no Content-Length.
     """
     chunked = "chunked" in request.META.get("HTTP_TRANSFER_ENCODING", "").lower()
     stream: Any = request
-    # The server says so if its stream ends by itself; reading one that does not would wait for ever.
+    # Only a stream that the server terminates may be read to its end; any other would block.
     if chunked and request.META.get("wsgi.input_terminated"):
         stream = request.META["wsgi.input"]
     else:
@@ -79,7 +79,7 @@ def body_parts(request: HttpRequest, size: int) -> Iterator[bytes]:
     while True:
         try:
             part = stream.read(min(READ_SIZE, size + 1 - read))
-        except Exception as error:  # a client that went away, or a server's own exception for a malformed chunk
+        except Exception as error:  # the client disconnected, or the server raises for a malformed chunk
             raise DomainError("The request body could not be read.") from error
         if not part:
             break

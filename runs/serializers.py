@@ -191,7 +191,7 @@ class ModelSerializer(CamelSerializer):
 
 
 class ToolSerializer(CamelSerializer):
-    """The price is credits a call, at most."""
+    """The price is the maximum number of credits for one call."""
 
     name = serializers.CharField()
     display_name = serializers.CharField()

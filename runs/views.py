@@ -87,7 +87,7 @@ class ChatRunActions(ServiceViewSet):
         try:
             body = self.read(RunInput)
         except ValidationError:
-            self.get_object()  # whatever the body, a chat that the caller has not is 404
+            self.get_object()  # with any body, a chat of another user is 404
             raise
         run = services.start_run(request.user, chatId, request_id=logs.request_id.get() or "", **body)
         return Response(RunSerializer(services.as_new(run)).data, status=status.HTTP_201_CREATED)
@@ -118,17 +118,17 @@ class WaitpointActions(ServiceViewSet):
         return Response(WaitpointSerializer(services.respond(waitpoint, answer)).data)
 
 
-class WholeOffer(KeysetPagination):
-    """One page, whatever is asked for."""
+class WholeCatalogue(KeysetPagination):
+    """All rows as one page."""
 
     def get_schema_operation_parameters(self, view: Any) -> list[dict[str, Any]]:
         return []
 
 
 class CatalogueActions(ServiceViewSet):
-    """Not paginated pages of rows but the whole offer, in the shape of a page."""
+    """The whole catalogue as one page."""
 
-    pagination_class = WholeOffer
+    pagination_class = WholeCatalogue
     error_statuses = {"list": {-400}}
 
     def queryset_for(self, user: Any) -> Any:

@@ -1,8 +1,7 @@
-"""What staff can do to a row: asked for on a page of its own, confirmed there, done by the service that the API calls
-too, and logged.
+"""Actions of staff on rows. An action is confirmed on its own page, calls the same service as the API, and is logged.
 
-An action without a form has one page, its confirmation. One with a form has two: the form, and then what it says, to
-be confirmed. Each object is a transaction of its own, the log entry in it: both are there or neither.
+An action without a form has one page, its confirmation. One with a form has two: the form, then a summary to confirm.
+Each row is changed in its own transaction, together with its log entry.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ from unfold.enums import ActionVariant
 from config.kernel.errors import DomainError, ValidationFailed
 from config.staff.base import StaffAdmin
 
-# At once, each in a transaction of its own within one request.
+# Rows of one request; each is a transaction.
 OBJECTS_MAX = 100
 
 
 class ActionForm(forms.Form):
-    """What an action asks for. ``target`` is the one object that it is about, or None."""
+    """The form of an action. ``target`` is the row that the action changes, or None."""
 
-    # Made anew for each confirmation page, so that one that is sent twice does its work once.
+    # A new value on each confirmation page, so that a page submitted twice takes effect once.
     nonce = forms.CharField(widget=forms.HiddenInput, required=False, max_length=32)
 
     def __init__(self, *args: Any, target: Any = None, **options: Any) -> None:
         super().__init__(*args, **options)
         self.target = target
 
-    def said(self) -> list[tuple[str, str]]:
-        """(label, value) of what is to be confirmed."""
+    def summary(self) -> list[tuple[str, str]]:
+        """(label, value) of each input, for the confirmation."""
         return [
             (str(field.label), str(field.value()))
             for field in self.visible_fields()
@@ -53,7 +52,7 @@ class ActionForm(forms.Form):
 
 @dataclass(frozen=True)
 class Did:
-    """What an action changed: the row that it is logged for, and the words of the log entry."""
+    """The change that an action made: its row and the text of the log entry."""
 
     row: Model
     text: str
@@ -61,10 +60,10 @@ class Did:
 
 @dataclass(frozen=True)
 class Action:
-    """``apply`` (request, object or None, cleaned data) does it, returns None if there was nothing to do, and raises
-    DomainError for a refusal. ``permission`` is as ``app.codename``.
+    """``apply`` (request, row or None, cleaned data) makes the change. It returns None if there was nothing to do, and
+    raises DomainError to refuse. ``permission``: ``app.codename``.
 
-    ``about`` is "one" object, "some" of the list too, or "none", an action of the list as a whole.
+    ``about``: "one" row, "some" rows of the list or one, or "none" for an action that creates a row.
     """
 
     name: str
@@ -76,14 +75,14 @@ class Action:
     about: str = "some"
     icon: str = ""
     danger: bool = False
-    # Whether it is offered for this object: a finished run has nothing to cancel.
+    # Whether a row's page offers the action: a finished run cannot be cancelled.
     offered: Callable[[Any], bool] = lambda row: True
 
 
 class WithActions(StaffAdmin):
     staff_actions: ClassVar[tuple[Action, ...]] = ()
 
-    # --- where they are offered --------------------------------------------------------------------------------------
+    # --- links to the actions ----------------------------------------------------------------------------------------
 
     def get_urls(self) -> list[Any]:
         view = self.admin_site.admin_view(self.act)
@@ -130,7 +129,7 @@ class WithActions(StaffAdmin):
     def _url_name(self, suffix: str) -> str:
         return f"{self.opts.app_label}_{self.opts.model_name}_{suffix}"
 
-    # --- what happens ------------------------------------------------------------------------------------------------
+    # --- the pages of an action --------------------------------------------------------------------------------------
 
     def act(self, request: HttpRequest, name: str, object_id: str | None = None) -> HttpResponse:
         action = next((action for action in self.staff_actions if action.name == name), None)
@@ -174,7 +173,7 @@ class WithActions(StaffAdmin):
         *,
         confirm: bool = False,
     ) -> HttpResponse:
-        """The form or, without one or once it is filled in, the question."""
+        """The form; if there is none, or it is filled in, the confirmation."""
         if form is None:
             form = self._form(action, rows)
         confirm = confirm or form is None
@@ -212,10 +211,10 @@ class WithActions(StaffAdmin):
                     return self.ask(request, action, rows, form)
                 messages.error(request, f"{row}: {error.message}")
         if done:
-            said = f"{done[0].row}: {done[0].text}" if len(done) == 1 else f"{len(done)} done: {action.label}."
-            messages.success(request, said)
+            text = f"{done[0].row}: {done[0].text}" if len(done) == 1 else f"{len(done)} done: {action.label}."
+            messages.success(request, text)
         else:
-            messages.warning(request, "Nothing was left to do.")
+            messages.warning(request, "Nothing was changed.")
         single = rows[0] if len(rows) == 1 else done[0].row if len(done) == 1 else None
         if isinstance(single, self.model):
             return HttpResponseRedirect(reverse(f"admin:{self._url_name('change')}", args=[single.pk]))
@@ -223,14 +222,14 @@ class WithActions(StaffAdmin):
 
     def _show(self, error: DomainError, form: ActionForm) -> None:
         fields = (error.details or {}).get("fields", {}) if isinstance(error, ValidationFailed) else {}
-        for name, said in fields.items():
-            form.add_error(name if name in form.fields else None, said)
+        for name, texts in fields.items():
+            form.add_error(name if name in form.fields else None, texts)
         if not fields:
             form.add_error(None, error.message)
 
 
 def _chosen(action: Action, model_admin: WithActions, request: HttpRequest, queryset: QuerySet[Any]) -> Any:
-    """Django's way of calling an action of the list; the rest goes by the action's own address."""
+    """The function that Django calls for an action of the list; later steps use the action's own URL."""
     rows = list(queryset[: OBJECTS_MAX + 1])
     if len(rows) > OBJECTS_MAX:
         messages.error(request, f"At most {OBJECTS_MAX} at a time.")

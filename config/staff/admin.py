@@ -1,4 +1,4 @@
-"""Users, roles (groups of permissions) and the log of what staff did."""
+"""The admin of users, roles (groups of permissions) and the log of staff's actions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class UserAdmin(StaffAdmin, PlainUserAdmin):
     form = UserChangeForm
     add_form = UserCreationForm
     change_password_form = AdminPasswordChangeForm
-    # Unfold's own is empty, and comes first.
+    # Unfold's empty value would come first.
     add_fieldsets = PlainUserAdmin.add_fieldsets
     ordering = ("-pk",)
     search_fields = ("pk",)
@@ -57,14 +57,14 @@ class GroupAdmin(PlainGroupAdmin, ModelAdmin):
 
 @admin.register(LogEntry)
 class LogEntryAdmin(ReadOnly, StaffAdmin):
-    """Who did what to which row."""
+    """The log of staff's actions."""
 
-    list_display = ("action_time", "user", "content_type", "object_repr", "said")
+    list_display = ("action_time", "user", "content_type", "object_repr", "message")
     list_select_related = ("user", "content_type")
     list_display_links = ("action_time",)
-    fields = ("action_time", "user", "content_type", "object_id", "object_repr", "said")
-    readonly_fields = ("said",)
-    search_help_text = "The name of who did it"
+    fields = ("action_time", "user", "content_type", "object_id", "object_repr", "message")
+    readonly_fields = ("message",)
+    search_help_text = "User"
 
     def find(self, word: str) -> Q:
         return of_user(word)
@@ -72,6 +72,6 @@ class LogEntryAdmin(ReadOnly, StaffAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return super().get_queryset(request).select_related("user", "content_type")
 
-    @admin.display(description="what")
-    def said(self, entry: LogEntry) -> str:
+    @admin.display(description="change")
+    def message(self, entry: LogEntry) -> str:
         return entry.get_change_message()

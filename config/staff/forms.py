@@ -1,4 +1,4 @@
-"""Form fields of staff's pages."""
+"""Form fields of the admin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from config.kernel.jsontext import MalformedJSON, parse_object
 
 
 class CreditsField(forms.CharField):
-    """Credits as people write them, micro-credits inside. ``minimum`` is in micro-credits."""
+    """An amount shown in credits and cleaned to micro-credits. ``minimum`` is in micro-credits."""
 
     widget = UnfoldAdminTextInputWidget
 
@@ -39,7 +39,7 @@ class CreditsField(forms.CharField):
 
 
 class ObjectField(forms.JSONField):
-    """A JSON object as the API takes it: bounded, without duplicate keys, NaN and what a database can't hold."""
+    """A JSON object that passes the API's strict reader (``jsontext.parse_object``)."""
 
     widget = UnfoldAdminTextareaWidget
 
@@ -52,7 +52,7 @@ class ObjectField(forms.JSONField):
         return super().to_python(value)
 
     def bound_data(self, data: Any, initial: Any) -> Any:
-        """As it was typed: reading it again could fail again."""
+        """The text as it was typed: parsing it again could fail again."""
         return initial if self.disabled or data is None else forms.fields.InvalidJSONInput(data)
 
 
@@ -61,5 +61,5 @@ class ReasonField(forms.CharField):
     default_validators = [ProhibitNullCharactersValidator()]
 
     def __init__(self, max_length: int, **options: Any) -> None:
-        help_text = "Kept with the entry for good; the user can read it."
+        help_text = "Stored permanently with the entry; the user can read it."
         super().__init__(max_length=max_length, **{"help_text": help_text, **options})

@@ -1,4 +1,4 @@
-"""The sidebar, and the search that finds anything by its id."""
+"""The sidebar of the admin, and its search by id."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from config.staff.base import model_of, page_of
 
 
 def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
-    """What the signed-in person may look at."""
+    """The pages that the signed-in person may see."""
     groups: list[dict[str, Any]] = [
         {"items": [{"title": "Dashboard", "icon": "dashboard", "link": reverse("admin:index")}]}
     ]
@@ -31,7 +31,7 @@ def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
 
 
 def find_by_id(request: HttpRequest, term: str) -> list[SearchResult]:
-    """The one row whose id is ``term``, if the signed-in person may look at it."""
+    """The row with the id ``term``, if the signed-in user may view it."""
     key = term.strip()
     model = model_of(key) if len(key) <= ID_LENGTH and "\0" not in key else None
     if model is None or not admin.site.get_model_admin(model).has_view_permission(request):

@@ -1,7 +1,7 @@
-"""The password that ``make run`` prints: it opens the admin once, to a page that asks for one of its holder's own.
+"""The one-time password that ``make run`` prints. It opens a page of the admin that asks for a new password.
 
-It is Django's token for a forgotten password: signed, kept nowhere, good for PASSWORD_RESET_TIMEOUT (three days) and
-void once its user has signed in or has a password.
+It is Django's token for a forgotten password: signed, not stored, valid for PASSWORD_RESET_TIMEOUT (three days), and
+invalid as soon as the user has signed in or has a password.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class OneTimeBackend(ModelBackend):
         user: Any = users.filter(username=username, is_active=True, is_staff=True).first()
         if user is None or user.has_usable_password() or not tokens.check_token(user, password):
             return None
-        # Used up here and now: of two sign-ins side by side one finds it so.
+        # A guarded update: of two concurrent sign-ins with one token only one succeeds.
         used = users.filter(pk=user.pk, last_login=user.last_login).update(last_login=clock.now())
         return user if used else None
 
@@ -55,7 +55,7 @@ class OwnPasswordForm(SetPasswordForm):
 
 
 class OwnPasswordMiddleware:
-    """Whoever came in by a one-time password gets to no page of the admin before they have chosen their own."""
+    """Redirects a user who signed in with a one-time password until the user has chosen a new one."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self.get_response = get_response
@@ -70,7 +70,7 @@ class OwnPasswordMiddleware:
 
 @never_cache
 def choose(request: HttpRequest) -> HttpResponse:
-    """The page that asks for it."""
+    """The page that asks for a new password."""
     user: Any = request.user
     if request.session.get(BACKEND_SESSION_KEY) != BACKEND or not user.is_authenticated:
         return HttpResponseRedirect(reverse("admin:index"))

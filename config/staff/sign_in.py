@@ -1,5 +1,5 @@
-"""Signing in to the admin is throttled by address: after ADMIN_SIGN_IN_FAILURES wrong passwords an address is locked
-for ADMIN_SIGN_IN_LOCK_SECONDS (django-axes counts, in the database).
+"""The throttle of sign-ins to the admin. After ADMIN_SIGN_IN_FAILURES wrong passwords an address is locked for
+ADMIN_SIGN_IN_LOCK_SECONDS; django-axes counts in the database.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from django.shortcuts import render
 from config.api import ratelimit
 from config.database import batches
 
-NO_ADDRESS = "0.0.0.0"  # noqa: S104 - those without an address are counted together, not let through
+NO_ADDRESS = "0.0.0.0"  # noqa: S104 - requests without an address share one count
 
 
 class CountingHandler(AxesDatabaseHandler):
-    """Counts an attempt before its password is looked at, and takes it back if that was right: however many come side
-    by side, no more than ADMIN_SIGN_IN_FAILURES wrong ones are looked at.
+    """Counts an attempt before its password is checked, and subtracts it after a correct one. So concurrent attempts
+    cannot check more than ADMIN_SIGN_IN_FAILURES wrong passwords.
     """
 
     def is_allowed(self, request: Any, credentials: dict[str, Any] | None = None) -> bool:
@@ -46,7 +46,7 @@ class CountingHandler(AxesDatabaseHandler):
 
 
 def client_ip(request: HttpRequest) -> str:
-    """The address as the rate limits see it: only TRUSTED_PROXIES are believed, and an IPv6 /64 is one."""
+    """The address that the rate limits use: behind TRUSTED_PROXIES only, and one for each IPv6 /64."""
     address = ratelimit.client_address(request).partition("/")[0]
     return NO_ADDRESS if address == "unknown" else address
 

@@ -1,8 +1,8 @@
-"""What must be true of the database at every moment, whatever died, was lost or came twice. Reads only, mends nothing.
+"""Invariants: what must be true of the database at every moment, after any crash, loss or repetition. Reads only.
 
-Each rule is one statement over whole tables and names at most ``MOST`` rows, so it stays usable at a million runs and
-beside a service at work: a statement sees one moment, and what the sweeps are about to mend is given ``_grace``.
-What the tables' own constraints hold already is not asked again.
+Each rule is one statement over whole tables and reports at most MOST rows. So it works with a million runs and beside a
+running service: a statement sees one moment, and ``_grace`` leaves the sweeps time to repair. What the constraints of
+the tables enforce is not checked here.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ from webhooks.catalogue import Event
 from webhooks.models import Delivery, Endpoint
 
 MOST = 20
-# An event that was recorded while its endpoint was being switched may rightly have gone either way.
+# An event recorded at the moment when its endpoint was switched may have a delivery or not.
 ENDPOINT_MARGIN = timedelta(seconds=1)
 
 FINAL = Q(status__in=FINAL_RUN_STATUSES)
 
 
-def violations(tell: Callable[[str], object] = lambda line: None) -> list[str]:
-    """One line for each thing that is wrong, at most ``MOST`` a rule; empty if all is well. ``tell`` hears how far it
-    has come: on large tables that takes minutes.
+def violations(report: Callable[[str], object] = lambda line: None) -> list[str]:
+    """One line for each violation, at most MOST for a rule. ``report`` gets the progress, because large tables take
+    minutes.
     """
     rules: dict[str, Callable[[], Iterator[str]]] = {
         "states": _states,
@@ -78,16 +78,16 @@ def violations(tell: Callable[[str], object] = lambda line: None) -> list[str]:
     }
     found: list[str] = []
     for number, (name, rule) in enumerate(rules.items(), 1):
-        tell(f"{number} of {len(rules)}: {name}")
-        found += _most(rule)
+        report(f"{number} of {len(rules)}: {name}")
+        found += _limited(rule)
     return found
 
 
-def _most(rule: Callable[[], Iterator[str]]) -> Iterator[str]:
+def _limited(rule: Callable[[], Iterator[str]]) -> Iterator[str]:
     lines = list(islice(rule(), MOST + 1))
     yield from lines[:MOST]
     if len(lines) > MOST:
-        yield f"… and more of the kind: {lines[MOST]}"
+        yield f"… and more of this kind: {lines[MOST]}"
 
 
 def _named(rows: QuerySet[Model], what: str) -> Iterator[str]:
@@ -97,7 +97,7 @@ def _named(rows: QuerySet[Model], what: str) -> Iterator[str]:
 
 # --- every accepted run is final, waiting, queued or leased ----------------------------------------------------------
 def _grace() -> datetime:
-    """Workers and runs that are older than this should have been seen to by the sweeps."""
+    """The sweeps should have handled workers and runs that are older than this."""
     return clock.now() - timedelta(seconds=5 * (settings.RUN_LEASE_SECONDS + settings.RUN_SWEEP_SECONDS))
 
 
@@ -105,7 +105,7 @@ def _states() -> Iterator[str]:
     asked = Exists(Waitpoint.objects.filter(run=OuterRef("pk"), status=WaitpointStatus.PENDING))
     open_call = Exists(ToolInvocation.objects.filter(run=OuterRef("pk")).exclude(status__in=FINAL_INVOCATION_STATUSES))
     runs = Run.objects.all()
-    yield from _named(runs.exclude(status__in=RunStatus.values), "the run has a status that is none")
+    yield from _named(runs.exclude(status__in=RunStatus.values), "the run has an unknown status")
     yield from _named(runs.filter(~asked, status=RunStatus.WAITING), "the run waits, but no waitpoint is open")
     yield from _named(
         runs.filter(asked).exclude(status=RunStatus.WAITING), "a waitpoint is open, but the run does not wait"
@@ -128,7 +128,7 @@ def _states() -> Iterator[str]:
     alive = Exists(Worker.objects.filter(pk=OuterRef("worker_id"), expires_at__gte=long_since))
     yield from _named(
         runs.filter(~alive, status=RunStatus.RUNNING, worker_id__isnull=False, updated_at__lt=long_since),
-        "the run's worker is long gone, but nobody took the run over",
+        "the run's worker is long gone, but no worker took the run over",
     )
     yield from _named(
         runs.filter(
@@ -161,17 +161,17 @@ def _chats() -> Iterator[str]:
 
 # --- streams ---------------------------------------------------------------------------------------------------------
 def _streams() -> Iterator[str]:
-    """Indexes go from 1 to lastStreamIndex without a gap; that they are unique, a constraint holds."""
-    told = Run.objects.annotate(
-        told=Count("events"), first=Coalesce(Min("events__index"), 1), last=Coalesce(Max("events__index"), 0)
+    """Indexes go from 1 to lastStreamIndex without a gap; a constraint keeps them unique."""
+    streams = Run.objects.annotate(
+        count=Count("events"), first=Coalesce(Min("events__index"), 1), last=Coalesce(Max("events__index"), 0)
     )
-    broken = told.filter(~Q(told=F("last_stream_index")) | ~Q(last=F("last_stream_index")) | ~Q(first=1))
-    for key, count, index in broken.order_by().values_list("pk", "told", "last_stream_index")[: MOST + 1]:
+    broken = streams.filter(~Q(count=F("last_stream_index")) | ~Q(last=F("last_stream_index")) | ~Q(first=1))
+    for key, count, index in broken.order_by().values_list("pk", "count", "last_stream_index")[: MOST + 1]:
         yield f"{key}: the stream has {count} events, but its last index is {index}, or there is a gap"
 
 
 def _ends() -> Iterator[str]:
-    """A run that has ended says so once, as the last that is said of it."""
+    """Exactly the last event of a run that has ended is final, and it has the run's status."""
     early = RunEvent.objects.filter(final=True).exclude(
         run__status__in=FINAL_RUN_STATUSES, index=F("run__last_stream_index")
     )
@@ -189,13 +189,13 @@ def _ends() -> Iterator[str]:
             ended = Run.objects.filter(~Exists(last), status=status)
             yield from _named(ended, f"the run is {status}, but its stream does not end so")
         earlier = Run.objects.filter(Exists(last)).exclude(status=status)
-        yield from _named(earlier, f"the stream's last word is {status}, but the run is not")
+        yield from _named(earlier, f"the stream's last status is {status}, but the run is not")
 
 
 # --- tool calls ------------------------------------------------------------------------------------------------------
 def _calls() -> Iterator[str]:
-    """One result a call is told, once it is recorded, and nothing of the call after it."""
-    told = (
+    """Each recorded call has one result event, and no event of the call follows it."""
+    calls = (
         RunEvent.objects.filter(type__in=["tool.started", "tool.completed"])
         .annotate(call=KeyTextTransform("toolInvocationId", Cast("data", JSONField())))
         .order_by()
@@ -207,18 +207,20 @@ def _calls() -> Iterator[str]:
             first_completed=Min("index", filter=Q(type="tool.completed")),
         )
     )
-    wrong = told.filter(Q(started__gt=1) | Q(completed__gt=1) | Q(last_started__gt=F("first_completed")))
+    wrong = calls.filter(Q(started__gt=1) | Q(completed__gt=1) | Q(last_started__gt=F("first_completed")))
     for key in wrong.values_list("call", flat=True)[: MOST + 1]:
         yield f"{key}: the call was started or completed more than once, or started after its result"
     ended = ToolInvocation.objects.filter(run=OuterRef("pk"), status__in=FINAL_INVOCATION_STATUSES)
     events = RunEvent.objects.filter(run=OuterRef("pk"), type="tool.completed")
-    unequal = Run.objects.annotate(ended=_count(ended, "run"), told=_count(events, "run")).exclude(ended=F("told"))
-    for key, count, times in unequal.order_by().values_list("pk", "ended", "told")[: MOST + 1]:
-        yield f"{key}: {count} calls have ended, {times} were told of"
+    unequal = Run.objects.annotate(ended=_count(ended, "run"), results=_count(events, "run")).exclude(
+        ended=F("results")
+    )
+    for key, count, times in unequal.order_by().values_list("pk", "ended", "results")[: MOST + 1]:
+        yield f"{key}: {count} calls have ended, {times} have a result event"
 
 
 def _outcomes() -> Iterator[str]:
-    """One webhook tells of a run's end, the right one; and one of a call's."""
+    """At most one webhook event reports the end of a run, with its status, and one the end of a call."""
     ending = [event for event in Event if event.stream_status in FINAL_RUN_STATUSES]
     ends = Delivery.objects.filter(event_type__in=ending).order_by()
     for key in (
@@ -227,11 +229,11 @@ def _outcomes() -> Iterator[str]:
         .filter(times__gt=1)
         .values_list("run_id", flat=True)[: MOST + 1]
     ):
-        yield f"{key}: more than one webhook tells of the run's end"
+        yield f"{key}: more than one webhook event reports the run's end"
     for event in ending:
-        told = Delivery.objects.filter(event_type=event).values("run_id")
+        reported = Delivery.objects.filter(event_type=event).values("run_id")
         yield from _named(
-            Run.objects.filter(pk__in=told).exclude(status=event.stream_status),
+            Run.objects.filter(pk__in=reported).exclude(status=event.stream_status),
             f"a webhook says {event}, but the run is not",
         )
     calls = Delivery.objects.filter(event_type=Event.TOOL_COMPLETED).annotate(
@@ -239,12 +241,12 @@ def _outcomes() -> Iterator[str]:
     )
     twice = calls.order_by().values("call").annotate(times=Count("pk")).filter(times__gt=1)
     for key in twice.values_list("call", flat=True)[: MOST + 1]:
-        yield f"{key}: more than one webhook tells of the call's end"
+        yield f"{key}: more than one webhook event reports the call's end"
 
 
 # --- money -----------------------------------------------------------------------------------------------------------
 def _charges() -> Iterator[str]:
-    """What was charged is what was done. Accounts against the ledger are ``reconcile``'s."""
+    """Charges agree with the work done. ``reconcile`` compares accounts with the ledger."""
     ended = Run.objects.filter(FINAL, pk=OuterRef("run_id"))
     settled = LedgerEntry.objects.filter(against=OuterRef("pk"), type__in=SETTLEMENTS)
     yield from _named(
@@ -255,7 +257,7 @@ def _charges() -> Iterator[str]:
     twice = captures.values("invocation_id").annotate(times=Count("pk")).filter(times__gt=1)
     for key in twice.values_list("invocation_id", flat=True)[: MOST + 1]:
         yield f"{key}: the call was charged more than once"
-    # By run first, for the ledger has an index for that.
+    # By run first: the ledger has an index on it.
     captured = captures.filter(run_id=OuterRef("run_id"), invocation_id=OuterRef("pk"))
     calls = ToolInvocation.objects.annotate(captured=_sum(captured, "invocation_id", "amount"))
     yield from _named(
@@ -280,34 +282,34 @@ def _charges() -> Iterator[str]:
 
 
 # --- webhooks --------------------------------------------------------------------------------------------------------
-# Deliveries have no index by run, so both sides are counted whole and joined.
-_UNTOLD = """
-    SELECT run.*, COALESCE(told.times, 0) AS told, COALESCE(sent.times, 0) AS sent
+# Deliveries have no index by run, so both sides are counted as a whole and joined.
+_UNEQUAL = """
+    SELECT run.*, COALESCE(happened.times, 0) AS happened, COALESCE(sent.times, 0) AS sent
     FROM runs_run run
     JOIN webhooks_endpoint endpoint
       ON endpoint.user_id = run.user_id AND endpoint.enabled AND endpoint.deleted_at IS NULL
     LEFT JOIN (
         SELECT run_id, count(*) AS times FROM runs_runevent WHERE type = %s AND data LIKE %s GROUP BY run_id
-    ) told ON told.run_id = run.id
+    ) happened ON happened.run_id = run.id
     LEFT JOIN (
         SELECT run_id, count(*) AS times FROM webhooks_delivery WHERE event_type = %s GROUP BY run_id
     ) sent ON sent.run_id = run.id
     WHERE run.created_at > endpoint.updated_at AND run.created_at > %s
-      AND COALESCE(told.times, 0) <> COALESCE(sent.times, 0)
+      AND COALESCE(happened.times, 0) <> COALESCE(sent.times, 0)
 """
 
 
 def _deliveries() -> Iterator[str]:
-    """Each change that tells has its delivery: of runs that began well after their user's endpoint was last touched."""
+    """Each reported change has its delivery. Runs that began before the last change of the endpoint are left out."""
     kept_since = connection.ops.adapt_datetimefield_value(clock.now() - timedelta(days=settings.WEBHOOK_RETENTION_DAYS))
     for event in Event:
         parameters = [event.stream_type, f'%"status":"{event.stream_status}"%', event, kept_since]
-        found: Iterator[Any] = Run.objects.raw(_UNTOLD, parameters).iterator()
+        found: Iterator[Any] = Run.objects.raw(_UNEQUAL, parameters).iterator()
         for run in found:
             if Endpoint.objects.filter(
                 user_id=run.user_id, deleted_at=None, updated_at__lt=run.created_at - ENDPOINT_MARGIN
             ).exists():
-                yield f"{run.pk}: {event} happened {run.told} times, and {run.sent} deliveries tell of it"
+                yield f"{run.pk}: {event} happened {run.happened} times, but has {run.sent} deliveries"
 
 
 def _count(rows: QuerySet[Model], by: str) -> Coalesce:

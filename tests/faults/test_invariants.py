@@ -111,14 +111,14 @@ def update(run: Run, **changes: Any) -> None:
 
 LONG_AGO = timedelta(days=1)
 BREAKS_ENDED: dict[str, Callable[[Run], Any]] = {
-    "has a status that is none": lambda run: update(run, status="lost"),
+    "has an unknown status": lambda run: update(run, status="lost"),
     "a tool call of it has not": lambda run: ToolInvocation.objects.filter(call_index=2).update(status="PENDING"),
     "has no finishedAt": lambda run: update(run, finished_at=None),
     "owns a run that is not running": lambda run: update(run, worker_id="wrk_1"),
     "waits for room, but is not queued": lambda run: update(run, throttled=True),
     "waits, but no waitpoint is open": lambda run: update(run, status="waiting"),
     "no sweep will find it": lambda run: update(run, status="running", due_at=None),
-    "nobody took the run over": lambda run: update(
+    "no worker took the run over": lambda run: update(
         run, status="running", worker_id="wrk_1", updated_at=run.updated_at - LONG_AGO
     ),
     "was not given up": lambda run: update(run, status="running", lease_losses=9, updated_at=run.updated_at - LONG_AGO),
@@ -129,15 +129,15 @@ BREAKS_ENDED: dict[str, Callable[[Run], Any]] = {
     "the run has not ended with it": lambda run: repeat(run, "run.status"),
     "run is completed, but its stream does not end so": lambda run: RunEvent.objects.update(final=False),
     "run is failed, but its stream does not end so": lambda run: update(run, status="failed"),
-    "last word is completed, but the run is not": lambda run: update(run, status="running"),
+    "last status is completed, but the run is not": lambda run: update(run, status="running"),
     "started after its result": lambda run: repeat(run, "tool.completed"),
-    "were told of": lambda run: RunEvent.objects.filter(type="tool.completed", run=run)[0].delete(),
-    "more than one webhook tells of the run's end": lambda run: deliver(run, "agent.completed"),
+    "have a result event": lambda run: RunEvent.objects.filter(type="tool.completed", run=run)[0].delete(),
+    "more than one webhook event reports the run's end": lambda run: deliver(run, "agent.completed"),
     "a webhook says agent.failed": lambda run: deliver(run, "agent.failed"),
-    "more than one webhook tells of the call's end": lambda run: deliver(
+    "more than one webhook event reports the call's end": lambda run: deliver(
         run, "tool.completed", Delivery.objects.get(event_type="tool.completed").body
     ),
-    "deliveries tell of it": lambda run: Delivery.objects.filter(event_type="agent.started").delete(),
+    "but has 0 deliveries": lambda run: Delivery.objects.filter(event_type="agent.started").delete(),
     "the hold is open, but its run has ended": lambda run: entry(run, EntryType.HOLD, 5),
     "was charged more than once": lambda run: entry(
         run,

@@ -1,4 +1,4 @@
-"""What staff's templates need."""
+"""Template filters of the admin."""
 
 from datetime import UTC, datetime
 
@@ -18,7 +18,7 @@ def clock(moment: datetime) -> str:
 
 @register.filter
 def heading(title: object) -> str:
-    """With a capital, unless it is an id."""
+    """The title with a capital first letter, unless it is an id."""
     return str(title) if "_" in str(title) else capfirst(str(title))
 
 
