@@ -112,7 +112,7 @@ class RunAdmin(ReadOnly, WithActions):
         run = context["original"]
         context["title"], context["subtitle"] = "Run", run.pk
         context["timeline"] = timeline.build(run)
-        context["tone"] = RunStatus(run.status).tone
+        context["tone"] = RunStatus.tones()[run.status]
         context["explanation"] = next((code.sentence for code in RunError if code == run.error_code), "")
         context["links"] = self._links(request, run)
         return super().render_change_form(request, context, *args, **options)

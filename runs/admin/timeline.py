@@ -64,7 +64,7 @@ class Step:
     @property
     def webhooks(self) -> list[tuple[Delivery, str]]:
         """The deliveries with the tones of their statuses."""
-        return [(delivery, Delivery.Status(delivery.status).tone) for delivery in self.deliveries]
+        return [(delivery, Delivery.Status.tones()[delivery.status]) for delivery in self.deliveries]
 
 
 @dataclass
@@ -133,7 +133,7 @@ def _states(run: Run, recorded: list[RunEvent]) -> list[Step]:
     ends: list[datetime | None] = [at for _, at in changes[1:]]
     ends.append(None if run.finished_at is None else changes[-1][1])
     return [
-        Step("state", "flag", status, at, end, status=status, tone=RunStatus(status).tone)
+        Step("state", "flag", status, at, end, status=status, tone=RunStatus.tones()[status])
         for (status, at), end in zip(changes, ends, strict=True)
     ]
 
@@ -164,7 +164,7 @@ def _calls(calls: list[ToolInvocation]) -> list[Step]:
             call.finished_at,
             f"call {call.turn_index}.{call.call_index}" + (f", {call.error_code}" if call.error_code else ""),
             call.status,
-            InvocationStatus(call.status).tone,
+            InvocationStatus.tones()[call.status],
             call.pk,
         )
         for call in calls
@@ -181,7 +181,7 @@ def _waitpoints(waitpoints: list[Waitpoint]) -> list[Step]:
             waitpoint.resolved_at,
             "answered" if waitpoint.status == WaitpointStatus.COMPLETED else "",
             waitpoint.status,
-            WaitpointStatus(waitpoint.status).tone,
+            WaitpointStatus.tones()[waitpoint.status],
         )
         for waitpoint in waitpoints
     ]

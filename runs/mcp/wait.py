@@ -62,7 +62,9 @@ def follow(opening: Opening, seconds: float) -> Generator[Progress | None, None,
                 for event in batch
                 if event.numbered and event.type != "message.delta"
             ]
-            yield from shown or [None]
+            if not shown:
+                yield None
+            yield from shown
             waits = any(one.data.get("status") == RunStatus.WAITING for one in shown if one.type == "run.status")
             if waits or any(event.final for event in batch):
                 return
