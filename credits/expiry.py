@@ -15,8 +15,8 @@ from django.db import transaction
 from django.db.models import BigIntegerField, Case, F, Q, QuerySet, Sum, Value, When
 from django.db.models.functions import Abs
 
+from config.database import batches
 from config.kernel import clock
-from config.queue import jobs
 from credits import ledger
 from credits.models import Account, EntryType, LedgerEntry, PendingExpiry
 from credits.reconcile import BALANCE_EFFECT
@@ -36,7 +36,7 @@ def expire_grants() -> Iterator[int]:
         due.filter(account_id__gt=last).values_list("account_id", flat=True).distinct()[:ACCOUNTS_BATCH]
     ):
         for account_id in accounts:
-            if jobs.stopping.is_set():
+            if batches.stopping.is_set():
                 return
             yield _expire_of(account_id, now)
         last = accounts[-1]

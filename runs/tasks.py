@@ -9,7 +9,7 @@ from celery.exceptions import ImproperlyConfigured
 from celery.signals import celeryd_after_setup, worker_shutdown, worker_shutting_down
 from django.conf import settings
 
-from config.queue import jobs, nudges
+from config.queue import jobs, publisher
 from config.telemetry import logs
 from runs.engine.engine import Engine
 from runs.lifecycle import sweeps
@@ -66,4 +66,5 @@ def drain_engine(**kwargs) -> None:
 def stop_engine(**kwargs) -> None:
     if engine is not None:
         engine.stop(settings.RUN_SHUTDOWN_GRACE_SECONDS)
-        nudges.flush()  # others are told of what was handed over while the broker's connections are still there
+        # While the connections to the broker are still there: other workers take what was handed over.
+        publisher.flush()

@@ -31,7 +31,7 @@ class Source:
     then. A source therefore holds only what may be lost. ``failed`` is told of each exception.
     """
 
-    send: Callable[[list[Any]], None]
+    send: Callable[[list[Any]], object]
     interval_seconds: float
     pause_seconds: float = 0.0
     failed: Callable[[Exception], None] = field(default=lambda error: None)
