@@ -59,10 +59,7 @@ def serve(attachment: Attachment, request: Request) -> HttpResponseBase:
         file = files.open_file(attachment.stored_name)
     except FileNotFoundError:
         raise NotFound("The attachment's file is gone.") from None
-    response = StreamingHttpResponse(_bytes(file, first, last - first + 1), status=status, headers=headers)
-    # A client that disconnects before the first byte never starts the generator, so the response closes the file.
-    response._resource_closers.append(file.close)  # type: ignore[attr-defined]
-    return response
+    return StreamingHttpResponse(Part(file, first, last - first + 1), status=status, headers=headers)
 
 
 def byte_range(header: str, size: int) -> tuple[int, int] | None:
@@ -108,8 +105,19 @@ def _names(if_none_match: str | None, etag: str) -> bool:
     return etag in given or given == ["*"]
 
 
-def _bytes(file: File, first: int, count: int) -> Iterator[bytes]:
-    file.seek(first)
-    while count and (part := file.read(min(files.READ_SIZE, count))):
-        count -= len(part)
-        yield part
+class Part:
+    """``count`` bytes of a file, beginning at ``first``.
+
+    The response closes it, also for a client that left before the first byte; a generator that never started would
+    leave the file open.
+    """
+
+    def __init__(self, file: File, first: int, count: int) -> None:
+        file.seek(first)
+        self.file, self.left = file, count
+        self.close = file.close
+
+    def __iter__(self) -> Iterator[bytes]:
+        while self.left and (part := self.file.read(min(files.READ_SIZE, self.left))):
+            self.left -= len(part)
+            yield part

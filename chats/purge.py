@@ -64,7 +64,7 @@ def _purge_files(chat_id: str) -> int:
     batch = list(attached.order_by("pk").values_list("pk", flat=True)[:FILES_BATCH])
     for attachment_id in batch:
         files.remove_all(attachment_id)
-    batches.delete_rows(Attachment.objects.filter(pk__in=batch))
+    batches.delete_rows(Attachment, "id", batch)
     return len(batch)
 
 

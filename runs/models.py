@@ -4,6 +4,8 @@ The turns and tool invocations of a run are its journal: a worker that takes the
 Only ``runs.lifecycle`` writes a status.
 """
 
+from typing import Any
+
 from django.conf import settings
 from django.db import models
 from django.db.models import Q
@@ -68,6 +70,10 @@ class AgentModel(models.Model):
             models.UniqueConstraint(fields=["is_default"], condition=Q(is_default=True), name="model_one_default"),
             models.CheckConstraint(condition=Q(price_in__gte=0, price_out__gte=0), name="model_prices_not_negative"),
         ]
+
+    def validate_constraints(self, exclude: Any = None) -> None:
+        # The admin saves a new default in place of the present one, which the constraint of one default would refuse.
+        super().validate_constraints(exclude={*(exclude or ()), "is_default"})
 
     def __str__(self) -> str:
         return self.name

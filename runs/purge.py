@@ -41,6 +41,6 @@ def _purge_batch(runs: QuerySet[Run]) -> int:
     with transaction.atomic():
         taken = batches.take_batch(Run.objects.filter(pk__in=batch).order_by("pk"))
         for model in (RunEvent, Waitpoint, ToolInvocation, Turn):
-            batches.delete_rows(model._base_manager.filter(run__in=taken))
-        batches.delete_rows(Run.objects.filter(pk__in=taken))
+            batches.delete_rows(model, "run_id", taken)
+        batches.delete_rows(Run, "id", taken)
     return len(taken)

@@ -62,8 +62,8 @@ def _prune() -> int:
 @transaction.atomic
 def _remove(deliveries: QuerySet[Delivery]) -> int:
     taken = batches.take_batch(deliveries, PRUNE_BATCH)
-    batches.delete_rows(Attempt.objects.filter(delivery__in=taken))
-    batches.delete_rows(Delivery.objects.filter(pk__in=taken))
+    batches.delete_rows(Attempt, "delivery_id", taken)
+    batches.delete_rows(Delivery, "id", taken)
     return len(taken)
 
 

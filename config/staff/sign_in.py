@@ -14,7 +14,6 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
 from config.api import ratelimit
-from config.database import batches
 
 NO_ADDRESS = "0.0.0.0"  # noqa: S104 - requests without an address share one count
 
@@ -42,7 +41,7 @@ class CountingHandler(AxesDatabaseHandler):
                 username=user.get_username(), ip_address=request.axes_ip_address, user_agent=request.axes_user_agent
             )
             counted.filter(failures_since_start__gt=0).update(failures_since_start=F("failures_since_start") - 1)
-            batches.delete_rows(counted.filter(failures_since_start=0))
+            counted.filter(failures_since_start=0).delete()
 
 
 def client_ip(request: HttpRequest) -> str:

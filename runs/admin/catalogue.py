@@ -70,10 +70,6 @@ class AgentModelForm(forms.ModelForm):
         ]
         help_texts = {"is_default": "The model of runs that name none. It replaces the present default."}
 
-    def _get_validation_exclusions(self) -> set[str]:
-        # Otherwise validation refuses a new default while the present one is there, which it replaces.
-        return {*super()._get_validation_exclusions(), "is_default"}  # type: ignore[misc]
-
 
 @admin.register(AgentModel)
 class AgentModelAdmin(CatalogueAdmin):

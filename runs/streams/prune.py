@@ -34,5 +34,5 @@ def _prune_batch(due: QuerySet[RunEvent]) -> int:
     run_ids = list(due.order_by("run_id").values_list("run_id", flat=True).distinct()[:PRUNE_RUNS])
     # Concurrent prunes skip the runs that another one has locked.
     locked = batches.take_batch(Run.objects.filter(pk__in=run_ids).order_by("pk"), PRUNE_RUNS)
-    batches.delete_rows(RunEvent.objects.filter(run_id__in=locked))
+    batches.delete_rows(RunEvent, "run_id", locked)
     return len(locked)

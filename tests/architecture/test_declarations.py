@@ -62,7 +62,9 @@ def test_every_kind_of_refusal_has_a_code_that_the_document_knows() -> None:
 
 def test_the_api_document_lists_the_codes_of_runs_and_of_tool_calls() -> None:
     tables = re.findall(
-        r"^\| `errorCode` \| Cause \|\n\|---\|---\|\n((?:\|.*\n)+)", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE
+        r"^\| `errorCode` \| Cause \|\n\|---\|---\|\n((?:\|.*\n)+)",
+        (ROOT / "docs" / "api.md").read_text(),
+        re.MULTILINE,
     )
     listed = [
         {code for cell in re.findall(r"^\| (.*?) \|", table, re.MULTILINE) for code in re.findall(r"`(\w+)`", cell)}
