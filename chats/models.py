@@ -5,6 +5,7 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
+from config.database.protected import ProtectedModel
 from config.kernel.choices import StatusChoices
 from config.kernel.ids import IdField, RefField
 
@@ -60,7 +61,7 @@ class AttachmentStatus(StatusChoices):
     EXPIRED = "EXPIRED", "default", True
 
 
-class Attachment(models.Model):
+class Attachment(ProtectedModel):
     """A file for a message: announced, uploaded, completed, then used by at most one message.
 
     ``file_name`` is for display and never part of a path; the storage has the file under ``stored_name``.

@@ -11,11 +11,17 @@ import factory
 from django.contrib.auth import get_user_model
 from django.core.files.base import ContentFile
 from django.core.files.storage import default_storage
+from django.db.models import QuerySet
 from factory.django import DjangoModelFactory
 from rest_framework.test import APIClient
 
 from config.kernel import clock
 from config.kernel.ids import new_id
+
+
+def force_update(rows: QuerySet[Any], **changes: Any) -> int:
+    """Change columns that only transitions may change."""
+    return QuerySet.update(rows, **changes)
 
 
 class UserFactory(DjangoModelFactory):

@@ -10,6 +10,7 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
+from config.database.protected import ProtectedModel
 from config.kernel.choices import StatusChoices
 from config.kernel.encryption import DecryptionFailed, EncryptedField
 from config.kernel.ids import ID_LENGTH, IdField, RefField
@@ -73,7 +74,7 @@ def opened(endpoints: models.QuerySet[Endpoint]) -> Endpoint | None:
     return endpoint
 
 
-class Delivery(models.Model):
+class Delivery(ProtectedModel):
     """One event for one endpoint. A user has one endpoint, so an event and its delivery are one row.
 
     ``next_attempt_at`` is when a pending delivery may be claimed: the time it is due or, while ``claim_id`` is set, the

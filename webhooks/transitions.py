@@ -10,10 +10,11 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from django.db import connection, transaction
-from django.db.models import DateTimeField, F, Func, QuerySet
+from django.db.models import DateTimeField, F, Func
 from django.db.models.expressions import Combinable
 from django.utils import timezone
 
+from config.database.protected import ProtectedQuerySet, take_key
 from config.queue.nudges import nudge_after_commit
 from webhooks import metrics
 from webhooks.models import Delivery, Endpoint
@@ -22,6 +23,7 @@ from webhooks.outcomes import MAX_ATTEMPTS, WAITS, Outcome, RecordedAttempt
 RETRY = "webhooks.retry_due"
 # A late nudge finds its delivery due. An early one would find nothing.
 NUDGE_MARGIN = 0.1
+_KEY = take_key(Delivery)
 
 _ATTEMPT = """
     INSERT INTO webhooks_attempt (delivery_id, number, started_at, duration_ms, status_code, error, answer)
@@ -121,12 +123,13 @@ def mark_dead(endpoint_ids: Iterable[str]) -> int:
         return _finish(ids, Delivery.Status.DEAD) if ids else 0
 
 
-def _pending(ids: Sequence[str]) -> QuerySet[Delivery]:
+def _pending(ids: Sequence[str]) -> ProtectedQuerySet[Delivery]:
     return Delivery.objects.filter(pk__among=ids, status=Delivery.Status.PENDING)
 
 
 def _finish(ids: Sequence[str], status: Delivery.Status, *, attempts: int = 0) -> int:
-    return _pending(ids).update(
+    return _pending(ids).change(
+        _KEY,
         status=status,
         attempt_count=F("attempt_count") + attempts,
         next_attempt_at=None,

@@ -1,8 +1,8 @@
-"""Plain INSERTs and UPDATEs whose SQL is made once, and several of them as one statement.
+"""Plain INSERTs and UPDATEs whose SQL is compiled once, and groups of them as one statement.
 
-How many statements a transaction takes decides what it costs, in this process and in the database's, and how long it
-holds its locks. PostgreSQL therefore does a whole group at once; SQLite, which is no round trip away, one after the
-other.
+The number of statements in a transaction decides its cost, in this process and in the database, and how long it holds
+its locks. PostgreSQL therefore executes a whole group as one statement. SQLite, which needs no round trip, executes the
+group one by one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from django.core.exceptions import FieldDoesNotExist
 from django.db import DEFAULT_DB_ALIAS, connections, models
+
+from config.database.protected import Key, require_key
 
 
 class _Insert(NamedTuple):
@@ -29,16 +31,16 @@ class _Update(NamedTuple):
     nulls: tuple[str, ...]
 
 
-# A statement's shape: together with its values it is the statement.
+# The part of a statement that its SQL depends on; the values are the rest.
 _Shape = _Insert | _Update | str
 FIRST = "first"
 
 
 class Writes:
-    """Writes that happen together, inside the caller's transaction. The first decides: where it changes no row, none of
-    the others does anything.
+    """Writes that happen together, inside the caller's transaction. If the first write changes no row, the others
+    change nothing either.
 
-    None of them sees what the others write, and no two may write the same row.
+    No write sees what the others write, and no two may write the same row.
     """
 
     def __init__(self) -> None:
@@ -48,9 +50,9 @@ class Writes:
         self.listeners: list[tuple[int, Callable[[], None]]] = []
 
     def insert(self, *rows: models.Model) -> None:
-        """INSERT rows of one model, as they are: their columns' database defaults are not applied.
+        """INSERT rows of one model as they are: the database defaults of their columns are not applied.
 
-        For models whose keys are known beforehand, or not asked for afterwards.
+        For models whose primary key is known before the INSERT, or not needed after it.
         """
         if rows:
             db = connections[DEFAULT_DB_ALIAS]
@@ -59,11 +61,19 @@ class Writes:
             self._add(_Insert(type(rows[0]), len(rows)), values)
             self.inserted += rows
 
-    def update(self, model: type[models.Model], where: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
-        """UPDATE the rows whose fields have the values of ``where``, None among them.
+    def update(
+        self,
+        model: type[models.Model],
+        where: Mapping[str, Any],
+        changes: Mapping[str, Any],
+        key: Key | None = None,
+    ) -> None:
+        """UPDATE the rows whose fields have the values of ``where``, which may be None.
 
-        Fields are named by attribute (``chat_id``, not ``chat``), and the values are plain: no expressions.
+        Fields are named by attribute (``chat_id``, not ``chat``), and the values are plain: no expressions. Protected
+        fields change only with the model's ``key``.
         """
+        require_key(model, changes, key)
         db = connections[DEFAULT_DB_ALIAS]
         fields = _fields(model)
         if unknown := {*changes, *where} - set(fields):
@@ -74,7 +84,7 @@ class Writes:
         self._add(_Update(model, tuple(changes), tuple(where), nulls), values)
 
     def execute(self, sql: str, values: Sequence[Any], then: Callable[[], None] | None = None) -> None:
-        """Any INSERT or UPDATE that ends with its WHERE clause. ``then`` is called if it has changed a row."""
+        """Any INSERT or UPDATE that ends with its WHERE clause. ``then`` is called if it changed a row."""
         if then is not None:
             self.listeners.append((len(self.shapes), then))
         self._add(sql, list(values))
@@ -86,7 +96,7 @@ class Writes:
         self.inserted += others.inserted
 
     def do(self) -> int:
-        """Write all. Returns how many rows the first one changed."""
+        """Execute all writes. Returns how many rows the first one changed."""
         changed = self._at_once() if connections[DEFAULT_DB_ALIAS].vendor == "postgresql" else self._in_steps()
         if changed[0]:
             for row in self.inserted:
@@ -126,10 +136,12 @@ def insert(*rows: models.Model) -> None:
     writes.do()
 
 
-def update(model: type[models.Model], where: Mapping[str, Any], changes: Mapping[str, Any]) -> int:
-    """``Writes.update`` alone; returns how many rows."""
+def update(
+    model: type[models.Model], where: Mapping[str, Any], changes: Mapping[str, Any], key: Key | None = None
+) -> int:
+    """``Writes.update`` alone. Returns how many rows it changed."""
     writes = Writes()
-    writes.update(model, where, changes)
+    writes.update(model, where, changes, key)
     return writes.do()
 
 
@@ -144,13 +156,13 @@ def _alone(shape: _Shape) -> str:
 
 @cache
 def _together(shapes: tuple[_Shape, ...]) -> str:
-    """One statement, whose one row has how many rows each has changed."""
+    """One statement. Its result is one row: the number of rows that each write changed."""
     first, *others = shapes
     if_first = f"EXISTS (SELECT FROM {FIRST})"
     steps = [f"{FIRST} AS ({_alone(first)} RETURNING 1)"]
     for index, shape in enumerate(others, 1):
         if isinstance(shape, _Insert):
-            # The types are told, for here they don't follow from the columns.
+            # In this form PostgreSQL does not derive the types of the values from the columns.
             row = ", ".join(f"%s::{_type(field)}" for field in _inserted_fields(shape.model))
             rows = ", ".join([f"({row})"] * shape.rows)
             statement = f"{_into(shape.model)} SELECT * FROM (VALUES {rows}) _ WHERE {if_first}"  # noqa: S608
@@ -188,7 +200,7 @@ def _inserted_fields(model: type[models.Model]) -> list[models.Field]:
 
 
 def _type(field: models.Field) -> str:
-    """Without a length: a cast would cut what is too long, where the column refuses it."""
+    """The column type without its length: a cast to a length cuts the value, where an INSERT would fail."""
     return re.sub(r"\(\d+\)", "", str(field.db_type(connections[DEFAULT_DB_ALIAS])))
 
 

@@ -195,7 +195,9 @@ def test_one_that_was_completed_at_the_last_moment_keeps_its_file(session, monke
     expire = transitions.expire
 
     def after_it_was_completed(ids):
-        Attachment.objects.filter(pk=just["id"]).update(status="READY", sha256="0" * 64, expires_at=None)
+        factories.force_update(
+            Attachment.objects.filter(pk=just["id"]), status="READY", sha256="0" * 64, expires_at=None
+        )
         return expire(ids)
 
     monkeypatch.setattr(transitions, "expire", after_it_was_completed)
