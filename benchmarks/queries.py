@@ -30,9 +30,9 @@ ROUNDS, CALLS, WORK_CALLS = 10, 100, 20
 QUERIES = {
     "config.api.authentication": ["user_named"],
     "credits.ledger": ["_account", "_open_holds"],
-    "runs.lifecycle.moves": ["_next_in_line", "_next_throttled"],
+    "runs.lifecycle.line": ["_locked_run", "_locked_user", "_next_blocked", "_next_throttled"],
+    "runs.lifecycle.moves": ["_owned"],
     "runs.services": ["_calls", "_chat_and_credits", "_pending", "_run"],
-    "runs.lifecycle.runs": ["_locked_run", "_locked_user"],
 }
 
 
@@ -114,32 +114,45 @@ class Service:
     def wait(self) -> str:
         """A run as it is shown while it waits for an answer."""
         from runs.models import Run
-        from tests.factories import WaitpointFactory
+        from tests.factories import WaitpointFactory, force_update
 
         run_id = self.start()
-        Run.objects.filter(pk=run_id).update(status="waiting")
+        force_update(Run.objects.filter(pk=run_id), status="waiting")
         WaitpointFactory(run=Run.objects.get(pk=run_id))
         return run_id
 
-    def run(self) -> str:
-        """A run from its POST to completed."""
+    def run(self, calls: int = 0) -> str:
+        """A run from its POST to completed, with a turn of ``calls`` tool calls before the last turn."""
         from config.kernel import clock
-        from runs.engine.engine import claim_and_load
-        from runs.lifecycle import runs
-        from runs.models import Turn
+        from runs import lifecycle
+        from runs.engine.session import claim_and_load
+        from runs.models import ToolInvocation, Turn
 
         run_id = self.start()
-        found = claim_and_load(run_id, self.worker.pk)
-        if found is None:
+        claimed = claim_and_load(run_id, self.worker.pk)
+        if claimed is None:
             raise RuntimeError("the run was not claimed")
-        now = clock.now()
-        turn = Turn(run=found.run, index=1, model="demo", text="Hello", started_at=now, finished_at=now)
-        runs.record_turn(found.run, turn, (), content="Hello", delta="Hello", price={"model": "demo"})
+        run, now = claimed.run, clock.now()
+        given: dict[str, Any] = {"content": "Hello", "delta": "Hello", "price": {"model": "demo"}}
+        times = {"started_at": now, "finished_at": now}
+        if calls:
+            turn = Turn(run=run, index=1, model="demo", text="Hello", **times)
+            new = [
+                ToolInvocation(
+                    run=run, turn_index=1, call_index=index, name="calculate", created_at=now, updated_at=now
+                )
+                for index in range(1, calls + 1)
+            ]
+            run, stored = lifecycle.record_turn(run, turn, new, ready=new, **given)
+            for call in stored:
+                run, _ = lifecycle.record_call_result(run, call, text="2")
+        lifecycle.complete(run, Turn(run=run, index=2, model="demo", text="Hello", **times), **given)
         return run_id
 
     def paths(self) -> dict[str, Callable[[], Any]]:
         return {
             "a run": self.run,
+            "a run with a tool call": partial(self.run, 1),
             "a cancelled run": self.cancel,
             "GET run": partial(self.request, "GET", f"/api/v1/runs/{self.completed}"),
             "GET waiting run": partial(self.request, "GET", f"/api/v1/runs/{self.waiting}"),

@@ -12,6 +12,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from chats.models import Chat
+from config.database.protected import ProtectedModel
 from config.kernel.choices import StatusChoices
 from config.kernel.encryption import EncryptedField
 from config.kernel.ids import IdField, RefField
@@ -126,13 +127,15 @@ class Worker(models.Model):
         return f"{self.host}:{self.pid}"
 
 
-class Run(models.Model):
+class Run(ProtectedModel):
     """One agent execution.
 
     While a run is running, ``worker_id`` names the process that owns it, and ``lease_token`` fences the writes of that
     process: each owner increments the token, and a write with an older token changes nothing. Any worker may take over
     a running run without ``worker_id``.
     """
+
+    protected_fields = frozenset({"status", "worker_id", "lease_token"})
 
     id = IdField(prefix="run")
     chat = models.ForeignKey(Chat, models.CASCADE, related_name="runs", db_index=False)
@@ -232,7 +235,7 @@ class Turn(models.Model):
         return f"turn {self.index} of {self.run_id}"
 
 
-class ToolInvocation(models.Model):
+class ToolInvocation(ProtectedModel):
     id = IdField(prefix="inv")
     run = models.ForeignKey(Run, models.CASCADE, related_name="invocations", db_index=False)
     turn_index = models.PositiveIntegerField()
@@ -272,7 +275,7 @@ class ToolInvocation(models.Model):
         return max(0, round((self.finished_at - self.started_at).total_seconds() * 1000))
 
 
-class Waitpoint(models.Model):
+class Waitpoint(ProtectedModel):
     """A question about one invocation, whose answer by the user the run waits for."""
 
     id = IdField(prefix="wp")

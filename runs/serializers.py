@@ -15,7 +15,7 @@ from config.api.serializers import (
     StrictCharField,
     TimestampField,
 )
-from runs.lifecycle.events import request_payload
+from runs.events import request_payload
 from runs.models import InvocationStatus, RunStatus, WaitpointKind, WaitpointStatus
 
 

@@ -17,8 +17,7 @@ from config.kernel.errors import Conflict, NotFound, ValidationFailed
 from config.kernel.ids import is_plausible_id, new_id
 from config.telemetry import logs, tracing
 from credits import ledger
-from runs import catalogue
-from runs.lifecycle import runs, waitpoints
+from runs import catalogue, lifecycle
 from runs.models import (
     LIVE_RUN_STATUSES,
     Run,
@@ -141,7 +140,7 @@ def start_run(
         request_id=request_id,
         trace_parent=tracing.current(),
     )
-    runs.enqueue(run, locked, locked.title or title_from(message), also)
+    run = lifecycle.enqueue(run, locked, locked.title or title_from(message), also)
     attachments.use(attached, user_message.pk)
     return run
 
@@ -162,7 +161,7 @@ def _check_offered(model: str | None, tools: list[str] | None) -> None:
 
 def cancel_run(run: Run) -> Run:
     """Ask for the run's end; a finished one is left as it is. Returns it as it then stands."""
-    runs.cancel(run.pk)
+    lifecycle.request_cancel(run.pk)
     return find_run(run.user_id, run.pk) or run
 
 
@@ -178,7 +177,7 @@ def respond(waitpoint: Waitpoint, answer: dict[str, Any]) -> Waitpoint:
     field = "approved" if waitpoint.kind == WaitpointKind.CREDIT_APPROVAL else "answer"
     if field not in answer:  # resolved already, and answered as the other kind
         return waitpoint
-    return waitpoints.resolve(waitpoint.pk, {field: answer[field]})
+    return lifecycle.answer_waitpoint(waitpoint.pk, {field: answer[field]})
 
 
 @receiver(chat_deleted)
@@ -186,4 +185,4 @@ def cancel_runs_of(sender: type, chat_id: str, **kwargs: Any) -> None:
     """A deleted chat's runs end with it: those in line first, so that none of them is promoted."""
     live = Run.objects.filter(chat_id=chat_id, status__in=LIVE_RUN_STATUSES)
     for run_id in list(live.order_by("-blocked", "created_at").values_list("pk", flat=True)):
-        runs.cancel(run_id)
+        lifecycle.request_cancel(run_id)

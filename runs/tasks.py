@@ -1,4 +1,4 @@
-"""Celery's side of runs. A message is a nudge: it carries an id, and may be lost or come twice."""
+"""The Celery tasks of runs. A message is a nudge: it carries ids, and may be lost or come twice."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from django.conf import settings
 
 from config.queue import jobs, publisher
 from config.telemetry import logs
+from runs import lifecycle
 from runs.engine.engine import Engine
-from runs.lifecycle import sweeps
 from runs.streams.prune import prune
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ engine: Engine | None = None
 def execute_run(*run_ids: str) -> None:
     """Offer the runs to this process's engine."""
     if len(run_ids) > 1:
-        logs.request_id.set(logs.NONE)  # the message names the first one's; each run knows its own
+        logs.request_id.set(logs.NONE)  # the message has the first run's; each run has its own
     for run_id in run_ids:
         logs.run_id.set(run_id)
         if engine is None:
@@ -35,7 +35,7 @@ def execute_run(*run_ids: str) -> None:
 
 @shared_task(name="runs.sweep")
 def sweep() -> None:
-    jobs.run("sweep-runs", sweeps.sweep)
+    jobs.run("sweep-runs", lifecycle.sweep)
 
 
 @shared_task(name="runs.prune_events")
@@ -45,13 +45,14 @@ def prune_events() -> None:
 
 @celeryd_after_setup.connect
 def start_engine(sender: str, instance, conf, **kwargs) -> None:
-    """Workers that consume the queue ``runs`` get an engine, before the first message and whether or not the broker
-    is there."""
+    """A worker that consumes the queue ``runs`` gets an engine: before its first message, and without waiting for the
+    broker.
+    """
     global engine
     if "runs" not in instance.app.amqp.queues.consume_from:
         return
     if not instance.pool_cls.__module__.endswith((".thread", ".solo")):
-        raise ImproperlyConfigured("run workers carry their runs in one process: start them with --pool threads")
+        raise ImproperlyConfigured("a run worker executes its runs in one process: start it with --pool threads")
     engine = Engine()
     engine.start()
 

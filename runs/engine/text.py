@@ -1,74 +1,65 @@
-"""Streamed text on its way to the database: that of all the process's runs together, at most once in
-STREAM_FLUSH_SECONDS."""
+"""Writes the streamed text of all runs of a process: one transaction for all, at most once in STREAM_FLUSH_SECONDS."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from django.conf import settings
 
-from runs.lifecycle import runs
-
-if TYPE_CHECKING:
-    from runs.engine.engine import Engine
-    from runs.engine.loop import RunLoop
+from runs import lifecycle
+from runs.engine.session import Process, Session
 
 logger = logging.getLogger(__name__)
 
-# After an error that is not the database's absence, which is waited out below.
-AGAIN_SECONDS = 1.0
+# After an error other than the database's absence, which ``Database.run`` waits out.
+PAUSE_SECONDS = 1.0
 
 
-class TextFlusher:
-    """Writes the pending text of many runs in one transaction. While one is slow, more text gathers for the next."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.waiting: dict[str, RunLoop] = {}
-        self.wake = asyncio.Event()
-
-    def add(self, loop: RunLoop) -> None:
-        self.waiting[loop.run.id] = loop
-        self.wake.set()
-
-    async def run(self) -> None:
-        while True:
-            await self.wake.wait()
-            await asyncio.sleep(settings.STREAM_FLUSH_SECONDS)
-            self.wake.clear()
-            try:
-                await self.flush()
-            except Exception:
-                logger.exception("streamed text could not be written; the next flush tries again")
-                await asyncio.sleep(AGAIN_SECONDS)
-
-    async def flush(self) -> None:
-        waiting, self.waiting = self.waiting, {}
-        loops: list[RunLoop] = []
-        for loop in waiting.values():
-            if loop.lock.locked():
-                # The run is being recorded just now, its pending text with it; if not, the next flush finds it.
-                self.add(loop)
-            elif loop.pending_text:
-                loops.append(loop)
-        for loop in loops:
-            await loop.lock.acquire()
+async def flush_forever(process: Process, lose: Callable[[str], None]) -> None:
+    """``lose`` is called with the id of each run that turns out to be another worker's."""
+    while True:
+        await process.text_was_added.wait()
+        await asyncio.sleep(settings.STREAM_FLUSH_SECONDS)
+        process.text_was_added.clear()
         try:
-            taken = [(loop, loop.take_pending()) for loop in loops]
-            taken = [(loop, text) for loop, text in taken if text]
-            if not taken:
-                return
-            try:
-                lost = await self.engine.db(runs.write_deltas, [(loop.run, text) for loop, text in taken])
-            except BaseException:
-                for loop, text in taken:
-                    loop.pending_text.insert(0, text)
-                    self.add(loop)
-                raise
-        finally:
-            for loop in loops:
-                loop.lock.release()
-        for run_id in lost:
-            self.engine.lose(run_id)
+            await flush(process, lose)
+        except Exception:
+            logger.exception("streamed text could not be written; the next flush tries again")
+            await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def flush(process: Process, lose: Callable[[str], None]) -> None:
+    """While one flush is slow, more text gathers for the next."""
+    waiting, process.unwritten = process.unwritten, {}
+    sessions: list[Session] = []
+    for session in waiting.values():
+        if session.lock.locked():
+            # The step that holds the lock may record the text; if it does not, the next flush writes it.
+            session.wait_for_flush()
+        elif session.unwritten_text:
+            sessions.append(session)
+    for session in sessions:
+        await session.lock.acquire()
+    try:
+        taken = [(session, text) for session in sessions if (text := session.take_unwritten())]
+        if not taken:
+            return
+        try:
+            written = await process.database.run(
+                lifecycle.append_text, [(session.run, text) for session, text in taken]
+            )
+        except BaseException:
+            for session, text in taken:
+                session.unwritten_text.insert(0, text)
+                session.wait_for_flush()
+            raise
+        for session, _ in taken:
+            session.run = written.get(session.run.id, session.run)
+    finally:
+        for session in sessions:
+            session.lock.release()
+    for session, _ in taken:
+        if session.run.id not in written:
+            lose(session.run.id)

@@ -1,4 +1,4 @@
-"""Every transition of a tool invocation; see ``transitions.py`` for the rules."""
+"""Every transition of a tool call; ``moves`` has the rules."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from django.db import transaction
 from config.database.writes import Writes
 from config.kernel import clock
 from credits import ledger
-from runs.lifecycle import events
-from runs.lifecycle.events import StreamEvent
-from runs.lifecycle.moves import move_run, save_invocation, taken_invocation, tell, write_invocation, write_waitpoint
+from runs import events, metrics
+from runs.events import StreamEvent
+from runs.lifecycle.moves import Moved, changed, close_waitpoint, emit, fence, move_call, move_run
 from runs.models import (
     FINAL_INVOCATION_STATUSES,
     InvocationStatus,
@@ -25,45 +25,62 @@ from runs.models import (
 from webhooks.catalogue import Event
 
 
-class BudgetExceeded(Exception):
-    """The call's estimate would take the run over its maxCredits."""
-
-
-def fail_unmade(call: ToolInvocation, code: str, message: str) -> None:
-    """(new) → FAILED: a call that can't be made, before it is first saved."""
+def reject_new_call(call: ToolInvocation, code: str, message: str) -> ToolInvocation:
+    """(new) → FAILED: a call that cannot be made. It is not stored yet."""
     now = clock.now()
-    call.status = InvocationStatus.FAILED
-    call.error_code, call.error_message = code, message
-    call.started_at = call.finished_at = now
+    return changed(
+        call,
+        status=InvocationStatus.FAILED,
+        error_code=code,
+        error_message=message,
+        started_at=now,
+        finished_at=now,
+    )
+
+
+def dispatch_new_call(run: Run, call: ToolInvocation) -> ToolInvocation:
+    """(new) → DISPATCHING with the hold placed, or → FAILED if credits or budget do not suffice. The call is not stored
+    yet; the same transaction has fenced the run and stores it.
+    """
+    refusal = place_hold(run, call)
+    if refusal is None:
+        return changed(call, status=InvocationStatus.DISPATCHING, started_at=clock.now())
+    code, message = refusal
+    failed = changed(
+        call, status=InvocationStatus.FAILED, error_code=code, error_message=message, finished_at=clock.now()
+    )
+    metrics.call_moved(failed, call.status)
+    return failed
 
 
 @transaction.atomic
-def dispatch(run: Run, calls: Sequence[ToolInvocation], approved: bool = False) -> list[ToolInvocation]:
-    """PENDING → DISPATCHING with the hold placed, or → FAILED where credits or budget don't reach. Returns those
-    dispatched.
+def dispatch_calls(run: Run, calls: Sequence[ToolInvocation], approved: bool = False) -> Moved:
+    """PENDING → DISPATCHING with the hold placed, or → FAILED if credits or budget do not suffice.
 
-    ``approved`` calls got their hold when they were approved.
+    ``approved`` calls have had their hold since the approval.
     """
-    # The fence first: it locks the run, so that calls are weighed against its budget one after the other.
-    move_run(run, RunStatus.RUNNING, (), owned=True)
-    dispatched: list[ToolInvocation] = []
-    happened: list[StreamEvent] = []
+    # The fence locks the run, so that its calls are compared with its budget one after another.
+    fence(run)
+    moved: list[ToolInvocation] = []
     for call in calls:
-        if approved or place_hold(run, call):
-            write_invocation(call, InvocationStatus.DISPATCHING, started_at=clock.now())
-            dispatched.append(call)
-            happened.append(events.tool_started(call))
+        refusal = None if approved else place_hold(run, call)
+        if refusal is None:
+            moved.append(move_call(call, InvocationStatus.DISPATCHING, started_at=clock.now()))
         else:
-            happened.append(events.tool_completed(call))
-    move_run(run, RunStatus.RUNNING, happened, owned=True)
-    return dispatched
+            moved.append(_fail(call, *refusal))
+    return Moved(move_run(run, RunStatus.RUNNING, [dispatch_event(call) for call in moved], owned=True), moved)
 
 
-def place_hold(run: Run, call: ToolInvocation) -> bool:
-    """Hold the call's estimate; where that can't be, the call is failed and the answer False."""
+def dispatch_event(call: ToolInvocation) -> StreamEvent:
+    """The event of a call that was dispatched, or that failed instead."""
+    return events.tool_started(call) if call.status == InvocationStatus.DISPATCHING else events.tool_completed(call)
+
+
+def place_hold(run: Run, call: ToolInvocation) -> tuple[str, str] | None:
+    """Hold the call's estimate. Returns None, or why it cannot be held as (errorCode, message)."""
+    if exceeds_budget(run, call.credit_estimate):
+        return "BUDGET_EXCEEDED", "The call would take the run over its maxCredits."
     try:
-        if exceeds_budget(run, call.credit_estimate):
-            raise BudgetExceeded("The call would take the run over its maxCredits.")
         ledger.hold(
             run.user_id,
             call.credit_estimate,
@@ -73,66 +90,76 @@ def place_hold(run: Run, call: ToolInvocation) -> bool:
             run_id=run.id,
             price={"perCall": call.credit_estimate},
         )
-    except ledger.InsufficientCredits as refusal:
-        _end(call, InvocationStatus.FAILED, code="INSUFFICIENT_CREDITS", message=refusal.message)
-        return False
-    except BudgetExceeded as refusal:
-        _end(call, InvocationStatus.FAILED, code="BUDGET_EXCEEDED", message=str(refusal))
-        return False
-    return True
+    except ledger.InsufficientCredits as error:
+        return "INSUFFICIENT_CREDITS", error.message
+    return None
 
 
 def exceeds_budget(run: Run, estimate: int) -> bool:
+    """Whether ``estimate`` micro-credits would take the run over its maxCredits. Reads only."""
     return run.max_credits is not None and ledger.would_exceed(run.id, run.max_credits, estimate)
 
 
 @transaction.atomic
-def record_result(
+def record_call_result(
     run: Run, call: ToolInvocation, *, text: str = "", urls: Iterable[str] = (), credit_used: int | None = None
-) -> None:
-    """DISPATCHING → COMPLETED: the result recorded, its cost captured, the rest of the hold released."""
+) -> Moved:
+    """DISPATCHING → COMPLETED: the result is recorded, its cost captured, the rest of the hold released."""
     used = min(call.credit_estimate if credit_used is None else credit_used, call.credit_estimate)
-    _end_owned(run, call, InvocationStatus.COMPLETED, result=text, result_urls=list(urls), credit_used=used)
+    moved = _record_end(run, call, InvocationStatus.COMPLETED, result=text, result_urls=list(urls), credit_used=used)
     ledger.capture(call.id, used)
+    return moved
 
 
 @transaction.atomic
-def record_failure(run: Run, call: ToolInvocation, code: str, message: str) -> None:
+def record_call_failure(run: Run, call: ToolInvocation, code: str, message: str) -> Moved:
     """DISPATCHING (or PENDING) → FAILED: the model is told, the hold released."""
-    _end_owned(run, call, InvocationStatus.FAILED, error_code=code, error_message=message)
+    moved = _record_end(run, call, InvocationStatus.FAILED, error_code=code, error_message=message)
     ledger.release(call.id)
+    return moved
 
 
-def _end_owned(run: Run, call: ToolInvocation, to: str, **changes: Any) -> None:
-    before = call.status
-    changes = taken_invocation(call, to, finished_at=clock.now(), **changes)
+def _record_end(run: Run, call: ToolInvocation, to: str, **changes: Any) -> Moved:
+    changes["finished_at"] = clock.now()
+    ended = changed(call, status=to, **changes)
     also = Writes()
     if to == InvocationStatus.COMPLETED:
-        tell(also, run, Event.TOOL_COMPLETED, **events.tool_webhook(call))
-    move_run(run, RunStatus.RUNNING, [events.tool_completed(call)], owned=True, also=also)
-    save_invocation(call, before, changes)
+        emit(also, run, Event.TOOL_COMPLETED, **events.tool_webhook(ended))
+    run = move_run(run, RunStatus.RUNNING, [events.tool_completed(ended)], owned=True, also=also)
+    return Moved(run, [move_call(call, to, **changes)])
 
 
-def refuse(call: ToolInvocation) -> None:
+def approve_call(run: Run, call: ToolInvocation) -> ToolInvocation:
+    """The hold of an approved call is placed and the call stays PENDING; or → FAILED if credits or budget do not
+    suffice.
+    """
+    refusal = place_hold(run, call)
+    return call if refusal is None else _fail(call, *refusal)
+
+
+def refuse_call(call: ToolInvocation) -> ToolInvocation:
     """PENDING → REFUSED: it costs nothing, and the model is told."""
-    _end(call, InvocationStatus.REFUSED, code="APPROVAL_REFUSED", message="The user refused the call.")
+    return _end(call, InvocationStatus.REFUSED, code="APPROVAL_REFUSED", message="The user refused the call.")
 
 
 def close_open(run: Run) -> list[StreamEvent]:
     """What an ending run leaves open: waitpoints → EXPIRED, PENDING calls → CANCELLED, DISPATCHING ones → FAILED."""
     happened: list[StreamEvent] = []
     for waitpoint in Waitpoint.objects.filter(run=run, status=WaitpointStatus.PENDING):
-        write_waitpoint(waitpoint, WaitpointStatus.EXPIRED, resolved_at=clock.now())
-        happened.append(events.waitpoint_resolved(waitpoint))
+        expired = close_waitpoint(waitpoint, WaitpointStatus.EXPIRED, resolved_at=clock.now())
+        happened.append(events.waitpoint_resolved(expired))
     for call in ToolInvocation.objects.filter(run=run).exclude(status__in=FINAL_INVOCATION_STATUSES):
         if call.status == InvocationStatus.PENDING:
-            _end(call, InvocationStatus.CANCELLED)
+            ended = _end(call, InvocationStatus.CANCELLED)
         else:
-            message = "The run ended while the tool was at work."
-            _end(call, InvocationStatus.FAILED, code="OUTCOME_UNKNOWN", message=message)
-        happened.append(events.tool_completed(call))
+            ended = _fail(call, "OUTCOME_UNKNOWN", "The run ended while the tool was at work.")
+        happened.append(events.tool_completed(ended))
     return happened
 
 
-def _end(call: ToolInvocation, to: str, *, code: str | None = None, message: str | None = None, **changes: Any) -> None:
-    write_invocation(call, to, error_code=code, error_message=message, finished_at=clock.now(), **changes)
+def _fail(call: ToolInvocation, code: str, message: str) -> ToolInvocation:
+    return _end(call, InvocationStatus.FAILED, code=code, message=message)
+
+
+def _end(call: ToolInvocation, to: str, *, code: str | None = None, message: str | None = None) -> ToolInvocation:
+    return move_call(call, to, error_code=code, error_message=message, finished_at=clock.now())

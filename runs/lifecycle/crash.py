@@ -1,8 +1,8 @@
-"""Crash points: where fault tests make a process die, or freeze. Without RUN_CRASH_POINT they do nothing.
+"""Crash points: places where fault tests make a process die or freeze. Without RUN_CRASH_POINT they do nothing.
 
-``RUN_CRASH_POINT=after_tool`` is a power cut at that step, each time it is reached; ``freeze:after_tool`` stops the
-process there the first time, as a suspended machine or a long pause does, until it gets a SIGCONT.
-``committed_STATUS`` is between the commit that brings a run into that status and the messages that tell of it.
+``RUN_CRASH_POINT=after_tool`` kills the process at that step each time it is reached, as a power cut does.
+``freeze:after_tool`` stops the process there the first time, as a suspended machine does, until it gets a SIGCONT.
+``committed_STATUS`` is between the commit that brings a run into that status and the messages about it.
 """
 
 import os
@@ -13,20 +13,6 @@ from functools import partial
 from django.conf import settings
 from django.db import transaction
 
-POINTS = (
-    "before_model",
-    "after_model",
-    "before_dispatch",
-    "after_dispatch",
-    "after_tool",
-    "before_wait",
-    "committed_queued",
-    "committed_running",
-    "committed_waiting",
-    "committed_completed",
-    "committed_failed",
-    "committed_cancelled",
-)
 FREEZE = "freeze:"
 
 _frozen = False
@@ -41,11 +27,11 @@ def crash_point(name: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if FREEZE + name == wanted and not _frozen:
         _frozen = True
-        # To this very thread: sent to the process, another thread may take it, and this one go on for a while.
+        # To this very thread: a signal to the process may be taken by another thread, while this one continues.
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def crash_after_commit(status: str) -> None:
-    """Before anything that was registered later in this transaction is published."""
+    """Before anything that is registered later in this transaction is published."""
     if settings.RUN_CRASH_POINT:
         transaction.on_commit(partial(crash_point, f"committed_{status}"))

@@ -1,10 +1,8 @@
-"""Every transition of a run. With ``tool_transitions.py`` and ``waitpoint_transitions.py`` the only writer of their
-statuses.
+"""Every transition of a run.
 
-Each function is one transition: a guarded UPDATE in a transaction that also writes the ledger rows, the stream events
-and the webhook events. Those of the worker that owns a run are fenced by its lease token and raise ``LeaseLost`` when
-another has taken over; those that anybody may cause lock the run first. Lock order: chat or user, run, account; several
-runs in the order of their ids. A webhook event only shares its endpoint's key, at any place.
+Each function is one transaction: a guarded UPDATE with the ledger rows, the stream events and the webhook events that
+belong to it. The transitions of the worker that owns the run are fenced by its lease token and raise ``LeaseLost`` if
+another worker has taken over; the others lock the run first. ``moves`` has the lock order.
 """
 
 from __future__ import annotations
@@ -14,50 +12,43 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from django.conf import settings
-from django.contrib.auth import get_user_model
 from django.db import transaction
-from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery, Value
-from django.db.models.expressions import Combinable, RawSQL
-from django.db.models.functions import Coalesce
+from django.db.models import F
 
 from chats.models import Chat
 from chats.services import add_message, write_content
-from config.database.queries import CompiledQuery
 from config.database.writes import Writes
 from config.kernel import clock
-from config.kernel.jsontext import to_text
 from config.queue import wakeups
 from config.queue.nudges import nudge_after_commit
 from credits import ledger
-from runs import catalogue, metrics
-from runs.lifecycle import calls as call_moves
-from runs.lifecycle import events
+from runs import catalogue, events, metrics
+from runs.events import StreamEvent
+from runs.lifecycle import calls as call_transitions
 from runs.lifecycle.crash import crash_after_commit
-from runs.lifecycle.events import StreamEvent
-from runs.lifecycle.moves import (
-    EXECUTE,
-    NUDGE_GRACE,
-    lock_run,
-    move_run,
-    new_events,
-    promote_next,
-    stop_running,
-    tell,
-    unblock,
-)
+from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, is_throttled, lock_to_claim, promote_next, unblock
+from runs.lifecycle.moves import Moved, changed, emit, fence, lock_run, move_run, new_events, stop_running
 from runs.models import FINAL_RUN_STATUSES, InvocationStatus, Run, RunEvent, RunStatus, ToolInvocation, Turn
 from webhooks.catalogue import Event
 
 
-def enqueue(run: Run, chat: Chat, title: str | None, also: Writes) -> None:
-    """(new) → queued, in the chat that the caller has locked: active at once, or blocked behind its live runs."""
+# --- by callers ------------------------------------------------------------------------------------------------------
+def enqueue(run: Run, chat: Chat, title: str | None, also: Writes) -> Run:
+    """(new) → queued, in the chat that the caller has locked: active at once, or blocked behind the chat's live runs.
+
+    Returns the run as it is stored.
+    """
     now = clock.now()
-    run.blocked = chat.active_run_id is not None
-    run.created_at = run.updated_at = now
-    run.due_at = now + NUDGE_GRACE
-    run.status = RunStatus.QUEUED
     happened = new_events(run, [events.run_status(run, RunStatus.QUEUED)], now)
-    run.last_stream_index = len(happened)
+    run = changed(
+        run,
+        status=RunStatus.QUEUED,
+        blocked=chat.active_run_id is not None,
+        last_stream_index=len(happened),
+        created_at=now,
+        updated_at=now,
+        due_at=now + NUDGE_GRACE,
+    )
     writes = Writes()
     writes.insert(run)
     writes.insert(*happened)
@@ -68,60 +59,39 @@ def enqueue(run: Run, chat: Chat, title: str | None, also: Writes) -> None:
     crash_after_commit(RunStatus.QUEUED)
     if not run.blocked:
         nudge_after_commit(EXECUTE, run.pk)
-
-
-def _to_claim(run_id: str) -> QuerySet[Run]:
-    """The run, locked, with its user's ``available`` credits and how many others of the user's go ``before`` it: those
-    that are running, and those that have waited longer for room.
-    """
-    longer = Q(created_at__lt=OuterRef("created_at")) | Q(created_at=OuterRef("created_at"), pk__lt=OuterRef("pk"))
-    others = Run.objects.filter(user_id=OuterRef("user_id")).exclude(pk=OuterRef("pk")).order_by()
-    # Counted apart, for each has an index of its own; none is both. The status is literal: as a parameter, a plan that
-    # is kept for all values may read every run that the user ever had.
-    running = RawSQL(f"'{RunStatus.RUNNING.value}'", ())  # noqa: S611  (a constant of our own)
-    before = _number(others.filter(status=running)) + _number(others.filter(longer, throttled=True))
-    return (
-        Run.objects.select_for_update().filter(pk=run_id).annotate(available=ledger.available_subquery(), before=before)
-    )
-
-
-def _number(rows: QuerySet[Run]) -> Combinable:
-    """How many, as an expression; ``rows`` are one user's."""
-    return Coalesce(Subquery(rows.values("user_id").values(number=Count("*"))), Value(0))
-
-
-_locked_run: CompiledQuery[Run] = CompiledQuery(_to_claim, str)
-_locked_user: CompiledQuery[Any] = CompiledQuery(
-    lambda run_id: (
-        get_user_model()
-        ._default_manager.select_for_update(no_key=True)
-        .filter(pk=Subquery(Run.objects.filter(pk=run_id).order_by().values("user_id")))
-        .only("pk")
-    ),
-    str,
-)
+    return run
 
 
 @transaction.atomic
-def claim(run_id: str, worker_id: str) -> Run | None:
-    """queued → running, or the takeover of a running run that lost its worker. None if another has it or it may not
-    run now.
+def request_cancel(run_id: str) -> None:
+    """queued, waiting → cancelled at once; the owner of a running run is told, and stops it within a second."""
+    run = lock_run(run_id)
+    if run is None or run.status in FINAL_RUN_STATUSES:
+        return
+    requested = run.cancel_requested_at or clock.now()
+    if run.status == RunStatus.RUNNING and run.worker_id is not None:
+        if run.cancel_requested_at is None:
+            move_run(run, RunStatus.RUNNING, (), owned=False, cancel_requested_at=requested)
+        return
+    finish(run, RunStatus.CANCELLED, promote_next(run), owned=False, cancel_requested_at=requested)
 
-    A worker that does not carry a run which is its own claims it like any other: its claim's commit was answered by
-    nobody, or what came after failed. The claimed run has its user's ``available`` credits as an attribute.
+
+# --- by workers ------------------------------------------------------------------------------------------------------
+@transaction.atomic
+def claim(run_id: str, worker_id: str) -> Run | None:
+    """queued → running, or the takeover of a running run that lost its worker. None if another worker has the run or it
+    may not execute now.
+
+    A worker claims a run that it owns but does not execute like any other run: the answer to the claim's commit was
+    lost, or the step after the claim failed. The claimed run has its user's ``available`` credits as an attribute.
     """
-    if settings.RUN_USER_LIMIT:
-        # Claims of one user's runs take turns, whichever processes make them, and each counts what those before it
-        # have made. Who else locks a user locks no run.
-        _locked_user(run_id)
-    run = _locked_run.first(run_id)
+    run = lock_to_claim(run_id)
     if run is None or run.blocked or run.worker_id not in (None, worker_id):
         return None
     if run.status not in (RunStatus.QUEUED, RunStatus.RUNNING) or run.lease_losses >= settings.RUN_LEASE_LOSSES_MAX:
         return None
     begins = run.status == RunStatus.QUEUED
-    if begins and settings.RUN_USER_LIMIT and vars(run)["before"] >= settings.RUN_USER_LIMIT:
-        Run.objects.filter(pk=run.pk).update(throttled=True, due_at=None)
+    if begins and is_throttled(run):
         return None
     now = clock.now()
     changes: dict[str, Any] = {
@@ -143,30 +113,30 @@ def claim(run_id: str, worker_id: str) -> Run | None:
     if begins:
         changes["started_at"] = run.started_at or now
         happened.append(events.run_status(run, RunStatus.RUNNING))
-        tell(also, run, Event.AGENT_STARTED)
+        emit(also, run, Event.AGENT_STARTED)
     elif run.unrecorded_text:
-        happened += _reset(
-            run, join_text(Turn.objects.filter(run=run).order_by("index").values_list("text", flat=True))
-        )
+        turns = Turn.objects.filter(run=run).order_by("index")
+        happened += _reset(run, join_text(turns.values_list("text", flat=True)))
         changes["unrecorded_text"] = False
-    move_run(run, RunStatus.RUNNING, happened, owned=False, also=also, **changes)
-    return run
+    return move_run(run, RunStatus.RUNNING, happened, owned=False, also=also, **changes)
 
 
 def _reset(run: Run, recorded: str) -> list[StreamEvent]:
-    """The message starts anew: text that was streamed is overtaken by what is recorded."""
+    """The message starts again with the text that turns have recorded."""
     return [events.message_reset(run)] + ([events.message_delta(recorded)] if recorded else [])
 
 
 @transaction.atomic
-def reset_text(run: Run, recorded: str) -> None:
-    """The same by the run's owner, who makes a turn again."""
-    move_run(run, RunStatus.RUNNING, _reset(run, recorded), owned=True, unrecorded_text=False)
+def reset_text(run: Run, recorded: str) -> Moved:
+    """The owner repeats a turn: the text that was streamed of it is void."""
+    return Moved(move_run(run, RunStatus.RUNNING, _reset(run, recorded), owned=True, unrecorded_text=False))
 
 
 @transaction.atomic
-def write_deltas(batch: Sequence[tuple[Run, str]]) -> set[str]:
-    """Append streamed text to many runs at once. Returns the ids of those that are no longer this worker's."""
+def append_text(batch: Sequence[tuple[Run, str]]) -> dict[str, Run]:
+    """Append streamed text to many runs at once. Returns those runs by id as they then are; a run that is missing is no
+    longer this worker's.
+    """
     ordered = sorted(batch, key=lambda item: item[0].pk)
     found = {
         pk: (index, lease)
@@ -177,29 +147,23 @@ def write_deltas(batch: Sequence[tuple[Run, str]]) -> set[str]:
     }
     before = [(run.last_stream_index, [run.lease_token, run.worker_id]) for run, _ in ordered]
     owned = [item for item, as_known in zip(ordered, before, strict=True) if found.get(item[0].pk) == as_known]
-    # Only its owner adds to the stream of a running run: one that is ahead by one under the same lease was written by
+    # Only its owner adds to the stream of a running run: a row that is ahead by one under the same lease was written by
     # a commit whose answer was lost.
     written = [
         run for (run, _), (index, lease) in zip(ordered, before, strict=True) if found.get(run.pk) == (index + 1, lease)
     ]
+    now = clock.now()
     RunEvent.objects.bulk_create(
-        RunEvent(
-            run_id=run.pk,
-            index=run.last_stream_index + 1,
-            type="message.delta",
-            data=to_text(events.message_delta(text)[1]),
-        )
-        for run, text in owned
+        event for run, text in owned for event in new_events(run, [events.message_delta(text)], now)
     )
     Run.objects.filter(pk__in=[run.pk for run, _ in owned]).update(
-        last_stream_index=F("last_stream_index") + 1, unrecorded_text=True, updated_at=clock.now()
+        last_stream_index=F("last_stream_index") + 1, unrecorded_text=True, updated_at=now
     )
     wakeups.after_commit(*(run.pk for run, _ in owned))
-    current = [run for run, _ in owned] + written
-    for run in current:
-        run.last_stream_index += 1
-        run.unrecorded_text = True
-    return {run.pk for run, _ in ordered} - {run.pk for run in current}
+    return {
+        run.pk: changed(run, last_stream_index=run.last_stream_index + 1, unrecorded_text=True)
+        for run in [run for run, _ in owned] + written
+    }
 
 
 @transaction.atomic
@@ -212,81 +176,87 @@ def record_turn(
     delta: str,
     price: dict[str, Any],
     ready: Sequence[ToolInvocation] = (),
-) -> list[ToolInvocation]:
-    """Record a model's response: its text, its usage and its calls; without calls the run completes with it.
+) -> Moved:
+    """Record a model's response that has tool calls: its text, its usage and its calls.
 
-    ``delta`` is the text that was not streamed yet, ``content`` the message as it now stands. ``calls`` arrive
-    unsaved, those that can't be made already failed; the ``ready`` ones of them are dispatched at once. Returns the
-    dispatched.
+    ``delta`` is the text that was not streamed yet, ``content`` the message as it now is. ``calls`` are not stored yet,
+    and those that cannot be made are FAILED; those in ``ready`` are dispatched. Returns all calls as they are stored.
     """
-    final = not calls
-    promoted = promote_next(run) if final else None
-    happened: list[StreamEvent] = [events.message_delta(delta)] if delta else []
-    happened += [events.tool_completed(call) for call in calls if call.status == InvocationStatus.FAILED]
-    changes: dict[str, Any] = {"unrecorded_text": False}
-    also = Writes()
-    also.insert(turn)
-    also.insert(*calls)
-    if turn.text and run.assistant_message_id:
-        write_content(also, run.assistant_message_id, content)
-    if final:
-        happened.append(events.message_completed(run, content))
-        happened.append(events.run_status(run, RunStatus.COMPLETED))
-        changes |= stop_running(run) | {"finished_at": clock.now()}
-        tell(also, run, Event.AGENT_COMPLETED)
-    move_run(run, RunStatus.COMPLETED if final else RunStatus.RUNNING, happened, owned=True, also=also, **changes)
+    fence(run)
     ledger.usage(run.user_id, turn.cost, run_id=run.id, chat_id=run.chat_id, turn_index=turn.index, price=price)
-    if final:
-        unblock(promoted)
-        return []
-    return call_moves.dispatch(run, ready) if ready else []
+    happened = _text(delta) + [events.tool_completed(call) for call in calls if call.status == InvocationStatus.FAILED]
+    dispatched = {call.id: call_transitions.dispatch_new_call(run, call) for call in ready}
+    happened += [call_transitions.dispatch_event(call) for call in dispatched.values()]
+    stored = [dispatched.get(call.id, call) for call in calls]
+    also = _turn(run, turn, content)
+    also.insert(*stored)
+    return Moved(move_run(run, RunStatus.RUNNING, happened, owned=True, also=also, unrecorded_text=False), stored)
 
 
 @transaction.atomic
-def fail(run: Run, code: str, message: str, content: str | None = None, delta: str = "") -> None:
-    """running → failed, by its owner. ``content`` is the message with the text streamed so far, ``delta`` what of it
-    was not yet."""
+def complete(run: Run, turn: Turn, *, content: str, delta: str, price: dict[str, Any]) -> Moved:
+    """running → completed, with a model's response that has no tool calls; the arguments are as in ``record_turn``."""
     promoted = promote_next(run)
-    finish(run, RunStatus.FAILED, promoted, owned=True, code=code, message=message, content=content, delta=delta)
+    happened = _text(delta)
+    happened += [events.message_completed(run, content), events.run_status(run, RunStatus.COMPLETED)]
+    also = _turn(run, turn, content)
+    emit(also, run, Event.AGENT_COMPLETED)
+    changes = stop_running(run) | {"unrecorded_text": False, "finished_at": clock.now()}
+    run = move_run(run, RunStatus.COMPLETED, happened, owned=True, also=also, **changes)
+    ledger.usage(run.user_id, turn.cost, run_id=run.id, chat_id=run.chat_id, turn_index=turn.index, price=price)
+    unblock(promoted)
+    return Moved(run)
+
+
+def _text(delta: str) -> list[StreamEvent]:
+    return [events.message_delta(delta)] if delta else []
+
+
+def _turn(run: Run, turn: Turn, content: str) -> Writes:
+    writes = Writes()
+    writes.insert(turn)
+    if turn.text and run.assistant_message_id:
+        write_content(writes, run.assistant_message_id, content)
+    return writes
 
 
 @transaction.atomic
-def finish_cancelled(run: Run, content: str | None = None, delta: str = "") -> None:
-    """running → cancelled, by its owner."""
+def fail(run: Run, code: str, message: str, *, content: str, delta: str) -> Moved:
+    """running → failed, by its owner. ``content`` is the message with the text of an unrecorded turn, ``delta`` the
+    part of it that was not streamed yet.
+    """
     promoted = promote_next(run)
-    finish(run, RunStatus.CANCELLED, promoted, owned=True, content=content, delta=delta)
+    fence(run)
+    return finish(run, RunStatus.FAILED, promoted, owned=True, code=code, message=message, content=content, delta=delta)
 
 
 @transaction.atomic
-def cancel(run_id: str) -> None:
-    """queued, waiting → cancelled at once; of a running run the owner is told, and stops within a second."""
-    run = lock_run(run_id)
-    if run is None or run.status in FINAL_RUN_STATUSES:
-        return
-    requested = run.cancel_requested_at or clock.now()
-    if run.status == RunStatus.RUNNING and run.worker_id is not None:
-        if run.cancel_requested_at is None:
-            move_run(run, RunStatus.RUNNING, (), owned=False, cancel_requested_at=requested)
-        return
-    finish(run, RunStatus.CANCELLED, promote_next(run), owned=False, cancel_requested_at=requested)
+def cancel(run: Run, *, content: str, delta: str) -> Moved:
+    """running → cancelled, by its owner; the text is that of ``fail``."""
+    promoted = promote_next(run)
+    fence(run)
+    return finish(run, RunStatus.CANCELLED, promoted, owned=True, content=content, delta=delta)
 
 
 @transaction.atomic
-def hand_over(run: Run) -> None:
-    """Give the lease up, by its owner: another worker goes on at the next step. Not a loss."""
+def hand_over(run: Run) -> Moved:
+    """The owner gives up its lease: another worker continues at the next step. This is not a loss."""
     changes = stop_running(run) | {"lease_token": run.lease_token + 1, "due_at": clock.now() + NUDGE_GRACE}
-    move_run(run, RunStatus.RUNNING, (), owned=True, **changes)
+    run = move_run(run, RunStatus.RUNNING, (), owned=True, **changes)
     nudge_after_commit(EXECUTE, run.pk)
-
-
-def confirm_lease(run: Run) -> None:
-    """Raises LeaseLost if the run is no longer its owner's; changes nothing."""
-    move_run(run, RunStatus.RUNNING, (), owned=True)
+    return Moved(run)
 
 
 @transaction.atomic
-def lose_worker(worker_id: str, run_ids: Iterable[str] | None = None) -> None:
-    """The worker's lease expired: its runs, or those named, are up for takeover."""
+def confirm_lease(run: Run) -> None:
+    """Raises LeaseLost if the run is no longer its owner's. Changes nothing."""
+    fence(run)
+
+
+# --- by the sweeps ---------------------------------------------------------------------------------------------------
+@transaction.atomic
+def release_runs(worker_id: str, run_ids: Iterable[str] | None = None) -> None:
+    """The worker is lost: its runs, or those of them in ``run_ids``, may be taken over."""
     runs = Run.objects.select_for_update().filter(worker_id=worker_id, status=RunStatus.RUNNING)
     if run_ids is not None:
         runs = runs.filter(pk__in=list(run_ids))
@@ -303,18 +273,17 @@ def lose_worker(worker_id: str, run_ids: Iterable[str] | None = None) -> None:
 
 
 @transaction.atomic
-def give_up(run_id: str) -> bool:
-    """A running run that lost its worker too often → failed. False if it is not such a run."""
+def give_up(run_id: str) -> None:
+    """A running run that lost its worker too often → failed. Any other run is left as it is."""
     run = lock_run(run_id)
     if run is None or run.status != RunStatus.RUNNING or run.worker_id is not None:
-        return False
-    if run.lease_losses < settings.RUN_LEASE_LOSSES_MAX:
-        return False
-    message = f"The run lost its worker {run.lease_losses} times."
-    finish(run, RunStatus.FAILED, promote_next(run), owned=False, code="WORKER_LOST", message=message)
-    return True
+        return
+    if run.lease_losses >= settings.RUN_LEASE_LOSSES_MAX:
+        message = f"The run lost its worker {run.lease_losses} times."
+        finish(run, RunStatus.FAILED, promote_next(run), owned=False, code="WORKER_LOST", message=message)
 
 
+# --- shared ----------------------------------------------------------------------------------------------------------
 def finish(
     run: Run,
     to: str,
@@ -326,18 +295,18 @@ def finish(
     content: str | None = None,
     delta: str = "",
     **changes: Any,
-) -> None:
-    """The way into failed and cancelled, inside the caller's transaction: what is open is closed, every hold is
-    released."""
-    if owned:
-        move_run(run, run.status, (), owned=True)  # the fence, before anything else is touched
-    happened: list[StreamEvent] = [events.message_delta(delta)] if delta else []
-    happened += call_moves.close_open(run)
+) -> Moved:
+    """The way into failed and cancelled, inside the caller's transaction, which has locked or fenced the run: open
+    calls and waitpoints are closed, all holds are released.
+
+    Without ``content``, the text of an unrecorded turn is read from the stream.
+    """
+    happened = _text(delta)
+    happened += call_transitions.close_open(run)
     ledger.release_run(run.id)
-    if content is None and run.unrecorded_text:
-        content = streamed_text(run)
     also = Writes()
-    if content is not None and run.assistant_message_id:
+    if run.assistant_message_id and (delta or run.unrecorded_text):
+        content = streamed_text(run) if content is None else content
         write_content(also, run.assistant_message_id, content)
         happened.append(events.message_completed(run, content))
     happened.append(events.run_status(run, to, code, message))
@@ -351,9 +320,10 @@ def finish(
         "due_at": None,
     }
     if to == RunStatus.FAILED:
-        tell(also, run, Event.AGENT_FAILED, errorCode=code)
-    move_run(run, to, happened, owned=owned, also=also, **changes)
+        emit(also, run, Event.AGENT_FAILED, errorCode=code)
+    run = move_run(run, to, happened, owned=owned, also=also, **changes)
     unblock(promoted)
+    return Moved(run)
 
 
 def join_text(texts: Iterable[str]) -> str:
@@ -362,10 +332,10 @@ def join_text(texts: Iterable[str]) -> str:
 
 
 def streamed_text(run: Run) -> str:
-    """The message as its stream tells it: the deltas since the last reset."""
+    """The message as its stream has it: the deltas since the last reset."""
     parts: list[str] = []
-    told = RunEvent.objects.filter(run=run, type__in=["message.delta", "message.reset"]).order_by("index")
-    for kind, data in told.values_list("type", "data"):
+    rows = RunEvent.objects.filter(run=run, type__in=["message.delta", "message.reset"]).order_by("index")
+    for kind, data in rows.values_list("type", "data"):
         if kind == "message.reset":
             parts.clear()
         else:

@@ -1,6 +1,7 @@
-"""What finds the work that no message told of: lost workers, runs nobody took, waitpoints past their time.
+"""Finds the work that no message led to: lost workers, runs that no worker took, waitpoints after their time.
 
-Safe at any moment and any number of times at once; each process's heart and beat's task call it.
+Every function may be called at any moment and any number of times at once; the heartbeat of each run worker and a task
+of beat call them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from django.db.models import Exists, OuterRef, Q
 from config.kernel import clock
 from config.queue.nudges import nudge
 from runs.lifecycle import runs, waitpoints
-from runs.lifecycle.moves import EXECUTE, NUDGE_GRACE, throttled_runs
+from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, throttled_runs
 from runs.models import Run, RunStatus, Waitpoint, WaitpointStatus, Worker
 
 BATCH = 500
@@ -24,17 +25,17 @@ CLAIMABLE = Q(status=RunStatus.QUEUED, blocked=False, throttled=False) | Q(statu
 
 
 def sweep() -> int:
-    """All of it, once. Returns how many workers, waitpoints and runs it saw to."""
+    """One pass over all of it. Returns how many workers, waitpoints and runs it dealt with."""
     seen = reap_workers() + expire_waitpoints()
     now = clock.now()
     due = due_runs(BATCH)
-    # A backlog is no reason for more messages; but whoever took this one may die with it, so not for longer than a
-    # lost worker's runs wait either.
+    # A backlog does not need more messages. But the worker that took this one may die with it, so the next message
+    # comes no later than a lost worker's runs are taken over.
     again = max(NUDGE_GRACE, timedelta(seconds=settings.RUN_LEASE_SECONDS))
     Run.objects.filter(CLAIMABLE, pk__in=due).update(due_at=now + again)
     for run_id in due:
         nudge(EXECUTE, run_id)
-    # Room that was made without the nudge getting through, or by a higher limit.
+    # A throttled run may execute although no nudge said so: the nudge was lost, or the limit was raised.
     for user_id in Run.objects.filter(throttled=True).values_list("user_id", flat=True).distinct()[:BATCH]:
         running = Run.objects.filter(user_id=user_id, status=RunStatus.RUNNING).count()
         room = max(0, settings.RUN_USER_LIMIT - running) if settings.RUN_USER_LIMIT else BATCH
@@ -44,7 +45,7 @@ def sweep() -> int:
 
 
 def reap_workers() -> int:
-    """Give the runs of workers whose lease expired to others; those that were lost too often fail. Returns how many
+    """Release the runs of workers whose lease expired; runs that lost their worker too often fail. Returns how many
     workers were lost.
     """
     reaped = 0
@@ -56,37 +57,38 @@ def reap_workers() -> int:
             )
             if not expired.exists():
                 continue
-            runs.lose_worker(worker_id)
+            runs.release_runs(worker_id)
             Worker.objects.filter(pk=worker_id).delete()
         reaped += 1
-    # A claim that was on its way while its worker was reaped belongs to a worker that is no more.
+    # A claim that was in flight while its worker was reaped belongs to a worker that no longer exists.
     ownerless = Run.objects.filter(~Exists(Worker.objects.filter(pk=OuterRef("worker_id"))), status=RunStatus.RUNNING)
     for gone in set(ownerless.filter(worker_id__isnull=False).values_list("worker_id", flat=True)[:BATCH]):
-        runs.lose_worker(str(gone))
-    # Looked for rather than remembered: whoever noticed the last loss may have died before it gave the run up.
+        runs.release_runs(str(gone))
+    # Searched for each time: a process that noticed the last loss may have died before it ended the run.
     worn = Run.objects.filter(status=RunStatus.RUNNING, worker_id=None, lease_losses__gte=settings.RUN_LEASE_LOSSES_MAX)
     for run_id in list(worn.values_list("pk", flat=True)[:BATCH]):
         runs.give_up(run_id)
     return reaped
 
 
-def drop_uncarried(worker_id: str, carried: Container[str], leaving: Callable[[], bool]) -> list[str]:
-    """Runs that a live worker owns but does not carry would wait for ever: a claim's commit whose answer was lost, a
-    step that failed beyond repair. They go the way of a lost worker's, so that no run goes round endlessly.
+def release_unexecuted(worker_id: str, executing: Container[str], leaving: Callable[[], bool]) -> list[str]:
+    """Release the runs that a live worker owns but does not execute, which would otherwise wait for ever: the answer to
+    a claim's commit was lost, or a step failed beyond repair. Each release counts as a loss, so that no run goes round
+    for ever. Returns their ids.
 
-    ``carried`` is asked after the runs are read, and holds a run from before it is claimed. ``leaving`` is asked last:
-    a worker that shuts down lets go of its runs before it hands them over, which is no loss. Returns their ids.
+    ``executing`` is read after the runs, and contains a run before it is claimed. ``leaving`` is called last: a worker
+    that shuts down stops executing its runs before it hands them over, which is no loss.
     """
     owned = list(Run.objects.filter(worker_id=worker_id, status=RunStatus.RUNNING).values_list("pk", flat=True))
-    dropped = [run_id for run_id in owned if run_id not in carried]
-    if not dropped or leaving():
+    unexecuted = [run_id for run_id in owned if run_id not in executing]
+    if not unexecuted or leaving():
         return []
-    runs.lose_worker(worker_id, dropped)
-    return dropped
+    runs.release_runs(worker_id, unexecuted)
+    return unexecuted
 
 
 def due_runs(limit: int) -> list[str]:
-    """Runs that could execute and that nobody took in time, longest due first."""
+    """Runs that could execute and that no worker took in time, longest due first."""
     found = Run.objects.filter(CLAIMABLE, due_at__lte=clock.now()).order_by("due_at")
     return list(found.values_list("pk", flat=True)[: min(limit, BATCH)])
 
@@ -94,4 +96,4 @@ def due_runs(limit: int) -> list[str]:
 def expire_waitpoints() -> int:
     """Returns how many expired."""
     past = Waitpoint.objects.filter(status=WaitpointStatus.PENDING, expires_at__lte=clock.now()).order_by("expires_at")
-    return sum(waitpoints.expire(pk) for pk in list(past.values_list("pk", flat=True)[:BATCH]))
+    return sum(waitpoints.expire_waitpoint(pk) for pk in list(past.values_list("pk", flat=True)[:BATCH]))

@@ -1,4 +1,4 @@
-"""Every transition of a waitpoint, with those it causes of its run; see ``transitions.py`` for the rules."""
+"""Every transition of a waitpoint, with the transitions of its run that it causes; ``moves`` has the rules."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from django.db import transaction
 from config.kernel import clock
 from config.kernel.ids import new_id
 from config.queue.nudges import nudge_after_commit
-from runs.lifecycle import calls, events, runs
-from runs.lifecycle.events import StreamEvent
-from runs.lifecycle.moves import EXECUTE, NUDGE_GRACE, lock_run, move_run, promote_next, stop_running, write_waitpoint
+from runs import events
+from runs.events import StreamEvent
+from runs.lifecycle import calls, runs
+from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, promote_next
+from runs.lifecycle.moves import Moved, close_waitpoint, lock_run, move_run, stop_running
 from runs.models import (
     FINAL_INVOCATION_STATUSES,
     Run,
@@ -26,8 +28,8 @@ from runs.models import (
 
 
 @transaction.atomic
-def open_waitpoint(run: Run, call: ToolInvocation, kind: str, payload: dict[str, Any]) -> Waitpoint:
-    """running → waiting: the lease is given up, nothing is held until the answer."""
+def open_waitpoint(run: Run, call: ToolInvocation, kind: str, payload: dict[str, Any]) -> Moved:
+    """running → waiting: the lease is given up, and no worker holds anything until the answer."""
     now = clock.now()
     waitpoint = Waitpoint(
         id=new_id("wp"),
@@ -39,30 +41,29 @@ def open_waitpoint(run: Run, call: ToolInvocation, kind: str, payload: dict[str,
         expires_at=now + timedelta(seconds=settings.WAITPOINT_EXPIRY_SECONDS),
     )
     happened = [events.waitpoint_opened(waitpoint), events.run_status(run, RunStatus.WAITING)]
-    move_run(run, RunStatus.WAITING, happened, owned=True, **stop_running(run))
+    run = move_run(run, RunStatus.WAITING, happened, owned=True, **stop_running(run))
     waitpoint.save(force_insert=True)
-    return waitpoint
+    return Moved(run)
 
 
 @transaction.atomic
-def resolve(waitpoint_id: str, payload: dict[str, Any]) -> Waitpoint:
-    """PENDING → COMPLETED and the run waiting → queued; past its time → EXPIRED. Any but the first answer changes
-    nothing."""
+def answer_waitpoint(waitpoint_id: str, payload: dict[str, Any]) -> Waitpoint:
+    """PENDING → COMPLETED and the run waiting → queued; after its time → EXPIRED. Only the first answer changes
+    anything. Returns the waitpoint as it then is.
+    """
     waitpoint, run = _lock_waitpoint(waitpoint_id)
     if waitpoint.status != WaitpointStatus.PENDING:
         return waitpoint
     now = clock.now()
     if waitpoint.expires_at <= now:
-        return _expire(run, waitpoint)
+        _expire(run)
+        return Waitpoint.objects.select_related("invocation").get(pk=waitpoint_id)
     resolved = payload | {"respondedAt": clock.iso(now)}
-    write_waitpoint(waitpoint, WaitpointStatus.COMPLETED, resolved_payload=resolved, resolved_at=now)
+    waitpoint = close_waitpoint(waitpoint, WaitpointStatus.COMPLETED, resolved_payload=resolved, resolved_at=now)
     happened: list[StreamEvent] = [events.waitpoint_resolved(waitpoint)]
     if waitpoint.kind == WaitpointKind.CREDIT_APPROVAL:
         call = waitpoint.invocation
-        if not payload["approved"]:
-            calls.refuse(call)
-        else:
-            calls.place_hold(run, call)
+        call = calls.approve_call(run, call) if payload["approved"] else calls.refuse_call(call)
         if call.status in FINAL_INVOCATION_STATUSES:
             happened.append(events.tool_completed(call))
     happened.append(events.run_status(run, RunStatus.QUEUED))
@@ -72,31 +73,24 @@ def resolve(waitpoint_id: str, payload: dict[str, Any]) -> Waitpoint:
 
 
 @transaction.atomic
-def expire(waitpoint_id: str) -> bool:
-    """A pending waitpoint past its time → EXPIRED, and its run → failed. False if there was nothing to do."""
+def expire_waitpoint(waitpoint_id: str) -> bool:
+    """A pending waitpoint after its time → EXPIRED, and its run → failed. False if there was nothing to do."""
     waitpoint, run = _lock_waitpoint(waitpoint_id)
     if waitpoint.status != WaitpointStatus.PENDING or waitpoint.expires_at > clock.now():
         return False
-    _expire(run, waitpoint)
+    _expire(run)
     return True
 
 
 def _lock_waitpoint(waitpoint_id: str) -> tuple[Waitpoint, Run]:
-    """A waitpoint is locked by its run, so it is read once that is locked."""
+    """The lock of a waitpoint is its run's, so the waitpoint is read once the run is locked."""
     run_id = Waitpoint.objects.values_list("run_id", flat=True).get(pk=waitpoint_id)
     run = lock_run(run_id)
-    assert run is not None  # noqa: S101  (a waitpoint's row goes with its run's)
+    assert run is not None  # noqa: S101  (a waitpoint's row is deleted with its run's)
     return Waitpoint.objects.select_related("invocation").get(pk=waitpoint_id), run
 
 
-def _expire(run: Run, waitpoint: Waitpoint) -> Waitpoint:
-    runs.finish(
-        run,
-        RunStatus.FAILED,
-        promote_next(run),
-        owned=False,
-        code="WAITPOINT_EXPIRED",
-        message="Nobody answered in time.",
-    )
-    waitpoint.refresh_from_db()
-    return waitpoint
+def _expire(run: Run) -> None:
+    """The end of the run closes its waitpoint."""
+    message = "Nobody answered in time."
+    runs.finish(run, RunStatus.FAILED, promote_next(run), owned=False, code="WAITPOINT_EXPIRED", message=message)

@@ -17,7 +17,7 @@ from apikeys.models import ApiKey
 from chats.models import Message
 from config.kernel import clock
 from config.kernel.jsontext import to_text
-from runs.lifecycle import events
+from runs import events
 from runs.models import FINAL_RUN_STATUSES, Run, RunEvent
 
 PAGE_EVENTS = 200

@@ -13,8 +13,7 @@ from apikeys import keys
 from config.kernel.money import MICRO
 from config.staff import actions
 from credits.models import LedgerEntry
-from runs import services
-from runs.lifecycle import runs
+from runs import lifecycle, services
 from runs.models import Run
 from tests import factories
 from tests.admin.conftest import make_run, unknown
@@ -119,7 +118,7 @@ def test_what_fails_leaves_neither_change_nor_log(sign_in, waiting, monkeypatch)
         Run.objects.filter(pk=run_id).update(error_message="half done")
         raise services.RunInProgress
 
-    monkeypatch.setattr(runs, "cancel", fail)
+    monkeypatch.setattr(lifecycle, "request_cancel", fail)
     answer = Doing(sign_in("support"), "runs_run", "cancel", waiting).send("confirm")
     waiting.refresh_from_db()
     assert (answer.status_code, waiting.error_message, logged()) == (302, None, [])

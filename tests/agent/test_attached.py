@@ -12,7 +12,7 @@ import pytest
 from django.core.files.storage import default_storage
 
 from config.kernel.errors import Unavailable
-from runs.engine import journal
+from runs.engine import context
 from runs.llm import anthropic, openai_chat
 from runs.llm.base import AssistantMessage, AttachedFile, ModelRequest, TextDelta, UserMessage, transcript_chars
 from runs.llm.files import read_files, with_files
@@ -161,7 +161,7 @@ class Recording:
 @pytest.fixture
 def model(monkeypatch) -> Recording:
     recording = Recording()
-    monkeypatch.setattr("runs.engine.loop.client_for", lambda provider: recording)
+    monkeypatch.setattr("runs.engine.turns.client_for", lambda provider: recording)
     return recording
 
 
@@ -210,8 +210,8 @@ def test_a_journal_without_attachments_asks_nothing_more(user, django_assert_num
     Run.objects.filter(pk=run.pk).update(user_message_id=message.pk)
     run.refresh_from_db()
     with django_assert_num_queries(1):
-        journal.load(run, fresh=True)
+        context.history(run)
     factories.AttachmentFactory(user=user, message=message)
     with django_assert_num_queries(2):
-        (shown,) = journal.load(run, fresh=True).history
+        (shown,) = context.history(run)
     assert [file.text for file in shown.files] == [None]

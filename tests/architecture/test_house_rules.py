@@ -33,28 +33,6 @@ def test_foreign_keys_point_downwards() -> None:
     assert wrong == []
 
 
-def test_a_status_is_assigned_in_transitions_only() -> None:
-    wrong = [
-        f"{path.relative_to(ROOT)}:{node.lineno}"
-        for path in sources()
-        if path.parent.name != "lifecycle" and path.name != "transitions.py" and path.parent.name != "api"
-        for node in ast.walk(ast.parse(path.read_text()))
-        if assigns_status(node)
-    ]
-    assert wrong == []
-
-
-def assigns_status(node: ast.AST) -> bool:
-    if isinstance(node, ast.Assign):
-        return any(isinstance(target, ast.Attribute) and target.attr == "status" for target in node.targets)
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "update"
-        and any(keyword.arg == "status" for keyword in node.keywords)
-    )
-
-
 @pytest.mark.parametrize("name", sorted(settings.ENV.known))
 def test_readme_lists_every_variable(name: str) -> None:
     assert f"`{name}`" in (ROOT / "README.md").read_text()

@@ -14,8 +14,7 @@ from django.db import connections
 from chats.services import create_chat
 from config.kernel import clock
 from credits import ledger
-from runs import services
-from runs.lifecycle import invariants, runs, waitpoints
+from runs import lifecycle, services
 from runs.models import Run, ToolInvocation, Turn, Waitpoint, WaitpointKind
 from tests.runs.conftest import seed_catalogue
 
@@ -41,7 +40,7 @@ OUTCOMES = {
 def waiting_run(user: Any) -> Waitpoint:
     """A run that asks for approval, as its worker leaves it."""
     run = services.start_run(user, create_chat(user).pk, message="x")
-    claimed = runs.claim(run.pk, "wrk_test")
+    claimed = lifecycle.claim(run.pk, "wrk_test")
     assert claimed
     now = clock.now()
     turn = Turn(run=claimed, index=1, model="demo", cost=TURN_COST, started_at=now, finished_at=now)
@@ -55,9 +54,10 @@ def waiting_run(user: Any) -> Waitpoint:
         created_at=now,
         updated_at=now,
     )
-    runs.record_turn(claimed, turn, [call], content="", delta="", price={})
+    moved = lifecycle.record_turn(claimed, turn, [call], content="", delta="", price={})
     payload = {"toolName": "draw_chart", "estimatedMicro": PRICE, "thresholdMicro": 0}
-    return waitpoints.open_waitpoint(claimed, call, WaitpointKind.CREDIT_APPROVAL, payload)
+    lifecycle.open_waitpoint(moved.run, call, WaitpointKind.CREDIT_APPROVAL, payload)
+    return Waitpoint.objects.get(run=claimed)
 
 
 def test_one_of_them_wins(user, settings) -> None:
@@ -85,7 +85,7 @@ def test_one_of_them_wins(user, settings) -> None:
                 acts = (
                     pool.submit(at_once, services.respond, waitpoint, answer),
                     pool.submit(at_once, services.cancel_run, waitpoint.run),
-                    pool.submit(at_once, waitpoints.expire, waitpoint.pk),
+                    pool.submit(at_once, lifecycle.expire_waitpoint, waitpoint.pk),
                 )
                 for act in acts:
                     act.result(30)
@@ -102,4 +102,4 @@ def test_one_of_them_wins(user, settings) -> None:
     account = ledger.account_for(user.pk)
     assert (account.balance, account.held) == (before - ROUNDS * TURN_COST, 0)
     assert set(seen) == OUTCOMES, seen
-    assert invariants.violations() == []
+    assert lifecycle.violations() == []

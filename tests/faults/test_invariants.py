@@ -19,6 +19,7 @@ from runs.lifecycle import invariants
 from runs.models import Run, RunEvent, ToolInvocation, Turn, Waitpoint
 from tests import factories
 from tests.driver import until
+from tests.factories import force_update
 from webhooks.models import Delivery, Endpoint
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -106,13 +107,15 @@ def deliver(run: Run, type: str, body: str = "{}") -> None:
 
 
 def update(run: Run, **changes: Any) -> None:
-    Run.objects.filter(pk=run.pk).update(**changes)
+    force_update(Run.objects.filter(pk=run.pk), **changes)
 
 
 LONG_AGO = timedelta(days=1)
 BREAKS_ENDED: dict[str, Callable[[Run], Any]] = {
     "has an unknown status": lambda run: update(run, status="lost"),
-    "a tool call of it has not": lambda run: ToolInvocation.objects.filter(call_index=2).update(status="PENDING"),
+    "a tool call of it has not": lambda run: force_update(
+        ToolInvocation.objects.filter(call_index=2), status="PENDING"
+    ),
     "has no finishedAt": lambda run: update(run, finished_at=None),
     "owns a run that is not running": lambda run: update(run, worker_id="wrk_1"),
     "waits for room, but is not queued": lambda run: update(run, throttled=True),
@@ -171,7 +174,7 @@ def test_an_open_question_of_a_run_that_does_not_wait_is_found(waiting, bench):
     lines = found()
     assert any("a waitpoint is open, but the run does not wait" in line for line in lines)
     assert any("has a finishedAt, but has not ended" in line for line in lines)
-    Waitpoint.objects.update(status="EXPIRED")
+    force_update(Waitpoint.objects.all(), status="EXPIRED")
     assert not any("a waitpoint is open" in line for line in found())
 
 

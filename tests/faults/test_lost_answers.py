@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection
 
-from runs.engine import engine as engines_module
-from runs.lifecycle import invariants
-from runs.lifecycle.runs import streamed_text
+from runs import lifecycle
+from runs.engine import context, engine, session
 from runs.models import Run
 from tests.driver import until
 
@@ -28,39 +27,34 @@ SCRIPT = "\n".join(
     ]
 )
 STEPS = (
-    "claim_and_load",
-    "refusal",
-    "write_deltas",
-    "record_turn",
-    "record_result",
-    "exceeds_budget",
-    "open_waitpoint",
-    "dispatch",
+    (engine, "claim_and_load"),
+    (context, "refusal"),
+    (lifecycle, "append_text"),
+    (lifecycle, "record_turn"),
+    (lifecycle, "record_call_result"),
+    (lifecycle, "exceeds_budget"),
+    (lifecycle, "open_waitpoint"),
+    (lifecycle, "dispatch_calls"),
+    (lifecycle, "complete"),
 )
 
 
 class Loser:
-    """Loses the answer of some steps named ``name``: the transaction is committed, the caller gets an error."""
+    """Loses the answer of some calls of a step: the transaction is committed, the caller gets an error."""
 
-    def __init__(self, name: str, which: Callable[[int], bool]) -> None:
-        self.name, self.which = name, which
+    def __init__(self, monkeypatch: Any, module: Any, name: str, which: Callable[[int], bool]) -> None:
+        self.step, self.which = getattr(module, name), which
         self.seen = self.lost = 0
-        self.original = engines_module._attempt
+        monkeypatch.setattr(module, name, self)
 
-    def __call__(self, step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if step.__name__ != self.name:
-            return self.original(step, args, kwargs)
-
-        def answered_by_nobody(*args: Any, **kwargs: Any) -> Any:
-            answer = step(*args, **kwargs)
-            self.seen += 1
-            if self.which(self.seen):
-                self.lost += 1
-                connection.close()
-                raise OperationalError("server closed the connection unexpectedly")
-            return answer
-
-        return self.original(answered_by_nobody, args, kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        answer = self.step(*args, **kwargs)
+        self.seen += 1
+        if self.which(self.seen):
+            self.lost += 1
+            connection.close()
+            raise OperationalError("server closed the connection unexpectedly")
+        return answer
 
 
 def see_through(bench: Any) -> dict[str, Any]:
@@ -69,10 +63,9 @@ def see_through(bench: Any) -> dict[str, Any]:
     return bench.wait(run["id"])
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_every_step_happens_once(bench, events, monkeypatch, step):
-    loser = Loser(step, lambda number: number % 2 == 1)
-    monkeypatch.setattr(engines_module, "_attempt", loser)
+@pytest.mark.parametrize(("module", "step"), STEPS, ids=[step for _, step in STEPS])
+def test_every_step_happens_once(bench, events, monkeypatch, module, step):
+    loser = Loser(monkeypatch, module, step, lambda number: number % 2 == 1)
     run = see_through(bench)
     assert loser.lost
     assert (run["status"], run["errorCode"]) == ("completed", None)
@@ -82,45 +75,45 @@ def test_every_step_happens_once(bench, events, monkeypatch, step):
     assert content.startswith("One moment.\n\nthe quick")
     assert content.endswith("The chart is done.\nthe quick brown")
     events(run["id"])
-    assert streamed_text(Run.objects.get(pk=run["id"])) == content
-    assert invariants.violations() == []
+    assert lifecycle.streamed_text(Run.objects.get(pk=run["id"])) == content
+    assert lifecycle.violations() == []
 
 
-@pytest.mark.parametrize("step", ["fail", "finish_cancelled"])
+@pytest.mark.parametrize("step", ["fail", "cancel"])
 def test_every_end_happens_once(bench, monkeypatch, step):
-    loser = Loser(step, lambda number: number == 1)
-    monkeypatch.setattr(engines_module, "_attempt", loser)
-    run = bench.start("/say so far\n/wait 30" if step == "finish_cancelled" else "/say so far\n/fail broken")
-    if step == "finish_cancelled":
+    loser = Loser(monkeypatch, lifecycle, step, lambda number: number == 1)
+    run = bench.start("/say so far\n/wait 30" if step == "cancel" else "/say so far\n/fail broken")
+    if step == "cancel":
         until(lambda: Run.objects.get(pk=run["id"]).unrecorded_text)
         bench.cancel(run["id"])
     run = bench.wait(run["id"])
     assert loser.lost == 1
-    assert run["status"] == ("cancelled" if step == "finish_cancelled" else "failed")
-    assert invariants.violations() == []
+    assert run["status"] == ("cancelled" if step == "cancel" else "failed")
+    assert lifecycle.violations() == []
 
 
-def test_a_cancel_that_comes_while_the_journal_is_read_anew_ends_the_run(bench, monkeypatch):
-    lose, asked = Loser("record_turn", lambda number: number == 1), []
+def test_a_cancel_that_comes_while_the_journal_is_read_again_ends_the_run(bench, monkeypatch):
+    lose, asked = Loser(monkeypatch, lifecycle, "record_turn", lambda number: number == 1), []
+    original = session.reload
 
-    def attempt(step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if step.__name__ == "reload" and not asked:
-            asked.append(args[0].pk)
-            bench.cancel(args[0].pk)
-            until(lambda: bench.engine.loops[asked[0]].cancel_requested)
-        return lose(step, args, kwargs)
+    def reload(run: Run) -> Any:
+        if not asked:
+            asked.append(run.pk)
+            bench.cancel(run.pk)
+            until(lambda: bench.engine.sessions[run.pk].interruption)
+        return original(run)
 
-    monkeypatch.setattr(engines_module, "_attempt", attempt)
+    monkeypatch.setattr(session, "reload", reload)
     run = bench.wait(bench.start('/call calculate {"expression": "1+1"}\n/wait 30')["id"])
     assert (lose.lost, asked) == (1, [run["id"]])
     assert run["status"] == "cancelled"
     assert Run.objects.get().lease_losses == 0
-    assert invariants.violations() == []
+    assert lifecycle.violations() == []
 
 
 def test_a_run_that_its_worker_does_not_carry_is_taken_up(bench, monkeypatch):
     """What breaks between a claim and its run's loop leaves the run owned by a live worker that knows nothing of it."""
-    original, broken = engines_module.claim_and_load, []
+    original, broken = engine.claim_and_load, []
 
     def claim_and_break(run_id: str, worker_id: str) -> Any:
         found = original(run_id, worker_id)
@@ -129,12 +122,12 @@ def test_a_run_that_its_worker_does_not_carry_is_taken_up(bench, monkeypatch):
             raise RuntimeError("out of memory, say")
         return found
 
-    monkeypatch.setattr(engines_module, "claim_and_load", claim_and_break)
+    monkeypatch.setattr(engine, "claim_and_load", claim_and_break)
     run = bench.finish("Hello")
     assert broken == [run["id"]]
     assert run["status"] == "completed"
     assert Run.objects.get(pk=run["id"]).lease_losses == 1
-    assert invariants.violations() == []
+    assert lifecycle.violations() == []
 
 
 def test_a_run_that_is_dropped_each_time_is_given_up(bench, settings, monkeypatch):
@@ -144,8 +137,8 @@ def test_a_run_that_is_dropped_each_time_is_given_up(bench, settings, monkeypatc
         original(run_id, worker_id)
         raise RuntimeError("out of memory, say")
 
-    original = engines_module.claim_and_load
-    monkeypatch.setattr(engines_module, "claim_and_load", break_always)
+    original = engine.claim_and_load
+    monkeypatch.setattr(engine, "claim_and_load", break_always)
     run = bench.finish("Hello")
     assert (run["status"], run["errorCode"]) == ("failed", "WORKER_LOST")
-    assert invariants.violations() == []
+    assert lifecycle.violations() == []

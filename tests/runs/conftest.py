@@ -16,6 +16,7 @@ from config.queue import nudges
 from runs import catalogue
 from runs.catalogue.seeds import MODELS, add_builtin_tools
 from runs.engine.engine import Engine
+from runs.engine.session import Interruption
 from runs.models import AgentModel, Run, RunEvent
 from tests.driver import Driver, InProcess, until
 
@@ -65,10 +66,10 @@ def engines(transactional_db, monkeypatch, settings) -> Iterator[Callable[[], En
     connection_created.connect(remember)
     yield make
     for engine in made:
-        if not engine._stopped.is_set():
+        if not engine.heartbeat.stopped.is_set():
             engine.stop(0)
     for thread in threading.enumerate():
-        assert not thread.name.startswith(("run-loop", "run-heart")), "an engine outlived its test"
+        assert not thread.name.startswith(("run-loop", "run-heartbeat")), "an engine outlived its test"
     connection_created.disconnect(remember)
     # A worker's process ends with its threads; here they would keep their connections, and with them the database.
     for connection in opened:
@@ -77,14 +78,14 @@ def engines(transactional_db, monkeypatch, settings) -> Iterator[Callable[[], En
 
 def vanish(engine: Engine) -> None:
     """As ``kill -9`` of its process: nothing more is written, nothing is handed over."""
-    engine._stopped.set()
-    engine._threads[1].join()
-    engine.loop.call_soon_threadsafe(engine._lose_all)
+    engine.heartbeat.stopped.set()
+    engine.heartbeat.join()
+    engine.loop.call_soon_threadsafe(engine._cancel, list(engine.tasks), Interruption.SHUT_DOWN)
     until(lambda: not engine.tasks)
     engine.loop.call_soon_threadsafe(engine.loop.stop)
-    engine._threads[0].join()
-    engine.db_threads.shutdown()
-    engine.tool_threads.shutdown(wait=False)
+    engine.loop_thread.join()
+    engine.process.database.close()
+    engine.process.tool_threads.shutdown(wait=False)
 
 
 @pytest.fixture

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from runs import services
-from runs.lifecycle import runs
+from runs import lifecycle, services
 from runs.models import Run
 from tests import factories
 from tests.api.threads import side_by_side
@@ -17,7 +16,7 @@ def test_claims_at_the_same_moment_keep_to_their_user_s_limit(settings, user):
     started = [
         services.start_run(user, factories.ChatFactory(user=user).pk, message="Hello").pk for _ in range(STARTED)
     ]
-    claimed = side_by_side(STARTED, lambda number: runs.claim(started[number], "wkr_1"))
+    claimed = side_by_side(STARTED, lambda number: lifecycle.claim(started[number], "wkr_1"))
     assert sum(run is not None for run in claimed) == LIMIT
     assert Run.objects.filter(status="running").count() == LIMIT
     assert Run.objects.filter(status="queued", throttled=True).count() == STARTED - LIMIT

@@ -7,8 +7,7 @@ from django.db import IntegrityError
 from django.db.models import F
 
 from credits.models import LedgerEntry
-from runs import catalogue
-from runs.lifecycle import runs
+from runs import catalogue, lifecycle
 from runs.models import AgentModel, Tool
 from tests.runs.conftest import joined
 
@@ -40,7 +39,7 @@ def test_a_write_that_the_database_refuses_each_time_ends_the_run(bench, monkeyp
     def refuse(*args, **kwargs):
         raise IntegrityError("never")
 
-    monkeypatch.setattr(runs, "record_turn", refuse)
+    monkeypatch.setattr(lifecycle, "complete", refuse)
     run = bench.finish("Hello")
     assert (run["status"], run["errorCode"]) == ("failed", "INTERNAL_ERROR")
 

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from credits import ledger
-from runs import services
-from runs.lifecycle import sweeps
+from runs import lifecycle, services
 from runs.models import Run, Waitpoint
 from tests import factories
 from tests.driver import until
@@ -168,7 +167,7 @@ def test_two_questions_in_one_turn_are_asked_one_by_one(bench):
 def test_waitpoint_expires(bench, settings):
     settings.WAITPOINT_EXPIRY_SECONDS = 0.2
     run = bench.wait(bench.start("/ask Anyone?")["id"], "waiting")
-    until(lambda: sweeps.expire_waitpoints() or Run.objects.get().status == "failed")
+    until(lambda: lifecycle.expire_waitpoints() or Run.objects.get().status == "failed")
     run = bench.get(run["id"])
     assert (run["status"], run["errorCode"]) == ("failed", "WAITPOINT_EXPIRED")
     waitpoint = bench.client.get(f"/api/v1/waitpoints/{Waitpoint.objects.get().pk}").json()

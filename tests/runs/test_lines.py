@@ -8,7 +8,7 @@ import logging
 from config.kernel import clock
 from config.queue import nudges
 from config.telemetry import logs
-from runs.lifecycle import runs
+from runs import lifecycle
 from runs.models import Run
 from tests.operations.test_logs import Lines
 from tests.runs.conftest import Bench
@@ -18,7 +18,7 @@ def test_a_run_that_a_worker_finds_by_itself_keeps_its_request_s_id(session, eng
     def broken(*args, **kwargs):
         raise RuntimeError
 
-    monkeypatch.setattr(runs, "record_turn", broken)
+    monkeypatch.setattr(lifecycle, "complete", broken)
     lines = Lines(logs.JsonFormatter())
     logging.getLogger("runs").addHandler(lines)
     try:
@@ -34,4 +34,4 @@ def test_a_run_that_a_worker_finds_by_itself_keeps_its_request_s_id(session, eng
     finally:
         logging.getLogger("runs").removeHandler(lines)
     (told,) = [json.loads(line) for line in lines.lines if "unexpected reason" in line]
-    assert (told["request_id"], told["run_id"], told["task_id"]) == ("mine", run["id"], engine.worker_id)
+    assert (told["request_id"], told["run_id"], told["task_id"]) == ("mine", run["id"], engine.process.worker_id)

@@ -8,7 +8,8 @@ from django.db.models import F
 
 from config.queue import nudges
 from credits import ledger
-from runs.lifecycle import runs, sweeps
+from runs import lifecycle
+from runs.lifecycle import sweeps
 from runs.models import Run, RunEvent, ToolInvocation, Worker
 from tests import factories
 from tests.driver import Driver, InProcess, until
@@ -23,7 +24,7 @@ def test_lost_worker_is_replaced_and_nothing_is_done_twice(bench, engines, event
     until(lambda: any(kind == "message.delta" for kind, _ in events(run["id"])))
     vanish(bench.engine)
     second = engines()
-    assert second.worker_id != bench.engine.worker_id
+    assert second.process.worker_id != bench.engine.process.worker_id
     run = bench.wait(run["id"], timeout=30)
     assert run["status"] == "completed"
     assert ToolInvocation.objects.count() == 1
@@ -48,7 +49,7 @@ def test_run_that_loses_its_worker_too_often_fails(bench, settings):
     vanish(bench.engine)
 
     def swept():
-        sweeps.reap_workers()
+        lifecycle.reap_workers()
         return Run.objects.get().status == "failed"
 
     until(swept)
@@ -65,8 +66,8 @@ def test_shutdown_hands_runs_over_without_a_loss(bench, engines, events):
     assert run["status"] == "completed"
     assert Run.objects.get().lease_losses == 0
     assert bench.content(run) == joined(events(run["id"]))
-    assert not Worker.objects.filter(pk=first.worker_id).exists()
-    assert second.worker_id
+    assert not Worker.objects.filter(pk=first.process.worker_id).exists()
+    assert second.process.worker_id
 
 
 def test_one_user_has_so_many_running_and_the_rest_in_order(bench, settings, user):
@@ -95,14 +96,14 @@ def test_runs_that_waited_for_room_go_once_there_is_no_limit(bench, settings, mo
     until(lambda: Run.objects.filter(pk__in=waiting, throttled=True).count() == 2)
     settings.RUN_USER_LIMIT = 0  # as after a restart with another setting
     monkeypatch.setattr(sweeps, "nudge", nudges.nudge)
-    sweeps.sweep()
+    lifecycle.sweep()
     assert [bench.wait(run_id)["status"] for run_id in waiting] == ["completed", "completed"]
 
 
 def test_text_written_while_its_worker_leaves_does_not_keep_a_run(bench, monkeypatch):
     run_id = bench.start("/stream 400 50")["id"]
     bench.wait(run_id, "running")
-    hand_over, refused = runs.hand_over, []
+    hand_over, refused = lifecycle.hand_over, []
 
     def overtaken(run):
         if not refused:
@@ -114,7 +115,7 @@ def test_text_written_while_its_worker_leaves_does_not_keep_a_run(bench, monkeyp
                 RunEvent.objects.create(run_id=run.id, index=index, type="message.delta", data='{"text":""}')
         hand_over(run)
 
-    monkeypatch.setattr(runs, "hand_over", overtaken)
+    monkeypatch.setattr(lifecycle, "hand_over", overtaken)
     bench.engine.stop(0)
     assert refused == [run_id]
     run = Run.objects.get(pk=run_id)
@@ -122,7 +123,7 @@ def test_text_written_while_its_worker_leaves_does_not_keep_a_run(bench, monkeyp
 
 
 def test_text_that_could_not_be_written_is_written_later_though_the_model_is_silent(bench, events, monkeypatch):
-    write, refused = runs.write_deltas, []
+    write, refused = lifecycle.append_text, []
 
     def once_refused(batch):
         if not refused:
@@ -130,7 +131,7 @@ def test_text_that_could_not_be_written_is_written_later_though_the_model_is_sil
             raise RuntimeError("for once")
         return write(batch)
 
-    monkeypatch.setattr(runs, "write_deltas", once_refused)
+    monkeypatch.setattr(lifecycle, "append_text", once_refused)
     run_id = bench.start("/say so far\n/wait 600")["id"]
     until(lambda: joined(events(run_id)) == "so far")
     assert refused

@@ -16,7 +16,7 @@ from chats.services import add_message, write_content
 from config.database.writes import Writes
 from config.kernel import clock
 from config.kernel.ids import first_id, new_id
-from runs.lifecycle import events
+from runs import events
 from runs.lifecycle.moves import new_events
 from runs.models import FINAL_RUN_STATUSES, Run, RunEvent, RunStatus
 from tests.stack.plugin import given_services

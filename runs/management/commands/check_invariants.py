@@ -4,7 +4,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from runs.lifecycle.invariants import violations
+from runs import lifecycle
 
 
 class Command(BaseCommand):
@@ -13,7 +13,7 @@ class Command(BaseCommand):
     )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        found = violations(self.stderr.write)
+        found = lifecycle.violations(self.stderr.write)
         for line in found:
             self.stdout.write(line)
         if found:

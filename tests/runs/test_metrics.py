@@ -1,10 +1,12 @@
-"""What runs leave in the figures, each outcome once."""
+"""What runs add to the metrics: each outcome once."""
 
 from __future__ import annotations
 
 import pytest
+from django.db import transaction
 
-from runs.lifecycle import runs, sweeps
+from config.kernel import clock
+from runs import lifecycle
 from runs.models import Run, Worker
 from tests import factories
 from tests.driver import until
@@ -41,15 +43,15 @@ def test_runs_and_calls_are_counted_when_they_end(bench, scrape):  # noqa: F811
 def test_a_transition_that_is_undone_is_not_counted(scrape, user):  # noqa: F811
     run = factories.RunFactory(chat__user=user, status="waiting")
     with pytest.raises(ZeroDivisionError):  # noqa: PT012, SIM117
-        with runs.transaction.atomic():
-            runs.cancel(run.pk)
+        with transaction.atomic():
+            lifecycle.request_cancel(run.pk)
             raise ZeroDivisionError
     assert scrape()("runs_finished_total", status="cancelled", error="") is None
 
 
 def test_lost_leases_are_counted(scrape, user):  # noqa: F811
-    worker = Worker.objects.create(host="gone", pid=1, expires_at=runs.clock.now())
+    worker = Worker.objects.create(host="gone", pid=1, expires_at=clock.now())
     found = [factories.RunFactory(chat__user=user, status="running", worker_id=worker.pk) for _ in range(2)]
-    until(lambda: sweeps.reap_workers())
+    until(lambda: lifecycle.reap_workers())
     assert Run.objects.filter(pk__in=[run.pk for run in found], lease_losses=1).count() == 2
     assert scrape()("run_leases_lost_total") == 2

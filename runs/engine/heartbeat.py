@@ -1,0 +1,126 @@
+"""The heartbeat of a run worker, a thread: it registers the worker, renews the lease of all its runs at once, and looks
+for cancels and for work that no message led to.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection
+from datetime import datetime, timedelta
+
+from django.conf import settings
+from django.db import InterfaceError, OperationalError, connection
+
+from config.database.queries import CompiledQuery
+from config.kernel import clock
+from config.telemetry import logs
+from runs import catalogue, lifecycle
+from runs.engine.session import Process
+from runs.models import Run, RunStatus, Worker
+
+logger = logging.getLogger(__name__)
+
+BEATS_PER_LEASE = 5
+
+
+class Heartbeat(threading.Thread):
+    """``run_ids`` are the runs that the process executes. The callables may be called from this thread.
+
+    ``drop_all`` stops every run without another write, and returns once all are stopped or the process ends.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        run_ids: Collection[str],
+        *,
+        offer: Callable[[str], None],
+        cancel: Callable[[list[str]], None],
+        drop_all: Callable[[], None],
+    ) -> None:
+        super().__init__(name="run-heartbeat", daemon=True)
+        self.process, self.run_ids = process, run_ids
+        self.offer, self.cancel, self.drop_all = offer, cancel, drop_all
+        self.stopped = threading.Event()
+
+    def run(self) -> None:
+        # For log lines of the heartbeat's own, and of the runs that it finds.
+        logs.task_id.set(self.process.worker_id)
+        beat_every = settings.RUN_LEASE_SECONDS / BEATS_PER_LEASE
+        # Spread over the processes, which all look for the same work.
+        sweep_every = settings.RUN_SWEEP_SECONDS * random.uniform(0.8, 1.2)  # noqa: S311
+        due = {self._beat: beat_every, self._sweep: sweep_every, self._refresh: catalogue.MAX_AGE_SECONDS}
+        next_at = dict.fromkeys(due, 0.0)
+        while not self.stopped.wait(settings.RUN_CANCEL_POLL_SECONDS):
+            try:
+                for work, every in due.items():
+                    if time.monotonic() >= next_at[work]:
+                        work()
+                        next_at[work] = time.monotonic() + every
+                self._look_for_cancels()
+            except (OperationalError, InterfaceError) as error:
+                connection.close()
+                logger.warning("the heartbeat's database did not answer (%s); trying again", type(error).__name__)
+            except Exception:
+                connection.close()
+                logger.exception("the heartbeat failed; trying again")
+        connection.close()
+
+    def register(self) -> None:
+        """A new worker row, and with it a new lease."""
+        begun = time.monotonic()
+        worker = Worker(host=socket.gethostname()[:255], pid=os.getpid(), expires_at=_lease_end())
+        worker.save(force_insert=True)
+        self.process.worker_id = worker.pk
+        self.process.lease_until = begun + settings.RUN_LEASE_SECONDS
+
+    def _beat(self) -> None:
+        begun = time.monotonic()
+        if Worker.objects.filter(pk=self.process.worker_id).update(expires_at=_lease_end()):
+            self.process.lease_until = begun + settings.RUN_LEASE_SECONDS
+            return
+        # Another process noticed that the lease had expired, and released the runs.
+        logger.warning("this worker's lease was lost; its %d runs continue elsewhere", len(self.run_ids))
+        # The new lease begins after all runs of the old one are dropped, since it would seem to cover them too.
+        self.process.lease_until = 0.0
+        self.drop_all()
+        if not self.stopped.is_set():
+            self.register()
+            logs.task_id.set(self.process.worker_id)
+
+    def _sweep(self) -> None:
+        lifecycle.reap_workers()
+        released = lifecycle.release_unexecuted(self.process.worker_id, self.run_ids, self.stopped.is_set)
+        if released:
+            logger.warning("%d runs that this worker owned but did not execute may be taken over", len(released))
+        free = settings.RUN_WORKER_CAPACITY - len(self.run_ids)
+        if not self.process.draining and free > 0:
+            for run_id in lifecycle.due_runs(free):
+                self.offer(run_id)
+
+    def _refresh(self) -> None:
+        clock.sync()
+        catalogue.refresh()
+
+    def _look_for_cancels(self) -> None:
+        cancelled = [run.pk for run in _to_cancel(self.process.worker_id)]
+        if cancelled:
+            self.cancel(cancelled)
+
+
+# Asked several times a second by every process.
+_to_cancel: CompiledQuery[Run] = CompiledQuery(
+    lambda worker_id: Run.objects.filter(
+        worker_id=worker_id, status=RunStatus.RUNNING, cancel_requested_at__isnull=False
+    ).only("pk"),
+    str,
+)
+
+
+def _lease_end() -> datetime:
+    return clock.now() + timedelta(seconds=settings.RUN_LEASE_SECONDS)

@@ -1,0 +1,187 @@
+"""One claimed run in memory, and what the runs of one process share.
+
+A session's run and journal change only through ``move``, ``record`` and ``reload``, one at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from django.conf import settings
+
+from config.kernel import clock
+from runs import catalogue, lifecycle
+from runs.engine import context, journal
+from runs.engine.database import Database
+from runs.engine.journal import Journal
+from runs.models import Run, RunStatus, ToolInvocation
+from runs.tools.base import ToolDefinition
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Interruption(enum.Enum):
+    """Why a run's task was cancelled."""
+
+    REQUESTED = "its user or staff asked for the run's end"
+    LOST = "another worker owns the run"
+    SHUT_DOWN = "this process ends"
+
+
+@dataclass
+class Process:
+    """What the runs of one process share. Changed on the event loop, except by the heartbeat, which owns the lease."""
+
+    database: Database = field(default_factory=Database)
+    tool_threads: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(settings.RUN_WORKER_TOOL_THREADS, "run-tool")
+    )
+    worker_id: str = ""
+    # Until when, by the monotonic clock, the lease certainly holds.
+    lease_until: float = 0.0
+    draining: bool = False
+    # The sessions with streamed text that is not written yet.
+    unwritten: dict[str, Session] = field(default_factory=dict)
+    text_was_added: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """A run with all that its session begins with."""
+
+    run: Run
+    history: context.History
+    journal: Journal
+    # Whether the first turn was already checked, and what ``context.refusal`` said.
+    checked: bool = False
+    refusal: tuple[str, str] | None = None
+
+
+def claim_and_load(run_id: str, worker_id: str) -> Claimed | None:
+    """None if the run may not be claimed."""
+    run = lifecycle.claim(run_id, worker_id)
+    if run is None:
+        return None
+    if run.lease_token > 1:
+        return Claimed(run, context.history(run), journal.load(run))
+    # Nothing can be recorded of a run that is claimed for the first time.
+    refusal = context.refusal(run, 0, available=vars(run)["available"])
+    return Claimed(run, context.history(run), Journal(), checked=True, refusal=refusal)
+
+
+def reload(run: Run) -> Claimed | None:
+    """The run as the database has it; None if it is no longer this owner's."""
+    current = Run.objects.filter(
+        pk=run.pk, status=RunStatus.RUNNING, lease_token=run.lease_token, worker_id=run.worker_id
+    ).first()
+    return Claimed(current, context.history(current), journal.load(current)) if current else None
+
+
+class Session:
+    def __init__(self, process: Process, claimed: Claimed) -> None:
+        self.process = process
+        # The run's own steps, the results of its tool calls and the flush of its text take turns.
+        self.lock = asyncio.Lock()
+        self.interruption: Interruption | None = None
+        # The text of the turn that is being streamed, and the part of it that no event holds yet.
+        self.turn_text: list[str] = []
+        self.unwritten_text: list[str] = []
+        self._take(claimed)
+
+    def _take(self, claimed: Claimed) -> None:
+        self.run, self.history, self.journal = claimed.run, claimed.history, claimed.journal
+        self.checked, self.refusal = claimed.checked, claimed.refusal
+
+    # --- database steps ----------------------------------------------------------------------------------------------
+    async def db(self, step: Callable[Concatenate[Run, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """A database step of this run that changes nothing: ``step(run, *args)``."""
+        async with self.lock:
+            return await self.process.database.run(step, self.run, *args, **kwargs)
+
+    async def move(
+        self, transition: Callable[Concatenate[Run, P], lifecycle.Moved], *args: P.args, **kwargs: P.kwargs
+    ) -> Sequence[ToolInvocation]:
+        """Make a transition of this run: ``transition(run, *args)``. Returns the calls that it changed."""
+        async with self.lock:
+            return await self.process.database.run(self._move, transition, args, kwargs)
+
+    async def record(
+        self, transition: Callable[..., lifecycle.Moved], *args: Any, **kwargs: Any
+    ) -> Sequence[ToolInvocation]:
+        """``move``, for a transition that also stores the text that was streamed."""
+        async with self.lock:
+            # Under the lock, so that the text which the flusher took before is written by now.
+            text = {"content": self.content(), "delta": self.take_unwritten()}
+            return await self.process.database.run(self._move, transition, args, kwargs | text)
+
+    def _move(
+        self, transition: Callable[..., lifecycle.Moved], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Sequence[ToolInvocation]:
+        """On the database thread, so that the session knows the outcome even if its task is cancelled meanwhile."""
+        moved = transition(self.run, *args, **kwargs)
+        self.run = moved.run
+        self.journal.take(moved.calls)
+        return moved.calls
+
+    async def reload(self) -> bool:
+        """Read the run again; False if it is another worker's by now."""
+        if self.interruption not in (None, Interruption.REQUESTED):
+            return False
+        claimed = await self.db(reload)
+        if claimed is None:
+            return False
+        streamed = self.run.unrecorded_text or claimed.run.unrecorded_text
+        self._take(claimed)
+        self.turn_text.clear()
+        self.unwritten_text.clear()
+        if streamed:
+            await self.move(lifecycle.reset_text, self.journal.text)
+        return True
+
+    async def confirm_lease(self) -> None:
+        """Before a step with an effect outside: a process that was suspended past its lease must not begin it. Raises
+        LeaseLost.
+        """
+        if time.monotonic() > self.process.lease_until:
+            await self.db(lifecycle.confirm_lease)
+
+    # --- text --------------------------------------------------------------------------------------------------------
+    def add_text(self, text: str) -> None:
+        """Text of the present turn, which the flusher writes soon."""
+        if not text:
+            return
+        if not self.turn_text and self.journal.text:
+            self.unwritten_text.append("\n\n")  # as join_text separates the texts of turns
+        self.turn_text.append(text)
+        self.unwritten_text.append(text)
+        self.wait_for_flush()
+
+    def wait_for_flush(self) -> None:
+        self.process.unwritten[self.run.id] = self
+        self.process.text_was_added.set()
+
+    def content(self) -> str:
+        """The message with the text of the present turn."""
+        return lifecycle.join_text([self.journal.text, "".join(self.turn_text)])
+
+    def take_unwritten(self) -> str:
+        text = "".join(self.unwritten_text)
+        self.unwritten_text.clear()
+        return text
+
+    # --- what the run may use ----------------------------------------------------------------------------------------
+    def tools(self) -> dict[str, ToolDefinition]:
+        return catalogue.remembered().tools_for(self.run.tools)
+
+    def remaining_seconds(self) -> float:
+        """The running time that the run has left."""
+        stretch = clock.now() - self.run.running_since if self.run.running_since else timedelta()
+        return settings.RUN_TIMEOUT_SECONDS - self.run.ran_ms / 1000 - stretch.total_seconds()

@@ -1,0 +1,131 @@
+"""Who is next: one run of a chat after another, and at most RUN_USER_LIMIT running runs of a user.
+
+This module writes a run's place (``blocked``, ``throttled``, ``due_at``) and its chat's active run; never a status.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.conf import settings
+from django.contrib.auth import get_user_model
+from django.db.models import Count, OuterRef, Q, QuerySet, Subquery, Value
+from django.db.models.expressions import Combinable, RawSQL
+from django.db.models.functions import Coalesce
+
+from chats.models import Chat
+from config.database.queries import CompiledQuery
+from config.database.writes import update
+from config.kernel import clock
+from config.queue.nudges import nudge_after_commit
+from credits import ledger
+from runs.models import Run, RunStatus
+
+EXECUTE = "runs.execute_run"
+# A start and a resume send a nudge of their own; the sweep waits this long before it sends another.
+NUDGE_GRACE = timedelta(seconds=5)
+
+
+# --- the user limit --------------------------------------------------------------------------------------------------
+def throttled_runs(user_id: int) -> QuerySet[Run]:
+    """The user's runs that wait until fewer of the user's runs are running, in their order; their ids only."""
+    return Run.objects.filter(user_id=user_id, throttled=True).order_by("created_at", "pk").only("pk")
+
+
+_next_throttled: CompiledQuery[Run] = CompiledQuery(lambda user_id: throttled_runs(user_id)[:1], int)
+
+
+def nudge_next_throttled(user_id: int) -> None:
+    """One of the user's runs has stopped running: the oldest throttled run may have its place."""
+    for waiting in _next_throttled(user_id):
+        nudge_after_commit(EXECUTE, waiting.pk)
+
+
+def _to_claim(run_id: str) -> QuerySet[Run]:
+    """The run, locked, with two annotations: its user's ``available`` credits, and the number of the user's other runs
+    that go ``before`` it, which are the running ones and the throttled ones that are older.
+    """
+    older = Q(created_at__lt=OuterRef("created_at")) | Q(created_at=OuterRef("created_at"), pk__lt=OuterRef("pk"))
+    others = Run.objects.filter(user_id=OuterRef("user_id")).exclude(pk=OuterRef("pk")).order_by()
+    # Two counts, because each has an index of its own; no run is in both. The status is a literal: with a parameter,
+    # PostgreSQL may keep a plan for all values, which reads every run that the user ever had.
+    running = RawSQL(f"'{RunStatus.RUNNING.value}'", ())  # noqa: S611  (a constant of our own)
+    before = _count(others.filter(status=running)) + _count(others.filter(older, throttled=True))
+    return (
+        Run.objects.select_for_update().filter(pk=run_id).annotate(available=ledger.available_subquery(), before=before)
+    )
+
+
+def _count(rows: QuerySet[Run]) -> Combinable:
+    """The number of ``rows``, which are one user's, as an expression."""
+    return Coalesce(Subquery(rows.values("user_id").values(number=Count("*"))), Value(0))
+
+
+_locked_run: CompiledQuery[Run] = CompiledQuery(_to_claim, str)
+_locked_user: CompiledQuery[Any] = CompiledQuery(
+    lambda run_id: (
+        get_user_model()
+        ._default_manager.select_for_update(no_key=True)
+        .filter(pk=Subquery(Run.objects.filter(pk=run_id).order_by().values("user_id")))
+        .only("pk")
+    ),
+    str,
+)
+
+
+def lock_to_claim(run_id: str) -> Run | None:
+    """The run's row, locked, with its user's ``available`` credits as an attribute."""
+    if settings.RUN_USER_LIMIT:
+        # Serializes the claims of one user's runs in all processes, so that each claim counts the claims before it.
+        # Nothing else locks a user's row and then a run's.
+        _locked_user(run_id)
+    return _locked_run.first(run_id)
+
+
+def is_throttled(run: Run) -> bool:
+    """Whether the user limit keeps a run of ``lock_to_claim`` queued. If so, the run is marked as throttled."""
+    if not settings.RUN_USER_LIMIT or vars(run)["before"] < settings.RUN_USER_LIMIT:
+        return False
+    Run.objects.filter(pk=run.pk).update(throttled=True, due_at=None)
+    return True
+
+
+# --- the order of a chat ---------------------------------------------------------------------------------------------
+_next_blocked: CompiledQuery[Run] = CompiledQuery(
+    lambda chat_id: (
+        Run.objects.filter(chat_id=chat_id, status=RunStatus.QUEUED, blocked=True)
+        .order_by("created_at", "pk")
+        .only("pk")[:1]
+    ),
+    str,
+)
+
+
+def promote_next(run: Run) -> str | None:
+    """The chat's next blocked run becomes its active run: first in, first out. Locks the chat; call it before the run
+    is locked.
+
+    Returns the promoted run's id, for ``unblock`` once ``run`` has ended. If ``run`` is itself blocked, nothing
+    changes.
+    """
+    active = {"id": run.chat_id, "active_run_id": run.pk}
+    if not update(Chat, active, {"active_run_id": None, "updated_at": clock.now()}):
+        return None
+    # A second statement sees the runs that were enqueued while the first one waited for the chat's lock.
+    following = _next_blocked.first(run.chat_id)
+    if following is None:
+        return None
+    update(Chat, {"id": run.chat_id}, {"active_run_id": following.pk})
+    return following.pk
+
+
+def unblock(run_id: str | None) -> None:
+    """The promoted run may be claimed. Call it after the other run has ended: a chat has at most one live run that is
+    not blocked.
+    """
+    if run_id is None:
+        return
+    now = clock.now()
+    Run.objects.filter(pk=run_id, blocked=True).update(blocked=False, due_at=now + NUDGE_GRACE, updated_at=now)
+    nudge_after_commit(EXECUTE, run_id)
