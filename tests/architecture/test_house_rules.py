@@ -33,6 +33,25 @@ def test_foreign_keys_point_downwards() -> None:
     assert wrong == []
 
 
+def test_no_import_for_types_hides_a_cycle_in_a_package() -> None:
+    """``if TYPE_CHECKING:`` may import from other packages only."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{imported.lineno}"
+        for path in sources()
+        for block in ast.walk(ast.parse(path.read_text()))
+        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
+        for imported in ast.walk(block)
+        if imports_from(imported, ".".join(path.relative_to(ROOT).parent.parts))
+    ]
+    assert wrong == []
+
+
+def imports_from(node: ast.AST, package: str) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return node.level > 0 or node.module == package or str(node.module).startswith(f"{package}.")
+    return isinstance(node, ast.Import) and any(name.name.startswith(f"{package}.") for name in node.names)
+
+
 @pytest.mark.parametrize("name", sorted(settings.ENV.known))
 def test_readme_lists_every_variable(name: str) -> None:
     assert f"`{name}`" in (ROOT / "README.md").read_text()
