@@ -1,4 +1,4 @@
-"""The payloads of stream events and webhooks: what happened to a run, as clients are told."""
+"""The payloads of stream events and webhooks: what happened to a run, as clients see it. Reads and writes no table."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tool_started(invocation: ToolInvocation) -> StreamEvent:
 
 
 def tool_completed(invocation: ToolInvocation) -> StreamEvent:
-    """Sent at each end of an invocation; ``status`` tells which."""
+    """Sent at each end of an invocation; ``status`` says which end."""
     data = _tool(invocation) | {
         "creditUsed": money.to_number(invocation.credit_used),
         "resultUrls": invocation.result_urls,

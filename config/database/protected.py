@@ -5,7 +5,7 @@ A row is inserted without the key. SQL text that a caller writes itself is not c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any, ClassVar, TypeVar
 
 from django.db import models
@@ -50,17 +50,9 @@ class ProtectedQuerySet(models.QuerySet[M]):
         require_key(self.model, changes, key)
         return super().update(**changes)
 
-    def bulk_create(
-        self,
-        objs: Iterable[M],
-        batch_size: int | None = None,
-        ignore_conflicts: bool = False,
-        update_conflicts: bool = False,
-        update_fields: Collection[str] | None = None,
-        unique_fields: Collection[str] | None = None,
-    ) -> list[M]:
-        require_key(self.model, update_fields or (), None)
-        return super().bulk_create(objs, batch_size, ignore_conflicts, update_conflicts, update_fields, unique_fields)
+    def bulk_create(self, *args: Any, **options: Any) -> list[M]:
+        require_key(self.model, options.get("update_fields") or (), None)
+        return super().bulk_create(*args, **options)
 
 
 class ProtectedModel(models.Model):

@@ -1,6 +1,6 @@
 """SQL that is compiled once: for the few statements that every request and every run makes.
 
-Django builds a queryset's SQL anew each time, which takes longer than PostgreSQL takes to answer a read by primary key.
+Django builds a queryset's SQL each time, which takes longer than PostgreSQL takes to answer a read by primary key.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CompiledQuery(Generic[M]):
         self.statements: dict[str, _Statement] = {}
 
     def __call__(self, *arguments: int | str) -> list[M]:
-        # The thread's own, once: each attribute of django.db.connection looks for it anew.
+        # Looked up once: each attribute of django.db.connection looks up the thread's connection.
         database = connections[DEFAULT_DB_ALIAS]
         statement = self.statements.get(database.vendor) or self._compile()
         parameters = [arguments[value.index] if isinstance(value, _Place) else value for value in statement.template]

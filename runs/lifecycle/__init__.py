@@ -3,6 +3,7 @@
 These names are the package's interface; import no module of it from outside. ``runs.py``, ``calls.py`` and
 ``waitpoints.py`` have one function for each transition, ``moves.py`` the guarded UPDATEs.
 """
+# ruff: noqa: F401
 
 from runs.lifecycle.calls import (
     dispatch_calls,
@@ -31,36 +32,3 @@ from runs.lifecycle.runs import (
 )
 from runs.lifecycle.sweeps import due_runs, expire_waitpoints, reap_workers, release_unexecuted, sweep
 from runs.lifecycle.waitpoints import answer_waitpoint, expire_waitpoint, open_waitpoint
-
-__all__ = [
-    "LeaseLost",
-    "Moved",
-    "answer_waitpoint",
-    "append_text",
-    "cancel",
-    "claim",
-    "complete",
-    "confirm_lease",
-    "crash_point",
-    "dispatch_calls",
-    "due_runs",
-    "enqueue",
-    "exceeds_budget",
-    "expire_waitpoint",
-    "expire_waitpoints",
-    "fail",
-    "hand_over",
-    "join_text",
-    "open_waitpoint",
-    "reap_workers",
-    "record_call_failure",
-    "record_call_result",
-    "record_turn",
-    "reject_new_call",
-    "release_unexecuted",
-    "request_cancel",
-    "reset_text",
-    "streamed_text",
-    "sweep",
-    "violations",
-]

@@ -42,15 +42,10 @@ def dispatch_new_call(run: Run, call: ToolInvocation) -> ToolInvocation:
     """(new) → DISPATCHING with the hold placed, or → FAILED if credits or budget do not suffice. The call is not stored
     yet; the same transaction has fenced the run and stores it.
     """
-    refusal = place_hold(run, call)
-    if refusal is None:
-        return changed(call, status=InvocationStatus.DISPATCHING, started_at=clock.now())
-    code, message = refusal
-    failed = changed(
-        call, status=InvocationStatus.FAILED, error_code=code, error_message=message, finished_at=clock.now()
-    )
-    metrics.call_moved(failed, call.status)
-    return failed
+    to, changes = _dispatch(run, call)
+    moved = changed(call, status=to, **changes)
+    metrics.call_moved(moved, call.status)
+    return moved
 
 
 @transaction.atomic
@@ -63,12 +58,17 @@ def dispatch_calls(run: Run, calls: Sequence[ToolInvocation], approved: bool = F
     fence(run)
     moved: list[ToolInvocation] = []
     for call in calls:
-        refusal = None if approved else place_hold(run, call)
-        if refusal is None:
-            moved.append(move_call(call, InvocationStatus.DISPATCHING, started_at=clock.now()))
-        else:
-            moved.append(_fail(call, *refusal))
+        to, changes = _dispatch(run, call, approved)
+        moved.append(move_call(call, to, **changes))
     return Moved(move_run(run, RunStatus.RUNNING, [dispatch_event(call) for call in moved], owned=True), moved)
+
+
+def _dispatch(run: Run, call: ToolInvocation, approved: bool = False) -> tuple[str, dict[str, Any]]:
+    """The status that the call reaches, and its other changes."""
+    if approved or (refusal := place_hold(run, call)) is None:
+        return InvocationStatus.DISPATCHING, {"started_at": clock.now()}
+    code, message = refusal
+    return InvocationStatus.FAILED, {"error_code": code, "error_message": message, "finished_at": clock.now()}
 
 
 def dispatch_event(call: ToolInvocation) -> StreamEvent:

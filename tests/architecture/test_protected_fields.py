@@ -1,4 +1,4 @@
-"""A status changes in its transitions only, whatever the code that tries."""
+"""A status changes in its transitions only; every other path is refused at run time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many runs at once: what one worker process carries, how several share it, and that no crowd holds up other users."""
+"""Many runs at once: in one worker process, shared by several, and those of one user beside those of others."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class Crowd:
     def running(self) -> int:
         return self.count("status = 'running' AND worker_id IS NOT NULL")
 
-    def carried(self) -> list[int]:
-        """How many runs each worker carries."""
+    def executed(self) -> list[int]:
+        """How many runs each worker executes."""
         rows = self.sql.execute(
             "SELECT count(r.id) FROM runs_worker w LEFT JOIN runs_run r ON r.worker_id = w.id AND r.status = 'running'"
             " GROUP BY w.id"
@@ -79,7 +79,7 @@ def slow_model(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.timeout(300)
-def test_one_process_carries_a_thousand_runs_that_wait(make_stack: Any, slow_model: str) -> None:
+def test_one_process_executes_a_thousand_runs_that_wait(make_stack: Any, slow_model: str) -> None:
     environment = {"RUN_USER_LIMIT": "0", "OPENAI_BASE_URL": slow_model, "OPENAI_API_KEY": "made-up"}
     stack = make_stack(environment=environment, prepare=SLOW_MODEL)
     crowd = Crowd(stack)
@@ -109,10 +109,10 @@ def crowd() -> Iterator[Crowd]:
 def test_two_processes_share_and_none_keeps_a_run_waiting_while_the_other_has_room(crowd: Crowd) -> None:
     started = {f"user{number}": crowd.start(f"user{number}", USER_LIMIT, "/wait 600") for number in range(3)}
     crowd.stack.wait_for(lambda: crowd.running() == CAPACITY, 60, "half of what fits, under way")
-    assert min(crowd.carried()) >= CAPACITY / 5, crowd.carried()
+    assert min(crowd.executed()) >= CAPACITY / 5, crowd.executed()
     started |= {f"user{number}": crowd.start(f"user{number}", USER_LIMIT, "/wait 600") for number in range(3, 6)}
     crowd.stack.wait_for(lambda: crowd.running() == 2 * CAPACITY, 60, "all that fits, under way")
-    assert crowd.carried() == [CAPACITY, CAPACITY]
+    assert crowd.executed() == [CAPACITY, CAPACITY]
     for user, runs in started.items():
         crowd.cancel(user, runs)
     crowd.stack.wait_for(lambda: crowd.running() == 0, 60, "room again")
