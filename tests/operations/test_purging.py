@@ -65,7 +65,7 @@ def full_chat(user: Any, *, deleted_at: Any, status: str = "completed") -> Chat:
         run=run, name="create_file", input={"fileName": "said.txt"}, result=WORDS
     )
     file_call.result_urls = [files.store(file_call.pk, "said.txt", WORDS.encode())]
-    file_call.save()
+    file_call.save(update_fields=["result_urls"])
     # One whose worker died before it could record the address.
     lost_call = factories.ToolInvocationFactory(run=run, name="draw_chart", status="FAILED")
     files.store(lost_call.pk, "chart.svg", WORDS.encode())
