@@ -31,7 +31,6 @@ QUERIES = {
     "config.api.authentication": ["user_named"],
     "credits.ledger": ["_account", "_open_holds"],
     "runs.lifecycle.line": ["_locked_run", "_locked_user", "_next_blocked", "_next_throttled"],
-    "runs.lifecycle.moves": ["_owned"],
     "runs.services": ["_calls", "_chat_and_credits", "_pending", "_run"],
 }
 
@@ -121,38 +120,25 @@ class Service:
         WaitpointFactory(run=Run.objects.get(pk=run_id))
         return run_id
 
-    def run(self, calls: int = 0) -> str:
-        """A run from its POST to completed, with a turn of ``calls`` tool calls before the last turn."""
+    def run(self) -> str:
+        """A run from its POST to completed."""
         from config.kernel import clock
         from runs import lifecycle
         from runs.engine.session import claim_and_load
-        from runs.models import ToolInvocation, Turn
+        from runs.models import Turn
 
         run_id = self.start()
         claimed = claim_and_load(run_id, self.worker.pk)
         if claimed is None:
             raise RuntimeError("the run was not claimed")
-        run, now = claimed.run, clock.now()
-        given: dict[str, Any] = {"content": "Hello", "delta": "Hello", "price": {"model": "demo"}}
-        times = {"started_at": now, "finished_at": now}
-        if calls:
-            turn = Turn(run=run, index=1, model="demo", text="Hello", **times)
-            new = [
-                ToolInvocation(
-                    run=run, turn_index=1, call_index=index, name="calculate", created_at=now, updated_at=now
-                )
-                for index in range(1, calls + 1)
-            ]
-            run, stored = lifecycle.record_turn(run, turn, new, ready=new, **given)
-            for call in stored:
-                run, _ = lifecycle.record_call_result(run, call, text="2")
-        lifecycle.complete(run, Turn(run=run, index=2, model="demo", text="Hello", **times), **given)
+        now = clock.now()
+        turn = Turn(run=claimed.run, index=1, model="demo", text="Hello", started_at=now, finished_at=now)
+        lifecycle.complete(claimed.run, turn, content="Hello", delta="Hello", price={"model": "demo"})
         return run_id
 
     def paths(self) -> dict[str, Callable[[], Any]]:
         return {
             "a run": self.run,
-            "a run with a tool call": partial(self.run, 1),
             "a cancelled run": self.cancel,
             "GET run": partial(self.request, "GET", f"/api/v1/runs/{self.completed}"),
             "GET waiting run": partial(self.request, "GET", f"/api/v1/runs/{self.waiting}"),

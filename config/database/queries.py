@@ -69,7 +69,7 @@ class CompiledQuery(Generic[M]):
 
     def _compile(self) -> _Statement:
         # Values that no caller and no constant of a query has, so that their places in the parameters are found again.
-        marks = [f"\x1f{index}\x1f" if kind is str else 2_147_000_001 + index for index, kind in enumerate(self.kinds)]
+        marks = [f"\x1f{index}\x1f" if kind is str else -2_147_000_001 - index for index, kind in enumerate(self.kinds)]
         queryset = self.build(*marks)
         compiler = queryset.query.get_compiler(connection=connection)
         sql, parameters = compiler.as_sql()

@@ -14,7 +14,6 @@ from django.db import models
 
 from chats.models import Chat
 from config.database.protected import take_key
-from config.database.queries import CompiledQuery
 from config.database.writes import Writes, update
 from config.kernel import clock
 from config.kernel.jsontext import to_text
@@ -85,33 +84,18 @@ def move_run(
     return changed(run, **changes)
 
 
-_owned: CompiledQuery[Run] = CompiledQuery(
-    lambda run_id, index, lease_token, worker_id: (
-        Run.objects.select_for_update(no_key=True)
-        .filter(
-            pk=run_id,
-            status=RunStatus.RUNNING,
-            last_stream_index=index,
-            lease_token=lease_token,
-            worker_id=worker_id,
-        )
-        .order_by()
-        .only("pk")
-    ),
-    str,
-    int,
-    int,
-    str,
-)
-
-
 def fence(run: Run) -> None:
     """Lock a running run for its owner, before the transaction touches anything else. Raises LeaseLost if the row is
     not as ``run`` says.
     """
-    if run.status != RunStatus.RUNNING or not _owned(
-        run.pk, run.last_stream_index, run.lease_token, run.worker_id or ""
-    ):
+    found = Run.objects.select_for_update(no_key=True).filter(
+        pk=run.pk,
+        status=RunStatus.RUNNING,
+        last_stream_index=run.last_stream_index,
+        lease_token=run.lease_token,
+        worker_id=run.worker_id,
+    )
+    if run.status != RunStatus.RUNNING or not found.exists():
         raise LeaseLost(run.pk)
 
 
