@@ -72,12 +72,12 @@ class AgentModel(models.Model):
             models.CheckConstraint(condition=Q(price_in__gte=0, price_out__gte=0), name="model_prices_not_negative"),
         ]
 
+    def __str__(self) -> str:
+        return self.name
+
     def validate_constraints(self, exclude: Any = None) -> None:
         # The admin saves a new default in place of the present one, which the constraint of one default would refuse.
         super().validate_constraints(exclude={*(exclude or ()), "is_default"})
-
-    def __str__(self) -> str:
-        return self.name
 
 
 class Tool(models.Model):
