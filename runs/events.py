@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any
 
 from config.kernel import clock, money
 from runs.models import Run, ToolInvocation, Waitpoint, WaitpointKind
 
-StreamEvent = tuple[str, dict[str, Any]]
+
+class StreamType(StrEnum):
+    """Every type of stream event."""
+
+    RUN_STATUS = "run.status"
+    MESSAGE_DELTA = "message.delta"
+    MESSAGE_COMPLETED = "message.completed"
+    MESSAGE_RESET = "message.reset"
+    TOOL_STARTED = "tool.started"
+    TOOL_COMPLETED = "tool.completed"
+    WAITPOINT_OPENED = "waitpoint.opened"
+    WAITPOINT_RESOLVED = "waitpoint.resolved"
+
+
+StreamEvent = tuple[StreamType, dict[str, Any]]
 
 
 def run_status(run: Run, status: str, code: str | None = None, message: str | None = None) -> StreamEvent:
     data: dict[str, Any] = {"runId": run.id, "chatId": run.chat_id, "status": status, "at": clock.iso(clock.now())}
     if code is not None:
         data |= {"errorCode": code, "errorMessage": message}
-    return "run.status", data
+    return StreamType.RUN_STATUS, data
 
 
 def message_delta(text: str) -> StreamEvent:
-    return "message.delta", {"text": text}
+    return StreamType.MESSAGE_DELTA, {"text": text}
 
 
 def message_reset(run: Run) -> StreamEvent:
     """All text received so far is void; the deltas that follow start the message from its beginning."""
-    return "message.reset", {"messageId": run.assistant_message_id}
+    return StreamType.MESSAGE_RESET, {"messageId": run.assistant_message_id}
 
 
 def message_completed(run: Run, content: str) -> StreamEvent:
-    return "message.completed", {"messageId": run.assistant_message_id, "content": content}
+    return StreamType.MESSAGE_COMPLETED, {"messageId": run.assistant_message_id, "content": content}
 
 
 def tool_started(invocation: ToolInvocation) -> StreamEvent:
-    return "tool.started", _tool(invocation) | {"input": invocation.input}
+    return StreamType.TOOL_STARTED, _tool(invocation) | {"input": invocation.input}
 
 
 def tool_completed(invocation: ToolInvocation) -> StreamEvent:
@@ -43,7 +58,7 @@ def tool_completed(invocation: ToolInvocation) -> StreamEvent:
     }
     if invocation.error_code is not None:
         data |= {"errorCode": invocation.error_code, "errorMessage": invocation.error_message}
-    return "tool.completed", data
+    return StreamType.TOOL_COMPLETED, data
 
 
 def _tool(invocation: ToolInvocation) -> dict[str, Any]:
@@ -67,11 +82,11 @@ def tool_webhook(invocation: ToolInvocation) -> dict[str, Any]:
 
 
 def waitpoint_opened(waitpoint: Waitpoint) -> StreamEvent:
-    return "waitpoint.opened", waitpoint_data(waitpoint)
+    return StreamType.WAITPOINT_OPENED, waitpoint_data(waitpoint)
 
 
 def waitpoint_resolved(waitpoint: Waitpoint) -> StreamEvent:
-    return "waitpoint.resolved", waitpoint_data(waitpoint)
+    return StreamType.WAITPOINT_RESOLVED, waitpoint_data(waitpoint)
 
 
 def waitpoint_data(waitpoint: Waitpoint) -> dict[str, Any]:

@@ -38,20 +38,19 @@ def delete_batch(rows: QuerySet[Any], size: int = BATCH) -> int:
     with transaction.atomic():
         keys = take_batch(rows, size)
         if keys:
-            delete_rows(rows.model, rows.model._meta.pk.attname, keys)
+            delete_rows(rows.model, rows.model._meta.pk.column, keys)
     return len(keys)
 
 
-def delete_rows(model: type[Model], field: str, values: Sequence[Any]) -> int:
-    """Delete the rows whose ``field`` has one of ``values``, by one statement. Returns how many.
+def delete_rows(model: type[Model], column: str, values: Sequence[Any]) -> int:
+    """Delete the rows whose ``column`` has one of ``values``, by one statement. Returns how many.
 
     Unlike ``QuerySet.delete`` it does not look for rows that refer to them: the database refuses if there are any.
     """
     if not values:
         return 0
     quote = connection.ops.quote_name
-    table, column = quote(model._meta.db_table), quote(model._meta.get_field(field).column)
     with connection.cursor() as cursor:
         marks = ", ".join(["%s"] * len(values))
-        cursor.execute(f"DELETE FROM {table} WHERE {column} IN ({marks})", list(values))  # noqa: S608
+        cursor.execute(f"DELETE FROM {quote(model._meta.db_table)} WHERE {quote(column)} IN ({marks})", list(values))  # noqa: S608
         return int(cursor.rowcount)

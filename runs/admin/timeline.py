@@ -16,6 +16,7 @@ from django.db.models import Count, Max, Min, Prefetch
 
 from config.kernel import clock, money
 from credits.models import EntryType, LedgerEntry
+from runs.events import StreamType
 from runs.models import (
     InvocationStatus,
     Run,
@@ -103,7 +104,7 @@ def build(run: Run) -> Timeline:
     deliveries = capped(
         Delivery.objects.filter(run_id=run.pk).order_by("pk").prefetch_related(attempts), "webhook deliveries"
     )
-    states = capped(RunEvent.objects.filter(run=run, type="run.status").order_by("index"), "changes of state")
+    states = capped(RunEvent.objects.filter(run=run, type=StreamType.RUN_STATUS).order_by("index"), "changes of state")
     events: list[Any] = list(
         RunEvent.objects.filter(run=run)
         .order_by()

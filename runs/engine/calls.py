@@ -12,6 +12,7 @@ from config.kernel import clock, money
 from config.kernel.ids import new_id
 from runs import lifecycle
 from runs.engine.session import Session
+from runs.errors import CallError
 from runs.llm.base import ToolCall
 from runs.models import InvocationStatus, Run, Tool, ToolInvocation, WaitpointKind
 from runs.tools.base import ASK_USER, BUILTIN, ToolContext, ToolDefinition, ToolFailure
@@ -52,7 +53,7 @@ def _new_invocation(
         updated_at=now,
     )
     if tool is None:
-        return lifecycle.reject_new_call(invocation, "UNKNOWN_TOOL", f"There is no tool named {call.name}.")
+        return lifecycle.reject_new_call(invocation, CallError.UNKNOWN_TOOL, f"There is no tool named {call.name}.")
     try:
         invocation.input = parse_input(tool, call.arguments)
     except ToolFailure as failure:
@@ -115,7 +116,7 @@ async def _may_repeat(session: Session, call: ToolInvocation) -> bool:
     if call.repeatable and call.name in session.tools():
         return True
     message = "The worker was lost while the tool was at work; whether it took effect is not known."
-    await session.move(lifecycle.record_call_failure, call, "OUTCOME_UNKNOWN", message)
+    await session.move(lifecycle.record_call_failure, call, CallError.OUTCOME_UNKNOWN, message)
     return False
 
 
@@ -124,7 +125,7 @@ async def _ask(session: Session, call: ToolInvocation) -> None:
     assert question is not None  # noqa: S101  (the others are dispatched first)
     if await session.db(lifecycle.exceeds_budget, call.credit_estimate):
         message = "The call would take the run over its maxCredits."
-        await session.move(lifecycle.record_call_failure, call, "BUDGET_EXCEEDED", message)
+        await session.move(lifecycle.record_call_failure, call, CallError.BUDGET_EXCEEDED, message)
         return
     lifecycle.crash_point("before_wait")
     await session.move(lifecycle.open_waitpoint, call, *question)
@@ -155,7 +156,7 @@ async def _make(session: Session, call: ToolInvocation) -> None:
     try:
         tool = session.tools().get(call.name)
         if tool is None:
-            raise ToolFailure("UNKNOWN_TOOL", f"There is no tool named {call.name} any more.")
+            raise ToolFailure(CallError.UNKNOWN_TOOL, f"There is no tool named {call.name} any more.")
         context = ToolContext(
             invocation_id=call.id,
             run_id=session.run.id,

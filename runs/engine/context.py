@@ -11,6 +11,7 @@ from chats.attachments import attached_to
 from chats.models import Attachment, Message
 from credits import ledger
 from runs.engine.journal import Journal
+from runs.errors import RunError
 from runs.llm.base import AssistantMessage, AttachedFile, ModelRequest, ToolCall, ToolMessage, ToolSpec, UserMessage
 from runs.models import InvocationStatus, Run, ToolInvocation
 from runs.tools.base import ToolDefinition
@@ -88,9 +89,9 @@ def refusal(run: Run, turns: int, *, available: int | None = None) -> tuple[str,
     credits; without them they are read.
     """
     if turns >= settings.RUN_TURN_LIMIT:
-        return "TURN_LIMIT_EXCEEDED", f"The run reached its limit of {settings.RUN_TURN_LIMIT} turns."
+        return RunError.TURN_LIMIT_EXCEEDED, f"The run reached its limit of {settings.RUN_TURN_LIMIT} turns."
     if (ledger.available(run.user_id) if available is None else available) <= 0:
-        return "INSUFFICIENT_CREDITS", "No credits are available."
+        return RunError.INSUFFICIENT_CREDITS, "No credits are available."
     if run.max_credits is not None and ledger.run_spent(run.id) >= run.max_credits:
-        return "BUDGET_EXCEEDED", "The run has spent its maxCredits."
+        return RunError.BUDGET_EXCEEDED, "The run has spent its maxCredits."
     return None

@@ -17,6 +17,7 @@ from runs import catalogue, lifecycle
 from runs.engine import calls
 from runs.engine.session import Interruption, Session
 from runs.engine.turns import RunFailed, make_turn
+from runs.errors import RunError
 from runs.models import RunStatus
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ async def execute(session: Session) -> None:
                 refused_at, is_behind = session.journal.length, True
                 continue
             logger.exception("run %s failed for an unexpected reason", session.run.id)
-            end = (lifecycle.fail, "INTERNAL_ERROR", "Something went wrong on our side.")
+            end = (lifecycle.fail, RunError.INTERNAL_ERROR, "Something went wrong on our side.")
 
 
 async def _steps(session: Session) -> None:
@@ -73,7 +74,7 @@ async def _steps(session: Session) -> None:
         async with asyncio.timeout(max(0.0, session.remaining_seconds())) as scope:
             model = catalogue.remembered().model(session.run.resolved_model or session.run.requested_model)
             if model is None:
-                raise RunFailed("MODEL_ERROR", "The model is no longer offered.")
+                raise RunFailed(RunError.MODEL_ERROR, "The model is no longer offered.")
             while session.run.status == RunStatus.RUNNING:
                 if session.process.draining:
                     await session.move(lifecycle.hand_over)
@@ -85,4 +86,4 @@ async def _steps(session: Session) -> None:
     except TimeoutError:
         if not scope.expired():
             raise
-        raise RunFailed("RUN_TIMEOUT", "The run took longer than it may.") from None
+        raise RunFailed(RunError.RUN_TIMEOUT, "The run took longer than it may.") from None

@@ -10,6 +10,7 @@ from config.telemetry import tracing
 from runs import lifecycle
 from runs.engine import calls, context
 from runs.engine.session import Session
+from runs.errors import RunError
 from runs.llm.base import ModelError, TextDelta, ToolCall, Usage
 from runs.llm.files import with_files
 from runs.llm.registry import client_for
@@ -63,7 +64,7 @@ async def _ask_model(session: Session, model: AgentModel) -> tuple[list[ToolCall
     except ModelError as error:
         raise RunFailed(error.code, str(error)) from None
     except Unavailable:
-        raise RunFailed("INTERNAL_ERROR", "The message's attachments could not be read.") from None
+        raise RunFailed(RunError.INTERNAL_ERROR, "The message's attachments could not be read.") from None
     return tool_calls, Usage(min(usage.input_tokens, TOKENS_MAX), min(usage.output_tokens, TOKENS_MAX))
 
 

@@ -11,6 +11,7 @@ from config.database.writes import Writes
 from config.kernel import clock
 from credits import ledger
 from runs import events, metrics
+from runs.errors import CallError
 from runs.events import StreamEvent
 from runs.lifecycle.moves import Moved, changed, close_waitpoint, emit, fence, move_call, move_run
 from runs.models import (
@@ -79,7 +80,7 @@ def dispatch_event(call: ToolInvocation) -> StreamEvent:
 def place_hold(run: Run, call: ToolInvocation) -> tuple[str, str] | None:
     """Hold the call's estimate. Returns None, or why it cannot be held as (errorCode, message)."""
     if exceeds_budget(run, call.credit_estimate):
-        return "BUDGET_EXCEEDED", "The call would take the run over its maxCredits."
+        return CallError.BUDGET_EXCEEDED, "The call would take the run over its maxCredits."
     try:
         ledger.hold(
             run.user_id,
@@ -91,7 +92,7 @@ def place_hold(run: Run, call: ToolInvocation) -> tuple[str, str] | None:
             price={"perCall": call.credit_estimate},
         )
     except ledger.InsufficientCredits as error:
-        return "INSUFFICIENT_CREDITS", error.message
+        return CallError.INSUFFICIENT_CREDITS, error.message
     return None
 
 
@@ -139,7 +140,7 @@ def approve_call(run: Run, call: ToolInvocation) -> ToolInvocation:
 
 def refuse_call(call: ToolInvocation) -> ToolInvocation:
     """PENDING → REFUSED: it costs nothing, and the model is told."""
-    return _end(call, InvocationStatus.REFUSED, code="APPROVAL_REFUSED", message="The user refused the call.")
+    return _end(call, InvocationStatus.REFUSED, code=CallError.APPROVAL_REFUSED, message="The user refused the call.")
 
 
 def close_open(run: Run) -> list[StreamEvent]:
@@ -152,7 +153,7 @@ def close_open(run: Run) -> list[StreamEvent]:
         if call.status == InvocationStatus.PENDING:
             ended = _end(call, InvocationStatus.CANCELLED)
         else:
-            ended = _fail(call, "OUTCOME_UNKNOWN", "The run ended while the tool was at work.")
+            ended = _fail(call, CallError.OUTCOME_UNKNOWN, "The run ended while the tool was at work.")
         happened.append(events.tool_completed(ended))
     return happened
 

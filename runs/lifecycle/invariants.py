@@ -37,6 +37,7 @@ from chats.models import Chat
 from config.kernel import clock
 from credits import reconcile
 from credits.models import SETTLEMENTS, EntryType, LedgerEntry
+from runs.events import StreamType
 from runs.models import (
     FINAL_INVOCATION_STATUSES,
     FINAL_RUN_STATUSES,
@@ -181,7 +182,7 @@ def _ends() -> Iterator[str]:
         last = RunEvent.objects.filter(
             run=OuterRef("pk"),
             index=OuterRef("last_stream_index"),
-            type="run.status",
+            type=StreamType.RUN_STATUS,
             final=status in FINAL_RUN_STATUSES,
             data__contains=f'"status":"{status}"',
         )
@@ -196,22 +197,22 @@ def _ends() -> Iterator[str]:
 def _calls() -> Iterator[str]:
     """Each recorded call has one result event, and no event of the call follows it."""
     calls = (
-        RunEvent.objects.filter(type__in=["tool.started", "tool.completed"])
+        RunEvent.objects.filter(type__in=[StreamType.TOOL_STARTED, StreamType.TOOL_COMPLETED])
         .annotate(call=KeyTextTransform("toolInvocationId", Cast("data", JSONField())))
         .order_by()
         .values("call")
         .annotate(
-            started=Count("pk", filter=Q(type="tool.started")),
-            last_started=Max("index", filter=Q(type="tool.started")),
-            completed=Count("pk", filter=Q(type="tool.completed")),
-            first_completed=Min("index", filter=Q(type="tool.completed")),
+            started=Count("pk", filter=Q(type=StreamType.TOOL_STARTED)),
+            last_started=Max("index", filter=Q(type=StreamType.TOOL_STARTED)),
+            completed=Count("pk", filter=Q(type=StreamType.TOOL_COMPLETED)),
+            first_completed=Min("index", filter=Q(type=StreamType.TOOL_COMPLETED)),
         )
     )
     wrong = calls.filter(Q(started__gt=1) | Q(completed__gt=1) | Q(last_started__gt=F("first_completed")))
     for key in wrong.values_list("call", flat=True)[: MOST + 1]:
         yield f"{key}: the call was started or completed more than once, or started after its result"
     ended = ToolInvocation.objects.filter(run=OuterRef("pk"), status__in=FINAL_INVOCATION_STATUSES)
-    events = RunEvent.objects.filter(run=OuterRef("pk"), type="tool.completed")
+    events = RunEvent.objects.filter(run=OuterRef("pk"), type=StreamType.TOOL_COMPLETED)
     unequal = Run.objects.annotate(ended=_count(ended, "run"), results=_count(events, "run")).exclude(
         ended=F("results")
     )

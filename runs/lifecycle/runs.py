@@ -23,7 +23,8 @@ from config.queue import wakeups
 from config.queue.nudges import nudge_after_commit
 from credits import ledger
 from runs import catalogue, events, metrics
-from runs.events import StreamEvent
+from runs.errors import RunError
+from runs.events import StreamEvent, StreamType
 from runs.lifecycle import calls as call_transitions
 from runs.lifecycle.crash import crash_after_commit
 from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, is_throttled, lock_to_claim, promote_next, unblock
@@ -280,7 +281,7 @@ def give_up(run_id: str) -> None:
         return
     if run.lease_losses >= settings.RUN_LEASE_LOSSES_MAX:
         message = f"The run lost its worker {run.lease_losses} times."
-        finish(run, RunStatus.FAILED, promote_next(run), owned=False, code="WORKER_LOST", message=message)
+        finish(run, RunStatus.FAILED, promote_next(run), owned=False, code=RunError.WORKER_LOST, message=message)
 
 
 # --- shared ----------------------------------------------------------------------------------------------------------
@@ -334,9 +335,11 @@ def join_text(texts: Iterable[str]) -> str:
 def streamed_text(run: Run) -> str:
     """The message as its stream has it: the deltas since the last reset."""
     parts: list[str] = []
-    rows = RunEvent.objects.filter(run=run, type__in=["message.delta", "message.reset"]).order_by("index")
+    rows = RunEvent.objects.filter(run=run, type__in=[StreamType.MESSAGE_DELTA, StreamType.MESSAGE_RESET]).order_by(
+        "index"
+    )
     for kind, data in rows.values_list("type", "data"):
-        if kind == "message.reset":
+        if kind == StreamType.MESSAGE_RESET:
             parts.clear()
         else:
             parts.append(json.loads(data)["text"])

@@ -12,6 +12,7 @@ from config.kernel import clock
 from config.kernel.ids import new_id
 from config.queue.nudges import nudge_after_commit
 from runs import events
+from runs.errors import RunError
 from runs.events import StreamEvent
 from runs.lifecycle import calls, runs
 from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, promote_next
@@ -93,4 +94,4 @@ def _lock_waitpoint(waitpoint_id: str) -> tuple[Waitpoint, Run]:
 def _expire(run: Run) -> None:
     """The end of the run closes its waitpoint."""
     message = "Nobody answered in time."
-    runs.finish(run, RunStatus.FAILED, promote_next(run), owned=False, code="WAITPOINT_EXPIRED", message=message)
+    runs.finish(run, RunStatus.FAILED, promote_next(run), owned=False, code=RunError.WAITPOINT_EXPIRED, message=message)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from runs.errors import RunError
 from runs.tools.base import clean_text, shorten
 
 ERROR_MESSAGE_MAX_CHARS = 1000
@@ -107,7 +108,7 @@ ModelEvent: TypeAlias = TextDelta | ToolCall | Usage
 class ModelError(Exception):
     """The turn failed. People read the message: it has no key, header, full address or stack trace."""
 
-    code = "MODEL_ERROR"
+    code = RunError.MODEL_ERROR
 
     def __init__(self, message: str) -> None:
         self.message = shorten(clean_text(message), ERROR_MESSAGE_MAX_CHARS)
@@ -117,7 +118,7 @@ class ModelError(Exception):
 class ModelTimeout(ModelError):
     """The turn took longer than MODEL_TIMEOUT_SECONDS, or sent nothing for MODEL_STALL_SECONDS."""
 
-    code = "MODEL_TIMEOUT"
+    code = RunError.MODEL_TIMEOUT
 
 
 class ModelClient(Protocol):

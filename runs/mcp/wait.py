@@ -17,6 +17,7 @@ from django.conf import settings
 from django.db import connection
 
 from config.outbound.loop import shared
+from runs.events import StreamType
 from runs.models import RunStatus
 from runs.streams.hub import Opening
 from runs.streams.reads import Event
@@ -60,12 +61,14 @@ def follow(opening: Opening, seconds: float) -> Generator[Progress | None, None,
             shown = [
                 Progress(event.index, event.type, json.loads(event.data))
                 for event in batch
-                if event.numbered and event.type != "message.delta"
+                if event.numbered and event.type != StreamType.MESSAGE_DELTA
             ]
             if not shown:
                 yield None
             yield from shown
-            waits = any(one.data.get("status") == RunStatus.WAITING for one in shown if one.type == "run.status")
+            waits = any(
+                one.data.get("status") == RunStatus.WAITING for one in shown if one.type == StreamType.RUN_STATUS
+            )
             if waits or any(event.final for event in batch):
                 return
     finally:

@@ -19,14 +19,11 @@ from urllib.parse import urlsplit
 from django.conf import settings
 
 from config.kernel.jsontext import MalformedJSON, parse_object, to_text
+from runs.errors import CallError
 
 BUILTIN = "builtin"
 # The engine does not call this built-in tool: it opens a waitpoint.
 ASK_USER = "ask_user"
-TOOL_ERROR = "TOOL_ERROR"
-TOOL_TIMEOUT = "TOOL_TIMEOUT"
-INVALID_INPUT = "INVALID_INPUT"
-UNKNOWN_TOOL = "UNKNOWN_TOOL"
 FAILURE_MESSAGE_MAX_CHARS = 1000
 URL_MAX_CHARS = 2048
 
@@ -165,7 +162,9 @@ def result_text(definition: ToolDefinition, value: Any) -> str:
     try:
         return to_text(value)
     except (ValueError, RecursionError):
-        raise ToolFailure(TOOL_ERROR, f"{definition.name} returned a result that is not valid JSON.") from None
+        raise ToolFailure(
+            CallError.TOOL_ERROR, f"{definition.name} returned a result that is not valid JSON."
+        ) from None
 
 
 def clean_result(result: ToolResult) -> ToolResult:
@@ -176,17 +175,19 @@ def clean_result(result: ToolResult) -> ToolResult:
         text = text[: max(0, limit - len(note))] + note
     used = result.credit_used
     if used is not None and (type(used) is not int or used < 0):
-        raise ToolFailure(TOOL_ERROR, "The tool returned a price that is not an amount.")
+        raise ToolFailure(CallError.TOOL_ERROR, "The tool returned a price that is not an amount.")
     return ToolResult(text, clean_urls(result.urls), used)
 
 
 def clean_urls(urls: tuple[str, ...]) -> tuple[str, ...]:
     """Raises ToolFailure if there are too many URLs, or one is not an absolute http(s) URL."""
     if len(urls) > settings.TOOL_RESULT_URLS_MAX:
-        raise ToolFailure(TOOL_ERROR, f"The tool returned more than {settings.TOOL_RESULT_URLS_MAX} result URLs.")
+        raise ToolFailure(
+            CallError.TOOL_ERROR, f"The tool returned more than {settings.TOOL_RESULT_URLS_MAX} result URLs."
+        )
     for url in urls:
         if not is_web_address(url):
-            raise ToolFailure(TOOL_ERROR, f"A result URL of the tool is not an http(s) address: {url[:200]}")
+            raise ToolFailure(CallError.TOOL_ERROR, f"A result URL of the tool is not an http(s) address: {url[:200]}")
     return tuple(urls)
 
 

@@ -10,12 +10,10 @@ from typing import Any
 from django.conf import settings
 
 from config.telemetry import tracing
+from runs.errors import CallError
 from runs.tools import builtin, http
 from runs.tools.base import (
     BUILTIN,
-    TOOL_ERROR,
-    TOOL_TIMEOUT,
-    UNKNOWN_TOOL,
     Executor,
     ToolContext,
     ToolDefinition,
@@ -50,7 +48,7 @@ async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: 
     Raises ToolFailure for every failure (``TOOL_TIMEOUT`` after the time limit). Only a cancellation passes unchanged.
     """
     if definition.node_type not in TYPES:
-        raise ToolFailure(UNKNOWN_TOOL, f"There is no tool type {definition.node_type}.")
+        raise ToolFailure(CallError.UNKNOWN_TOOL, f"There is no tool type {definition.node_type}.")
     execute = TYPES[definition.node_type].execute
     own_limit = settings.TOOL_TIMEOUT_SECONDS if definition.timeout_seconds is None else definition.timeout_seconds
     limit = min(own_limit, context.timeout_seconds)
@@ -62,6 +60,8 @@ async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: 
         raise
     except Exception as error:
         if scope.expired():
-            raise ToolFailure(TOOL_TIMEOUT, f"{definition.name} did not answer within {limit:g} seconds.") from None
+            raise ToolFailure(
+                CallError.TOOL_TIMEOUT, f"{definition.name} did not answer within {limit:g} seconds."
+            ) from None
         logger.exception("tool %s failed in invocation %s", definition.name, context.invocation_id)
-        raise ToolFailure(TOOL_ERROR, f"{definition.name} failed for an unexpected reason.") from error
+        raise ToolFailure(CallError.TOOL_ERROR, f"{definition.name} failed for an unexpected reason.") from error

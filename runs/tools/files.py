@@ -21,7 +21,8 @@ from django.utils.crypto import salted_hmac
 from chats.files import storage_errors
 from config.api.errors import envelope, envelope_for
 from config.kernel.errors import Unavailable
-from runs.tools.base import TOOL_ERROR, ToolContext, ToolFailure, in_thread
+from runs.errors import CallError
+from runs.tools.base import ToolContext, ToolFailure, in_thread
 
 FOLDER = "tools"
 FILE_NAME_MAX_CHARS = 100
@@ -63,7 +64,7 @@ async def store_file(context: ToolContext, file_name: str, content: bytes) -> st
     try:
         return await in_thread(context, store, context.invocation_id, file_name, content)
     except FileNotStored as error:
-        raise ToolFailure(TOOL_ERROR, "The file could not be stored.") from error
+        raise ToolFailure(CallError.TOOL_ERROR, "The file could not be stored.") from error
 
 
 def store(invocation_id: str, file_name: str, content: bytes) -> str:

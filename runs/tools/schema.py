@@ -14,7 +14,8 @@ from jsonschema.exceptions import SchemaError, ValidationError, best_match
 from referencing import Registry
 
 from config.kernel.jsontext import MalformedJSON, parse_object
-from runs.tools.base import INVALID_INPUT, TOOL_ERROR, ToolDefinition, ToolFailure, clean_text, shorten
+from runs.errors import CallError
+from runs.tools.base import ToolDefinition, ToolFailure, clean_text, shorten
 
 ERRORS_CONSIDERED = 20
 
@@ -51,7 +52,7 @@ def check_schema(schema: Any) -> None:
 
 
 def _invalid(reason: str) -> ToolFailure:
-    return ToolFailure(INVALID_INPUT, f"The input does not fit: {reason}")
+    return ToolFailure(CallError.INVALID_INPUT, f"The input does not fit: {reason}")
 
 
 def _check_schema(definition: ToolDefinition, value: dict[str, Any]) -> None:
@@ -60,7 +61,7 @@ def _check_schema(definition: ToolDefinition, value: dict[str, Any]) -> None:
         error = best_match(islice(validator.iter_errors(value), ERRORS_CONSIDERED))
     except Exception as problem:
         # Staff enter the schema, which may hold a broken or circular reference or an invalid regular expression.
-        raise ToolFailure(TOOL_ERROR, f"The input schema of {definition.name} is not valid.") from problem
+        raise ToolFailure(CallError.TOOL_ERROR, f"The input schema of {definition.name} is not valid.") from problem
     if error is not None:
         raise _invalid(f"at {_path(error)}: {shorten(error.message, 400)} (rule: {error.validator})")
 

@@ -9,7 +9,8 @@ import pkgutil
 from importlib import import_module
 from typing import Any
 
-from runs.tools.base import UNKNOWN_TOOL, BuiltinTool, ToolContext, ToolDefinition, ToolFailure, ToolResult
+from runs.errors import CallError
+from runs.tools.base import BuiltinTool, ToolContext, ToolDefinition, ToolFailure, ToolResult
 
 _modules = [import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
 TOOLS: dict[str, BuiltinTool] = {module.TOOL.name: module.TOOL for module in _modules}
@@ -19,5 +20,5 @@ async def execute(definition: ToolDefinition, input: dict[str, Any], context: To
     """Call the built-in tool that has the definition's name."""
     tool = TOOLS.get(definition.name)
     if tool is None or tool.execute is None:
-        raise ToolFailure(UNKNOWN_TOOL, f"There is no built-in tool {definition.name}.")
+        raise ToolFailure(CallError.UNKNOWN_TOOL, f"There is no built-in tool {definition.name}.")
     return await tool.execute(definition, input, context)

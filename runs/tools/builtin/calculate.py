@@ -13,7 +13,8 @@ from fractions import Fraction
 from typing import Any
 
 from config.kernel.money import MICRO
-from runs.tools.base import TOOL_ERROR, BuiltinTool, ToolContext, ToolDefinition, ToolFailure, ToolResult, in_thread
+from runs.errors import CallError
+from runs.tools.base import BuiltinTool, ToolContext, ToolDefinition, ToolFailure, ToolResult, in_thread
 
 EXPRESSION_MAX_CHARS = 1000
 DEPTH_MAX = 100
@@ -34,7 +35,7 @@ async def calculate(definition: ToolDefinition, input: dict[str, Any], context: 
     try:
         return ToolResult(await in_thread(context, evaluate, input["expression"]))
     except CalculationError as error:
-        raise ToolFailure(TOOL_ERROR, str(error)) from None
+        raise ToolFailure(CallError.TOOL_ERROR, str(error)) from None
 
 
 def evaluate(expression: str) -> str:

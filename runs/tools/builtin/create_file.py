@@ -6,14 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from config.kernel.money import MICRO
+from runs.errors import CallError
 from runs.tools import files
-from runs.tools.base import INVALID_INPUT, BuiltinTool, ToolContext, ToolDefinition, ToolFailure, ToolResult
+from runs.tools.base import BuiltinTool, ToolContext, ToolDefinition, ToolFailure, ToolResult
 
 
 async def create_file(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
     name = input["fileName"]
     if not files.is_file_name(name):
-        raise ToolFailure(INVALID_INPUT, "The input does not fit: at fileName: this is not a valid file name.")
+        raise ToolFailure(
+            CallError.INVALID_INPUT, "The input does not fit: at fileName: this is not a valid file name."
+        )
     content = input["content"].encode("utf-8", "replace")
     url = await files.store_file(context, name, content)
     return ToolResult(f"{name} was created ({len(content)} bytes): {url}", (url,))

@@ -17,8 +17,8 @@ from django.conf import settings
 
 from config.kernel.money import MICRO
 from config.outbound.client import Answer
+from runs.errors import CallError
 from runs.tools.base import (
-    TOOL_ERROR,
     URL_MAX_CHARS,
     BuiltinTool,
     ToolContext,
@@ -74,26 +74,28 @@ def fetch_text(url: str, timeout_seconds: float) -> str:
         if answer.status not in REDIRECT_STATUSES or not location:
             return _text(answer)
         url = _redirect(url, location)
-    raise ToolFailure(TOOL_ERROR, f"The page redirects more than {REDIRECTS_MAX} times.")
+    raise ToolFailure(CallError.TOOL_ERROR, f"The page redirects more than {REDIRECTS_MAX} times.")
 
 
 def _redirect(url: str, location: str) -> str:
     try:
         return urljoin(url, location)
     except ValueError:
-        raise ToolFailure(TOOL_ERROR, "The page redirects to something that is not an address.") from None
+        raise ToolFailure(CallError.TOOL_ERROR, "The page redirects to something that is not an address.") from None
 
 
 def _text(answer: Answer) -> str:
     if not 200 <= answer.status < 300:
-        raise ToolFailure(TOOL_ERROR, f"The server answered with HTTP status {answer.status}.")
+        raise ToolFailure(CallError.TOOL_ERROR, f"The server answered with HTTP status {answer.status}.")
     if answer.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
-        raise ToolFailure(TOOL_ERROR, "The server sent a compressed page, although the request excludes compression.")
+        raise ToolFailure(
+            CallError.TOOL_ERROR, "The server sent a compressed page, although the request excludes compression."
+        )
     header = Message()
     header["Content-Type"] = answer.headers.get("content-type", "text/plain")
     kind = header.get_content_type()
     if not (kind in PAGES or kind in TEXTS or kind.startswith("text/") or kind.endswith(("+json", "+xml"))):
-        raise ToolFailure(TOOL_ERROR, f"The content type is {kind[:100]}, which is not text.")
+        raise ToolFailure(CallError.TOOL_ERROR, f"The content type is {kind[:100]}, which is not text.")
     charset = header.get_param("charset")
     text = decode(answer.body, charset if isinstance(charset, str) else None)
     if kind in PAGES:

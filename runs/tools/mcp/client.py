@@ -19,8 +19,8 @@ from mcp_types import (
 )
 
 from config.outbound.client import check_url
+from runs.errors import CallError
 from runs.tools.base import (
-    TOOL_ERROR,
     ToolContext,
     ToolDefinition,
     ToolFailure,
@@ -59,7 +59,7 @@ async def call(definition: ToolDefinition, input: dict[str, Any], context: ToolC
         if result is None:
             raise failure_of(definition, transport, error) from None
     if result is None:
-        raise ToolFailure(TOOL_ERROR, f"{definition.name} did not answer.")
+        raise ToolFailure(CallError.TOOL_ERROR, f"{definition.name} did not answer.")
     return read_result(definition, result)
 
 
@@ -84,7 +84,7 @@ async def find_tool(client: Client, definition: ToolDefinition, name: str) -> No
         cursor = page.next_cursor
         if cursor is None:
             break
-    raise ToolFailure(TOOL_ERROR, f"The server of {definition.name} has no tool {name}.")
+    raise ToolFailure(CallError.TOOL_ERROR, f"The server of {definition.name} has no tool {name}.")
 
 
 def failure_of(definition: ToolDefinition, transport: GuardedTransport, error: BaseException) -> ToolFailure:
@@ -94,15 +94,17 @@ def failure_of(definition: ToolDefinition, transport: GuardedTransport, error: B
     if isinstance(error, ToolFailure):
         return error
     if transport.problem is not None:
-        return ToolFailure(TOOL_ERROR, f"{definition.name}: {transport.problem}")
+        return ToolFailure(CallError.TOOL_ERROR, f"{definition.name}: {transport.problem}")
     if transport.status_code > 400:  # an error of the protocol has status 400, and its message says more
-        return ToolFailure(TOOL_ERROR, f"{definition.name} answered with HTTP status {transport.status_code}.")
+        return ToolFailure(
+            CallError.TOOL_ERROR, f"{definition.name} answered with HTTP status {transport.status_code}."
+        )
     if isinstance(error, MCPError):
-        return ToolFailure(TOOL_ERROR, f"{definition.name} answered with an error: {error.message}")
+        return ToolFailure(CallError.TOOL_ERROR, f"{definition.name} answered with an error: {error.message}")
     if isinstance(error, ValueError):
-        return ToolFailure(TOOL_ERROR, f"{definition.name}: {error}")
+        return ToolFailure(CallError.TOOL_ERROR, f"{definition.name}: {error}")
     logger.warning("MCP tool %s failed", definition.name, exc_info=error)
-    return ToolFailure(TOOL_ERROR, f"{definition.name} broke the MCP protocol.")
+    return ToolFailure(CallError.TOOL_ERROR, f"{definition.name} broke the MCP protocol.")
 
 
 def read_result(definition: ToolDefinition, result: CallToolResult) -> ToolResult:
@@ -126,5 +128,5 @@ def read_result(definition: ToolDefinition, result: CallToolResult) -> ToolResul
         parts.append(result_text(definition, result.structured_content))
     text = "\n".join(parts)
     if result.is_error:
-        raise ToolFailure(TOOL_ERROR, text or f"{definition.name} failed.")
+        raise ToolFailure(CallError.TOOL_ERROR, text or f"{definition.name} failed.")
     return ToolResult(text, tuple(urls))
