@@ -14,7 +14,7 @@ from config.queue import nudges as queue_nudges
 from tests import factories
 
 # Folders whose tests go through real processes one by one, or every operation or page: for `make test-services`.
-SLOW = {"admin", "concurrency", "contract", "deployed", "e2e", "faults", "mcp", "stack", "streams"}
+SLOW = {"admin", "concurrency", "contract", "deployed", "e2e", "faults", "mcp", "streams"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

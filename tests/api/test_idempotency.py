@@ -15,7 +15,7 @@ from config.kernel import clock
 from config.tasks import prune_idempotency
 from tests import factories
 from tests.api import urls
-from tests.api.threads import side_by_side
+from tests.threads import side_by_side
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.api.urls")]
 

@@ -15,7 +15,7 @@ from rest_framework.test import APIClient
 from config.api import ratelimit
 from config.api.ratelimit import Bucket, Limiter
 from tests import factories
-from tests.api.threads import side_by_side
+from tests.threads import side_by_side
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.api.urls")]
 HEADERS = ("X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset")

@@ -18,7 +18,7 @@ from rest_framework.test import APIClient
 from config.api import authentication, session_tokens
 from config.local.secrets import secret_from_file, signing_key
 from tests import factories
-from tests.api.threads import side_by_side
+from tests.threads import side_by_side
 
 pytestmark = pytest.mark.django_db
 User = get_user_model()

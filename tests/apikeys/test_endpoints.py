@@ -13,7 +13,7 @@ from apikeys import keys
 from apikeys.models import ApiKey
 from config.kernel import clock
 from tests import factories
-from tests.api.threads import side_by_side
+from tests.threads import side_by_side
 
 pytestmark = pytest.mark.django_db
 DAY = timedelta(days=1)

@@ -12,7 +12,7 @@ from apikeys.models import ApiKey
 from config.kernel import clock
 from config.kernel.errors import Conflict
 from tests import factories
-from tests.api.threads import side_by_side
+from tests.threads import side_by_side
 
 pytestmark = pytest.mark.django_db
 

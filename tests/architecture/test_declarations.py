@@ -12,7 +12,7 @@ from config.api.openapi import document
 from config.kernel.choices import StatusChoices
 from config.kernel.errors import DomainError
 from runs.errors import CallError, RunError
-from tests.architecture.test_house_rules import ROOT, sources
+from tests.architecture.test_rules import ROOT, sources
 from webhooks.catalogue import Event
 
 # The names that unfold colours the labels of a column by.

@@ -8,8 +8,8 @@ import pytest
 
 from chats.models import Attachment
 from tests import factories
-from tests.api.threads import side_by_side
 from tests.chats.conftest import PNG, announce, code, complete, digest, fields, ready, stored, upload
+from tests.threads import side_by_side
 
 pytestmark = pytest.mark.django_db
 

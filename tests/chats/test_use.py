@@ -9,9 +9,9 @@ from django.test.utils import CaptureQueriesContext
 from chats.models import Attachment, Message
 from runs.models import Run
 from tests import factories
-from tests.api.threads import side_by_side
 from tests.chats.conftest import code, fields, ready
-from tests.runs.conftest import seed_catalogue
+from tests.lifecycle.conftest import seed_catalogue
+from tests.threads import side_by_side
 
 pytestmark = pytest.mark.django_db
 

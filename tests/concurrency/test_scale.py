@@ -70,7 +70,7 @@ class Crowd:
 def slow_model(tmp_path: Path) -> Iterator[str]:
     """The address of a model that says a word every few seconds."""
     port = free_port()
-    process = Process("model", python("-m", "tests.agent.model_server", "--port", str(port)), log=tmp_path / "log")
+    process = Process("model", python("-m", "tests.llm.model_server", "--port", str(port)), log=tmp_path / "log")
     process.start()
     try:
         yield f"http://127.0.0.1:{port}"

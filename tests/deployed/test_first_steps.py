@@ -15,8 +15,8 @@ import pytest
 import requests
 
 from tests.deployed.deployment import python
+from tests.e2e.test_make_run import LocalService
 from tests.stack.process import ROOT, free_port, wait_for
-from tests.stack.test_stack import LocalService
 
 pytestmark = pytest.mark.stack
 

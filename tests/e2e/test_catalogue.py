@@ -108,7 +108,7 @@ class Staff:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server that speaks as OpenAI does."""
-    yield from served(tmp_path_factory, "tests.agent.model_server", "--port")
+    yield from served(tmp_path_factory, "tests.llm.model_server", "--port")
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
 """What the fault tests share: an engine in the test's own process, and a service at work."""
 
-from tests.runs.conftest import bench, engines, events
+from tests.lifecycle.conftest import bench, engines, events
 
 __all__ = ["bench", "engines", "events"]

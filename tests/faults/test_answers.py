@@ -16,7 +16,7 @@ from config.kernel import clock
 from credits import ledger
 from runs import lifecycle, services
 from runs.models import Run, ToolInvocation, Turn, Waitpoint, WaitpointKind
-from tests.runs.conftest import seed_catalogue
+from tests.lifecycle.conftest import seed_catalogue
 
 pytestmark = [
     pytest.mark.faults,

@@ -32,7 +32,7 @@ from runs.lifecycle import sweeps
 from runs.models import Run, RunEvent, ToolInvocation, Turn, Waitpoint, Worker
 from runs.tools import files
 from tests import factories
-from tests.api.threads import side_by_side
+from tests.threads import side_by_side
 from webhooks.models import Attempt, Delivery, Endpoint
 
 pytestmark = pytest.mark.django_db

@@ -11,8 +11,8 @@ import pytest
 from runs.llm import sse
 from runs.llm.base import ModelError, ModelTimeout, TextDelta
 from runs.llm.registry import client_for
-from tests.agent.helpers import Heard, data, failure, hear, request_of
-from tests.agent.model_server import GREETING, ModelServer
+from tests.llm.helpers import Heard, data, failure, hear, request_of
+from tests.llm.model_server import GREETING, ModelServer
 
 
 @pytest.mark.parametrize(

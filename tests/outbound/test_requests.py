@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from config.outbound import client
+from tests.outbound.helpers import send
 from tests.webhooks import receiver as behaviours
-from tests.webhooks.guarded import send
 from tests.webhooks.receiver import answer, receiving
 
 

@@ -12,7 +12,7 @@ query string, so that a row of the catalogue, a benchmark or a test chooses with
                   at a time, for ever), ``malformed`` (not JSON), ``no_end`` (a proper end of the body, but not of the
                   answer), ``error`` (an error event half-way), ``html`` (no stream at all), ``flood`` (endless text)
 
-As a process: ``python -m tests.agent.model_server --port N``; it prints its address once it listens.
+As a process: ``python -m tests.llm.model_server --port N``; it prints its address once it listens.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from config.outbound import client
-from tests.webhooks.guarded import resolve, send
+from tests.outbound.helpers import resolve, send
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from django.db.models import F
 from credits.models import LedgerEntry
 from runs import catalogue, lifecycle
 from runs.models import AgentModel, Tool
-from tests.runs.conftest import joined
+from tests.lifecycle.conftest import joined
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

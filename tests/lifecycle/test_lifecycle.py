@@ -11,7 +11,7 @@ from runs import lifecycle, services
 from runs.models import Run, Waitpoint
 from tests import factories
 from tests.driver import until
-from tests.runs.conftest import joined, seed_catalogue
+from tests.lifecycle.conftest import joined, seed_catalogue
 from webhooks.catalogue import Event
 from webhooks.models import Delivery
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runs.llm.base import AssistantMessage, ToolCall, ToolMessage
-from tests.agent.helpers import CALCULATE
+from tests.llm.helpers import CALCULATE
 
 TRANSCRIPT = (
     "First",

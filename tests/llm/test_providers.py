@@ -8,8 +8,8 @@ import pytest
 
 from runs.llm.base import AssistantMessage, ToolCall, ToolMessage, Usage
 from runs.llm.registry import client_for
-from tests.agent.helpers import CALCULATE, Heard, failure, hear, request_of
-from tests.agent.model_server import GREETING, INPUT_TOKENS, OUTPUT_TOKENS, ModelServer
+from tests.llm.helpers import CALCULATE, Heard, failure, hear, request_of
+from tests.llm.model_server import GREETING, INPUT_TOKENS, OUTPUT_TOKENS, ModelServer
 
 TWO_CALLS = 'text=Let me see ü🦊.&call=calculate&args={"expression":"1 ÷ 2 🦊"}&call=ask_user&args={"question":"Why?"}'
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from runs.llm.registry import aclose_all, client_for
-from tests.agent.helpers import Heard, hear, request_of
-from tests.agent.model_server import ModelServer
+from tests.llm.helpers import Heard, hear, request_of
+from tests.llm.model_server import ModelServer
 
 KEY = "sk-test-Very5ecretKey0123456789"
 

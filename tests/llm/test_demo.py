@@ -19,7 +19,7 @@ from runs.llm.base import (
     UserMessage,
 )
 from runs.llm.registry import PROVIDERS, aclose_all, client_for
-from tests.agent.helpers import Heard, hear, request_of
+from tests.llm.helpers import Heard, hear, request_of
 
 
 @pytest.fixture(autouse=True)

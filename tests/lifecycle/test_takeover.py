@@ -13,7 +13,7 @@ from runs.lifecycle import sweeps
 from runs.models import Run, RunEvent, ToolInvocation, Worker
 from tests import factories
 from tests.driver import Driver, InProcess, until
-from tests.runs.conftest import joined, vanish
+from tests.lifecycle.conftest import joined, vanish
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -10,9 +10,9 @@ import pytest
 
 from runs.llm.base import AssistantMessage, ModelError, ToolCall, Usage
 from runs.llm.registry import client_for, preload
-from tests.agent.conftest import KEY
-from tests.agent.helpers import OPENAI_END, data, failure, hear, openai_delta, request_of
-from tests.agent.model_server import GREETING, ModelServer
+from tests.llm.conftest import KEY
+from tests.llm.helpers import OPENAI_END, data, failure, hear, openai_delta, request_of
+from tests.llm.model_server import GREETING, ModelServer
 
 
 @pytest.mark.parametrize("provider", ["openai"], indirect=True)

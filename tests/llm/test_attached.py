@@ -18,9 +18,9 @@ from runs.llm.base import AssistantMessage, AttachedFile, ModelRequest, TextDelt
 from runs.llm.files import read_files, with_files
 from runs.models import Run
 from tests import factories
-from tests.agent.helpers import request_of
-from tests.runs import conftest as engine_fixtures
-from tests.runs.conftest import Bench
+from tests.lifecycle import conftest as engine_fixtures
+from tests.lifecycle.conftest import Bench
+from tests.llm.helpers import request_of
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"x" * 100
 engines = engine_fixtures.engines

@@ -10,8 +10,8 @@ from config.queue import nudges
 from config.telemetry import logs
 from runs import lifecycle
 from runs.models import Run
+from tests.lifecycle.conftest import Bench
 from tests.operations.test_logs import Lines
-from tests.runs.conftest import Bench
 
 
 def test_a_run_that_a_worker_finds_by_itself_keeps_its_request_s_id(session, engines, monkeypatch):

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from config.outbound import addresses, client
-from tests.webhooks.guarded import resolve, send
+from tests.outbound.helpers import resolve, send
 from tests.webhooks.receiver import answer, receiving
 
 REFUSED = (

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from config.outbound import addresses, client
+from tests.outbound.helpers import send
 from tests.webhooks import receiver as behaviours
-from tests.webhooks.guarded import send
 from tests.webhooks.receiver import receiving
 
 

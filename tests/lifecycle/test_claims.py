@@ -5,7 +5,7 @@ import pytest
 from runs import lifecycle, services
 from runs.models import Run
 from tests import factories
-from tests.api.threads import side_by_side
+from tests.threads import side_by_side
 
 LIMIT, STARTED = 3, 12
 
