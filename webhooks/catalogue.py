@@ -1,7 +1,7 @@
 """Every webhook event: its name, when it is sent, and its fields with an example each.
 
-To add an event, add a member here and emit it in the transition that it tells of; the outbox, the OpenAPI document, the
-admin and the invariants read this table. How an event is stored and sent does not belong here.
+To add an event, add a member here and emit it in its transition. The outbox, the OpenAPI document, the admin and the
+invariants read this table. How an event is stored and sent does not belong here.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Event(StrEnum):
 
     AGENT_STARTED = (
         "agent.started",
-        "A run begins to run; again each time it goes on after waiting for an answer.",
+        "A run starts to execute, and again each time it resumes after an answer.",
         ("run.status", "running"),
         NO_FIELDS,
     )
-    AGENT_COMPLETED = "agent.completed", "A run has finished.", ("run.status", "completed"), NO_FIELDS
+    AGENT_COMPLETED = "agent.completed", "A run has completed.", ("run.status", "completed"), NO_FIELDS
     AGENT_FAILED = (
         "agent.failed",
-        "A run has ended in failure.",
+        "A run has failed.",
         ("run.status", "failed"),
         {"errorCode": Field(TEXT, "MODEL_TIMEOUT")},
     )

@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from datetime import UTC, datetime, timedelta
-from importlib import import_module
-from types import SimpleNamespace
 from zoneinfo import ZoneInfo
 
 import pytest
-from django.apps import apps
 from django.db import connection, transaction
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext
@@ -156,20 +153,6 @@ def test_recount_waits_for_a_movement_that_is_not_committed():
         (outcome,) = side_by_side(1, count)
     assert "lock timeout" in str(outcome)
     assert side_by_side(1, count) == [None]
-
-
-def test_the_migration_counts_what_was_there_before(user, monkeypatch):
-    migration = import_module("credits.migrations.0005_count_usage")
-    monkeypatch.setattr(migration, "ACCOUNTS_BATCH", 2)
-    for _ in range(5):
-        some_spending(UserFactory())
-    before = [written(model) for model in KINDS]
-    for model in KINDS:
-        model.objects.all().delete()
-    for _ in range(2):
-        migration.count(apps, SimpleNamespace(connection=connection))
-        assert [written(model) for model in KINDS] == before
-    assert list(drift()) == []
 
 
 @pytest.mark.parametrize("second", [0, 1, 43_200, 86_399])
