@@ -19,6 +19,7 @@ from config.kernel.ids import first_id, new_id
 from runs import events
 from runs.lifecycle.moves import new_events
 from runs.models import FINAL_RUN_STATUSES, Run, RunEvent, RunStatus
+from tests.factories import force_update
 from tests.stack.plugin import given_services
 from tests.stack.process import free_port, python
 from tests.stack.stack import Stack
@@ -29,7 +30,8 @@ def append(run: Run, *happened: tuple[str, dict[str, Any]], status: str | None =
     ends = status in FINAL_RUN_STATUSES
     RunEvent.objects.bulk_create(new_events(run, happened, clock.now(), ends=ends))
     run.last_stream_index += len(happened)
-    Run.objects.filter(pk=run.pk).update(
+    force_update(
+        Run.objects.filter(pk=run.pk),
         last_stream_index=run.last_stream_index,
         status=status or run.status,
         finished_at=clock.now() if ends else None,
