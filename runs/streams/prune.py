@@ -32,7 +32,8 @@ def prune() -> int:
 @transaction.atomic
 def _prune_batch(due: QuerySet[RunEvent]) -> int:
     run_ids = list(due.order_by("run_id").values_list("run_id", flat=True).distinct()[:PRUNE_RUNS])
-    # Concurrent prunes skip the runs that another one has locked.
+    # Concurrent prunes skip the runs that another one has locked. What was due before the lock may be deleted by now.
     locked = batches.take_batch(Run.objects.filter(pk__in=run_ids).order_by("pk"), PRUNE_RUNS)
-    batches.delete_rows(RunEvent, "run_id", locked)
-    return len(locked)
+    still_due = list(due.filter(run_id__in=locked).values_list("run_id", flat=True).distinct())
+    batches.delete_rows(RunEvent, "run_id", still_due)
+    return len(still_due)
