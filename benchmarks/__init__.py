@@ -1,1 +1,1 @@
-"""Each figure of the README as a command: ``make bench``, or ``python -m benchmarks runs`` for one of them."""
+"""Each metric of the README as a command: ``make bench``, or ``python -m benchmarks runs`` for one of them."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import psycopg
 
-from benchmarks.harness import Figure, report
+from benchmarks.harness import Metric, report
 from tests.stack import postgres
 
 RUNS = int(os.environ.get("RUNS", "1000000"))
@@ -129,7 +129,7 @@ LIFE = """
 LIVES = 20_000
 
 
-def lives(database: str) -> Figure:
+def lives(database: str) -> Metric:
     """What the indexes that are for staff alone cost each run: its row written, begun and ended, all in bulk, so that
     nothing but the database's own work is in it; the best of five pairs, for others' work only ever adds."""
 
@@ -148,7 +148,7 @@ def lives(database: str) -> Figure:
     pairs = [(seconds(False), seconds(True)) for _ in range(5)]
     kept, without = (min(column) / LIVES * 1e6 for column in zip(*pairs, strict=True))
     name = "a run's row written, begun and ended, with staff's two indexes"
-    return Figure(name, f"{kept:.0f} µs", f"{without:.0f} µs without them", kept / without)
+    return Metric(name, f"{kept:.0f} µs", f"{without:.0f} µs without them", kept / without)
 
 
 def measure(database: str) -> None:
@@ -173,7 +173,7 @@ def measure(database: str) -> None:
     client = Client()
     client.force_login(User.objects.create_superuser("boss", "boss@example.com", "x"))
 
-    def page(url: str, name: str, target: float) -> Figure:
+    def page(url: str, name: str, target: float) -> Metric:
         took, inside = [], []
         for _ in range(REPEATS):
             begun = time.perf_counter()
@@ -185,7 +185,7 @@ def measure(database: str) -> None:
         middle = statistics.median(took)
         value = f"{middle * 1000:.0f} ms, of it {statistics.median(inside) * 1000:.0f} ms in the database"
         empty = statistics.median(idle) * 1000
-        return Figure(name, value, f"{empty:.0f} ms an empty list", middle * 1000 / empty, f"≤ {target:g} s")
+        return Metric(name, value, f"{empty:.0f} ms an empty list", middle * 1000 / empty, f"≤ {target:g} s")
 
     idle = []
     for _ in range(REPEATS):
@@ -193,7 +193,7 @@ def measure(database: str) -> None:
         client.get("/admin/chats/attachment/")
         idle.append(time.perf_counter() - begun)
     runs = "/admin/runs/run/"
-    figures = [
+    metrics = [
         page(runs, "list of runs", 1),
         page(f"{runs}?p=200", "its last page (10,000 rows on)", 1),
         page(f"{runs}?q={run}", "a run by its id", 1),
@@ -211,5 +211,5 @@ def measure(database: str) -> None:
         page("/admin/webhooks/delivery/?status__exact=DEAD", "dead deliveries", 1),
         page("/admin/", "dashboard, nothing remembered", 3),
     ]
-    figures.append(lives(database))
-    report(f"The admin at {RUNS:,} runs, chats, charges and deliveries", figures)
+    metrics.append(lives(database))
+    report(f"The admin at {RUNS:,} runs, chats, charges and deliveries", metrics)

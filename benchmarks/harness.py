@@ -19,7 +19,7 @@ import psutil
 
 
 @dataclass
-class Figure:
+class Metric:
     """One line of a table. ``target`` is what it should be, in words."""
 
     name: str
@@ -116,10 +116,10 @@ def wait_until(predicate: Callable[[], bool], timeout: float, every: float = 0.0
         time.sleep(every)
 
 
-def report(title: str, figures: list[Figure]) -> None:
+def report(title: str, metrics: list[Metric]) -> None:
     """The table for people, then one line of JSON."""
-    rows = [("figure", "measured", "baseline in the same run", "ratio", "target")]
-    rows += [(f.name, f.value, f.baseline, "" if f.ratio is None else f"{f.ratio:.2f}", f.target) for f in figures]
+    rows = [("metric", "measured", "baseline in the same run", "ratio", "target")]
+    rows += [(f.name, f.value, f.baseline, "" if f.ratio is None else f"{f.ratio:.2f}", f.target) for f in metrics]
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     print(f"\n{title}\n")
     for index, row in enumerate(rows):
@@ -127,5 +127,5 @@ def report(title: str, figures: list[Figure]) -> None:
         if index == 0:
             print("|" + "|".join("-" * (width + 2) for width in widths) + "|")
     print()
-    print(json.dumps({"benchmark": title, "figures": [asdict(figure) for figure in figures]}))
+    print(json.dumps({"benchmark": title, "metrics": [asdict(metric) for metric in metrics]}))
     sys.stdout.flush()

@@ -21,7 +21,7 @@ import psutil
 import psycopg
 
 from benchmarks import ledger_data, ledger_plain
-from benchmarks.harness import Figure, report
+from benchmarks.harness import Metric, report
 from tests.stack import postgres
 
 CONNECTIONS = (1, 4, 16)
@@ -110,12 +110,12 @@ def theirs(way: ledger_plain.Way, tables: ledger_plain.Plain, url: str) -> Calla
     return lambda: way(tables, connection, ledger_plain.next_call())
 
 
-def measure_pairs(url: str, user_id: int) -> list[Figure]:
+def measure_pairs(url: str, user_id: int) -> list[Metric]:
     same, bare = ledger_plain.Plain(user_id), ledger_plain.Plain(user_id, "plain_account", "plain_entry")
     makers: dict[str, Callable[[], Callable[[], None]]] = {"": partial(ours, user_id)}
     makers |= {name: partial(theirs, way, same, url) for name, way in ledger_plain.WAYS.items()}
     makers["bare"] = partial(theirs, ledger_plain.one_statement, bare, url)
-    figures = []
+    metrics = []
     for connections in CONNECTIONS:
         rates: dict[str, list[float]] = {name: [] for name in makers}
         # In turns, so that a noisy moment of the machine is everybody's.
@@ -127,20 +127,20 @@ def measure_pairs(url: str, user_id: int) -> list[Figure]:
         name = f"hold + capture pairs/s, one account, {connections} connections"
         baselines = ", ".join(f"{way} {rate:.0f}/s" for way, rate in medians.items())
         target = "≥ 0.7 of the best" if connections == max(CONNECTIONS) else ""
-        figures.append(Figure(name, f"{measured:.0f}/s", baselines, measured / max(medians.values()), target))
-        figures.append(
-            Figure(
+        metrics.append(Metric(name, f"{measured:.0f}/s", baselines, measured / max(medians.values()), target))
+        metrics.append(
+            Metric(
                 f"the same, beside tables without foreign keys and totals, {connections}",
                 f"{measured:.0f}/s",
                 f"one statement {without:.0f}/s",
                 measured / without,
             )
         )
-    return figures
+    return metrics
 
 
 # --- whether it all adds up ------------------------------------------------------------------------------------------
-def measure_reconcile() -> list[Figure]:
+def measure_reconcile() -> list[Metric]:
     from credits.reconcile import drift
 
     own = psutil.Process().memory_info
@@ -152,7 +152,7 @@ def measure_reconcile() -> list[Figure]:
         raise RuntimeError(f"the ledger does not add up: {found[0]}")
     slowest = max(after - at for (_, at), (_, after) in pairwise([*steps, ("", end)]))
     return [
-        Figure(
+        Metric(
             f"reconcile_credits over {ledger_data.ROWS:,} rows",
             f"{end - begun:.0f} s",
             f"{len(steps)} steps, the slowest {slowest:.0f} s; {max(0, grown) / 2**20:.0f} MiB more in this process",
@@ -191,12 +191,12 @@ def in_database(call: Callable[[], Any]) -> tuple[float, float]:
     return statistics.median(inside) * 1000, statistics.median(whole) * 1000
 
 
-def measure_reports(user_id: int, chat_id: str, whose: str) -> list[Figure]:
+def measure_reports(user_id: int, chat_id: str, whose: str) -> list[Metric]:
     from django.db import connection
 
     from credits import usage
 
-    def figure(name: str, of: str, call: Callable[[], Any], start: Any, target: str) -> Figure:
+    def metric(name: str, of: str, call: Callable[[], Any], start: Any, target: str) -> Metric:
         def from_rows() -> None:
             with connection.cursor() as cursor:
                 parameters = {"user": user_id, "chat": chat_id, "start": start or "-infinity"}
@@ -205,7 +205,7 @@ def measure_reports(user_id: int, chat_id: str, whose: str) -> list[Figure]:
 
         inside, whole = in_database(call)
         plain, _ = in_database(from_rows)
-        return Figure(
+        return Metric(
             f"{name} {of}, {whose}",
             f"{inside:.1f} ms (call {whole:.1f})",
             f"rows alone {plain:.1f} ms",
@@ -213,18 +213,18 @@ def measure_reports(user_id: int, chat_id: str, whose: str) -> list[Figure]:
             target,
         )
 
-    figures = []
+    metrics = []
     reports = {"summary": usage.summary, "by chat": usage.by_chat, "by day": usage.by_day}
     for name, function in reports.items():
         for period_name in usage.PERIODS:
             period = usage.period_of(period_name)
             target = {"all": "≤ 15 ms", "7d": "≤ 6 ms"}.get(period_name, "") if name != "by day" else ""
-            figures.append(
-                figure(name, period_name, lambda f=function, p=period: f(user_id, p), period.start, target)  # type: ignore[misc]
+            metrics.append(
+                metric(name, period_name, lambda f=function, p=period: f(user_id, p), period.start, target)  # type: ignore[misc]
             )
     rows = ledger_data.rows_of_chat(chat_id)
-    figures.append(figure("one chat", f"of {rows:,} rows", lambda: usage.of_chat(user_id, chat_id), None, "≤ 10 ms"))
-    return figures
+    metrics.append(metric("one chat", f"of {rows:,} rows", lambda: usage.of_chat(user_id, chat_id), None, "≤ 10 ms"))
+    return metrics
 
 
 def main() -> None:
@@ -233,17 +233,17 @@ def main() -> None:
     os.environ |= {"DATABASE_URL": url, "VAR_DIR": directory.name, "DJANGO_SETTINGS_MODULE": "config.settings"}
     try:
         importlib.import_module("django").setup()
-        figures = measure(url)
+        metrics = measure(url)
     finally:
         from django.db import connections
 
         connections.close_all()
         postgres.drop_database(url)
         directory.cleanup()
-    report("ledger", figures)
+    report("ledger", metrics)
 
 
-def measure(url: str) -> list[Figure]:
+def measure(url: str) -> list[Metric]:
     from django.core.management import call_command
     from django.db import connections
 
@@ -254,21 +254,21 @@ def measure(url: str) -> list[Figure]:
     connections.close_all()
     with psycopg.connect(url, autocommit=True) as sql:
         sql.execute(ledger_plain.COPIES)
-        figures = measure_pairs(url, user_ids[0])
+        metrics = measure_pairs(url, user_ids[0])
         begun = time.perf_counter()
         ledger_data.fill(sql, user_ids)
     took = time.perf_counter() - begun
     begun = time.perf_counter()
     ledger_data.count(user_ids)
     counted = time.perf_counter() - begun
-    figures.append(Figure(f"{ledger_data.ROWS:,} rows of {len(user_ids):,} users written", f"{took:.0f} s"))
-    figures.append(Figure("their totals counted", f"{counted:.0f} s"))
+    metrics.append(Metric(f"{ledger_data.ROWS:,} rows of {len(user_ids):,} users written", f"{took:.0f} s"))
+    metrics.append(Metric("their totals counted", f"{counted:.0f} s"))
     heaviest, median = user_ids[0], user_ids[len(user_ids) // 2]
-    figures += measure_reports(heaviest, ledger_data.long_chat(heaviest), "heaviest user")
+    metrics += measure_reports(heaviest, ledger_data.long_chat(heaviest), "heaviest user")
     newest = usage.by_chat(median, usage.period_of("all"))[0].chat_id
-    figures += measure_reports(median, newest, "median user")
-    figures += measure_reconcile()
-    return figures
+    metrics += measure_reports(median, newest, "median user")
+    metrics += measure_reconcile()
+    return metrics
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from benchmarks.harness import Connection, Figure, milliseconds, report, wait_until
+from benchmarks.harness import Connection, Metric, milliseconds, report, wait_until
 from tests.stack.stack import Stack
 
 ROWS = {"light": 100, "heavy": 100_000}
@@ -114,7 +114,7 @@ class Person:
         return took
 
 
-def compare(path: str, light: Person, heavy: Person) -> list[Figure]:
+def compare(path: str, light: Person, heavy: Person) -> list[Metric]:
     """The pages of ``heavy`` beside the first one of ``light``; by turns, for the machine's speed changes."""
     readers = [(light, light.address(path, 0)), *((heavy, heavy.address(path, share)) for share in PAGES.values())]
     took: list[list[float]] = [[] for _ in readers]
@@ -125,7 +125,7 @@ def compare(path: str, light: Person, heavy: Person) -> list[Figure]:
                 times.append(seconds)
     baseline = took[0]
     return [
-        Figure(
+        Metric(
             f"GET {path}, {name} of {ROWS['heavy']}",
             milliseconds(times),
             milliseconds(baseline),
@@ -144,8 +144,8 @@ def main() -> None:
     ):
         people = {name: Person(stack, connection, name, rows) for name, rows in ROWS.items()}
         connection.execute("VACUUM ANALYZE")
-        figures = [figure for path in LISTS for figure in compare(path, people["light"], people["heavy"])]
-    report("lists", figures)
+        metrics = [metric for path in LISTS for metric in compare(path, people["light"], people["heavy"])]
+    report("lists", metrics)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks.harness import Figure, report
+from benchmarks.harness import Metric, report
 from tests.stack import postgres
 
 ROUNDS, CALLS, WORK_CALLS = 10, 100, 20
@@ -172,13 +172,13 @@ def queries_of(work: Callable[[], Any]) -> dict[str, Recorder]:
     return {name: recorder for name, recorder in recorders.items() if recorder.calls}
 
 
-def measure() -> list[Figure]:
+def measure() -> list[Metric]:
     from django.core.management import call_command
     from django.db import transaction
 
     call_command("migrate", verbosity=0)
     service = Service()
-    figures = []
+    metrics = []
     for path, work in service.paths().items():
         service.prepare()
         recorders = queries_of(work)
@@ -190,8 +190,8 @@ def measure() -> list[Figure]:
                 took = by_turns(ways, CALLS)
             saved = (took["orm"] - took["compiled"]) * len(recorder.calls) / whole
             measured, baseline = f"{took['compiled']:.0f} µs compiled", f"{took['orm']:.0f} µs by the ORM"
-            figures.append(Figure(f"{path} of {whole:.0f} µs: {name}", measured, baseline, saved, "saves ≥ 0.05"))
-    return figures
+            metrics.append(Metric(f"{path} of {whole:.0f} µs: {name}", measured, baseline, saved, "saves ≥ 0.05"))
+    return metrics
 
 
 def main() -> None:
@@ -201,14 +201,14 @@ def main() -> None:
     os.environ["REDIS_URL"] = os.environ["TEST_REDIS_URL"]
     try:
         importlib.import_module("django").setup()
-        figures = measure()
+        metrics = measure()
     finally:
         from django.db import connections
 
         connections.close_all()
         postgres.drop_database(url)
         directory.cleanup()
-    report("queries", figures)
+    report("queries", metrics)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from celery import Celery
 
 from benchmarks.harness import (
     Connection,
-    Figure,
+    Metric,
     cpu_seconds,
     milliseconds,
     report,
@@ -50,7 +50,7 @@ class Bench:
         self.tokens = [stack.token(f"user{number}") for number in range(USERS)]
         self.workers = [name for name in stack.processes if name.startswith("runs-")]
         self.redis = redis.Redis.from_url(stack.environment["REDIS_URL"])
-        self.figures: list[Figure] = []
+        self.metrics: list[Metric] = []
 
     def connection(self, user: int = 0) -> Connection:
         return Connection(self.stack.port, self.tokens[user % USERS])
@@ -143,7 +143,7 @@ class Bench:
 
         return get
 
-    # --- figures -----------------------------------------------------------------------------------------------------
+    # --- metrics -----------------------------------------------------------------------------------------------------
 
     def throughput(self, count: int = RUNS) -> tuple[float, float, list[float]]:
         """Runs a second from the first POST to the last completed one, CPU milliseconds a run, and the POSTs' times."""
@@ -299,7 +299,7 @@ def main() -> None:
     settings = {"RUN_USER_LIMIT": str(IN_FLIGHT // USERS), "SIGNUP_CREDITS": "1000000", "WEB_WORKERS": "1"}
     with Stack(**services, run_workers=2, environment=settings) as stack:
         bench = Bench(stack)
-        figures = bench.figures
+        metrics = bench.metrics
         bench.throughput(WARM_RUNS)
         tasks = bench.tasks()
         rate, cpu, posts = bench.throughput()
@@ -308,48 +308,48 @@ def main() -> None:
         sent = f"{tasks.sent:.0f} empty tasks/s, sent to done"
         ready = f"{tasks.ready:.0f} empty tasks/s that lie ready"
         view = f"a bare view's {milliseconds(bare)}"
-        figures += [
-            Figure("runs/s, POST to completed", f"{rate:.0f}/s", sent, rate / tasks.sent, "≥ 60/s, ≥ 0.25"),
-            Figure("the same", f"{rate:.0f}/s", ready, rate / tasks.ready),
-            Figure(
+        metrics += [
+            Metric("runs/s, POST to completed", f"{rate:.0f}/s", sent, rate / tasks.sent, "≥ 60/s, ≥ 0.25"),
+            Metric("the same", f"{rate:.0f}/s", ready, rate / tasks.ready),
+            Metric(
                 "CPU a run, web and workers",
                 f"{cpu:.1f} ms",
                 f"{tasks.cpu:.1f} ms an empty task, workers",
                 cpu / tasks.cpu,
                 "≤ 15 ms",
             ),
-            Figure("POST run, 16 clients", milliseconds(posts), view, median_ratio(posts, bare)),
-            Figure(
+            Metric("POST run, 16 clients", milliseconds(posts), view, median_ratio(posts, bare)),
+            Metric(
                 "start latency, idle",
                 milliseconds(starts),
                 f"an empty task's {milliseconds(tasks.latencies)}",
                 median_ratio(starts, tasks.latencies),
                 "≤ 15 ms, ≤ 60 ms",
             ),
-            Figure("GET run with 10 calls, 16 clients", milliseconds(reads), view, median_ratio(reads, bare), "≤ 2.0"),
+            Metric("GET run with 10 calls, 16 clients", milliseconds(reads), view, median_ratio(reads, bare), "≤ 2.0"),
         ]
         empty, added, held, cancels = bench.in_flight()
         each = added / IN_FLIGHT
-        figures += [
-            Figure(
+        metrics += [
+            Metric(
                 f"memory of 100 waiting runs, {IN_FLIGHT} in one process",
                 f"{each * 100 / 2**20:.1f} MiB",
                 f"the process without any, {empty / 2**20:.0f} MiB",
                 each * 100 / empty,
                 "≤ 100 KiB a run",
             ),
-            Figure("its database connections", str(held), target="≤ 20"),
-            Figure("cancel to cancelled, 500 in flight", milliseconds(cancels), target="≤ 250 ms, ≤ 1 s"),
-            Figure("takeover after kill -9", f"{bench.takeover():.1f} s", target="≤ 15 s"),
+            Metric("its database connections", str(held), target="≤ 20"),
+            Metric("cancel to cancelled, 500 in flight", milliseconds(cancels), target="≤ 250 ms, ≤ 1 s"),
+            Metric("takeover after kill -9", f"{bench.takeover():.1f} s", target="≤ 15 s"),
         ]
         server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         for user in range(USERS):
             bench.connection(user).json("POST", "/api/v1/webhooks", {"url": f"http://127.0.0.1:{server.server_port}/"})
         rate, cpu, _ = bench.throughput()
-        figures.append(Figure("runs/s with webhooks", f"{rate:.0f}/s", sent, rate / tasks.sent))
+        metrics.append(Metric("runs/s with webhooks", f"{rate:.0f}/s", sent, rate / tasks.sent))
         server.shutdown()
-        report("runs", figures)
+        report("runs", metrics)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import redis
 
-from benchmarks.harness import Connection, Figure, cpu_seconds, milliseconds, report, rss
+from benchmarks.harness import Connection, Metric, cpu_seconds, milliseconds, report, rss
 from tests.stack.process import free_port, python, wait_for
 from tests.stack.stack import Stack
 
@@ -91,7 +91,7 @@ class Writer:
                     (run_id,),
                 ).fetchone()
                 assert row is not None
-                # Taken before the commit, so the figure has the commit in it.
+                # Taken before the commit, so the metric has the commit in it.
                 self.sql.execute(
                     "INSERT INTO runs_runevent (run_id, index, type, data) VALUES (%s, %s, 'message.delta', %s)",
                     (run_id, row[0], json.dumps({"text": str(time.time())}, separators=(",", ":"))),
@@ -99,7 +99,7 @@ class Writer:
         self.redis.publish(self.channel, " ".join(run_ids))
 
 
-def measure(stack: Stack) -> list[Figure]:
+def measure(stack: Stack) -> list[Metric]:
     port = free_port()
     options = ("--http", "config.serve.stream:Protocol", "--no-access-log")
     server = stack.add("stream", python("-m", "uvicorn", "config.asgi:application", "--port", str(port), *options))
@@ -121,7 +121,7 @@ def measure(stack: Stack) -> list[Figure]:
     return asyncio.run(listen(stack, port, runs, server.pid))
 
 
-async def listen(stack: Stack, port: int, runs: list[tuple[str, str]], pid: int) -> list[Figure]:
+async def listen(stack: Stack, port: int, runs: list[tuple[str, str]], pid: int) -> list[Metric]:
     warm = Client(port)
     for run_id, token in runs[:20]:
         await warm.open(run_id, token)
@@ -161,19 +161,19 @@ async def listen(stack: Stack, port: int, runs: list[tuple[str, str]], pid: int)
     stack.kill("stream")
     unheard = await asyncio.to_thread(hook, stack)
     return [
-        Figure(f"memory a stream, {STREAMS} open on one process", f"{each / 1024:.1f} KiB", target="≤ 32 KiB"),
-        Figure("request to first event, one after the other", milliseconds(client.starts), target="≤ 100 ms"),
-        Figure(
+        Metric(f"memory a stream, {STREAMS} open on one process", f"{each / 1024:.1f} KiB", target="≤ 32 KiB"),
+        Metric("request to first event, one after the other", milliseconds(client.starts), target="≤ 100 ms"),
+        Metric(
             f"delta, commit to client, {sent / SECONDS:.0f} a second over {STREAMS} streams",
             milliseconds(latencies),
             target="p99 ≤ 250 ms",
         ),
-        Figure(f"the same, {STREAMS} streams of one run", milliseconds(crowd.latencies), target="p99 ≤ 250 ms"),
-        Figure("CPU of the stream process a delta", f"{cpu / sent * 1000:.2f} ms"),
+        Metric(f"the same, {STREAMS} streams of one run", milliseconds(crowd.latencies), target="p99 ≤ 250 ms"),
+        Metric("CPU of the stream process a delta", f"{cpu / sent * 1000:.2f} ms"),
         compared(f"GET run, {STREAMS} silent streams open", beside, alone),
         compared("GET run, while they are told things; baseline: as much is written, nobody listens", during, before),
-        Figure("CPU of a transaction's wake-up, somebody listening", f"{heard:.0f} µs"),
-        Figure("the same, nobody listening", f"{unheard:.0f} µs"),
+        Metric("CPU of a transaction's wake-up, somebody listening", f"{heard:.0f} µs"),
+        Metric("the same, nobody listening", f"{unheard:.0f} µs"),
     ]
 
 
@@ -190,9 +190,9 @@ async def write(stack: Stack, writer: Writer, runs: list[tuple[str, str]]) -> tu
     return sent, await reading
 
 
-def compared(name: str, took: list[float], baseline: list[float]) -> Figure:
+def compared(name: str, took: list[float], baseline: list[float]) -> Metric:
     ratio = statistics.median(took) / statistics.median(baseline)
-    return Figure(name, milliseconds(took), milliseconds(baseline), ratio, "≤ 1.5")
+    return Metric(name, milliseconds(took), milliseconds(baseline), ratio, "≤ 1.5")
 
 
 def hook(stack: Stack) -> float:
@@ -214,8 +214,8 @@ def read_runs(stack: Stack, runs: list[tuple[str, str]]) -> list[float]:
 def main() -> None:
     services = {"database_url": os.environ["TEST_DATABASE_URL"], "redis_url": os.environ["TEST_REDIS_URL"]}
     with Stack(**services) as stack:
-        figures = measure(stack)
-    report("streams", figures)
+        metrics = measure(stack)
+    report("streams", metrics)
 
 
 if __name__ == "__main__":

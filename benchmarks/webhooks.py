@@ -14,7 +14,7 @@ import psycopg
 import redis
 from celery import Celery
 
-from benchmarks.harness import Figure, cpu_seconds, milliseconds, percentile, report, wait_until
+from benchmarks.harness import Metric, cpu_seconds, milliseconds, percentile, report, wait_until
 from tests.stack.process import free_port, python
 from tests.stack.stack import CELERY, WORKER, Stack
 
@@ -43,10 +43,10 @@ for path, count in {paths!r}.items():
 # The same HTTP client with as many requests under way, and nothing around it: seconds and CPU seconds.
 LOOP = """
 import asyncio, time
-from webhooks import guard
+from config.outbound import client
 async def send(numbers):
     for number in numbers:
-        await guard.asend("POST", "http://127.0.0.1:{port}/{path}", headers={{}}, body={body!r}, connect_timeout=5,
+        await client.asend("POST", "http://127.0.0.1:{port}/{path}", headers={{}}, body={body!r}, connect_timeout=5,
             total_timeout=15, max_bytes=65536, allow_private=True, reuse=True)
 async def all_of(count):
     numbers = iter(range(count))
@@ -173,25 +173,25 @@ def main() -> None:
     services = {"database_url": os.environ["TEST_DATABASE_URL"], "redis_url": os.environ["TEST_REDIS_URL"]}
     with Stack(**services, run_workers=0, without=("maintenance", "beat")) as stack:
         bench = Bench(stack)
-        figures = []
+        metrics = []
         for path, receiver in (("slow", "a receiver that takes 50 ms"), ("instant", "a receiver that answers at once")):
             # Before and after, for the machine's speed changes from one minute to the next.
             before = bench.empty_tasks()
             rate, cpu = bench.throughput(path)
             empty, empty_cpu = (statistics.mean(pair) for pair in zip(before, bench.empty_tasks(), strict=True))
             bare, bare_cpu = bench.loop(path)
-            figures += [
-                Figure(
+            metrics += [
+                Metric(
                     f"deliveries to {receiver}", f"{rate:.0f}/s", f"{empty:.0f} empty tasks/s", rate / empty, "≥ 1.5"
                 ),
-                Figure("the same", f"{rate:.0f}/s", f"{bare:.0f}/s by the bare client", rate / bare),
-                Figure("CPU each", f"{cpu:.2f} ms", f"{empty_cpu:.2f} ms an empty task", cpu / empty_cpu, "≤ 2 ms"),
-                Figure("the same", f"{cpu:.2f} ms", f"{bare_cpu:.2f} ms by the bare client", cpu / bare_cpu),
+                Metric("the same", f"{rate:.0f}/s", f"{bare:.0f}/s by the bare client", rate / bare),
+                Metric("CPU each", f"{cpu:.2f} ms", f"{empty_cpu:.2f} ms an empty task", cpu / empty_cpu, "≤ 2 ms"),
+                Metric("the same", f"{cpu:.2f} ms", f"{bare_cpu:.2f} ms by the bare client", cpu / bare_cpu),
             ]
         alone = bench.good_ones()
         beside, hanging = bench.beside_hanging()
-        figures.append(
-            Figure(
+        metrics.append(
+            Metric(
                 f"recorded to delivered, beside {HANGING} hanging receivers ({hanging} attempts under way)",
                 milliseconds(beside),
                 f"{milliseconds(alone)} alone",
@@ -199,7 +199,7 @@ def main() -> None:
                 "p99 ≤ 2 s",
             )
         )
-    report("webhooks", figures)
+    report("webhooks", metrics)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The Celery application. Tasks carry ids only; the database is the truth and a message merely a nudge."""
+"""The Celery application. Tasks carry ids only; the database is the truth, a message is only a nudge."""
 
 import os
 import sys
@@ -51,6 +51,6 @@ def leave_out_of_garbage_collections(**kwargs: object) -> None:
 def refuse_wrong_settings(**kwargs: object) -> None:
     """A signal's receiver may fail without ending the process, so this one ends it."""
     try:
-        import_string("config.checks.refuse_what_is_wrong")()
+        import_string("config.checks.require_valid_settings")()
     except ImproperlyConfigured as error:
         sys.exit(str(error))

@@ -65,7 +65,7 @@ def check_environment(app_configs: Any = None, **kwargs: Any) -> list[CheckMessa
     return found
 
 
-def refuse_what_is_wrong() -> None:
+def require_valid_settings() -> None:
     """For processes that serve: better not at all than by a default in place of what was meant. Raises
     ImproperlyConfigured, naming each variable and its remedy.
     """

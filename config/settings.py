@@ -434,7 +434,7 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.NumericPasswordValidator"},
 ]
 
-# --- figures ---------------------------------------------------------------------------------------------------------
+# --- metrics ---------------------------------------------------------------------------------------------------------
 METRICS_TOKEN_GIVEN = bool(ENV.text("METRICS_TOKEN"))
 # Without one, nobody may scrape but with DEBUG.
 METRICS_TOKEN = ENV.text("METRICS_TOKEN") or (secret_from_file(VAR_DIR / "metrics_token") if EMBEDDED else "")

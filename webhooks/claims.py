@@ -17,7 +17,7 @@ from django.db import connection, transaction
 
 from config.kernel import clock
 from config.kernel.encryption import DecryptionFailed, decrypt
-from config.kernel.ids import among, listed, new_id
+from config.kernel.ids import any_of, array, new_id
 from webhooks import transitions
 from webhooks.models import Delivery
 
@@ -59,7 +59,7 @@ _CANDIDATES = """
 # The previous secret only while its grace window lasts.
 _ENDPOINTS = """
     SELECT id, url, failing, secret, CASE WHEN secondary_expires_at > %s THEN secondary_secret END
-    FROM webhooks_endpoint WHERE id {among} AND enabled AND deleted_at IS NULL {lock}
+    FROM webhooks_endpoint WHERE id {any_of} AND enabled AND deleted_at IS NULL {lock}
 """
 # The first due deliveries of each of these endpoints, and how many are under way. In a UNION with one part for each
 # endpoint, every part would be planned by itself.
@@ -77,11 +77,11 @@ _DUE = """
             SELECT count(*) FROM webhooks_delivery
             WHERE claim_id IS NOT NULL AND status = 'PENDING' AND endpoint_id = endpoint.id AND next_attempt_at > %s
         )
-    FROM webhooks_endpoint endpoint WHERE endpoint.id {among}
+    FROM webhooks_endpoint endpoint WHERE endpoint.id {any_of}
 """
 _LOCK = """
     SELECT id, event_id, run_id, request_id, body, attempt_count, endpoint_id FROM webhooks_delivery
-    WHERE id {among} AND status = 'PENDING' AND next_attempt_at <= %s
+    WHERE id {any_of} AND status = 'PENDING' AND next_attempt_at <= %s
     ORDER BY next_attempt_at, id {lock}
 """
 
@@ -188,16 +188,16 @@ def _claim(allowances: dict[str, int]) -> list[Claim]:
     moment = _adapt(now)
     lock = "FOR UPDATE SKIP LOCKED" if connection.features.has_select_for_update_skip_locked else ""
     with connection.cursor() as cursor:
-        cursor.execute(_ENDPOINTS.format(among=among(), lock=lock), [moment, listed(allowances)])
+        cursor.execute(_ENDPOINTS.format(any_of=any_of(), lock=lock), [moment, array(allowances)])
         endpoints = {row[0]: _Sendable(*row[1:]) for row in cursor.fetchall()}
         if not endpoints:
             return []
         due = _due_ids(endpoints, allowances, moment)
-        cursor.execute(_LOCK.format(among=among(), lock=lock), [listed(due), moment])
+        cursor.execute(_LOCK.format(any_of=any_of(), lock=lock), [array(due), moment])
         rows = cursor.fetchall()
     claim_id = new_id("clm")
     lapses = now + timedelta(seconds=settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS + settings.WEBHOOK_CLAIM_MARGIN_SECONDS)
-    Delivery.objects.filter(pk__among=[row[0] for row in rows]).update(claim_id=claim_id, next_attempt_at=lapses)
+    Delivery.objects.filter(pk__any_of=[row[0] for row in rows]).update(claim_id=claim_id, next_attempt_at=lapses)
     return [
         Claim(
             claim_id=claim_id,
@@ -243,10 +243,10 @@ def _due_ids(endpoint_ids: Iterable[str], allowances: dict[str, int], moment: da
     most = settings.WEBHOOK_ENDPOINT_CONCURRENCY
     sql = _DUE.format(
         join="string_agg" if connection.vendor == "postgresql" else "group_concat",
-        among=among(),
+        any_of=any_of(),
     )
     with connection.cursor() as cursor:
-        cursor.execute(sql, [moment, most, moment, listed(endpoint_ids)])
+        cursor.execute(sql, [moment, most, moment, array(endpoint_ids)])
         return [
             key
             for endpoint_id, keys, in_flight in cursor.fetchall()

@@ -59,7 +59,7 @@ def record_outcomes(outcomes: Sequence[Outcome]) -> None:
         held = {
             key: (claim_id, attempt_count, created_at)
             for key, claim_id, attempt_count, created_at in Delivery.objects.select_for_update()
-            .filter(pk__among=[outcome.delivery_id for outcome in outcomes], status=Delivery.Status.PENDING)
+            .filter(pk__any_of=[outcome.delivery_id for outcome in outcomes], status=Delivery.Status.PENDING)
             .order_by("pk")
             .values_list("pk", "claim_id", "attempt_count", "created_at")
         }
@@ -124,7 +124,7 @@ def mark_dead(endpoint_ids: Iterable[str]) -> int:
 
 
 def _pending(ids: Sequence[str]) -> ProtectedQuerySet[Delivery]:
-    return Delivery.objects.filter(pk__among=ids, status=Delivery.Status.PENDING)
+    return Delivery.objects.filter(pk__any_of=ids, status=Delivery.Status.PENDING)
 
 
 def _finish(ids: Sequence[str], status: Delivery.Status, *, attempts: int = 0) -> int:
@@ -151,6 +151,6 @@ def _note_health(outcomes: Iterable[Outcome]) -> None:
         with transaction.atomic():
             # Locked by id: another process may be changing some of these endpoints.
             known = (
-                Endpoint.objects.select_for_update().filter(pk__among=ids).order_by("pk").values_list("pk", flat=True)
+                Endpoint.objects.select_for_update().filter(pk__any_of=ids).order_by("pk").values_list("pk", flat=True)
             )
-            Endpoint.objects.filter(pk__among=list(known)).update(failing=failing)
+            Endpoint.objects.filter(pk__any_of=list(known)).update(failing=failing)

@@ -130,7 +130,7 @@ class Families:
 
     def collect(self) -> Iterator[Metric]:
         up = {(name,): float(answers) for name, answers in self.reading.up.items()}
-        yield _gauge(Gauge("source_up", "Whether these figures' source answered.", up, ["source"]))
+        yield _gauge(Gauge("source_up", "Whether the source of these metrics answered.", up, ["source"]))
         for gauge in self.reading.gauges:
             yield _gauge(gauge)
         sums, latest = _by_metric(self.reading.sums), _by_metric(self.reading.latest)

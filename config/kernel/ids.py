@@ -50,27 +50,27 @@ class IdField(models.CharField):
         return name, path, args, kwargs
 
 
-def among() -> str:
-    """SQL: one of the values of one parameter, which ``listed`` makes of them. However many there are, the statement's
+def any_of() -> str:
+    """SQL: one of the values of one parameter, which ``array`` makes of them. However many there are, the statement's
     text stays the same, so that hundreds of ids need no parsing.
     """
     return "= ANY(%s)" if connection.vendor == "postgresql" else "IN (SELECT value FROM json_each(%s))"
 
 
-def listed(values: Iterable[str]) -> list[str] | str:
+def array(values: Iterable[str]) -> list[str] | str:
     return list(values) if connection.vendor == "postgresql" else json.dumps(list(values))
 
 
 @IdField.register_lookup
-class Among(Lookup):
-    """``pk__among=ids``: as ``pk__in``, in one parameter."""
+class AnyOf(Lookup):
+    """``pk__any_of=ids``: as ``pk__in``, in one parameter."""
 
-    lookup_name = "among"
+    lookup_name = "any_of"
     prepare_rhs = False
 
     def as_sql(self, compiler, connection):
         sql, parameters = self.process_lhs(compiler, connection)
-        return f"{sql} {among()}", [*parameters, listed(self.rhs)]
+        return f"{sql} {any_of()}", [*parameters, array(self.rhs)]
 
 
 class RefField(models.CharField):

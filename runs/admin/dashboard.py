@@ -188,14 +188,18 @@ def webhook_health() -> dict[str, Any]:
     hours = [begin + timedelta(hours=number) for number in range(HOURS)]
     bars = status_chart(Delivery.Status, found, hours, f"{sum(found.values()):,} deliveries")
     finished = delivered + dead
-    listed = reverse("admin:webhooks_delivery_changelist")
+    page = reverse("admin:webhooks_delivery_changelist")
     return bars | {
         "facts": [
-            ("Delivered", f"{delivered / finished:.1%}" if finished else "–", f"{listed}?status__exact=DELIVERED"),
-            ("Needed another attempt", f"{again:,}", listed),
-            ("Dead", f"{dead:,}", f"{listed}?status__exact=DEAD"),
-            ("Pending", f"{pending[: LIVE_MAX + 1].count():,}", f"{listed}?status__exact=PENDING"),
-            ("Overdue by", span(now - oldest) if oldest and oldest < now else "–", f"{listed}?status__exact=PENDING"),
+            ("Delivered", f"{delivered / finished:.1%}" if finished else "–", f"{page}?status__exact=DELIVERED"),
+            ("Needed another attempt", f"{again:,}", page),
+            ("Dead", f"{dead:,}", f"{page}?status__exact=DEAD"),
+            ("Pending", f"{pending[: LIVE_MAX + 1].count():,}", f"{page}?status__exact=PENDING"),
+            (
+                "Overdue by",
+                span(now - oldest) if oldest and oldest < now else "–",
+                f"{page}?status__exact=PENDING",
+            ),
             (
                 "Failing endpoints",
                 f"{failing:,}",

@@ -120,17 +120,17 @@ class RunAdmin(ReadOnly, WithActions):
     def _links(self, request: HttpRequest, run: Run) -> list[tuple[str, str]]:
         """Links to related pages, those that the signed-in person may open."""
 
-        def listed(app: str, model: str, query: str) -> str:
+        def list_of(app: str, model: str, query: str) -> str:
             return f"{reverse(f'admin:{app}_{model}_changelist')}?{query}"
 
         links = [
-            ("All of this user's runs", "runs.view_run", listed("runs", "run", f"user__id__exact={run.user_id}")),
-            ("This chat's runs", "runs.view_run", listed("runs", "run", f"q={run.chat_id}")),
+            ("All of this user's runs", "runs.view_run", list_of("runs", "run", f"user__id__exact={run.user_id}")),
+            ("This chat's runs", "runs.view_run", list_of("runs", "run", f"q={run.chat_id}")),
             ("Account", "credits.view_account", reverse("admin:credits_account_change", args=[run.user_id])),
-            ("Ledger rows", "credits.view_ledgerentry", listed("credits", "ledgerentry", f"q={run.pk}")),
-            ("Tool calls", "runs.view_toolinvocation", listed("runs", "toolinvocation", f"q={run.pk}")),
-            ("Deliveries", "webhooks.view_delivery", listed("webhooks", "delivery", f"q={run.pk}")),
-            ("Stream events", "runs.view_runevent", listed("runs", "runevent", f"q={run.pk}")),
+            ("Ledger rows", "credits.view_ledgerentry", list_of("credits", "ledgerentry", f"q={run.pk}")),
+            ("Tool calls", "runs.view_toolinvocation", list_of("runs", "toolinvocation", f"q={run.pk}")),
+            ("Deliveries", "webhooks.view_delivery", list_of("webhooks", "delivery", f"q={run.pk}")),
+            ("Stream events", "runs.view_runevent", list_of("runs", "runevent", f"q={run.pk}")),
             (
                 "Messages and results (access is logged)",
                 "runs.read_run_content",

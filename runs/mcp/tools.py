@@ -134,7 +134,7 @@ class McpTool:
     reads: bool = False
     starts_run: bool = False
 
-    def listed(self) -> dict[str, Any]:
+    def listing(self) -> dict[str, Any]:
         """The tool's entry in the answer to ``tools/list``."""
         return {
             "name": self.name,

@@ -148,7 +148,7 @@ def discover() -> dict[str, Any]:
 
 
 def list_tools() -> dict[str, Any]:
-    return {"tools": [tool.listed() for tool in TOOLS.values()]}
+    return {"tools": [tool.listing() for tool in TOOLS.values()]}
 
 
 def list_tools_modern() -> dict[str, Any]:

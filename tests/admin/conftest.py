@@ -63,9 +63,9 @@ def make_run(user: Any, *, turns: int = 1, **fields: Any) -> Run:
     Run.objects.filter(pk=run.pk).update(user_message_id=message.pk)
     endpoint = user.webhook_endpoints.first() or factories.EndpointFactory(user=user, secret=SECRET * 3)
     for number, status in enumerate(("queued", "running", run.status), 1):
-        tell(run, number, "run.status", status=status)
+        add_event(run, number, "run.status", status=status)
     for turn in range(1, turns + 1):
-        tell(run, turn + 3, "message.delta", text=CONTENT)
+        add_event(run, turn + 3, "message.delta", text=CONTENT)
         Turn.objects.create(
             run=run, index=turn, model="demo", text=CONTENT, input_tokens=1200, output_tokens=34, cost=500_000,
             started_at=now, finished_at=now + timedelta(milliseconds=300),
@@ -92,7 +92,7 @@ def make_run(user: Any, *, turns: int = 1, **fields: Any) -> Run:
     return Run.objects.get(pk=run.pk)
 
 
-def tell(run: Run, index: int, kind: str, **data: Any) -> None:
+def add_event(run: Run, index: int, kind: str, **data: Any) -> None:
     RunEvent.objects.create(run=run, index=index, type=kind, data=json.dumps(data))
 
 

@@ -1,4 +1,4 @@
-"""The dashboard's figures, and that they stay cheap."""
+"""The dashboard's metrics, and that they stay cheap."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.api.urls")]
 def reset(seeded):
     Group.objects.all().delete()  # the roles of staff: groups are what is counted here
     urls.entered.clear()
-    urls.go_on.set()
+    urls.may_continue.set()
     yield
-    urls.go_on.set()
+    urls.may_continue.set()
 
 
 def post(client, name="x", key: str | None = "k1", path="/api/v1/groups"):
@@ -226,7 +226,7 @@ def test_of_many_that_find_a_crashed_claim_one_takes_it_over(settings):
 def test_a_second_request_does_not_wait_for_the_first():
     """The claim is committed before the work begins, so others see it (SQLite lets them read meanwhile)."""
     client = factories.session_client(factories.UserFactory())
-    urls.go_on.clear()
+    urls.may_continue.clear()
     answers = []
 
     def first() -> None:
@@ -237,7 +237,7 @@ def test_a_second_request_does_not_wait_for_the_first():
     thread.start()
     assert urls.entered.wait(30)
     assert code(post(client)) == (409, "IDEMPOTENCY_KEY_IN_USE")
-    urls.go_on.set()
+    urls.may_continue.set()
     thread.join()
     assert answers[0].status_code == 201
     assert post(client)["Idempotent-Replayed"] == "true"

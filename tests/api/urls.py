@@ -20,8 +20,8 @@ from config.urls import handler400, handler403, handler404, handler500  # noqa: 
 from config.urls import urlpatterns as real
 
 # While cleared, ``create`` waits in the middle of its work.
-go_on = threading.Event()
-go_on.set()
+may_continue = threading.Event()
+may_continue.set()
 entered = threading.Event()
 
 
@@ -34,7 +34,7 @@ class GroupActions:
         name = request.data.get("name", "")
         group = Group.objects.create(name=name + f"-{Group.objects.count()}")
         entered.set()
-        go_on.wait(30)
+        may_continue.wait(30)
         if name == "refuse":
             raise Conflict
         if name == "answer":

@@ -45,8 +45,8 @@ def test_webhook_events_are_named_in_their_catalogue_only() -> None:
 
 def test_the_api_document_lists_every_error_code() -> None:
     rows = re.findall(r"^\| (\d{3}) \| (`.*?`) \|", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
-    listed = {(int(status), code) for status, codes in rows for code in re.findall(r"`(\w+)`", codes)}
-    assert listed == {(status, code) for status, found in document.errors().items() for code in found}
+    listing = {(int(status), code) for status, codes in rows for code in re.findall(r"`(\w+)`", codes)}
+    assert listing == {(status, code) for status, found in document.errors().items() for code in found}
 
 
 def test_every_kind_of_refusal_has_a_code_that_the_document_knows() -> None:
@@ -66,8 +66,8 @@ def test_the_api_document_lists_the_codes_of_runs_and_of_tool_calls() -> None:
         (ROOT / "docs" / "api.md").read_text(),
         re.MULTILINE,
     )
-    listed = [
+    listing = [
         {code for cell in re.findall(r"^\| (.*?) \|", table, re.MULTILINE) for code in re.findall(r"`(\w+)`", cell)}
         for table in tables
     ]
-    assert listed == [set(RunError), set(CallError)]
+    assert listing == [set(RunError), set(CallError)]

@@ -58,7 +58,7 @@ def test_readme_lists_every_variable(name: str) -> None:
 
 
 # The settings and the URLs name apps by rule; ``make run`` shows its user the first calls to make.
-MAY_NAME_APPS = ("settings.py", "urls.py", "laptop.py", "local")
+MAY_NAME_APPS = ("settings.py", "urls.py", "local")
 
 
 def strings(path: Path) -> list[tuple[int, str]]:

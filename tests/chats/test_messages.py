@@ -10,7 +10,7 @@ from tests.chats.conftest import code
 pytestmark = pytest.mark.django_db
 
 
-def listed(client, chat, query="", base="/api/v1"):
+def listing(client, chat, query="", base="/api/v1"):
     answer = client.get(f"{base}/chats/{chat.pk}/messages{query}")
     assert answer.status_code == 200, answer.content
     return answer.json()
@@ -19,7 +19,7 @@ def listed(client, chat, query="", base="/api/v1"):
 def test_a_message_shows_its_run_and_its_attachments(session, public, user):
     message = factories.MessageFactory(chat__user=user, content="Look: 🦊")
     attachments = [factories.AttachmentFactory(user=user, message=message, position=place) for place in (1, 0)]
-    (shown,) = listed(session, message.chat)["items"]
+    (shown,) = listing(session, message.chat)["items"]
     assert set(shown) == {
         "id", "chatId", "runId", "role", "content", "attachments", "createdAt", "updatedAt"
     }  # fmt: skip
@@ -27,23 +27,23 @@ def test_a_message_shows_its_run_and_its_attachments(session, public, user):
     assert (shown["role"], shown["content"]) == ("user", "Look: 🦊")
     assert [item["id"] for item in shown["attachments"]] == [attachments[1].pk, attachments[0].pk]
     assert shown["attachments"][0] == session.get(f"/api/v1/attachments/{attachments[1].pk}").json()
-    assert listed(public, message.chat, base="/api/public/v1")["items"] == [shown]
+    assert listing(public, message.chat, base="/api/public/v1")["items"] == [shown]
 
 
 def test_the_oldest_come_first_page_by_page(session, user):
     chat = factories.ChatFactory(user=user)
     made = [factories.MessageFactory(chat=chat, role=role).pk for role in ("user", "assistant") * 3]
     factories.MessageFactory(chat__user=user)
-    first = listed(session, chat, "?limit=4")
+    first = listing(session, chat, "?limit=4")
     later = factories.MessageFactory(chat=chat).pk
-    rest = listed(session, chat, f"?limit=4&cursor={first['nextCursor']}")
+    rest = listing(session, chat, f"?limit=4&cursor={first['nextCursor']}")
     assert [item["id"] for item in first["items"] + rest["items"]] == [*made, later]
     assert [item["role"] for item in first["items"]] == ["user", "assistant", "user", "assistant"]
     assert rest["nextCursor"] is None
 
 
 def test_an_empty_chat(session, user):
-    assert listed(session, factories.ChatFactory(user=user)) == {"items": [], "nextCursor": None}
+    assert listing(session, factories.ChatFactory(user=user)) == {"items": [], "nextCursor": None}
 
 
 @pytest.mark.parametrize("query", ["?limit=0", "?limit=101", "?cursor=abc"])
@@ -59,4 +59,4 @@ def test_as_many_queries_for_many_messages_as_for_one(session, user, django_asse
         for _ in range(10):
             factories.AttachmentFactory(user=user, message=factories.MessageFactory(chat=chat))
         with django_assert_num_queries(4):
-            listed(session, chat, "?limit=100")
+            listing(session, chat, "?limit=100")

@@ -132,8 +132,8 @@ class TestCsv:
         header, *lines = read_csv(session)
         assert header == COLUMNS
         rows = [dict(zip(header, line, strict=True)) for line in lines]
-        listed = session.get(LEDGER, {"limit": 100}).json()["items"]
-        assert rows == [{column: value or "" for column, value in row.items()} for row in listed]
+        listing = session.get(LEDGER, {"limit": 100}).json()["items"]
+        assert rows == [{column: value or "" for column, value in row.items()} for row in listing]
         assert len(rows) == 13
 
     def test_is_read_in_batches_as_it_is_sent(self, session, user, monkeypatch, request):
@@ -210,7 +210,7 @@ class TestCsv:
 
 def test_rows_of_one_millisecond_keep_their_order(session, user):
     entries = [turn(user, number) for number in range(30)]
-    listed = [row["id"] for row in session.get(LEDGER, {"limit": 30}).json()["items"]]
+    listing = [row["id"] for row in session.get(LEDGER, {"limit": 30}).json()["items"]]
     expected = LedgerEntry.objects.filter(type="USAGE").order_by("-created_at", "-id").values_list("pk", flat=True)
-    assert listed == list(expected)
-    assert set(listed) == {entry.pk for entry in entries}
+    assert listing == list(expected)
+    assert set(listing) == {entry.pk for entry in entries}

@@ -1,5 +1,5 @@
 """A service at work with everything switched on that watches it: canaries are where they belong and nowhere else, every
-log line says whose it is, traces go through, and all processes' figures are on one page.
+log line says whose it is, traces go through, and all processes' metrics are on one page.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.deployed.outside import (
 )
 from tests.deployed.watched import CALLER, PASSWORD, TRACE, UNTOLD_TRACE, World, watched
 from tests.driver import until
-from tests.operations.conftest import Figures
+from tests.operations.conftest import MetricsPage
 
 pytestmark = [pytest.mark.stack, pytest.mark.services, pytest.mark.timeout(240)]
 
@@ -196,22 +196,22 @@ def test_unexpected_exceptions_are_reported_without_content(world: World) -> Non
 
 
 def test_figures_of_all_processes_are_on_one_page(world: World) -> None:
-    def shown() -> Figures:
+    def shown() -> MetricsPage:
         answer = requests.get(f"{world.stack.url}/metrics", headers={"Authorization": "Bearer scraper"}, timeout=15)
         assert answer.status_code == 200
-        return Figures(answer.text)
+        return MetricsPage(answer.text)
 
     until(lambda: (shown()("webhook_attempts_total", outcome="5xx") or 0) >= 2)
-    figures = shown()
+    metrics = shown()
     # web · a run worker · the webhook worker · the maintenance worker · the stream process
-    assert figures("http_requests_total", method="POST", route="api/v1/chats/<str:chatId>/runs", status="201") == 8
-    assert figures("runs_finished_total", status="failed", error="INTERNAL_ERROR") == 2
-    assert figures("tool_calls_total", tool="tool", outcome="COMPLETED") == 1
-    assert figures("webhook_lag_seconds_count") >= 2
-    assert figures("housekeeping_last_success_timestamp_seconds", job="sweep-runs") > time.time() - 60
-    assert figures("http_request_seconds_count", route="api/v1/runs/<str:runId>/stream") >= 1
-    assert figures("run_workers") == 1
-    assert found(figures.text, world) == []
+    assert metrics("http_requests_total", method="POST", route="api/v1/chats/<str:chatId>/runs", status="201") == 8
+    assert metrics("runs_finished_total", status="failed", error="INTERNAL_ERROR") == 2
+    assert metrics("tool_calls_total", tool="tool", outcome="COMPLETED") == 1
+    assert metrics("webhook_lag_seconds_count") >= 2
+    assert metrics("housekeeping_last_success_timestamp_seconds", job="sweep-runs") > time.time() - 60
+    assert metrics("http_request_seconds_count", route="api/v1/runs/<str:runId>/stream") >= 1
+    assert metrics("run_workers") == 1
+    assert found(metrics.text, world) == []
 
 
 def test_a_process_hands_its_last_figures_in_when_it_ends(world: World) -> None:
@@ -222,4 +222,4 @@ def test_a_process_hands_its_last_figures_in_when_it_ends(world: World) -> None:
         assert session.get("/models").status_code == 200
     stack.restart("web")
     answer = requests.get(f"{stack.url}/metrics", headers={"Authorization": "Bearer scraper"}, timeout=15)
-    assert Figures(answer.text)("http_requests_total", method="GET", route="api/v1/models", status="200") == 7
+    assert MetricsPage(answer.text)("http_requests_total", method="GET", route="api/v1/models", status="200") == 7

@@ -24,7 +24,7 @@ from tests.llm.helpers import Heard, hear, request_of
 
 @pytest.fixture(autouse=True)
 def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The model sleeps no real time; how long it would have is listed."""
+    """The model sleeps no real time; how long it would have is listing."""
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:

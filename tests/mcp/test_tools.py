@@ -50,8 +50,8 @@ class TestTools:
             assert set(tool["inputSchema"].get("required", ())) <= set(tool["inputSchema"]["properties"])
 
     def test_schemas_follow_the_serializers(self, public):
-        listed = rpc(public, "tools/list").json()["result"]["tools"]
-        schemas = {tool["name"]: tool["inputSchema"] for tool in listed}
+        listing = rpc(public, "tools/list").json()["result"]["tools"]
+        schemas = {tool["name"]: tool["inputSchema"] for tool in listing}
         start, respond = schemas["start_run"], schemas["respond_to_waitpoint"]
         assert set(start["properties"]) == {*RunInput().fields, "chatId", "waitSeconds", "idempotencyKey"}
         assert set(start["required"]) == {"chatId", "message"}

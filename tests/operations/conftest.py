@@ -14,7 +14,7 @@ from tests.api.conftest import limits, redis_server  # noqa: F401  (a Redis of t
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-class Figures:
+class MetricsPage:
     """The page's samples by name and labels."""
 
     def __init__(self, text: str) -> None:
@@ -30,17 +30,17 @@ class Figures:
 
 
 @pytest.fixture
-def scrape(limits: Any, client: Client, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Figures]:  # noqa: F811
+def scrape(limits: Any, client: Client, monkeypatch: pytest.MonkeyPatch) -> Callable[[], MetricsPage]:  # noqa: F811
     """Hands in what this process counted, and reads the page anew."""
     limits.METRICS_TOKEN = "scraper"
     limits.METRICS_CACHE_SECONDS = 0
     metrics.recorder.sums.clear()
 
-    def read() -> Figures:
+    def read() -> MetricsPage:
         metrics.recorder.flush()
         monkeypatch.setattr(metrics_page, "_kept", None)
         answer = client.get("/metrics", headers={"Authorization": "Bearer scraper"})
         assert answer.status_code == 200, answer.content
-        return Figures(answer.content.decode())
+        return MetricsPage(answer.content.decode())
 
     return read

@@ -60,14 +60,14 @@ def test_requests_are_counted_by_route_and_status(session, scrape):
     session.get("/api/v1/chats")
     session.generic("BREW", "/api/v1/chats")
     session.get("/nowhere/secretlookingid")
-    figures = scrape()
+    shown = scrape()
     chat = "api/v1/chats/<str:chatId>"
-    assert figures("http_requests_total", method="GET", route=chat, status="404") == 1
-    assert figures("http_requests_total", method="GET", route="api/v1/chats", status="200") == 1
-    assert figures("http_requests_total", method="(other)", route="api/v1/chats", status="405") == 1
-    assert figures("http_requests_total", method="GET", route="(none)", status="404") == 1
-    assert figures("http_request_seconds_count", route=chat) == 1
-    assert "secretlookingid" not in figures.text
+    assert shown("http_requests_total", method="GET", route=chat, status="404") == 1
+    assert shown("http_requests_total", method="GET", route="api/v1/chats", status="200") == 1
+    assert shown("http_requests_total", method="(other)", route="api/v1/chats", status="405") == 1
+    assert shown("http_requests_total", method="GET", route="(none)", status="404") == 1
+    assert shown("http_request_seconds_count", route=chat) == 1
+    assert "secretlookingid" not in shown.text
 
 
 # --- from many processes ---------------------------------------------------------------------------------------------
@@ -88,10 +88,10 @@ def test_what_redis_does_not_take_is_kept(scrape, settings):
     settings.CACHE_REDIS_URL = "redis://127.0.0.1:1"
     assert not metrics.recorder.flush()
     counter.inc()
-    figures = scrape()
-    assert figures("source_up", source="redis") == 0
-    assert figures("source_up", source="database") == 1
-    assert figures("runs", state="queued") == 0
+    shown = scrape()
+    assert shown("source_up", source="redis") == 0
+    assert shown("source_up", source="database") == 1
+    assert shown("runs", state="queued") == 0
     settings.CACHE_REDIS_URL = url
     assert scrape()("test_kept_total") == 2
 
@@ -101,20 +101,20 @@ def test_a_database_that_is_away_hides_nothing_else(scrape, monkeypatch):
         raise OperationalError("no route to secret-host")
 
     monkeypatch.setattr("runs.metrics.gauges", away)
-    figures = scrape()
-    assert figures("source_up", source="database") == 0
-    assert figures("queue_messages", queue="runs") == 0
-    assert "secret-host" not in figures.text
+    shown = scrape()
+    assert shown("source_up", source="database") == 0
+    assert shown("queue_messages", queue="runs") == 0
+    assert "secret-host" not in shown.text
 
 
 def test_a_histogram_s_buckets_add_up(scrape):
     histogram = metrics.Histogram("test_seconds", "Seconds.", ["kind"], bounds=(0.1, 1.0))
     for value in (0.05, 0.1, 0.5, 7):
         histogram.observe(value, "a")
-    figures = scrape()
-    assert [figures("test_seconds_bucket", kind="a", le=le) for le in ("0.1", "1.0", "+Inf")] == [2, 3, 4]
-    assert figures("test_seconds_count", kind="a") == 4
-    assert figures("test_seconds_sum", kind="a") == pytest.approx(7.65)
+    shown = scrape()
+    assert [shown("test_seconds_bucket", kind="a", le=le) for le in ("0.1", "1.0", "+Inf")] == [2, 3, 4]
+    assert shown("test_seconds_count", kind="a") == 4
+    assert shown("test_seconds_sum", kind="a") == pytest.approx(7.65)
 
 
 def test_figures_of_another_release_do_no_harm(scrape, settings):
@@ -149,9 +149,9 @@ def test_many_scrapers_cost_one_reading(client, scrape, settings, django_assert_
 def test_queues_are_measured(scrape, settings):
     with redis.Redis.from_url(settings.CACHE_REDIS_URL) as client:
         client.rpush("runs", "a", "b", "c")
-    figures = scrape()
-    assert figures("queue_messages", queue="runs") == 3
-    assert {figures("queue_messages", queue=name) for name in ("webhooks", "webhooks-retry", "maintenance")} == {0}
+    shown = scrape()
+    assert shown("queue_messages", queue="runs") == 3
+    assert {shown("queue_messages", queue=name) for name in ("webhooks", "webhooks-retry", "maintenance")} == {0}
 
 
 # --- the database ----------------------------------------------------------------------------------------------------
@@ -167,10 +167,10 @@ def test_live_runs_by_state(scrape, user):
     factories.RunFactory(chat__user=user, status="queued", updated_at=now)
     factories.RunFactory(chat__user=user, status="waiting", updated_at=old - timedelta(days=1))
     factories.RunFactory(chat__user=user, status="completed")
-    figures = scrape()
-    states = {state: figures("runs", state=state) for state in ("queued", "in_line", "throttled", "running", "waiting")}
+    shown = scrape()
+    states = {state: shown("runs", state=state) for state in ("queued", "in_line", "throttled", "running", "waiting")}
     assert states == {"queued": 2, "in_line": 2, "throttled": 1, "running": 1, "waiting": 1}
-    assert 90 <= figures("runs_oldest_queued_seconds") < 150
+    assert 90 <= shown("runs_oldest_queued_seconds") < 150
 
 
 def test_due_deliveries(scrape, user):
@@ -181,9 +181,9 @@ def test_due_deliveries(scrape, user):
             endpoint=endpoint, status="PENDING", finished_at=None, next_attempt_at=now - timedelta(seconds=age)
         )
     factories.DeliveryFactory(endpoint=endpoint)
-    figures = scrape()
-    assert figures("webhook_deliveries_due") == 2
-    assert 30 <= figures("webhook_oldest_due_seconds") < 90
+    shown = scrape()
+    assert shown("webhook_deliveries_due") == 2
+    assert 30 <= shown("webhook_oldest_due_seconds") < 90
 
 
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="about PostgreSQL's plans")
@@ -227,9 +227,9 @@ def test_credits_are_counted_once_they_are_spent(scrape, user):
     for _ in range(2):  # a repeat moves nothing
         ledger.capture(call, 1_500_000)
         ledger.usage(user.pk, 250_000, run_id=run.pk, chat_id=run.chat_id, turn_index=1, price={})
-    figures = scrape()
-    assert figures("credits_spent_total", tool="calculate") == 1.5
-    assert figures("credits_spent_total", tool="model") == 0.25
+    shown = scrape()
+    assert shown("credits_spent_total", tool="calculate") == 1.5
+    assert shown("credits_spent_total", tool="model") == 0.25
 
 
 @pytest.mark.django_db(transaction=True)
@@ -237,10 +237,10 @@ def test_every_job_of_beat_says_how_it_went(scrape, limits):
     celery.app.loader.import_default_modules()
     for entry in project.CELERY_BEAT_SCHEDULE.values():
         celery.app.tasks[entry["task"]].apply(throw=True)
-    figures = scrape()
+    shown = scrape()
     for job in project.CELERY_BEAT_SCHEDULE:
-        assert figures("housekeeping_rows_total", job=job) == 0, job
-        age = clock.now().timestamp() - figures("housekeeping_last_success_timestamp_seconds", job=job)
+        assert shown("housekeeping_rows_total", job=job) == 0, job
+        age = clock.now().timestamp() - shown("housekeeping_last_success_timestamp_seconds", job=job)
         assert 0 <= age < 60, job
 
 
@@ -250,6 +250,6 @@ def test_a_job_that_breaks_is_counted_and_not_called_a_success(scrape):
 
     with pytest.raises(OperationalError):
         jobs.run("test-job", work)
-    figures = scrape()
-    assert figures("housekeeping_failures_total", job="test-job") == 1
-    assert figures("housekeeping_last_success_timestamp_seconds", job="test-job") is None
+    shown = scrape()
+    assert shown("housekeeping_failures_total", job="test-job") == 1
+    assert shown("housekeeping_last_success_timestamp_seconds", job="test-job") is None

@@ -1,4 +1,4 @@
-"""Requests through the outbound guard, and names that lead where a test says."""
+"""Requests through the outbound client, and names that lead where a test says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outbound guard: what may be reached."""
+"""The outbound client: what may be reached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outbound guard: for how long a request, and the look-up of its name, may take."""
+"""The outbound client: for how long a request, and the look-up of its name, may take."""
 
 from __future__ import annotations
 

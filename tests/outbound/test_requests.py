@@ -1,4 +1,4 @@
-"""The outbound guard: what is sent, what is read of the answer, and which connections are kept."""
+"""The outbound client: what is sent, what is read of the answer, and which connections are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outbound guard: whose certificate is trusted."""
+"""The outbound client: whose certificate is trusted."""
 
 from __future__ import annotations
 

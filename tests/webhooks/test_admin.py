@@ -45,8 +45,8 @@ def test_no_page_shows_a_secret(staff, endpoint, delivered):
         assert response.status_code == 200, page
         for secret in (endpoint.secret, "ab" * 32, "hush"):
             assert secret not in response.content.decode()
-    listed = staff.get(reverse("admin:webhooks_delivery_changelist") + "?status__exact=DEAD")
-    assert delivered.pk not in listed.content.decode()
+    listing = staff.get(reverse("admin:webhooks_delivery_changelist") + "?status__exact=DEAD")
+    assert delivered.pk not in listing.content.decode()
 
 
 def test_answer_of_a_receiver_is_shown_as_text(staff, user, endpoint, receivers):

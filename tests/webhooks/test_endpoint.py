@@ -285,7 +285,7 @@ def test_endpoint_whose_secret_is_lost_can_be_deleted(session, lost):
 
 
 # --- deliveries ------------------------------------------------------------------------------------------------------
-def listed(session, **query):
+def listing(session, **query):
     response = session.get(URL + "/deliveries", query)
     assert response.status_code == 200, response.content
     return response.json()
@@ -294,15 +294,15 @@ def listed(session, **query):
 def test_deliveries_with_their_attempts(session, user, endpoint, receivers):
     Endpoint.objects.update(url=receivers(answer(500), answer(200)).url)
     delivery = record(user)
-    (item,) = listed(session)["items"]
+    (item,) = listing(session)["items"]
     assert item["attempts"] == []
     deliver()
-    (item,) = listed(session)["items"]
+    (item,) = listing(session)["items"]
     assert item["status"] == "PENDING"
     assert item["nextAttemptAt"] > item["createdAt"]
     pass_time(30)
     deliver()
-    (item,) = listed(session)["items"]
+    (item,) = listing(session)["items"]
     assert {key: item[key] for key in ("id", "eventId", "eventType", "runId", "chatId", "status", "nextAttemptAt")} == {
         "id": delivery.pk,
         "eventId": delivery.event_id,
@@ -321,11 +321,11 @@ def test_deliveries_by_status(session, user, endpoint, receiver):
     delivered = record(user)
     deliver()
     pending = record(user)
-    assert [item["id"] for item in listed(session)["items"]] == [pending.pk, delivered.pk]
-    assert [item["id"] for item in listed(session, status="DELIVERED")["items"]] == [delivered.pk]
-    assert [item["id"] for item in listed(session, status="PENDING")["items"]] == [pending.pk]
+    assert [item["id"] for item in listing(session)["items"]] == [pending.pk, delivered.pk]
+    assert [item["id"] for item in listing(session, status="DELIVERED")["items"]] == [delivered.pk]
+    assert [item["id"] for item in listing(session, status="PENDING")["items"]] == [pending.pk]
     session.patch(URL, {"enabled": False}, format="json")
-    assert [item["id"] for item in listed(session, status="DEAD")["items"]] == [pending.pk]
+    assert [item["id"] for item in listing(session, status="DEAD")["items"]] == [pending.pk]
 
 
 @pytest.mark.parametrize("status", ["", "dead", "X", "\0"])
@@ -341,14 +341,14 @@ def test_deliveries_are_the_callers_own_also_of_earlier_endpoints(session, user,
     record(other.user)
     session.delete(URL)
     post(session, url="http://127.0.0.1:9000/")
-    assert [item["id"] for item in listed(session)["items"]] == [mine.pk]
+    assert [item["id"] for item in listing(session)["items"]] == [mine.pk]
 
 
 def test_deliveries_are_paged_without_gap_or_repetition(session, user, endpoint):
     expected = [record(user).pk for _ in range(7)][::-1]
     found, cursor = [], {}
     while True:
-        page = listed(session, limit=3, **cursor)
+        page = listing(session, limit=3, **cursor)
         found += [item["id"] for item in page["items"]]
         if page["nextCursor"] is None:
             break
@@ -362,4 +362,4 @@ def test_list_takes_the_same_queries_however_long(session, user, endpoint, recei
     deliver()
     assert Delivery.objects.filter(status="DELIVERED").count() == 10
     with django_assert_max_num_queries(3):
-        assert len(listed(session)["items"]) == 10
+        assert len(listing(session)["items"]) == 10
