@@ -28,7 +28,8 @@ INTEGER_MAX = 2**63
 NUMBER_MAX_CHARS = 64
 EXPONENT_MAX = 308
 
-_TEXT_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
+# The closing quote is optional: a string that never ends is then read once, and not again from each quote in it.
+_TEXT_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
 OUT_OF_RANGE = "holds a number that is out of range"
 
 

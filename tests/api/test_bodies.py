@@ -222,3 +222,12 @@ def test_any_bytes_are_a_value_or_a_parse_error(raw):
 def test_what_json_does_not_have_is_not_written(value):
     with pytest.raises((ValueError, TypeError)):
         dumps({"a": value})
+
+
+@pytest.mark.parametrize(
+    "raw", [b'"\\' * 250_000 + b"[" * 65, b'{"a":"\\"' * 70_000, b"[" * 65 + b'"' + b"\\" * 400_000]
+)
+def test_a_text_that_never_ends_is_read_once(raw):
+    """A scanner that began again at each quote would take hours: the time limit of the test would end it."""
+    with pytest.raises(MalformedJSON):
+        parse_value(raw)
