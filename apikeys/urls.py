@@ -8,6 +8,4 @@ session = [
     path("api-keys", views.ApiKeyViewSet.as_view({"post": "create", "get": "list"})),
     path("api-keys/<str:keyId>", views.ApiKeyViewSet.as_view({"delete": "destroy"})),
 ]
-public = [
-    path("key", views.OwnKeyViewSet.as_view({"get": "retrieve"})),
-]
+public = [path("key", views.OwnKeyViewSet.as_view({"get": "retrieve"}))]

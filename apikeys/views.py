@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from django.db.models import QuerySet
 from drf_spectacular.utils import extend_schema
@@ -12,10 +12,10 @@ from rest_framework.response import Response
 from apikeys import keys
 from apikeys.models import ApiKey
 from apikeys.serializers import ApiKeyInputSerializer, ApiKeySerializer, CreatedApiKeySerializer, OwnKeySerializer
-from config.api.viewsets import PublicViewSet, SessionViewSet
+from config.api.viewsets import ServiceViewSet
 
 
-class ApiKeyViewSet(SessionViewSet):
+class ApiKeyViewSet(ServiceViewSet):
     serializer_class = ApiKeySerializer
     lookup_url_kwarg = "keyId"
     secret_actions = frozenset({"create"})
@@ -32,8 +32,7 @@ class ApiKeyViewSet(SessionViewSet):
 
     def list(self, request: Request) -> Response:
         """The caller's API keys, never their secrets."""
-        page = self.paginate_queryset(self.get_queryset())
-        return self.get_paginated_response(ApiKeySerializer(page, many=True).data)
+        return super().list(request)
 
     def destroy(self, request: Request, keyId: str) -> Response:
         """Revoke an API key, at once and for good."""
@@ -41,10 +40,12 @@ class ApiKeyViewSet(SessionViewSet):
         return Response(status=204)
 
 
-class OwnKeyViewSet(PublicViewSet):
-    required_scopes: ClassVar[dict[str, str]] = {"retrieve": ""}
+class OwnKeyViewSet(ServiceViewSet):
+    surface = "public"
+    serializer_class = OwnKeySerializer
+    required_scopes = {"retrieve": ""}
 
     @extend_schema(responses=OwnKeySerializer)
     def retrieve(self, request: Request) -> Response:
         """The API key that this request bears."""
-        return Response(OwnKeySerializer(request.auth).data)
+        return self.show(request.auth)

@@ -24,35 +24,31 @@ from chats.serializers import (
     MessageSerializer,
 )
 from config.api.negotiation import AnyMediaType
-from config.api.viewsets import PublicViewSet, ServiceViewSet, SessionViewSet
+from config.api.viewsets import ServiceViewSet
 
 
-class ChatActions(ServiceViewSet):
+class ChatViewSet(ServiceViewSet):
     serializer_class = ChatSerializer
     lookup_url_kwarg = "chatId"
-    idempotent_actions = frozenset({"create"})
+    required_scopes = {
+        "list": "chats:read",
+        "retrieve": "chats:read",
+        "create": "chats:write",
+        "partial_update": "chats:write",
+        "destroy": "chats:write",
+    }
 
     def queryset_for(self, user: Any) -> Any:
         return services.chats_of(user)
 
-    def list(self, request: Request) -> Response:
-        page = self.paginate_queryset(self.get_queryset())
-        return self.get_paginated_response(ChatSerializer(page, many=True).data)
-
     @extend_schema(request=ChatInput, responses={201: ChatSerializer})
     def create(self, request: Request) -> Response:
-        body = self.read(ChatInput)
-        chat = services.create_chat(request.user, body.get("title"))
-        return Response(ChatSerializer(chat).data, status=status.HTTP_201_CREATED)
-
-    def retrieve(self, request: Request, chatId: str) -> Response:
-        return Response(ChatSerializer(self.get_object()).data)
+        return self.show(services.create_chat(request.user, **self.read(ChatInput)), status.HTTP_201_CREATED)
 
     @extend_schema(request=ChatChanges, responses=ChatSerializer)
     def partial_update(self, request: Request, chatId: str) -> Response:
         chat = self.get_object()
-        body = self.read(ChatChanges)
-        return Response(ChatSerializer(services.rename_chat(chat, body["title"])).data)
+        return self.show(services.rename_chat(chat, **self.read(ChatChanges)))
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, chatId: str) -> Response:
@@ -60,9 +56,10 @@ class ChatActions(ServiceViewSet):
         return Response(status=status.HTTP_204_NO_CONTENT)
 
 
-class MessageActions(ServiceViewSet):
+class MessageViewSet(ServiceViewSet):
     serializer_class = MessageSerializer
     lookup_url_kwarg = "chatId"
+    required_scopes = {"list": "chats:read"}
     pagination_ascending = True
 
     def queryset_for(self, user: Any) -> Any:
@@ -71,15 +68,13 @@ class MessageActions(ServiceViewSet):
     @extend_schema(responses=MessageSerializer(many=True))
     def list(self, request: Request, chatId: str) -> Response:
         in_order = Prefetch("attachments", Attachment.objects.order_by("position"))
-        messages = Message.objects.filter(chat=self.get_object()).prefetch_related(in_order)
-        page = self.paginate_queryset(messages)
-        return self.get_paginated_response(MessageSerializer(page, many=True).data)
+        return self.page(Message.objects.filter(chat=self.get_object()).prefetch_related(in_order))
 
 
-class AttachmentActions(ServiceViewSet):
+class AttachmentViewSet(ServiceViewSet):
     serializer_class = AttachmentSerializer
     lookup_url_kwarg = "attachmentId"
-    idempotent_actions = frozenset({"create"})
+    required_scopes = {"create": "attachments:write", "complete": "attachments:write", "retrieve": "chats:read"}
     error_statuses = {"complete": {409}}
 
     def queryset_for(self, user: Any) -> Any:
@@ -98,20 +93,18 @@ class AttachmentActions(ServiceViewSet):
         attachment.upload = attachments.upload_of(attachment, self.surface)  # type: ignore[attr-defined]
         return Response(CreatedAttachmentSerializer(attachment).data, status=status.HTTP_201_CREATED)
 
-    def retrieve(self, request: Request, attachmentId: str) -> Response:
-        return Response(AttachmentSerializer(self.get_object()).data)
-
     @extend_schema(
         description="Checks the uploaded file's size, digest and type, and makes the attachment ready. Idempotent.",
         request=None,
         responses=AttachmentSerializer,
     )
     def complete(self, request: Request, attachmentId: str) -> Response:
-        return Response(AttachmentSerializer(attachments.complete_attachment(self.get_object())).data)
+        return self.show(attachments.complete_attachment(self.get_object()))
 
 
-class AttachmentContentActions(ServiceViewSet):
+class AttachmentContentViewSet(ServiceViewSet):
     lookup_url_kwarg = "attachmentId"
+    required_scopes = {"content": "chats:read"}
     content_negotiation_class = AnyMediaType
     error_statuses = {"content": {416, -406}}
 
@@ -133,41 +126,3 @@ class AttachmentContentActions(ServiceViewSet):
     )
     def content(self, request: Request, attachmentId: str) -> HttpResponseBase:
         return downloads.serve(self.get_object(), request)
-
-
-class SessionChatViewSet(ChatActions, SessionViewSet):
-    pass
-
-
-class PublicChatViewSet(ChatActions, PublicViewSet):
-    required_scopes = {
-        "list": "chats:read",
-        "retrieve": "chats:read",
-        "create": "chats:write",
-        "partial_update": "chats:write",
-        "destroy": "chats:write",
-    }
-
-
-class SessionMessageViewSet(MessageActions, SessionViewSet):
-    pass
-
-
-class PublicMessageViewSet(MessageActions, PublicViewSet):
-    required_scopes = {"list": "chats:read"}
-
-
-class SessionAttachmentViewSet(AttachmentActions, SessionViewSet):
-    pass
-
-
-class PublicAttachmentViewSet(AttachmentActions, PublicViewSet):
-    required_scopes = {"create": "attachments:write", "complete": "attachments:write", "retrieve": "chats:read"}
-
-
-class SessionAttachmentContentViewSet(AttachmentContentActions, SessionViewSet):
-    pass
-
-
-class PublicAttachmentContentViewSet(AttachmentContentActions, PublicViewSet):
-    required_scopes = {"content": "chats:read"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from django.db.models import QuerySet
 from django.http import HttpResponseBase, StreamingHttpResponse
@@ -12,7 +12,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from config.api.negotiation import ExactJSONRenderer
-from config.api.viewsets import PublicViewSet, ServiceViewSet, SessionViewSet
+from config.api.viewsets import ServiceViewSet
 from config.kernel.errors import ValidationFailed
 from config.kernel.ids import is_plausible_id
 from credits import ledger, usage
@@ -40,30 +40,19 @@ def caller_id(request: Request) -> int:
     return user.pk
 
 
-class CreditsTag:
-    """The paths begin with the caller, so the first word is no tag for them."""
-
+class AccountViewSet(ServiceViewSet):
     tag = "credits"
-
-
-class AccountActions(CreditsTag, ServiceViewSet):
     serializer_class = AccountSerializer
+    required_scopes = {"retrieve": "credits:read"}
 
     @extend_schema(responses=AccountSerializer)
     def retrieve(self, request: Request) -> Response:
         """Balance, open holds, and what is available."""
-        return Response(AccountSerializer(ledger.account_for(caller_id(request))).data)
+        return self.show(ledger.account_for(caller_id(request)))
 
 
-class SessionAccountViewSet(AccountActions, SessionViewSet):
-    pass
-
-
-class PublicAccountViewSet(AccountActions, PublicViewSet):
-    required_scopes: ClassVar[dict[str, str]] = {"retrieve": "credits:read"}
-
-
-class LedgerViewSet(CreditsTag, SessionViewSet):
+class LedgerViewSet(ServiceViewSet):
+    tag = "credits"
     serializer_class = LedgerEntrySerializer
     renderer_classes = [ExactJSONRenderer, CsvRenderer]
 
@@ -82,23 +71,18 @@ class LedgerViewSet(CreditsTag, SessionViewSet):
             lines = csv_lines(usage.export(caller_id(request)))
             headers = {"Content-Disposition": 'attachment; filename="ledger.csv"', "Cache-Control": "no-store"}
             return StreamingHttpResponse(lines, content_type="text/csv; charset=utf-8", headers=headers)
-        page = self.paginate_queryset(self.get_queryset())
-        return self.get_paginated_response(LedgerEntrySerializer(page, many=True).data)
+        return self.page(self.get_queryset())
 
 
-class UsageViewSet(CreditsTag, SessionViewSet):
+class UsageViewSet(ServiceViewSet):
+    tag = "credits"
     serializer_class = UsageSummarySerializer
-    error_statuses: ClassVar[dict[str, set[int]]] = {
-        "summary": {400},
-        "by_chat": {400},
-        "by_day": {400},
-        "of_chat": {-404},
-    }
+    error_statuses = {"summary": {400}, "by_chat": {400}, "by_day": {400}, "of_chat": {-404}}
 
     @extend_schema(parameters=[PERIOD], responses=UsageSummarySerializer)
     def summary(self, request: Request) -> Response:
         """Usage by tool."""
-        return Response(UsageSummarySerializer(usage.summary(caller_id(request), self.period())).data)
+        return self.show(usage.summary(caller_id(request), self.period()))
 
     @extend_schema(parameters=[PERIOD], responses=UsageByChatSerializer)
     def by_chat(self, request: Request) -> Response:

@@ -12,7 +12,7 @@ from rest_framework.response import Response
 
 from chats.services import chats_of
 from config.api.pagination import KeysetPagination
-from config.api.viewsets import PublicViewSet, ServiceViewSet, SessionViewSet
+from config.api.viewsets import ServiceViewSet
 from config.kernel.errors import NotFound, ValidationFailed
 from config.kernel.ids import is_plausible_id
 from config.telemetry import logs
@@ -34,9 +34,10 @@ WAITPOINT_ANSWER = PolymorphicProxySerializer(
 STATUS_FILTER = OpenApiParameter("status", enum=RunStatus.values, description="Only runs in this status.")
 
 
-class RunActions(ServiceViewSet):
+class RunViewSet(ServiceViewSet):
     serializer_class = RunSerializer
     lookup_url_kwarg = "runId"
+    required_scopes = {"list": "runs:read", "retrieve": "runs:read", "cancel": "runs:write"}
     idempotent_actions = frozenset({"cancel"})
 
     def queryset_for(self, user: Any) -> Any:
@@ -50,7 +51,7 @@ class RunActions(ServiceViewSet):
             if wanted not in RunStatus.values:
                 raise ValidationFailed({"status": [f"Use one of {', '.join(RunStatus.values)}."]})
             runs = runs.filter(status=wanted)
-        return self.get_paginated_response(RunSerializer(self.paginate_queryset(runs), many=True).data)
+        return self.page(runs)
 
     def get_object(self) -> Run:
         run_id = self.kwargs["runId"]
@@ -59,18 +60,15 @@ class RunActions(ServiceViewSet):
             raise NotFound
         return found
 
-    def retrieve(self, request: Request, runId: str) -> Response:
-        return Response(RunSerializer(self.get_object()).data)
-
     @extend_schema(request=None, responses=RunSerializer)
     def cancel(self, request: Request, runId: str) -> Response:
-        return Response(RunSerializer(services.cancel_run(self.get_object())).data)
+        return self.show(services.cancel_run(self.get_object()))
 
 
-class ChatRunActions(ServiceViewSet):
+class ChatRunViewSet(ServiceViewSet):
     serializer_class = RunSerializer
     lookup_url_kwarg = "chatId"
-    idempotent_actions = frozenset({"create"})
+    required_scopes = {"list": "runs:read", "create": "runs:write"}
     throttle_run_starts = frozenset({"create"})
     error_statuses = {"create": {402}}
 
@@ -80,7 +78,7 @@ class ChatRunActions(ServiceViewSet):
     @extend_schema(responses=RunSerializer(many=True))
     def list(self, request: Request, chatId: str) -> Response:
         runs = services.runs_of(request.user).filter(chat=self.get_object())
-        return self.get_paginated_response(RunSerializer(self.paginate_queryset(runs), many=True).data)
+        return self.page(runs)
 
     @extend_schema(request=RunInput, responses={201: RunSerializer})
     def create(self, request: Request, chatId: str) -> Response:
@@ -90,12 +88,13 @@ class ChatRunActions(ServiceViewSet):
             self.get_object()  # with any body, a chat of another user is 404
             raise
         run = services.start_run(request.user, chatId, request_id=logs.request_id.get() or "", **body)
-        return Response(RunSerializer(services.as_new(run)).data, status=status.HTTP_201_CREATED)
+        return self.show(services.as_new(run), status.HTTP_201_CREATED)
 
 
-class WaitpointActions(ServiceViewSet):
+class WaitpointViewSet(ServiceViewSet):
     serializer_class = WaitpointSerializer
     lookup_url_kwarg = "waitpointId"
+    required_scopes = {"retrieve": "runs:read", "respond": "waitpoints:respond"}
 
     def queryset_for(self, user: Any) -> Any:
         return services.waitpoints_of(user)
@@ -105,9 +104,6 @@ class WaitpointActions(ServiceViewSet):
         logs.run_id.set(waitpoint.run_id)
         return waitpoint
 
-    def retrieve(self, request: Request, waitpointId: str) -> Response:
-        return Response(WaitpointSerializer(self.get_object()).data)
-
     @extend_schema(
         request=WAITPOINT_ANSWER,
         responses=WaitpointSerializer,
@@ -115,7 +111,7 @@ class WaitpointActions(ServiceViewSet):
     def respond(self, request: Request, waitpointId: str) -> Response:
         waitpoint: Waitpoint = self.get_object()
         answer = self.read(ANSWERS[self.read(AnswerKind)["kind"]])
-        return Response(WaitpointSerializer(services.respond(waitpoint, answer)).data)
+        return self.show(services.respond(waitpoint, answer))
 
 
 class WholeCatalogue(KeysetPagination):
@@ -128,6 +124,7 @@ class WholeCatalogue(KeysetPagination):
 class CatalogueActions(ServiceViewSet):
     """The whole catalogue as one page."""
 
+    required_scopes = {"list": "runs:read"}
     pagination_class = WholeCatalogue
     error_statuses = {"list": {-400}}
 
@@ -138,7 +135,7 @@ class CatalogueActions(ServiceViewSet):
         return Response({"items": serializer(rows, many=True).data, "nextCursor": None})
 
 
-class ModelActions(CatalogueActions):
+class ModelViewSet(CatalogueActions):
     serializer_class = ModelSerializer
 
     @extend_schema(responses=ModelSerializer(many=True))
@@ -146,49 +143,9 @@ class ModelActions(CatalogueActions):
         return self.answer(ModelSerializer, catalogue.read().models.values())
 
 
-class ToolActions(CatalogueActions):
+class ToolViewSet(CatalogueActions):
     serializer_class = ToolSerializer
 
     @extend_schema(responses=ToolSerializer(many=True))
     def list(self, request: Request) -> Response:
         return self.answer(ToolSerializer, catalogue.read().tools.values())
-
-
-class SessionRunViewSet(RunActions, SessionViewSet):
-    pass
-
-
-class PublicRunViewSet(RunActions, PublicViewSet):
-    required_scopes = {"list": "runs:read", "retrieve": "runs:read", "cancel": "runs:write"}
-
-
-class SessionChatRunViewSet(ChatRunActions, SessionViewSet):
-    pass
-
-
-class PublicChatRunViewSet(ChatRunActions, PublicViewSet):
-    required_scopes = {"list": "runs:read", "create": "runs:write"}
-
-
-class SessionWaitpointViewSet(WaitpointActions, SessionViewSet):
-    pass
-
-
-class PublicWaitpointViewSet(WaitpointActions, PublicViewSet):
-    required_scopes = {"retrieve": "runs:read", "respond": "waitpoints:respond"}
-
-
-class SessionModelViewSet(ModelActions, SessionViewSet):
-    pass
-
-
-class PublicModelViewSet(ModelActions, PublicViewSet):
-    required_scopes = {"list": "runs:read"}
-
-
-class SessionToolViewSet(ToolActions, SessionViewSet):
-    pass
-
-
-class PublicToolViewSet(ToolActions, PublicViewSet):
-    required_scopes = {"list": "runs:read"}

@@ -9,7 +9,7 @@ from rest_framework import status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from config.api.viewsets import SessionViewSet
+from config.api.viewsets import ServiceViewSet
 from webhooks import services
 from webhooks.serializers import (
     DeliveryFilter,
@@ -20,7 +20,7 @@ from webhooks.serializers import (
 )
 
 
-class WebhookViewSet(SessionViewSet):
+class WebhookViewSet(ServiceViewSet):
     serializer_class = EndpointSerializer
     error_statuses = {"retrieve": {404}, "partial_update": {404}, "destroy": {404}}
 
@@ -39,12 +39,11 @@ class WebhookViewSet(SessionViewSet):
         return Response(EndpointSerializer(endpoint, context={"reveal": reveal}).data)
 
     def retrieve(self, request: Request) -> Response:
-        return Response(EndpointSerializer(services.endpoint_of(request.user)).data)
+        return self.show(services.endpoint_of(request.user))
 
     @extend_schema(request=EndpointChanges, responses=EndpointSerializer)
     def partial_update(self, request: Request) -> Response:
-        body = self.read(EndpointChanges)
-        return Response(EndpointSerializer(services.set_enabled(request.user, body["enabled"])).data)
+        return self.show(services.set_enabled(request.user, **self.read(EndpointChanges)))
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request) -> Response:
@@ -52,7 +51,7 @@ class WebhookViewSet(SessionViewSet):
         return Response(status=status.HTTP_204_NO_CONTENT)
 
 
-class DeliveryViewSet(SessionViewSet):
+class DeliveryViewSet(ServiceViewSet):
     serializer_class = DeliverySerializer
 
     def queryset_for(self, user: Any) -> Any:
@@ -61,5 +60,4 @@ class DeliveryViewSet(SessionViewSet):
     @extend_schema(parameters=[DeliveryFilter], responses=DeliverySerializer(many=True))
     def list(self, request: Request) -> Response:
         wanted = self.read(DeliveryFilter, request.query_params.dict())
-        page = self.paginate_queryset(services.deliveries_of(request.user, wanted.get("status")))
-        return self.get_paginated_response(DeliverySerializer(page, many=True).data)
+        return self.page(services.deliveries_of(request.user, wanted.get("status")))

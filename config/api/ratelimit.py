@@ -11,12 +11,11 @@ import threading
 import time
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 import redis
 from django.conf import settings
 from django.http import HttpRequest
-from rest_framework.request import Request
 
 from config.kernel.errors import RateLimited
 from config.redis import client
@@ -228,17 +227,3 @@ def client_address(request: HttpRequest) -> str:
             return str(address.ipv4_mapped)
         return str(ipaddress.ip_network((int(address), 64), strict=False))
     return str(address)
-
-
-class RateLimitMixin:
-    """For viewsets: charges the caller, or the address of an unknown caller.
-
-    ``throttle_run_starts`` names the actions that also count against the limit of run starts.
-    """
-
-    surface: ClassVar[str]
-    action: str
-    throttle_run_starts: ClassVar[frozenset[str] | set[str]] = frozenset()
-
-    def check_throttles(self, request: Request) -> None:
-        charge_user(request._request, self.surface, request.user, run_start=self.action in self.throttle_run_starts)

@@ -14,7 +14,7 @@ from rest_framework.response import Response
 
 from config.api.errors import error_response, is_api_path
 from config.api.serializers import CamelSerializer, TimestampField
-from config.api.viewsets import SessionViewSet
+from config.api.viewsets import ServiceViewSet
 
 
 class MeSerializer(CamelSerializer):
@@ -26,12 +26,12 @@ class MeSerializer(CamelSerializer):
     created_at = TimestampField(source="date_joined")
 
 
-class MeViewSet(SessionViewSet):
+class MeViewSet(ServiceViewSet):
     serializer_class = MeSerializer
 
     @extend_schema(responses=MeSerializer)
     def retrieve(self, request: Request) -> Response:
-        return Response(MeSerializer(request.user).data)
+        return self.show(request.user)
 
 
 @csrf_exempt

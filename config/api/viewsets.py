@@ -1,8 +1,4 @@
-"""The base classes of all viewsets: authentication, rate limit, idempotency, pagination and owner scope.
-
-An app's ``views.py`` holds a session and a public viewset for a resource, both built on one mixin with its actions.
-``required_scopes`` maps an action's name to the scope that an API key needs for it; the session surface has no scopes.
-"""
+"""The base class of all viewsets: authentication, rate limit, idempotency, pagination and owner scope."""
 
 from __future__ import annotations
 
@@ -14,13 +10,14 @@ from django.utils.module_loading import import_string
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.exceptions import APIException, NotAuthenticated
 from rest_framework.request import Request
+from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
 from config.api.authentication import SessionTokenAuthentication
 from config.api.idempotency import IdempotencyMixin
 from config.api.pagination import KeysetPagination
 from config.api.parsers import StrictJSONParser, load_body
-from config.api.ratelimit import RateLimitMixin, charge_address, refuse_if_over
+from config.api.ratelimit import charge_address, charge_user, refuse_if_over
 from config.api.serializers import CamelSerializer
 from config.kernel.errors import Forbidden, NotFound
 from config.kernel.ids import is_plausible_id
@@ -28,12 +25,19 @@ from config.kernel.ids import is_plausible_id
 BODY_METHODS = {"POST", "PUT", "PATCH"}
 
 
-class ServiceViewSet(RateLimitMixin, IdempotencyMixin, GenericViewSet):
-    """Common to both surfaces. ``queryset_for`` gives the caller's own rows, so a forgotten check is a 404."""
+class ServiceViewSet(IdempotencyMixin, GenericViewSet):
+    """``queryset_for`` gives the caller's own rows, so a forgotten check is a 404.
 
-    surface: ClassVar[str]
+    ``surface`` is "session" (``/api/v1``: callers with a session token) or "public" (``/api/public/v1``: callers with
+    an API key). A viewset of both surfaces gets it from its route: ``as_view(…, surface=surface)``.
+    """
+
+    surface = "session"
+    # The scope that an API key needs for an action, for every action of a public viewset. Empty: none.
+    required_scopes: ClassVar[dict[str, str]] = {}
+    # The actions that also count against the limit of run starts.
+    throttle_run_starts: ClassVar[frozenset[str]] = frozenset()
     pagination_class = KeysetPagination
-    lookup_value_regex = "[^/]+"
     http_method_names = ["get", "head", "post", "put", "patch", "delete"]
     # For the OpenAPI document: an action's further statuses. A negative one removes a usual status.
     error_statuses: ClassVar[dict[str, set[int]]] = {}
@@ -59,6 +63,22 @@ class ServiceViewSet(RateLimitMixin, IdempotencyMixin, GenericViewSet):
             refuse_if_over(charge_address(request._request))
             raise
 
+    def get_authenticators(self) -> list[BaseAuthentication]:
+        if self.surface == "public":
+            return [import_string(settings.PUBLIC_AUTHENTICATION_CLASS)()]
+        return [SessionTokenAuthentication()]
+
+    def check_throttles(self, request: Request) -> None:
+        charge_user(request._request, self.surface, request.user, run_start=self.action in self.throttle_run_starts)
+
+    def check_permissions(self, request: Request) -> None:
+        super().check_permissions(request)
+        # A path that does not have this method is 405, whatever scopes the key has.
+        if self.surface == "public" and self.action in self.action_map.values():
+            scope, key = self.required_scopes[self.action], request.auth
+            if scope and scope not in key.scopes:
+                raise Forbidden(f"This operation needs the scope {scope}.", details={"requiredScope": scope})
+
     def queryset_for(self, user: Any) -> QuerySet:
         raise NotImplementedError(f"{type(self).__name__} lists nothing")
 
@@ -79,28 +99,16 @@ class ServiceViewSet(RateLimitMixin, IdempotencyMixin, GenericViewSet):
         """The validated body (or ``data``); 400 with every field's messages otherwise."""
         return serializer_class.validated((self.request.data or {}) if data is None else data)
 
+    def page(self, rows: QuerySet) -> Response:
+        """The answer with the requested page of ``rows``."""
+        return self.get_paginated_response(self.get_serializer(self.paginate_queryset(rows), many=True).data)
 
-class SessionViewSet(ServiceViewSet):
-    """``/api/v1``: first-party callers with a session token."""
+    def show(self, row: Any, status: int = 200) -> Response:
+        return Response(self.get_serializer(row).data, status)
 
-    surface = "session"
-    authentication_classes = [SessionTokenAuthentication]
+    # No docstrings: the OpenAPI document would quote them.
+    def list(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        return self.page(self.get_queryset())
 
-
-class PublicViewSet(ServiceViewSet):
-    """``/api/public/v1``: callers with a scoped API key."""
-
-    surface = "public"
-    required_scopes: ClassVar[dict[str, str]] = {}
-
-    def get_authenticators(self) -> list[BaseAuthentication]:
-        return [import_string(settings.PUBLIC_AUTHENTICATION_CLASS)()]
-
-    def check_permissions(self, request: Request) -> None:
-        super().check_permissions(request)
-        if self.action not in self.action_map.values():
-            return  # the path does not have this method: 405, whatever scopes the key has
-        scope = self.required_scopes[self.action]
-        key: Any = request.auth
-        if scope and scope not in key.scopes:
-            raise Forbidden(f"This operation needs the scope {scope}.", details={"requiredScope": scope})
+    def retrieve(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        return self.show(self.get_object())

@@ -20,7 +20,7 @@ from rest_framework.request import Request
 
 from config.api.errors import envelope, to_domain_error
 from config.api.parsers import check_media_type, load_body
-from config.api.viewsets import PublicViewSet
+from config.api.viewsets import ServiceViewSet
 from config.kernel.errors import DomainError, Forbidden
 from config.kernel.jsontext import dumps
 from runs.mcp.protocol import (
@@ -58,7 +58,8 @@ LIST_TTL_MS = 3_600_000
 
 
 @extend_schema(exclude=True)
-class McpViewSet(PublicViewSet):
+class McpViewSet(ServiceViewSet):
+    surface = "public"
     required_scopes = {"handle": ""}  # a call checks the scope of its tool
     parser_classes = []
 

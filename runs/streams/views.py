@@ -13,11 +13,10 @@ from django.conf import settings
 from django.http import HttpResponse, HttpResponseBase, StreamingHttpResponse
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
-from rest_framework.negotiation import BaseContentNegotiation
 from rest_framework.request import Request
 
 from config.api.negotiation import AnyMediaType
-from config.api.viewsets import PublicViewSet, SessionViewSet
+from config.api.viewsets import ServiceViewSet
 from config.kernel.errors import ValidationFailed
 from runs.models import FINAL_RUN_STATUSES, Run
 from runs.streams import reads
@@ -36,9 +35,10 @@ class StreamResponse(StreamingHttpResponse):
         super().__init__(existing_frames(opening), content_type=CONTENT_TYPE, headers=HEADERS)
 
 
-class StreamActions:
-    lookup_url_kwarg: str | None = "runId"
-    content_negotiation_class: type[BaseContentNegotiation] = AnyMediaType
+class StreamViewSet(ServiceViewSet):
+    lookup_url_kwarg = "runId"
+    required_scopes = {"stream": "runs:read"}
+    content_negotiation_class = AnyMediaType
     error_statuses = {"stream": {400, -406}}
 
     def queryset_for(self, user: Any) -> Any:
@@ -64,7 +64,7 @@ class StreamActions:
     )
     def stream(self, request: Request, runId: str) -> HttpResponseBase:
         after = position_of(request)
-        run: Run = self.get_object()  # type: ignore[attr-defined]
+        run: Run = self.get_object()
         if request.method == "HEAD":
             return HttpResponse(content_type=CONTENT_TYPE, headers=HEADERS)
         user: Any = request.user
@@ -91,14 +91,6 @@ def position_of(request: Request) -> int:
         if text and not (text.isascii() and text.isdigit() and len(text) <= POSITION_MAX_DIGITS):
             raise ValidationFailed({name: ["Use the index of an event: a whole number from 0."]})
     return int(given["Last-Event-ID"] or given["after"] or 0)
-
-
-class SessionStreamViewSet(StreamActions, SessionViewSet):
-    pass
-
-
-class PublicStreamViewSet(StreamActions, PublicViewSet):
-    required_scopes = {"stream": "runs:read"}
 
 
 def existing_frames(opening: Opening) -> Iterator[bytes]:

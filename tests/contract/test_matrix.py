@@ -12,7 +12,7 @@ from rest_framework.test import APIClient
 from apikeys.keys import DEFAULT_SCOPES, create_key, revoke_key
 from apikeys.models import ApiKey
 from config.api.session_tokens import mint
-from config.api.viewsets import PublicViewSet, SessionViewSet
+from config.api.viewsets import ServiceViewSet
 from config.kernel import clock
 from tests import factories
 from tests.contract.routes import Operation, methods_of, operations, routes, surface_of
@@ -93,9 +93,9 @@ def refusal(response: Any, status: int, code: str) -> dict[str, Any]:
 
 # --- the routes ------------------------------------------------------------------------------------------------------
 def test_every_route_is_a_viewset_of_its_surface():
-    bases = {"session": SessionViewSet, "public": PublicViewSet}
     for path, callback in routes():
-        assert issubclass(callback.cls, bases[str(surface_of(path))]), path
+        assert issubclass(callback.cls, ServiceViewSet), path
+        assert callback.cls(**callback.initkwargs).surface == surface_of(path), path
 
 
 @every_public

@@ -99,7 +99,7 @@ class ServiceSchema(AutoSchema):
         return [tag] if tag else super().get_tags()
 
     def get_auth(self) -> list[dict[str, Any]]:
-        scope = getattr(self.view, "required_scopes", {}).get(getattr(self.view, "action", None))
+        scope = self._required_scope()
         return [{name: [scope] if scope else [] for name in each} for each in super().get_auth()]
 
     def _resolve_path_parameters(self, variables: list[str]) -> list[dict[str, Any]]:
@@ -135,10 +135,14 @@ class ServiceSchema(AutoSchema):
             statuses.add(400)
         if self._is_idempotent():
             statuses.add(409)
-        if getattr(view, "required_scopes", {}).get(view.action):
+        if self._required_scope():
             statuses.add(403)
         declared = view.error_statuses.get(view.action, ())
         return (statuses | {status for status in declared if status > 0}) - {-status for status in declared}
+
+    def _required_scope(self) -> str:
+        view: Any = self.view
+        return view.required_scopes[view.action] if getattr(view, "surface", "") == "public" else ""
 
     def _is_idempotent(self) -> bool:
         return self.method == "POST" and getattr(self.view, "action", None) in getattr(
