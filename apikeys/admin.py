@@ -13,7 +13,7 @@ from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 from apikeys import keys
 from apikeys.models import ApiKey
 from config.staff.actions import Action, ActionForm, Did, WithActions
-from config.staff.base import ReadOnly, of_user
+from config.staff.base import ReadOnly
 
 
 class ScopesForm(ActionForm):
@@ -48,11 +48,9 @@ def narrow(request: HttpRequest, key: ApiKey, data: dict[str, Any]) -> Did | Non
 @admin.register(ApiKey)
 class ApiKeyAdmin(ReadOnly, WithActions):
     list_display = ("id", "prefix", "name", "user", "created_at", "last_used_at", "expires_at", "revoked_at")
-    list_select_related = ("user",)
     search_help_text = "Key's id or first 8 characters, or user"
     # Never the digest.
     fields = ("id", "user", "name", "prefix", "scopes", "created_at", "last_used_at", "expires_at", "revoked_at")
-    url_lookups = ("user__id__exact",)
     staff_actions = (
         Action(
             name="revoke",
@@ -78,8 +76,4 @@ class ApiKeyAdmin(ReadOnly, WithActions):
     )
 
     def find(self, word: str) -> Q:
-        if word.startswith("key_"):
-            return Q(pk=word)
-        if word.startswith(keys.MARK):
-            return Q(prefix=word[: keys.PREFIX_LENGTH])
-        return of_user(word)
+        return Q(prefix=word[: keys.PREFIX_LENGTH]) if word.startswith(keys.MARK) else super().find(word)

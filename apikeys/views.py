@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.db.models import QuerySet
+from django.http import HttpResponseBase
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -30,7 +31,7 @@ class ApiKeyViewSet(ServiceViewSet):
         key, secret = keys.create_key(request.user, name=body["name"], days=body.get("expiration_days"))
         return Response(ApiKeySerializer(key).data | {"secret": secret}, status=201)
 
-    def list(self, request: Request) -> Response:
+    def list(self, request: Request) -> HttpResponseBase:
         """The caller's API keys, never their secrets."""
         return super().list(request)
 

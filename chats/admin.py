@@ -6,24 +6,18 @@ Staff with the permission for it read the content of a run on the run's page (``
 from __future__ import annotations
 
 from django.contrib import admin
-from django.db.models import Q
 from django.utils.html import format_html
 
 from chats.models import Attachment, AttachmentStatus, Chat
-from config.staff.base import ReadOnly, StaffAdmin, of_user, status_column
+from config.staff.base import ReadOnly, StaffAdmin, status_column
 
 
 @admin.register(Chat)
 class ChatAdmin(ReadOnly, StaffAdmin):
     list_display = ("id", "user", "active_run_id", "created_at", "updated_at", "deleted_at")
-    list_select_related = ("user",)
     fields = ("id", "user", "active_run_id", "runs_link", "created_at", "updated_at", "deleted_at")
     readonly_fields = ("runs_link",)
     search_help_text = "Chat's id or user"
-    url_lookups = ("user__id__exact",)
-
-    def find(self, word: str) -> Q:
-        return Q(pk=word) if word.startswith("chat_") else of_user(word)
 
     @admin.display(description="runs")
     def runs_link(self, chat: Chat) -> str:
@@ -36,10 +30,5 @@ class AttachmentAdmin(ReadOnly, StaffAdmin):
     fields = ("id", "user", "content_type", "size_bytes", "sha256", "status", "message_id", "created_at", "expires_at")
     readonly_fields = ("message_id",)
     list_filter = ("status",)
-    list_select_related = ("user",)
     search_help_text = "Attachment's id or user"
-    url_lookups = ("user__id__exact",)
     state = status_column(AttachmentStatus)
-
-    def find(self, word: str) -> Q:
-        return Q(pk=word) if word.startswith("att_") else of_user(word)

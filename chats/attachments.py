@@ -145,21 +145,17 @@ class NotUploaded(Conflict):
     message = "The file was not uploaded yet."
 
 
-class UploadExpired(Conflict):
-    message = "The attachment was not completed in time; make a new one."
-
-
 def complete_attachment(attachment: Attachment) -> Attachment:
     """Check the uploaded file and make the attachment ready. A ready one is returned unchanged.
 
-    Raises NotUploaded, UploadExpired, ValidationFailed if the file is not what was announced, Unavailable.
+    Raises Conflict, ValidationFailed if the file is not what was announced, Unavailable.
     """
     if attachment.status == AttachmentStatus.READY:
         return attachment
     transitions.expire([attachment.pk])
     attachment.refresh_from_db()
     if attachment.status == AttachmentStatus.EXPIRED:
-        raise UploadExpired
+        raise Conflict("The attachment was not completed in time; make a new one.")
     uploaded = attachment.stored_name
     name = uploaded or files.direct_name(attachment.pk)
     if not uploaded and not files.takes_uploads():

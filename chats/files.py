@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from django.core.exceptions import BadRequest
 from django.core.files.base import File
 from django.core.files.storage import default_storage
 
@@ -30,7 +29,7 @@ def storage_errors() -> Iterator[None]:
     """Turns errors of the storage into Unavailable; a missing file stays FileNotFoundError."""
     try:
         yield
-    except (FileNotFoundError, DomainError, BadRequest):
+    except (FileNotFoundError, DomainError):
         raise
     except (IsADirectoryError, NotADirectoryError) as error:
         raise FileNotFoundError from error

@@ -16,9 +16,8 @@ from django.views.decorators.csrf import csrf_exempt
 from chats import attachments
 from chats.files import READ_SIZE
 from config.api import ratelimit
-from config.api.errors import envelope, error_response, to_domain_error
-from config.kernel.errors import DomainError, NotFound, PayloadTooLarge, ValidationFailed
-from config.kernel.jsontext import dumps
+from config.api.errors import response_to, to_domain_error
+from config.kernel.errors import DomainError, MethodNotAllowed, NotFound, PayloadTooLarge, ValidationFailed
 
 logger = logging.getLogger(__name__)
 
@@ -26,21 +25,16 @@ logger = logging.getLogger(__name__)
 @csrf_exempt
 def receive_upload(request: HttpRequest, token: str) -> HttpResponse:
     """204 after the file is stored. A client may repeat the upload until the attachment is complete."""
-    if request.method != "PUT":
-        response = error_response(405)
-        response["Allow"] = "PUT"
-        return response
     try:
+        if request.method != "PUT":
+            return response_to(MethodNotAllowed(headers={"Allow": "PUT"}))
         _receive(request, token)
         response = HttpResponse(status=204)
     except Exception as error:
         refusal = to_domain_error(error)
         if refusal.status >= 500:
             logger.error("an upload failed", exc_info=error)
-        body = dumps(envelope(refusal.code, refusal.message, refusal.details))
-        response = HttpResponse(body, status=refusal.status, content_type="application/json")
-        for name, value in refusal.headers.items():
-            response[name] = value
+        response = response_to(refusal)
     verdict = ratelimit.verdict_of(request)
     for name, value in (verdict.headers() if verdict else {}).items():
         response[name] = value

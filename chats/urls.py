@@ -1,3 +1,5 @@
+from typing import Any
+
 from django.urls import URLPattern, path
 
 from chats import views
@@ -6,7 +8,7 @@ from chats.uploads import receive_upload
 
 def routes(surface: str) -> list[URLPattern]:
     on = {"surface": surface}
-    chat = {"get": "retrieve", "patch": "partial_update", "delete": "destroy"}
+    chat: dict[str, Any] = {"get": "retrieve", "patch": "partial_update", "delete": "destroy"}
     attachments = views.AttachmentViewSet
     return [
         path("chats", views.ChatViewSet.as_view({"get": "list", "post": "create"}, **on)),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from django import forms
 from django.contrib import admin
 from django.core.exceptions import ValidationError
-from django.db.models import Q, QuerySet
+from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html
@@ -18,7 +20,7 @@ from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldAdminTextInputWi
 
 from config.kernel import clock, money
 from config.staff.actions import Action, ActionForm, Did, WithActions
-from config.staff.base import ReadOnly, link_column, of_user, users_named
+from config.staff.base import ReadOnly, link_column, users_named
 from config.staff.forms import CreditsField, ReasonField
 from credits import ledger
 from credits.models import (
@@ -90,36 +92,34 @@ class RefundForm(ActionForm):
     reason = ReasonField(REASON_MAX_CHARS)
 
 
-def cause_of(action: str, data: dict[str, Any]) -> str | None:
-    """One confirmation page moves credits once, even if it is sent twice. None if it was sent before."""
-    cause = f"staff:{action}:{data['nonce'] or uuid.uuid4().hex}"
-    return None if LedgerEntry.objects.filter(cause=cause).exists() else cause
+def once(name: str, done: str, move: Callable[..., Model]) -> Callable[..., Did | None]:
+    """The ``apply`` of an action: one confirmation page moves credits once, even if it is sent twice."""
+
+    def apply(request: HttpRequest, row: Any, data: dict[str, Any]) -> Did | None:
+        cause = f"staff:{name}:{data['nonce'] or uuid.uuid4().hex}"
+        if LedgerEntry.objects.filter(cause=cause).exists():
+            return None
+        moved = move(row, data, cause=cause, reason=data["reason"], staff=request.user)
+        return Did(moved, f"{done} {money.to_text(data['amount'])}: {data['reason']}")
+
+    return apply
 
 
-def grant(request: HttpRequest, account: Account | None, data: dict[str, Any]) -> Did | None:
-    cause = cause_of("grant", data)
-    if cause is None:
-        return None
+def grant(account: Account | None, data: dict[str, Any], **common: Any) -> Account:
     user_id = account.pk if account is not None else data["user"]
     expires_at = clock.now() + timedelta(days=data["days"]) if data["days"] else None
-    ledger.grant(user_id, data["amount"], cause=cause, reason=data["reason"], staff=request.user, expires_at=expires_at)
-    return Did(ledger.account_for(user_id), f"Granted {money.to_text(data['amount'])}: {data['reason']}")
+    ledger.grant(user_id, data["amount"], expires_at=expires_at, **common)
+    return ledger.account_for(user_id)
 
 
-def adjust(request: HttpRequest, account: Account, data: dict[str, Any]) -> Did | None:
-    cause = cause_of("adjust", data)
-    if cause is None:
-        return None
-    ledger.adjust(account.pk, data["amount"], reason=data["reason"], staff=request.user, cause=cause)
-    return Did(account, f"Adjusted by {money.to_text(data['amount'])}: {data['reason']}")
+def adjust(account: Account, data: dict[str, Any], **common: Any) -> Account:
+    ledger.adjust(account.pk, data["amount"], **common)
+    return account
 
 
-def refund(request: HttpRequest, entry: LedgerEntry, data: dict[str, Any]) -> Did | None:
-    cause = cause_of("refund", data)
-    if cause is None:
-        return None
-    ledger.refund(entry.pk, data["amount"], reason=data["reason"], staff=request.user, cause=cause)
-    return Did(entry, f"Refunded {money.to_text(data['amount'])}: {data['reason']}")
+def refund(entry: LedgerEntry, data: dict[str, Any], **common: Any) -> LedgerEntry:
+    ledger.refund(entry.pk, data["amount"], **common)
+    return entry
 
 
 GRANT = Action(
@@ -127,7 +127,7 @@ GRANT = Action(
     label="Grant credits",
     permission="credits.grant_credits",
     question="The credits can be spent at once.",
-    apply=grant,
+    apply=once("grant", "Granted", grant),
     form=GrantForm,
     about="one",
     icon="add_card",
@@ -144,33 +144,20 @@ class AccountAdmin(ReadOnly, WithActions):
     fields = ("user", "balance_credits", "held_credits", "available_credits", "rows", "created_at", "updated_at")
     readonly_fields = ("balance_credits", "held_credits", "available_credits", "rows")
     search_help_text = "A user's name, e-mail address or id"
-    list_select_related = ("user",)
     staff_actions = (
         GRANT,
-        Action(
-            name="grant_to",
-            label="Grant credits",
-            permission=GRANT.permission,
-            question=GRANT.question,
-            apply=grant,
-            form=GrantForm,
-            about="none",
-            icon="add_card",
-        ),
+        replace(GRANT, name="grant_to", about="none"),
         Action(
             name="adjust",
             label="Adjust account",
             permission="credits.adjust_credits",
             question="The correction stays in the ledger permanently, with your name and the reason.",
-            apply=adjust,
+            apply=once("adjust", "Adjusted by", adjust),
             form=AdjustForm,
             about="one",
             icon="balance",
         ),
     )
-
-    def find(self, word: str) -> Q:
-        return of_user(word)
 
     @admin.display(description="ledger")
     def rows(self, account: Account) -> str:
@@ -204,13 +191,15 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
     search_help_text = "Entry, run, tool call or user"
     list_select_related = ("account__user",)
     url_lookups = ("account__user__id__exact",)
+    user_field = "account"
+    id_fields = {"run": "run_id"}
     staff_actions = (
         Action(
             name="refund",
             label="Refund",
             permission="credits.refund_credits",
             question="The credits return to the account and can be spent at once.",
-            apply=refund,
+            apply=once("refund", "Refunded", refund),
             form=RefundForm,
             about="one",
             icon="undo",
@@ -219,14 +208,10 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
     )
 
     def find(self, word: str) -> Q:
-        if word.startswith("led_"):
-            return Q(pk=word)
-        if word.startswith("run_"):
-            return Q(run_id=word)
         if word.startswith("inv_"):
             held = LedgerEntry.objects.filter(cause=f"hold:{word}").values_list("pk", flat=True).first()
             return Q(pk__in=_with_settlements(held)) if held else Q(pk__in=())
-        return of_user(word, "account")
+        return super().find(word)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[LedgerEntry]:
         return super().get_queryset(request).select_related("account__user", "staff")
@@ -235,15 +220,7 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
     def account_user(self, entry: LedgerEntry) -> str:
         return entry.account.user.get_username()
 
-    @display(
-        description="type",
-        label={
-            **dict.fromkeys([EntryType.GRANT, EntryType.REFUND], "success"),
-            **dict.fromkeys([EntryType.HOLD, EntryType.RELEASE], "info"),
-            **dict.fromkeys([EntryType.ADJUSTMENT, EntryType.EXPIRY], "warning"),
-            **dict.fromkeys([EntryType.CAPTURE, EntryType.USAGE], "primary"),
-        },
-    )
+    @display(description="type", label={entry.value: entry.tone for entry in EntryType})
     def kind(self, entry: LedgerEntry) -> str:
         return entry.type
 

@@ -6,6 +6,8 @@ The database itself rejects an unknown type, a wrong sign, a correction without 
 row with the same cause, a second settlement of one type for a hold, and, by triggers, each UPDATE or DELETE of a row.
 """
 
+from typing import Self
+
 from django.conf import settings
 from django.db import models
 from django.db.models import Q
@@ -21,16 +23,29 @@ GRANT_DAYS_MAX = 3650
 
 
 class EntryType(models.TextChoices):
-    """How each type changes (balance, held)."""
+    """A member is ``NAME = value, tone, effect on the balance, effect on held``: the amount's factors.
 
-    GRANT = "GRANT"  # +amount, 0
-    HOLD = "HOLD"  # 0, +amount
-    CAPTURE = "CAPTURE"  # −amount, −amount
-    RELEASE = "RELEASE"  # 0, −amount
-    USAGE = "USAGE"  # −amount, 0
-    REFUND = "REFUND"  # +amount, 0
-    ADJUSTMENT = "ADJUSTMENT"  # +amount, 0; only this amount may be negative
-    EXPIRY = "EXPIRY"  # −amount, 0
+    ``tone`` is its colour in the admin.
+    """
+
+    tone: str
+    balance: int
+    held: int
+
+    GRANT = "GRANT", "success", +1, 0
+    HOLD = "HOLD", "info", 0, +1
+    CAPTURE = "CAPTURE", "primary", -1, -1
+    RELEASE = "RELEASE", "info", 0, -1
+    USAGE = "USAGE", "primary", -1, 0
+    REFUND = "REFUND", "success", +1, 0
+    ADJUSTMENT = "ADJUSTMENT", "warning", +1, 0  # only this amount may be negative
+    EXPIRY = "EXPIRY", "warning", -1, 0
+
+    def __new__(cls, value: str, tone: str, balance: int, held: int) -> Self:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.tone, member.balance, member.held = tone, balance, held
+        return member
 
 
 # Lists, not sets: SQLite uses a partial index only if the query repeats its condition literally.

@@ -8,9 +8,7 @@ from credits.ledger import InsufficientCredits
 CHAT_ID = "chat_01kb5w3tzp2q3r4s5t6v7w8x9y"
 RUN_ID = "run_01kb5w3v1c4d5e6f7g8h9j0k1m"
 PART = Part(
-    tags={
-        "credits": "Account, ledger and usage.",
-    },
+    tags={"credits": "Account, ledger and usage."},
     operations={
         "GET me/credits": Operation(
             "Get balance, holds and available credits",

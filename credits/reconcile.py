@@ -11,15 +11,8 @@ from config.kernel import money
 from credits import totals
 from credits.models import SETTLEMENTS, Account, EntryType, LedgerEntry
 
-BALANCE_EFFECT = {
-    EntryType.GRANT: 1,
-    EntryType.REFUND: 1,
-    EntryType.ADJUSTMENT: 1,
-    EntryType.CAPTURE: -1,
-    EntryType.USAGE: -1,
-    EntryType.EXPIRY: -1,
-}
-HELD_EFFECT = {EntryType.HOLD: 1, EntryType.CAPTURE: -1, EntryType.RELEASE: -1}
+BALANCE_EFFECT = {type: type.balance for type in EntryType if type.balance}
+HELD_EFFECT = {type: type.held for type in EntryType if type.held}
 
 
 def drift(progress: Callable[[str], object] = lambda line: None) -> Iterator[str]:

@@ -9,10 +9,9 @@ Whole UTC days are read from the totals that triggers keep; the partial day at t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.db.models import Count, F, Max, Q, QuerySet, Sum, Value
@@ -31,16 +30,14 @@ DAY = timedelta(days=1)
 DEBITS = [EntryType.CAPTURE, EntryType.USAGE]
 
 
-@dataclass(frozen=True)
-class Period:
+class Period(NamedTuple):
     """``start`` is None for ``all``."""
 
     start: datetime | None
     end: datetime
 
 
-@dataclass(frozen=True)
-class UsageGroup:
+class UsageGroup(NamedTuple):
     tool_key: str
     display_name: str
     total_debited: int
@@ -48,8 +45,7 @@ class UsageGroup:
     latest_usage_at: datetime
 
 
-@dataclass(frozen=True)
-class UsageSummary:
+class UsageSummary(NamedTuple):
     groups: list[UsageGroup]
     total_debited_all: int
     records_all: int
@@ -58,24 +54,21 @@ class UsageSummary:
     period_end: datetime
 
 
-@dataclass(frozen=True)
-class ChatUsage:
+class ChatUsage(NamedTuple):
     chat_id: str
     chat_title: str | None
     amount: int
     timestamp: datetime
 
 
-@dataclass(frozen=True)
-class RunUsage:
+class RunUsage(NamedTuple):
     run_id: str
     tool_name: str | None
     amount: int
     timestamp: datetime
 
 
-@dataclass(frozen=True)
-class DayUsage:
+class DayUsage(NamedTuple):
     date: date
     total_debited: int
     records: int
@@ -169,8 +162,7 @@ def export(user_id: int) -> Iterator[LedgerEntry]:
         batch = list(rows.filter(older, created_at__lte=last.created_at)[:EXPORT_BATCH])
 
 
-@dataclass(frozen=True)
-class _Total:
+class _Total(NamedTuple):
     amount: int
     records: int
     latest: datetime
@@ -208,12 +200,8 @@ def _add(sources: Iterable[QuerySet[Any]]) -> dict[Any, _Total]:
             newest=Max("created_at" if of_rows else "latest"),
         )
         for key, total, count, newest in groups.values_list("key", "total", "count", "newest"):
-            known = sums.get(key)
-            sums[key] = (
-                _Total(known.amount + total, known.records + count, max(known.latest, newest))
-                if known
-                else _Total(total, count, newest)
-            )
+            known = sums.get(key, _Total(0, 0, newest))
+            sums[key] = _Total(known.amount + total, known.records + count, max(known.latest, newest))
     return sums
 
 

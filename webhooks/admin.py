@@ -9,10 +9,9 @@ from django.contrib import admin
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from unfold.admin import TabularInline
-from unfold.decorators import display
 
 from config.staff.actions import Action, Did, WithActions
-from config.staff.base import NOTHING, ReadOnly, StaffAdmin, link_column, of_user
+from config.staff.base import NOTHING, ReadOnly, StaffAdmin, link_column, status_column
 from webhooks import services
 from webhooks.catalogue import Event
 from webhooks.models import Attempt, Delivery, Endpoint
@@ -31,11 +30,9 @@ def disable(request: HttpRequest, endpoint: Endpoint, data: dict[str, Any]) -> D
 class EndpointAdmin(ReadOnly, WithActions):
     list_display = ("id", "user", "receiver", "enabled", "failing", "created_at", "deleted_at")
     list_filter = ("enabled", "failing")
-    list_select_related = ("user",)
     search_help_text = "Endpoint's id or user"
     exclude = (*SECRET_FIELDS, "url")
     readonly_fields = ("receiver",)
-    url_lookups = ("user__id__exact",)
     staff_actions = (
         Action(
             name="disable",
@@ -49,9 +46,6 @@ class EndpointAdmin(ReadOnly, WithActions):
             offered=lambda endpoint: endpoint.enabled and endpoint.deleted_at is None,
         ),
     )
-
-    def find(self, word: str) -> Q:
-        return Q(pk=word) if word.startswith("whe_") else of_user(word)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Endpoint]:
         return super().get_queryset(request).defer(*SECRET_FIELDS)
@@ -89,7 +83,7 @@ class DeliveryAdmin(ReadOnly, StaffAdmin):
     list_filter = ("status", EventTypeFilter)
     list_select_related = ("user",)
     search_help_text = "Delivery, event, run, endpoint or user"
-    url_lookups = ("user__id__exact",)
+    id_fields = {"evt": "event_id", "run": "run_id", "whe": "endpoint_id"}
     inlines = (AttemptInline,)
     fields = (
         "id",
@@ -108,18 +102,10 @@ class DeliveryAdmin(ReadOnly, StaffAdmin):
         "finished_at",
     )
     readonly_fields = ("endpoint_id",)
-
-    def find(self, word: str) -> Q:
-        fields = {"dlv": "pk", "evt": "event_id", "run": "run_id", "whe": "endpoint_id"}
-        field = fields.get(word.partition("_")[0]) if "_" in word else None
-        return Q(**{field: word}) if field else of_user(word)
+    state = status_column(Delivery.Status)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Delivery]:
         return super().get_queryset(request).select_related("user")
-
-    @display(description="status", label=Delivery.Status.tones())
-    def state(self, delivery: Delivery) -> str:
-        return delivery.status
 
 
 @admin.register(Attempt)

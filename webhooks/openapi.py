@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from config.api.openapi.document import Operation, Part
-from webhooks.catalogue import Event
+from webhooks.catalogue import TEXT, Event
 from webhooks.outcomes import MAX_ATTEMPTS
 
-TEXT = {"type": "string"}
 HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
     "X-Service-Signature": (
         "`sha384=` and the lowercase hex of HMAC-SHA384 over `<X-Service-Timestamp>.<raw body>`, keyed with the secret",
@@ -29,9 +28,7 @@ HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 PART = Part(
-    tags={
-        "webhooks": "The endpoint that is told of runs and tool calls.",
-    },
+    tags={"webhooks": "The endpoint that is told of runs and tool calls."},
     operations={
         "GET webhooks": Operation("Get the webhook endpoint"),
         "POST webhooks": Operation(

@@ -38,8 +38,9 @@ def endpoints_of(user: Any) -> QuerySet[Endpoint]:
     return Endpoint.objects.filter(user=user, deleted_at=None)
 
 
-def endpoint_of(user: Any) -> Endpoint:
-    endpoint = opened(endpoints_of(user))
+def endpoint_of(user: Any, *, lock: bool = False) -> Endpoint:
+    """Raises NotFound. With ``lock``, the endpoint is locked until the transaction ends."""
+    endpoint = opened(endpoints_of(user).select_for_update() if lock else endpoints_of(user))
     if endpoint is None:
         raise NotFound
     return endpoint
@@ -52,71 +53,61 @@ def deliveries_of(user: Any, status: str | None = None) -> QuerySet[Delivery]:
     return found.filter(status=status) if status else found
 
 
+@transaction.atomic
 def register(user: Any, url: str, *, rotate: bool) -> tuple[Endpoint, bool]:
     """Create the user's endpoint, or change it in place. Returns it, and whether its secret is new and must be shown.
 
     ``url`` has passed ``check_url``. Of simultaneous first calls one creates the endpoint and the others find it. A
     secret that no key decrypts gets no grace window when it is rotated.
     """
-    with transaction.atomic():
-        endpoint = opened(endpoints_of(user).select_for_update())
-        if endpoint is None:
-            try:
-                with transaction.atomic():
-                    return Endpoint.objects.create(user=user, url=url, secret=new_secret(), **_stamps()), True
-            except IntegrityError:
-                endpoint = endpoints_of(user).select_for_update().get()
-        endpoint.url, endpoint.updated_at = url, clock.now()
-        changed = ["url", "updated_at"]
-        if rotate:
-            endpoint.secondary_secret = endpoint.secret or None
-            endpoint.secondary_expires_at = clock.now() + timedelta(seconds=settings.WEBHOOK_GRACE_SECONDS)
-            endpoint.secret = new_secret()
-            changed += [*LOST_SECRETS, "secondary_expires_at"]
-        endpoint.save(update_fields=changed)
-        return endpoint, rotate
+    endpoint, now = opened(endpoints_of(user).select_for_update()), clock.now()
+    if endpoint is None:
+        new = Endpoint(user=user, url=url, secret=new_secret(), created_at=now, updated_at=now)
+        try:
+            with transaction.atomic():
+                new.save(force_insert=True)
+                return new, True
+        except IntegrityError:
+            endpoint = endpoints_of(user).select_for_update().get()
+    endpoint.url, endpoint.updated_at = url, now
+    changed = ["url", "updated_at"]
+    if rotate:
+        endpoint.secondary_secret, endpoint.secret = endpoint.secret or None, new_secret()
+        endpoint.secondary_expires_at = now + timedelta(seconds=settings.WEBHOOK_GRACE_SECONDS)
+        changed += [*LOST_SECRETS, "secondary_expires_at"]
+    endpoint.save(update_fields=changed)
+    return endpoint, rotate
 
 
+@transaction.atomic
 def set_enabled(user: Any, enabled: bool) -> Endpoint:
     """Disabling drops the pending deliveries; no events are recorded while the endpoint is disabled."""
-    with transaction.atomic():
-        endpoint = opened(endpoints_of(user).select_for_update())
-        if endpoint is None:
-            raise NotFound
-        if endpoint.enabled != enabled:
-            endpoint.enabled = enabled
-            endpoint.updated_at = clock.now()
-            endpoint.save(update_fields=["enabled", "updated_at"])
-        if not enabled:
-            transitions.mark_dead([endpoint.pk])
-        return endpoint
+    endpoint = endpoint_of(user, lock=True)
+    if endpoint.enabled != enabled:
+        endpoint.enabled, endpoint.updated_at = enabled, clock.now()
+        endpoint.save(update_fields=["enabled", "updated_at"])
+    if not enabled:
+        transitions.mark_dead([endpoint.pk])
+    return endpoint
 
 
+@transaction.atomic
 def delete_endpoint(user: Any) -> None:
     """Keeps the row, without secrets, because deliveries refer to it. Drops the pending deliveries."""
-    with transaction.atomic():
-        endpoint = opened(endpoints_of(user).select_for_update())
-        if endpoint is None:
-            raise NotFound
-        endpoint.deleted_at = endpoint.updated_at = clock.now()
-        endpoint.secret, endpoint.secondary_secret, endpoint.secondary_expires_at = "", None, None
-        endpoint.save(update_fields=["deleted_at", "updated_at", "secret", "secondary_secret", "secondary_expires_at"])
-        transitions.mark_dead([endpoint.pk])
+    endpoint = endpoint_of(user, lock=True)
+    endpoint.deleted_at = endpoint.updated_at = clock.now()
+    endpoint.secret, endpoint.secondary_secret, endpoint.secondary_expires_at = "", None, None
+    endpoint.save(update_fields=["deleted_at", "updated_at", "secret", "secondary_secret", "secondary_expires_at"])
+    transitions.mark_dead([endpoint.pk])
 
 
 def disable(endpoints: QuerySet[Endpoint]) -> int:
     """Disable these endpoints for staff. Returns how many were enabled."""
-    count = 0
-    for endpoint in endpoints.filter(deleted_at=None, enabled=True).select_related("user"):
+    enabled = list(endpoints.filter(deleted_at=None, enabled=True).select_related("user"))
+    for endpoint in enabled:
         set_enabled(endpoint.user, False)
-        count += 1
-    return count
+    return len(enabled)
 
 
 def new_secret() -> str:
     return secrets.token_hex(SECRET_BYTES)
-
-
-def _stamps() -> dict[str, Any]:
-    now = clock.now()
-    return {"created_at": now, "updated_at": now}

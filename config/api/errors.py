@@ -37,19 +37,23 @@ def envelope(code: str, message: str, details: Any = None) -> dict[str, Any]:
     return {"error": error}
 
 
-def envelope_for(status: int) -> dict[str, Any]:
-    """The envelope of a bare HTTP status."""
-    kind = BY_STATUS.get(status)
-    return envelope(kind.code, kind.message) if kind else envelope(HTTPStatus(status).name, HTTPStatus(status).phrase)
-
-
 def is_api_path(path: str) -> bool:
     return path == "/api" or path.startswith("/api/")
 
 
+def response_to(error: DomainError) -> HttpResponse:
+    """The answer to an error, outside of DRF."""
+    body = dumps(envelope(error.code, error.message, error.details))
+    return HttpResponse(body, status=error.status, content_type="application/json", headers=error.headers)
+
+
 def error_response(status: int) -> HttpResponse:
-    """The envelope of a bare HTTP status, for answers outside of DRF."""
-    return HttpResponse(dumps(envelope_for(status)), status=status, content_type="application/json")
+    """The envelope of a bare HTTP status, outside of DRF."""
+    if status in BY_STATUS:
+        return response_to(BY_STATUS[status]())
+    error = DomainError(HTTPStatus(status).phrase)
+    error.status, error.code = status, HTTPStatus(status).name
+    return response_to(error)
 
 
 def flatten(errors: Any, path: str = "") -> dict[str, list[str]]:
@@ -103,11 +107,8 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response:
     refusal = to_domain_error(error)
     if refusal.status >= 500:
         logger.error("%s failed", type(context.get("view")).__name__, exc_info=error)
-    response = Response(envelope(refusal.code, refusal.message, refusal.details), status=refusal.status)
-    for name, value in refusal.headers.items():
-        response[name] = value
+    body = envelope(refusal.code, refusal.message, refusal.details)
+    response = Response(body, refusal.status, headers=refusal.headers)
     if isinstance(error, exceptions.MethodNotAllowed):
-        allowed = getattr(context.get("view"), "allowed_methods", None)
-        if allowed:
-            response["Allow"] = ", ".join(allowed)
+        response["Allow"] = ", ".join(context["view"].allowed_methods)
     return response

@@ -49,7 +49,6 @@ def page(request: HttpRequest) -> HttpResponse:
     """200 with the text format; 401 without ``Authorization: Bearer METRICS_TOKEN``, unless DEBUG is on."""
     if not (settings.DEBUG or is_allowed(request.META.get("HTTP_AUTHORIZATION", ""))):
         response = error_response(401)
-        response["WWW-Authenticate"] = "Bearer"
     else:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(Families(reading()))

@@ -26,13 +26,15 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 KEPT_HEADERS = ("Allow", "WWW-Authenticate", "Retry-After")
 
 
-class RequestIdMiddleware:
+class Middleware:
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+
+class RequestIdMiddleware(Middleware):
     """``X-Request-Id``: the caller's if it is well-formed, else a new one. The request's log lines hold it, and the id
     of the run in the path.
     """
-
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
-        self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         given = request.META.get("HTTP_X_REQUEST_ID", "")
@@ -54,11 +56,8 @@ requests = Counter("http_requests", "Requests by route, never by path, and statu
 request_seconds = Histogram("http_request_seconds", "From a request's head to its answer's.", ["route"])
 
 
-class MeasureMiddleware:
+class MeasureMiddleware(Middleware):
     """Counts every request but probes and scrapes."""
-
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
-        self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         begun = time.perf_counter()
@@ -71,7 +70,7 @@ class MeasureMiddleware:
         return response
 
 
-class ProbeMiddleware:
+class ProbeMiddleware(Middleware):
     """Answers probes and scrapes before all checks of host name and scheme, because their senders know neither."""
 
     views: ClassVar[dict[str, Callable[[HttpRequest], HttpResponseBase]]] = {
@@ -79,9 +78,6 @@ class ProbeMiddleware:
         "/readyz": probes.readyz,
         "/metrics": metrics_page.page,
     }
-
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
-        self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         return self.views.get(request.path_info, self.get_response)(request)
@@ -96,11 +92,8 @@ _OWN = (
 PAGE_POLICIES = {"/admin/": f"{_OWN} 'unsafe-eval'", "/api/docs": _OWN}
 
 
-class PagePolicyMiddleware:
+class PagePolicyMiddleware(Middleware):
     """``Content-Security-Policy`` of pages that libraries render. The service's own pages set theirs."""
-
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
-        self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         response = self.get_response(request)
@@ -134,13 +127,10 @@ class MessageMiddleware(PagesOnly, messages.MessageMiddleware):
     pass
 
 
-class ApiErrorMiddleware:
+class ApiErrorMiddleware(Middleware):
     """Under /api, replaces error pages of Django and of other middleware by the envelope, and charges requests that no
     view has charged.
     """
-
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
-        self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         response = self.get_response(request)

@@ -19,32 +19,28 @@ from config.kernel.errors import ValidationFailed
 
 
 class KeysetPagination(BasePagination):
-    """Pages by (``time_field``, id). ``ascending`` lists the oldest first."""
-
-    time_field = "created_at"
-    ascending = False
+    """Pages by (created_at, id): newest first, or oldest first for a view with ``pagination_ascending``."""
 
     def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> list:
         limit = self.read_limit(request.query_params.get("limit"))
-        field = getattr(view, "pagination_field", self.time_field)
-        ascending = getattr(view, "pagination_ascending", self.ascending)
+        ascending = getattr(view, "pagination_ascending", False)
         cursor = request.query_params.get("cursor")
         if cursor is not None:
             moment, key = decode_cursor(cursor)
             forms = stored_forms(moment)
             # The redundant bound on the first column lets both databases start at the right position in the index.
             if ascending:
-                beyond = Q(**{f"{field}__gt": forms[-1]}) | Q(**{f"{field}__in": forms, "pk__gt": key})
-                queryset = queryset.filter(Q(**{f"{field}__gte": forms[0]}), beyond)
+                beyond = Q(created_at__gt=forms[-1]) | Q(created_at__in=forms, pk__gt=key)
+                queryset = queryset.filter(beyond, created_at__gte=forms[0])
             else:
-                beyond = Q(**{f"{field}__lt": forms[0]}) | Q(**{f"{field}__in": forms, "pk__lt": key})
-                queryset = queryset.filter(Q(**{f"{field}__lte": forms[-1]}), beyond)
-        order = (field, "pk") if ascending else (f"-{field}", "-pk")
+                beyond = Q(created_at__lt=forms[0]) | Q(created_at__in=forms, pk__lt=key)
+                queryset = queryset.filter(beyond, created_at__lte=forms[-1])
+        order = ("created_at", "pk") if ascending else ("-created_at", "-pk")
         rows = list(queryset.order_by(*order)[: limit + 1])
         self.next_cursor = None
         if len(rows) > limit:
             rows = rows[:limit]
-            self.next_cursor = encode_cursor(getattr(rows[-1], field), rows[-1].pk)
+            self.next_cursor = encode_cursor(rows[-1].created_at, rows[-1].pk)
         return rows
 
     def read_limit(self, value: str | None) -> int:

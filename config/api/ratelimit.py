@@ -88,17 +88,13 @@ class Verdict:
 
 
 class Limiter:
-    """The connection to Redis, with a circuit breaker. ``failures`` counts since the process started."""
+    """The connection to Redis, with a circuit breaker."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.script: Any = None
-        self.failures = 0
         self.closed_until = 0.0
         self.lock = threading.Lock()
-
-    def connect(self) -> Any:
-        return client(self.url, reconnect=True).register_script(SCRIPT)
 
     def charge(self, buckets: list[Bucket]) -> Verdict:
         """Take one request from every bucket, or from none if one of them is empty."""
@@ -122,14 +118,12 @@ class Limiter:
                 # This thread tries; the others let requests through until it succeeds.
                 self.closed_until = time.monotonic() + PAUSE_SECONDS
         try:
-            self.script = self.script or self.connect()
+            self.script = self.script or client(self.url, reconnect=True).register_script(SCRIPT)
             answer = self.script(
                 keys=[f"ratelimit:{bucket.name}" for bucket in buckets], args=[bucket.limit for bucket in buckets]
             )
         except (redis.RedisError, OSError, ValueError) as error:  # ValueError: not an address
-            with self.lock:
-                self.failures += 1
-                self.closed_until = time.monotonic() + PAUSE_SECONDS
+            self.closed_until = time.monotonic() + PAUSE_SECONDS
             unlimited.inc()
             logger.warning("no rate limits for %g s: Redis failed (%s)", PAUSE_SECONDS, type(error).__name__)
             return None
@@ -154,11 +148,6 @@ def _seconds(microseconds: int) -> int:
 @lru_cache(maxsize=4)
 def limiter_of(url: str) -> Limiter:
     return Limiter(url)
-
-
-def failures() -> int:
-    """How often this process has found Redis failing."""
-    return limiter_of(settings.CACHE_REDIS_URL).failures
 
 
 def charge(*buckets: Bucket) -> Verdict:

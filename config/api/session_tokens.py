@@ -41,13 +41,7 @@ class InvalidToken(Exception):
 def mint(username: str, hours: float = 12) -> str:
     """A token of the local issuer for ``username``."""
     now = int(time.time())
-    claims = {
-        "iss": LOCAL_ISSUER,
-        "aud": LOCAL_AUDIENCE,
-        "sub": username,
-        "iat": now,
-        "exp": now + round(hours * 3600),
-    }
+    claims = {"iss": LOCAL_ISSUER, "aud": LOCAL_AUDIENCE, "sub": username, "iat": now, "exp": now + round(hours * 3600)}
     return jwt.encode(claims, _local_key(), algorithm="EdDSA")
 
 

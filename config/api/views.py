@@ -40,16 +40,9 @@ def unknown_path(request: HttpRequest, *args: Any) -> HttpResponse:
     return error_response(404)
 
 
+# Also for what middleware before ApiErrorMiddleware raises, such as a wrong Host.
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
     return error_response(400) if is_api_path(request.path_info) else defaults.bad_request(request, exception)
-
-
-def permission_denied(request: HttpRequest, exception: Exception) -> HttpResponse:
-    return error_response(403) if is_api_path(request.path_info) else defaults.permission_denied(request, exception)
-
-
-def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
-    return error_response(404) if is_api_path(request.path_info) else defaults.page_not_found(request, exception)
 
 
 def server_error(request: HttpRequest) -> HttpResponse:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from django.conf import settings
 from django.db.models import QuerySet
+from django.http import HttpResponseBase
 from django.utils.module_loading import import_string
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.exceptions import APIException, NotAuthenticated
@@ -75,7 +76,8 @@ class ServiceViewSet(IdempotencyMixin, GenericViewSet):
         super().check_permissions(request)
         # A path that does not have this method is 405, whatever scopes the key has.
         if self.surface == "public" and self.action in self.action_map.values():
-            scope, key = self.required_scopes[self.action], request.auth
+            scope = self.required_scopes[self.action]
+            key: Any = request.auth
             if scope and scope not in key.scopes:
                 raise Forbidden(f"This operation needs the scope {scope}.", details={"requiredScope": scope})
 
@@ -107,7 +109,7 @@ class ServiceViewSet(IdempotencyMixin, GenericViewSet):
         return Response(self.get_serializer(row).data, status)
 
     # No docstrings: the OpenAPI document would quote them.
-    def list(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+    def list(self, request: Request, *args: Any, **kwargs: Any) -> HttpResponseBase:
         return self.page(self.get_queryset())
 
     def retrieve(self, request: Request, *args: Any, **kwargs: Any) -> Response:

@@ -82,21 +82,6 @@ class Unavailable(DomainError):
     status, code, message = 503, "UNAVAILABLE", "The service is not available at the moment; try again."
 
 
-# The kind that answers for a bare HTTP status.
-BY_STATUS: dict[int, type[DomainError]] = {
-    kind.status: kind
-    for kind in (
-        DomainError,
-        Unauthorized,
-        Forbidden,
-        NotFound,
-        MethodNotAllowed,
-        NotAcceptable,
-        Conflict,
-        PayloadTooLarge,
-        UnsupportedMediaType,
-        RateLimited,
-        InternalError,
-        Unavailable,
-    )
-}
+# The kind that answers for a bare HTTP status: at this point, DomainError's subclasses are the shared kinds above.
+_KINDS: list[type[DomainError]] = [*DomainError.__subclasses__(), DomainError]
+BY_STATUS = {kind.status: kind for kind in _KINDS}

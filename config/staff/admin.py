@@ -17,7 +17,7 @@ from django.utils.html import format_html_join
 from unfold.admin import ModelAdmin
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
-from config.staff.base import ReadOnly, StaffAdmin, of_user, users_named
+from config.staff.base import ReadOnly, StaffAdmin, users_named
 
 admin.site.unregister([User, Group])
 
@@ -65,9 +65,6 @@ class LogEntryAdmin(ReadOnly, StaffAdmin):
     fields = ("action_time", "user", "content_type", "object_id", "object_repr", "message")
     readonly_fields = ("message",)
     search_help_text = "User"
-
-    def find(self, word: str) -> Q:
-        return of_user(word)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return super().get_queryset(request).select_related("user", "content_type")

@@ -67,11 +67,19 @@ class StaffAdmin(ModelAdmin):
     list_fullwidth = True
     list_filter_sheet = True
     list_disable_select_all = True
-    url_lookups: ClassVar[tuple[str, ...]] = ()
+    url_lookups: ClassVar[tuple[str, ...]] = ("user__id__exact",)
+    user_field: ClassVar[str] = "user"
+    # Fields that a search looks for an id in, by the id's prefix; besides the primary key.
+    id_fields: ClassVar[dict[str, str]] = {}
 
     def find(self, word: str) -> Q:
-        """The condition of one word of a search; ``NOTHING`` for a word that cannot match."""
-        return Q(pk=word)
+        """The condition of one word of a search: an id, or a user. ``NOTHING`` for a word that cannot match."""
+        prefix, mark, _ = word.partition("_")
+        if mark and prefix in self.id_fields:
+            return Q(**{self.id_fields[prefix]: word})
+        if not hasattr(self.model, self.user_field) or (mark and prefix == getattr(self.opts.pk, "prefix", None)):
+            return Q(pk=word)
+        return of_user(word, self.user_field)
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str

@@ -10,17 +10,24 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from config.kernel import clock, money
 from config.kernel.errors import DomainError
+from credits import ledger
 from credits.models import GRANT_DAYS_MAX
 
 
 class MovingCommand(BaseCommand):
-    def add_reason(self, parser: CommandParser) -> None:
-        parser.add_argument("--reason", required=True, help="stored with the ledger row")
+    amounts = "more than 0"
+    by_staff = True
 
-    def add_staff(self, parser: CommandParser) -> None:
-        parser.add_argument(
-            "--staff", required=True, metavar="USERNAME", help="the member of staff; stored with the ledger row"
-        )
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("amount", help=f"credits, {self.amounts}, with at most 6 decimals")
+        parser.add_argument("--reason", required=True, help="stored with the ledger row")
+        if self.by_staff:
+            parser.add_argument(
+                "--staff", required=True, metavar="USERNAME", help="the member of staff; stored with the ledger row"
+            )
+
+    def report(self, done: str, user_id: int) -> None:
+        self.stdout.write(f"{done}; available now: {money.to_text(ledger.available(user_id))}.")
 
     def move(self, username: str, amount: str, reason: str, minimum: int | None = 1) -> tuple[Any, int]:
         """Returns the user and the micro-credits. Also validates the reason."""

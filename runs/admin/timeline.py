@@ -257,13 +257,12 @@ def _facts(run: Run, entries: list[LedgerEntry], turns: list[Turn], calls: list[
 
 
 def _spent(entry: LedgerEntry) -> int:
-    sign = {EntryType.CAPTURE: 1, EntryType.USAGE: 1, EntryType.REFUND: -1}.get(EntryType(entry.type), 0)
+    sign = {EntryType.CAPTURE: 1, EntryType.USAGE: 1, EntryType.REFUND: -1}.get(EntryType[entry.type], 0)
     return sign * entry.amount
 
 
 def _held(entry: LedgerEntry) -> int:
-    sign = {EntryType.HOLD: 1, EntryType.CAPTURE: -1, EntryType.RELEASE: -1}.get(EntryType(entry.type), 0)
-    return sign * entry.amount
+    return EntryType[entry.type].held * entry.amount
 
 
 def span(lasted: timedelta) -> str:

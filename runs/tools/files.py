@@ -14,13 +14,13 @@ from urllib.parse import quote, unquote, urlsplit
 from django.conf import settings
 from django.core.files.base import ContentFile
 from django.core.files.storage import default_storage
-from django.http import FileResponse, HttpRequest, JsonResponse
+from django.http import FileResponse, HttpRequest
 from django.http.response import HttpResponseBase
 from django.utils.crypto import salted_hmac
 
 from chats.files import storage_errors
-from config.api.errors import envelope, envelope_for
-from config.kernel.errors import Unavailable
+from config.api.errors import error_response, response_to
+from config.kernel.errors import MethodNotAllowed, Unavailable
 from runs.errors import CallError
 from runs.tools.base import ToolContext, ToolFailure, in_thread
 
@@ -134,16 +134,16 @@ def _write(path: str, content: bytes, kind: str) -> None:
 def serve_file(request: HttpRequest, token: str, file_name: str) -> HttpResponseBase:
     """``GET /files/{token}/{fileName}``: always a download, never a page of this origin."""
     if request.method not in ("GET", "HEAD"):
-        return JsonResponse(envelope_for(405), status=405, headers={"Allow": "GET, HEAD"})
+        return response_to(MethodNotAllowed(headers={"Allow": "GET, HEAD"}))
     if not TOKEN_PATTERN.fullmatch(token) or not is_file_name(file_name):
-        return JsonResponse(envelope_for(404), status=404)
+        return error_response(404)
     try:
         with storage_errors():
             file = default_storage.open(f"{FOLDER}/{token}/{file_name}")
     except FileNotFoundError:
-        return JsonResponse(envelope_for(404), status=404)
+        return error_response(404)
     except Unavailable as error:
-        return JsonResponse(envelope(error.code, error.message), status=error.status)
+        return response_to(error)
     return FileResponse(
         file,
         as_attachment=True,

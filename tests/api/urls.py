@@ -16,7 +16,7 @@ from rest_framework.response import Response
 
 from config.api.viewsets import ServiceViewSet
 from config.kernel.errors import Conflict
-from config.urls import handler400, handler403, handler404, handler500  # noqa: F401
+from config.urls import handler400, handler500  # noqa: F401
 from config.urls import urlpatterns as real
 
 # While cleared, ``create`` waits in the middle of its work.

@@ -6,9 +6,7 @@ from config.api.idempotency import KeyInUse, KeyReused
 from config.api.openapi.document import Operation, Part
 
 PART = Part(
-    tags={
-        "me": "The caller.",
-    },
+    tags={"me": "The caller."},
     operations={
         "GET me": Operation(
             "Get the caller",

@@ -12,11 +12,11 @@ from credits.management.moving import MovingCommand
 
 class Command(MovingCommand):
     help = "Grant AMOUNT credits to USERNAME."
+    by_staff = False
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("username")
-        parser.add_argument("amount", help="credits, more than 0, with at most 6 decimals")
-        self.add_reason(parser)
+        super().add_arguments(parser)
         parser.add_argument(
             "--expires",
             metavar="WHEN",
@@ -29,6 +29,5 @@ class Command(MovingCommand):
         user, micro = self.move(username, amount, reason)
         end = None if expires is None else self.end(expires)
         ledger.grant(user.pk, micro, cause=f"command:{new_id('grant')}", reason=reason, expires_at=end)
-        available = money.to_text(ledger.available(user.pk))
         until = f" until {clock.iso(end)}" if end else ""
-        self.stdout.write(f"Granted {money.to_text(micro)} credits to {username}{until}; available now: {available}.")
+        self.report(f"Granted {money.to_text(micro)} credits to {username}{until}", user.pk)

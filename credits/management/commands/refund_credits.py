@@ -16,13 +16,10 @@ class Command(MovingCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("entry", help="the row's id, as led_…")
-        parser.add_argument("amount", help="credits, more than 0, with at most 6 decimals")
-        self.add_reason(parser)
-        self.add_staff(parser)
+        super().add_arguments(parser)
 
     def handle(self, *args: Any, entry: str, amount: str, reason: str, staff: str, **options: Any) -> None:
         if not is_plausible_id(entry):
             raise NotFound("Only a CAPTURE or USAGE row can be refunded.")
         row = ledger.refund(entry, self.amount(amount), reason=reason, staff=self.staff(staff))
-        available = money.to_text(ledger.available(row.account_id))
-        self.stdout.write(f"Refunded {money.to_text(row.amount)} credits of {entry}; available now: {available}.")
+        self.report(f"Refunded {money.to_text(row.amount)} credits of {entry}", row.account_id)
