@@ -10,7 +10,6 @@ from config.api.negotiation import ExactJSONRenderer
 from credits.models import LedgerEntry
 from credits.serializers import LedgerEntrySerializer
 
-COLUMNS = ["id", "type", "amount", "toolKey", "chatId", "runId", "invocationId", "reason", "createdAt"]
 FREE_TEXT = {"toolKey", "reason"}
 
 
@@ -36,10 +35,9 @@ class _Line:
 def csv_lines(entries: Iterable[LedgerEntry]) -> Iterator[str]:
     # One serializer for all rows: one for each row costs most of the time and keeps its row in memory.
     writer, serializer = csv.writer(_Line()), LedgerEntrySerializer()
-    yield writer.writerow(COLUMNS)
+    yield writer.writerow(serializer.fields)
     for entry in entries:
-        row = serializer.to_representation(entry)
-        yield writer.writerow([_cell(column, row[column]) for column in COLUMNS])
+        yield writer.writerow([_cell(*item) for item in serializer.to_representation(entry).items()])
 
 
 def _cell(column: str, value: Any) -> str:

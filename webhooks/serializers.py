@@ -9,7 +9,7 @@ from rest_framework import serializers
 
 from config.api.serializers import CamelSerializer, StrictBooleanField, StrictCharField, TimestampField
 from config.kernel import clock
-from webhooks.models import Attempt, Delivery, Endpoint
+from webhooks.models import Delivery, Endpoint
 from webhooks.services import URL_MAX_CHARS
 
 
@@ -52,9 +52,6 @@ class AttemptSerializer(CamelSerializer):
     duration_ms = serializers.IntegerField()
     status_code = serializers.IntegerField(allow_null=True)
     error = serializers.CharField(allow_null=True)
-
-    class Meta:
-        model = Attempt
 
 
 class DeliverySerializer(CamelSerializer):

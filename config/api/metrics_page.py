@@ -155,18 +155,17 @@ def _by_metric(rows: dict[str, str]) -> dict[str, dict[tuple[str, ...], float]]:
 
 def _gauge(gauge: Gauge) -> Metric:
     family = GaugeMetricFamily(PREFIX + gauge.name, gauge.help, labels=gauge.labels)
-    for labels, value in sorted(gauge.values.items()):
-        if len(labels) == len(gauge.labels):  # otherwise it was counted by a release with other labels
-            family.add_metric(labels, value)
-    return family
+    return _filled(family, len(gauge.labels), gauge.values)
 
 
 def _counter(metric: metrics.Counter, rows: dict[tuple[str, ...], float]) -> Metric:
     family = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
-    if not metric.labels:
-        rows = {(): 0.0} | rows
+    return _filled(family, len(metric.labels), rows if metric.labels else {(): 0.0} | rows)
+
+
+def _filled(family: Any, count: int, rows: dict[tuple[str, ...], float]) -> Metric:
     for labels, value in sorted(rows.items()):
-        if len(labels) == len(metric.labels):
+        if len(labels) == count:  # otherwise it was counted by a release with other labels
             family.add_metric(labels, value)
     return family
 

@@ -14,11 +14,11 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
+from config.api import ratelimit
 from config.api.authentication import SessionTokenAuthentication
 from config.api.idempotency import IdempotencyMixin
 from config.api.pagination import KeysetPagination
 from config.api.parsers import StrictJSONParser, load_body
-from config.api.ratelimit import charge_address, charge_user, refuse_if_over
 from config.api.serializers import CamelSerializer
 from config.kernel.errors import Forbidden, NotFound
 from config.kernel.ids import is_plausible_id
@@ -61,7 +61,7 @@ class ServiceViewSet(IdempotencyMixin, GenericViewSet):
             if not request.user:
                 raise NotAuthenticated
         except APIException:
-            refuse_if_over(charge_address(request._request))
+            ratelimit.refuse_if_over(ratelimit.charge_address(request._request))
             raise
 
     def get_authenticators(self) -> list[BaseAuthentication]:
@@ -70,7 +70,8 @@ class ServiceViewSet(IdempotencyMixin, GenericViewSet):
         return [SessionTokenAuthentication()]
 
     def check_throttles(self, request: Request) -> None:
-        charge_user(request._request, self.surface, request.user, run_start=self.action in self.throttle_run_starts)
+        run_start = self.action in self.throttle_run_starts
+        ratelimit.charge_user(request._request, self.surface, request.user, run_start=run_start)
 
     def check_permissions(self, request: Request) -> None:
         super().check_permissions(request)
