@@ -1,8 +1,8 @@
 from django.urls import URLPattern, path
 
 from runs import playground, views
-from runs.mcp import views as mcp_views
-from runs.streams import views as stream_views
+from runs.mcp.views import McpViewSet
+from runs.streams.views import StreamViewSet
 from runs.tools.files import serve_file
 
 
@@ -13,7 +13,7 @@ def routes(surface: str) -> list[URLPattern]:
         path("runs", runs.as_view({"get": "list"}, **on)),
         path("runs/<str:runId>", runs.as_view({"get": "retrieve"}, **on)),
         path("runs/<str:runId>/cancel", runs.as_view({"post": "cancel"}, **on)),
-        path("runs/<str:runId>/stream", stream_views.StreamViewSet.as_view({"get": "stream"}, **on)),
+        path("runs/<str:runId>/stream", StreamViewSet.as_view({"get": "stream"}, **on)),
         path("chats/<str:chatId>/runs", views.ChatRunViewSet.as_view({"get": "list", "post": "create"}, **on)),
         path("waitpoints/<str:waitpointId>", waitpoints.as_view({"get": "retrieve"}, **on)),
         path("waitpoints/<str:waitpointId>/respond", waitpoints.as_view({"post": "respond"}, **on)),
@@ -25,4 +25,4 @@ def routes(surface: str) -> list[URLPattern]:
 session, public = routes("session"), routes("public")
 pages = [path("playground", playground.show)]
 files = [path("files/<str:token>/<str:file_name>", serve_file)]
-rpc = [path("api/mcp", mcp_views.McpViewSet.as_view({"post": "handle"}))]
+rpc = [path("api/mcp", McpViewSet.as_view({"post": "handle"}))]

@@ -1,4 +1,4 @@
-"""Runs, waitpoints and the catalogue on both surfaces."""
+"""Runs, waitpoints and the catalogue. ``runs.urls`` serves each class on both surfaces."""
 
 from __future__ import annotations
 
@@ -104,10 +104,7 @@ class WaitpointViewSet(ServiceViewSet):
         logs.run_id.set(waitpoint.run_id)
         return waitpoint
 
-    @extend_schema(
-        request=WAITPOINT_ANSWER,
-        responses=WaitpointSerializer,
-    )
+    @extend_schema(request=WAITPOINT_ANSWER, responses=WaitpointSerializer)
     def respond(self, request: Request, waitpointId: str) -> Response:
         waitpoint: Waitpoint = self.get_object()
         answer = self.read(ANSWERS[self.read(AnswerKind)["kind"]])
@@ -131,8 +128,8 @@ class CatalogueActions(ServiceViewSet):
     def queryset_for(self, user: Any) -> Any:
         return Run.objects.none()
 
-    def answer(self, serializer: Any, rows: Any) -> Response:
-        return Response({"items": serializer(rows, many=True).data, "nextCursor": None})
+    def answer(self, rows: Any) -> Response:
+        return Response({"items": self.get_serializer_class()(rows, many=True).data, "nextCursor": None})
 
 
 class ModelViewSet(CatalogueActions):
@@ -140,7 +137,7 @@ class ModelViewSet(CatalogueActions):
 
     @extend_schema(responses=ModelSerializer(many=True))
     def list(self, request: Request) -> Response:
-        return self.answer(ModelSerializer, catalogue.read().models.values())
+        return self.answer(catalogue.read().models.values())
 
 
 class ToolViewSet(CatalogueActions):
@@ -148,4 +145,4 @@ class ToolViewSet(CatalogueActions):
 
     @extend_schema(responses=ToolSerializer(many=True))
     def list(self, request: Request) -> Response:
-        return self.answer(ToolSerializer, catalogue.read().tools.values())
+        return self.answer(catalogue.read().tools.values())
