@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from django.db import connection, transaction
+from django.db import transaction
+from django.db.models import Count, Min
 
 from config.kernel import clock
 from config.telemetry.metrics import Counter, Gauge, Histogram, PerProcess
@@ -64,37 +65,21 @@ def losses(count: int) -> None:
         transaction.on_commit(partial(leases_lost.inc, by=count), robust=True)
 
 
-_LIVE = [status.value for status in LIVE_RUN_STATUSES]
-# Each query reads a partial index of live runs, so finished runs cost nothing. Its condition must be the index's own.
-_ACTIVE = f"""
-    SELECT status, throttled, count(*), min(updated_at) FROM runs_run
-    WHERE NOT blocked AND status IN ({", ".join(f"'{status}'" for status in _LIVE)}) GROUP BY status, throttled
-"""  # noqa: S608
-_IN_LINE = "SELECT count(*) FROM runs_run WHERE blocked"
-
-
 def gauges() -> Iterator[Gauge]:
-    """Live runs by state, the longest wait of a run that could execute, and live workers."""
-    counts = {(state,): 0.0 for state in (*_LIVE, "in_line", "throttled")}
+    """Live runs by state, the longest wait of a run that could execute, and live workers.
+
+    The queries read indexes of live runs, so finished runs cost nothing.
+    """
+    counts = {(state,): 0.0 for state in (*(status.value for status in LIVE_RUN_STATUSES), "in_line", "throttled")}
     oldest = 0.0
-    with connection.cursor() as cursor:
-        cursor.execute(_ACTIVE)
-        for status, throttled, count, since in cursor.fetchall():
-            counts[("throttled" if throttled else status,)] += count
-            if status == RunStatus.QUEUED and not throttled:
-                oldest = max(0.0, (clock.now() - _moment(since)).total_seconds())
-        cursor.execute(_IN_LINE)
-        counts[("in_line",)] = float(cursor.fetchone()[0])
+    active = Run.objects.filter(blocked=False, status__in=LIVE_RUN_STATUSES).order_by().values("status", "throttled")
+    for row in active.annotate(count=Count("pk"), since=Min("updated_at")):
+        counts[("throttled" if row["throttled"] else row["status"],)] += row["count"]
+        if row["status"] == RunStatus.QUEUED and not row["throttled"]:
+            oldest = max(0.0, (clock.now() - row["since"]).total_seconds())
+    counts[("in_line",)] = float(Run.objects.filter(blocked=True).count())
     help = "Live runs. Of the queued: in_line waits for earlier runs of the chat, throttled for other runs of the user."
     yield Gauge("runs", help, counts, ["state"])
     yield Gauge("runs_oldest_queued_seconds", "How long the oldest run that could execute has waited.", {(): oldest})
     workers = Worker.objects.filter(expires_at__gte=clock.now()).count()
     yield Gauge("run_workers", "Run worker processes whose lease holds.", {(): float(workers)})
-
-
-def _moment(value: Any) -> Any:
-    """A timestamp of raw SQL, which is text on SQLite."""
-    convert = connection.ops.get_db_converters(Run._meta.get_field("updated_at").get_col("runs_run"))
-    for step in convert:
-        value = step(value, None, connection)
-    return value

@@ -53,7 +53,6 @@ class Caller:
 class Started:
     """A run that the call waits for before its answer."""
 
-    run: Run
     opening: Opening
     wait_seconds: float
 
@@ -131,7 +130,6 @@ class McpTool:
     call: Callable[[Caller, dict[str, Any]], Any]
     input: type[CamelSerializer] = NoInput
     variants: tuple[type[CamelSerializer], ...] = ()
-    reads: bool = False
     starts_run: bool = False
 
     def listing(self) -> dict[str, Any]:
@@ -141,7 +139,7 @@ class McpTool:
             "title": self.title,
             "description": self.description,
             "inputSchema": input_schema(self.input, self.variants),
-            "annotations": {"readOnlyHint": self.reads, "openWorldHint": self.starts_run},
+            "annotations": {"readOnlyHint": self.scope.endswith(":read"), "openWorldHint": self.starts_run},
         }
 
 
@@ -189,15 +187,9 @@ def start_run(caller: Caller, given: dict[str, Any]) -> Started:
         return services.start_run(caller.user, given["chat_id"], request_id=request_id.get() or "", **body).pk
 
     run = find(services.runs_of(caller.user), made_once(caller, "start_run", given, make))
-    opening = Opening(
-        run_id=run.pk,
-        after=0,
-        last=run.last_stream_index,
-        over=run.status in FINAL_RUN_STATUSES,
-        user_id=caller.user.pk,
-        key_id=caller.key.pk,
-    )
-    return Started(run, opening, given["wait_seconds"])
+    over = run.status in FINAL_RUN_STATUSES
+    opening = Opening(run.pk, 0, run.last_stream_index, over, caller.user.pk, caller.key.pk)
+    return Started(opening, given["wait_seconds"])
 
 
 def get_run(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
@@ -238,7 +230,6 @@ TOOLS = {
             "chats:read",
             list_chats,
             PageInput,
-            reads=True,
         ),
         McpTool(
             "create_chat",
@@ -266,7 +257,6 @@ TOOLS = {
             "runs:read",
             get_run,
             RunChoice,
-            reads=True,
         ),
         McpTool(
             "cancel_run",
@@ -292,7 +282,6 @@ TOOLS = {
             "The user's balance, the credits held for tool calls in progress, and the available credits.",
             "credits:read",
             get_credits,
-            reads=True,
         ),
     )
 }

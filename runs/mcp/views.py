@@ -7,6 +7,7 @@ result that has ``isError``.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -42,19 +43,20 @@ from runs.mcp.protocol import (
     sse,
 )
 from runs.mcp.tools import TOOLS, Caller, Started, after_waiting, call_tool
-from runs.mcp.wait import Progress, follow
+from runs.mcp.wait import follow
 from runs.streams.frames import CONTENT_TYPE as EVENT_STREAM
 from runs.streams.frames import HEADERS
+from runs.streams.reads import Event
 
 logger = logging.getLogger(__name__)
 
-INSTRUCTIONS = (
-    "Runs AI agents in chats. Create a chat, start a run in it with a message, and read its answer. A run whose status "
-    "is waiting needs an answer to its pendingWaitpoint before it continues."
-)
-CAPABILITIES = {"tools": {"listChanged": False}}
+ABOUT = {
+    "capabilities": {"tools": {"listChanged": False}},
+    "instructions": "Runs AI agents in chats. Create a chat, start a run in it with a message, and read its answer. "
+    "A run whose status is waiting needs an answer to its pendingWaitpoint before it continues.",
+}
 # The tools of a release never change.
-LIST_TTL_MS = 3_600_000
+CACHED = {"ttlMs": 3_600_000, "cacheScope": "public"}
 
 
 @extend_schema(exclude=True)
@@ -103,14 +105,13 @@ class McpViewSet(ServiceViewSet):
         result = outcome(lambda: call_tool(tool, caller, arguments))
         if not isinstance(result, Started):
             return rpc_response(result_of(message, result))
-        started = result
         token = message.progress_token
-        if token is not None and started.wait_seconds and accepts_streams(request):
-            body = stream(message, token, caller, started)
+        if token is not None and result.wait_seconds and accepts_streams(request):
+            body = stream(message, token, caller, result)
             return StreamingHttpResponse(body, content_type=EVENT_STREAM, headers=HEADERS)
-        for _ in follow(started.opening, started.wait_seconds):
+        for _ in follow(result.opening, result.wait_seconds):
             pass
-        return rpc_response(result_of(message, outcome(lambda: after_waiting(caller, started.run.pk))))
+        return rpc_response(result_of(message, outcome(lambda: after_waiting(caller, result.opening.run_id))))
 
 
 def check_origin(origin: str | None) -> None:
@@ -130,35 +131,20 @@ def accepts_streams(request: Request) -> bool:
 # --- the methods -----------------------------------------------------------------------------------------------------
 def initialize() -> dict[str, Any]:
     """The handshake of LEGACY. A client that asks for another revision is offered this one."""
-    return {
-        "protocolVersion": LEGACY,
-        "capabilities": CAPABILITIES,
-        "serverInfo": SERVER,
-        "instructions": INSTRUCTIONS,
-    }
+    return {"protocolVersion": LEGACY, "serverInfo": SERVER} | ABOUT
 
 
 def discover() -> dict[str, Any]:
-    return {
-        "supportedVersions": VERSIONS,
-        "capabilities": CAPABILITIES,
-        "instructions": INSTRUCTIONS,
-        "ttlMs": LIST_TTL_MS,
-        "cacheScope": "public",
-    }
+    return {"supportedVersions": VERSIONS} | ABOUT | CACHED
 
 
 def list_tools() -> dict[str, Any]:
     return {"tools": [tool.listing() for tool in TOOLS.values()]}
 
 
-def list_tools_modern() -> dict[str, Any]:
-    return list_tools() | {"ttlMs": LIST_TTL_MS, "cacheScope": "public"}
-
-
 # By whether the revision is MODERN.
 METHODS: dict[bool, dict[str, Callable[[], dict[str, Any]]]] = {
-    True: {"server/discover": discover, "tools/list": list_tools_modern},
+    True: {"server/discover": discover, "tools/list": lambda: list_tools() | CACHED},
     False: {"initialize": initialize, "ping": dict, "tools/list": list_tools},
 }
 
@@ -190,14 +176,15 @@ def stream(message: Message, token: str | int, caller: Caller, started: Started)
         for event in events:
             yield b": keep-alive\n\n" if event is None else sse(progress(token, event.index, text_of(event)))
     try:
-        answer = result_of(message, outcome(lambda: after_waiting(caller, started.run.pk)))
+        answer = result_of(message, outcome(lambda: after_waiting(caller, started.opening.run_id)))
     except Exception:
-        logger.exception("the run %s could not be read after waiting", started.run.pk)
+        logger.exception("the run %s could not be read after waiting", started.opening.run_id)
         answer = error_of(message.id, INTERNAL_ERROR, "Something went wrong on our side; look at the run with get_run.")
     yield sse(answer)
 
 
-def text_of(event: Progress) -> str:
+def text_of(event: Event) -> str:
     """``tool.completed calculate COMPLETED``: type, name, and status or kind."""
-    words = (event.type, event.data.get("name"), event.data.get("status") or event.data.get("kind"))
+    data = json.loads(event.data)
+    words = (event.type, data.get("name"), data.get("status") or data.get("kind"))
     return " ".join(str(word) for word in words if word)

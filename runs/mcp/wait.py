@@ -10,8 +10,6 @@ import queue
 import threading
 import time
 from collections.abc import Generator
-from dataclasses import dataclass
-from typing import Any
 
 from django.conf import settings
 from django.db import connection
@@ -23,21 +21,11 @@ from runs.streams.hub import Opening
 from runs.streams.reads import Event
 from runs.streams.servers import background
 
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """An event of the run's stream, with its data decoded."""
-
-    index: int
-    type: str
-    data: dict[str, Any]
-
-
 # How many threads of this process may wait: a thread that waits answers no other request.
 places = threading.BoundedSemaphore(settings.MCP_WAITS_MAX)
 
 
-def follow(opening: Opening, seconds: float) -> Generator[Progress | None, None, None]:
+def follow(opening: Opening, seconds: float) -> Generator[Event | None, None, None]:
     """The run's events without its text; None when nothing has happened for a while.
 
     Ends when the run has ended or waits for an answer, after ``seconds``, or at once if MCP_WAITS_MAX threads of this
@@ -58,18 +46,10 @@ def follow(opening: Opening, seconds: float) -> Generator[Progress | None, None,
                 return
             if batch is None:
                 return
-            shown = [
-                Progress(event.index, event.type, json.loads(event.data))
-                for event in batch
-                if event.numbered and event.type != StreamType.MESSAGE_DELTA
-            ]
-            if not shown:
-                yield None
-            yield from shown
-            waits = any(
-                one.data.get("status") == RunStatus.WAITING for one in shown if one.type == StreamType.RUN_STATUS
-            )
-            if waits or any(event.final for event in batch):
+            shown = [event for event in batch if event.numbered and event.type != StreamType.MESSAGE_DELTA]
+            yield from shown or [None]
+            statuses = [json.loads(event.data)["status"] for event in shown if event.type == StreamType.RUN_STATUS]
+            if RunStatus.WAITING in statuses or any(event.final for event in batch):
                 return
     finally:
         listening.cancel()
