@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import urlsplit
@@ -67,20 +67,8 @@ class ToolDefinition:
     @classmethod
     def from_row(cls, row: Any) -> ToolDefinition:
         """The snapshot of a catalogue row. Raises ValueError if its secret headers are not valid."""
-        return cls(
-            name=row.name,
-            display_name=row.display_name,
-            description=row.description,
-            node_type=row.node_type,
-            input_schema=row.input_schema,
-            price=row.price,
-            approval=row.approval,
-            timeout_seconds=row.timeout_seconds,
-            repeatable=row.repeatable,
-            url=row.url,
-            secret_headers=parse_headers(row.secret_headers),
-            remote_name=row.remote_name,
-        )
+        values = {column.name: getattr(row, column.name) for column in fields(cls)}
+        return cls(**values | {"secret_headers": parse_headers(row.secret_headers)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +89,17 @@ class ToolFailure(Exception):
         super().__init__(self.code, self.message)
 
 
+def tool_error(message: str) -> ToolFailure:
+    return ToolFailure(CallError.TOOL_ERROR, message)
+
+
 Executor = Callable[[ToolDefinition, dict[str, Any], ToolContext], Awaitable[ToolResult]]
+
+
+def input_object(*, optional: Iterable[str] = (), **properties: dict[str, Any]) -> dict[str, Any]:
+    """The JSON Schema of an input that has these properties and no others."""
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +122,8 @@ class BuiltinTool:
 
     def row(self) -> dict[str, Any]:
         """The column values of a new catalogue row."""
-        return {
-            "name": self.name,
-            "display_name": self.display_name,
-            "description": self.description,
-            "node_type": BUILTIN,
-            "input_schema": self.input_schema,
-            "price": self.price,
-            "approval": self.approval,
-            "repeatable": self.repeatable,
-        }
+        columns = ("name", "display_name", "description", "input_schema", "price", "approval", "repeatable")
+        return {"node_type": BUILTIN} | {column: getattr(self, column) for column in columns}
 
 
 async def in_thread(context: ToolContext, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -162,9 +152,7 @@ def result_text(definition: ToolDefinition, value: Any) -> str:
     try:
         return to_text(value)
     except (ValueError, RecursionError):
-        raise ToolFailure(
-            CallError.TOOL_ERROR, f"{definition.name} returned a result that is not valid JSON."
-        ) from None
+        raise tool_error(f"{definition.name} returned a result that is not valid JSON.") from None
 
 
 def clean_result(result: ToolResult) -> ToolResult:
@@ -175,19 +163,17 @@ def clean_result(result: ToolResult) -> ToolResult:
         text = text[: max(0, limit - len(note))] + note
     used = result.credit_used
     if used is not None and (type(used) is not int or used < 0):
-        raise ToolFailure(CallError.TOOL_ERROR, "The tool returned a price that is not an amount.")
+        raise tool_error("The tool returned a price that is not an amount.")
     return ToolResult(text, clean_urls(result.urls), used)
 
 
 def clean_urls(urls: tuple[str, ...]) -> tuple[str, ...]:
     """Raises ToolFailure if there are too many URLs, or one is not an absolute http(s) URL."""
     if len(urls) > settings.TOOL_RESULT_URLS_MAX:
-        raise ToolFailure(
-            CallError.TOOL_ERROR, f"The tool returned more than {settings.TOOL_RESULT_URLS_MAX} result URLs."
-        )
+        raise tool_error(f"The tool returned more than {settings.TOOL_RESULT_URLS_MAX} result URLs.")
     for url in urls:
         if not is_web_address(url):
-            raise ToolFailure(CallError.TOOL_ERROR, f"A result URL of the tool is not an http(s) address: {url[:200]}")
+            raise tool_error(f"A result URL of the tool is not an http(s) address: {url[:200]}")
     return tuple(urls)
 
 
@@ -221,20 +207,9 @@ def parse_headers(text: str | None) -> dict[str, str]:
 
 
 RESERVED_HEADERS = frozenset(
-    {
-        "accept",
-        "accept-encoding",
-        "connection",
-        "content-length",
-        "content-type",
-        "expect",
-        "host",
-        "idempotency-key",
-        "keep-alive",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-        "user-agent",
-    }
+    re.findall(
+        r"\S+",
+        "accept accept-encoding connection content-length content-type expect host idempotency-key keep-alive te "
+        "trailer transfer-encoding upgrade user-agent",
+    )
 )

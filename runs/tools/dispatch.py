@@ -11,7 +11,7 @@ from django.conf import settings
 
 from config.telemetry import tracing
 from runs.errors import CallError
-from runs.tools import builtin, http
+from runs.tools import builtin, http, mcp
 from runs.tools.base import (
     BUILTIN,
     Executor,
@@ -20,8 +20,8 @@ from runs.tools.base import (
     ToolFailure,
     ToolResult,
     clean_result,
+    tool_error,
 )
-from runs.tools.mcp import executor as mcp
 
 logger = logging.getLogger(__name__)
 
@@ -64,4 +64,4 @@ async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: 
                 CallError.TOOL_TIMEOUT, f"{definition.name} did not answer within {limit:g} seconds."
             ) from None
         logger.exception("tool %s failed in invocation %s", definition.name, context.invocation_id)
-        raise ToolFailure(CallError.TOOL_ERROR, f"{definition.name} failed for an unexpected reason.") from error
+        raise tool_error(f"{definition.name} failed for an unexpected reason.") from error

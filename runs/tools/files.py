@@ -21,8 +21,7 @@ from django.utils.crypto import salted_hmac
 from chats.files import storage_errors
 from config.api.errors import error_response, response_to
 from config.kernel.errors import MethodNotAllowed, Unavailable
-from runs.errors import CallError
-from runs.tools.base import ToolContext, ToolFailure, in_thread
+from runs.tools.base import ToolContext, in_thread, tool_error
 
 FOLDER = "tools"
 FILE_NAME_MAX_CHARS = 100
@@ -45,10 +44,6 @@ CONTENT_TYPES = {
 }
 
 
-class FileNotStored(Exception):
-    """The storage did not accept the file."""
-
-
 def is_file_name(name: str) -> bool:
     """Whether ``name`` is a valid file name on every system: one path component of letters, digits and a few signs."""
     return (
@@ -61,17 +56,14 @@ def is_file_name(name: str) -> bool:
 
 async def store_file(context: ToolContext, file_name: str, content: bytes) -> str:
     """Store the file of a call and return its URL. Raises ToolFailure."""
-    try:
-        return await in_thread(context, store, context.invocation_id, file_name, content)
-    except FileNotStored as error:
-        raise ToolFailure(CallError.TOOL_ERROR, "The file could not be stored.") from error
+    return await in_thread(context, store, context.invocation_id, file_name, content)
 
 
 def store(invocation_id: str, file_name: str, content: bytes) -> str:
     """Store the file and return its URL, which is the same for the same invocation and name: a repeat replaces the
     file.
 
-    Raises ValueError for a bad file name and FileNotStored if the storage fails.
+    Raises ValueError for a bad file name and ToolFailure if the storage fails.
     """
     if not is_file_name(file_name):
         raise ValueError("This is not a valid file name.")
@@ -79,10 +71,8 @@ def store(invocation_id: str, file_name: str, content: bytes) -> str:
     path = f"{FOLDER}/{token}/{file_name}"
     try:
         _write(path, content, content_type(file_name))
-    except FileNotStored:
-        raise
     except Exception as error:
-        raise FileNotStored("The file could not be stored.") from error
+        raise tool_error("The file could not be stored.") from error
     return f"{settings.BASE_URL}/files/{token}/{quote(file_name)}"
 
 
@@ -128,7 +118,7 @@ def _write(path: str, content: bytes, kind: str) -> None:
             return
         # Another attempt of the same call wrote the path meanwhile, so the storage chose another name.
         default_storage.delete(saved)
-    raise FileNotStored("Another attempt is writing the file.")
+    raise OSError("another attempt is writing the file")
 
 
 def serve_file(request: HttpRequest, token: str, file_name: str) -> HttpResponseBase:

@@ -18,14 +18,7 @@ from config.kernel.money import MICRO
 from config.outbound import client
 from config.outbound.client import Answer
 from runs.errors import CallError
-from runs.tools.base import (
-    ToolContext,
-    ToolDefinition,
-    ToolFailure,
-    ToolResult,
-    in_thread,
-    result_text,
-)
+from runs.tools.base import ToolContext, ToolDefinition, ToolFailure, ToolResult, in_thread, result_text, tool_error
 
 USER_AGENT = "agent-workflow-service"
 
@@ -48,7 +41,7 @@ def send(
     except client.RequestTimedOut as error:
         raise ToolFailure(CallError.TOOL_TIMEOUT, str(error)) from None
     except (client.AddressRefused, client.RequestFailed, ValueError) as error:
-        raise ToolFailure(CallError.TOOL_ERROR, str(error)) from None
+        raise tool_error(str(error)) from None
 
 
 def is_too_long(answer: Answer) -> bool:
@@ -69,13 +62,11 @@ async def execute(definition: ToolDefinition, input: dict[str, Any], context: To
         context, send, "POST", definition.url, headers=headers, body=body, timeout_seconds=context.timeout_seconds
     )
     if not 200 <= answer.status < 300:
-        raise ToolFailure(CallError.TOOL_ERROR, f"{definition.name} answered with HTTP status {answer.status}.")
+        raise tool_error(f"{definition.name} answered with HTTP status {answer.status}.")
     if is_too_long(answer):
-        raise ToolFailure(
-            CallError.TOOL_ERROR, f"{definition.name} answered with more than {settings.TOOL_ANSWER_MAX_BYTES} bytes."
-        )
+        raise tool_error(f"{definition.name} answered with more than {settings.TOOL_ANSWER_MAX_BYTES} bytes.")
     if answer.truncated:
-        raise ToolFailure(CallError.TOOL_ERROR, f"The connection broke during the answer of {definition.name}.")
+        raise tool_error(f"The connection broke during the answer of {definition.name}.")
     return _result(definition, answer.body)
 
 
@@ -84,9 +75,9 @@ def _result(definition: ToolDefinition, body: bytes) -> ToolResult:
         # Lenient where our own API is strict: a result of others may hold wide numbers and text that is cleaned later.
         answer = json.loads(body, parse_float=Decimal, parse_constant=_refuse_constant)
     except (ValueError, ArithmeticError, RecursionError):
-        raise ToolFailure(CallError.TOOL_ERROR, f"{definition.name} did not answer with valid JSON.") from None
+        raise tool_error(f"{definition.name} did not answer with valid JSON.") from None
     if not isinstance(answer, dict) or "result" not in answer:
-        raise ToolFailure(CallError.TOOL_ERROR, f"{definition.name} answered without a result.")
+        raise tool_error(f"{definition.name} answered without a result.")
     return ToolResult(
         result_text(definition, answer["result"]),
         _urls(definition, answer.get("resultUrls")),
@@ -102,9 +93,7 @@ def _urls(definition: ToolDefinition, urls: Any) -> tuple[str, ...]:
     if urls is None:
         return ()
     if not isinstance(urls, list) or not all(isinstance(url, str) for url in urls):
-        raise ToolFailure(
-            CallError.TOOL_ERROR, f"{definition.name} answered with resultUrls that are not an array of strings."
-        )
+        raise tool_error(f"{definition.name} answered with resultUrls that are not an array of strings.")
     return tuple(urls)
 
 
@@ -113,7 +102,7 @@ def _credit_used(definition: ToolDefinition, credits: Any) -> int | None:
     if credits is None:
         return None
     if isinstance(credits, bool) or not isinstance(credits, (int, Decimal)) or credits < 0:
-        raise ToolFailure(CallError.TOOL_ERROR, f"{definition.name} answered with a creditUsed that is not an amount.")
+        raise tool_error(f"{definition.name} answered with a creditUsed that is not an amount.")
     # Compared before the multiplication: 1e999999 must not become an integer.
     if credits >= Decimal(definition.price) / MICRO:
         return definition.price

@@ -15,7 +15,7 @@ from referencing import Registry
 
 from config.kernel.jsontext import MalformedJSON, parse_object
 from runs.errors import CallError
-from runs.tools.base import ToolDefinition, ToolFailure, clean_text, shorten
+from runs.tools.base import ToolDefinition, ToolFailure, clean_text, shorten, tool_error
 
 ERRORS_CONSIDERED = 20
 
@@ -61,7 +61,7 @@ def _check_schema(definition: ToolDefinition, value: dict[str, Any]) -> None:
         error = best_match(islice(validator.iter_errors(value), ERRORS_CONSIDERED))
     except Exception as problem:
         # Staff enter the schema, which may hold a broken or circular reference or an invalid regular expression.
-        raise ToolFailure(CallError.TOOL_ERROR, f"The input schema of {definition.name} is not valid.") from problem
+        raise tool_error(f"The input schema of {definition.name} is not valid.") from problem
     if error is not None:
         raise _invalid(f"at {_path(error)}: {shorten(error.message, 400)} (rule: {error.validator})")
 

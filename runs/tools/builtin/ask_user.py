@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runs.tools.base import ASK_USER, BuiltinTool
+from runs.tools.base import ASK_USER, BuiltinTool, input_object
 
 TOOL = BuiltinTool(
     name=ASK_USER,
@@ -11,21 +11,17 @@ TOOL = BuiltinTool(
         "Asks the user one question and waits for the answer. Use it when the task needs information or a decision "
         "that only the user can give."
     ),
-    input_schema={
-        "type": "object",
-        "properties": {
-            "question": {"type": "string", "minLength": 1, "maxLength": 10000, "description": "What to ask."},
-            "options": {
-                "type": "array",
-                "items": {"type": "string", "minLength": 1, "maxLength": 500},
-                "minItems": 1,
-                "maxItems": 20,
-                "description": "Answers to choose from, if there are only a few.",
-            },
+    input_schema=input_object(
+        question={"type": "string", "minLength": 1, "maxLength": 10000, "description": "What to ask."},
+        options={
+            "type": "array",
+            "items": {"type": "string", "minLength": 1, "maxLength": 500},
+            "minItems": 1,
+            "maxItems": 20,
+            "description": "Answers to choose from, if there are only a few.",
         },
-        "required": ["question"],
-        "additionalProperties": False,
-    },
+        optional=["options"],
+    ),
     price=0,
     execute=None,
 )

@@ -13,8 +13,7 @@ from fractions import Fraction
 from typing import Any
 
 from config.kernel.money import MICRO
-from runs.errors import CallError
-from runs.tools.base import BuiltinTool, ToolContext, ToolDefinition, ToolFailure, ToolResult, in_thread
+from runs.tools.base import BuiltinTool, ToolContext, ToolDefinition, ToolResult, in_thread, input_object, tool_error
 
 EXPRESSION_MAX_CHARS = 1000
 DEPTH_MAX = 100
@@ -35,7 +34,7 @@ async def calculate(definition: ToolDefinition, input: dict[str, Any], context: 
     try:
         return ToolResult(await in_thread(context, evaluate, input["expression"]))
     except CalculationError as error:
-        raise ToolFailure(CallError.TOOL_ERROR, str(error)) from None
+        raise tool_error(str(error)) from None
 
 
 def evaluate(expression: str) -> str:
@@ -127,11 +126,9 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if base == 0 and exponent < 0:
         raise ZeroDivisionError
     bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-    if abs(base) != 1 and base != 0 and (bits - 1) * abs(exponent.numerator) > _BITS_MAX:
+    if base not in (-1, 0, 1) and (bits - 1) * abs(exponent.numerator) > _BITS_MAX:
         raise _too_large()
-    if abs(base) == 1:
-        return base if exponent.numerator % 2 else Fraction(1)
-    return Fraction(base) ** exponent.numerator if base else Fraction(0 if exponent else 1)
+    return base**exponent.numerator
 
 
 def _decimal_power(base: Fraction, exponent: Fraction) -> Fraction:
@@ -210,19 +207,14 @@ TOOL = BuiltinTool(
         "Evaluates an arithmetic expression exactly: numbers, + - * / // % ** and parentheses, sqrt, min, max, "
         "abs, and round, which rounds half away from zero. Example: round(19.99 * 3 / 7, 2)."
     ),
-    input_schema={
-        "type": "object",
-        "properties": {
-            "expression": {
-                "type": "string",
-                "minLength": 1,
-                "maxLength": EXPRESSION_MAX_CHARS,
-                "description": "The expression.",
-            },
-        },
-        "required": ["expression"],
-        "additionalProperties": False,
-    },
+    input_schema=input_object(
+        expression={
+            "type": "string",
+            "minLength": 1,
+            "maxLength": EXPRESSION_MAX_CHARS,
+            "description": "The expression.",
+        }
+    ),
     price=MICRO // 10,
     execute=calculate,
 )

@@ -8,7 +8,7 @@ from typing import Any
 from config.kernel.money import MICRO
 from runs.errors import CallError
 from runs.tools import files
-from runs.tools.base import BuiltinTool, ToolContext, ToolDefinition, ToolFailure, ToolResult
+from runs.tools.base import BuiltinTool, ToolContext, ToolDefinition, ToolFailure, ToolResult, input_object
 
 
 async def create_file(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
@@ -31,21 +31,16 @@ TOOL = BuiltinTool(
     name="create_file",
     display_name="Create a file",
     description="Writes a text file that the user can download, and returns its address.",
-    input_schema={
-        "type": "object",
-        "properties": {
-            "fileName": {
-                "type": "string",
-                "minLength": 1,
-                "maxLength": files.FILE_NAME_MAX_CHARS,
-                "pattern": files.FILE_NAME_PATTERN,
-                "description": "A name without folders, such as report.md.",
-            },
-            "content": {"type": "string", "description": "The whole text of the file."},
+    input_schema=input_object(
+        fileName={
+            "type": "string",
+            "minLength": 1,
+            "maxLength": files.FILE_NAME_MAX_CHARS,
+            "pattern": files.FILE_NAME_PATTERN,
+            "description": "A name without folders, such as report.md.",
         },
-        "required": ["fileName", "content"],
-        "additionalProperties": False,
-    },
+        content={"type": "string", "description": "The whole text of the file."},
+    ),
     price=1 * MICRO,
     execute=create_file,
     file_name=file_name,

@@ -12,7 +12,7 @@ from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
 from config.kernel.money import MICRO
-from runs.tools.base import BuiltinTool, ToolContext, ToolDefinition, ToolResult, in_thread
+from runs.tools.base import BuiltinTool, ToolContext, ToolDefinition, ToolResult, in_thread, input_object, shorten
 from runs.tools.files import store_file
 
 FILE_NAME = "chart.svg"
@@ -42,7 +42,7 @@ def draw(title: str, series: Sequence[float]) -> str:
     """The chart as an SVG document. ``series`` is one or more numbers from ``-VALUE_MAX`` to ``VALUE_MAX``."""
     values = [float(value) for value in series]
     title = " ".join(_NOT_XML.sub("", title).split())
-    shown = title if len(title) <= TITLE_SHOWN_CHARS else title[: TITLE_SHOWN_CHARS - 1] + "…"
+    shown = shorten(title, TITLE_SHOWN_CHARS)
     ticks = axis_ticks(min(values), max(values), zero=len(values) <= BARS_MAX)
     scale = _Scale(ticks[0], ticks[-1], len(values))
     marks = _bars(values, scale) if len(values) <= BARS_MAX else _line(values, scale)
@@ -100,14 +100,10 @@ class _Scale:
         share = (value - self.low) / (self.high - self.low)
         return round(TOP + self.height * (1 - share), 2)
 
-    def bar_x(self, index: int) -> float:
-        return LEFT + self.width * (index + 0.5) / self.count
-
-    def point_x(self, index: int) -> float:
-        return LEFT + self.width * index / (self.count - 1)
-
     def x(self, index: int) -> float:
-        return round(self.bar_x(index) if self.count <= BARS_MAX else self.point_x(index), 2)
+        """The middle of a bar, or a point of the line, which begins and ends at the edges."""
+        share = (index + 0.5) / self.count if self.count <= BARS_MAX else index / (self.count - 1)
+        return round(LEFT + self.width * share, 2)
 
 
 def _grid(ticks: list[float], scale: _Scale) -> list[str]:
@@ -168,26 +164,16 @@ TOOL = BuiltinTool(
     name="draw_chart",
     display_name="Draw a chart",
     description=f"Draws a series of numbers as an SVG chart, bars for up to {BARS_MAX} values and a line for more.",
-    input_schema={
-        "type": "object",
-        "properties": {
-            "title": {
-                "type": "string",
-                "minLength": 1,
-                "maxLength": TITLE_MAX_CHARS,
-                "description": "The chart's heading.",
-            },
-            "series": {
-                "type": "array",
-                "items": {"type": "number", "minimum": -VALUE_MAX, "maximum": VALUE_MAX},
-                "minItems": 1,
-                "maxItems": VALUES_MAX,
-                "description": "The values, in order.",
-            },
+    input_schema=input_object(
+        title={"type": "string", "minLength": 1, "maxLength": TITLE_MAX_CHARS, "description": "The chart's heading."},
+        series={
+            "type": "array",
+            "items": {"type": "number", "minimum": -VALUE_MAX, "maximum": VALUE_MAX},
+            "minItems": 1,
+            "maxItems": VALUES_MAX,
+            "description": "The values, in order.",
         },
-        "required": ["title", "series"],
-        "additionalProperties": False,
-    },
+    ),
     price=12 * MICRO,
     execute=draw_chart,
     file_name=lambda input: FILE_NAME,

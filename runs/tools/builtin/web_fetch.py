@@ -1,6 +1,6 @@
 """The built-in tool ``web_fetch``: the text of a public web page.
 
-A scanner of our own replaces ``html.parser``: it reads each character once or twice whatever the page holds, while the
+Regular expressions replace ``html.parser``: they read each character once or twice whatever the page holds, while the
 time of the standard parser grows with the square of some inputs.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import re
 import time
+from contextlib import suppress
 from email.message import Message
 from typing import Any
 from urllib.parse import urldefrag, urljoin
@@ -17,15 +18,15 @@ from django.conf import settings
 
 from config.kernel.money import MICRO
 from config.outbound.client import Answer
-from runs.errors import CallError
 from runs.tools.base import (
     URL_MAX_CHARS,
     BuiltinTool,
     ToolContext,
     ToolDefinition,
-    ToolFailure,
     ToolResult,
     in_thread,
+    input_object,
+    tool_error,
 )
 from runs.tools.http import is_too_long, send
 
@@ -44,18 +45,22 @@ META_CHARSET = re.compile(rb"<meta[^>]{0,200}?charset=[\"']?([A-Za-z0-9_-]{2,20}
 META_SEARCHED_BYTES = 2048
 
 # Elements whose content is not text of the page.
-SILENT = frozenset(
-    {"script", "style", "template", "noscript", "svg", "iframe", "object", "canvas", "textarea", "select"}
-)
-BLOCKS = frozenset(
+_SILENT = "script|style|template|noscript|svg|iframe|object|canvas|textarea|select"
+_BLOCKS = frozenset(
     re.findall(
         r"\w+",
         "address article aside blockquote body br caption dd div dl dt fieldset figcaption figure footer form "
         "h1 h2 h3 h4 h5 h6 head header hr li main nav ol p pre section table tbody td tfoot th thead title tr ul",
     )
 )
-_TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]*)")
-_CLOSING = {name: re.compile(rf"</{name}(?![a-z0-9])", re.IGNORECASE) for name in SILENT}
+# What is not text: a comment, a declaration, a silent element up to its end tag, and any other tag. Markup without an
+# end reaches to the end of the page, so no part of the page is read more than twice.
+_MARKUP = re.compile(
+    r"<!--.*?(?:-->|\Z)|<[!?][^>]*>?"
+    rf"|<({_SILENT})(?![a-z0-9])[^>]*(?<!/)>.*?(?=</\1(?![a-z0-9])|\Z)"
+    r"|</?([a-z][a-z0-9]*)[^>]*>?",
+    re.IGNORECASE | re.DOTALL,
+)
 _BLANKS = re.compile(r"[^\S\n]+")
 
 
@@ -73,29 +78,23 @@ def fetch_text(url: str, timeout_seconds: float) -> str:
         location = answer.headers.get("location", "")
         if answer.status not in REDIRECT_STATUSES or not location:
             return _text(answer)
-        url = _redirect(url, location)
-    raise ToolFailure(CallError.TOOL_ERROR, f"The page redirects more than {REDIRECTS_MAX} times.")
-
-
-def _redirect(url: str, location: str) -> str:
-    try:
-        return urljoin(url, location)
-    except ValueError:
-        raise ToolFailure(CallError.TOOL_ERROR, "The page redirects to something that is not an address.") from None
+        try:
+            url = urljoin(url, location)
+        except ValueError:
+            raise tool_error("The page redirects to something that is not an address.") from None
+    raise tool_error(f"The page redirects more than {REDIRECTS_MAX} times.")
 
 
 def _text(answer: Answer) -> str:
     if not 200 <= answer.status < 300:
-        raise ToolFailure(CallError.TOOL_ERROR, f"The server answered with HTTP status {answer.status}.")
+        raise tool_error(f"The server answered with HTTP status {answer.status}.")
     if answer.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
-        raise ToolFailure(
-            CallError.TOOL_ERROR, "The server sent a compressed page, although the request excludes compression."
-        )
+        raise tool_error("The server sent a compressed page, although the request excludes compression.")
     header = Message()
     header["Content-Type"] = answer.headers.get("content-type", "text/plain")
     kind = header.get_content_type()
     if not (kind in PAGES or kind in TEXTS or kind.startswith("text/") or kind.endswith(("+json", "+xml"))):
-        raise ToolFailure(CallError.TOOL_ERROR, f"The content type is {kind[:100]}, which is not text.")
+        raise tool_error(f"The content type is {kind[:100]}, which is not text.")
     charset = header.get_param("charset")
     text = decode(answer.body, charset if isinstance(charset, str) else None)
     if kind in PAGES:
@@ -122,36 +121,10 @@ def decode(content: bytes, charset: str | None) -> str:
 
 def page_text(page: str) -> str:
     """The readable text of an HTML page."""
-    parts: list[str] = []
-    position = 0
-    while (start := page.find("<", position)) != -1:
-        parts.append(page[position:start])
-        if page.startswith("<!--", start):
-            end = page.find("-->", start + 4)
-            position = len(page) if end == -1 else end + 3
-            continue
-        tag = _TAG.match(page, start)
-        if tag is None:
-            if page.startswith(("<!", "<?"), start):
-                end = page.find(">", start)
-                position = len(page) if end == -1 else end + 1
-            else:
-                parts.append("<")
-                position = start + 1
-            continue
-        name = tag.group(2).lower()
-        if name in BLOCKS:
-            parts.append("\n")
-        end = page.find(">", tag.end())
-        if end == -1:
-            position = len(page)
-            break
-        position = end + 1
-        if name in SILENT and not tag.group(1) and page[end - 1] != "/":
-            closing = _CLOSING[name].search(page, position)
-            position = len(page) if closing is None else closing.start()
-    parts.append(page[position:])
-    return tidy(_unescape("".join(parts)))
+    text = _MARKUP.sub(lambda markup: "\n" if (markup[2] or "").lower() in _BLOCKS else "", page)
+    with suppress(ValueError):  # Python refuses a character reference with thousands of digits.
+        text = html.unescape(text)
+    return tidy(text)
 
 
 def tidy(text: str) -> str:
@@ -164,31 +137,18 @@ def tidy(text: str) -> str:
     return "\n".join(lines).strip()
 
 
-def _unescape(text: str) -> str:
-    try:
-        return html.unescape(text)
-    except ValueError:
-        # Python refuses a character reference with thousands of digits.
-        return text
-
-
 TOOL = BuiltinTool(
     name="web_fetch",
     display_name="Fetch a web page",
     description="Reads a public web page or text file and returns its text.",
-    input_schema={
-        "type": "object",
-        "properties": {
-            "url": {
-                "type": "string",
-                "minLength": 1,
-                "maxLength": URL_MAX_CHARS,
-                "description": "The absolute http(s) address.",
-            },
-        },
-        "required": ["url"],
-        "additionalProperties": False,
-    },
+    input_schema=input_object(
+        url={
+            "type": "string",
+            "minLength": 1,
+            "maxLength": URL_MAX_CHARS,
+            "description": "The absolute http(s) address.",
+        }
+    ),
     price=1 * MICRO,
     execute=web_fetch,
 )

@@ -1,1 +1,22 @@
-"""The tool type ``mcp``: each tool is a tool of an MCP server (streamable HTTP) that staff add to the catalogue."""
+"""The tool type ``mcp``: each tool is a tool of an MCP server (streamable HTTP) that staff add to the catalogue.
+
+``client`` uses the official SDK, whose import takes memory and a second or two, so the first call imports it. It runs
+on the event loop of outbound requests, so that it cannot delay the engine's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from django.utils.module_loading import import_string
+
+from config.outbound.loop import shared
+from runs.tools.base import ToolContext, ToolDefinition, ToolResult, in_thread
+
+
+async def execute(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
+    """Call the server's tool. Every failure there, and a result with ``isError``, is ``TOOL_ERROR``."""
+    call = await in_thread(context, import_string, "runs.tools.mcp.client.call")
+    result: ToolResult = await asyncio.wrap_future(shared.submit(call(definition, input, context)))
+    return result

@@ -1,4 +1,4 @@
-"""One call of a tool of an MCP server, with the official SDK. ``executor`` imports this module at the first call."""
+"""One call of a tool of an MCP server, with the official SDK. ``execute`` imports this module at the first call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from mcp_types import (
 )
 
 from config.outbound.client import check_url
-from runs.errors import CallError
 from runs.tools.base import (
     ToolContext,
     ToolDefinition,
@@ -27,6 +26,7 @@ from runs.tools.base import (
     ToolResult,
     is_web_address,
     result_text,
+    tool_error,
 )
 from runs.tools.http import USER_AGENT
 from runs.tools.mcp.transport import GuardedTransport
@@ -59,7 +59,7 @@ async def call(definition: ToolDefinition, input: dict[str, Any], context: ToolC
         if result is None:
             raise failure_of(definition, transport, error) from None
     if result is None:
-        raise ToolFailure(CallError.TOOL_ERROR, f"{definition.name} did not answer.")
+        raise tool_error(f"{definition.name} did not answer.")
     return read_result(definition, result)
 
 
@@ -84,7 +84,7 @@ async def find_tool(client: Client, definition: ToolDefinition, name: str) -> No
         cursor = page.next_cursor
         if cursor is None:
             break
-    raise ToolFailure(CallError.TOOL_ERROR, f"The server of {definition.name} has no tool {name}.")
+    raise tool_error(f"The server of {definition.name} has no tool {name}.")
 
 
 def failure_of(definition: ToolDefinition, transport: GuardedTransport, error: BaseException) -> ToolFailure:
@@ -94,17 +94,15 @@ def failure_of(definition: ToolDefinition, transport: GuardedTransport, error: B
     if isinstance(error, ToolFailure):
         return error
     if transport.problem is not None:
-        return ToolFailure(CallError.TOOL_ERROR, f"{definition.name}: {transport.problem}")
+        return tool_error(f"{definition.name}: {transport.problem}")
     if transport.status_code > 400:  # an error of the protocol has status 400, and its message says more
-        return ToolFailure(
-            CallError.TOOL_ERROR, f"{definition.name} answered with HTTP status {transport.status_code}."
-        )
+        return tool_error(f"{definition.name} answered with HTTP status {transport.status_code}.")
     if isinstance(error, MCPError):
-        return ToolFailure(CallError.TOOL_ERROR, f"{definition.name} answered with an error: {error.message}")
+        return tool_error(f"{definition.name} answered with an error: {error.message}")
     if isinstance(error, ValueError):
-        return ToolFailure(CallError.TOOL_ERROR, f"{definition.name}: {error}")
+        return tool_error(f"{definition.name}: {error}")
     logger.warning("MCP tool %s failed", definition.name, exc_info=error)
-    return ToolFailure(CallError.TOOL_ERROR, f"{definition.name} broke the MCP protocol.")
+    return tool_error(f"{definition.name} broke the MCP protocol.")
 
 
 def read_result(definition: ToolDefinition, result: CallToolResult) -> ToolResult:
@@ -128,5 +126,5 @@ def read_result(definition: ToolDefinition, result: CallToolResult) -> ToolResul
         parts.append(result_text(definition, result.structured_content))
     text = "\n".join(parts)
     if result.is_error:
-        raise ToolFailure(CallError.TOOL_ERROR, text or f"{definition.name} failed.")
+        raise tool_error(text or f"{definition.name} failed.")
     return ToolResult(text, tuple(urls))
