@@ -56,41 +56,42 @@ class AnthropicTurn(TurnReader):
         self.output_tokens = self.count_tokens(usage.get("output_tokens"), self.output_tokens)
 
 
-def body(request: ModelRequest) -> dict[str, Any]:
-    """The request in the format of the messages API."""
-    values: dict[str, Any] = {
-        "model": request.model,
-        "max_tokens": settings.MODEL_MAX_OUTPUT_TOKENS,
-        "messages": messages(request.messages),
-        "stream": True,
-    }
-    if settings.MODEL_SYSTEM_PROMPT:
-        values["system"] = settings.MODEL_SYSTEM_PROMPT
-    tools = {
-        tool.name: {"name": tool.name, "description": tool.description, "input_schema": tool.input_schema}
-        for tool in request.tools
-    }
-    if not tools:
-        # A transcript with calls needs their tools, even if staff have disabled all of them since.
-        for message in request.messages:
-            for call in message.tool_calls if isinstance(message, AssistantMessage) else ():
-                schema = {"type": "object"}
-                tools[call.name] = {"name": call.name, "description": "No longer available.", "input_schema": schema}
-    if tools:
-        values["tools"] = list(tools.values())
-    return values
-
-
 class AnthropicModel(HttpModel):
     """``ModelClient`` of the provider ``anthropic``."""
 
     path = "/v1/messages"
+    sdk = anthropic
     sdk_client = anthropic.AsyncAnthropic
-    sdk_http_client = anthropic.DefaultAioHttpClient
-    sdk_stream = anthropic.AsyncStream[Any]
     sdk_error = anthropic.AnthropicError
     reader = AnthropicTurn
-    body = staticmethod(body)
+
+    @staticmethod
+    def body(request: ModelRequest) -> dict[str, Any]:
+        values: dict[str, Any] = {
+            "model": request.model,
+            "max_tokens": settings.MODEL_MAX_OUTPUT_TOKENS,
+            "messages": messages(request.messages),
+            "stream": True,
+        }
+        if settings.MODEL_SYSTEM_PROMPT:
+            values["system"] = settings.MODEL_SYSTEM_PROMPT
+        tools = {
+            tool.name: {"name": tool.name, "description": tool.description, "input_schema": tool.input_schema}
+            for tool in request.tools
+        }
+        if not tools:
+            # A transcript with calls needs their tools, even if staff have disabled all of them since.
+            for message in request.messages:
+                for call in message.tool_calls if isinstance(message, AssistantMessage) else ():
+                    schema = {"type": "object"}
+                    tools[call.name] = {
+                        "name": call.name,
+                        "description": "No longer available.",
+                        "input_schema": schema,
+                    }
+        if tools:
+            values["tools"] = list(tools.values())
+        return values
 
 
 def messages(transcript: tuple[Message, ...]) -> list[dict[str, Any]]:
@@ -111,14 +112,8 @@ def messages(transcript: tuple[Message, ...]) -> list[dict[str, Any]]:
 def _blocks(message: Message) -> list[dict[str, Any]]:
     """The blocks of a message, without blank text, which the format refuses."""
     if isinstance(message, ToolMessage):
-        return [
-            {
-                "type": "tool_result",
-                "tool_use_id": message.tool_call_id,
-                "content": message.content,
-                "is_error": message.is_error,
-            }
-        ]
+        result = {"type": "tool_result", "tool_use_id": message.tool_call_id}
+        return [result | {"content": message.content, "is_error": message.is_error}]
     blocks: list[dict[str, Any]] = []
     if isinstance(message, UserMessage):
         blocks += [block for file in message.files for block in _file_blocks(file)]

@@ -29,7 +29,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any
 
 from django.conf import settings
 
@@ -66,35 +66,11 @@ WORDS_AT_ONCE = 50
 STREAM_WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog")
 
 
-@dataclass(frozen=True, slots=True)
-class Say:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    words: int
-    seconds_apart: float
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    text: str
-
-
-Step: TypeAlias = Say | Stream | Wait | Fail
-
-
 @dataclass(slots=True)
 class ScriptTurn:
-    """One turn of a script; ``calls`` are (tool name, arguments)."""
+    """One turn of a script; ``steps`` are (command, its values), ``calls`` are (tool name, arguments)."""
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[tuple[str, Any]] = field(default_factory=list)
     calls: list[tuple[str, str]] = field(default_factory=list)
     usage: Usage | None = None
 
@@ -117,12 +93,11 @@ class DemoModel:
         turn = turns[done] if done < len(turns) else ScriptTurn()
         output = _Output(_plain(results[-1]) if results else None)
         for step in turn.steps:
-            async for delta in output.run(step):
+            async for delta in output.run(*step):
                 yield delta
         if len(turn.calls) > settings.TOOL_CALLS_PER_TURN_MAX:
-            raise ModelError(
-                f"A turn may call at most {settings.TOOL_CALLS_PER_TURN_MAX} tools, not {len(turn.calls)}."
-            )
+            most = settings.TOOL_CALLS_PER_TURN_MAX
+            raise ModelError(f"A turn may call at most {most} tools, not {len(turn.calls)}.")
         characters = output.characters
         for index, (name, arguments) in enumerate(turn.calls, 1):
             characters += len(name) + len(arguments)
@@ -142,32 +117,31 @@ class _Output:
         self.lines = 0
         self.slept = 0.0
 
-    async def run(self, step: Step) -> AsyncIterator[TextDelta]:
-        if isinstance(step, Wait):
-            await self._sleep(step.seconds)
-        elif isinstance(step, Fail):
-            raise ModelError(step.text)
-        elif isinstance(step, Say):
-            if self.result is not None:
-                # Before the replacement: many placeholders and a long result would fill the memory.
-                self._check_room(len(step.text) + step.text.count(RESULT) * (len(self.result) - len(RESULT)))
-            text = step.text if self.result is None else step.text.replace(RESULT, self.result)
-            if self.lines:
-                yield self._delta("\n")
-            self.lines += 1
-            for index, word in enumerate(re.findall(r"\S+\s*|\s+", text)):
-                if index % WORDS_AT_ONCE == WORDS_AT_ONCE - 1:
-                    await asyncio.sleep(0)
-                yield self._delta(word)
-        else:
-            if self.lines:
-                yield self._delta("\n")
-            self.lines += 1
-            words = itertools.islice(itertools.cycle(STREAM_WORDS), step.words)
-            for index, word in enumerate(words):
+    async def run(self, command: str, values: Any) -> AsyncIterator[TextDelta]:
+        if command == "/wait":
+            await self._sleep(values)
+            return
+        if command == "/fail":
+            raise ModelError(values)
+        if self.lines:
+            yield self._delta("\n")
+        self.lines += 1
+        if command == "/stream":
+            count, milliseconds = values
+            for index, word in enumerate(itertools.islice(itertools.cycle(STREAM_WORDS), count)):
                 if index:
-                    await self._sleep(step.seconds_apart)
-                yield self._delta(word if index == step.words - 1 else word + " ")
+                    await self._sleep(milliseconds / 1000)
+                yield self._delta(word if index == count - 1 else word + " ")
+            return
+        text: str = values
+        if self.result is not None:
+            # Before the replacement: many placeholders and a long result would fill the memory.
+            self._check_room(len(text) + text.count(RESULT) * (len(self.result) - len(RESULT)))
+            text = text.replace(RESULT, self.result)
+        for index, word in enumerate(re.findall(r"\S+\s*|\s+", text)):
+            if index % WORDS_AT_ONCE == WORDS_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            yield self._delta(word)
 
     def _delta(self, text: str) -> TextDelta:
         self._check_room(len(text))
@@ -198,7 +172,7 @@ def parse_script(message: str) -> list[ScriptTurn]:
     """The turns of a user's message. Raises ModelError, which names the wrong line and its correct form."""
     lines = [line.strip() for line in message.split("\n")]
     if not any(line.startswith("/") for line in lines):
-        return [ScriptTurn(steps=[Say(REPLY)])]
+        return [ScriptTurn(steps=[("/say", REPLY)])]
     turns = [ScriptTurn()]
     for number, line in enumerate(lines, 1):
         if not line:
@@ -220,8 +194,8 @@ def parse_script(message: str) -> list[ScriptTurn]:
 def _read_line(turn: ScriptTurn, command: str, rest: str) -> None:
     """Add a line to its turn. Raises ValueError, whose text gives the correct form."""
     match command:
-        case "/say" if rest:
-            turn.steps.append(Say(rest))
+        case "/say" | "/fail" if rest:
+            turn.steps.append((command, rest))
         case "/call" if rest:
             name, *arguments = rest.split(maxsplit=1)
             if len(name) > TOOL_NAME_MAX_CHARS:
@@ -230,17 +204,13 @@ def _read_line(turn: ScriptTurn, command: str, rest: str) -> None:
         case "/ask" if rest:
             turn.calls.append((ASK_USER, to_text({"question": rest})))
         case "/stream":
-            words, milliseconds = _whole_numbers(
-                rest, (1, STREAM_WORDS_MAX), (0, STREAM_MILLISECONDS_MAX), "/stream N MS"
-            )
-            turn.steps.append(Stream(words, milliseconds / 1000))
+            numbers = _whole_numbers(rest, (1, STREAM_WORDS_MAX), (0, STREAM_MILLISECONDS_MAX), "/stream N MS")
+            turn.steps.append((command, numbers))
         case "/wait":
             seconds = float(rest) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", rest) else -1.0
             if not 0 <= seconds <= WAIT_SECONDS_MAX:
                 raise ValueError(f"write /wait SECONDS, a number from 0 to {WAIT_SECONDS_MAX}.")
-            turn.steps.append(Wait(seconds))
-        case "/fail" if rest:
-            turn.steps.append(Fail(rest))
+            turn.steps.append((command, seconds))
         case "/usage":
             turn.usage = Usage(*_whole_numbers(rest, (0, USAGE_TOKENS_MAX), (0, USAGE_TOKENS_MAX), "/usage IN OUT"))
         case "/say" | "/call" | "/ask" | "/fail":

@@ -107,9 +107,7 @@ def http_options() -> dict[str, Any]:
 
 def join_surrogates(text: str) -> str:
     """The text with each surrogate pair as one character, and without NUL and lone surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
+    if not text.isascii():
         text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return clean_text(text)
 
@@ -152,9 +150,8 @@ class TurnReader(ABC):
         if len(self._calls) >= settings.TOOL_CALLS_PER_TURN_MAX:
             raise ModelError(f"The model called more than {settings.TOOL_CALLS_PER_TURN_MAX} tools in one turn.")
         self._grow(len(call_id + name + ""))
-        call = _Call(call_id, name)
-        self._calls.append(call)
-        return call
+        self._calls.append(_Call(call_id, name))
+        return self._calls[-1]
 
     def add_arguments(self, call: _Call, part: str) -> None:
         self._grow(len(part + ""))
@@ -182,15 +179,10 @@ class TurnReader(ABC):
                 raise ModelError("The model provider's content filter stopped the answer.")
         if self._half:
             yield TextDelta(join_surrogates(self._half))
-        used_ids = {
-            call.id
-            for message in self.request.messages
-            if isinstance(message, AssistantMessage)
-            for call in message.tool_calls
-        }
+        earlier = (message for message in self.request.messages if isinstance(message, AssistantMessage))
+        used_ids = {call.id for message in earlier for call in message.tool_calls}
         for index, call in enumerate(self._calls, 1):
-            name = join_surrogates(call.name)[:TOOL_NAME_MAX_CHARS].strip()
-            if not name:
+            if not (name := join_surrogates(call.name)[:TOOL_NAME_MAX_CHARS].strip()):
                 raise ModelError("The model called a tool without a name.")
             call_id = join_surrogates(call.id)[:TOOL_CALL_ID_MAX_CHARS]
             if not call_id or call_id in used_ids:
@@ -215,13 +207,12 @@ class TurnReader(ABC):
 class HttpModel(ABC):
     """``ModelClient`` of a provider behind HTTP, for one event loop.
 
-    One generator makes the SDKs of all providers: their clients, streams and errors differ only in name.
+    One generator makes the SDKs of all providers: ``sdk`` is the module of one.
     """
 
     path: ClassVar[str]
+    sdk: ClassVar[Any]
     sdk_client: ClassVar[Any]
-    sdk_http_client: ClassVar[Any]
-    sdk_stream: ClassVar[Any]
     sdk_error: ClassVar[type[Exception]]
     reader: ClassVar[type[TurnReader]]
     reads_files = True
@@ -240,7 +231,7 @@ class HttpModel(ABC):
             api_key=key or "none",  # the SDK needs a key, even if the server needs none
             max_retries=0,
             timeout=HTTP_TIMEOUT,
-            http_client=self.sdk_http_client(**http_options()),
+            http_client=self.sdk.DefaultAioHttpClient(**http_options()),
         )
 
     @staticmethod
@@ -251,13 +242,9 @@ class HttpModel(ABC):
     async def open(self, request: ModelRequest) -> httpx2.Response:
         """Post the request and return the response before its body."""
         # Not the SDK's typed method, which goes through the whole transcript again and takes ten times the CPU.
-        response = await self._sdk.post(
-            self.path,
-            body=self.body(request),
-            cast_to=httpx2.Response,
-            stream=True,
-            stream_cls=self.sdk_stream,
-        )
+        stream: Any = self.sdk.AsyncStream[Any]
+        body = self.body(request)
+        response = await self._sdk.post(self.path, body=body, cast_to=httpx2.Response, stream=True, stream_cls=stream)
         return cast(httpx2.Response, response)
 
     async def aclose(self) -> None:

@@ -47,37 +47,34 @@ class OpenAITurn(TurnReader):
         self.add_arguments(call, function.get("arguments") or "")
 
 
-def body(request: ModelRequest) -> dict[str, Any]:
-    """The request in the format of chat completions."""
-    messages = [{"role": "system", "content": settings.MODEL_SYSTEM_PROMPT}] if settings.MODEL_SYSTEM_PROMPT else []
-    values: dict[str, Any] = {
-        "model": request.model,
-        "messages": messages + [_message(message) for message in request.messages],
-        "max_completion_tokens": settings.MODEL_MAX_OUTPUT_TOKENS,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    if request.tools:
-        values["tools"] = [
-            {
-                "type": "function",
-                "function": {"name": tool.name, "description": tool.description, "parameters": tool.input_schema},
-            }
-            for tool in request.tools
-        ]
-    return values
-
-
 class OpenAIModel(HttpModel):
     """``ModelClient`` of the provider ``openai``."""
 
     path = "/chat/completions"
+    sdk = openai
     sdk_client = openai.AsyncOpenAI
-    sdk_http_client = openai.DefaultAioHttpClient
-    sdk_stream = openai.AsyncStream[Any]
     sdk_error = openai.OpenAIError
     reader = OpenAITurn
-    body = staticmethod(body)
+
+    @staticmethod
+    def body(request: ModelRequest) -> dict[str, Any]:
+        messages = [{"role": "system", "content": settings.MODEL_SYSTEM_PROMPT}] if settings.MODEL_SYSTEM_PROMPT else []
+        values: dict[str, Any] = {
+            "model": request.model,
+            "messages": messages + [_message(message) for message in request.messages],
+            "max_completion_tokens": settings.MODEL_MAX_OUTPUT_TOKENS,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if request.tools:
+            values["tools"] = [
+                {
+                    "type": "function",
+                    "function": {"name": tool.name, "description": tool.description, "parameters": tool.input_schema},
+                }
+                for tool in request.tools
+            ]
+        return values
 
 
 def _message(message: Message) -> dict[str, Any]:
@@ -92,11 +89,8 @@ def _message(message: Message) -> dict[str, Any]:
         return {"role": "user", "content": [*parts, {"type": "text", "text": message.text}]}
     if not message.tool_calls:
         return {"role": "assistant", "content": message.text}
-    return {
-        "role": "assistant",
-        "content": message.text or None,
-        "tool_calls": [_call(call) for call in message.tool_calls],
-    }
+    calls = [_call(call) for call in message.tool_calls]
+    return {"role": "assistant", "content": message.text or None, "tool_calls": calls}
 
 
 def _file_parts(file: AttachedFile) -> list[dict[str, Any]]:

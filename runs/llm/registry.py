@@ -53,17 +53,11 @@ _declared = (
         "openai",
         "OpenAI-compatible",
         "runs.llm.openai_chat.OpenAIModel",
-        key_setting="OPENAI_API_KEY",
-        url_setting="OPENAI_BASE_URL",
+        "OPENAI_API_KEY",
+        "OPENAI_BASE_URL",
         own_url="https://api.openai.com/v1",
     ),
-    Provider(
-        "anthropic",
-        "Anthropic",
-        "runs.llm.anthropic.AnthropicModel",
-        key_setting="ANTHROPIC_API_KEY",
-        url_setting="ANTHROPIC_BASE_URL",
-    ),
+    Provider("anthropic", "Anthropic", "runs.llm.anthropic.AnthropicModel", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"),
 )
 PROVIDERS = {provider.name: provider for provider in _declared}
 

@@ -112,7 +112,7 @@ def shown() -> ModelRequest:
 
 
 def test_openai_parts():
-    (message,) = [m for m in openai_chat.body(shown())["messages"] if m["role"] == "user"]
+    (message,) = [m for m in openai_chat.OpenAIModel.body(shown())["messages"] if m["role"] == "user"]
     assert message["content"] == [
         {"type": "text", "text": f"{NAMED}:\n\nabc"},
         {"type": "text", "text": f'Attachment "p.png" (image/png, {len(PNG)} bytes)'},
@@ -125,11 +125,11 @@ def test_openai_parts():
         },
         {"type": "text", "text": "Look"},
     ]
-    assert openai_chat.body(request_of("Hi"))["messages"][-1] == {"role": "user", "content": "Hi"}
+    assert openai_chat.OpenAIModel.body(request_of("Hi"))["messages"][-1] == {"role": "user", "content": "Hi"}
 
 
 def test_anthropic_blocks():
-    (message,) = anthropic.body(shown())["messages"]
+    (message,) = anthropic.AnthropicModel.body(shown())["messages"]
     png = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(PNG).decode()}
     pdf = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0x"}
     assert [block["type"] for block in message["content"]] == [
