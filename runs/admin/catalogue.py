@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,6 +11,8 @@ from django import forms
 from django.contrib import admin
 from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
+from django.db.models.signals import post_delete, post_save
+from django.dispatch import receiver
 from django.http import HttpRequest
 from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminPasswordWidget, UnfoldAdminSelectWidget
 
@@ -22,7 +24,7 @@ from runs import catalogue
 from runs.llm.registry import PROVIDERS
 from runs.models import AgentModel, Tool
 from runs.tools import builtin
-from runs.tools.base import BUILTIN, parse_headers
+from runs.tools.base import BUILTIN, is_web_address, parse_headers
 from runs.tools.dispatch import TYPES
 from runs.tools.schema import check_schema
 
@@ -36,17 +38,11 @@ class CatalogueAdmin(StaffAdmin):
     search_fields = ()
     list_disable_select_all = False
 
-    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        super().save_model(request, obj, form, change)
-        catalogue.forget()
 
-    def delete_model(self, request: HttpRequest, obj: Any) -> None:
-        super().delete_model(request, obj)
-        catalogue.forget()
-
-    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-        super().delete_queryset(request, queryset)
-        catalogue.forget()
+@receiver((post_save, post_delete), sender=AgentModel)
+@receiver((post_save, post_delete), sender=Tool)
+def forget_catalogue(sender: Any, **kwargs: Any) -> None:
+    catalogue.forget()
 
 
 class AgentModelForm(forms.ModelForm):
@@ -134,30 +130,19 @@ class ToolForm(forms.ModelForm):
             self.fields["price"].help_text += f" This built-in tool's own price is {money.to_text(tool.price)}."
             self.fields["input_schema"].help_text += f" This built-in tool's own is {to_text(tool.input_schema)}"
 
-    def clean_timeout_seconds(self) -> float | None:
-        seconds = self.cleaned_data["timeout_seconds"]
-        if seconds is not None and not math.isfinite(seconds):
-            raise ValidationError("Enter a number.")
-        return seconds
-
     def clean_name(self) -> str:
         if not NAME.fullmatch(self.cleaned_data["name"]):
             raise ValidationError("Use letters, digits, _ and - only: models accept no other names.")
         return str(self.cleaned_data["name"])
 
     def clean_new_secret_headers(self) -> str:
-        try:
-            parse_headers(self.cleaned_data["new_secret_headers"])
-        except ValueError as error:
-            raise ValidationError(str(error)) from None
-        return str(self.cleaned_data["new_secret_headers"])
+        headers: str = self.cleaned_data["new_secret_headers"]
+        require(parse_headers, headers)
+        return headers
 
     def clean_input_schema(self) -> Any:
         schema = self.cleaned_data["input_schema"] or {}
-        try:
-            check_schema(schema)
-        except ValueError as error:
-            raise ValidationError(str(error)) from None
+        require(check_schema, schema)
         return schema
 
     def clean(self) -> dict[str, Any]:
@@ -174,12 +159,16 @@ class ToolForm(forms.ModelForm):
         return data
 
 
-def is_address(url: str) -> bool:
+def require(check: Callable[[Any], Any], value: Any) -> None:
+    """The ValueError of a check as a message of the form."""
     try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
-    except ValueError:
-        return False
+        check(value)
+    except ValueError as error:
+        raise ValidationError(str(error)) from None
+
+
+def is_address(url: str) -> bool:
+    return is_web_address(url) and "@" not in urlsplit(url).netloc
 
 
 @admin.register(Tool)

@@ -21,6 +21,7 @@ from django.urls import reverse
 
 from config.kernel import clock, money
 from config.kernel.ids import first_id
+from config.staff.base import page_of
 from credits.models import EntryType, LedgerEntry
 from credits.usage import MODEL_KEY, display_name
 from runs.admin.timeline import span
@@ -86,26 +87,21 @@ def runs_now() -> dict[str, Any]:
             {"label": status.label, "value": count, "link": _runs(f"status__exact={status.value}")}
             for status, count in counts.items()
         ],
-        "oldest": oldest
-        and {
-            "age": span(clock.now() - oldest["created_at"]),
-            "link": reverse("admin:runs_run_change", args=[oldest["pk"]]),
-        },
+        "oldest": oldest and {"age": span(clock.now() - oldest["created_at"]), "link": page_of(Run, oldest["pk"])},
     }
 
 
 def runs_by_hour() -> dict[str, Any]:
     """Runs of the last HOURS by the hour of their start and by their current status."""
-    begin = _hour(clock.now()) - timedelta(hours=HOURS - 1)
+    hours = _hours()
     rows = (
-        Run.objects.filter(pk__gte=first_id("run", begin), created_at__gte=begin)
+        Run.objects.filter(pk__gte=first_id("run", hours[0]), created_at__gte=hours[0])
         .order_by()
         # The hour first: grouped by status first, SQLite would read all runs in the order of that index.
         .values(hour=TruncHour("created_at", tzinfo=UTC), state=F("status"))
         .annotate(count=Count("pk"))
     )
     found = {(row["state"], row["hour"]): row["count"] for row in rows}
-    hours = [begin + timedelta(hours=number) for number in range(HOURS)]
     return status_chart(BAR_ORDER, found, hours, f"{sum(found.values()):,} runs")
 
 
@@ -170,10 +166,9 @@ def failure_codes() -> list[dict[str, Any]]:
 
 def webhook_health() -> dict[str, Any]:
     """Deliveries of the last HOURS by hour and status, the oldest overdue delivery, and failing endpoints."""
-    now = clock.now()
-    begin = _hour(now) - timedelta(hours=HOURS - 1)
+    now, hours = clock.now(), _hours()
     rows = (
-        Delivery.objects.filter(pk__gte=first_id("dlv", begin), created_at__gte=begin)
+        Delivery.objects.filter(pk__gte=first_id("dlv", hours[0]), created_at__gte=hours[0])
         .order_by()
         .values("status", hour=TruncHour("created_at", tzinfo=UTC))
         .annotate(count=Count("pk"), again=Count("pk", filter=Q(attempt_count__gt=1)))
@@ -185,7 +180,6 @@ def webhook_health() -> dict[str, Any]:
     pending = Delivery.objects.filter(status=Delivery.Status.PENDING).order_by()
     oldest = pending.order_by("next_attempt_at").values_list("next_attempt_at", flat=True).first()
     failing = Endpoint.objects.filter(failing=True, enabled=True, deleted_at=None).order_by()[: LIVE_MAX + 1].count()
-    hours = [begin + timedelta(hours=number) for number in range(HOURS)]
     bars = status_chart(Delivery.Status, found, hours, f"{sum(found.values()):,} deliveries")
     finished = delivered + dead
     page = reverse("admin:webhooks_delivery_changelist")
@@ -195,16 +189,8 @@ def webhook_health() -> dict[str, Any]:
             ("Needed another attempt", f"{again:,}", page),
             ("Dead", f"{dead:,}", f"{page}?status__exact=DEAD"),
             ("Pending", f"{pending[: LIVE_MAX + 1].count():,}", f"{page}?status__exact=PENDING"),
-            (
-                "Overdue by",
-                span(now - oldest) if oldest and oldest < now else "–",
-                f"{page}?status__exact=PENDING",
-            ),
-            (
-                "Failing endpoints",
-                f"{failing:,}",
-                reverse("admin:webhooks_endpoint_changelist") + "?failing__exact=1",
-            ),
+            ("Overdue by", span(now - oldest) if oldest and oldest < now else "–", f"{page}?status__exact=PENDING"),
+            ("Failing endpoints", f"{failing:,}", reverse("admin:webhooks_endpoint_changelist") + "?failing__exact=1"),
         ],
     }
 
@@ -231,5 +217,7 @@ def _runs(query: str) -> str:
     return f"{reverse('admin:runs_run_changelist')}?{query}"
 
 
-def _hour(moment: datetime) -> datetime:
-    return moment.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+def _hours() -> list[datetime]:
+    """The beginnings of the last HOURS, of the oldest first."""
+    latest = clock.now().astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+    return [latest - timedelta(hours=number) for number in reversed(range(HOURS))]

@@ -14,11 +14,26 @@ from runs.models import InvocationStatus, RunEvent, ToolInvocation, Turn, Waitpo
 RUN = link_column("run_id", "run")
 
 
+def credits_column(name: str) -> Any:
+    """A column of credits; the field ``name`` holds micro-credits."""
+
+    @admin.display(description="credits")
+    def credits(model_admin: Any, row: Any) -> str:
+        return money.to_text(getattr(row, name))
+
+    return credits
+
+
 class OfRun(ReadOnly, StaffAdmin):
     """A search finds rows by the id of their run, or by their own."""
 
     search_help_text = "A run's id, or the row's own"
     prefix = ""
+    # The columns with the user's content, which are not even read.
+    hidden: tuple[str, ...] = ()
+
+    def get_queryset(self, request: Any) -> Any:
+        return super().get_queryset(request).defer(*self.hidden)
 
     def find(self, word: str) -> Q:
         if word.startswith("run_"):
@@ -32,13 +47,8 @@ class TurnAdmin(OfRun):
     fields = ("run_id", "index", "model", "input_tokens", "output_tokens", "credits", "started_at", "finished_at")
     readonly_fields = ("run_id", "credits")
     search_help_text = "A run's id"
-
-    def get_queryset(self, request: Any) -> Any:
-        return super().get_queryset(request).defer("text", "tool_calls")
-
-    @admin.display(description="credits")
-    def credits(self, turn: Turn) -> str:
-        return money.to_text(turn.cost)
+    hidden = ("text", "tool_calls")
+    credits = credits_column("cost")
 
 
 @admin.register(ToolInvocation)
@@ -63,13 +73,8 @@ class ToolInvocationAdmin(OfRun):
         "duration_ms",
     )
     readonly_fields = ("run_id", "credits", "duration_ms")
-
-    def get_queryset(self, request: Any) -> Any:
-        return super().get_queryset(request).defer("input", "result", "result_urls", "error_message")
-
-    @admin.display(description="credits")
-    def credits(self, call: ToolInvocation) -> str:
-        return money.to_text(call.credit_used)
+    hidden = ("input", "result", "result_urls", "error_message")
+    credits = credits_column("credit_used")
 
 
 @admin.register(Waitpoint)
@@ -79,9 +84,7 @@ class WaitpointAdmin(OfRun):
     list_display = ("id", RUN, "kind", "state", "created_at", "expires_at", "resolved_at")
     fields = ("id", "run_id", "invocation_id", "kind", "status", "created_at", "expires_at", "resolved_at")
     readonly_fields = ("run_id", "invocation_id")
-
-    def get_queryset(self, request: Any) -> Any:
-        return super().get_queryset(request).defer("request_payload", "resolved_payload")
+    hidden = ("request_payload", "resolved_payload")
 
 
 @admin.register(RunEvent)
@@ -90,6 +93,4 @@ class RunEventAdmin(OfRun):
     fields = ("run_id", "index", "type", "created_at")
     readonly_fields = ("run_id",)
     search_help_text = "A run's id"
-
-    def get_queryset(self, request: Any) -> Any:
-        return super().get_queryset(request).defer("data")
+    hidden = ("data",)

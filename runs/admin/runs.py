@@ -14,7 +14,7 @@ from django.urls import path, reverse
 
 from chats.models import Message
 from config.staff.actions import Action, Did, WithActions
-from config.staff.base import NOTHING, ReadOnly, of_user, status_column
+from config.staff.base import NOTHING, ReadOnly, of_user, page_of, status_column
 from config.telemetry import logs
 from runs import services
 from runs.admin import content, timeline
@@ -153,6 +153,6 @@ class RunAdmin(ReadOnly, WithActions):
             "opts": self.opts,
             "run": run,
             "parts": content.read(run),
-            "back": reverse("admin:runs_run_change", args=[run.pk]),
+            "back": page_of(Run, run.pk),
         }
         return TemplateResponse(request, "admin/runs/run/content.html", context)

@@ -17,16 +17,7 @@ from django.db.models import Count, Max, Min, Prefetch
 from config.kernel import clock, money
 from credits.models import EntryType, LedgerEntry
 from runs.events import StreamType
-from runs.models import (
-    InvocationStatus,
-    Run,
-    RunEvent,
-    RunStatus,
-    ToolInvocation,
-    Turn,
-    Waitpoint,
-    WaitpointStatus,
-)
+from runs.models import InvocationStatus, Run, RunEvent, RunStatus, ToolInvocation, Turn, Waitpoint, WaitpointStatus
 from webhooks.catalogue import Event
 from webhooks.models import Attempt, Delivery
 
@@ -56,11 +47,10 @@ class Step:
     @property
     def cost(self) -> str:
         """The credits that the step spent, or still holds."""
-        spent = sum(_spent(entry) for entry in self.charges)
-        held = sum(_held(entry) for entry in self.charges)
         if not self.charges:
             return ""
-        return f"{money.to_text(held)} held" if held else money.to_text(spent)
+        held = sum(_held(entry) for entry in self.charges)
+        return f"{money.to_text(held)} held" if held else money.to_text(sum(_spent(entry) for entry in self.charges))
 
     @property
     def webhooks(self) -> list[tuple[Delivery, str]]:
@@ -122,9 +112,7 @@ def build(run: Run) -> Timeline:
 
 def _states(run: Run, recorded: list[RunEvent]) -> list[Step]:
     """From the run's stream or, after its pruning, from the run itself."""
-    changes: list[tuple[str, datetime]] = []
-    for event in recorded:
-        changes.append((str(json.loads(event.data).get("status", "")), event.created_at))
+    changes = [(str(json.loads(event.data).get("status", "")), event.created_at) for event in recorded]
     if not changes:
         changes = [(RunStatus.QUEUED, run.created_at)]
         if run.started_at:
@@ -242,18 +230,16 @@ def _facts(run: Run, entries: list[LedgerEntry], turns: list[Turn], calls: list[
     running = timedelta(milliseconds=run.ran_ms) + (now - run.running_since if run.running_since else timedelta())
     whole = (run.finished_at or now) - run.created_at
     queued = (run.started_at or run.finished_at or now) - run.created_at
-    held = sum(_held(entry) for entry in entries)
-    facts = [
+    return [
         ("Took", span(whole) + ("" if run.finished_at else " so far")),
         ("Queued", span(queued)),
         ("Running", span(running)),
         ("Credits spent", money.to_text(sum(_spent(entry) for entry in entries))),
-        ("Credits held", money.to_text(held)),
+        ("Credits held", money.to_text(sum(_held(entry) for entry in entries))),
         ("Turns and calls", f"{len(turns)} and {len(calls)}"),
         ("Model", run.resolved_model or run.requested_model or "default"),
         ("Workers lost", str(run.lease_losses)),
     ]
-    return facts
 
 
 def _spent(entry: LedgerEntry) -> int:
