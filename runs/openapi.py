@@ -7,6 +7,7 @@ from typing import Any
 from chats.openapi import CHAT_ID
 from config.api.openapi.document import Operation, Part
 from config.kernel.errors import Forbidden, ValidationFailed
+from runs.serializers import RunSerializer, ToolInvocationSerializer, WaitpointSerializer
 from runs.services import RunInProgress
 
 DESCRIPTION = """\
@@ -22,27 +23,19 @@ MESSAGE_ID = "msg_01kb5w3v1b2c3d4e5f6g7h8j9k"
 ANSWER_ID = "msg_01kb5w3v3n4p5q6r7s8t9v0w1x"
 CALL_ID = "inv_01kb5w3v4z5a6b7c8d9e0f1g2h"
 WAITPOINT_ID = "wp_01kb5w3v5j6k7m8n9p0q1r2s3t"
-STARTED: dict[str, Any] = {
+# Every field; those without a value in the example are null.
+STARTED: dict[str, Any] = dict.fromkeys(RunSerializer().fields) | {
     "id": RUN_ID,
     "chatId": CHAT_ID,
     "status": "queued",
     "userMessageId": MESSAGE_ID,
-    "assistantMessageId": None,
     "lastStreamIndex": 1,
-    "cancelRequestedAt": None,
-    "requestedModel": None,
-    "resolvedModel": None,
-    "errorCode": None,
-    "errorMessage": None,
     "createdAt": "2026-11-20T12:34:56.740Z",
     "updatedAt": "2026-11-20T12:34:56.740Z",
-    "startedAt": None,
-    "finishedAt": None,
     "toolInvocations": [],
     "totalCreditsUsed": 0,
-    "pendingWaitpoint": None,
 }
-CALL = {
+CALL: dict[str, Any] = dict.fromkeys(ToolInvocationSerializer().fields) | {
     "id": CALL_ID,
     "agentRunId": RUN_ID,
     "turnIndex": 1,
@@ -55,23 +48,16 @@ CALL = {
     "creditEstimate": 12,
     "creditUsed": 0,
     "resultUrls": [],
-    "errorCode": None,
-    "errorMessage": None,
-    "startedAt": None,
-    "finishedAt": None,
-    "durationMs": None,
     "createdAt": "2026-11-20T12:34:57.020Z",
     "updatedAt": "2026-11-20T12:34:57.020Z",
 }
-WAITPOINT: dict[str, Any] = {
+WAITPOINT: dict[str, Any] = dict.fromkeys(WaitpointSerializer().fields) | {
     "id": WAITPOINT_ID,
     "agentRunId": RUN_ID,
     "kind": "CREDIT_APPROVAL",
     "status": "PENDING",
     "requestPayload": {"toolName": "draw_chart", "estimatedCredits": 12, "threshold": 10},
-    "resolvedPayload": None,
     "expiresAt": "2026-11-21T12:34:57.020Z",
-    "resolvedAt": None,
 }
 WAITING = STARTED | {
     "status": "waiting",

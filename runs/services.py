@@ -18,15 +18,7 @@ from config.kernel.ids import is_plausible_id, new_id
 from config.telemetry import logs, tracing
 from credits import ledger
 from runs import catalogue, lifecycle
-from runs.models import (
-    LIVE_RUN_STATUSES,
-    Run,
-    RunStatus,
-    ToolInvocation,
-    Waitpoint,
-    WaitpointKind,
-    WaitpointStatus,
-)
+from runs.models import LIVE_RUN_STATUSES, Run, RunStatus, ToolInvocation, Waitpoint, WaitpointKind, WaitpointStatus
 
 
 class RunInProgress(Conflict):
@@ -63,19 +55,19 @@ _pending: CompiledQuery[Waitpoint] = CompiledQuery(
 
 
 def find_run(user_id: int, run_id: str) -> Run | None:
-    """One run as ``runs_of`` has it: what clients ask for more often than all else."""
+    """One run as ``runs_of`` returns it, by compiled queries: it is the most frequent request."""
     run, pending = _run.first(user_id, run_id), list[Waitpoint]()
     if run is None:
         return None
     logs.run_id.set(run_id)
     if run.status == RunStatus.WAITING and not (pending := _pending(run_id)):
-        # Answered between the two reads, so it waits no more.
+        # The waitpoint was answered between the two reads, so the run no longer waits.
         run = _run.first(user_id, run_id) or run
     return _with(run, calls=_calls(run_id), pending_waitpoints=pending)
 
 
 def as_new(run: Run) -> Run:
-    """A run that was just started, as ``runs_of`` has it, without asking for what can't be there yet."""
+    """A run that was just started, as ``runs_of`` returns it, without queries: it has no calls yet."""
     return _with(run, credits_spent=0, calls=[], pending_waitpoints=[])
 
 
