@@ -58,7 +58,7 @@ class Opening:
 class Channel:
     """One run that is streamed: ``events`` are its latest events up to ``last``, as many as are kept."""
 
-    __slots__ = ("events", "final", "gone", "last", "run_id", "size", "streams", "waiters")
+    __slots__ = ("events", "final", "gone", "last", "news", "run_id", "size", "streams")
 
     def __init__(self, opening: Opening) -> None:
         self.run_id = opening.run_id
@@ -68,7 +68,7 @@ class Channel:
         self.size = 0
         self.gone = False
         self.streams: set[Stream] = set()
-        self.waiters: list[asyncio.Future[None]] = []
+        self.news = asyncio.Event()
 
     def take(self, event: Event) -> None:
         self.events.append(event)
@@ -84,10 +84,8 @@ class Channel:
             self.size -= len(self.events.popleft().data)
 
     def wake(self) -> None:
-        waiters, self.waiters = self.waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self.news.set()
+        self.news = asyncio.Event()
 
     def kept_after(self, position: int) -> list[Event] | None:
         """The events after ``position``; None if the channel no longer keeps all of them."""
@@ -126,12 +124,10 @@ class Stream:
                     return None  # the run was deleted
                 self.position = events[-1].index
                 return events
-            waiter = asyncio.get_running_loop().create_future()
-            channel.waiters.append(waiter)
-            done, _ = await asyncio.wait((waiter,), timeout=settings.STREAM_HEARTBEAT_SECONDS)
-            if not done:
-                if waiter in channel.waiters:
-                    channel.waiters.remove(waiter)
+            try:
+                async with asyncio.timeout(settings.STREAM_HEARTBEAT_SECONDS):
+                    await channel.news.wait()
+            except TimeoutError:
                 return []
         return None
 
