@@ -27,7 +27,7 @@ class RunInProgress(Conflict):
 
 
 def _shown_calls() -> QuerySet[ToolInvocation]:
-    """Tool calls as a run shows them, in their order: without the results, which may be long and are the model's."""
+    """Tool calls as a run shows them, in order, without the results, which only the model reads and may be long."""
     return ToolInvocation.objects.defer("result", "repeatable").order_by("turn_index", "call_index")
 
 
@@ -152,13 +152,13 @@ def _check_offered(model: str | None, tools: list[str] | None) -> None:
 
 
 def cancel_run(run: Run) -> Run:
-    """Ask for the run's end; a finished one is left as it is. Returns it as it then stands."""
+    """Request the run's end; a finished run stays unchanged. Returns the run in its new state."""
     lifecycle.request_cancel(run.pk)
     return find_run(run.user_id, run.pk) or run
 
 
 def respond(waitpoint: Waitpoint, answer: dict[str, Any]) -> Waitpoint:
-    """Answer a waitpoint. Any number of answers may come; the first counts, all get the record as it then stands.
+    """Answer a waitpoint. The first answer counts; each answer returns the waitpoint in its current state.
 
     ``answer`` is ``{"kind", "approved"}`` or ``{"kind", "answer"}``. Raises ValidationFailed if a pending waitpoint
     is of the other kind.
@@ -167,14 +167,14 @@ def respond(waitpoint: Waitpoint, answer: dict[str, Any]) -> Waitpoint:
     if waitpoint.status == WaitpointStatus.PENDING and answer["kind"] != waitpoint.kind:
         raise ValidationFailed({"kind": [f"This waitpoint is of the kind {waitpoint.kind}."]})
     field = "approved" if waitpoint.kind == WaitpointKind.CREDIT_APPROVAL else "answer"
-    if field not in answer:  # resolved already, and answered as the other kind
+    if field not in answer:  # the waitpoint is resolved, and the answer is of the other kind
         return waitpoint
     return lifecycle.answer_waitpoint(waitpoint.pk, {field: answer[field]})
 
 
 @receiver(chat_deleted)
 def cancel_runs_of(sender: type, chat_id: str, **kwargs: Any) -> None:
-    """A deleted chat's runs end with it: those in line first, so that none of them is promoted."""
+    """Cancel the runs of a deleted chat: those in line first, so that none of them is promoted."""
     live = Run.objects.filter(chat_id=chat_id, status__in=LIVE_RUN_STATUSES)
     for run_id in list(live.order_by("-blocked", "created_at").values_list("pk", flat=True)):
         lifecycle.request_cancel(run_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import anthropic
 from django.conf import settings
@@ -60,7 +60,7 @@ class AnthropicModel(HttpModel):
     """``ModelClient`` of the provider ``anthropic``."""
 
     path = "/v1/messages"
-    sdk = anthropic
+    sdk: ClassVar[Any] = anthropic
     sdk_client = anthropic.AsyncAnthropic
     sdk_error = anthropic.AnthropicError
     reader = AnthropicTurn

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import openai
 from django.conf import settings
@@ -51,7 +51,7 @@ class OpenAIModel(HttpModel):
     """``ModelClient`` of the provider ``openai``."""
 
     path = "/chat/completions"
-    sdk = openai
+    sdk: ClassVar[Any] = openai
     sdk_client = openai.AsyncOpenAI
     sdk_error = openai.OpenAIError
     reader = OpenAITurn

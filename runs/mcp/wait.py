@@ -47,7 +47,9 @@ def follow(opening: Opening, seconds: float) -> Generator[Event | None, None, No
             if batch is None:
                 return
             shown = [event for event in batch if event.numbered and event.type != StreamType.MESSAGE_DELTA]
-            yield from shown or [None]
+            if not shown:
+                yield None
+            yield from shown
             statuses = [json.loads(event.data)["status"] for event in shown if event.type == StreamType.RUN_STATUS]
             if RunStatus.WAITING in statuses or any(event.final for event in batch):
                 return

@@ -33,8 +33,8 @@ STREAM_PATH = re.compile(r"/api/(?:public/)?v1/runs/[^/]+/stream")
 class Application:
     """The ASGI application of the stream processes: streams, and ``django`` for every other path.
 
-    A stream is opened by Django, as any request is answered: on a thread, through all middleware and the view. From
-    then on it costs a coroutine, no thread and no database connection.
+    Django opens a stream on a thread, through all middleware and the view, as it answers any request. The open stream
+    is a coroutine without a thread or a database connection.
     """
 
     def __init__(self, django: Any) -> None:
@@ -55,7 +55,7 @@ class Application:
             await self.django(scope, receive, send)
 
     async def pass_on(self, scope: Any, receive: Any, send: Any) -> None:
-        """To Django, which on this side takes in a whole body, however long, before it asks whether it may be so."""
+        """To Django, with a limited body: Django's ASGI handler reads a whole body before any check of its length."""
         uploads = scope["path"].startswith("/uploads/")
         limit = settings.ATTACHMENT_MAX_BYTES if uploads else settings.API_MAX_BODY_BYTES
         taken = 0
@@ -104,12 +104,12 @@ class Application:
     def ask_django(self, scope: Any) -> HttpResponseBase:
         close_old_connections()
         try:
-            # A stream has no request body: one that is sent all the same is not read.
+            # A request for a stream needs no body, so a body is not read.
             request = ASGIRequest(scope, io.BytesIO())
         except UnicodeDecodeError:
             return error_response(400)
         response = self.handler.get_response(request)
-        response.close()  # a stream's body is made elsewhere
+        response.close()  # the hub makes the body of a stream
         close_old_connections()
         return response
 
@@ -126,21 +126,22 @@ async def answer_with(response: HttpResponseBase, send: Any, *, body: bool = Tru
 
 
 async def pump(stream: Stream, send: Any) -> None:
-    """Send until the stream is over. A client that takes nothing for STREAM_STALL_SECONDS is cut off: it is behind by
-    what the server's and the system's buffers hold, and comes again for the rest."""
+    """Send until the stream ends. A client that receives nothing for STREAM_STALL_SECONDS is disconnected; it can
+    reconnect at its position.
+    """
     body: bytes | None = b""
     while body is not None:
         try:
             events = await stream.next()
             body = None if events is None else render(events)
         except asyncio.CancelledError:
-            body = None  # the server shuts down: an end in order, and the client comes again
+            body = None  # the server shuts down: the response ends in order, and the client reconnects
         try:
             async with asyncio.timeout(settings.STREAM_STALL_SECONDS):
                 await send({"type": "http.response.body", "body": body or b"", "more_body": body is not None})
         except TimeoutError:
-            # ASGI has no word for this, and an orderly end would wait for the client: uvicorn's send is a method of
-            # what holds the connection.
+            # ASGI has no message that aborts, and an orderly end would wait for the client. uvicorn's ``send`` is a
+            # method of the object that holds the connection.
             transport = getattr(getattr(send, "__self__", None), "transport", None)
             if transport is not None:
                 transport.abort()
@@ -154,7 +155,7 @@ async def close_when_client_leaves(receive: Any, stream: Stream) -> None:
 
 
 def refusal_of(response: StreamResponse) -> HttpResponse:
-    """503 in place of a stream for which there is no room."""
+    """503 in place of a stream above STREAM_CONNECTIONS_MAX."""
     refusal = error_response(503)
     for name, value in response.items():
         if name.startswith("X-R"):  # the request's id and the rate limit's state
@@ -166,7 +167,7 @@ def refusal_of(response: StreamResponse) -> HttpResponse:
 
 
 class HandedOver(Exception):
-    """Control flow: the connection is another's now, and is to be closed here without a word on it."""
+    """Control flow: a stream took the connection over. The server closes its own socket and sends nothing."""
 
 
 class Background:
@@ -179,7 +180,7 @@ class Background:
         return self.hub is None or self.hub.count < settings.STREAM_CONNECTIONS_MAX
 
     def adopt(self, connection: socket.socket, head: bytes, opening: Opening) -> None:
-        """Send ``head`` and then the stream on ``connection``, which belongs to this object from now on."""
+        """Send ``head`` and then the stream on ``connection``, which this object closes."""
         shared.submit(self._serve(connection, head, opening))
 
     def join(self, opening: Opening) -> Stream:
@@ -216,8 +217,7 @@ background = Background()
 
 
 def hand_over_streams(application: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:
-    """``application`` for a server that gives its socket as ``gunicorn.socket`` and takes ``HandedOver`` for an
-    answer."""
+    """``application`` for a server that gives its socket as ``gunicorn.socket`` and accepts ``HandedOver``."""
     allow_files()
 
     def with_streams(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
