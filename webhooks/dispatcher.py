@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
 from django.conf import settings
-from django.db import DatabaseError, InterfaceError, OperationalError, connection
+from django.db import DatabaseError, InterfaceError, connection
 
+from config.database.retry import AWAY
 from config.outbound.loop import allow_files, shared
 from config.queue import nudges
 from webhooks import claims, sender, transitions
@@ -122,7 +123,7 @@ class Dispatcher:
     def _record(self) -> None:
         try:
             transitions.record_outcomes(self._unrecorded)
-        except (OperationalError, InterfaceError):
+        except AWAY:
             raise
         except Exception:
             # A retry would block all other deliveries. These claims lapse, and their attempts are repeated.

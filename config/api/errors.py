@@ -10,11 +10,11 @@ from http import HTTPStatus
 from typing import Any
 
 from django.core.exceptions import BadRequest, PermissionDenied, RequestDataTooBig, SuspiciousOperation
-from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpResponse
 from rest_framework import exceptions
 from rest_framework.response import Response
 
+from config.database.retry import AWAY
 from config.kernel.errors import (
     BY_STATUS,
     DomainError,
@@ -87,7 +87,7 @@ def to_domain_error(error: Exception) -> DomainError:
         return NotFound()
     if isinstance(error, (exceptions.NotAuthenticated, exceptions.AuthenticationFailed)):
         return Unauthorized(str(error.detail))
-    if isinstance(error, (OperationalError, InterfaceError)):
+    if isinstance(error, AWAY):
         return Unavailable()
     if isinstance(error, RequestDataTooBig):
         return PayloadTooLarge()

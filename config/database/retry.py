@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from django.db import InterfaceError, OperationalError, connection
+from django.db import DatabaseError, InterfaceError, OperationalError, connection
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -19,24 +19,33 @@ T = TypeVar("T")
 
 # What Django raises when the connection is lost or cannot be made.
 AWAY = (OperationalError, InterfaceError)
+# PostgreSQL ended the connection, because this process was suspended in a transaction for longer than
+# DATABASE_IDLE_TRANSACTION_SECONDS. To Django that is an InternalError.
+LOST_CODES = {"25P03"}
 WAIT_SECONDS, WAIT_SECONDS_MAX = 0.05, 2.0
 
 
 def attempt(step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """``step`` on this thread's connection, which is dropped if it failed so, and made new by a later step. Raises what
-    ``step`` raises.
+    """``step`` on this thread's connection. If the database was away, it raises one of ``AWAY`` and drops the
+    connection, so that the next step gets a new one. Other errors pass unchanged.
     """
     try:
         return step(*args, **kwargs)
     except AWAY:
         connection.close()
         raise
+    except DatabaseError as error:
+        if getattr(error.__cause__, "sqlstate", None) not in LOST_CODES:
+            raise
+        connection.close()
+        raise OperationalError(*error.args) from error
 
 
 async def persist(threads: Executor, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """``step`` on one of ``threads``, repeated while the database is away, with growing waits.
 
-    A try is never abandoned half-way: a cancel waits for the one that is running. It logs under the caller's context.
+    A try is never abandoned half-way: a cancel waits for the one that is running. A step must leave its arguments as
+    they are if it fails, and may be repeated after a commit whose answer was lost.
     """
     wait = WAIT_SECONDS
     while True:

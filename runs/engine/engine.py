@@ -80,7 +80,7 @@ class Engine:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.loop_thread.join(timeout=1)
         self.heartbeat.join(timeout=1)
-        self.process.database.close()
+        self.process.db_threads.shutdown(wait=True, cancel_futures=True)
         self.process.tool_threads.shutdown(wait=False, cancel_futures=True)
 
     def _request_cancel(self, run_ids: list[str]) -> None:
@@ -116,7 +116,7 @@ class Engine:
     async def _execute(self, run_id: str) -> None:
         logs.run_id.set(run_id)
         try:
-            claimed = await self.process.database.run(claim_and_load, run_id, self.process.worker_id)
+            claimed = await self.process.db(claim_and_load, run_id, self.process.worker_id)
             if claimed is not None:
                 session = self.sessions[run_id] = Session(self.process, claimed)
                 parent = tracing.continuing(claimed.run.trace_parent)
@@ -148,7 +148,7 @@ class Engine:
         tasks = list(self.tasks.values())
         self._cancel(list(self.tasks), Interruption.SHUT_DOWN)
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self.process.database.run(hand_over_all, self.process.worker_id)
+        await self.process.db(hand_over_all, self.process.worker_id)
         await aclose_all()
 
 

@@ -14,9 +14,10 @@ from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
 
 from django.conf import settings
-from django.db import InterfaceError, OperationalError, connection
+from django.db import connection
 
 from config.database.queries import CompiledQuery
+from config.database.retry import AWAY
 from config.kernel import clock
 from config.telemetry import logs
 from runs import catalogue, lifecycle
@@ -63,7 +64,7 @@ class Heartbeat(threading.Thread):
                         work()
                         next_at[work] = time.monotonic() + every
                 self._look_for_cancels()
-            except (OperationalError, InterfaceError) as error:
+            except AWAY as error:
                 connection.close()
                 logger.warning("the heartbeat's database did not answer (%s); trying again", type(error).__name__)
             except Exception:

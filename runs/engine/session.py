@@ -16,10 +16,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from django.conf import settings
 
+from config.database.retry import persist
 from config.kernel import clock
 from runs import catalogue, lifecycle
 from runs.engine import context, journal
-from runs.engine.database import Database
 from runs.engine.journal import Journal
 from runs.models import Run, RunStatus, ToolInvocation
 from runs.tools.base import ToolDefinition
@@ -40,7 +40,9 @@ class Interruption(enum.Enum):
 class Process:
     """What the runs of one process share. Changed on the event loop, except by the heartbeat, which owns the lease."""
 
-    database: Database = field(default_factory=Database)
+    db_threads: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(settings.RUN_WORKER_DB_THREADS, "run-db")
+    )
     tool_threads: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(settings.RUN_WORKER_TOOL_THREADS, "run-tool")
     )
@@ -51,6 +53,9 @@ class Process:
     # The sessions with streamed text that is not written yet.
     unwritten: dict[str, Session] = field(default_factory=dict)
     text_was_added: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def db(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await persist(self.db_threads, step, *args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -104,14 +109,14 @@ class Session:
     async def db(self, step: Callable[Concatenate[Run, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """A database step of this run that changes nothing: ``step(run, *args)``."""
         async with self.lock:
-            return await self.process.database.run(step, self.run, *args, **kwargs)
+            return await self.process.db(step, self.run, *args, **kwargs)
 
     async def move(
         self, transition: Callable[Concatenate[Run, P], lifecycle.Moved], *args: P.args, **kwargs: P.kwargs
     ) -> Sequence[ToolInvocation]:
         """Make a transition of this run: ``transition(run, *args)``. Returns the calls that it changed."""
         async with self.lock:
-            return await self.process.database.run(self._move, transition, args, kwargs)
+            return await self.process.db(self._move, transition, args, kwargs)
 
     async def record(
         self, transition: Callable[..., lifecycle.Moved], *args: Any, **kwargs: Any
@@ -120,7 +125,7 @@ class Session:
         async with self.lock:
             # Under the lock, so that the text which the flusher took before is written by now.
             text = {"content": self.content(), "delta": self.take_unwritten()}
-            return await self.process.database.run(self._move, transition, args, kwargs | text)
+            return await self.process.db(self._move, transition, args, kwargs | text)
 
     def _move(
         self, transition: Callable[..., lifecycle.Moved], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -47,9 +47,7 @@ async def flush(process: Process, lose: Callable[[str], None]) -> None:
         if not taken:
             return
         try:
-            written = await process.database.run(
-                lifecycle.append_text, [(session.run, text) for session, text in taken]
-            )
+            written = await process.db(lifecycle.append_text, [(session.run, text) for session, text in taken])
         except BaseException:
             for session, text in taken:
                 session.unwritten_text.insert(0, text)

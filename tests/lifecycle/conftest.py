@@ -84,7 +84,7 @@ def vanish(engine: Engine) -> None:
     until(lambda: not engine.tasks)
     engine.loop.call_soon_threadsafe(engine.loop.stop)
     engine.loop_thread.join()
-    engine.process.database.close()
+    engine.process.db_threads.shutdown(wait=True, cancel_futures=True)
     engine.process.tool_threads.shutdown(wait=False)
 
 
