@@ -36,7 +36,6 @@ def attachments_of(user: Any) -> QuerySet[Attachment]:
     return Attachment.objects.filter(Q(message=None) | Q(message__chat__deleted_at=None), user=user)
 
 
-# --- announcing and uploading ----------------------------------------------------------------------------------------
 def create_attachment(
     user: Any, *, file_name: str, content_type: str, size_bytes: int, sha256: str | None = None
 ) -> Attachment:
@@ -140,7 +139,6 @@ def _point_to(attachment_id: str, name: str) -> str:
     return before
 
 
-# --- completing ------------------------------------------------------------------------------------------------------
 class NotUploaded(Conflict):
     message = "The file was not uploaded yet."
 
@@ -199,7 +197,6 @@ def _check(attachment: Attachment, name: str) -> tuple[str, str]:
         return files.write(attachment.pk, File(file), attachment.content_type), found.sha256
 
 
-# --- using in a message ----------------------------------------------------------------------------------------------
 def lock_unused(user: Any, attachment_ids: Sequence[str]) -> list[Attachment]:
     """The attachments that a new message may use, in the order given, locked until the transaction ends.
 
@@ -243,7 +240,6 @@ def use(attachments: Sequence[Attachment], message_id: str) -> None:
     Attachment.objects.bulk_update(attachments, ["message_id", "position"])
 
 
-# --- for models ------------------------------------------------------------------------------------------------------
 def attached_to(message_ids: Sequence[str]) -> dict[str, list[Attachment]]:
     """The attachments of each message that has some, in order. Without messages there is no query."""
     attached: dict[str, list[Attachment]] = {}
@@ -259,7 +255,6 @@ def read_file(stored_name: str, limit: int) -> bytes:
         return file.read(limit)
 
 
-# --- expiring --------------------------------------------------------------------------------------------------------
 def expire_attachments() -> int:
     """Expire attachments that were not completed in time, and remove their files. Returns the number of removed ones.
 

@@ -487,10 +487,7 @@ STAFF_NAVIGATION = [
     ),
     (
         "Credits",
-        [
-            ("Accounts", "account_balance_wallet", "credits.account"),
-            ("Ledger", "receipt_long", "credits.ledgerentry"),
-        ],
+        [("Accounts", "account_balance_wallet", "credits.account"), ("Ledger", "receipt_long", "credits.ledgerentry")],
     ),
     (
         "Webhooks",

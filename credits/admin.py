@@ -45,7 +45,6 @@ def credits_column(name: str) -> Any:
     return column
 
 
-# --- forms and actions -----------------------------------------------------------------------------------------------
 class UserField(forms.CharField):
     """A user's name, e-mail address or id → the user's id."""
 
@@ -134,7 +133,6 @@ GRANT = Action(
 )
 
 
-# --- pages -----------------------------------------------------------------------------------------------------------
 @admin.register(Account)
 class AccountAdmin(ReadOnly, WithActions):
     balance_credits = credits_column("balance")

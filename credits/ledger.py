@@ -54,7 +54,6 @@ class InsufficientCredits(DomainError):
         super().__init__(f"The available credits do not suffice: {text}.", details={"available": text})
 
 
-# --- accounts --------------------------------------------------------------------------------------------------------
 @transaction.atomic
 def open_account(user: Any) -> Account:
     """The user's account with SIGNUP_CREDITS granted; a second call changes nothing."""
@@ -84,7 +83,6 @@ def available_subquery() -> Subquery:
     return Subquery(accounts.annotate(free=F("balance") - F("held")).values("free"))
 
 
-# --- credits in ------------------------------------------------------------------------------------------------------
 @transaction.atomic
 def grant(
     user_id: int,
@@ -145,7 +143,6 @@ def refund(entry_id: str, amount: int, *, reason: str, staff: Any, cause: str | 
     return _move(entry, balance=amount)
 
 
-# --- credits out -----------------------------------------------------------------------------------------------------
 def hold(
     user_id: int, amount: int, *, invocation_id: str, tool_key: str, chat_id: str, run_id: str, price: dict[str, Any]
 ) -> LedgerEntry | None:
@@ -230,7 +227,6 @@ def expire(pending: PendingExpiry, amount: int, part: int) -> None:
     _move(entry, balance=-amount)
 
 
-# --- reads ----------------------------------------------------------------------------------------------------------
 def run_spent(run_id: str) -> int:
     """Captures and usage less refunds."""
     return _sum(LedgerEntry.objects.filter(run_id=run_id, type__in=SPENDING), net_spending())
@@ -258,7 +254,6 @@ def net_spending() -> Combinable:
     return _signed(plus=[EntryType.CAPTURE, EntryType.USAGE])
 
 
-# --- helpers --------------------------------------------------------------------------------------------------------
 def _signed(plus: list[EntryType]) -> Combinable:
     return Case(When(type__in=plus, then=F("amount")), default=-F("amount"), output_field=BigIntegerField())
 

@@ -67,7 +67,6 @@ def is_allowed(authorization: str) -> bool:
     )
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------
 _lock = threading.Lock()
 _kept: tuple[float, Reading] | None = None
 
@@ -120,7 +119,6 @@ def _read_database(found: Reading) -> bool:
     return True
 
 
-# --- showing ---------------------------------------------------------------------------------------------------------
 class Families:
     """A reading as a collector of prometheus_client's registry."""
 

@@ -145,7 +145,6 @@ def update(
     return writes.do()
 
 
-# --- SQL -------------------------------------------------------------------------------------------------------------
 @cache
 def _alone(shape: _Shape) -> str:
     if isinstance(shape, _Insert):

@@ -116,7 +116,6 @@ def _address_of(target: Target) -> Address:
     return ipaddress.ip_address(target[1][0].partition("%")[0])
 
 
-# --- look-ups --------------------------------------------------------------------------------------------------------
 # By process (a fork takes no threads along), host and port.
 _under_way: dict[tuple[int, str, int], Future[list[Target]]] = {}
 _lock = threading.Lock()

@@ -141,7 +141,6 @@ async def asend(
         call.leave()
 
 
-# --- the call that a task is in --------------------------------------------------------------------------------------
 @dataclass
 class _Call:
     looking_up: bool = False
@@ -157,7 +156,6 @@ class _Call:
 _call: ContextVar[_Call] = ContextVar("call")
 
 
-# --- connections -----------------------------------------------------------------------------------------------------
 class _Resolver(AbstractResolver):
     def __init__(self, allow_private: bool) -> None:
         self.allow_private = allow_private
@@ -264,7 +262,6 @@ def tls_context() -> ssl.SSLContext:
     return context
 
 
-# --- the answer ------------------------------------------------------------------------------------------------------
 async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> tuple[bytes, bool]:
     """At most ``max_bytes`` of the body, and whether that is all of it."""
     parts: list[bytes] = []
@@ -319,7 +316,6 @@ def _not_connected(error: OSError) -> RequestFailed:
     return RequestFailed("The host could not be reached.")
 
 
-# --- URLs ------------------------------------------------------------------------------------------------------------
 def _parse(url: str, https_only: bool) -> Url:
     """The one reading of ``url`` that both the check and the connection go by. Raises ValueError."""
     if any(character <= " " or character in "\\\x7f" for character in url):

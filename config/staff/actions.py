@@ -82,8 +82,6 @@ class Action:
 class WithActions(StaffAdmin):
     staff_actions: ClassVar[tuple[Action, ...]] = ()
 
-    # --- links to the actions ----------------------------------------------------------------------------------------
-
     def get_urls(self) -> list[Any]:
         view = self.admin_site.admin_view(self.act)
         return [
@@ -128,8 +126,6 @@ class WithActions(StaffAdmin):
 
     def _url_name(self, suffix: str) -> str:
         return f"{self.opts.app_label}_{self.opts.model_name}_{suffix}"
-
-    # --- the pages of an action --------------------------------------------------------------------------------------
 
     def act(self, request: HttpRequest, name: str, object_id: str | None = None) -> HttpResponse:
         action = next((action for action in self.staff_actions if action.name == name), None)

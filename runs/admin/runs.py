@@ -102,8 +102,6 @@ class RunAdmin(ReadOnly, WithActions):
     def took(self, run: Run) -> str:
         return timeline.span(run.finished_at - run.created_at) if run.finished_at else "–"
 
-    # --- one run -----------------------------------------------------------------------------------------------------
-
     def get_urls(self) -> list[Any]:
         view = self.admin_site.admin_view(self.content_view)
         return [path("<path:object_id>/content/", view, name="runs_run_content"), *super().get_urls()]

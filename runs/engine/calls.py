@@ -27,7 +27,6 @@ def approval_threshold(run: Run) -> int:
     return money.parse(settings.CREDIT_APPROVAL_THRESHOLD)
 
 
-# --- a turn's new calls ----------------------------------------------------------------------------------------------
 def new_invocations(session: Session, turn_index: int, calls: list[ToolCall]) -> list[ToolInvocation]:
     """New invocations, not stored yet; those that name no tool or whose input does not fit are FAILED."""
     tools = session.tools()
@@ -88,7 +87,6 @@ def _question(session: Session, call: ToolInvocation) -> tuple[str, dict[str, An
     }
 
 
-# --- open calls ------------------------------------------------------------------------------------------------------
 async def resume(session: Session) -> None:
     """Continue with the open calls: make those that need no answer side by side; if there are none, ask one question,
     for which the run then waits.

@@ -50,7 +50,6 @@ class Engine:
             drop_all=self._drop_all,
         )
 
-    # --- from other threads ------------------------------------------------------------------------------------------
     def start(self) -> None:
         preload()
         allow_files(settings.RUN_WORKER_CAPACITY * 2)  # a run that waits for a model holds a socket
@@ -97,7 +96,6 @@ class Engine:
         while not dropped.wait(1.0) and not self.heartbeat.stopped.is_set():
             pass
 
-    # --- on the loop -------------------------------------------------------------------------------------------------
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self.loop)
         flushing = self.loop.create_task(

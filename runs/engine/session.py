@@ -105,7 +105,6 @@ class Session:
         self.run, self.history, self.journal = claimed.run, claimed.history, claimed.journal
         self.checked, self.refusal = claimed.checked, claimed.refusal
 
-    # --- database steps ----------------------------------------------------------------------------------------------
     async def db(self, step: Callable[Concatenate[Run, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """A database step of this run that changes nothing: ``step(run, *args)``."""
         async with self.lock:
@@ -158,7 +157,6 @@ class Session:
         if time.monotonic() > self.process.lease_until:
             await self.db(lifecycle.confirm_lease)
 
-    # --- text --------------------------------------------------------------------------------------------------------
     def add_text(self, text: str) -> None:
         """Text of the present turn, which the flusher writes soon."""
         if not text:
@@ -182,7 +180,6 @@ class Session:
         self.unwritten_text.clear()
         return text
 
-    # --- what the run may use ----------------------------------------------------------------------------------------
     def tools(self) -> dict[str, ToolDefinition]:
         return catalogue.remembered().tools_for(self.run.tools)
 

@@ -96,7 +96,6 @@ def _named(rows: QuerySet[Model], what: str) -> Iterator[str]:
         yield f"{key}: {what}"
 
 
-# --- every accepted run is final, waiting, queued or leased ----------------------------------------------------------
 def _grace() -> datetime:
     """The sweeps should have handled workers and runs that are older than this."""
     return clock.now() - timedelta(seconds=5 * (settings.RUN_LEASE_SECONDS + settings.RUN_SWEEP_SECONDS))
@@ -142,7 +141,6 @@ def _states() -> Iterator[str]:
     )
 
 
-# --- chats -----------------------------------------------------------------------------------------------------------
 def _chats() -> Iterator[str]:
     active = Run.objects.filter(
         pk=OuterRef("active_run_id"), chat_id=OuterRef("pk"), status__in=LIVE_RUN_STATUSES, blocked=False
@@ -160,7 +158,6 @@ def _chats() -> Iterator[str]:
     yield from _named(Run.objects.filter(~Exists(ahead), blocked=True), "the run is in line behind no live run")
 
 
-# --- streams ---------------------------------------------------------------------------------------------------------
 def _streams() -> Iterator[str]:
     """Indexes go from 1 to lastStreamIndex without a gap; a constraint keeps them unique."""
     streams = Run.objects.annotate(
@@ -193,7 +190,6 @@ def _ends() -> Iterator[str]:
         yield from _named(earlier, f"the stream's last status is {status}, but the run is not")
 
 
-# --- tool calls ------------------------------------------------------------------------------------------------------
 def _calls() -> Iterator[str]:
     """Each recorded call has one result event, and no event of the call follows it."""
     calls = (
@@ -245,7 +241,6 @@ def _outcomes() -> Iterator[str]:
         yield f"{key}: more than one webhook event reports the call's end"
 
 
-# --- money -----------------------------------------------------------------------------------------------------------
 def _charges() -> Iterator[str]:
     """Charges agree with the work done. ``reconcile`` compares accounts with the ledger."""
     ended = Run.objects.filter(FINAL, pk=OuterRef("run_id"))
@@ -282,7 +277,6 @@ def _charges() -> Iterator[str]:
     )
 
 
-# --- webhooks --------------------------------------------------------------------------------------------------------
 # Deliveries have no index by run, so both sides are counted as a whole and joined.
 _UNEQUAL = """
     SELECT run.*, COALESCE(happened.times, 0) AS happened, COALESCE(sent.times, 0) AS sent

@@ -27,7 +27,6 @@ EXECUTE = "runs.execute_run"
 NUDGE_GRACE = timedelta(seconds=5)
 
 
-# --- the user limit --------------------------------------------------------------------------------------------------
 def throttled_runs(user_id: int) -> QuerySet[Run]:
     """The user's runs that wait until fewer of the user's runs are running, in their order; their ids only."""
     return Run.objects.filter(user_id=user_id, throttled=True).order_by("created_at", "pk").only("pk")
@@ -91,7 +90,6 @@ def is_throttled(run: Run) -> bool:
     return True
 
 
-# --- the order of a chat ---------------------------------------------------------------------------------------------
 _next_blocked: CompiledQuery[Run] = CompiledQuery(
     lambda chat_id: (
         Run.objects.filter(chat_id=chat_id, status=RunStatus.QUEUED, blocked=True)

@@ -50,7 +50,6 @@ def changed(row: M, **changes: Any) -> M:
     return copy
 
 
-# --- runs ------------------------------------------------------------------------------------------------------------
 def move_run(
     run: Run, to: str, happened: Sequence[StreamEvent], *, owned: bool, also: Writes | None = None, **changes: Any
 ) -> Run:
@@ -146,7 +145,6 @@ def emit(writes: Writes, run: Run, event: Event, **extra: Any) -> None:
     )
 
 
-# --- tool calls and waitpoints ---------------------------------------------------------------------------------------
 def move_call(call: ToolInvocation, to: str, **changes: Any) -> ToolInvocation:
     """Move a tool call on; the same transaction has locked or fenced its run. Returns the call as it then is."""
     changes |= {"status": to, "updated_at": clock.now()}

@@ -33,7 +33,6 @@ from runs.models import FINAL_RUN_STATUSES, InvocationStatus, Run, RunEvent, Run
 from webhooks.catalogue import Event
 
 
-# --- by callers ------------------------------------------------------------------------------------------------------
 def enqueue(run: Run, chat: Chat, title: str | None, also: Writes) -> Run:
     """(new) → queued, in the chat that the caller has locked: active at once, or blocked behind the chat's live runs.
 
@@ -77,7 +76,6 @@ def request_cancel(run_id: str) -> None:
     finish(run, RunStatus.CANCELLED, promote_next(run), owned=False, cancel_requested_at=requested)
 
 
-# --- by workers ------------------------------------------------------------------------------------------------------
 @transaction.atomic
 def claim(run_id: str, worker_id: str) -> Run | None:
     """queued → running, or the takeover of a running run that lost its worker. None if another worker has the run or it
@@ -254,7 +252,6 @@ def confirm_lease(run: Run) -> None:
     fence(run)
 
 
-# --- by the sweeps ---------------------------------------------------------------------------------------------------
 @transaction.atomic
 def release_runs(worker_id: str, run_ids: Iterable[str] | None = None) -> None:
     """The worker is lost: its runs, or those of them in ``run_ids``, may be taken over."""
@@ -284,7 +281,6 @@ def give_up(run_id: str) -> None:
         finish(run, RunStatus.FAILED, promote_next(run), owned=False, code=RunError.WORKER_LOST, message=message)
 
 
-# --- shared ----------------------------------------------------------------------------------------------------------
 def finish(
     run: Run,
     to: str,

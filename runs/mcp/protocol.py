@@ -49,7 +49,6 @@ class Message:
         return token if is_id(token) else None
 
 
-# --- the request -----------------------------------------------------------------------------------------------------
 def read_body(raw: bytes) -> dict[str, Any]:
     """One JSON-RPC request or notification. Raises RpcError."""
     try:
@@ -113,7 +112,6 @@ def is_id(value: Any) -> bool:
     return isinstance(value, (str, int)) and not isinstance(value, bool)
 
 
-# --- the answer ------------------------------------------------------------------------------------------------------
 def result_of(message: Message, result: dict[str, Any]) -> dict[str, Any]:
     if message.modern:
         result = result | {"resultType": "complete", "_meta": {SERVER_KEY: SERVER}}

@@ -71,7 +71,6 @@ def check_key(value: str) -> None:
         raise serializers.ValidationError("Use 1 to 255 printable ASCII characters.")
 
 
-# --- input -----------------------------------------------------------------------------------------------------------
 class NoInput(CamelSerializer):
     pass
 
@@ -115,7 +114,6 @@ class RespondInput(AnswerKind):
         return given | ANSWERS[given["kind"]].validated(data)
 
 
-# --- the tools -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class McpTool:
     """``call`` takes the validated arguments and returns the result, or Started.

@@ -128,7 +128,6 @@ def accepts_streams(request: Request) -> bool:
     return bool({EVENT_STREAM, "text/*", "*/*"} & set(accepted))
 
 
-# --- the methods -----------------------------------------------------------------------------------------------------
 def initialize() -> dict[str, Any]:
     """The handshake of LEGACY. A client that asks for another revision is offered this one."""
     return {"protocolVersion": LEGACY, "serverInfo": SERVER} | ABOUT
@@ -149,7 +148,6 @@ METHODS: dict[bool, dict[str, Callable[[], dict[str, Any]]]] = {
 }
 
 
-# --- the answer of a call --------------------------------------------------------------------------------------------
 def outcome(work: Callable[[], Any]) -> Any:
     """A tool's result in the shape of MCP; a refusal is a result with ``isError``. Faults of the service are raised."""
     try:

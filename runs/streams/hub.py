@@ -198,8 +198,6 @@ class Hub:
                 logger.exception("%s failed and starts again", work.__name__)
             await asyncio.sleep(RETRY_SECONDS)
 
-    # --- news --------------------------------------------------------------------------------------------------------
-
     def _note(self, run_id: str) -> None:
         if run_id in self.channels:
             self._news.add(run_id)
@@ -275,8 +273,6 @@ class Hub:
         for channel in fresh.values():
             channel.trim()
             channel.wake()
-
-    # --- permission of open streams ----------------------------------------------------------------------------------
 
     async def _check(self) -> None:
         """Close the streams whose key was revoked, whose token expired or whose user was deactivated."""

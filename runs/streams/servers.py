@@ -163,9 +163,6 @@ def refusal_of(response: StreamResponse) -> HttpResponse:
     return refusal
 
 
-# --- from a threaded WSGI server -------------------------------------------------------------------------------------
-
-
 class HandedOver(Exception):
     """Control flow: a stream took the connection over. The server closes its own socket and sends nothing."""
 
