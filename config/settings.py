@@ -545,7 +545,7 @@ UNFOLD = {
 # --- logs ------------------------------------------------------------------------------------------------------------
 LOG_LEVEL = ENV.text("LOG_LEVEL", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR"))
 LOG_FORMAT = ENV.text("LOG_FORMAT", "text" if EMBEDDED or DEBUG else "json", ("text", "json"))
-# The servers' own loggers come the same way.
+# The loggers of the servers use the same handler.
 _SERVER = {"handlers": [], "propagate": True, "level": "WARNING"}
 LOGGING = {
     "version": 1,
@@ -565,20 +565,13 @@ LOGGING = {
         "django.security.DisallowedHost": {"level": "CRITICAL"},
         # It names whoever failed to sign in, and people type passwords into the field of the name.
         "axes": {"level": "CRITICAL"},
-        "httpx2": {"level": "WARNING"},
-        "httpcore2": {"level": "WARNING"},
-        "openai": {"level": "WARNING"},
-        "anthropic": {"level": "WARNING"},
+        **dict.fromkeys(("httpx2", "httpcore2", "openai", "anthropic"), {"level": "WARNING"}),
         "aiohttp": {"level": "ERROR"},
         "urllib3": {"level": "ERROR"},  # its warnings name the whole URL, which may hold a receiver's token
-        # The SDK logs what a tool's server has sent; what is to be known of it is in the invocation.
+        # The SDK logs what a tool's server sent; the invocation records what staff need.
         "mcp": {"level": "CRITICAL"},
         "client": {"level": "CRITICAL"},
-        "gunicorn.error": _SERVER,
-        "uvicorn": _SERVER,
-        "uvicorn.error": _SERVER,
-        "celery.app.trace": {"level": "WARNING"},
-        "celery.worker.strategy": {"level": "WARNING"},
-        "celery.beat": {"level": "WARNING"},
+        **dict.fromkeys(("gunicorn.error", "uvicorn", "uvicorn.error"), _SERVER),
+        **dict.fromkeys(("celery.app.trace", "celery.worker.strategy", "celery.beat"), {"level": "WARNING"}),
     },
 }

@@ -22,6 +22,13 @@ M = TypeVar("M", bound=models.Model)
 
 
 @dataclass(frozen=True, slots=True)
+class _Place:
+    """Where an argument goes."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Statement:
     sql: str
     # Constants, and where the arguments go.
@@ -137,10 +144,3 @@ class _JSONText(Loader):
 def _read_binary_json_as_text(connection: Any, **kwargs: Any) -> None:
     if connection.vendor == "postgresql":
         connection.connection.adapters.register_loader("jsonb", _JSONText)
-
-
-class _Place:
-    """Where an argument goes."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index

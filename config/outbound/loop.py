@@ -21,8 +21,7 @@ OTHER_FILES = 256
 class Loop:
     """One event loop on one thread a process, started by the first call."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self) -> None:
         self.lock = threading.Lock()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.pid = 0
@@ -32,12 +31,12 @@ class Loop:
         with self.lock:
             if self.loop is None or self.pid != os.getpid():  # a fork takes the loop along, but not the thread
                 self.loop, self.pid = asyncio.new_event_loop(), os.getpid()
-                threading.Thread(target=self.loop.run_forever, name=self.name, daemon=True).start()
+                threading.Thread(target=self.loop.run_forever, name="event-loop", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
 
 # Outbound requests of every kind, and the streams of a web process.
-shared = Loop("event-loop")
+shared = Loop()
 
 
 def allow_files(wanted: int | None = None) -> None:

@@ -48,26 +48,18 @@ PRODUCTION = {
     "description": "Production",
     "variables": {"host": {"default": "agents.example.com", "description": "Where the service is deployed."}},
 }
-HEADERS: dict[str, dict[str, Any]] = {
-    "X-Request-Id": {
-        "description": "The request's id: the caller's own if it sent a well-formed one.",
-        "schema": {"type": "string"},
-    },
-    "X-RateLimit-Limit": {"description": "Requests a minute.", "schema": {"type": "integer"}},
-    "X-RateLimit-Remaining": {"description": "Requests left now.", "schema": {"type": "integer"}},
-    "X-RateLimit-Reset": {
-        "description": "Seconds until the full number is there again.",
-        "schema": {"type": "integer"},
-    },
-    "Retry-After": {
-        "description": "Seconds until a request is let through again.",
-        "schema": {"type": "integer", "minimum": 1},
-    },
-    "WWW-Authenticate": {"description": "Always `Bearer`.", "schema": {"type": "string"}},
-    "Idempotent-Replayed": {
-        "description": "`true` on the stored answer to an earlier request with the same Idempotency-Key.",
-        "schema": {"type": "string", "enum": ["true"]},
-    },
+TEXT, WHOLE = {"type": "string"}, {"type": "integer"}
+HEADERS = {
+    name: {"description": description, "schema": schema}
+    for name, description, schema in (
+        ("X-Request-Id", "The id of the request: the caller's own if it sent a well-formed one.", TEXT),
+        ("X-RateLimit-Limit", "Requests a minute.", WHOLE),
+        ("X-RateLimit-Remaining", "Requests left now.", WHOLE),
+        ("X-RateLimit-Reset", "Seconds until the full number is available again.", WHOLE),
+        ("Retry-After", "Seconds until a request is accepted again.", WHOLE | {"minimum": 1}),
+        ("WWW-Authenticate", "Always `Bearer`.", TEXT),
+        ("Idempotent-Replayed", "`true` if the answer is that of an earlier request.", TEXT | {"enum": ["true"]}),
+    )
 }
 ON_EVERY_ANSWER = ("X-Request-Id",)
 ON_ERRORS = {401: ("WWW-Authenticate",), 429: ("Retry-After",)}
