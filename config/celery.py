@@ -1,4 +1,4 @@
-"""The Celery application. Tasks carry ids only; the database is the truth, a message is only a nudge."""
+"""The Celery application. The apps define the tasks. A task's arguments are ids; all data is in the database."""
 
 import os
 import sys
@@ -38,18 +38,18 @@ app.autodiscover_tasks()
 
 @setup_logging.connect
 def keep_django_logging(**kwargs: object) -> None:
-    """Workers and beat log as every other process does: by LOGGING of the settings."""
+    """A connected receiver stops Celery from replacing LOGGING of the settings."""
 
 
 @worker_ready.connect
-def leave_out_of_garbage_collections(**kwargs: object) -> None:
-    garbage.spare_what_is_loaded()
+def freeze_after_start(**kwargs: object) -> None:
+    garbage.freeze_loaded_objects()
 
 
 @worker_init.connect
 @beat_init.connect
-def refuse_wrong_settings(**kwargs: object) -> None:
-    """A signal's receiver may fail without ending the process, so this one ends it."""
+def exit_if_settings_are_invalid(**kwargs: object) -> None:
+    """End the process. Celery only logs other exceptions of a signal's receiver."""
     try:
         import_string("config.checks.require_valid_settings")()
     except ImproperlyConfigured as error:

@@ -1,4 +1,7 @@
-"""System checks: settings that do not fit, each named by its variable and with its remedy."""
+"""System checks of the settings. Each message names the environment variable, and each hint says how to correct it.
+
+A check of an app's own tables or files belongs in that app.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ REDIS_SCHEMES = {"redis", "rediss", "unix"}
 
 @register(Tags.security)
 def check_environment(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
-    """Every environment variable whose value was refused, and combinations that can't work."""
+    """Environment variables with invalid values, and combinations of settings that cannot work."""
     found: list[CheckMessage] = [
-        Error(f"{name} has a value that does not fit.", hint=f"{name}: {remedy}.", id="api.E001")
+        Error(f"{name} has an invalid value.", hint=f"{name}: {remedy}.", id="api.E001")
         for name, remedy in settings.ENV.problems
     ]
 
@@ -29,11 +32,15 @@ def check_environment(app_configs: Any = None, **kwargs: Any) -> list[CheckMessa
     if settings.SESSION_ISSUER:
         for name in ("SESSION_AUDIENCE", "SESSION_JWKS_URL"):
             if not getattr(settings, name):
-                wrong(2, f"SESSION_ISSUER is set, but {name} is not.", f"Set {name} as the identity provider names it.")
+                wrong(
+                    2,
+                    f"SESSION_ISSUER is set, but {name} is not.",
+                    f"Set {name} to the value of the identity provider.",
+                )
     else:
         for name in ("SESSION_AUDIENCE", "SESSION_JWKS_URL"):
             if getattr(settings, name):
-                wrong(3, f"{name} is set, but SESSION_ISSUER is not.", f"Set SESSION_ISSUER, or leave {name} out.")
+                wrong(3, f"{name} is set, but SESSION_ISSUER is not.", f"Set SESSION_ISSUER, or remove {name}.")
     if settings.SESSION_JWKS_URL and not is_http_url(settings.SESSION_JWKS_URL):
         wrong(4, "SESSION_JWKS_URL is not an http(s) address.", "Set SESSION_JWKS_URL to https://…")
     for place, key in enumerate(settings.ENCRYPTION_KEYS, 1):
@@ -43,63 +50,73 @@ def check_environment(app_configs: Any = None, **kwargs: Any) -> list[CheckMessa
             wrong(
                 5,
                 f"ENCRYPTION_KEYS: key {place} is not a Fernet key.",
-                'Make one: python -c "from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())"',
+                'Create one: python -c "from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())"',
             )
     if settings.REDIS_URL and urlsplit(settings.REDIS_URL).scheme not in REDIS_SCHEMES:
         wrong(6, "REDIS_URL is not a Redis address.", "Set REDIS_URL to redis://host:6379/0 or rediss://…")
     if not is_http_url(settings.BASE_URL):
-        wrong(7, "BASE_URL is not an http(s) address.", "Set BASE_URL to the service's own, as https://api.example.com")
+        wrong(
+            7,
+            "BASE_URL is not an http(s) address.",
+            "Set BASE_URL to the service's address, for example https://api.example.com",
+        )
     for name in ("SIGNUP_CREDITS", "CREDIT_APPROVAL_THRESHOLD"):
         if not is_amount(getattr(settings, name)):
-            wrong(8, f"{name} is not an amount of credits.", f"Set {name} to a number of at least 0, as 12.5")
+            wrong(8, f"{name} is not an amount of credits.", f"Set {name} to a number of at least 0, for example 12.5")
     if settings.API_PAGE_SIZE > settings.API_PAGE_SIZE_MAX:
-        wrong(9, "API_PAGE_SIZE is over API_PAGE_SIZE_MAX.", "Lower API_PAGE_SIZE or raise API_PAGE_SIZE_MAX.")
+        wrong(9, "API_PAGE_SIZE is greater than API_PAGE_SIZE_MAX.", "Lower API_PAGE_SIZE or raise API_PAGE_SIZE_MAX.")
     for name, package in (("OTEL_EXPORTER_OTLP_ENDPOINT", "opentelemetry.exporter"), ("SENTRY_DSN", "sentry_sdk")):
         if getattr(settings, name) and not is_installed(package):
-            hint = f"Install what it needs, or leave {name} out: pip install -r requirements-observability.txt"
+            hint = f"Install the packages (pip install -r requirements-observability.txt), or remove {name}."
             wrong(10, f"{name} is set, but its packages are not installed.", hint)
     found += [
-        Warning(f"{old} is an old name.", hint=f"Use {new} instead; its values are the same.", id="api.W020")
+        Warning(f"{old} is an old name.", hint=f"Use {new} with the same value.", id="api.W020")
         for old, new in settings.ENV.renamed
     ]
     return found
 
 
 def require_valid_settings() -> None:
-    """For processes that serve: better not at all than by a default in place of what was meant. Raises
-    ImproperlyConfigured, naming each variable and its remedy.
+    """Stop a server process from starting with a default value in place of an invalid one.
+
+    Raises ImproperlyConfigured, which names each variable and its correction.
     """
     if found := [f"{error.msg} {error.hint}" for error in check_environment() if error.is_serious()]:
         raise ImproperlyConfigured("\n".join(found))
 
 
 def is_installed(package: str) -> bool:
+    """Whether the package can be imported."""
     try:
         return find_spec(package) is not None
-    except ModuleNotFoundError:  # not even its parent
+    except ModuleNotFoundError:  # its parent package is not installed
         return False
 
 
 @register(Tags.security, deploy=True)
 def check_production(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
-    """What is right for local use and wrong in production."""
+    """Settings that are safe for local use only."""
     found: list[CheckMessage] = []
 
     def unsafe(number: int, message: str, hint: str) -> None:
         found.append(Warning(message, hint=hint, id=f"api.W{number:03d}"))
 
     if any(host in ("*", ".") for host in settings.ALLOWED_HOSTS):
-        unsafe(1, "ALLOWED_HOSTS takes every host.", "Set ALLOWED_HOSTS to the service's own host names.")
+        unsafe(1, "ALLOWED_HOSTS allows every host.", "Set ALLOWED_HOSTS to the service's host names.")
     if not settings.SECRET_KEY_GIVEN:
-        unsafe(2, "SECRET_KEY is not given.", "Set SECRET_KEY, the same in every process, to 50 random characters.")
+        unsafe(2, "SECRET_KEY is not set.", "Set SECRET_KEY to the same 50 random characters in every process.")
     if not settings.ENCRYPTION_KEYS_GIVEN:
-        unsafe(3, "ENCRYPTION_KEYS is not given.", "Set ENCRYPTION_KEYS, the same in every process.")
+        unsafe(3, "ENCRYPTION_KEYS is not set.", "Set ENCRYPTION_KEYS to the same keys in every process.")
     if settings.DEBUG:
-        unsafe(4, "DEBUG is on.", "Leave DEBUG out.")
+        unsafe(4, "DEBUG is on.", "Remove DEBUG.")
     if not settings.BASE_URL.startswith("https://"):
         unsafe(5, "BASE_URL is not https.", "Set BASE_URL to the public https address.")
     if not settings.METRICS_TOKEN_GIVEN:
-        unsafe(6, "METRICS_TOKEN is not given.", "Set METRICS_TOKEN to random characters, and give them to Prometheus.")
+        unsafe(
+            6,
+            "METRICS_TOKEN is not set.",
+            "Set METRICS_TOKEN to random characters, and configure Prometheus with them.",
+        )
     return found
 
 

@@ -1,7 +1,7 @@
-"""Typed reading of environment variables, each with its bounds.
+"""Typed reading of environment variables with limits.
 
-A value that does not fit is never fatal here: it is remembered in ``problems`` and the default is used, so that one
-run of ``manage.py check`` names every wrong variable and its remedy at once (see ``config.checks``).
+An invalid value raises no error here. It is added to ``problems``, and the default is used, so that one run of
+``manage.py check`` names all invalid variables (see ``config.checks``). Only ``config.settings`` reads variables.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ T = TypeVar("T")
 
 @dataclass
 class Env:
-    """Reader of ``os.environ`` that keeps what was wrong, as (variable, remedy)."""
+    """Reads ``os.environ``. ``problems`` lists (variable, correction) of invalid values, ``known`` the defaults."""
 
     problems: list[tuple[str, str]] = field(default_factory=list)
     known: dict[str, object] = field(default_factory=dict)
-    # Old names of variables that were set, as (old name, new name); a system check warns of them.
+    # (old name, new name) of variables that are set by an old name. A system check warns about them.
     renamed: list[tuple[str, str]] = field(default_factory=list)
 
     def moved(self, old: str, new: str) -> str:
-        """The name to read: ``new``, or ``old`` where only that one is set."""
+        """The name to read: ``old`` if only the old name is set, otherwise ``new``."""
         if old in os.environ and new not in os.environ:
             self.renamed.append((old, new))
             return old
@@ -77,7 +77,7 @@ class Env:
         return number
 
     def items(self, name: str, default: tuple[str, ...] = ()) -> list[str]:
-        """A comma-separated list; blanks are dropped."""
+        """A comma-separated list without empty items."""
         self.known[name] = ",".join(default)
         value = os.environ.get(name)
         if value is None:
@@ -85,14 +85,14 @@ class Env:
         return [item.strip() for item in value.split(",") if item.strip()]
 
     def postgres(self, name: str) -> dict[str, Any]:
-        """Django's settings of the database that a URL names. libpq reads the URL; its parameters become OPTIONS."""
+        """Django's database settings from a URL. libpq parses the URL, and its parameters become OPTIONS."""
         import psycopg  # slow, and not needed with SQLite
 
         engine = {"ENGINE": "django.db.backends.postgresql"}
         value = self.text(name)
         try:
             parts = psycopg.conninfo.conninfo_to_dict(value)
-            # libpq also reads "key=value" texts, and checks ports (one for each host) only when it connects.
+            # libpq also accepts "key=value" text, and checks ports (one per host) only when it connects.
             if not re.match(r"postgres(ql)?://", value) or not re.fullmatch(r"[\d,]*", str(parts.get("port", ""))):
                 raise ValueError(name)
             database = engine | {"NAME": parts.pop("dbname")}

@@ -1,4 +1,4 @@
-"""Connections to the service's Redis, all with the service's time-outs."""
+"""Clients of the service's Redis. Each client has the service's time-outs (BROKER_TIMEOUT_SECONDS)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from redis.retry import Retry
 
 
 def client(url: str | None = None, *, reconnect: bool = False, **options: Any) -> redis.Redis:
-    """A client with a pool of its own. ``url`` defaults to CACHE_REDIS_URL. Raises redis.RedisError when used.
+    """A client with its own pool. ``url`` defaults to CACHE_REDIS_URL. Commands raise redis.RedisError.
 
-    ``reconnect`` repeats a command once on a connection that a restart of Redis closed. A time-out is never repeated.
+    With ``reconnect``, a command is repeated once if the connection was closed, for example by a restart of Redis. A
+    command that timed out is never repeated.
     """
     retry = Retry(NoBackoff(), int(reconnect), supported_errors=(redis.ConnectionError,))
     return redis.Redis.from_url(url or settings.CACHE_REDIS_URL, retry=retry, **_time_outs(), **options)
 
 
 def async_client(url: str | None = None) -> redis.asyncio.Redis:
-    """As ``client``, for code on an event loop."""
+    """Like ``client``, for code on an event loop."""
     return redis.asyncio.Redis.from_url(url or settings.CACHE_REDIS_URL, **_time_outs())
 
 

@@ -1,7 +1,7 @@
-"""All settings, read from environment variables; README.md lists each one.
+"""All settings. Most are read from environment variables, which README.md lists.
 
-What differs between local use and production is decided here and nowhere else. Without ``DATABASE_URL`` and
-``REDIS_URL`` the service runs on the embedded default: SQLite and a broker of its own under ``var/``.
+All differences between local use and production are settings. Without ``DATABASE_URL`` and ``REDIS_URL``, the service
+uses SQLite and the embedded broker, with their files in ``VAR_DIR``.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from config.local.secrets import fernet_key, secret_from_file, signing_key
 BASE_DIR = Path(__file__).resolve().parent.parent
 ENV = Env()
 
-# --- where state lives -----------------------------------------------------------------------------------------------
+# --- state -----------------------------------------------------------------------------------------------------------
 VAR_DIR = Path(ENV.text("VAR_DIR", str(BASE_DIR / "var"))).absolute()
 DATABASE_URL = ENV.text("DATABASE_URL")
 REDIS_URL = ENV.text("REDIS_URL")
@@ -30,7 +30,7 @@ EMBEDDED_BROKER = not REDIS_URL
 DEBUG = ENV.flag("DEBUG", False)
 SECRET_KEY_GIVEN = bool(ENV.text("SECRET_KEY"))
 SECRET_KEY = ENV.text("SECRET_KEY") or secret_from_file(VAR_DIR / "secret_key")
-# Signatures made with these still verify; see "rotating secrets" in docs/deploy.md.
+# Old keys, whose signatures are still valid (docs/deploy.md).
 SECRET_KEY_FALLBACKS = ENV.items("SECRET_KEY_FALLBACKS")
 PORT = ENV.whole("PORT", 8000, 1, 65535)
 BASE_URL = ENV.text("BASE_URL", f"http://127.0.0.1:{PORT}").rstrip("/")
@@ -107,8 +107,8 @@ if EMBEDDED_DATABASE:
             "ENGINE": "django.db.backends.sqlite3",
             "NAME": VAR_DIR / "db.sqlite3",
             "CONN_MAX_AGE": None,
-            # IMMEDIATE: a deferred transaction that turns into a writer fails at once with "database is locked" when
-            # another has written meanwhile; the busy time-out does not apply to it.
+            # A deferred transaction that begins to write after another transaction has written fails at once with
+            # "database is locked"; SQLite's time-out does not apply. An IMMEDIATE transaction waits at its start.
             "OPTIONS": {
                 "transaction_mode": "IMMEDIATE",
                 "timeout": 20,
@@ -121,17 +121,17 @@ else:
     DATABASES = {"default": ENV.postgres("DATABASE_URL")}
     DATABASES["default"]["CONN_MAX_AGE"] = ENV.whole("DATABASE_CONN_MAX_AGE", 600)
     DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
-    # PgBouncer in transaction mode can't hold a server-side cursor between statements.
+    # PgBouncer in transaction mode does not keep a server-side cursor between statements.
     DATABASES["default"]["DISABLE_SERVER_SIDE_CURSORS"] = ENV.flag("DATABASE_PGBOUNCER", False)
     DATABASES["default"]["OPTIONS"].setdefault("connect_timeout", 5)
-    # A statement that a connection sees for the fifth time is prepared: PostgreSQL plans it once, and its values travel
-    # beside it. Not through PgBouncer, where the next statement may reach another server process.
+    # From its fifth execution on a connection, a statement is prepared: PostgreSQL plans it only once. This does not
+    # work with PgBouncer, where each statement may reach another server process.
     DATABASES["default"]["OPTIONS"].setdefault("server_side_binding", True)
     DATABASES["default"]["OPTIONS"].setdefault(
         "prepare_threshold", None if DATABASES["default"]["DISABLE_SERVER_SIDE_CURSORS"] else 5
     )
-    # A process that is suspended, or a machine that is gone, in the middle of a transaction would keep its locks for
-    # hours, and runs from being taken over. PgBouncer passes no such option on: set it for the role there.
+    # Without this limit, the open transaction of a suspended process or a lost machine would keep its locks for hours,
+    # and no worker could take over its runs. PgBouncer does not forward the option: there, set it for the role.
     _idle_seconds = ENV.number("DATABASE_IDLE_TRANSACTION_SECONDS", 10, 1, 3600)
     if not DATABASES["default"]["DISABLE_SERVER_SIDE_CURSORS"]:
         DATABASES["default"]["OPTIONS"].setdefault(
@@ -139,7 +139,8 @@ else:
         )
 
 # --- broker ----------------------------------------------------------------------------------------------------------
-# A Unix socket's path may hold about 100 characters, so that of a deep checkout moves to the temporary directory.
+# The path of a Unix socket is limited to about 100 characters. A longer path is replaced by one in the temporary
+# directory.
 BROKER_SOCKET = VAR_DIR / "broker.sock"
 if len(str(BROKER_SOCKET)) > 90:
     BROKER_SOCKET = Path(tempfile.gettempdir()) / f"aws-{hashlib.sha256(str(VAR_DIR).encode()).hexdigest()[:16]}.sock"
@@ -170,17 +171,17 @@ REST_FRAMEWORK = {
 PUBLIC_AUTHENTICATION_CLASS = "apikeys.authentication.ApiKeyAuthentication"
 API_MAX_BODY_BYTES = ENV.whole("API_MAX_BODY_BYTES", 1024 * 1024, 1024)
 API_MAX_JSON_DEPTH = ENV.whole("API_MAX_JSON_DEPTH", 64, 4, 500)
-DATA_UPLOAD_MAX_MEMORY_SIZE = None  # the limit above is the one that answers with our envelope
+DATA_UPLOAD_MAX_MEMORY_SIZE = None  # API_MAX_BODY_BYTES limits bodies, with the error envelope as response
 API_PAGE_SIZE = ENV.whole("API_PAGE_SIZE", 20, 1, 100)
 API_PAGE_SIZE_MAX = ENV.whole("API_PAGE_SIZE_MAX", 100, 1, 1000)
 IDEMPOTENCY_HOURS = ENV.whole("IDEMPOTENCY_HOURS", 24, 1, 24 * 30)
 IDEMPOTENCY_LOCK_SECONDS = ENV.whole("IDEMPOTENCY_LOCK_SECONDS", 60, 1, 3600)
-# Requests a minute; 0 switches a limit off.
+# Requests per minute; 0 means no limit.
 RATE_LIMIT_SESSION = ENV.whole("RATE_LIMIT_SESSION", 600)
 RATE_LIMIT_PUBLIC = ENV.whole("RATE_LIMIT_PUBLIC", 300)
 RATE_LIMIT_RUN_STARTS = ENV.whole("RATE_LIMIT_RUN_STARTS", 60)
 RATE_LIMIT_UNAUTHENTICATED = ENV.whole("RATE_LIMIT_UNAUTHENTICATED", 300)
-# Proxies in front of the service that append to X-Forwarded-For; with 0 the header is ignored.
+# The number of proxies in front of the service that append to X-Forwarded-For. With 0, the header is ignored.
 TRUSTED_PROXIES = ENV.whole("TRUSTED_PROXIES", 0, 0, 10)
 SPECTACULAR_SETTINGS = {
     "TITLE": "Agent Workflow Service",
@@ -191,7 +192,7 @@ SPECTACULAR_SETTINGS = {
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "REDOC_DIST": "SIDECAR",
     "COMPONENT_SPLIT_REQUEST": True,
-    # A PATCH here changes one thing, which it must name.
+    # A PATCH uses its serializer's own required fields.
     "COMPONENT_SPLIT_PATCH": False,
     "SCHEMA_PATH_PREFIX": r"/api/(public/)?v1",
     "ENUM_GENERATE_CHOICE_DESCRIPTION": False,
@@ -209,7 +210,7 @@ SPECTACULAR_SETTINGS = {
     },
 }
 
-# The document describes tags and errors in this order.
+# The order of tags and errors in the OpenAPI document.
 OPENAPI_PARTS = [
     "chats.openapi.PART",
     "runs.openapi.PART",
@@ -228,7 +229,7 @@ SESSION_LEEWAY_SECONDS = ENV.whole("SESSION_LEEWAY_SECONDS", 30, 0, 600)
 SESSION_JWKS_TIMEOUT_SECONDS = ENV.number("SESSION_JWKS_TIMEOUT_SECONDS", 3.0, 0.1, 30)
 SESSION_JWKS_REFETCH_SECONDS = ENV.whole("SESSION_JWKS_REFETCH_SECONDS", 60, 1)
 SESSION_JWKS_CACHE_SECONDS = ENV.whole("SESSION_JWKS_CACHE_SECONDS", 3600, 1)
-# The key of the service's own issuer.
+# Signs the session tokens of the local issuer.
 SESSION_KEY = "" if SESSION_ISSUER else secret_from_file(VAR_DIR / "session_key.pem", signing_key)
 
 # --- API keys --------------------------------------------------------------------------------------------------------
@@ -239,30 +240,30 @@ API_KEY_LAST_USED_SECONDS = ENV.whole("API_KEY_LAST_USED_SECONDS", 60, 1)
 
 # --- credits ---------------------------------------------------------------------------------------------------------
 SIGNUP_CREDITS = ENV.text("SIGNUP_CREDITS", "100")
-# (user id, chat ids) → {chat id: title}: the reports name chats, whose app this one may not import.
+# (user id, chat ids) → {chat id: title}, for the reports of credits, which may not import chats.
 CREDITS_CHAT_TITLES = "chats.services.titles_of"
 CREDIT_EXPIRY_SWEEP_SECONDS = ENV.number("CREDIT_EXPIRY_SWEEP_SECONDS", 60, 1, 24 * 3600)
 
 # --- attachments -----------------------------------------------------------------------------------------------------
-# Media types; "text/*" is every type of text.
+# Media types; "text/*" means all types of text.
 ATTACHMENT_TYPES = ENV.items(
     "ATTACHMENT_TYPES",
     ("text/*", "application/json", "application/pdf", "image/png", "image/jpeg", "image/gif", "image/webp"),
 )
 ATTACHMENT_MAX_BYTES = ENV.whole("ATTACHMENT_MAX_BYTES", 20 * 1024 * 1024, 1)
-# All of one user's, those in deleted chats not counted; 0 is no limit.
+# The total of one user, without attachments of deleted chats. 0 means no limit.
 ATTACHMENT_USER_MAX_BYTES = ENV.whole("ATTACHMENT_USER_MAX_BYTES", 1024**3)
-# An upload's address is good for as long, and S3 signs for a week at most.
+# Also the validity of an upload URL. S3 signs URLs for at most one week.
 ATTACHMENT_EXPIRY_SECONDS = ENV.whole("ATTACHMENT_EXPIRY_SECONDS", 24 * 3600, 60, 7 * 24 * 3600)
 ATTACHMENT_SWEEP_SECONDS = ENV.number("ATTACHMENT_SWEEP_SECONDS", 300, 1, 24 * 3600)
-# A deleted chat's content is kept so long, in case; an attachment that no message uses, too.
+# The days before the content of a deleted chat, and before an attachment that no message uses, is purged.
 CHAT_RETENTION_DAYS = ENV.whole("CHAT_RETENTION_DAYS", 30, 0, 36500)
 ATTACHMENT_UNUSED_DAYS = ENV.whole("ATTACHMENT_UNUSED_DAYS", 30, 1, 36500)
 ATTACHMENTS_PER_MESSAGE_MAX = ENV.whole("ATTACHMENTS_PER_MESSAGE_MAX", 10, 1, 1000)
 
 # --- runs ------------------------------------------------------------------------------------------------------------
 CREDIT_APPROVAL_THRESHOLD = ENV.text("CREDIT_APPROVAL_THRESHOLD", "10")
-# Runs of one user that may be running at a time, the rest queued in order; 0 is no limit.
+# Runs of one user that may run at the same time. Further runs stay queued in order. 0 means no limit.
 RUN_USER_LIMIT = ENV.whole("RUN_USER_LIMIT", 20)
 RUN_HISTORY_RUNS = ENV.whole("RUN_HISTORY_RUNS", 50, 0, 1000)
 RUN_TURN_LIMIT = ENV.whole("RUN_TURN_LIMIT", 50, 1)
@@ -288,24 +289,24 @@ RUN_SHUTDOWN_GRACE_SECONDS = ENV.number("RUN_SHUTDOWN_GRACE_SECONDS", 15, 0, 600
 RUN_SWEEP_SECONDS = ENV.number("RUN_SWEEP_SECONDS", 2, 0.2, 600)
 RUN_CANCEL_POLL_SECONDS = ENV.number("RUN_CANCEL_POLL_SECONDS", 0.2, 0.05, 10)
 STREAM_FLUSH_SECONDS = ENV.number("STREAM_FLUSH_SECONDS", 0.05, 0.01, 5)
-# Streams (docs/streams.md); each limit is a process's.
+# Streams (docs/streams.md). The limits are per process.
 STREAM_SERVERS = "runs.streams.servers"
 STREAM_HEARTBEAT_SECONDS = ENV.number("STREAM_HEARTBEAT_SECONDS", 15, 0.1, 600)
 STREAM_CONNECTIONS_MAX = ENV.whole("STREAM_CONNECTIONS_MAX", 5000, 1)
 STREAM_STALL_SECONDS = ENV.number("STREAM_STALL_SECONDS", 30, 0.1, 600)
 STREAM_AUTH_SECONDS = ENV.number("STREAM_AUTH_SECONDS", 10, 0.1, 30)
-# One query for all streams of a process: so often while Redis is there, in case a message was lost; and while not.
+# The intervals of the query for all streams of a process: with Redis, because a wake-up may be lost, and without Redis.
 STREAM_CHECK_SECONDS = ENV.number("STREAM_CHECK_SECONDS", 2, 0.05, 60)
 STREAM_POLL_SECONDS = ENV.number("STREAM_POLL_SECONDS", 0.2, 0.02, 10)
 STREAM_DB_THREADS = ENV.whole("STREAM_DB_THREADS", 2, 1, 64)
 STREAM_OPEN_THREADS = ENV.whole("STREAM_OPEN_THREADS", 4, 1, 64)
 RUN_EVENT_RETENTION_DAYS = ENV.whole("RUN_EVENT_RETENTION_DAYS", 30, 1)
-# MCP (docs/mcp.md): other web origins whose pages may call, and calls of a process that may wait for a run side by
-# side.
+# MCP (docs/mcp.md): the web origins that may send requests, and the calls per process that may wait for a run at the
+# same time.
 MCP_ALLOWED_ORIGINS = ENV.items("MCP_ALLOWED_ORIGINS")
 MCP_WAITS_MAX = ENV.whole("MCP_WAITS_MAX", 8, 0, 10_000)
 PLAYGROUND = ENV.flag("PLAYGROUND", EMBEDDED or DEBUG)
-# Crash points for fault tests; empty in every other use.
+# Only fault tests set this.
 RUN_CRASH_POINT = ENV.text("RUN_CRASH_POINT")
 
 # --- models ----------------------------------------------------------------------------------------------------------
@@ -316,7 +317,7 @@ ANTHROPIC_BASE_URL = ENV.text("ANTHROPIC_BASE_URL", "https://api.anthropic.com")
 MODEL_MAX_OUTPUT_TOKENS = ENV.whole("MODEL_MAX_OUTPUT_TOKENS", 8192, 1)
 MODEL_SYSTEM_PROMPT = ENV.text("MODEL_SYSTEM_PROMPT", "You are a helpful assistant. Use the tools when they help.")
 
-# Attachments in one request to a model, the newest first; the model is told of those that did not fit.
+# Limits of the attachments in one request to a model. The newest are sent first. The request names the omitted ones.
 MODEL_ATTACHMENT_TEXT_MAX_CHARS = ENV.whole("MODEL_ATTACHMENT_TEXT_MAX_CHARS", 200_000)
 MODEL_ATTACHMENT_MAX_BYTES = ENV.whole("MODEL_ATTACHMENT_MAX_BYTES", 20 * 1024 * 1024)
 
@@ -337,15 +338,15 @@ WEBHOOK_WORKER_CAPACITY = ENV.whole("WEBHOOK_WORKER_CAPACITY", 512, 1, 4096)
 WEBHOOK_CLAIM_MARGIN_SECONDS = ENV.number("WEBHOOK_CLAIM_MARGIN_SECONDS", 15, 1, 600)
 WEBHOOK_SWEEP_SECONDS = ENV.number("WEBHOOK_SWEEP_SECONDS", 5, 0.2, 600)
 WEBHOOK_RETENTION_DAYS = ENV.whole("WEBHOOK_RETENTION_DAYS", 30, 1)
-# Keys that encrypt secrets at rest, newest first (each as `Fernet.generate_key()` makes them).
+# Fernet keys for stored secrets, the newest first.
 ENCRYPTION_KEYS = ENV.items("ENCRYPTION_KEYS") or [secret_from_file(VAR_DIR / "encryption_key", fernet_key)]
 ENCRYPTION_KEYS_GIVEN = bool(ENV.items("ENCRYPTION_KEYS"))
 
 # --- Celery ----------------------------------------------------------------------------------------------------------
 CELERY_BROKER_URL = REDIS_URL or f"redis+socket://{BROKER_SOCKET}"
 CELERY_BROKER_TRANSPORT_OPTIONS = {
-    # Of the countdowns of webhook retries, 600 s at most; no other message is kept once it is fetched. One that comes
-    # twice all the same changes nothing twice.
+    # Longer than the countdown of a webhook retry (at most 600 s). The broker keeps no other fetched messages. A
+    # second delivery of a message has no effect.
     "visibility_timeout": 3600,
     "socket_timeout": BROKER_TIMEOUT_SECONDS,
     "socket_connect_timeout": BROKER_TIMEOUT_SECONDS,
@@ -362,13 +363,14 @@ CELERY_TASK_SERIALIZER = "json"
 CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_TASK_ACKS_LATE = False
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
-# A countdown is held in the worker's memory; the sweep finds what is not fetched.
+# A worker keeps tasks with a countdown in memory. The sweep finds the work of messages above this limit.
 CELERY_WORKER_ETA_TASK_LIMIT = 10_000
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_WORKER_SEND_TASK_EVENTS = False
 CELERY_TASK_DEFAULT_QUEUE = "maintenance"
-# Messages only say "look now", and sweeps find what a lost one told of. So the broker need not keep what a worker has
-# fetched: that costs more than all else a message does. Countdowns are kept, for the limit above counts what is kept.
+# With no_ack, the broker does not keep a message that a worker has fetched: keeping it would be the largest part of its
+# cost, and sweeps find the work of a lost message. Messages with a countdown are kept, because
+# CELERY_WORKER_ETA_TASK_LIMIT counts kept messages only.
 CELERY_TASK_QUEUES = [
     Queue(name, Exchange(name), routing_key=name, no_ack=name != "webhooks-retry")
     for name in ("runs", "webhooks", "webhooks-retry", "maintenance")
@@ -397,7 +399,7 @@ MEDIA_ROOT = VAR_DIR / "files"
 STATIC_URL = "/static/"
 STATIC_ROOT = VAR_DIR / "static"
 STATICFILES_DIRS = [BASE_DIR / "config" / "static"]
-# With a bucket, files lie in an S3-compatible object storage instead of MEDIA_ROOT.
+# With a bucket, files are stored in an S3-compatible object storage and not in MEDIA_ROOT.
 STORAGE_S3_BUCKET = ENV.text("STORAGE_S3_BUCKET")
 STORAGE_S3_ENDPOINT = ENV.text("STORAGE_S3_ENDPOINT")
 STORAGE_S3_REGION = ENV.text("STORAGE_S3_REGION", "us-east-1")
@@ -417,7 +419,7 @@ WHITENOISE_USE_FINDERS = True
 WHITENOISE_AUTOREFRESH = DEBUG
 
 # --- security --------------------------------------------------------------------------------------------------------
-# Local use is plain http; production is behind TLS, so the safe values are the default wherever BASE_URL says https.
+# Local use is without TLS. If BASE_URL begins with https, the defaults are the safe values for production.
 _https = BASE_URL.startswith("https://")
 SECURE_SSL_REDIRECT = ENV.flag("SECURE_SSL_REDIRECT", _https)
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if ENV.flag("TRUST_FORWARDED_PROTO", False) else None
@@ -436,19 +438,19 @@ AUTH_PASSWORD_VALIDATORS = [
 
 # --- metrics ---------------------------------------------------------------------------------------------------------
 METRICS_TOKEN_GIVEN = bool(ENV.text("METRICS_TOKEN"))
-# Without one, nobody may scrape but with DEBUG.
+# Without a token, metrics are served with DEBUG only.
 METRICS_TOKEN = ENV.text("METRICS_TOKEN") or (secret_from_file(VAR_DIR / "metrics_token") if EMBEDDED else "")
-# How often a process hands in what it has counted, and how long what a scrape reads is shown to further ones.
+# The interval at which a process sends its metrics to Redis, and the time for which the metrics page is cached.
 METRICS_FLUSH_SECONDS = ENV.number("METRICS_FLUSH_SECONDS", 5, 0.1, 60)
 METRICS_CACHE_SECONDS = ENV.number("METRICS_CACHE_SECONDS", 5, 0, 300)
-# What is read at a scrape; each app's module also declares what it counts.
+# Functions that return gauges for each scrape. These modules also declare the metrics of their apps.
 METRICS_SOURCES = ["runs.metrics.gauges", "webhooks.metrics.gauges", "credits.metrics.gauges"]
 
-# Each needs requirements-observability.txt, and is imported only if it is set.
+# Both need the packages of requirements-observability.txt, which are imported only if the setting is set.
 OTEL_EXPORTER_OTLP_ENDPOINT = ENV.text("OTEL_EXPORTER_OTLP_ENDPOINT")
 SENTRY_DSN = ENV.text("SENTRY_DSN")
 if OTEL_EXPORTER_OTLP_ENDPOINT:
-    MIDDLEWARE.insert(2, "config.telemetry.tracing.TracingMiddleware")  # behind the request's id and the probes
+    MIDDLEWARE.insert(2, "config.telemetry.tracing.TracingMiddleware")  # after the request's id and the probes
 
 # --- admin (docs/admin.md) -------------------------------------------------------------------------------------------
 AUTHENTICATION_BACKENDS = [
@@ -459,9 +461,9 @@ AUTHENTICATION_BACKENDS = [
 ADMIN_SIGN_IN_FAILURES = ENV.whole("ADMIN_SIGN_IN_FAILURES", 10, 1, 1000)
 ADMIN_SIGN_IN_LOCK_SECONDS = ENV.whole("ADMIN_SIGN_IN_LOCK_SECONDS", 900, 1, 24 * 3600)
 ADMIN_DASHBOARD_SECONDS = ENV.whole("ADMIN_DASHBOARD_SECONDS", 30, 0, 3600)
-# By address alone: a lock by name would let anyone lock staff out.
+# By IP address only, because with a lock by username, any client could lock staff out.
 AXES_LOCKOUT_PARAMETERS = ["ip_address"]
-# The attempt at hand is counted before it is looked at.
+# The handler counts an attempt before its check, so the limit is one higher.
 AXES_HANDLER = "config.staff.sign_in.CountingHandler"
 AXES_FAILURE_LIMIT = ADMIN_SIGN_IN_FAILURES + 1
 AXES_COOLOFF_TIME = timedelta(seconds=ADMIN_SIGN_IN_LOCK_SECONDS)
@@ -471,7 +473,7 @@ AXES_LOCKOUT_CALLABLE = "config.staff.sign_in.locked"
 AXES_DISABLE_ACCESS_LOG = True
 AXES_ENABLE_ADMIN = False
 AXES_VERBOSE = False
-# By group: the label, the icon and the model of each list.
+# The groups of the sidebar, with label, icon and model of each list.
 STAFF_NAVIGATION = [
     (
         "Runs",
@@ -508,7 +510,7 @@ STAFF_NAVIGATION = [
         ],
     ),
 ]
-# A user's rows elsewhere: the label, the model, and the lookup that the user's id is given to.
+# Links on the page of a user: label, model, and the lookup for the user's id.
 STAFF_USER_LINKS = [
     ("runs", "runs.run", "user__id__exact"),
     ("ledger", "credits.ledgerentry", "account__user__id__exact"),
@@ -545,15 +547,15 @@ UNFOLD = {
 # --- logs ------------------------------------------------------------------------------------------------------------
 LOG_LEVEL = ENV.text("LOG_LEVEL", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR"))
 LOG_FORMAT = ENV.text("LOG_FORMAT", "text" if EMBEDDED or DEBUG else "json", ("text", "json"))
-# The loggers of the servers use the same handler.
+# The loggers of the servers use the root handler.
 _SERVER = {"handlers": [], "propagate": True, "level": "WARNING"}
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
     "filters": {"context": {"()": "config.telemetry.logs.ContextFilter"}},
     "formatters": {
-        "text": {"()": "config.telemetry.logs.TextFormatter", "outspoken": DEBUG},
-        "json": {"()": "config.telemetry.logs.JsonFormatter", "outspoken": DEBUG},
+        "text": {"()": "config.telemetry.logs.TextFormatter", "with_messages": DEBUG},
+        "json": {"()": "config.telemetry.logs.JsonFormatter", "with_messages": DEBUG},
     },
     "handlers": {
         "console": {"class": "logging.StreamHandler", "formatter": LOG_FORMAT, "filters": ["context"]},
@@ -561,17 +563,17 @@ LOGGING = {
     "root": {"handlers": ["console"], "level": LOG_LEVEL},
     "loggers": {
         "django.request": {"level": "ERROR"},
-        # Anyone can cause these, with a stack trace each; they are answered with 400.
+        # Any client can cause these log lines, each with a stack trace. The response is 400.
         "django.security.DisallowedHost": {"level": "CRITICAL"},
-        # It names whoever failed to sign in, and people type passwords into the field of the name.
+        # Its lines contain the username of a failed sign-in, and people type passwords into that field.
         "axes": {"level": "CRITICAL"},
-        **dict.fromkeys(("httpx2", "httpcore2", "openai", "anthropic"), {"level": "WARNING"}),
+        **{key: {"level": "WARNING"} for key in ("httpx2", "httpcore2", "openai", "anthropic")},
         "aiohttp": {"level": "ERROR"},
-        "urllib3": {"level": "ERROR"},  # its warnings name the whole URL, which may hold a receiver's token
-        # The SDK logs what a tool's server sent; the invocation records what staff need.
+        "urllib3": {"level": "ERROR"},  # its warnings contain the full URL, which may have a receiver's token
+        # The SDK logs content from MCP servers. The invocation records the result.
         "mcp": {"level": "CRITICAL"},
         "client": {"level": "CRITICAL"},
         **dict.fromkeys(("gunicorn.error", "uvicorn", "uvicorn.error"), _SERVER),
-        **dict.fromkeys(("celery.app.trace", "celery.worker.strategy", "celery.beat"), {"level": "WARNING"}),
+        **{key: {"level": "WARNING"} for key in ("celery.app.trace", "celery.worker.strategy", "celery.beat")},
     },
 }

@@ -1,6 +1,6 @@
-"""Files in an S3-compatible object storage, as STORAGE_S3_* name it: Django's storage API, and addresses to upload to.
+"""Files in the S3-compatible object storage of the STORAGE_S3_* settings, and upload URLs for clients.
 
-Imported only where STORAGES names it: loading boto3 takes a second.
+No module imports this one; Django loads it by its name in STORAGES. Loading boto3 takes a second.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from django.conf import settings
 from storages.backends.s3 import S3Storage
 from storages.utils import clean_name
 
-# What is read from the storage is spooled in memory up to here, then on disk.
+# A file that is read is kept in memory up to this size, and otherwise on disk.
 SPOOL_BYTES = 1024 * 1024
 ATTEMPTS = 3
 
@@ -25,7 +25,7 @@ class ObjectStorage(S3Storage):
             "bucket_name": settings.STORAGE_S3_BUCKET,
             "endpoint_url": settings.STORAGE_S3_ENDPOINT or None,
             "region_name": settings.STORAGE_S3_REGION,
-            # Without keys here, the SDK looks where it always does: its own variables, files, the machine's role.
+            # Without keys, the SDK uses its usual sources: its variables and files, or the role of the machine.
             "access_key": settings.STORAGE_S3_ACCESS_KEY or None,
             "secret_key": settings.STORAGE_S3_SECRET_KEY or None,
             "security_token": None,
@@ -36,7 +36,7 @@ class ObjectStorage(S3Storage):
                 connect_timeout=seconds,
                 read_timeout=seconds,
                 retries={"total_max_attempts": ATTEMPTS, "mode": "standard"},
-                # Other vendors' servers refuse the checksums that newer SDKs add by themselves.
+                # Servers of other vendors reject the checksums that newer SDKs add by default.
                 request_checksum_calculation="when_required",
                 response_checksum_validation="when_required",
             ),
@@ -45,9 +45,10 @@ class ObjectStorage(S3Storage):
     def presign_put(
         self, name: str, *, content_type: str, size: int, sha256: str | None, seconds: int
     ) -> tuple[str, dict[str, str]]:
-        """An address that takes exactly such a file by PUT for so long, and the headers to send with it.
+        """A URL that accepts this file by PUT for ``seconds``, and the headers that the client must send.
 
-        Type, size and digest are part of the signature: a PUT of anything else is refused by the storage.
+        ``size`` is in bytes, ``sha256`` is in hex. Type, size and digest are part of the signature, so the storage
+        rejects any other file.
         """
         params: dict[str, Any] = {
             "Bucket": self.bucket_name,

@@ -1,4 +1,4 @@
-"""Housekeeping of the shared layer."""
+"""Scheduled tasks that remove expired rows of the shared layer. An app's tasks belong in the app."""
 
 from celery import shared_task
 from django.contrib.sessions.models import Session
@@ -16,7 +16,7 @@ def prune_idempotency() -> None:
 
 @shared_task(name="api.prune_sessions")
 def prune_sessions() -> None:
-    """Sessions of the admin that have expired."""
+    """Delete expired sessions of the admin."""
     jobs.run("prune-sessions", _prune_sessions)
 
 

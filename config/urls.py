@@ -1,4 +1,4 @@
-"""Every route of the service. Each app's ``urls.py`` lists its own, ``session`` and ``public``."""
+"""All routes of the service. The ``urls.py`` of each app lists its routes as ``session`` and ``public``."""
 
 from django.contrib import admin
 from django.urls import include, path, re_path
@@ -12,7 +12,7 @@ import webhooks.urls
 from config.api import views
 from config.staff import one_time
 
-# Tried in this order: the busiest first.
+# Django tries the routes in this order, so the most frequent are first.
 session = [
     *runs.urls.session,
     *chats.urls.session,

@@ -18,7 +18,7 @@ from django.conf import settings
 from django.db import DatabaseError, InterfaceError, connection
 
 from config.database.retry import AWAY
-from config.outbound.loop import allow_files, shared
+from config.outbound.loop import raise_open_file_limit, shared
 from config.queue import nudges
 from webhooks import claims, sender, transitions
 from webhooks.outbox import DELIVER
@@ -43,7 +43,7 @@ class Dispatcher:
     """``wake`` is for the service. ``drain`` does the same work in the calling thread, until nothing is due."""
 
     def __init__(self) -> None:
-        allow_files(settings.WEBHOOK_WORKER_CAPACITY * FILES_PER_ATTEMPT)
+        raise_open_file_limit(settings.WEBHOOK_WORKER_CAPACITY * FILES_PER_ATTEMPT)
         self._outcomes: SimpleQueue[Outcome] = SimpleQueue()
         self._unrecorded: list[Outcome] = []
         self._in_flight = 0

@@ -28,7 +28,7 @@ def check_url(url: str) -> None:
     private = settings.OUTBOUND_ALLOW_PRIVATE
     try:
         if "#" in url:
-            raise ValueError("The URL must not hold a fragment.")
+            raise ValueError("The URL must not contain a fragment.")
         client.check_url(url, private, https_only=not private, timeout=settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS)
     except (client.AddressRefused, ValueError) as error:
         raise ValidationFailed({"url": [str(error)]}) from None

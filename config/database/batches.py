@@ -1,6 +1,6 @@
-"""Work in batches: each is one transaction that skips rows which another process holds.
+"""Work in batches. Each batch is one transaction and skips rows that another transaction has locked.
 
-A job may be started twice at once, or be broken off anywhere; it ends early once ``stopping`` is set.
+A job may run twice at the same time and may be interrupted at any point. It ends early when ``stopping`` is set.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ stopping = threading.Event()
 
 
 def in_batches(step: Callable[[], int]) -> int:
-    """Repeat ``step``, which returns how many rows it dealt with, until it finds none or this process is to end."""
+    """Repeat ``step``, which returns its number of processed rows, until it returns 0 or ``stopping`` is set.
+
+    Returns the total.
+    """
     done = 0
     while not stopping.is_set() and (count := step()):
         done += count
@@ -26,7 +29,7 @@ def in_batches(step: Callable[[], int]) -> int:
 
 
 def take_batch(rows: QuerySet[Any], size: int = BATCH) -> list[Any]:
-    """The keys of some of ``rows``, locked until the transaction ends, without those that another holds."""
+    """The keys of at most ``size`` of ``rows``, locked until the transaction ends. Skips locked rows."""
     skip = connection.features.has_select_for_update_skip_locked
     return list(
         rows.select_for_update(skip_locked=skip, of=("self",) if skip else ()).values_list("pk", flat=True)[:size]
@@ -34,7 +37,7 @@ def take_batch(rows: QuerySet[Any], size: int = BATCH) -> list[Any]:
 
 
 def delete_batch(rows: QuerySet[Any], size: int = BATCH) -> int:
-    """Delete some of ``rows``, to which nothing refers. Returns how many."""
+    """Delete at most ``size`` of ``rows``, to which no rows refer. Returns the number of deleted rows."""
     with transaction.atomic():
         keys = take_batch(rows, size)
         if keys:

@@ -1,6 +1,7 @@
-"""SQL that is compiled once: for the few statements that every request and every run makes.
+"""Queries whose SQL is compiled once, for the few statements that every request and every run makes.
 
-Django builds a queryset's SQL each time, which takes longer than PostgreSQL takes to answer a read by primary key.
+Django compiles the SQL of a queryset for each evaluation. This takes longer than a read by primary key in PostgreSQL.
+A query belongs here only if ``benchmarks/queries.py`` shows its saving (docs/decisions/0014).
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ M = TypeVar("M", bound=models.Model)
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where an argument goes."""
+class _Argument:
+    """The position of an argument in the parameters."""
 
     index: int
 
@@ -31,19 +32,20 @@ class _Place:
 @dataclass(frozen=True, slots=True)
 class _Statement:
     sql: str
-    # Constants, and where the arguments go.
+    # The parameters: constants, and an _Argument in place of each argument.
     template: tuple[Any, ...]
-    # Of the row's columns: names of the model's own fields, annotations, and what makes Python of a value.
+    # The columns of a row: names of the model's fields, annotations with their index, converters of database values.
     names: tuple[str, ...]
     annotations: tuple[tuple[str, int], ...]
     converters: tuple[tuple[int, Sequence[Callable[..., Any]], Any], ...]
 
 
 class CompiledQuery(Generic[M]):
-    """``build(*arguments)`` makes the queryset; ``kinds`` are the arguments' types, int or str.
+    """``build(*arguments)`` returns the queryset. ``kinds`` are the types of the arguments, int or str.
 
-    The arguments may only be values that the SQL compares, not what decides its shape. Relations are not followed and
-    nothing is prefetched; annotations become attributes. The models' own ``__init__`` and its signals are left out.
+    An argument must be a value that the SQL compares; it cannot change the SQL text. ``select_related`` and
+    ``prefetch_related`` have no effect, and annotations become attributes. Instances are made without the model's
+    ``__init__`` and without its signals.
     """
 
     def __init__(self, build: Callable[..., QuerySet[M]], *kinds: type[int] | type[str]) -> None:
@@ -55,7 +57,7 @@ class CompiledQuery(Generic[M]):
         # Looked up once: each attribute of django.db.connection looks up the thread's connection.
         database = connections[DEFAULT_DB_ALIAS]
         statement = self.statements.get(database.vendor) or self._compile()
-        parameters = [arguments[value.index] if isinstance(value, _Place) else value for value in statement.template]
+        parameters = [arguments[value.index] if isinstance(value, _Argument) else value for value in statement.template]
         return [self._instance(statement, row, database) for row in _read(database, statement.sql, parameters)]
 
     def first(self, *arguments: int | str) -> M | None:
@@ -67,7 +69,7 @@ class CompiledQuery(Generic[M]):
             for index, converters, expression in statement.converters:
                 for convert in converters:
                     row[index] = convert(row[index], expression, database)
-        # As Model.from_db does it, but for the signals and the defaults that it weighs for each field.
+        # Like Model.from_db, without signals and without the check of each field for a default.
         instance = self.model.__new__(self.model)
         vars(instance).update(zip(statement.names, row, strict=False), _state=_as_stored(database.alias))
         for name, index in statement.annotations:
@@ -75,13 +77,15 @@ class CompiledQuery(Generic[M]):
         return instance
 
     def _compile(self) -> _Statement:
-        # Values that no caller and no constant of a query has, so that their places in the parameters are found again.
-        marks = [f"\x1f{index}\x1f" if kind is str else -2_147_000_001 - index for index, kind in enumerate(self.kinds)]
-        queryset = self.build(*marks)
+        # Values that no query has as a constant, to find the positions of the arguments in the parameters.
+        markers = [
+            f"\x1f{index}\x1f" if kind is str else -2_147_000_001 - index for index, kind in enumerate(self.kinds)
+        ]
+        queryset = self.build(*markers)
         compiler = queryset.query.get_compiler(connection=connection)
         sql, parameters = compiler.as_sql()
-        template = tuple(_Place(marks.index(value)) if value in marks else value for value in parameters)
-        if {value.index for value in template if isinstance(value, _Place)} != set(range(len(marks))):
+        template = tuple(_Argument(markers.index(value)) if value in markers else value for value in parameters)
+        if {value.index for value in template if isinstance(value, _Argument)} != set(range(len(markers))):
             raise TypeError("every argument must be a value that the query compares")
         expressions = [column for column, _, _ in compiler.select or ()]
         own = [expressions[index].target.attname for index in (compiler.klass_info or {})["select_fields"]]
@@ -99,8 +103,8 @@ class CompiledQuery(Generic[M]):
 
 
 def _read(database: Any, sql: str, parameters: Sequence[Any]) -> list[Sequence[Any]]:
-    """The rows. On a connection whose health is to be checked this read is the check, which would be a round trip of
-    its own: it does no harm twice.
+    """The rows. On a connection whose health is not checked yet, the read replaces the check and saves its round trip.
+    A read may be repeated safely.
     """
     unchecked = database.health_check_enabled and not database.health_check_done
     if not unchecked or database.connection is None or database.in_atomic_block:
@@ -118,7 +122,7 @@ def _read(database: Any, sql: str, parameters: Sequence[Any]) -> list[Sequence[A
 def _fetch(database: Any, sql: str, parameters: Sequence[Any]) -> list[Sequence[Any]]:
     with database.cursor() as cursor:
         if database.vendor == "postgresql":
-            # Moments are then read by psycopg's C code; as text Django has them parsed in Python.
+            # psycopg's C code parses binary timestamps. Django parses textual timestamps in Python.
             cursor.cursor.format = Format.BINARY
         cursor.execute(sql, parameters)
         rows: list[Sequence[Any]] = cursor.fetchall()
@@ -132,7 +136,7 @@ def _as_stored(alias: str) -> ModelState:
 
 
 class _JSONText(Loader):
-    """Binary jsonb, as text behind a version byte, for the fields' own decoders: what Django has of textual jsonb."""
+    """Loads binary jsonb (a version byte and text) as text, because Django's JSONField decodes text."""
 
     format = Format.BINARY
 

@@ -1,4 +1,4 @@
-"""Steps that are repeated while the database is away."""
+"""Database work that is repeated while the database is not available."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def attempt(step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 async def persist(threads: Executor, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """``step`` on one of ``threads``, repeated while the database is away, with growing waits.
+    """Call ``step`` on one of ``threads``, and again with growing waits while the database is not available.
 
     A try is never abandoned half-way: a cancel waits for the one that is running. A step must leave its arguments as
     they are if it fails, and may be repeated after a commit whose answer was lost.
@@ -59,6 +59,6 @@ async def persist(threads: Executor, step: Callable[P, T], *args: P.args, **kwar
                 future.exception()
             raise
         except AWAY as error:
-            logger.warning("the database did not answer (%s); trying again", type(error).__name__)
+            logger.warning("the database is not available (%s); trying again", type(error).__name__)
         await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311
         wait = min(wait * 2, WAIT_SECONDS_MAX)

@@ -1,1 +1,1 @@
-"""How dates are written on staff's pages."""
+"""Date formats of the admin."""

@@ -1,4 +1,4 @@
-"""``StatusChoices``: the statuses of a model with everything that is known of each, declared in one place."""
+"""``StatusChoices``: the statuses of a model. Each is declared once, with value, label, tone and finality."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from django.db import models
 
 
 class StatusChoices(models.TextChoices):
-    """A member is ``NAME = value, tone, final`` or, with a label of its own, ``NAME = value, tone, final, label``.
+    """A member is ``NAME = value, tone, final`` or ``NAME = value, tone, final, label``.
 
-    ``tone`` is how the admin colours the status, by the names of its labels: default, info, success, warning, danger.
-    A status that is not ``final`` is ``live``: the row will change again.
+    ``tone`` is the colour of the status in the admin: default, info, success, warning or danger. The status of a row
+    never changes after a ``final`` status. A status that is not final is ``live``.
     """
 
     tone: str
@@ -37,5 +37,5 @@ class StatusChoices(models.TextChoices):
 
     @classmethod
     def tones(cls) -> dict[str, str]:
-        """The tone by value, as the ``label`` of an admin column."""
+        """The tone of each value, for the ``label`` of an admin column."""
         return {status.value: status.tone for status in cls}

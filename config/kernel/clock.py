@@ -1,7 +1,8 @@
-"""The service's one clock: the database server's.
+"""The service's only clock: the clock of the database server.
 
-Leases, expiries and due times are compared by processes on many machines, some with a wrong clock. Each process
-therefore asks the database for the time now and then, and counts on from there with its monotonic clock.
+Processes on many machines compare leases, expiries and due times, and the clock of a machine may be wrong. Each
+process therefore reads the database's time at intervals and adds the time of its own monotonic clock. No other
+module reads the wall clock for a stored time.
 """
 
 import threading
@@ -19,8 +20,8 @@ _base: datetime | None = None
 
 
 def now() -> datetime:
-    """The database's time, UTC. At most one query in ``RESYNC_SECONDS`` a process; none on SQLite, which has no other
-    clock.
+    """The database's time in UTC. It costs a process at most one query per ``RESYNC_SECONDS``. SQLite needs no query:
+    its clock is the clock of the machine.
     """
     base, synced_at = _base, _synced_at
     if base is None or synced_at is None or time.monotonic() - synced_at > RESYNC_SECONDS:
@@ -29,7 +30,11 @@ def now() -> datetime:
 
 
 def sync() -> datetime:
-    """Ask the database now. Processes with an event loop do so from a thread, so often that ``now`` never has to."""
+    """Read the database's time now and return it.
+
+    A process with an event loop calls this from a thread more often than ``RESYNC_SECONDS``, so that ``now`` never
+    queries on the event loop.
+    """
     if connection.vendor != "postgresql":
         return timezone.now()
     global _synced_at, _base
@@ -42,7 +47,7 @@ def sync() -> datetime:
 
 
 def iso(moment: datetime | None) -> str | None:
-    """``2026-11-20T12:34:56.789Z``, or None."""
+    """UTC in the format ``2026-11-20T12:34:56.789Z``; None for None."""
     if moment is None:
         return None
     return moment.astimezone(UTC).isoformat(timespec="milliseconds")[: -len("+00:00")] + "Z"

@@ -1,7 +1,7 @@
-"""Secrets at rest: a model field that stores Fernet ciphertext.
+"""Encryption of stored secrets: a model field that stores Fernet ciphertext, and its functions.
 
-The first of ``ENCRYPTION_KEYS`` encrypts, any of them decrypts. A value that none of them decrypts raises: showing
-ciphertext, or signing with it, would be worse than failing.
+The first key of ``ENCRYPTION_KEYS`` encrypts. Each key of the list can decrypt. If no key decrypts a value, reading it
+raises an error, because ciphertext must not be shown or used as a signing key.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from django.db import models
 
 
 class DecryptionFailed(Exception):
-    """None of ENCRYPTION_KEYS opens a stored secret: a key was removed before everything was encrypted anew."""
+    """No key of ENCRYPTION_KEYS decrypts a stored secret. A key was removed before the secret was re-encrypted."""
 
 
 @lru_cache(maxsize=4)
@@ -24,18 +24,22 @@ def _fernet(keys: tuple[str, ...]) -> MultiFernet:
 
 
 def encrypt(plain: str) -> str:
+    """Fernet ciphertext by the first key of ENCRYPTION_KEYS."""
     return _fernet(tuple(settings.ENCRYPTION_KEYS)).encrypt(plain.encode()).decode()
 
 
 def decrypt(cipher: str) -> str:
+    """The plain text. Raises DecryptionFailed if no key of ENCRYPTION_KEYS fits."""
     try:
         return _fernet(tuple(settings.ENCRYPTION_KEYS)).decrypt(cipher.encode()).decode()
     except InvalidToken:
-        raise DecryptionFailed("No key of ENCRYPTION_KEYS opens this secret; put the old key back.") from None
+        raise DecryptionFailed(
+            "No key of ENCRYPTION_KEYS decrypts this secret. Add the old key to ENCRYPTION_KEYS again."
+        ) from None
 
 
 def is_current(cipher: str) -> bool:
-    """Whether the first of ENCRYPTION_KEYS, and not one behind it, made this."""
+    """Whether the first key of ENCRYPTION_KEYS encrypted this value."""
     try:
         Fernet(settings.ENCRYPTION_KEYS[0]).decrypt(cipher.encode())
     except InvalidToken:
@@ -44,7 +48,7 @@ def is_current(cipher: str) -> bool:
 
 
 class EncryptedField(models.TextField):
-    """Text in Python, ciphertext in the database. It can't be filtered by."""
+    """Plain text in Python and ciphertext in the database. Queries cannot filter by this field."""
 
     def get_prep_value(self, value: Any) -> Any:
         return None if value is None else encrypt(str(value))

@@ -1,6 +1,6 @@
-"""``DomainError`` and its kinds, each with its code and sentence: how domain code refuses a request.
+"""``DomainError`` and its subclasses: the errors by which domain code rejects a request, each with code and message.
 
-An app's own code is a subclass in the app. ``config.api.errors`` writes the answer.
+An error of one app is a subclass in that app. ``config.api.errors`` makes the HTTP response.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class DomainError(Exception):
-    """A refusal with a stable code. ``status`` is HTTP's; ``message`` is for people."""
+    """A rejected request. ``status`` is the HTTP status, ``code`` is stable for clients, ``message`` is for people."""
 
     status = 400
     code = "VALIDATION_ERROR"
@@ -82,6 +82,6 @@ class Unavailable(DomainError):
     status, code, message = 503, "UNAVAILABLE", "The service is not available at the moment; try again."
 
 
-# The kind that answers for a bare HTTP status: at this point, DomainError's subclasses are the shared kinds above.
+# The class for an error of which only the HTTP status is known. The apps define their subclasses later.
 _KINDS: list[type[DomainError]] = [*DomainError.__subclasses__(), DomainError]
 BY_STATUS = {kind.status: kind for kind in _KINDS}

@@ -1,4 +1,7 @@
-"""Identifiers: a type prefix and a ULID, so ids sort by the time they were made and can't be guessed (80 bits)."""
+"""Identifiers: a type prefix and a ULID. Ids sort by creation time and cannot be guessed (80 random bits).
+
+Here are also the model fields for ids and the comparison with many ids in one SQL parameter.
+"""
 
 import json
 from collections.abc import Iterable
@@ -12,22 +15,22 @@ ID_LENGTH = 32
 
 
 def new_id(prefix: str) -> str:
-    """A new identifier, as ``run_01kb5w3v2m8x4c9z6t7q0r1s2d``."""
+    """A new identifier, for example ``run_01kb5w3v2m8x4c9z6t7q0r1s2d``."""
     return f"{prefix}_{str(ULID()).lower()}"
 
 
 def first_id(prefix: str, moment: datetime) -> str:
-    """What sorts before every id that was made at ``moment`` or later."""
+    """A text that sorts before every id that was created at ``moment`` or later."""
     return f"{prefix}_{str(ULID.from_datetime(moment))[:10].lower()}"
 
 
 def is_plausible_id(key: str) -> bool:
-    """False for what no id of ours can be, so it never reaches the database (NUL is an error there, not a miss)."""
+    """Whether ``key`` can be an id. Other texts must not reach the database, where NUL causes an error."""
     return 0 < len(key) <= 64 and key.isascii() and key.replace("_", "").isalnum()
 
 
 class IdField(models.CharField):
-    """A primary key made by ``new_id`` with this field's prefix."""
+    """A primary key that ``new_id`` creates with this field's prefix."""
 
     def __init__(self, prefix: str = "", **kwargs) -> None:
         self.prefix = prefix
@@ -51,19 +54,21 @@ class IdField(models.CharField):
 
 
 def any_of() -> str:
-    """SQL: one of the values of one parameter, which ``array`` makes of them. However many there are, the statement's
-    text stays the same, so that hundreds of ids need no parsing.
+    """SQL for "equals one of many values". The values are one parameter, which ``array`` makes.
+
+    The text of the statement does not depend on the number of values, so the database can reuse its plan.
     """
     return "= ANY(%s)" if connection.vendor == "postgresql" else "IN (SELECT value FROM json_each(%s))"
 
 
 def array(values: Iterable[str]) -> list[str] | str:
+    """The parameter for ``any_of``."""
     return list(values) if connection.vendor == "postgresql" else json.dumps(list(values))
 
 
 @IdField.register_lookup
 class AnyOf(Lookup):
-    """``pk__any_of=ids``: as ``pk__in``, in one parameter."""
+    """The lookup ``pk__any_of=ids``: like ``pk__in``, with one parameter."""
 
     lookup_name = "any_of"
     prepare_rhs = False
@@ -74,7 +79,7 @@ class AnyOf(Lookup):
 
 
 class RefField(models.CharField):
-    """The plain id of a row that this app may not import (see "who may import whom" in docs/architecture.md)."""
+    """The id of a row whose model this app may not import (docs/architecture.md)."""
 
     def __init__(self, **kwargs) -> None:
         kwargs.setdefault("max_length", ID_LENGTH)

@@ -1,8 +1,8 @@
-"""JSON text: one strict reader and one exact writer.
+"""JSON text: the only strict reader and the only exact writer of the service.
 
-The reader is bounded, and exact unless it is asked for floats: numbers with a fraction become Decimal. It refuses what
-one JSON reader takes and another does not (duplicate keys, NaN, lone surrogates) and what a database cannot store
-(NUL). The writer gives compact text with every amount digit for digit.
+The reader limits depth and numbers. Numbers with a fraction become Decimal unless the caller wants floats. It rejects
+input that JSON readers treat differently (duplicate keys, NaN, lone surrogates) or that cannot be stored (NUL).
+The writer makes compact text and writes each digit of an amount.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from simplejson import RawJSON
 from config.kernel import clock
 from config.kernel.errors import DomainError
 
-# The widest numbers taken: integers of a signed 64-bit column, the exponents of a double, more digits than any amount
-# has.
+# Limits of numbers: the integers of a signed 64-bit column, more digits than an amount can have, the exponents of a
+# double.
 INTEGER_MAX = 2**63
 NUMBER_MAX_CHARS = 64
 EXPONENT_MAX = 308
 
-# The closing quote is optional: a string that never ends is then read once, and not again from each quote in it.
+# The closing quote is optional, so that an unfinished string is scanned once and not again from each of its quotes.
 _TEXT_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
-OUT_OF_RANGE = "holds a number that is out of range"
+OUT_OF_RANGE = "contains a number that is out of range"
 
 
 class MalformedJSON(DomainError):
-    """400: the text is not the JSON that is asked for. The message says why, without quoting the text."""
+    """400: the text is not the expected JSON. The message names the reason and does not quote the text."""
 
 
-class _Refused(ValueError):
-    """What a text does wrong, as the end of a sentence whose subject is the text."""
+class _Invalid(ValueError):
+    """The reason why a text is not accepted, as a predicate: the caller adds the subject."""
 
 
 def parse_object(raw: bytes | str, *, subject: str = "The body", floats: bool = False) -> dict[str, Any]:
@@ -52,13 +52,13 @@ def parse_object(raw: bytes | str, *, subject: str = "The body", floats: bool = 
 
 
 def parse_value(raw: bytes | str, *, subject: str = "The body", floats: bool = False) -> Any:
-    """Any strict JSON value. Numbers with a fraction are Decimal, or float where the reader of the value needs floats.
+    """``raw`` as any JSON value. Numbers with a fraction become Decimal, or float with ``floats``.
 
-    Raises MalformedJSON (400), whose message begins with ``subject``.
+    Raises MalformedJSON (400). Its message begins with ``subject``.
     """
     try:
         text = raw if isinstance(raw, str) else raw.decode("utf-8")
-        # Before parsing: the depth at which a parser gives up depends on the thread's stack.
+        # Before parsing, because the depth at which the parser fails depends on the thread's stack.
         _check_depth(text)
         value = json.loads(
             text,
@@ -67,12 +67,12 @@ def parse_value(raw: bytes | str, *, subject: str = "The body", floats: bool = F
             parse_int=_integer,
             parse_constant=_refuse_constant,
         )
-        if "\\u" in text or text is raw:  # plain UTF-8 holds neither NUL within a JSON text nor surrogates
+        if "\\u" in text or text is raw:  # decoded UTF-8 has no surrogates, and the parser rejects a raw NUL
             _check_text(value)
     except UnicodeDecodeError:
         raise MalformedJSON(f"{subject} is not valid UTF-8.") from None
-    except _Refused as refused:
-        raise MalformedJSON(f"{subject} {refused}.") from None
+    except _Invalid as reason:
+        raise MalformedJSON(f"{subject} {reason}.") from None
     except (ValueError, RecursionError) as error:
         place = f" (line {error.lineno}, column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
         raise MalformedJSON(f"{subject} is not valid JSON{place}.") from None
@@ -89,19 +89,19 @@ def _check_depth(text: str) -> None:
         if sign in "[{":
             depth += 1
             if depth > deepest:
-                raise _Refused(f"is nested more than {deepest} levels deep")
+                raise _Invalid(f"is nested more than {deepest} levels deep")
         elif sign in "]}":
             depth -= 1
 
 
 def _check_text(value: Any) -> None:
-    """Refuse NUL, which no database column of ours takes, and half characters, which no UTF-8 text has."""
+    """Reject NUL, which the database cannot store, and lone surrogates, which UTF-8 cannot encode."""
     waiting = [value]
     while waiting:
         item = waiting.pop()
         if isinstance(item, str):
             if "\0" in item or any("\ud800" <= character <= "\udfff" for character in item):
-                raise _Refused("holds text with NUL or a lone surrogate")
+                raise _Invalid("contains text with NUL or a lone surrogate")
         elif isinstance(item, dict):
             waiting.extend(item)
             waiting.extend(item.values())
@@ -112,45 +112,43 @@ def _check_text(value: Any) -> None:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise _Refused("holds a key twice in one object")
+        raise _Invalid("contains a key twice in one object")
     return found
 
 
 def _decimal(text: str) -> Decimal:
     number = Decimal(text) if len(text) <= NUMBER_MAX_CHARS else None
     if number is None or (number and abs(number.adjusted()) > EXPONENT_MAX):
-        raise _Refused(OUT_OF_RANGE)
-    # Zero may have any exponent (0E+999999999), and would be written out digit for digit.
+        raise _Invalid(OUT_OF_RANGE)
+    # Zero may have any exponent (0E+999999999), and the writer writes each digit.
     return number if number else Decimal(0)
 
 
 def _float(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise _Refused(OUT_OF_RANGE)
+        raise _Invalid(OUT_OF_RANGE)
     return number
 
 
 def _integer(text: str) -> int:
     number = int(text) if len(text) <= NUMBER_MAX_CHARS else None
     if number is None or not -INTEGER_MAX <= number < INTEGER_MAX:
-        raise _Refused(OUT_OF_RANGE)
+        raise _Invalid(OUT_OF_RANGE)
     return number
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise _Refused(f"holds {name}, which is not a JSON value")
+    raise _Invalid(f"contains {name}, which is not a JSON value")
 
 
 def dumps(data: Any) -> bytes:
-    """``data`` as the bytes of an answer. A lone surrogate from elsewhere becomes ``?`` rather than an error on every
-    read.
-    """
+    """``data`` as UTF-8 JSON. A stored lone surrogate becomes ``?``, so that the row can still be read."""
     return to_text(data).encode("utf-8", errors="replace")
 
 
 def to_text(data: Any) -> str:
-    """``data`` as compact JSON text. Raises ValueError for NaN and infinity, TypeError for what JSON does not have."""
+    """``data`` as compact JSON text. Raises ValueError for NaN and infinity, TypeError for a type without JSON form."""
     return simplejson.dumps(
         data, use_decimal=False, default=_other, ensure_ascii=False, separators=(",", ":"), allow_nan=False
     )
@@ -160,7 +158,7 @@ def _other(value: Any) -> Any:
     if isinstance(value, Decimal):
         if not value.is_finite():
             raise ValueError("JSON has no such number")
-        # Only amounts of others are that large or small; written out, one could fill the memory.
+        # Numbers of other services can be this large or small. All their digits could fill the memory.
         return RawJSON(str(value) if abs(value.adjusted()) > EXPONENT_MAX else format(value, "f"))
     if isinstance(value, datetime):
         return clock.iso(value)

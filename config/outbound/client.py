@@ -1,13 +1,13 @@
-"""Outbound HTTP to addresses that users name: webhook receivers and tools.
+"""The outbound HTTP client for addresses that users configure: webhook receivers and tools.
 
-Nothing else in the service may call such an address.
+All HTTP requests to such an address go through this module.
 
-A host is resolved once, refused if any of its addresses is not public, and connected to at exactly a checked address,
-so no second look-up can lead elsewhere. Redirects are not followed, proxies and other settings of the environment are
-ignored, certificates are verified, and one deadline covers look-up, connect, handshake, request and answer, however
-slowly the other side drips. Nothing is ever sent twice.
+The client resolves a host once, refuses it if any of its addresses is not public, and connects to an address that it
+has checked. So a second look-up cannot return a different address. It does not follow redirects and does not use
+proxies of the environment. It verifies certificates. One deadline covers look-up, connect, handshake, request and
+answer. No request is sent twice.
 
-``asend`` does it on the running event loop; ``send`` is for threads, and waits for the process's loop to do it.
+``asend`` runs on the current event loop. ``send`` is for threads and uses the process's event loop.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from urllib3.util import Url, parse_url
 from yarl import URL
 
 from config.outbound.addresses import (
-    NOT_IN_TIME,
+    LOOKUP_TIMED_OUT,
     AddressRefused,
     LookupFailed,
     check_socket_address,
@@ -45,28 +45,28 @@ from config.outbound.loop import shared
 __all__ = ["AddressRefused", "Answer", "RequestFailed", "RequestTimedOut", "asend", "check_url", "send"]
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
-# Below the keep-alive of common servers (2 to 75 s): a connection that the other side is just closing loses a request,
-# and sending that again might make it twice.
+# Shorter than the keep-alive of common servers (2 to 75 s). If a server closes a connection during a request, the
+# request is lost and cannot be repeated safely.
 IDLE_SECONDS = 1.0
-# Of an answer's status line and of each of its headers; there may be 128.
+# For the status line and for each header of an answer. An answer may have 128 headers.
 LINE_MAX_BYTES = 64 * 1024
-# Nothing is said that the caller did not say. The bound on the body is one on the wire, so nothing is to be packed.
-NO_HEADERS_OF_ITS_OWN = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
-LEAVE_SECONDS = 1.0
-CLOSED = "The connection was closed without an answer."
+# Only the caller sets headers. Without Accept-Encoding, an answer is not compressed, so the size limit is exact.
+SKIPPED_DEFAULT_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
+CLOSE_SECONDS = 1.0
+CLOSED_WITHOUT_ANSWER = "The connection was closed without an answer."
 
 
 class RequestFailed(Exception):
-    """No complete answer came. The message is for people and holds neither address nor header of the request."""
+    """No answer was received. The message is for people and contains neither the address nor a header."""
 
 
 class RequestTimedOut(RequestFailed):
-    """The deadline passed first."""
+    """The deadline passed before the answer was complete."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """``truncated``: the body was longer than ``max_bytes``, or broke off after the status and headers."""
+    """``truncated``: the body was longer than ``max_bytes``, or the connection closed before its end."""
 
     status: int
     headers: Mapping[str, str]
@@ -75,11 +75,11 @@ class Answer:
 
 
 def check_url(url: str, allow_private: bool, *, https_only: bool = False, timeout: float = 5.0) -> None:
-    """Whether ``send`` may call ``url`` as things are now.
+    """Check that ``send`` may call ``url`` now.
 
-    Raises AddressRefused, or ValueError for what is no URL of ours or a host that can't be found; both with messages
-    for people. Looks the host up unless ``allow_private``, ``timeout`` seconds at most, so no transaction may be
-    open.
+    Raises AddressRefused, or ValueError if the URL is not valid or its host cannot be resolved. Both have messages for
+    people. Unless ``allow_private``, this looks the host up for at most ``timeout`` seconds, so the caller must not
+    have an open transaction.
     """
     parsed = _parse(url, https_only)
     if allow_private:
@@ -91,7 +91,7 @@ def check_url(url: str, allow_private: bool, *, https_only: bool = False, timeou
 
 
 def send(method: str, url: str, **options: Any) -> Answer:
-    """``asend`` for a thread: blocks until the process's loop of outbound requests has done it."""
+    """``asend`` for a thread: blocks until the process's event loop has completed the request."""
     return shared.submit(asend(method, url, **options)).result()
 
 
@@ -108,11 +108,11 @@ async def asend(
     https_only: bool = False,
     reuse: bool = False,
 ) -> Answer:
-    """One request, one answer, whatever its status. Times in seconds.
+    """Send one request and return its answer, also with an error status. Times are in seconds.
 
-    With ``reuse``, connections are kept for a moment for the same host and port.
+    With ``reuse``, later requests to the same host and port may use the connection for ``IDLE_SECONDS``.
 
-    Raises AddressRefused, ValueError (the URL), RequestTimedOut, RequestFailed.
+    Raises AddressRefused, ValueError (the URL is not valid), RequestTimedOut, RequestFailed.
     """
     parsed = _parse(url, https_only)
     call = _Call()
@@ -120,7 +120,7 @@ async def asend(
     try:
         with _errors(call, total_timeout):
             async with asyncio.timeout(total_timeout):
-                # One round of the loop: it notices which of the kept connections have been closed until now.
+                # The event loop runs once and notices which idle connections the servers have closed.
                 await asyncio.sleep(0)
                 response = await _session(allow_private, reuse).request(
                     method,
@@ -129,7 +129,7 @@ async def asend(
                     headers={"Accept-Encoding": "identity", **headers},
                     ssl=tls_context() if parsed.scheme == "https" else True,
                     allow_redirects=False,
-                    timeout=_connecting_within(connect_timeout),
+                    timeout=_connect_timeout(connect_timeout),
                 )
                 content, complete = await _read(response, max_bytes)
                 if complete:
@@ -138,7 +138,7 @@ async def asend(
                 return Answer(response.status, response.headers, content, not complete)
     finally:
         _call.reset(token)
-        call.leave()
+        call.close()
 
 
 @dataclass
@@ -147,8 +147,8 @@ class _Call:
     done: bool = False
     transport: asyncio.WriteTransport | None = None
 
-    def leave(self) -> None:
-        """Closing a transport waits until all is sent, which a receiver that reads nothing puts off for ever."""
+    def close(self) -> None:
+        """Abort an unfinished connection: ``close`` would wait for ever for a receiver that does not read."""
         if self.transport is not None and (not self.done or self.transport.get_write_buffer_size()):
             self.transport.abort()
 
@@ -177,7 +177,7 @@ class _Resolver(AbstractResolver):
 
 
 def _socket(target: tuple[Any, ...]) -> socket.socket:
-    """For exactly this address, without a look-up or another's opinion in between."""
+    """A socket for this address, which is checked again directly before the connection."""
     family, kind, protocol, _, address = target
     check_socket_address(address[0])
     return _any_socket((family, kind, protocol, _, address))
@@ -194,18 +194,18 @@ class _Request(aiohttp.ClientRequest):
         return await super().send(conn)
 
 
-async def _once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-    """aiohttp would send a GET again whose connection was lost; not if the exception is none of its own."""
+async def _never_resend(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    """Stop aiohttp from repeating a GET after a lost connection: it repeats only after its own exceptions."""
     try:
         return await handler(request)
     except aiohttp.ClientConnectorError:
         raise
     except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
-        raise RequestFailed(CLOSED) from None
+        raise RequestFailed(CLOSED_WITHOUT_ANSWER) from None
 
 
-# Of each loop, by what is allowed and whether connections are kept: one that was made with private addresses allowed
-# is never used without.
+# The sessions of each event loop by (allow_private, reuse). A request that may not reach private addresses never uses a
+# connection of one that may.
 _sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[bool, bool], aiohttp.ClientSession]]
 _sessions = WeakKeyDictionary()
 
@@ -219,13 +219,13 @@ def _session(allow_private: bool, reuse: bool) -> aiohttp.ClientSession:
                 resolver=_Resolver(allow_private),
                 socket_factory=_any_socket if allow_private else _socket,
                 use_dns_cache=False,
-                limit=0,  # the callers' own limits hold
+                limit=0,  # the callers have their own limits
                 **({"keepalive_timeout": IDLE_SECONDS} if reuse else {"force_close": True}),
             ),
             request_class=_Request,
-            middlewares=(_once,),
+            middlewares=(_never_resend,),
             cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=NO_HEADERS_OF_ITS_OWN,
+            skip_auto_headers=SKIPPED_DEFAULT_HEADERS,
             auto_decompress=False,
             trust_env=False,
             max_line_size=LINE_MAX_BYTES,
@@ -240,22 +240,22 @@ async def _close() -> None:
 
 
 @atexit.register
-def _leave() -> None:
-    """aiohttp complains of sessions that are left open."""
+def _close_at_exit() -> None:
+    """aiohttp logs an error for each session that is open at the end of the process."""
     if shared.loop in _sessions and shared.pid == os.getpid():
         with contextlib.suppress(TimeoutError):
-            shared.submit(_close()).result(LEAVE_SECONDS)
+            shared.submit(_close()).result(CLOSE_SECONDS)
 
 
 @lru_cache(maxsize=16)
-def _connecting_within(seconds: float) -> aiohttp.ClientTimeout:
-    """The look-up and the handshake included. The rest is under the deadline."""
+def _connect_timeout(seconds: float) -> aiohttp.ClientTimeout:
+    """The limit of look-up, connect and handshake. The total deadline limits the other steps."""
     return aiohttp.ClientTimeout(connect=seconds, ceil_threshold=float("inf"))
 
 
 @lru_cache(maxsize=1)
 def tls_context() -> ssl.SSLContext:
-    """The system's authorities and certifi's, for images without any of their own."""
+    """The system's certificate authorities and those of certifi, because some container images have none."""
     context = ssl.create_default_context()
     context.load_verify_locations(certifi.where())
     context.set_alpn_protocols(["http/1.1"])
@@ -263,7 +263,7 @@ def tls_context() -> ssl.SSLContext:
 
 
 async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> tuple[bytes, bool]:
-    """At most ``max_bytes`` of the body, and whether that is all of it."""
+    """At most ``max_bytes`` of the body, and whether this is the complete body."""
     parts: list[bytes] = []
     size = 0
     try:
@@ -273,7 +273,7 @@ async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> tuple[bytes
             if size > max_bytes:
                 return b"".join(parts)[:max_bytes], False
     except aiohttp.ClientError:
-        # What came before it broke off; ``read`` only tells of the failure.
+        # ``read`` raises and keeps the bytes that arrived before the failure in its buffer.
         parts.append(response.content._read_nowait(-1))
         return b"".join(parts)[:max_bytes], False
     return b"".join(parts), True
@@ -281,17 +281,17 @@ async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> tuple[bytes
 
 @contextlib.contextmanager
 def _errors(call: _Call, total_timeout: float) -> Iterator[None]:
-    """Everything that aiohttp and the network raise, as our own two errors."""
+    """Raise each exception of aiohttp and of the network as RequestFailed or RequestTimedOut."""
     try:
         yield
     except LookupFailed as error:
         raise RequestFailed(str(error)) from None
     except aiohttp.ConnectionTimeoutError:
         if call.looking_up:
-            raise RequestFailed(NOT_IN_TIME) from None
+            raise RequestFailed(LOOKUP_TIMED_OUT) from None
         raise RequestTimedOut("Timed out while connecting.") from None
     except aiohttp.ClientConnectorCertificateError as error:
-        raise RequestFailed(f"TLS: {_verdict(error.certificate_error)}.") from None
+        raise RequestFailed(f"TLS: {_certificate_problem(error.certificate_error)}.") from None
     except aiohttp.ClientConnectorSSLError:
         raise RequestFailed("TLS: the handshake failed.") from None
     except aiohttp.ClientConnectorError as error:
@@ -302,7 +302,7 @@ def _errors(call: _Call, total_timeout: float) -> Iterator[None]:
         raise RequestTimedOut(f"Timed out after {total_timeout:g} s.") from None
 
 
-def _verdict(error: Exception) -> str:
+def _certificate_problem(error: Exception) -> str:
     return str(getattr(error, "verify_message", "") or "the certificate is not valid")
 
 
@@ -312,14 +312,14 @@ def _not_connected(error: OSError) -> RequestFailed:
     if isinstance(error, ConnectionRefusedError):
         return RequestFailed("The connection was refused.")
     if isinstance(error, (ConnectionResetError, BrokenPipeError)):
-        return RequestFailed(CLOSED)
+        return RequestFailed(CLOSED_WITHOUT_ANSWER)
     return RequestFailed("The host could not be reached.")
 
 
 def _parse(url: str, https_only: bool) -> Url:
-    """The one reading of ``url`` that both the check and the connection go by. Raises ValueError."""
+    """``url`` as both the check and the connection use it. Raises ValueError."""
     if any(character <= " " or character in "\\\x7f" for character in url):
-        raise ValueError("The URL must not hold spaces, control characters or backslashes.")
+        raise ValueError("The URL must not contain spaces, control characters or backslashes.")
     try:
         parsed = parse_url(url)
     except (LocationParseError, ValueError, UnicodeError):
@@ -329,15 +329,17 @@ def _parse(url: str, https_only: bool) -> Url:
     if https_only and parsed.scheme != "https":
         raise ValueError("The URL must be https.")
     if parsed.auth is not None:
-        raise ValueError("The URL must not hold credentials.")
+        raise ValueError("The URL must not contain credentials.")
     if parsed.port == 0:
         raise ValueError("This is not a valid URL.")
     return parsed
 
 
 def _host(parsed: Url) -> str:
-    """As it is looked up. Odd spellings of an IPv4 address (octal, decimal, short) become the plain one that the system
-    takes them for, and a name's last dot goes: no two readers of the URL may differ over them.
+    """The host for the look-up.
+
+    An IPv4 address in octal, decimal or short form gets its usual form, and the last dot of a name is removed, so that
+    the check and the connection cannot read the host differently.
     """
     host = (parsed.host or "").strip("[]").rstrip(".")
     with contextlib.suppress(OSError):
@@ -350,7 +352,7 @@ def _port(parsed: Url) -> int:
 
 
 def _target(parsed: Url) -> URL:
-    """The same reading in aiohttp's terms, which takes it as it is."""
+    """The parsed URL as aiohttp's type. ``encoded`` stops aiohttp from changing it."""
     path, _, query = parsed.request_uri.partition("?")
     host = _host(parsed)
     return URL.build(

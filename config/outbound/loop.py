@@ -1,4 +1,7 @@
-"""The process's event loop for work that waits on the network, and room for its sockets."""
+"""The event loop of a process for network requests, and the process's limit of open files.
+
+Code on this loop must not block and must not use the database.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 FILES_MAX = 65536
-# Files that a process opens beside the connections it plans for.
+# Open files of a process in addition to its planned connections.
 OTHER_FILES = 256
 
 
 class Loop:
-    """One event loop on one thread a process, started by the first call."""
+    """One event loop on one thread per process. The first call of ``submit`` starts it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -27,20 +30,20 @@ class Loop:
         self.pid = 0
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """From any thread but the loop's own. The work may begin before this returns."""
+        """Run ``work`` on the loop. Call this from any thread except the loop's thread."""
         with self.lock:
-            if self.loop is None or self.pid != os.getpid():  # a fork takes the loop along, but not the thread
+            if self.loop is None or self.pid != os.getpid():  # a forked process has no copy of the thread
                 self.loop, self.pid = asyncio.new_event_loop(), os.getpid()
                 threading.Thread(target=self.loop.run_forever, name="event-loop", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
 
-# Outbound requests of every kind, and the streams of a web process.
+# For all outbound requests and for the streams of a web process.
 shared = Loop()
 
 
-def allow_files(wanted: int | None = None) -> None:
-    """Each connection is an open file: raise this process's limit to ``wanted``, or as far as allowed."""
+def raise_open_file_limit(wanted: int | None = None) -> None:
+    """Raise this process's limit of open files for ``wanted`` connections, or as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = FILES_MAX if hard == resource.RLIM_INFINITY else hard
     limit = highest if wanted is None else min(wanted + OTHER_FILES, highest)

@@ -1,4 +1,4 @@
-"""What the jobs of beat have in common: they are counted, and they end early when the worker stops."""
+"""Scheduled jobs: their metrics, and their early end when the worker stops. The apps define the jobs themselves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ last_success = metrics.Latest(
 
 
 def run(job: str, work: Callable[[], int]) -> int:
-    """Do the job and count what it did. ``job`` is its name in CELERY_BEAT_SCHEDULE. Raises what ``work`` raises."""
+    """Run the job and record its metrics. Returns the number of rows that ``work`` processed.
+
+    ``job`` is its name in CELERY_BEAT_SCHEDULE. Raises the exceptions of ``work``.
+    """
     try:
         done = work()
     except Exception:

@@ -1,4 +1,7 @@
-"""Nudges: task messages that only say "look now". A lost one costs time, never work: a sweep finds what is due."""
+"""Nudges: task messages that tell a worker to look at some ids now.
+
+A lost nudge delays work but loses none, because a sweep finds all due work. A nudge must not contain data except ids.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ logger = logging.getLogger(__name__)
 unsent = Counter("nudges_failed", "Messages that the broker did not take; sweeps find what they announced.")
 
 PAUSE_SECONDS = 5.0
-# An idle process sends at once; a busy one sends a few ids at a time.
+# A single nudge is sent at once. Within this time after it, further nudges wait and are sent in one message.
 GATHER_SECONDS = 0.02
 # Few enough that several workers share a burst evenly.
 MESSAGE_MAX_IDS = 8
@@ -30,12 +33,12 @@ class Nudge:
     task: str
     ids: tuple[str, ...]
     countdown: float | None
-    # The caller's: its request id and trace go with the message.
+    # The caller's context, because the message contains its request id and trace.
     context: Context
 
 
 def send(nudges: list[Nudge]) -> None:
-    for nudge in together(nudges):
+    for nudge in grouped(nudges):
         nudge.context.run(
             current_app.send_task,
             nudge.task,
@@ -48,14 +51,14 @@ def send(nudges: list[Nudge]) -> None:
 
 def failed(error: Exception) -> None:
     unsent.inc()
-    logger.warning("the broker took no message (%s); the sweep will find what is due", type(error).__name__)
+    logger.warning("the broker did not accept a message (%s); the sweep will find the due work", type(error).__name__)
 
 
 source = Source(send, GATHER_SECONDS, PAUSE_SECONDS, failed)
 
 
-def together(nudges: Iterable[Nudge]) -> Iterator[Nudge]:
-    """As few messages as possible. A nudge under a trace is sent by itself, because a message has one trace."""
+def grouped(nudges: Iterable[Nudge]) -> Iterator[Nudge]:
+    """Merge nudges of one task into few messages. A nudge within a trace is not merged: a message has one trace."""
     found: dict[object, list[Nudge]] = {}
     for nudge in nudges:
         key = object() if nudge.context.run(tracing.current) else (nudge.task, nudge.countdown)
@@ -67,10 +70,13 @@ def together(nudges: Iterable[Nudge]) -> Iterator[Nudge]:
 
 
 def nudge(task: str, *ids: str, countdown: float | None = None) -> None:
-    """Publish ``task`` soon, with these ids and perhaps those of other callers. Never waits and never raises."""
+    """Publish ``task`` soon with these ids. The message can contain ids of other callers. Never blocks or raises.
+
+    ``countdown`` is the delay of the task in seconds.
+    """
     publisher.put(source, Nudge(task, ids, countdown, copy_context()))
 
 
 def nudge_after_commit(task: str, *ids: str, countdown: float | None = None) -> None:
-    """As ``nudge``, once the surrounding transaction is committed; at once outside of one."""
+    """Like ``nudge``, after the commit of the current transaction, or at once without a transaction."""
     transaction.on_commit(lambda: nudge(task, *ids, countdown=countdown), robust=True)

@@ -1,7 +1,7 @@
-"""One thread per process that sends what the other threads ask for: nudges, wake-ups and metrics.
+"""One thread per process that sends the nudges, wake-ups and metrics of all threads.
 
-No caller waits for the broker or for Redis. Each kind of message is a ``Source``: the first item of an idle source is
-sent at once, and what is asked for during the source's interval is sent together (docs/decisions/0010).
+Callers never wait for the broker or for Redis. Each kind of message is a ``Source``. The first item of an idle source
+is sent at once. Items that arrive within the source's interval after that are sent together (docs/decisions/0010).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from django.conf import settings
 
 from config.telemetry.metrics import recorder
 
-# At the end of the process, for what was asked for last.
+# The time limit for the last items when the process ends.
 FLUSH_SECONDS = 5.0
 
 
 @dataclass(eq=False)
 class Source:
-    """One kind of message. ``send`` gets the items in the order in which they were asked for, on the thread.
+    """One kind of message. The thread calls ``send`` with the items in the order of ``Publisher.put``.
 
-    After ``send`` raised, items are dropped for ``pause_seconds``: a stalled server then costs one time-out now and
-    then. A source therefore holds only what may be lost. ``failed`` is told of each exception.
+    After an exception of ``send``, items are dropped for ``pause_seconds``, so that a server that does not respond
+    causes few time-outs. Therefore items must be of a kind that may be lost. ``failed`` is called with each exception.
     """
 
     send: Callable[[list[Any]], object]
@@ -49,15 +49,15 @@ class Source:
 
 
 class Publisher:
-    """The thread starts with the first item. After a fork the child has the queue, but needs a thread of its own."""
+    """A queue and its thread. The first item starts the thread, also in a forked process, which has no thread yet."""
 
     def __init__(self) -> None:
-        self.asked: queue.SimpleQueue[tuple[Source | None, Any]] = queue.SimpleQueue()
+        self.items: queue.SimpleQueue[tuple[Source | None, Any]] = queue.SimpleQueue()
         self.lock = threading.Lock()
         self.pid = 0
 
     def put(self, source: Source | None, item: Any) -> None:
-        self.asked.put((source, item))
+        self.items.put((source, item))
         if self.pid != os.getpid():
             with self.lock:
                 if self.pid != os.getpid():
@@ -65,7 +65,7 @@ class Publisher:
                     threading.Thread(target=self.run, name="publisher", daemon=True).start()
 
     def flush(self, timeout: float) -> bool:
-        """Wait until all that was asked for before is sent or dropped. False after ``timeout`` seconds."""
+        """Wait until all earlier items are sent or dropped. Returns False after ``timeout`` seconds."""
         done = threading.Event()
         self.put(None, done)
         return done.wait(timeout)
@@ -82,26 +82,26 @@ class Publisher:
                 done.set()
 
     def gather(self, waiting: dict[Source, list[Any]]) -> list[threading.Event]:
-        """Wait until a source is due or something is asked for; return who waits for a flush."""
+        """Wait until a source is due or an item arrives. Returns the events of the threads that wait for a flush."""
         flushes: list[threading.Event] = []
         due = min((source.next_at for source in waiting), default=None)
         try:
-            taken = self.asked.get(timeout=None if due is None else max(0.0, due - time.monotonic()))
+            taken = self.items.get(timeout=None if due is None else max(0.0, due - time.monotonic()))
             while True:
                 source, item = taken
                 if source is None:
                     flushes.append(item)
                 else:
                     waiting.setdefault(source, []).append(item)
-                taken = self.asked.get_nowait()
+                taken = self.items.get_nowait()
         except queue.Empty:
             return flushes
 
 
 publisher = Publisher()
-# Not repeated at once when Redis is away: the recorder keeps what was not sent.
+# Without ``pause_seconds``, because the recorder keeps the counts when Redis is not available.
 metrics_source = Source(lambda items: recorder.flush(), settings.METRICS_FLUSH_SECONDS)
-recorder.ask = lambda: publisher.put(metrics_source, None)
+recorder.request_flush = lambda: publisher.put(metrics_source, None)
 
 
 @atexit.register

@@ -1,6 +1,7 @@
-"""Wake-ups: one small Redis message after a commit says which runs have new events, to the processes with open streams.
+"""Wake-ups: Redis messages that tell processes with open streams which runs have new events.
 
-A wake-up may be lost: processes that hold streams also look by themselves now and then. Nothing here raises.
+A wake-up may be lost, because these processes also query at intervals. It contains ids of runs only. The functions for
+callers never raise.
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ from config.redis import client
 logger = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 2.0
-# While no process listens to any run, wake-ups are gathered for longer.
+# While no process listens, fewer messages are sent.
 GATHER_SECONDS = 0.01
-UNHEARD_GATHER_SECONDS = 0.1
+IDLE_GATHER_SECONDS = 0.1
 
 
 def channel(url: str) -> str:
-    """Messages reach all databases of a server, so the channel's name separates services that share a server."""
+    """The channel of this service. Its name contains the database number, because a message of Redis reaches all
+    databases of a server."""
     return f"run-events:{urlsplit(url).path.strip('/')}"
 
 
 def after_commit(*run_ids: str) -> None:
-    """Announce new events of these runs once the surrounding transaction is committed."""
+    """Announce new events of these runs after the commit of the current transaction."""
     transaction.on_commit(lambda: publisher.put(source, run_ids), robust=True)
 
 
@@ -42,11 +44,11 @@ def connection() -> redis.Redis:
 def send(items: list[tuple[str, ...]]) -> None:
     run_ids = {run_id for item in items for run_id in item}
     listeners = int(connection().publish(channel(settings.CACHE_REDIS_URL), " ".join(run_ids)))
-    source.interval_seconds = GATHER_SECONDS if listeners else UNHEARD_GATHER_SECONDS
+    source.interval_seconds = GATHER_SECONDS if listeners else IDLE_GATHER_SECONDS
 
 
 def failed(error: Exception) -> None:
-    logger.info("no wake-ups for streams for %g s (%s)", PAUSE_SECONDS, type(error).__name__)
+    logger.info("wake-ups for streams are paused for %g s (%s)", PAUSE_SECONDS, type(error).__name__)
 
 
-source = Source(send, UNHEARD_GATHER_SECONDS, PAUSE_SECONDS, failed)
+source = Source(send, IDLE_GATHER_SECONDS, PAUSE_SECONDS, failed)

@@ -1,6 +1,6 @@
-"""``python -m config.serve.procfile NAME`` runs a process of the Procfile where nothing else reads Procfiles.
+"""``python -m config.serve.procfile NAME`` runs one process of the Procfile.
 
-It is the container image's entry point, so the image and the Procfile cannot disagree.
+It is the entry point of the container image, so that the commands are declared in the Procfile only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def processes() -> dict[str, str]:
-    """Each process's shell command by its name."""
+    """The shell command of each process by name."""
     return dict(parse_procfile((ROOT / "Procfile").read_text()).processes)
 
 

@@ -1,5 +1,5 @@
-"""The stream process's HTTP connections: uvicorn's, but a client that connects has to ask for something soon, and one
-that speaks no HTTP is told so in the API's error envelope."""
+"""The HTTP protocol class of the stream processes: uvicorn's, with a time limit for the first request and with the
+API's error envelope as the response to invalid HTTP."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 REQUEST_SECONDS = 15.0
-# No code that needs the settings is loaded here, so it is written out.
+# Written here in full, because this module must not import code that needs the settings.
 ENVELOPE = b'{"error": {"code": "VALIDATION_ERROR", "message": "The request is not valid HTTP."}}'
 
 
 class Protocol(H11Protocol):
-    """Closes a connection on which no whole request head has come after REQUEST_SECONDS: uvicorn itself waits for the
-    first one for ever."""
+    """Closes a connection without a complete request head after REQUEST_SECONDS. uvicorn waits for ever for the first
+    request."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

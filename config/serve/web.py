@@ -1,6 +1,5 @@
-"""The web server's worker: gunicorn's threads, whose answer to what is not HTTP is the API's error envelope.
-
-Such a request never reaches Django, so its answer is made here.
+"""The worker class of the web server: gunicorn's threads, with a time limit for each request and with the API's error
+envelope as the response to invalid HTTP, which never reaches Django.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from gunicorn.workers import gthread
 from config import settings
 from config.serve import garbage
 
-# Any id in a path is an id that doesn't exist, however long: 404, not a refusal by the server, whose own setting ends
-# at 8 KiB.
+# A very long id in a path must get 404 from Django. gunicorn's setting allows at most 8 KiB.
 REQUEST_LINE_MAX_BYTES = 64 * 1024
 CODES = {413: "PAYLOAD_TOO_LARGE", 500: "INTERNAL_ERROR"}
 MESSAGES = {
@@ -32,7 +30,7 @@ MESSAGES = {
 
 
 def write_envelope(sock: socket.socket, status: int, reason: str, _details: str) -> None:
-    """Answer with the error envelope; the parser's own message may quote the request, so it is left out."""
+    """Respond with the error envelope, without the parser's message, which can quote the request."""
     message = MESSAGES.get(status, "The request is not valid HTTP.")
     body = json.dumps({"error": {"code": CODES.get(status, "VALIDATION_ERROR"), "message": message}}).encode()
     head = (
@@ -44,41 +42,43 @@ def write_envelope(sock: socket.socket, status: int, reason: str, _details: str)
 
 class Logger(glogging.Logger):
     def access(self, *args: Any) -> None:
-        """Nothing, unless somebody asked for it: gunicorn gathers a line's parts all the same, for its log might be set
-        up in ``logconfig_dict``, where ours is not.
+        """Skip the access log unless it is configured.
+
+        gunicorn formats each line even without an access log, because ``logconfig_dict`` could configure one.
         """
         if self.cfg.accesslog or self.cfg.syslog:
             super().access(*args)
 
 
 class RequestSocket(socket.socket):
-    """While a thread reads a request, whoever sends too slowly counts as gone: each would keep one of the few threads.
+    """A socket that reports the end of the connection if a client sends its request too slowly.
 
-    The time is WEB_READ_SECONDS and a second more for each WEB_READ_BYTES_PER_SECOND that came.
+    Each slow client would occupy one of the few threads. The limit is WEB_READ_SECONDS plus one second for each
+    WEB_READ_BYTES_PER_SECOND bytes that arrived.
     """
 
-    read_by = float("inf")
+    read_deadline = float("inf")
 
-    def expect_request(self) -> None:
-        self.read_by = time.monotonic() + settings.WEB_READ_SECONDS
+    def start_read_deadline(self) -> None:
+        self.read_deadline = time.monotonic() + settings.WEB_READ_SECONDS
 
     def recv(self, *args: Any) -> bytes:
-        usual = self.gettimeout()
-        if usual == 0:  # in the hands of an event loop
+        socket_timeout = self.gettimeout()
+        if socket_timeout == 0:  # an event loop uses it
             return super().recv(*args)
-        left = self.read_by - time.monotonic()
+        left = self.read_deadline - time.monotonic()
         if left <= 0:
             return b""
-        self.settimeout(min(left, threading.TIMEOUT_MAX) if usual is None else min(left, usual))
+        self.settimeout(min(left, threading.TIMEOUT_MAX) if socket_timeout is None else min(left, socket_timeout))
         try:
             received = super().recv(*args)
         except TimeoutError:
-            if usual is not None:
+            if socket_timeout is not None:
                 raise
             return b""
         finally:
-            self.settimeout(usual)
-        self.read_by += len(received) / settings.WEB_READ_BYTES_PER_SECOND
+            self.settimeout(socket_timeout)
+        self.read_deadline += len(received) / settings.WEB_READ_BYTES_PER_SECOND
         return received
 
 
@@ -87,30 +87,30 @@ class Connection(gthread.TConn):
         super().__init__(cfg, RequestSocket(fileno=sock.detach()), client, server)
 
     def wait_for_data(self, timeout: float) -> bool:
-        """Not at all: a client that says nothing yet waits in the poller, not with one of the few threads."""
+        """Do not wait: a connection without data waits in the poller and does not occupy a thread."""
         return bool(super().wait_for_data(0.0))
 
 
 class Worker(gthread.ThreadWorker):
     def load_wsgi(self) -> None:
         super().load_wsgi()
-        # By name: it can be imported only now that the application is loaded.
+        # It can be imported only after the application is loaded.
         streams = import_module(settings.STREAM_SERVERS)
         self.wsgi: Any = streams.hand_over_streams(self.wsgi)
         self.handed_over = streams.HandedOver
-        garbage.spare_what_is_loaded()
+        garbage.freeze_loaded_objects()
 
     def handle(self, conn: Any) -> Any:
-        if isinstance(conn.sock, RequestSocket):  # not so with TLS of gunicorn's own
-            conn.sock.expect_request()
+        if isinstance(conn.sock, RequestSocket):  # gunicorn's TLS has a different class
+            conn.sock.start_read_deadline()
         return super().handle(conn)
 
     def handle_request(self, req: Any, conn: Any) -> Any:
-        """A run's stream takes the connection along to a thread that holds them all; this one is free again."""
+        """Serve a request. A run's stream moves its connection to the thread of all streams and frees this thread."""
         try:
             return super().handle_request(req, conn)
         except self.handed_over:
-            # Its own way to close would shut the connection down for both.
+            # gunicorn's close would shut the connection down for the streams' thread also.
             conn.close = lambda graceful=False: util.close(conn.sock)
             return False
 

@@ -1,8 +1,8 @@
-"""Log lines: which request, run and task they belong to; JSON in production, plain text locally.
+"""Log lines with the ids of their request, run and task: JSON in production, plain text locally.
 
-The request id is set by the middleware, and Celery's message headers carry it into the tasks that the request starts.
-No line holds what users wrote or a secret: of unexpected exceptions only types and places are told, for their messages
-quote what they choked on, and nothing of a record but the fields below is shown.
+The middleware sets the request id. The headers of Celery messages pass it to the tasks that the request starts. A log
+line must not contain user content or secrets. Therefore the formatters write only the fields below, and of an exception
+only types and code locations, because exception messages quote input.
 """
 
 from __future__ import annotations
@@ -30,59 +30,59 @@ ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tupl
 
 
 class ContextFilter(logging.Filter):
-    """Gives every record a ``request_id``, ``run_id`` and ``task_id``; ``-`` where there is none."""
+    """Adds ``request_id``, ``run_id`` and ``task_id`` to each record; ``-`` if there is none."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         for variable in VARIABLES:
             setattr(record, variable.name, variable.get())
-        if record.name in BLUNT:
-            record.msg, record.args = BLUNT[record.name](record), ()
+        if record.name in REPLACEMENTS:
+            record.msg, record.args = REPLACEMENTS[record.name](record), ()
         return True
 
 
 def _failed_task(record: logging.LogRecord) -> str:
     data = getattr(record, "data", {})
-    return f"task {data.get('name')} {data.get('description') or 'broke'}"
+    return f"task {data.get('name')} {data.get('description') or 'failed'}"
 
 
-# Loggers whose messages quote exceptions or arguments, and what is said instead.
-BLUNT = {
+# Loggers whose messages quote exceptions or arguments, and the function that makes a safe message.
+REPLACEMENTS = {
     "celery.app.trace": _failed_task,
     "asyncio": lambda record: record.getMessage().partition("\n")[0],
 }
 
 
 class SafeFormatter(logging.Formatter):
-    """``outspoken`` tells exceptions' messages too, for developers."""
+    """Formats exceptions without their messages, or for developers ``with_messages``."""
 
-    def __init__(self, *args: Any, outspoken: bool = False, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, with_messages: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.outspoken = outspoken
+        self.with_messages = with_messages
 
     def formatException(self, ei: ExcInfo) -> str:
-        if self.outspoken or ei[1] is None:
+        if self.with_messages or ei[1] is None:
             return super().formatException(ei)
-        return "".join(_told(ei[1], set())).rstrip("\n")
+        return "".join(_without_messages(ei[1], set())).rstrip("\n")
 
 
-def _told(error: BaseException, seen: set[int]) -> Iterator[str]:
-    """As ``traceback.format_exception``, but without the messages."""
+def _without_messages(error: BaseException, seen: set[int]) -> Iterator[str]:
+    """Like ``traceback.format_exception``, without exception messages."""
     seen.add(id(error))
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if before is not None and id(before) not in seen:
-        yield from _told(before, seen)
-        yield "\nand then:\n\n"
+        yield from _without_messages(before, seen)
+        yield "\nThe next exception followed:\n\n"
     yield from traceback.format_tb(error.__traceback__)
-    # The one kind whose message is only ever about variables.
-    told = f": {error}" if isinstance(error, ImproperlyConfigured) else ""
-    yield f"{type(error).__module__}.{type(error).__qualname__}{told}\n"
+    # These messages name settings only and contain no user input.
+    message = f": {error}" if isinstance(error, ImproperlyConfigured) else ""
+    yield f"{type(error).__module__}.{type(error).__qualname__}{message}\n"
     for part in getattr(error, "exceptions", ()):
-        yield "\nin it:\n\n"
-        yield from _told(part, seen)
+        yield "\nIt contains this exception:\n\n"
+        yield from _without_messages(part, seen)
 
 
 class JsonFormatter(SafeFormatter):
-    """One object a line: time, level, logger, message, request_id, run_id, task_id, process, and exception if any."""
+    """One object per line: time, level, logger, message, request_id, run_id, task_id, process, exception (if any)."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -99,7 +99,7 @@ class JsonFormatter(SafeFormatter):
 
 
 class TextFormatter(SafeFormatter):
-    """Time, level, logger, message, and of the ids those that there are."""
+    """Time, level, logger, message, and the ids that are set."""
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")  # noqa: DTZ006  (a developer reads local time)
@@ -109,13 +109,13 @@ class TextFormatter(SafeFormatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-def catch_strays() -> None:
-    """What would be printed bare goes the same way: warnings, and exceptions that end a thread."""
+def capture_unlogged_output() -> None:
+    """Log warnings and exceptions that end a thread. Python writes them to stderr otherwise."""
     logging.captureWarnings(True)
-    threading.excepthook = _log_ended_thread
+    threading.excepthook = log_thread_failure
 
 
-def _log_ended_thread(ended: threading.ExceptHookArgs) -> None:
+def log_thread_failure(ended: threading.ExceptHookArgs) -> None:
     if ended.exc_type is not SystemExit and ended.exc_value is not None:
         name = ended.thread.name if ended.thread else "?"
         error = ended.exc_value
@@ -123,18 +123,18 @@ def _log_ended_thread(ended: threading.ExceptHookArgs) -> None:
 
 
 @signals.before_task_publish.connect(dispatch_uid="config.telemetry.logs")
-def send_with_message(headers: dict[str, Any] | None = None, **kwargs: Any) -> None:
+def write_headers(headers: dict[str, Any] | None = None, **kwargs: Any) -> None:
     if headers is not None and request_id.get() != NONE:
         headers["request_id"] = request_id.get()
 
 
 @signals.task_prerun.connect(dispatch_uid="config.telemetry.logs")
-def take_from_message(task: Any = None, **kwargs: Any) -> None:
+def read_headers(task: Any = None, **kwargs: Any) -> None:
     request_id.set(task.request.get("request_id") or NONE)
     task_id.set(task.request.id or NONE)
 
 
 @signals.task_postrun.connect(dispatch_uid="config.telemetry.logs")
-def forget(**kwargs: Any) -> None:
+def reset(**kwargs: Any) -> None:
     for variable in VARIABLES:
         variable.set(NONE)

@@ -1,8 +1,9 @@
-"""Metrics of this process, and their way to the one place where those of all processes are summed: a hash in Redis.
+"""Metrics of this process, and their sums over all processes in Redis.
 
-Web, stream and worker processes on any number of machines count in memory. The queue's publisher thread of each process
-adds what was counted to Redis; ``config.api.metrics_page`` shows the sums (docs/decisions/0004). Counting never raises,
-waits for no network and costs about a microsecond. Label values must come from a set that callers cannot enlarge.
+Web, stream and worker processes on any number of machines count in memory. The publisher thread of each process
+(``config.queue.publisher``) adds the counts to Redis. ``config.api.metrics_page`` shows the sums (docs/decisions/0004).
+Counting never raises, does not use the network and takes about a microsecond. A label must have a fixed set of values,
+which clients cannot extend. The apps declare their own metrics.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from config.redis import client as redis_client
 logger = logging.getLogger(__name__)
 
 PREFIX = "agents_"
-# Hashes in Redis: sums by field, newest values by field, and the values of each process with their time.
+# Hashes in Redis: sums and latest values by metric and labels, and the values of each process with their time.
 SUMS, LATEST, PROCESSES = "metrics:sums", "metrics:latest", "metrics:processes"
 SEPARATOR = "\t"
 BUCKET, TOTAL = "le", "sum"
-# A process that has not reported for this time counts as ended.
+# A process without a report for this time is treated as ended.
 PROCESS_SECONDS = 60.0
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
@@ -37,7 +38,7 @@ Key = tuple[str, ...]
 
 
 class Recorder:
-    """What this process counted since its last flush."""
+    """The counts of this process since its last flush."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -45,30 +46,30 @@ class Recorder:
         self.latest: dict[Key, float] = {}
         self.gauges: dict[str, Callable[[], float]] = {}
         self.pid = 0
-        self.asked = False
-        # Called once there is something to flush, and again only after a flush. The queue's publisher sets it.
-        self.ask: Callable[[], None] = lambda: None
+        self.flush_requested = False
+        # Called for the first value after each flush. ``config.queue.publisher`` sets it.
+        self.request_flush: Callable[[], None] = lambda: None
 
     def add(self, *amounts: tuple[Key, float]) -> None:
         with self.lock:
-            self._ask()
+            self._request_flush()
             for key, amount in amounts:
                 self.sums[key] = self.sums.get(key, 0.0) + amount
 
     def put(self, key: Key, value: float) -> None:
         with self.lock:
-            self._ask()
+            self._request_flush()
             self.latest[key] = value
 
     def watch(self, name: str, value: Callable[[], float]) -> None:
         with self.lock:
-            self._ask()
+            self._request_flush()
             self.gauges[name] = value
 
     def flush(self) -> bool:
-        """Add what was counted to the sums. False if Redis did not take it; it is kept for the next flush."""
+        """Add the counts to the sums in Redis. Returns False if Redis failed; the next flush then sends the counts."""
         with self.lock:
-            self.asked = False
+            self.flush_requested = False
             sums, self.sums = self.sums, {}
             latest, self.latest = self.latest, {}
         try:
@@ -82,35 +83,35 @@ class Recorder:
                     body = json.dumps({"at": redis_time(client), "values": values})
                     pipeline.hset(PROCESSES, f"{socket.gethostname()}:{os.getpid()}", body)
                 pipeline.execute()
-        except (redis.RedisError, OSError, ValueError) as error:  # ValueError: not an address
+        except (redis.RedisError, OSError, ValueError) as error:  # ValueError: the URL is not valid
             with self.lock:
                 for key, amount in sums.items():
                     self.sums[key] = self.sums.get(key, 0.0) + amount
                 self.latest = latest | self.latest
-            logger.debug("metrics wait for Redis (%s)", type(error).__name__)
+            logger.debug("metrics are kept until Redis is available (%s)", type(error).__name__)
             return False
         finally:
             with self.lock:
-                if self.sums or self.latest or self.gauges:  # gauges also say that this process is alive
-                    self._ask()
+                if self.sums or self.latest or self.gauges:  # gauges also report that this process is alive
+                    self._request_flush()
         return True
 
-    def _ask(self) -> None:
-        """Under the lock: have the first value since the last flush sent."""
+    def _request_flush(self) -> None:
+        """Request a flush for the first value since the last flush. The caller holds the lock."""
         if self.pid != os.getpid():
-            if self.pid:  # the parent of a fork sends its own metrics itself
+            if self.pid:  # after a fork, the parent process sends these counts
                 self.sums, self.latest = {}, {}
-            self.pid, self.asked = os.getpid(), False
-        if not self.asked:
-            self.asked = True
-            self.ask()
+            self.pid, self.flush_requested = os.getpid(), False
+        if not self.flush_requested:
+            self.flush_requested = True
+            self.request_flush()
 
 
 recorder = Recorder()
 
 
 class Metric:
-    """A named figure with labels. Made once, at a module's import, and known to ``declared`` from then on."""
+    """A named metric with labels, created once at the import of a module and registered in ``declared``."""
 
     kind = ""
 
@@ -123,7 +124,7 @@ declared: dict[str, Metric] = {}
 
 
 class Counter(Metric):
-    """Grows. By convention its name lacks the ``_total`` that the page adds."""
+    """A value that only grows. The metrics page appends ``_total`` to its name."""
 
     kind = "counter"
 
@@ -132,7 +133,7 @@ class Counter(Metric):
 
 
 class Histogram(Metric):
-    """How often values fell where; ``bounds`` are upper ones."""
+    """Counts of values in buckets. ``bounds`` are the upper bounds of the buckets."""
 
     kind = "histogram"
 
@@ -147,7 +148,7 @@ class Histogram(Metric):
 
 
 class Latest(Metric):
-    """The value that any process set last."""
+    """The value that was set last, by any process."""
 
     kind = "latest"
 
@@ -156,7 +157,7 @@ class Latest(Metric):
 
 
 class PerProcess(Metric):
-    """What each process that has such a thing says now; the page shows the sum over those that are alive."""
+    """A value that each process reads at its flush. The page shows the sum over the live processes."""
 
     kind = "process"
 
@@ -166,7 +167,7 @@ class PerProcess(Metric):
 
 @dataclass(frozen=True)
 class Gauge:
-    """A value that is read when the page is asked for: label values → value. ``name`` is without the prefix."""
+    """Values by their labels, read for each request of the metrics page. ``name`` is without the prefix."""
 
     name: str
     help: str
@@ -175,20 +176,20 @@ class Gauge:
 
 
 def redis_time(client: redis.Redis) -> float:
-    """The one clock by which processes are found to be alive."""
+    """Redis' time in seconds since the epoch. It decides which processes are alive, whatever their own clocks."""
     seconds, microseconds = client.time()
     return float(seconds) + microseconds / 1e6
 
 
 def process_values(rows: dict[str, str], now: float) -> tuple[dict[str, float], list[str]]:
-    """The sums over living processes, and the names of those that are no more."""
+    """The sums over the live processes, and the names of the ended processes."""
     sums: dict[str, float] = {}
-    gone = []
+    ended = []
     for process, body in rows.items():
         report: dict[str, Any] = json.loads(body)
         if now - report["at"] > PROCESS_SECONDS:
-            gone.append(process)
+            ended.append(process)
             continue
         for name, value in report["values"].items():
             sums[name] = sums.get(name, 0.0) + value
-    return sums, gone
+    return sums, ended

@@ -1,7 +1,7 @@
-"""Reports of unexpected exceptions to Sentry, only with SENTRY_DSN; without it nothing is imported.
+"""Reports of unexpected exceptions to Sentry. The SDK is imported only with SENTRY_DSN.
 
-A report tells types and places. What users wrote could be in local variables, bodies, query strings, headers and
-exceptions' messages, so none of these is sent.
+A report contains exception types and code locations. Local variables, bodies, query strings, headers and exception
+messages can contain user content, so they are not sent.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from config.telemetry import logs
 
 
 def start() -> None:
+    """Send reports from now on. Requires sentry_sdk."""
     import sentry_sdk
     from sentry_sdk.integrations.celery import CeleryIntegration
     from sentry_sdk.integrations.django import DjangoIntegration
@@ -26,25 +27,26 @@ def start() -> None:
         include_local_variables=False,
         max_request_body_size="never",
         max_breadcrumbs=0,
-        # Any other that it finds installed could send more than is known here.
+        # An integration that the SDK enables by itself could send user content.
         auto_enabling_integrations=False,
         integrations=[
             DjangoIntegration(middleware_spans=False, signals_spans=False, cache_spans=False),
             CeleryIntegration(),
             LoggingIntegration(level=None, event_level=logging.ERROR),
         ],
-        before_send=without_content,
+        before_send=remove_content,
     )
 
 
-def without_content(event: Any, hint: Any) -> Any:
+def remove_content(event: Any, hint: Any) -> Any:
+    """The report without user content and with the ids of request, run and task as tags."""
     request = event.get("request") or {}
     event["request"] = {"method": request.get("method")}
     event.pop("extra", None)
     event.pop("user", None)
     for error in (event.get("exception") or {}).get("values", ()):
         error["value"] = ""
-    # The text of the line, not what was put into it.
+    # The message template without its arguments.
     if "logentry" in event:
         event["logentry"] = {"message": event["logentry"].get("message")}
     event.setdefault("tags", {}).update({variable.name: variable.get() for variable in logs.VARIABLES})

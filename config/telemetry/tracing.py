@@ -1,7 +1,7 @@
-"""OpenTelemetry traces, from a request through the task that it starts to the run's model and tool calls.
+"""OpenTelemetry traces: a request, the task that it starts, and the model and tool calls of the run.
 
-Only with OTEL_EXPORTER_OTLP_ENDPOINT; without it nothing is imported and ``span`` does nothing. Spans carry ids, names
-and states, never what users wrote.
+The SDK is imported only with OTEL_EXPORTER_OTLP_ENDPOINT. Without it, ``span`` does nothing. A span must contain only
+ids, names and statuses, no user content.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from django.http.response import HttpResponseBase
 SERVICE_NAME = "agent-workflow-service"
 
 _tracer: Any = None
-# Of the tasks that this process is at: task id → what ends its span.
+# The open spans of the tasks that this process executes, by task id.
 _tasks: dict[str, Any] = {}
 
 
 def start() -> None:
-    """Send spans in the background from now on. Where to, and how many, the SDK reads from its own variables."""
+    """Send spans from now on, on a background thread. The SDK reads its configuration from the OTEL_ variables."""
     global _tracer
     from opentelemetry import trace
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -30,21 +30,24 @@ def start() -> None:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    # A name in OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES wins.
+    # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence over our name.
     named = Resource({"service.name": SERVICE_NAME}).merge(Resource.create())
     own = "unknown_service" in str(named.attributes["service.name"])
     provider = TracerProvider(resource=named.merge(Resource({"service.name": SERVICE_NAME})) if own else named)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
     _tracer = trace.get_tracer("service")
-    signals.before_task_publish.connect(_send_with_message, dispatch_uid="config.telemetry.tracing")
+    signals.before_task_publish.connect(_write_headers, dispatch_uid="config.telemetry.tracing")
     signals.task_prerun.connect(_begin_task, dispatch_uid="config.telemetry.tracing")
     signals.task_postrun.connect(_end_task, dispatch_uid="config.telemetry.tracing")
 
 
 @contextmanager
 def span(name: str, *, kind: str = "INTERNAL", parent: Any = None, **attributes: str) -> Iterator[Any]:
-    """A span around the block, within the one that is under way. An exception marks it with its type alone."""
+    """A span around the block, within the current span or ``parent``.
+
+    An exception sets the error status with the exception's type only, because its message can quote user content.
+    """
     if _tracer is None:
         yield None
         return
@@ -66,7 +69,7 @@ def span(name: str, *, kind: str = "INTERNAL", parent: Any = None, **attributes:
 
 
 def current() -> str | None:
-    """The span that is under way, as W3C's ``traceparent`` names it; None without one."""
+    """The W3C ``traceparent`` of the current span, or None."""
     if _tracer is None:
         return None
     from opentelemetry.propagate import inject
@@ -76,8 +79,8 @@ def current() -> str | None:
     return carrier.get("traceparent")
 
 
-def continuing(traceparent: str | None) -> Any:
-    """``span``'s parent for work that no message led to: the span so named, unless one is under way."""
+def parent_of(traceparent: str | None) -> Any:
+    """The ``parent`` for ``span`` from a stored ``traceparent``. None if there is a current span."""
     if _tracer is None or traceparent is None or current() is not None:
         return None
     from opentelemetry.propagate import extract
@@ -86,7 +89,7 @@ def continuing(traceparent: str | None) -> Any:
 
 
 class TracingMiddleware:
-    """A span a request, within the caller's trace if ``traceparent`` names one. In MIDDLEWARE only with an endpoint."""
+    """A span per request, within the client's trace if it sends ``traceparent``. Installed only with an endpoint."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self.get_response = get_response
@@ -106,7 +109,7 @@ class TracingMiddleware:
             return response
 
 
-def _send_with_message(headers: dict[str, Any] | None = None, **kwargs: Any) -> None:
+def _write_headers(headers: dict[str, Any] | None = None, **kwargs: Any) -> None:
     from opentelemetry.propagate import inject
 
     if headers is not None:
@@ -114,16 +117,16 @@ def _send_with_message(headers: dict[str, Any] | None = None, **kwargs: Any) -> 
 
 
 def _begin_task(task_id: str, task: Any, **kwargs: Any) -> None:
-    """Of tasks that a request has led to; the clock's own would be noise."""
+    """Open a span for a task that a request started. Scheduled tasks get no span: there are too many of them."""
     from opentelemetry.propagate import extract
 
     if traceparent := task.request.get("traceparent"):
         parent = extract({"traceparent": traceparent})
-        under_way = span(f"task {task.name}", kind="CONSUMER", parent=parent, **{"task.id": task_id})
-        under_way.__enter__()
-        _tasks[task_id] = under_way
+        task_span = span(f"task {task.name}", kind="CONSUMER", parent=parent, **{"task.id": task_id})
+        task_span.__enter__()
+        _tasks[task_id] = task_span
 
 
 def _end_task(task_id: str, **kwargs: Any) -> None:
-    if under_way := _tasks.pop(task_id, None):
-        under_way.__exit__(None, None, None)
+    if task_span := _tasks.pop(task_id, None):
+        task_span.__exit__(None, None, None)

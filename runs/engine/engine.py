@@ -15,7 +15,7 @@ import time
 from django.conf import settings
 from django.db import connection
 
-from config.outbound.loop import allow_files
+from config.outbound.loop import raise_open_file_limit
 from config.telemetry import logs, tracing
 from runs import catalogue, lifecycle
 from runs.engine.heartbeat import Heartbeat
@@ -52,7 +52,7 @@ class Engine:
 
     def start(self) -> None:
         preload()
-        allow_files(settings.RUN_WORKER_CAPACITY * 2)  # a run that waits for a model holds a socket
+        raise_open_file_limit(settings.RUN_WORKER_CAPACITY * 2)  # a run that waits for a model holds a socket
         self.heartbeat.register()
         catalogue.refresh()
         connection.close()
@@ -117,7 +117,7 @@ class Engine:
             claimed = await self.process.db(claim_and_load, run_id, self.process.worker_id)
             if claimed is not None:
                 session = self.sessions[run_id] = Session(self.process, claimed)
-                parent = tracing.continuing(claimed.run.trace_parent)
+                parent = tracing.parent_of(claimed.run.trace_parent)
                 with tracing.span("run", parent=parent, **{"run.id": run_id}):
                     await execute(session)
         except asyncio.CancelledError:

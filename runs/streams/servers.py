@@ -21,7 +21,7 @@ from django.db import close_old_connections
 from django.http import HttpResponse, HttpResponseBase
 
 from config.api.errors import error_response
-from config.outbound.loop import allow_files, shared
+from config.outbound.loop import raise_open_file_limit, shared
 from runs.streams.frames import render
 from runs.streams.hub import Hub, Opening, Stream
 from runs.streams.views import StreamResponse
@@ -76,7 +76,7 @@ class Application:
             await self.django(scope, bounded, send)
 
     async def live(self, receive: Any, send: Any) -> None:
-        allow_files()
+        raise_open_file_limit()
         while (await receive())["type"] != "lifespan.shutdown":
             await send({"type": "lifespan.startup.complete"})
         if self.hub is not None:
@@ -215,7 +215,7 @@ background = Background()
 
 def hand_over_streams(application: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:
     """``application`` for a server that gives its socket as ``gunicorn.socket`` and accepts ``HandedOver``."""
-    allow_files()
+    raise_open_file_limit()
 
     def with_streams(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         given: list[Any] = []

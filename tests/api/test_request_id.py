@@ -55,9 +55,9 @@ def test_it_goes_with_a_task_message():
             message.ack()
             # As a worker does: the message's headers become the task's request.
             note.push_request(**message.headers)
-            logs.take_from_message(task=note)
+            logs.read_headers(task=note)
             note.run()
-            logs.forget()
+            logs.reset()
             note.pop_request()
     assert seen == ["mine", "-"]
     assert logs.request_id.get() == "-"

@@ -12,8 +12,8 @@ EVENT_VIOLATES_SCHEMA = "ST108"
 
 # Rules of the JSON reader for any value anywhere, also in fields that are ignored: JSON Schema has no words for them.
 JSON_RULES = (
-    "The body holds text with NUL or a lone surrogate.",
-    "The body holds a number that is out of range.",
+    "The body contains text with NUL or a lone surrogate.",
+    "The body contains a number that is out of range.",
     "The body is nested more than",
 )
 # Field → why not every text that fits its schema is taken.

@@ -41,7 +41,7 @@ class Lines(logging.Handler):
 def listen() -> Iterator[Callable[[logging.Formatter], list[str]]]:
     handlers: list[Lines] = []
     # Requests of tests before leave their ids.
-    logs.forget()
+    logs.reset()
 
     def attach(formatter: logging.Formatter) -> list[str]:
         handlers.append(Lines(formatter))
@@ -51,7 +51,7 @@ def listen() -> Iterator[Callable[[logging.Formatter], list[str]]]:
     yield attach
     for handler in handlers:
         logging.getLogger().removeHandler(handler)
-    logs.forget()
+    logs.reset()
 
 
 def fail() -> None:
@@ -89,9 +89,9 @@ def test_a_local_line_is_short(listen):
 
 
 @pytest.mark.parametrize("formatter", [logs.JsonFormatter, logs.TextFormatter])
-@pytest.mark.parametrize("outspoken", [False, True])
-def test_what_an_exception_quotes_is_for_developers_alone(listen, formatter, outspoken):
-    lines = listen(formatter(outspoken=outspoken))
+@pytest.mark.parametrize("with_messages", [False, True])
+def test_what_an_exception_quotes_is_for_developers_alone(listen, formatter, with_messages):
+    lines = listen(formatter(with_messages=with_messages))
     try:
         raise ExceptionGroup(CANARY, [ValueError(CANARY)])
     except ExceptionGroup:
@@ -101,7 +101,7 @@ def test_what_an_exception_quotes_is_for_developers_alone(listen, formatter, out
     except ValueError:
         logging.getLogger("runs.x").exception("it broke")
     text = "".join(lines)
-    assert (CANARY in text) == outspoken
+    assert (CANARY in text) == with_messages
     for word in ("it broke", "ValueError", "KeyError", "ExceptionGroup", "test_logs.py", "in fail"):
         assert word in text
 
@@ -141,7 +141,7 @@ def test_what_asyncio_says_of_a_forgotten_failure_is_short(listen):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_ends_so_is_logged(listen, monkeypatch):
     lines = listen(logs.JsonFormatter())
-    monkeypatch.setattr(threading, "excepthook", logs._log_ended_thread)
+    monkeypatch.setattr(threading, "excepthook", logs.log_thread_failure)
     thread = threading.Thread(target=fail, name="worker-7")
     thread.start()
     thread.join()

@@ -94,7 +94,7 @@ def hanging_names(monkeypatch):
     yield asked
     release.set()
     for thread in threading.enumerate():
-        if thread.name == "webhook-lookup":
+        if thread.name == "dns-lookup":
             thread.join(30)
 
 

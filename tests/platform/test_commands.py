@@ -43,7 +43,7 @@ def test_how_long_it_is_valid(user, args, hours):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("nobody",), "add --create"),
+        (("nobody",), "Add --create"),
         (("", "--create"), "not a username"),
         (("x" * 151, "--create"), "not a username"),
         (("a\nb", "--create"), "not a username"),

@@ -35,8 +35,8 @@ def test_afterwards_the_old_key_can_go(settings, keys):
     Tool.objects.filter(pk=tool.pk).update(secret_headers='{"X-Key": "hush"}')
     settings.ENCRYPTION_KEYS = [new, old]
     assert Endpoint.objects.get().secret == endpoint.secret
-    assert reencrypt() == "3 encrypted anew.\n"
-    assert reencrypt() == "0 encrypted anew.\n"
+    assert reencrypt() == "3 re-encrypted.\n"
+    assert reencrypt() == "0 re-encrypted.\n"
     settings.ENCRYPTION_KEYS = [new]
     found = Endpoint.objects.get()
     assert (found.secret, found.secondary_secret) == (endpoint.secret, "cd" * 32)
@@ -49,7 +49,7 @@ def test_what_no_key_opens_is_named_and_left_alone(settings, keys):
     settings.ENCRYPTION_KEYS = [new]
     kept = factories.EndpointFactory()
     said = StringIO()
-    with pytest.raises(CommandError, match="1 not readable"):
+    with pytest.raises(CommandError, match="1 not decrypted"):
         call_command("reencrypt_secrets", stdout=said)
     assert f"secret of webhooks.Endpoint {lost.pk}" in said.getvalue()
     assert Endpoint.objects.get(pk=kept.pk).secret == kept.secret

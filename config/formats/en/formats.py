@@ -1,4 +1,4 @@
-"""With seconds, and in the order that sorts; always UTC."""
+"""UTC with seconds, in an order in which text sorts by time."""
 
 DATETIME_FORMAT = "Y-m-d H:i:s"
 DATE_FORMAT = "Y-m-d"

@@ -1,4 +1,4 @@
-"""Encrypts every stored secret with the first of ENCRYPTION_KEYS, so that the keys behind it can be dropped."""
+"""Re-encrypts each stored secret with the first key of ENCRYPTION_KEYS, so that the other keys can be removed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from django.db.models.functions import Cast
 
 from config.kernel.encryption import DecryptionFailed, EncryptedField, decrypt, is_current
 
-TELL_EVERY = 10_000
+PROGRESS_EVERY = 10_000
 
 
 class Command(BaseCommand):
-    help = "Encrypt every stored secret anew with the first of ENCRYPTION_KEYS; exit 1 if no key opens one of them."
+    help = "Re-encrypt each stored secret with the first key of ENCRYPTION_KEYS. Exit 1 if no key decrypts one of them."
 
     def handle(self, *args: Any, **options: Any) -> None:
         renewed = lost = seen = 0
@@ -24,8 +24,8 @@ class Command(BaseCommand):
             rows = model._default_manager.annotate(cipher=Cast(field.name, models.TextField()))
             for key, cipher in rows.exclude(cipher=None).values_list("pk", "cipher").iterator():
                 seen += 1
-                if seen % TELL_EVERY == 0:
-                    self.stderr.write(f"{seen} looked at")
+                if seen % PROGRESS_EVERY == 0:
+                    self.stderr.write(f"{seen} checked")
                 if is_current(cipher):
                     continue
                 try:
@@ -33,17 +33,20 @@ class Command(BaseCommand):
                 except DecryptionFailed:
                     lost += 1
                     self.stdout.write(
-                        f"No key of ENCRYPTION_KEYS opens {field.verbose_name} of {model._meta.label} {key}."
+                        f"No key of ENCRYPTION_KEYS decrypts {field.verbose_name} of {model._meta.label} {key}."
                     )
                     continue
-                # The old ciphertext again: a secret that was changed meanwhile is left alone.
+                # Filtered by the old ciphertext, so that a secret that changed in the meantime is kept.
                 renewed += rows.filter(pk=key, cipher=cipher).update(**{field.name: plain})
-        self.stdout.write(f"{renewed} encrypted anew.")
+        self.stdout.write(f"{renewed} re-encrypted.")
         if lost:
-            raise CommandError(f"{lost} not readable: put the key back that they were encrypted with, or replace them.")
+            raise CommandError(
+                f"{lost} not decrypted. Add the old key to ENCRYPTION_KEYS again, or replace these secrets."
+            )
 
 
 def encrypted_fields() -> Iterator[tuple[type[models.Model], EncryptedField]]:
+    """All encrypted fields of all models."""
     for model in apps.get_models():
         for field in model._meta.concrete_fields:
             if isinstance(field, EncryptedField):

@@ -1,4 +1,4 @@
-"""Prints a session token of the local issuer, alone on the last line."""
+"""Prints a session token of the local issuer. The last line contains only the token."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ HOURS_MAX = 24 * 365
 
 
 class Command(BaseCommand):
-    help = "Print a session token for USERNAME (only where the service is its own issuer)."
+    help = "Print a session token for USERNAME (only without SESSION_ISSUER)."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("username")
-        parser.add_argument("--create", action="store_true", help="make the user if there is none")
-        parser.add_argument("--hours", type=float, default=12, help="how long the token is valid (default 12)")
+        parser.add_argument("--create", action="store_true", help="create the user if it does not exist")
+        parser.add_argument("--hours", type=float, default=12, help="validity of the token in hours (default 12)")
 
     def handle(self, *args: Any, username: str, create: bool, hours: float, **options: Any) -> None:
         if settings.SESSION_ISSUER:
-            raise CommandError(f"Session tokens come from {settings.SESSION_ISSUER} (SESSION_ISSUER), not from here.")
+            raise CommandError(f"The service does not issue tokens: SESSION_ISSUER is {settings.SESSION_ISSUER}.")
         if not 0 < hours <= HOURS_MAX:
-            raise CommandError(f"--hours must be over 0 and at most {HOURS_MAX}.")
+            raise CommandError(f"--hours must be greater than 0 and at most {HOURS_MAX}.")
         if not username or username_of(username) != username:
             raise CommandError("This is not a username: use 1 to 150 printable characters.")
         user = get_user_model()._default_manager.filter(username=username).first()
         if user is None:
             if not create:
-                raise CommandError(f"There is no user {username}; add --create to make one.")
+                raise CommandError(f"There is no user {username}. Add --create to create it.")
             user = user_of({"sub": username})
-            self.stderr.write(f"made the user {username}")
+            self.stderr.write(f"created the user {username}")
         if not user.is_active:
             raise CommandError(f"The user {username} is not active.")
         self.stdout.write(mint(username, hours))
