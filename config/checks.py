@@ -1,7 +1,4 @@
-"""System checks of the settings. Each message names the environment variable, and each hint says how to correct it.
-
-A check of an app's own tables or files belongs in that app.
-"""
+"""System checks of the settings. Each message names the variable, and each hint says how to correct it."""
 
 from __future__ import annotations
 
@@ -32,11 +29,7 @@ def check_environment(app_configs: Any = None, **kwargs: Any) -> list[CheckMessa
     if settings.SESSION_ISSUER:
         for name in ("SESSION_AUDIENCE", "SESSION_JWKS_URL"):
             if not getattr(settings, name):
-                wrong(
-                    2,
-                    f"SESSION_ISSUER is set, but {name} is not.",
-                    f"Set {name} to the value of the identity provider.",
-                )
+                wrong(2, f"SESSION_ISSUER is set, but {name} is not.", f"Set {name} as your identity provider says.")
     else:
         for name in ("SESSION_AUDIENCE", "SESSION_JWKS_URL"):
             if getattr(settings, name):
@@ -55,11 +48,7 @@ def check_environment(app_configs: Any = None, **kwargs: Any) -> list[CheckMessa
     if settings.REDIS_URL and urlsplit(settings.REDIS_URL).scheme not in REDIS_SCHEMES:
         wrong(6, "REDIS_URL is not a Redis address.", "Set REDIS_URL to redis://host:6379/0 or rediss://…")
     if not is_http_url(settings.BASE_URL):
-        wrong(
-            7,
-            "BASE_URL is not an http(s) address.",
-            "Set BASE_URL to the service's address, for example https://api.example.com",
-        )
+        wrong(7, "BASE_URL is not an http(s) address.", "Set BASE_URL, for example to https://api.example.com")
     for name in ("SIGNUP_CREDITS", "CREDIT_APPROVAL_THRESHOLD"):
         if not is_amount(getattr(settings, name)):
             wrong(8, f"{name} is not an amount of credits.", f"Set {name} to a number of at least 0, for example 12.5")
@@ -77,10 +66,7 @@ def check_environment(app_configs: Any = None, **kwargs: Any) -> list[CheckMessa
 
 
 def require_valid_settings() -> None:
-    """Stop a server process from starting with a default value in place of an invalid one.
-
-    Raises ImproperlyConfigured, which names each variable and its correction.
-    """
+    """Raises ImproperlyConfigured, which names each invalid variable: no server starts with a default in its place."""
     if found := [f"{error.msg} {error.hint}" for error in check_environment() if error.is_serious()]:
         raise ImproperlyConfigured("\n".join(found))
 
@@ -112,11 +98,7 @@ def check_production(app_configs: Any = None, **kwargs: Any) -> list[CheckMessag
     if not settings.BASE_URL.startswith("https://"):
         unsafe(5, "BASE_URL is not https.", "Set BASE_URL to the public https address.")
     if not settings.METRICS_TOKEN_GIVEN:
-        unsafe(
-            6,
-            "METRICS_TOKEN is not set.",
-            "Set METRICS_TOKEN to random characters, and configure Prometheus with them.",
-        )
+        unsafe(6, "METRICS_TOKEN is not set.", "Set METRICS_TOKEN to random characters, here and in Prometheus.")
     return found
 
 
