@@ -18,10 +18,7 @@ class ApiKeyScheme(OpenApiAuthenticationExtension):
 
 
 PART = Part(
-    tags={
-        "api-keys": "Keys of the public surface.",
-        "key": "The key that a request bears.",
-    },
+    tags={"api-keys": "Keys of the public surface.", "key": "The key that a request bears."},
     operations={
         "POST api-keys": Operation(
             "Create an API key",

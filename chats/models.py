@@ -93,7 +93,7 @@ class Attachment(ProtectedModel):
         constraints = [
             models.CheckConstraint(
                 condition=Q(message=None) | Q(status=AttachmentStatus.READY), name="attachment_used_is_ready"
-            ),
+            )
         ]
 
     def __str__(self) -> str:

@@ -540,7 +540,7 @@ UNFOLD = {
             "800": "oklch(42.4% .199 265.6)",
             "900": "oklch(37.9% .146 265.5)",
             "950": "oklch(28.2% .091 267.9)",
-        },
+        }
     },
 }
 
@@ -557,9 +557,7 @@ LOGGING = {
         "text": {"()": "config.telemetry.logs.TextFormatter", "with_messages": DEBUG},
         "json": {"()": "config.telemetry.logs.JsonFormatter", "with_messages": DEBUG},
     },
-    "handlers": {
-        "console": {"class": "logging.StreamHandler", "formatter": LOG_FORMAT, "filters": ["context"]},
-    },
+    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": LOG_FORMAT, "filters": ["context"]}},
     "root": {"handlers": ["console"], "level": LOG_LEVEL},
     "loggers": {
         "django.request": {"level": "ERROR"},

@@ -21,12 +21,7 @@ session = [
     *webhooks.urls.session,
     *apikeys.urls.session,
 ]
-public = [
-    *runs.urls.public,
-    *chats.urls.public,
-    *credits.urls.public,
-    *apikeys.urls.public,
-]
+public = [*runs.urls.public, *chats.urls.public, *credits.urls.public, *apikeys.urls.public]
 
 urlpatterns = [
     path("api/v1/", include(session)),

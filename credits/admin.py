@@ -23,15 +23,7 @@ from config.staff.actions import Action, ActionForm, Did, WithActions
 from config.staff.base import ReadOnly, link_column, users_named
 from config.staff.forms import CreditsField, ReasonField
 from credits import ledger
-from credits.models import (
-    CORRECTIONS,
-    GRANT_DAYS_MAX,
-    REASON_MAX_CHARS,
-    SETTLEMENTS,
-    Account,
-    EntryType,
-    LedgerEntry,
-)
+from credits.models import CORRECTIONS, GRANT_DAYS_MAX, REASON_MAX_CHARS, SETTLEMENTS, Account, EntryType, LedgerEntry
 
 RUN = link_column("run_id", "run")
 REFUNDABLE = (EntryType.CAPTURE, EntryType.USAGE)

@@ -85,13 +85,7 @@ def available_subquery() -> Subquery:
 
 @transaction.atomic
 def grant(
-    user_id: int,
-    amount: int,
-    *,
-    cause: str,
-    reason: str = "",
-    staff: Any = None,
-    expires_at: datetime | None = None,
+    user_id: int, amount: int, *, cause: str, reason: str = "", staff: Any = None, expires_at: datetime | None = None
 ) -> LedgerEntry:
     """Add credits, once for each ``cause``. The unspent part expires at ``expires_at``."""
     _require(amount > 0, "amount", "A grant must be more than 0.")
@@ -132,12 +126,7 @@ def refund(entry_id: str, amount: int, *, reason: str, staff: Any, cause: str | 
     if earlier + amount > spent.amount:
         raise Conflict(f"At most {money.to_text(spent.amount - earlier)} credits of this row can still be refunded.")
     entry = _entry(
-        EntryType.REFUND,
-        spent.account_id,
-        amount,
-        against=spent,
-        **_subject(spent),
-        **_correction(reason, staff),
+        EntryType.REFUND, spent.account_id, amount, against=spent, **_subject(spent), **_correction(reason, staff)
     )
     entry.cause = cause or f"refund:{entry.id}"
     return _move(entry, balance=amount)

@@ -28,10 +28,7 @@ from credits.serializers import (
 )
 
 PERIOD = OpenApiParameter(
-    "period",
-    enum=list(usage.PERIODS),
-    default=usage.DEFAULT_PERIOD,
-    description="A rolling window that ends now.",
+    "period", enum=list(usage.PERIODS), default=usage.DEFAULT_PERIOD, description="A rolling window that ends now."
 )
 
 

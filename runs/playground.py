@@ -21,8 +21,7 @@ def show(request: HttpRequest) -> HttpResponse:
         raise Http404
     page, policy = read_page(PAGE.stat().st_mtime_ns)
     return HttpResponse(
-        page,
-        headers={"Content-Security-Policy": policy, "Cache-Control": "no-cache", "Referrer-Policy": "no-referrer"},
+        page, headers={"Content-Security-Policy": policy, "Cache-Control": "no-cache", "Referrer-Policy": "no-referrer"}
     )
 
 

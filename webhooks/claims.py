@@ -241,10 +241,7 @@ def _opened(secret: str | None) -> str | None:
 def _due_ids(endpoint_ids: Iterable[str], allowances: dict[str, int], moment: datetime | str) -> list[str]:
     """The deliveries to claim, counted again under the lock: no other process can claim for these endpoints now."""
     most = settings.WEBHOOK_ENDPOINT_CONCURRENCY
-    sql = _DUE.format(
-        join="string_agg" if connection.vendor == "postgresql" else "group_concat",
-        any_of=any_of(),
-    )
+    sql = _DUE.format(join="string_agg" if connection.vendor == "postgresql" else "group_concat", any_of=any_of())
     with connection.cursor() as cursor:
         cursor.execute(sql, [moment, most, moment, array(endpoint_ids)])
         return [

@@ -37,7 +37,7 @@ class Endpoint(models.Model):
     class Meta:
         permissions = [("disable_endpoint", "Can disable webhook endpoints")]
         constraints = [
-            models.UniqueConstraint(fields=["user"], condition=Q(deleted_at=None), name="endpoint_one_per_user"),
+            models.UniqueConstraint(fields=["user"], condition=Q(deleted_at=None), name="endpoint_one_per_user")
         ]
         indexes = [models.Index("user", "id", name="endpoint_by_user")]
 

@@ -11,13 +11,7 @@ from rest_framework.response import Response
 
 from config.api.viewsets import ServiceViewSet
 from webhooks import services
-from webhooks.serializers import (
-    DeliveryFilter,
-    DeliverySerializer,
-    EndpointChanges,
-    EndpointInput,
-    EndpointSerializer,
-)
+from webhooks.serializers import DeliveryFilter, DeliverySerializer, EndpointChanges, EndpointInput, EndpointSerializer
 
 
 class WebhookViewSet(ServiceViewSet):

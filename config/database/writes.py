@@ -62,11 +62,7 @@ class Writes:
             self.inserted += rows
 
     def update(
-        self,
-        model: type[models.Model],
-        where: Mapping[str, Any],
-        changes: Mapping[str, Any],
-        key: Key | None = None,
+        self, model: type[models.Model], where: Mapping[str, Any], changes: Mapping[str, Any], key: Key | None = None
     ) -> None:
         """UPDATE the rows whose fields have the values of ``where``, which may be None.
 

@@ -46,10 +46,7 @@ def _failed_task(record: logging.LogRecord) -> str:
 
 
 # Loggers whose messages quote exceptions or arguments, and the function that makes a safe message.
-REPLACEMENTS = {
-    "celery.app.trace": _failed_task,
-    "asyncio": lambda record: record.getMessage().partition("\n")[0],
-}
+REPLACEMENTS = {"celery.app.trace": _failed_task, "asyncio": lambda record: record.getMessage().partition("\n")[0]}
 
 
 class SafeFormatter(logging.Formatter):

@@ -191,7 +191,7 @@ def webhook_health() -> dict[str, Any]:
             ("Pending", f"{pending[: LIVE_MAX + 1].count():,}", f"{page}?status__exact=PENDING"),
             ("Overdue by", span(now - oldest) if oldest and oldest < now else "–", f"{page}?status__exact=PENDING"),
             ("Failing endpoints", f"{failing:,}", reverse("admin:webhooks_endpoint_changelist") + "?failing__exact=1"),
-        ],
+        ]
     }
 
 

@@ -19,7 +19,7 @@ MODELS: list[dict[str, Any]] = [
         "price_out": 1_500_000,
         "is_default": True,
         "enabled": True,
-    },
+    }
 ]
 
 

@@ -30,12 +30,7 @@ def reject_new_call(call: ToolInvocation, code: str, message: str) -> ToolInvoca
     """(new) → FAILED: a call that cannot be made. It is not stored yet."""
     now = clock.now()
     return changed(
-        call,
-        status=InvocationStatus.FAILED,
-        error_code=code,
-        error_message=message,
-        started_at=now,
-        finished_at=now,
+        call, status=InvocationStatus.FAILED, error_code=code, error_message=message, started_at=now, finished_at=now
     )
 
 

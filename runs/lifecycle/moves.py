@@ -134,15 +134,7 @@ def new_events(run: Run, happened: Sequence[StreamEvent], at: datetime, *, ends:
 
 def emit(writes: Writes, run: Run, event: Event, **extra: Any) -> None:
     """Add a webhook event of the run to ``writes``; ``extra`` are the event's own fields."""
-    outbox.add(
-        writes,
-        run.user_id,
-        event,
-        run_id=run.id,
-        chat_id=run.chat_id,
-        request_id=run.request_id,
-        extra=extra,
-    )
+    outbox.add(writes, run.user_id, event, run_id=run.id, chat_id=run.chat_id, request_id=run.request_id, extra=extra)
 
 
 def move_call(call: ToolInvocation, to: str, **changes: Any) -> ToolInvocation:

@@ -16,11 +16,8 @@ PART = Part(
                 "email": "ada@example.com",
                 "createdAt": "2026-11-20T12:00:00.000Z",
             },
-        ),
+        )
     },
-    components={
-        "ApiError": "Every error has this shape.",
-        "Me": "The user whose session token the request bears.",
-    },
+    components={"ApiError": "Every error has this shape.", "Me": "The user whose session token the request bears."},
     errors=(KeyReused(), KeyInUse()),
 )

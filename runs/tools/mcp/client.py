@@ -9,14 +9,7 @@ import httpx2
 from django.conf import settings
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
-from mcp_types import (
-    CallToolResult,
-    EmbeddedResource,
-    Implementation,
-    ResourceLink,
-    TextContent,
-    TextResourceContents,
-)
+from mcp_types import CallToolResult, EmbeddedResource, Implementation, ResourceLink, TextContent, TextResourceContents
 
 from config.outbound.client import check_url
 from runs.tools.base import (
