@@ -1,4 +1,4 @@
-"""Creating, finding and revoking API keys (interface, section 6).
+"""Creating, finding and revoking API keys (docs/api.md, "API keys").
 
 A secret is ``awk_``, 43 random base62 characters (256 bits) and a checksum of 6. Only its SHA-256 is stored: at this
 entropy a slow hash would add cost but no protection.

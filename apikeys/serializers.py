@@ -1,4 +1,4 @@
-"""Shapes of API keys (interface, section 6)."""
+"""Shapes of API keys (docs/api.md, "API keys")."""
 
 from __future__ import annotations
 

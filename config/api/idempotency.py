@@ -1,4 +1,4 @@
-"""``Idempotency-Key``: a repeated POST gets the first answer and creates nothing (interface, section 1).
+"""``Idempotency-Key``: a repeated POST gets the first answer (docs/api.md, "Idempotency").
 
 Two phases. First a row that claims the key is committed, so that a second request sees it at once. Then the view runs,
 and its answer is stored in the same transaction: a crash leaves both or neither. A claim without an answer can be taken

@@ -18,7 +18,7 @@ from config.api.viewsets import ServiceViewSet
 
 
 class MeSerializer(CamelSerializer):
-    """``GET /me`` (interface, section 2)."""
+    """``GET /me``: the signed-in user (docs/api.md, "Two surfaces")."""
 
     id = serializers.CharField(source="pk", read_only=True)
     username = serializers.CharField(read_only=True)

@@ -21,7 +21,7 @@ TOKENS_MAX = 1_000_000_000
 
 
 class RunFailed(Exception):
-    """The run cannot continue. ``code`` is one of the contract's errorCodes, ``message`` is for people."""
+    """The run cannot continue. ``code`` is an ``errorCode`` of docs/api.md, "Runs"; ``message`` is for people."""
 
     def __init__(self, code: str, message: str) -> None:
         self.code, self.message = code, message

@@ -1,4 +1,4 @@
-"""The offline demo model: no network, no key, the same events as another model (section 9 of the interface).
+"""The offline demo model: no network, no key, the same events as another model (docs/demo-model.md).
 
 A message without a line that starts with ``/`` gets a short reply. Any other message is a script:
 

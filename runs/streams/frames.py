@@ -1,4 +1,4 @@
-"""Events of a run's stream as server-sent events: the bytes that a client receives (interface, section 7).
+"""Events of a run's stream as server-sent events: the bytes that a client receives (docs/streams.md).
 
 Only the servers of streams render frames. What reads events inside the service uses ``reads.Event``.
 """

@@ -1,4 +1,4 @@
-"""``GET …/runs/{runId}/stream`` on both surfaces (interface, section 7): permission and position.
+"""``GET …/runs/{runId}/stream`` on both surfaces (docs/streams.md): permission and position.
 
 The views check a request like any other and answer with a ``StreamResponse``, whose ``opening`` the servers of
 ``servers.py`` serve. Any other server sends the events that exist now; the client reconnects for later ones.

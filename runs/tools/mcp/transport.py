@@ -32,7 +32,7 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
         self,
         host: str,
         port: int,
-        timeout: float | None = None,  # noqa: ASYNC109  (the interface's)
+        timeout: float | None = None,  # noqa: ASYNC109  (a parameter of the base class)
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
