@@ -1,4 +1,4 @@
-"""The admin as somebody sees it who signs in and follows every kind of link."""
+"""A crawler that signs in to the admin and follows every kind of link."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from urllib.parse import urljoin, urlsplit
 
 import requests
 
-# Of each kind of page, as many: rows have content, and other pages differ by ids alone.
+# How many pages of each kind to visit. Pages of rows have content; other pages differ only in their ids.
 ROWS, OTHERS = 3, 1
 ROW = r"/(change|content)/$"
-# The way out, and the same pages with a way back or with two filters at once.
+# The logout link, and repeated pages: those with a return link or with two filters.
 SKIPPED = r"/logout/|_changelist_filters|&"
 
 
@@ -28,7 +28,7 @@ def sign_in(url: str, name: str, password: str) -> requests.Session:
 
 
 def pages(session: requests.Session, url: str) -> Iterator[tuple[str, requests.Response]]:
-    """(path, answer) of the first page and of all that its links lead to, a few of each kind."""
+    """(path, response) of the first page and of the pages that its links lead to, a few of each kind."""
     waiting, seen, kinds = deque(["/admin/"]), {"/admin/"}, Counter[str]()
     while waiting:
         path = waiting.popleft()
@@ -46,7 +46,7 @@ def pages(session: requests.Session, url: str) -> Iterator[tuple[str, requests.R
 
 
 def kind_of(path: str) -> str:
-    """The path without ids, and which parameters it has."""
+    """The path without ids, and the names of its query parameters."""
     parts = urlsplit(path)
     names = sorted(pair.partition("=")[0] for pair in parts.query.split("&"))
     return "/".join("*" if re.search(r"\d", part) else part for part in parts.path.split("/")) + "?".join(names)

@@ -1,4 +1,4 @@
-"""The service as the Procfile says, each process started by the container image's entry point."""
+"""The service as the Procfile defines it. The entry point of the container image starts each process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORKERS = ("runs-1", "runs-2", "webhooks", "webhooks-retry", "maintenance")
 
 
 class Deployment(Stack):
-    """``database_url`` and ``redis_url`` are needed. ``through`` is what the processes reach the former by."""
+    """``database_url`` and ``redis_url`` are required. The processes connect to ``through`` as their database."""
 
     def __init__(self, *, through: str | None = None, **options: object) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ class Deployment(Stack):
             self.wait_for(partial(worker_is_ready, self.processes[name]), START_SECONDS, f"readiness of {name}")
 
     def shut_down(self) -> dict[str, float]:
-        """SIGTERM to every process at once, as a platform does; how long each took to end."""
+        """Send SIGTERM to every process at once, as a platform does. Returns the seconds that each took."""
         begun = time.monotonic()
         for process in self.processes.values():
             process.wanted = False

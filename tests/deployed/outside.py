@@ -1,4 +1,4 @@
-"""Everything outside the service, on one loopback port: a tool, a model provider, a receiver of webhooks, a collector
+"""All servers outside the service, on one loopback port: a tool, a model provider, a webhook receiver, a collector
 of traces (OTLP/HTTP), and a Sentry.
 """
 
@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from tests.http_server import serving
 
-# What must stay where it belongs, each recognisable.
+# Unique strings that may appear only in the places that are meant for them.
 MESSAGE, TOOL_OUTPUT, TOOL_SECRET = "canary-message-1f", "canary-output-2e", "canary-header-3d"
 MODEL_OUTPUT, MODEL_KEY, EXCEPTION = "canary-model-4c", "canary-key-5b", "canary-exception-6a"
 WRONG_CREDENTIAL, RECEIVER_ANSWER, MODEL_ERROR = "canary-wrong-79", "canary-answer-88", "canary-refusal-97"
@@ -58,7 +58,7 @@ class Outside:
         return found
 
     def reports(self) -> list[dict[str, Any]]:
-        """Sentry's events."""
+        """The events that Sentry received."""
         lines = [line for body in self.bodies("/api/1/envelope/") for line in body.splitlines()]
         return [event for line in lines if "event_id" in (event := json.loads(line)) and "level" in event]
 

@@ -1,5 +1,7 @@
-"""A service at work with everything switched on that watches it: canaries are where they belong and nowhere else, every
-log line says whose it is, traces go through, and all processes' metrics are on one page.
+"""Logs, metrics, traces and error reports of a service that has all of them enabled.
+
+Canaries are unique strings in users' content and in secrets. They may appear only where staff may read them. Every log
+line names its request, run and task. One trace covers a whole run. One page holds the metrics of all processes.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from tests.operations.conftest import MetricsPage
 
 pytestmark = [pytest.mark.stack, pytest.mark.services, pytest.mark.timeout(240)]
 
-# What users, models, tools and receivers said, and where staff may read it (docs/admin.md).
+# The content of users, models, tools and receivers, and the pages where staff may read it (docs/admin.md).
 CONTENT = (MESSAGE, TOOL_OUTPUT, MODEL_OUTPUT, MODEL_ERROR, FILE, FILE_NAME)
 ANSWERS, ANSWERED = (RECEIVER_ANSWER,), r"/webhooks/(attempt|delivery)/.+/change/"
 SHOWN = (
@@ -54,21 +56,21 @@ def lines_of(world: World) -> list[tuple[str, str]]:
     return [(name, line) for name, text in logs.items() for line in text.splitlines()]
 
 
-def test_the_canaries_were_there(world: World) -> None:
-    """Or nothing that follows means anything."""
+def test_the_canaries_are_in_the_stored_content(world: World) -> None:
+    """The other tests of this file prove nothing without the canaries."""
     assert world.stack.session("ada").get(f"/chats/{world.run['chatId']}/messages").text.count(MESSAGE) == 4
     kept = world.stack.manage("shell", "-c", "from webhooks.models import *; print(Attempt.objects.count())")
     assert int(kept.split()[-1]) >= 2
     assert [answer.status_code for answer in world.errors] == [500, 400, 400, 400, 404, 404, 500, 401, 401]
 
 
-def test_no_log_line_holds_one(world: World) -> None:
+def test_no_log_line_contains_a_canary(world: World) -> None:
     guilty = [(name, found(line, world), line) for name, line in lines_of(world) if found(line, world)]
     assert guilty == []
 
 
-def test_what_broke_is_told_all_the_same(world: World) -> None:
-    """By type and place: in the web process and in the worker."""
+def test_unexpected_exceptions_are_logged_with_type_and_place(world: World) -> None:
+    """The line has the type and the place of the exception, in the web process and in the worker."""
     text = "\n".join(line for _, line in lines_of(world))
     for name, place in (("web", "in start_run"), ("runs-1", "in record_turn")):
         broken = [line for process, line in lines_of(world) if process == name and "exception" in line]
@@ -76,7 +78,7 @@ def test_what_broke_is_told_all_the_same(world: World) -> None:
     assert "Traceback (most recent call last)" not in text
 
 
-def test_every_line_is_json_and_says_whose_it_is(world: World) -> None:
+def test_every_log_line_is_json_and_names_its_request_run_and_task(world: World) -> None:
     told = []
     for name, line in lines_of(world):
         try:
@@ -91,20 +93,20 @@ def test_every_line_is_json_and_says_whose_it_is(world: World) -> None:
     assert all(line["run_id"].startswith("run_") for line in broken)
     by_request = {line["request_id"]: line for line in broken}
     assert by_request.keys() > {"untold"}
-    # Found by a worker's own sweep, which is no task, or told of by beat's.
+    # The worker's own sweep, which is not a task, or the sweep that beat starts found this run.
     assert re.fullmatch(r"wrk_\w+|[0-9a-f-]{36}", by_request.pop("untold")["task_id"])
     (line,) = by_request.values()
     assert len(line["request_id"]) == 32
     assert len(line["task_id"]) == 36
 
 
-def test_an_answer_s_lines_name_its_run(world: World) -> None:
+def test_log_lines_of_an_answered_waitpoint_name_its_run(world: World) -> None:
     lines = [json.loads(line) for name, line in lines_of(world) if name == "web" and "in respond" in line]
     assert [line["run_id"] for line in lines] == [world.asked["id"]]
     assert len(lines[0]["request_id"]) == 32
 
 
-def test_the_broker_holds_ids_alone(world: World) -> None:
+def test_the_broker_receives_only_ids(world: World) -> None:
     assert any("runs.execute_run" in command for command in world.commands), "nothing was overheard"
     assert [command for command in world.commands if found(command, world)] == []
     with world.broker.client() as client:
@@ -126,14 +128,14 @@ def test_the_broker_holds_ids_alone(world: World) -> None:
     assert seen > 5
 
 
-def test_errors_quote_nothing(world: World) -> None:
+def test_error_responses_contain_no_canary(world: World) -> None:
     for answer in world.errors:
         assert found(answer.text, world) == [], answer.text
         assert "Traceback" not in answer.text
 
 
-def test_no_page_of_the_admin_holds_one_but_that_of_a_run_s_content(world: World) -> None:
-    """Nor does that page hold a secret."""
+def test_admin_pages_show_content_only_where_permitted(world: World) -> None:
+    """The content page holds no secret either."""
     kinds = set()
     for path, answer in crawl.pages(crawl.sign_in(world.stack.url, "boss", PASSWORD), world.stack.url):
         kinds.add(crawl.kind_of(path))
@@ -146,7 +148,7 @@ def test_no_page_of_the_admin_holds_one_but_that_of_a_run_s_content(world: World
     assert "/admin/runs/run/*/content/" in kinds
 
 
-def test_a_trace_goes_from_the_request_to_the_model_and_the_tool(world: World) -> None:
+def test_a_trace_links_the_request_to_the_model_and_tool_calls(world: World) -> None:
     spans = [span for span in world.outside.spans() if span["trace"] == TRACE]
     by_id = {span["id"]: span for span in spans}
 
@@ -165,19 +167,19 @@ def test_a_trace_goes_from_the_request_to_the_model_and_the_tool(world: World) -
     assert {span["request.id"] for span in spans if span["name"].startswith("POST")} == {"from-outside"}
 
 
-def test_a_trace_goes_on_where_no_message_led(world: World) -> None:
+def test_a_trace_continues_when_a_sweep_finds_the_run(world: World) -> None:
     spans = {span["name"]: span for span in world.outside.spans() if span["trace"] == UNTOLD_TRACE}
     assert spans.keys() >= {"asked", "run", "model"}
     assert spans["run"]["parent"] == spans["asked"]["id"]
     assert spans["model"]["parent"] == spans["run"]["id"]
 
 
-def test_no_span_holds_one(world: World) -> None:
+def test_no_span_contains_a_canary(world: World) -> None:
     bodies = world.outside.bodies("/v1/traces")
     assert bodies
     for body in bodies:
         assert found(body.decode("latin1"), world) == []
-    # Failures are marked, with a type.
+    # The span of a failure has the type of the error.
     assert "ModelError" in {span["error"] for span in world.outside.spans() if span["name"] == "model"}
 
 
@@ -195,7 +197,7 @@ def test_unexpected_exceptions_are_reported_without_content(world: World) -> Non
     assert any(report["tags"]["run_id"].startswith("run_") for report in reports)
 
 
-def test_figures_of_all_processes_are_on_one_page(world: World) -> None:
+def test_metrics_of_all_processes_are_on_one_page(world: World) -> None:
     def shown() -> MetricsPage:
         answer = requests.get(f"{world.stack.url}/metrics", headers={"Authorization": "Bearer scraper"}, timeout=15)
         assert answer.status_code == 200
@@ -214,7 +216,7 @@ def test_figures_of_all_processes_are_on_one_page(world: World) -> None:
     assert found(metrics.text, world) == []
 
 
-def test_a_process_hands_its_last_figures_in_when_it_ends(world: World) -> None:
+def test_a_process_sends_its_last_metrics_when_it_ends(world: World) -> None:
     stack = world.stack
     stack.restart("web", {"METRICS_FLUSH_SECONDS": "60"})
     session = stack.session("ada")

@@ -1,4 +1,4 @@
-"""The first minutes with the service: `make run` says what it does and what to do next; a wrong variable is named."""
+"""The first minutes with the service: `make run` prints what it does and what to do next. Errors name the variable."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.stack.process import ROOT, free_port, wait_for
 pytestmark = pytest.mark.stack
 
 
-def test_the_greeting_s_links_and_commands_work(tmp_path: Path) -> None:
+def test_the_links_and_commands_that_make_run_prints_work(tmp_path: Path) -> None:
     service = LocalService(tmp_path)
     try:
         wait_for(lambda: service.said("Ctrl-C stops it"), 90, "the greeting")
         said = service.log.read_text()
-        # What takes long says so before it begins.
+        # Each long step is announced before it begins.
         for earlier, later in (("Preparing the database…", "Starting the service…"), ("Starting the", "is running on")):
             assert said.index(earlier) < said.index(later)
         links = dict(re.findall(r"^  ([A-Z][\w ]*?) {2,}(http://\S+)", said, re.M))
@@ -47,7 +47,7 @@ def test_the_greeting_s_links_and_commands_work(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr
         assert "Hello! I am the demo model" in done.stdout
-        # Lines are for people, whatever the processes.
+        # Log lines are plain text, not JSON.
         assert '{"time"' not in service.log.read_text()
     finally:
         service.process.send_signal(signal.SIGINT)
@@ -69,7 +69,7 @@ WRONG = {"PORT": "many", "RATE_LIMIT_PUBLIC": "-1", "SESSION_AUDIENCE": "agents"
     ],
     ids=["web", "stream", "worker", "beat", "release", "check"],
 )
-def test_every_process_refuses_wrong_variables_by_name_and_with_a_remedy(tmp_path: Path, command: list[str]) -> None:
+def test_every_process_names_invalid_variables_and_their_remedy(tmp_path: Path, command: list[str]) -> None:
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     answer = subprocess.run(
         python(*command),
@@ -107,7 +107,7 @@ def refused(**environment: str) -> str:
     return answer.stderr
 
 
-def test_make_run_refuses_them_before_it_starts_anything(tmp_path: Path) -> None:
+def test_make_run_checks_variables_before_it_starts_anything(tmp_path: Path) -> None:
     assert "PORT: use a whole number from 1 to 65535" in refused(VAR_DIR=str(tmp_path), PORT="many")
 
 
@@ -124,7 +124,7 @@ def test_a_second_make_run_on_the_same_state_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["check_invariants", "reconcile_credits"])
-def test_long_commands_say_how_far_they_are(tmp_path: Path, name: str) -> None:
+def test_long_commands_print_their_progress(tmp_path: Path, name: str) -> None:
     environment = {"PATH": os.environ["PATH"], "VAR_DIR": str(tmp_path), "LOG_LEVEL": "WARNING"}
     for command in (["migrate", "--verbosity", "0"], [name]):
         answer = subprocess.run(

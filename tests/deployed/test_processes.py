@@ -1,4 +1,4 @@
-"""The Procfile's processes at work: they serve, they end within the time that platforms give, and nothing is lost."""
+"""The processes of the Procfile under load: they serve, they end within the platforms' time limit and lose nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Tool.objects.create(
 
 
 def late(seconds: float, body: bytes = b'{"result": "ok"}'):
-    """An answer that takes its time, but does not outlive its receiver."""
+    """A delayed response. The delay ends early if the receiver stops."""
 
     def behave(receiver, connection, request) -> None:
         receiver.stopped.wait(seconds)
@@ -43,7 +43,7 @@ def late(seconds: float, body: bytes = b'{"result": "ok"}'):
     return behave
 
 
-def test_a_shutdown_under_way_ends_in_time_and_loses_nothing() -> None:
+def test_a_shutdown_under_load_ends_in_time_and_loses_nothing() -> None:
     with (
         receiving(late(8)) as tool,
         receiving(late(6), late(6), answer()) as hook,
@@ -61,7 +61,7 @@ def test_a_shutdown_under_way_ends_in_time_and_loses_nothing() -> None:
         waiting = driver.ask("/ask Which?\n/say {result} it is")
         until(lambda: len(tool.requests) == 1 and len(hook.requests) >= 2)
         slow: list[requests.Response] = []
-        # A request that is being answered when the signal comes.
+        # A request that is in progress when the signal arrives.
         client = deployed.public("ada")
         asking = threading.Thread(
             target=lambda: slow.append(
@@ -93,7 +93,7 @@ def test_a_shutdown_under_way_ends_in_time_and_loses_nothing() -> None:
             ended = driver.wait(run["id"], timeout=90)
             assert ended["status"] == "completed"
             assert driver.content(ended).endswith(ending)
-        # What was under way outside was neither cut off nor done twice.
+        # Calls to servers outside were neither interrupted nor repeated.
         assert len(tool.requests) == 1
         until(lambda: not session.get("/webhooks/deliveries?status=PENDING").json()["items"], 60)
         deliveries = session.get("/webhooks/deliveries?limit=100").json()["items"]
@@ -112,8 +112,8 @@ POOL = 8
 
 @pytest.fixture
 def pgbouncer() -> Iterator[str]:
-    """A PgBouncer in transaction mode in front of the tests' server, with fewer connections than the service has
-    clients; its address without a database."""
+    """The URL, without a database, of a PgBouncer in transaction mode in front of the tests' server. It has fewer
+    connections than the service has clients."""
     direct = psycopg.conninfo.conninfo_to_dict(os.environ["TEST_DATABASE_URL"])
     directory, port = temporary_directory("pgbouncer-"), free_port()
     (directory / "pgbouncer.ini").write_text(
@@ -159,7 +159,7 @@ def answers(port: int) -> bool:
 
 
 @pytest.mark.skipif(BINARY is None, reason="there is no PgBouncer here (apt install pgbouncer)")
-def test_behind_pgbouncer_in_transaction_mode(pgbouncer: str) -> None:
+def test_the_service_works_behind_pgbouncer_in_transaction_mode(pgbouncer: str) -> None:
     with (
         receiving() as hook,
         Deployment(
@@ -188,13 +188,13 @@ def test_behind_pgbouncer_in_transaction_mode(pgbouncer: str) -> None:
         key = {"Idempotency-Key": "once"}
         chats = {session.post("/chats", json={}, headers=key).json()["id"] for _ in range(3)}
         assert len(chats) == 1
-        # These read with cursors.
+        # These commands use server-side cursors.
         assert "All invariants hold." in deployed.manage("check_invariants")
         assert "Every account agrees" in deployed.manage("reconcile_credits")
         for name, process in deployed.processes.items():
             broken = [line for line in process.log.read_text().splitlines() if '"level": "ERROR"' in line]
             assert broken == [], name
-        # What the setting is for: without it, connections ask for what PgBouncer does not pass on.
+        # Without the setting, connections use features that PgBouncer does not support.
         refused = subprocess.run(
             [shutil.which("python", path=deployed.environment["PATH"]) or "python", "manage.py", "reconcile_credits"],
             env=deployed.environment | {"DATABASE_PGBOUNCER": "0"},

@@ -1,4 +1,4 @@
-"""A service with everything switched on that watches it, once all was done that users do and that can fail."""
+"""A service with logs, metrics, traces and error reports enabled, after every kind of user action and failure."""
 
 from __future__ import annotations
 
@@ -47,8 +47,7 @@ for name in ("outside", "broken"):
         name=name, display_name=name, provider="openai", provider_model=name, price_in=0, price_out=0
     )
 """
-# What fails deep inside, quoting what it choked on: a message and an answer in a web process, a recorded turn in a
-# worker.
+# Database errors that quote the row: for a message and an answer in a web process, for a recorded turn in a worker.
 TRIGGERS = f"""
 from django.db import connection
 with connection.cursor() as cursor:
@@ -63,7 +62,7 @@ with connection.cursor() as cursor:
             f"WHEN (NEW::text LIKE '%boom-{{column}}%') EXECUTE FUNCTION boom()"
         )
 """
-# Somebody who may see every page; and a run whose message the broker never got: a sweep finds it.
+# A user who may see every page, and a run whose message never reached the broker. A sweep finds that run.
 UNTOLD = f"""
 from django.contrib.auth.models import User
 from opentelemetry.propagate import extract
@@ -118,7 +117,7 @@ def watched() -> Iterator[World]:
 
 
 class listening:
-    """Every command that the broker gets, task messages and published wake-ups among them."""
+    """Records every command that the broker receives, including task messages and published wake-ups."""
 
     def __init__(self, broker: RedisServer) -> None:
         self.broker, self.commands, self.over = broker, [], threading.Event()
@@ -143,10 +142,10 @@ class listening:
 
 
 def work(world: World) -> None:
-    """Every kind of thing that users do, and every kind of failure, with canaries in all of it."""
+    """Do every kind of user action and cause every kind of failure, with canaries in all content."""
     stack, session = world.stack, world.stack.session("ada")
     driver = Driver(session)
-    # From the sign-up's grant everything is paid.
+    # The sign-up grant pays for everything.
     endpoint = session.post("/webhooks", json={"url": f"{world.outside.url}/hook"}).json()
     rotated = session.post("/webhooks", json={"url": f"{world.outside.url}/hook", "rotateSecret": True}).json()
     key = session.post("/api-keys", json={"name": "canary"}).json()
@@ -191,7 +190,7 @@ def work(world: World) -> None:
         ),
     ):
         world.errors.append(call())
-    # The last spans, reports and attempts are on their way.
+    # Wait for the last spans, reports and webhook attempts.
     until(lambda: any(span["name"] == "tool" for span in world.outside.spans()))
     until(lambda: any(span["name"] == "run" and span["trace"] == UNTOLD_TRACE for span in world.outside.spans()))
     until(lambda: len(world.outside.reports()) >= 4)
@@ -199,7 +198,7 @@ def work(world: World) -> None:
 
 
 def attach(session: Client) -> str:
-    """An uploaded file, ready for a message; one upload that breaks off on the way."""
+    """Upload a file and return its id. Before that, one upload is incomplete and fails."""
     body = {"fileName": f"{FILE_NAME}.txt", "contentType": "text/plain", "sizeBytes": len(FILE)}
     for content in (FILE[:-1], FILE):
         made = session.post("/attachments", json=body).json()

@@ -1,4 +1,4 @@
-"""The admin in a real browser: sign in, look around, find a run, read its timeline, cancel it, grant credits."""
+"""The admin in a real browser: sign in, open pages, find a run, read its timeline, cancel it, grant credits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def staffed(stack: Stack) -> Stack:
 
 @pytest.fixture
 def page(staffed: Stack) -> Iterator[Page]:
-    # Going on to another page aborts what the last one was still loading.
+    # Navigation to another page aborts the unfinished requests of the previous page.
     with browsing(
         staffed.url, "/admin/", viewport={"width": 1440, "height": 900}, tolerated="net::ERR_ABORTED"
     ) as page:
@@ -44,7 +44,7 @@ def sign_in(page: Page, name: str = "olga") -> None:
     expect(page.get_by_text("Oldest queued run")).to_be_visible(timeout=20_000)
 
 
-def test_a_run_is_found_read_and_cancelled(staffed, page):
+def test_staff_find_read_and_cancel_a_run(staffed, page):
     ada = staffed.session("ada")
     ada.post("/webhooks", {"url": "http://127.0.0.1:9/nobody"})
     chat = ada.post("/chats").json()["id"]
@@ -89,7 +89,7 @@ def test_runs_are_cancelled_from_the_list(staffed, page):
     assert {eve.get(f"/runs/{run}").json()["status"] for run in runs} == {"cancelled"}
 
 
-def test_credits_are_granted_and_a_wrong_amount_is_not(staffed, page):
+def test_staff_grant_credits_and_an_invalid_amount_is_rejected(staffed, page):
     bob = staffed.session("bob")
     before = bob.get("/me/credits").json()["available"]
     sign_in(page)
@@ -109,8 +109,8 @@ def test_credits_are_granted_and_a_wrong_amount_is_not(staffed, page):
     assert float(bob.get("/me/credits").json()["available"]) == float(before) + 12.5
 
 
-def test_every_kind_of_page_works_under_its_policy(staffed, page):
-    """What the policy refused would be an error in the browser's console, and the page's fixture finds those."""
+def test_every_kind_of_page_works_under_its_content_security_policy(staffed, page):
+    """The browser logs an error for anything that the policy blocks. The ``page`` fixture fails on such errors."""
     ada = staffed.session("ada")
     ada.post(f"/chats/{ada.post('/chats').json()['id']}/runs", {"message": "Hello"})
     sign_in(page, "root")
@@ -123,10 +123,10 @@ def test_every_kind_of_page_works_under_its_policy(staffed, page):
         expect(page.locator(shown).first).to_be_visible(timeout=20_000)
     page.goto(f"{staffed.url}/admin/auth/user/?q=olga")
     page.get_by_role("link", name="olga", exact=True).click()
-    # Django's calendar, made by a script of its own.
+    # Django's calendar, which a script creates.
     page.locator(".datetimeshortcuts a:has(.date-icon)").first.click()
     expect(page.locator(".calendarbox").first).to_be_visible(timeout=20_000)
-    # The theme and the charts, by Alpine and Chart.js.
+    # The theme and the charts, which need Alpine and Chart.js.
     page.goto(f"{staffed.url}/admin/")
     page.locator("a", has_text="Dark").evaluate("link => link.click()")
     expect(page.locator("html")).to_have_class(re.compile(r"\bdark\b"))

@@ -1,4 +1,4 @@
-"""Tools and models that staff make in the admin, used by runs: real workers, and real servers behind them."""
+"""Runs use tools and models that staff created in the admin, with real workers and real servers behind them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ with connection.cursor() as cursor:
 
 
 class Form(HTMLParser):
-    """What a browser would send of a page's form whose id is ``name``, were it left as it is."""
+    """The fields that a browser would submit for the unchanged form with the id ``name``."""
 
     def __init__(self, page: str, name: str) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Form(HTMLParser):
 
 
 class Staff:
-    """Somebody signed in to the admin."""
+    """A staff user who is signed in to the admin."""
 
     def __init__(self, stack: Stack) -> None:
         self.base = f"{stack.url}/admin"
@@ -107,13 +107,13 @@ class Staff:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server that speaks as OpenAI does."""
+    """The URL of a server with an OpenAI-compatible API."""
     yield from served(tmp_path_factory, "tests.llm.model_server", "--port")
 
 
 @pytest.fixture(scope="module")
 def mcp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of an MCP server by the official SDK."""
+    """The URL of an MCP server built with the official SDK."""
     for address in served(tmp_path_factory, "tests.tools.mcp_server"):
         yield f"{address}/mcp"
 
@@ -150,11 +150,11 @@ def staff(stack: Stack) -> Staff:
 
 @pytest.fixture
 def called(stack: Stack) -> Callable[..., tuple[dict[str, Any], str]]:
-    """``called(tool, input)``: the invocation by a run, and what the run then says."""
+    """``called(tool, input)`` starts a run that calls the tool. It returns the invocation and the run's final text."""
     driver = Driver(stack.session("ada"))
 
     def call(tool: str, given: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        # A process learns of a new tool within seconds.
+        # A process reads a new tool within seconds.
         offered = lambda: tool in [each["name"] for each in driver.http.get("/tools").json()["items"]]  # noqa: E731
         stack.wait_for(offered, 20, "the new tool on offer")
 
@@ -171,7 +171,7 @@ def called(stack: Stack) -> Callable[..., tuple[dict[str, Any], str]]:
     return call
 
 
-def test_an_http_tool(stack: Stack, staff: Staff, called: Any) -> None:
+def test_a_run_calls_an_http_tool(stack: Stack, staff: Staff, called: Any) -> None:
     with receiving(
         answer(200, b'{"result": "sunny", "creditUsed": 1.5, "resultUrls": ["https://a.example/b"]}')
     ) as server:
@@ -211,14 +211,16 @@ def huge(receiver: Receiver, connection: socket.socket, request: behaviours.Rece
         ("lies", answer(200, b"[]"), "TOOL_ERROR"),
     ],
 )
-def test_an_http_tool_that_goes_wrong(staff: Staff, called: Any, name: str, behaviour: Behaviour, code: str) -> None:
+def test_a_failed_http_tool_call_has_an_error_code(
+    staff: Staff, called: Any, name: str, behaviour: Behaviour, code: str
+) -> None:
     with receiving(behaviour) as server:
         staff.add_tool(name, "http", server.url, timeout_seconds="0.8")
         invocation, _ = called(name, {})
         assert (invocation["status"], invocation["errorCode"], invocation["creditUsed"]) == ("FAILED", code, 0)
 
 
-def test_an_mcp_tool(staff: Staff, called: Any, mcp: str) -> None:
+def test_a_run_calls_an_mcp_tool(staff: Staff, called: Any, mcp: str) -> None:
     schema = (
         '{"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}'
     )
@@ -243,7 +245,7 @@ def test_an_mcp_tool(staff: Staff, called: Any, mcp: str) -> None:
         ("mcp_missing", "nothing", {}, "TOOL_ERROR"),
     ],
 )
-def test_an_mcp_tool_that_goes_wrong(
+def test_a_failed_mcp_tool_call_has_an_error_code(
     staff: Staff, called: Any, mcp: str, name: str, remote: str, given: dict[str, Any], code: str
 ) -> None:
     staff.add_tool(name, "mcp", mcp, remote_name=remote, timeout_seconds="4")
@@ -251,7 +253,7 @@ def test_an_mcp_tool_that_goes_wrong(
     assert (invocation["status"], invocation["errorCode"], invocation["creditUsed"]) == ("FAILED", code, 0)
 
 
-def test_a_model(stack: Stack, staff: Staff) -> None:
+def test_a_run_uses_a_new_model(stack: Stack, staff: Staff) -> None:
     staff.send(
         "/runs/agentmodel/add/",
         "agentmodel_form",
@@ -270,11 +272,11 @@ def test_a_model(stack: Stack, staff: Staff) -> None:
     run = stack.wait_for(lambda: finished(driver), 20, "a run with the new model")
     assert (run["status"], run["resolvedModel"]) == ("completed", "offered")
     assert driver.content(run) == "Made by staff"
-    # 21 tokens in, 13 out.
+    # 21 input tokens, 13 output tokens.
     assert run["totalCreditsUsed"] == 21 + 26
 
 
 def finished(driver: Driver) -> dict[str, Any] | None:
-    """A run with the new model, once workers know it too."""
+    """A run with the new model. None while the workers have not read it yet."""
     run = driver.finish("Hello", model="offered")
     return run if run["status"] == "completed" else None

@@ -1,4 +1,4 @@
-"""The harness, and what only real processes show: a run end to end, a killed worker, an orderly stop, a bad request."""
+"""Behaviour that needs real processes: a complete run, a killed worker, an orderly stop, a malformed request."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_run_completes_over_both_surfaces(stack: Stack) -> None:
         stack.wait_for(lambda client=client, run_id=run_id: completed(client, run_id), what="the run's end")
 
 
-def test_a_killed_run_worker_is_noticed_and_can_come_back(stack: Stack) -> None:
+def test_a_killed_run_worker_is_noticed_and_can_be_restarted(stack: Stack) -> None:
     client = stack.session("ada")
     stack.kill("runs-1")
     run_id = start_run(client, "/say hello")
@@ -49,7 +49,7 @@ def test_a_killed_run_worker_is_noticed_and_can_come_back(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("name", ["runs-1", "webhooks", "maintenance", "beat", "web"])
-def test_every_process_ends_in_order_at_sigterm(stack: Stack, name: str) -> None:
+def test_sigterm_ends_each_process(stack: Stack, name: str) -> None:
     assert stack.processes[name].stop() in (0, -signal.SIGTERM)
     stack.restart(name)
 
@@ -70,23 +70,23 @@ def answer_to(stack: Stack, request: bytes) -> bytes:
         (b"GET /api/v1/" + b"x" * 70_000 + b" HTTP/1.1\r\nHost: 127.0.0.1", 414),
     ],
 )
-def test_what_is_not_http_gets_the_error_envelope(stack: Stack, request_head: bytes, status: int) -> None:
+def test_a_malformed_http_request_gets_the_error_envelope(stack: Stack, request_head: bytes, status: int) -> None:
     head, _, body = answer_to(stack, request_head + b"\r\n\r\n").partition(b"\r\n\r\n")
     assert head.startswith(f"HTTP/1.1 {status} ".encode())
     assert b"application/json" in head
     assert b'"code": "VALIDATION_ERROR"' in body
 
 
-def test_an_id_of_ten_thousand_characters_does_not_exist(stack: Stack) -> None:
+def test_an_id_of_ten_thousand_characters_is_not_found(stack: Stack) -> None:
     assert stack.session("ada").get("/chats/" + "x" * 10_000).status_code == 404
 
 
-def test_the_reaper_ends_the_groups_it_was_told_of(tmp_path: Path) -> None:
+def test_the_reaper_ends_its_registered_process_groups(tmp_path: Path) -> None:
     directory = tmp_path / "state"
     directory.mkdir()
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_DFL); time.sleep(600)"
     orphan, spared = (subprocess.Popen([sys.executable, "-c", stubborn], start_new_session=True) for _ in range(2))
-    # A process that nobody waits for still counts as one of its group.
+    # A zombie process still counts as a member of its group.
     threading.Thread(target=orphan.wait).start()
     try:
         reap([f"+ {orphan.pid}\n", f"+ {spared.pid}\n", f"- {spared.pid}\n", f"x {directory}\n"])
@@ -100,7 +100,7 @@ def test_the_reaper_ends_the_groups_it_was_told_of(tmp_path: Path) -> None:
 
 
 class LocalService:
-    """``python -m config.local`` as ``make run`` starts it, with state of its own."""
+    """``python -m config.local`` as ``make run`` starts it, with its own state directory."""
 
     def __init__(self, state: Path) -> None:
         self.port = free_port()
@@ -122,9 +122,9 @@ class LocalService:
         return text in self.log.read_text()
 
 
-def the_greeting_lets_a_newcomer_in(service: LocalService) -> None:
-    """Its links answer, and the password that it shows opens the admin, once; it is kept nowhere, and another is shown
-    until its user has one of their own."""
+def check_printed_links_and_password(service: LocalService) -> None:
+    """The printed links work, and the printed password opens the admin. The service does not store that password: each
+    start prints another one until the user sets their own."""
     text, base = service.log.read_text(), f"http://127.0.0.1:{service.port}"
     (password,) = re.findall(r"user admin, one-time password (\S+)", text)
     with requests.Session() as browser:
@@ -146,7 +146,7 @@ def the_greeting_lets_a_newcomer_in(service: LocalService) -> None:
 
 
 def prepared(service: LocalService) -> dict[str, str | None]:
-    """What the next start would say of the administrator."""
+    """The lines about the administrator that the next start would print."""
     environment = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "REDIS_URL")}
     again = subprocess.run(
         [sys.executable, "-m", "config.local", "prepare"],
@@ -162,7 +162,7 @@ def prepared(service: LocalService) -> dict[str, str | None]:
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.faults), signal.SIGKILL]
 )
-def test_make_run_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
+def test_make_run_leaves_no_process_behind(tmp_path: Path, number: signal.Signals) -> None:
     import psutil
 
     service = LocalService(tmp_path)
@@ -172,7 +172,7 @@ def test_make_run_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) 
         children = psutil.Process(service.process.pid).children(recursive=True)
         assert len(children) >= 5
         if number == signal.SIGINT:
-            the_greeting_lets_a_newcomer_in(service)
+            check_printed_links_and_password(service)
         service.process.send_signal(number)
         assert service.process.wait(40) == {signal.SIGINT: 0, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
         psutil.wait_procs(children, timeout=20)

@@ -1,4 +1,4 @@
-"""Each state and errorCode of a run, over HTTP with real worker processes."""
+"""Each state and each errorCode of a run, over HTTP with real worker processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.stack.stack import Stack
 
 pytestmark = pytest.mark.stack
 
-# Seconds apart, so that on a busy machine too it is the limit meant that is met first.
+# The limits are seconds apart, so that the intended limit is reached first even on a busy machine.
 LIMITS = {
     "RUN_TURN_LIMIT": "4",
     "MODEL_TIMEOUT_SECONDS": "6",
@@ -51,7 +51,7 @@ def test_completed(driver: Driver) -> None:
     assert driver.content(run)
 
 
-def test_waiting_approved(driver: Driver) -> None:
+def test_an_approved_call_completes(driver: Driver) -> None:
     run = driver.ask('/call draw_chart {"title": "T", "series": [3, 1, 4]}\n/say done')
     driver.respond(run, kind="CREDIT_APPROVAL", approved=True)
     run = driver.wait(run["id"])
@@ -65,7 +65,7 @@ def test_waiting_approved(driver: Driver) -> None:
     assert file.headers["Content-Disposition"].startswith("attachment")
 
 
-def test_waiting_refused(driver: Driver) -> None:
+def test_a_rejected_call_completes(driver: Driver) -> None:
     run = driver.ask('/call draw_chart {"title": "T", "series": [1]}\n/say done')
     driver.respond(run, kind="CREDIT_APPROVAL", approved=False)
     run = driver.wait(run["id"])
@@ -99,7 +99,7 @@ def test_cancelled_while_queued(driver: Driver) -> None:
 
 
 def test_failed(driver: Driver) -> None:
-    # Side by side: most of them take as long as their limit.
+    # The runs execute in parallel, because most of them last until their limit.
     started = {code: driver.start(message)["id"] for code, message in FAILING.items()}
     for code, run_id in started.items():
         run = driver.wait(run_id)
@@ -108,7 +108,7 @@ def test_failed(driver: Driver) -> None:
         assert run["pendingWaitpoint"] is None
 
 
-def test_failed_for_its_budget(driver: Driver) -> None:
+def test_failed_by_its_budget(driver: Driver) -> None:
     run = driver.finish('/usage 1000 0\n/call calculate {"expression": "1"}\n/say no', maxCredits=0.5)
     assert code_of(run) == ("failed", "BUDGET_EXCEEDED")
 

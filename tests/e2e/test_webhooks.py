@@ -1,4 +1,4 @@
-"""Retries in real time, by real workers."""
+"""Webhook retries in real time, by real workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.webhooks.receiver import answer, receiving
 
 pytestmark = [pytest.mark.stack, pytest.mark.services, pytest.mark.timeout(180)]
 
-# How much later than due a test may look, on a machine with noisy neighbours.
+# How many seconds after its due time an attempt may arrive on a busy machine.
 SLACK_SECONDS = 25
 SHIFT = """
 from datetime import timedelta
@@ -25,8 +25,8 @@ rows.update(next_attempt_at=F("next_attempt_at") - timedelta(seconds={seconds}))
 """
 
 
-def test_retries_come_when_they_are_due_and_never_earlier(make_stack: Callable[..., Stack]) -> None:
-    """The first two waits as they are; of the others all but the last seconds are taken away."""
+def test_retries_arrive_when_due_and_never_earlier(make_stack: Callable[..., Stack]) -> None:
+    """The test keeps the first two waits at full length and shortens the others to their last seconds."""
     stack = make_stack()
     driver = Driver(stack.session())
     arrived: list[float] = []
@@ -45,7 +45,7 @@ def test_retries_come_when_they_are_due_and_never_earlier(make_stack: Callable[.
         wait_for(lambda: len(arrived) == 2, 30 + SLACK_SECONDS, "the second attempt")
         assert arrived[1] - arrived[0] >= 30
         for number, wait, left in ((3, 90, 4), (4, 270, 3), (5, 600, 2)):
-            # The attempt must have been recorded: only then is the next one due.
+            # The next attempt gets its due time only when this one is recorded.
             wait_for(lambda number=number: attempts(driver) == number - 1, SLACK_SECONDS, "the attempt's record")
             stack.manage("shell", "--no-imports", "-c", SHIFT.format(run=run["id"], seconds=wait - left))
             wait_for(lambda number=number: len(arrived) == number, left + SLACK_SECONDS, f"attempt {number}")
