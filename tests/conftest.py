@@ -1,4 +1,4 @@
-"""Fixtures that every app's tests share."""
+"""Fixtures that the tests of all apps share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from whitenoise.middleware import WhiteNoiseMiddleware
 from config.queue import nudges as queue_nudges
 from tests import factories
 
-# Folders whose tests go through real processes one by one, or every operation or page: for `make test-services`.
+# Folders with slow tests: real processes, or loops over all operations or pages. `make test-services` runs them.
 SLOW = {"admin", "concurrency", "contract", "deployed", "e2e", "faults", "mcp", "streams"}
 
 
@@ -21,15 +21,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name in SLOW:
             item.add_marker(pytest.mark.slow)
-    # Files that start processes come first, those of one or two tests before all: these take longest, and what is long
-    # must not be left for the end, when the other workers have nothing more to do.
+    # Files that start processes come first, and among them those with the fewest tests, because these tests take
+    # longest. A long test at the end would run while the other workers are idle.
     tests, most = Counter(item.path for item in items), len(items)
     items.sort(key=lambda item: tests[item.path] if item.get_closest_marker("stack") else most)
 
 
 @pytest.fixture(autouse=True, scope="session")
-def static_files_are_looked_for_once() -> Iterator[None]:
-    """Every test client makes the middleware anew, and with it would look into every static file each time."""
+def static_files_are_scanned_once() -> Iterator[None]:
+    """Each test client creates the middleware, which would otherwise scan all static files every time."""
     look, found = WhiteNoiseMiddleware.add_files_from_finders, {}
 
     def once(middleware: WhiteNoiseMiddleware) -> None:
@@ -45,7 +45,7 @@ def static_files_are_looked_for_once() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nudges(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[Any, ...], float | None]]:
-    """What was published, as (task, args, countdown). No test outside a real stack talks to a broker."""
+    """The published messages as (task, args, countdown). Only tests with a real stack use a broker."""
     published: list[tuple[str, tuple[Any, ...], float | None]] = []
     monkeypatch.setattr(
         queue_nudges, "nudge", lambda task, *args, countdown=None: published.append((task, args, countdown))
@@ -55,7 +55,7 @@ def nudges(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[Any, ...], 
 
 @pytest.fixture(autouse=True)
 def seeded(request: pytest.FixtureRequest) -> None:
-    """Transactional tests empty every table; those after them find the catalogue all the same."""
+    """Restore the catalogue, because transactional tests empty all tables."""
     if request.node.get_closest_marker("django_db") or {"db", "transactional_db"} & set(request.fixturenames):
         request.getfixturevalue(
             "transactional_db" if "transactional_db" in request.fixturenames else "_django_db_helper"

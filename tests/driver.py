@@ -1,4 +1,4 @@
-"""What a client does with runs, over any HTTP client: real requests to a stack, or the test client of one process."""
+"""A client's actions on runs over any HTTP client: real requests to a stack, or an in-process test client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Http(Protocol):
 
 
 class InProcess:
-    """A DRF test client as such an HTTP client."""
+    """A DRF test client with the interface of ``Http``."""
 
     def __init__(self, client: Any, base: str = "/api/v1") -> None:
         self.client, self.base = client, base
@@ -31,7 +31,7 @@ class InProcess:
 
 
 class Driver:
-    """Starts runs and sees them through."""
+    """Starts runs, answers them and waits for their end."""
 
     def __init__(self, http: Http) -> None:
         self.http = http
@@ -50,7 +50,7 @@ class Driver:
         return answer.json()
 
     def wait(self, run_id: str, *statuses: str, timeout: float = 60) -> dict[str, Any]:
-        """The run once it is in one of ``statuses`` (default: any final one)."""
+        """Wait until the run has one of ``statuses`` (default: any final status) and return it."""
         wanted = statuses or FINAL
         return until(lambda: (run := self.get(run_id))["status"] in wanted and run, timeout, lambda: self.get(run_id))
 
@@ -58,7 +58,7 @@ class Driver:
         return self.wait(self.start(message, **body)["id"])
 
     def ask(self, message: str, **body: Any) -> dict[str, Any]:
-        """A run that has come to wait for an answer."""
+        """Start a run and wait until it waits for an answer."""
         return self.wait(self.start(message, **body)["id"], "waiting")
 
     def content(self, run: dict[str, Any]) -> str:
@@ -80,7 +80,7 @@ class Driver:
 
 
 def until(predicate: Callable[[], Any], timeout: float = 60, describe: Callable[[], Any] = lambda: "") -> Any:
-    """The predicate's value once it is true; fails after ``timeout`` seconds."""
+    """The first true value of the predicate. Fails after ``timeout`` seconds."""
     end = time.monotonic() + timeout
     while time.monotonic() < end:
         if value := predicate():

@@ -1,4 +1,4 @@
-"""Loaded by pytest before Django's settings: gives every test run a state directory and settings of its own."""
+"""pytest loads this module before Django's settings. It gives each test run its own state directory and settings."""
 
 import atexit
 import os
@@ -15,8 +15,8 @@ if os.environ.get("TEST_DATABASE_URL"):
     os.environ["DATABASE_URL"] = os.environ["TEST_DATABASE_URL"]
 if os.environ.get("TEST_REDIS_URL"):
     os.environ["REDIS_URL"] = own_database(os.environ["TEST_REDIS_URL"])
-# Receivers and model servers of the tests listen on loopback.
+# The receivers and the model servers of the tests listen on loopback.
 os.environ.setdefault("OUTBOUND_ALLOW_PRIVATE", "1")
-# A shared Redis would count the users of side-by-side tests together; tests of the limits set their own.
+# A shared Redis would add up the requests of parallel tests. Tests of the limits set their own values.
 for _name in ("RATE_LIMIT_SESSION", "RATE_LIMIT_PUBLIC", "RATE_LIMIT_RUN_STARTS", "RATE_LIMIT_UNAUTHENTICATED"):
     os.environ.setdefault(_name, "1000000")

@@ -1,4 +1,4 @@
-"""One factory a model, and API clients for both surfaces."""
+"""One factory for each model, and API clients for both surfaces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from config.kernel.ids import new_id
 
 
 def force_update(rows: QuerySet[Any], **changes: Any) -> int:
-    """Change columns that only transitions may change."""
+    """Change columns that only transitions may change, so that a test can create any state."""
     return QuerySet.update(rows, **changes)
 
 
@@ -82,7 +82,7 @@ class MessageFactory(DjangoModelFactory):
 
 
 class RunFactory(DjangoModelFactory):
-    """A run that is over; ``due_at`` follows from that."""
+    """A completed run. ``due_at`` follows from the status."""
 
     class Meta:
         model = "runs.Run"
@@ -108,7 +108,7 @@ class ToolInvocationFactory(DjangoModelFactory):
 
 
 class WaitpointFactory(DjangoModelFactory):
-    """A question about an invocation of its run, not answered yet."""
+    """A pending waitpoint about an invocation of its run."""
 
     class Meta:
         model = "runs.Waitpoint"
@@ -123,7 +123,7 @@ class WaitpointFactory(DjangoModelFactory):
 
 
 class DeliveryFactory(DjangoModelFactory):
-    """A webhook that arrived."""
+    """A delivered webhook."""
 
     class Meta:
         model = "webhooks.Delivery"
@@ -152,7 +152,7 @@ class AttemptFactory(DjangoModelFactory):
 
 
 class AttachmentFactory(DjangoModelFactory):
-    """One that is ready, with a file that holds ``content``; or ``status="PENDING"``, without."""
+    """A ready attachment with a file that holds ``content``. With ``status="PENDING"`` it has no file."""
 
     class Meta:
         model = "chats.Attachment"

@@ -1,4 +1,4 @@
-"""An HTTP server on loopback, in a test's own process."""
+"""An HTTP server on loopback in the test process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @contextmanager
 def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Its address, without a slash at the end."""
+    """Serve in a thread. Yields the URL without a slash at the end."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)

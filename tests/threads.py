@@ -1,4 +1,4 @@
-"""Calls side by side, from threads that give their database connections back."""
+"""Parallel calls in threads that close their database connections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def side_by_side(count: int, call: Callable[[int], T]) -> list[T]:
-    """``call(0)`` … ``call(count - 1)``, started at the same moment."""
+    """The results of ``call(0)`` … ``call(count - 1)``, which start at the same moment."""
     barrier = Barrier(count)
 
     def run(number: int) -> T:

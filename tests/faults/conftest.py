@@ -1,4 +1,4 @@
-"""What the fault tests share: an engine in the test's own process, and a service at work."""
+"""Fixtures of the fault tests: an engine in the test process, and a running service."""
 
 from tests.lifecycle.conftest import bench, engines, events
 

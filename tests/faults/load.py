@@ -1,7 +1,7 @@
-"""A user at work while things break: runs of every kind, someone who answers them, receivers that count what they get.
+"""Load for fault tests: a user starts runs of every kind, a thread answers them, and receivers count their requests.
 
-Whatever is broken meanwhile, ``Load.check`` wants the same of it: every run that was accepted has ended as its script
-says, every effect outside happened once, the credits add up, and no invariant is violated.
+``Load.check`` requires the same after every fault: each accepted run ended as its script says, each call to a server
+outside happened once, the credits add up, and no invariant is violated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.stack.stack import Stack
 from tests.webhooks.receiver import Received, Receiver, answer, receiving
 
 SIGNUP_CREDITS = 100_000
-# Short enough that what is waited for takes seconds, in production's proportions.
+# These limits have the proportions of production, but are short enough that tests wait only seconds.
 QUICK = {
     "SIGNUP_CREDITS": str(SIGNUP_CREDITS),
     "RUN_LEASE_SECONDS": "2",
@@ -53,7 +53,7 @@ for name, repeatable in (("look_up", True), ("book", False)):
 
 @dataclass(frozen=True)
 class Kind:
-    """A script, the end of its answer where every call succeeds, and the status that it ends in."""
+    """A script, the end of its text if every call succeeds, and its final status."""
 
     script: str
     ending: str = ""
@@ -75,13 +75,13 @@ MIX = (PLAIN, TOOLS, OUTSIDE, APPROVAL, STREAM, QUESTION, FAILING)
 
 
 def slow_result(receiver: Receiver, connection: socket.socket, request: Received) -> None:
-    """What the tools outside answer: late enough that a fault can come between."""
+    """The response of the tools outside. The delay lets a fault occur during the call."""
     time.sleep(0.15)
     answer(200, b'{"result": "ok"}')(receiver, connection, request)
 
 
 class Load:
-    """One user of a stack. Use as a context: someone answers its waiting runs until the end."""
+    """One user of a stack. Use as a context manager: a thread answers the waiting runs until the end."""
 
     def __init__(self, stack: Stack, tools: Receiver, user: str = "load") -> None:
         self.stack, self.tools, self.user = stack, tools, user
@@ -98,7 +98,7 @@ class Load:
         self.driver = Driver(self.http)
         answered = self.http.post("/webhooks", {"url": self.hooks.url})
         assert answered.status_code == 200, answered.text
-        # Runs that begin within a second of the endpoint are not held against a missing delivery.
+        # The invariants do not require deliveries for runs that start within one second after the endpoint.
         time.sleep(1)
         self._answering.start()
         return self
@@ -108,10 +108,10 @@ class Load:
         self._answering.join(30)
         self.hooks.stop()
 
-    # --- the user's doings -------------------------------------------------------------------------------------------
+    # --- the user's actions ------------------------------------------------------------------------------------------
 
     def start(self, kind: Kind, **body: Any) -> str:
-        """A run in a chat of its own, however often it has to be asked for."""
+        """Start a run in a new chat. Repeat the request until it is accepted."""
         chat = self._insist("/chats", {})["id"]
         run_id = str(self._insist(f"/chats/{chat}/runs", {"message": kind.script} | body, timed=True)["id"])
         self.runs[run_id] = kind
@@ -125,7 +125,7 @@ class Load:
 
     @contextlib.contextmanager
     def going(self, runs: int, seconds: float) -> Iterator[None]:
-        """Meanwhile so many runs of the mix are started, spread over so long; at the end all are."""
+        """Start ``runs`` runs of the mix in the background, spread over ``seconds``. All have started at the end."""
         starting = ThreadPoolExecutor(8)
         begun = time.monotonic()
 
@@ -142,7 +142,7 @@ class Load:
             starting.shutdown(wait=False, cancel_futures=True)
 
     def _insist(self, path: str, body: dict[str, Any], *, timed: bool = False) -> dict[str, Any]:
-        """POST until it is answered 201, under one Idempotency-Key, as a careful client does."""
+        """Repeat the POST with one Idempotency-Key until the status is 201, as a careful client does."""
         headers = {"Idempotency-Key": uuid.uuid4().hex}
         deadline = time.monotonic() + 60
         while True:
@@ -159,7 +159,7 @@ class Load:
             time.sleep(0.1)
 
     def _excused(self, answered: requests.Response) -> bool:
-        """Whether a caller may get this answer while the database is away. Anything else is kept for ``check``."""
+        """Whether the service may give this response while the database is down. ``check`` reports any other."""
         try:
             code = answered.json()["error"]["code"]
         except (ValueError, KeyError, TypeError):
@@ -188,14 +188,14 @@ class Load:
             self._excused(answered)
 
     def nobody_answers(self) -> None:
-        """From now on a run that waits goes on waiting, until the test responds."""
+        """Stop the automatic answers: from now on a run waits until the test responds."""
         self._stopped.set()
         self._answering.join()
 
-    # --- its end -----------------------------------------------------------------------------------------------------
+    # --- checks at the end -------------------------------------------------------------------------------------------
 
     def settle(self, timeout: float = 60) -> dict[str, dict[str, Any]]:
-        """Every run once all have ended, and every webhook has been delivered."""
+        """Wait until all runs have ended and all webhooks are delivered. Returns the runs by id."""
         ended: dict[str, dict[str, Any]] = {}
 
         def all_ended() -> bool:
@@ -224,7 +224,7 @@ class Load:
                 assert self.driver.content(run).endswith(kind.ending), run
             for call in run["toolInvocations"]:
                 assert call["status"] in ("COMPLETED", "FAILED"), call
-                # A worker that died with it at work is the only reason for a call to be given up.
+                # A call has an unknown outcome only if its worker died during the call.
                 assert call["errorCode"] in (None, "TOOL_ERROR", "OUTCOME_UNKNOWN"), call
         self._check_outside(ended)
         self._check_credits(ended)
@@ -260,7 +260,7 @@ class Load:
         assert now["held"] == "0"
         assert round(float(now["balance"]) * 1_000_000) == SIGNUP_CREDITS * 1_000_000 - spent
 
-    # --- looking on --------------------------------------------------------------------------------------------------
+    # --- observation -------------------------------------------------------------------------------------------------
 
     def live(self) -> list[tuple[Any, ...]]:
         return self.sql(
@@ -269,12 +269,12 @@ class Load:
         )
 
     def sql(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """Of what no caller is shown."""
+        """Query data that the API does not show."""
         with psycopg.connect(self.stack.environment["DATABASE_URL"], autocommit=True) as connection:
             return connection.execute(query, parameters).fetchall()
 
     def footprint(self) -> dict[str, Any]:
-        """All that a run's worker writes, charges or sends."""
+        """Everything that the worker of a run writes, charges or sends."""
         counted = {
             table: self.sql(f"SELECT count(*) FROM {table}")[0][0]
             for table in (
@@ -292,13 +292,13 @@ class Load:
         return counted | {"runs": sorted(ended), "tools": len(self.tools.requests), "webhooks": sent}
 
     def broker(self) -> Celery:
-        """To publish messages as the service does."""
+        """A Celery app that publishes messages as the service does."""
         return Celery("tests", broker=self.stack.environment["REDIS_URL"], set_as_current=False)
 
 
 @contextlib.contextmanager
 def at_work(**options: Any) -> Iterator[Load]:
-    """A service of two run workers and a user at work; ``options`` are those of ``Stack``."""
+    """A service with two run workers, and the load of one user. ``options`` are those of ``Stack``."""
     with receiving(slow_result) as tools:
         prepared = {"run_workers": 2, "environment": QUICK, "prepare": CATALOGUE.format(url=tools.url)}
         with Stack(**{**given_services(), **prepared, **options}) as stack, Load(stack, tools) as load:

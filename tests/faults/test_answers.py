@@ -1,4 +1,4 @@
-"""An answer, a cancel and the expiry of the same question at the same instant, five hundred times."""
+"""An answer, a cancel and the expiry of one waitpoint at the same instant, five hundred times."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ pytestmark = [
 ROUNDS = 500
 PRICE = 12_000_000
 TURN_COST = 1000
-# What may become of (run, waitpoint, call): the answer was first, and the cancel found the run queued; the cancel was;
-# the expiry was.
+# The permitted final states of (run, waitpoint, call). In this order: the answer came first, and the cancel found the
+# run queued; the cancel came first; the expiry came first.
 OUTCOMES = {
     ("cancelled", "COMPLETED", "CANCELLED"),
     ("cancelled", "EXPIRED", "CANCELLED"),
@@ -38,7 +38,7 @@ OUTCOMES = {
 
 
 def waiting_run(user: Any) -> Waitpoint:
-    """A run that asks for approval, as its worker leaves it."""
+    """A run that waits for approval, in the state that its worker leaves."""
     run = services.start_run(user, create_chat(user).pk, message="x")
     claimed = lifecycle.claim(run.pk, "wrk_test")
     assert claimed
@@ -60,7 +60,7 @@ def waiting_run(user: Any) -> Waitpoint:
     return Waitpoint.objects.get(run=claimed)
 
 
-def test_one_of_them_wins(user, settings) -> None:
+def test_the_first_of_answer_cancel_and_expiry_wins(user, settings) -> None:
     settings.RUN_USER_LIMIT = 0
     seed_catalogue()
     ledger.account_for(user.pk)
@@ -77,7 +77,7 @@ def test_one_of_them_wins(user, settings) -> None:
         with ThreadPoolExecutor(3) as pool:
             for number in range(ROUNDS):
                 waitpoint = waiting_run(user)
-                # Some answers are in time, some just too late.
+                # Some answers arrive before the expiry and some just after it.
                 left = timedelta(seconds=60) if number % 2 else timedelta(milliseconds=number % 100)
                 Waitpoint.objects.filter(pk=waitpoint.pk).update(expires_at=clock.now() + left)
                 waitpoint.refresh_from_db()

@@ -1,4 +1,4 @@
-"""Workers whose clocks are hours off: nothing expires early, nothing starts twice."""
+"""Workers whose clocks are wrong by hours: nothing expires early and nothing starts twice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytes
 
 MISSING = "libfaketime is needed to set processes' clocks wrong; on Debian: apt-get install -y libfaketime"
 HOURS = {"runs-1": 2, "runs-2": -2, "webhooks": 2, "maintenance": -2, "beat": 2}
-# Shorter than the clocks are off, and longer than the test or any pause of a busy machine.
+# The limits are shorter than the clock errors, and longer than the test or any pause of a busy machine.
 LIMITS = {"RUN_LEASE_SECONDS": "15", "WAITPOINT_EXPIRY_SECONDS": "3600", "RUN_TIMEOUT_SECONDS": "1800", "TZ": "UTC"}
 
 
@@ -29,7 +29,7 @@ def library() -> Path:
 
 @pytest.fixture
 def load() -> Iterator[Load]:
-    # Only what people call time is wrong: no computer's monotonic clock is.
+    # Only the wall clock is wrong. The monotonic clock is correct, as on real machines.
     faked = {
         "LD_PRELOAD": str(library()),
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
@@ -47,7 +47,7 @@ def test_wrong_clocks_change_nothing(load: Load) -> None:
     load.nobody_answers()
     asked = load.start(QUESTION)
     run = load.driver.wait(asked, "waiting")
-    # Several rounds of every sweep, by each clock.
+    # Every sweep runs several times in this period.
     time.sleep(4)
     assert load.driver.get(asked)["status"] == "waiting"
     load.respond(run["pendingWaitpoint"])
@@ -56,13 +56,13 @@ def test_wrong_clocks_change_nothing(load: Load) -> None:
     (stamps,) = load.sql("SELECT max(abs(extract(epoch FROM created_at - now()))) FROM runs_runevent")
     assert stamps[0] < 600
     for name, hours in HOURS.items():
-        if name == "beat":  # it logs nothing while all is well
+        if name == "beat":  # beat logs nothing without errors
             continue
         assert abs(clock_of(load, name) - hours) < 0.5, f"the clock of {name} was not wrong"
 
 
 def clock_of(load: Load, name: str) -> float:
-    """How many hours the process's clock is ahead, by its first log line."""
+    """How many hours the clock of the process is ahead, according to its first log line."""
     log = load.stack.processes[name].log
     first = datetime.fromisoformat(next(re.finditer(r'^{"time": "([^"]+)"', log.read_text(), re.M))[1])
     return (first.timestamp() - time.time()) / 3600

@@ -1,4 +1,4 @@
-"""Workers that are killed at each step of a run: another goes on with what is recorded, and nothing happens twice."""
+"""Workers are killed at each step of a run. Another worker continues from the record, and nothing happens twice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.faults.load import APPROVAL, FAILING, OUTSIDE, PLAIN, QUESTION, STREA
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(180)]
 
-# Two deaths a test, the second while the first one's runs are taken over.
+# Each test kills two workers. The second dies while it takes over the runs of the first.
 POINTS = (
     ("before_model", "after_model"),
     ("before_dispatch", "after_dispatch"),
@@ -28,14 +28,14 @@ def load() -> Iterator[Load]:
 
 
 @pytest.fixture(autouse=True)
-def workers_as_they_were(load: Load) -> Iterator[None]:
+def crash_points_removed(load: Load) -> Iterator[None]:
     yield
     for name in ("runs-1", "runs-2", "web"):
         load.stack.processes[name].environment.pop("RUN_CRASH_POINT", None)
 
 
 def die_at(load: Load, name: str, point: str) -> None:
-    """Start the worker; it is not missed when it dies."""
+    """Start the worker with a crash point. Its death does not fail the test."""
     process = load.stack.processes[name]
     process.kill()
     process.environment["RUN_CRASH_POINT"] = point
@@ -44,7 +44,7 @@ def die_at(load: Load, name: str, point: str) -> None:
 
 
 @pytest.mark.parametrize("points", POINTS)
-def test_workers_die_and_another_goes_on(load: Load, points: tuple[str, str]) -> None:
+def test_another_worker_continues_after_each_crash_point(load: Load, points: tuple[str, str]) -> None:
     stack = load.stack
     stack.kill("runs-2")
     die_at(load, "runs-1", points[0])
@@ -57,8 +57,8 @@ def test_workers_die_and_another_goes_on(load: Load, points: tuple[str, str]) ->
     load.check()
 
 
-def test_every_worker_is_dead_while_people_are_asked(load: Load) -> None:
-    """The answers come meanwhile; the next worker dies once more, when it has taken the approved call up."""
+def test_answers_given_while_every_worker_is_dead_are_used(load: Load) -> None:
+    """Users answer while no worker lives. The next worker dies before it dispatches the approved call."""
     stack = load.stack
     stack.restart("runs-2")
     load.nobody_answers()
@@ -75,7 +75,7 @@ def test_every_worker_is_dead_while_people_are_asked(load: Load) -> None:
 
 
 def test_the_web_process_dies_between_the_commit_and_the_message(load: Load) -> None:
-    """The caller got no answer, yet the run is there and executes; asked again with its key, it is the same run."""
+    """The caller gets no response, but the run exists and executes. A retry with the same key returns that run."""
     stack = load.stack
     chat = load.driver.chat()
     stack.restart("web", environment={"RUN_CRASH_POINT": "committed_queued"})

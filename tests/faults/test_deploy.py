@@ -1,4 +1,4 @@
-"""Deploys one after the other under load: runs move over at once, and none counts as lost."""
+"""Consecutive deploys under load: runs move to another worker at once, and none counts as lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.faults.load import QUICK, Kind, Load, at_work
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(240)]
 
-# No lease runs out in this test: what waited for that would not end in time.
+# The lease is longer than the test: a run that waited for its expiry would not end in time.
 PATIENT = QUICK | {"RUN_LEASE_SECONDS": "300", "RUN_SHUTDOWN_GRACE_SECONDS": "1"}
 LONG = Kind("/stream 120 100\n/say and the end", "and the end")
 
@@ -21,7 +21,7 @@ def load() -> Iterator[Load]:
         yield load
 
 
-def test_deploys_move_runs_over(load: Load) -> None:
+def test_deploys_move_runs_to_other_workers(load: Load) -> None:
     with load.going(35, seconds=15):
         long = load.start(LONG)
         for _ in range(2):
@@ -29,5 +29,5 @@ def test_deploys_move_runs_over(load: Load) -> None:
                 load.stack.restart(name)
     load.check(timeout=90)
     assert load.sql("SELECT max(lease_losses) FROM runs_run") == [(0,)]
-    # The long run was carried by more than one process, and each of them gave it up by itself.
+    # More than one process executed the long run, and each of them released it at shutdown.
     assert load.sql("SELECT lease_token FROM runs_run WHERE id = %s", long)[0][0] > 1

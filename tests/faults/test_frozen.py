@@ -1,4 +1,4 @@
-"""A worker that is suspended past its lease and comes back: its runs went on elsewhere, and it does nothing more."""
+"""A worker resumes after its lease has expired: other workers have taken its runs over, and it changes nothing."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def is_frozen(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-# A request that is on its way to a tool when the process is suspended can't be called back. The runs at each point are
-# such that none is: either no call was made yet, or all were.
+# A suspended process cannot withdraw a request that it has already sent to a tool. The runs at each point avoid this
+# case: either no call has started, or all have finished.
 POINTS = {
     "before_model": (STREAM, TOOLS, OUTSIDE),
     "after_model": (STREAM, TOOLS, OUTSIDE),
@@ -54,7 +54,7 @@ def test_a_stale_worker_writes_charges_and_sends_nothing(load: Load, point: str)
     load.settle()
     before = load.footprint()
     stack.resume("runs-1")
-    # It is at work again once it carries a run; by then it has gone through all that it had in hand.
+    # A run that it completes afterwards proves that it has processed everything it held before.
     stack.kill("runs-2")
     stack.wait_for(lambda: "this worker's lease was lost" in stale.log.read_text(), what="the loss being noticed")
     stack.wait_for(
@@ -70,8 +70,8 @@ def test_a_stale_worker_writes_charges_and_sends_nothing(load: Load, point: str)
     load.check()
 
 
-def test_a_stale_worker_comes_back_while_another_carries_its_run(load: Load) -> None:
-    """Nothing but the lease tells the two apart: the run is running, and its stream as the stale one remembers it."""
+def test_a_stale_worker_resumes_while_another_executes_its_run(load: Load) -> None:
+    """Only the lease shows the change: the run is still running, and its stream is as the stale worker last saw it."""
     stack = load.stack
     stale, other = stack.processes["runs-1"], stack.processes["runs-2"]
     stack.kill("runs-2")

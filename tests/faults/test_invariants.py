@@ -1,4 +1,4 @@
-"""Every invariant finds what breaks it, and finds nothing where all is well."""
+"""Every invariant reports its violation, and reports nothing for correct data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def told(user):
-    """The user has an endpoint, made long before the runs; nothing is sent."""
+    """The user has an endpoint that is much older than the runs. Nothing is sent."""
     endpoint = factories.EndpointFactory(user=user)
     Endpoint.objects.update(updated_at=clock.now() - timedelta(hours=1))
     return endpoint
@@ -35,7 +35,7 @@ def told(user):
 
 @pytest.fixture
 def ended(told, bench) -> Run:
-    """A completed run with a call of each outcome."""
+    """A completed run with one call of each outcome."""
     run = bench.finish('/call calculate {"expression": "1"}\n/call calculate {"expression": "1/0"}\n/say done')
     assert run["status"] == "completed"
     return Run.objects.get(pk=run["id"])
@@ -51,7 +51,7 @@ def found() -> list[str]:
     return invariants.violations()
 
 
-def test_a_service_at_work_violates_nothing(told, bench):
+def test_a_running_service_violates_no_invariant(told, bench):
     bench.finish("Hello")
     bench.finish("/say so far\n/fail broken")
     first = bench.ask("/ask Which?")
@@ -70,7 +70,7 @@ def test_a_service_at_work_violates_nothing(told, bench):
     assert "All invariants hold." in out.getvalue()
 
 
-def test_the_command_says_what_is_wrong_and_fails(ended):
+def test_the_command_prints_violations_and_fails(ended):
     Chat.objects.update(active_run_id=ended.pk)
     out = StringIO()
     with pytest.raises(CommandError, match="1 violation found"):
@@ -155,7 +155,7 @@ BREAKS_ENDED: dict[str, Callable[[Run], Any]] = {
 }
 
 
-def test_whatever_breaks_an_ended_run_is_found(ended, bench):
+def test_every_violation_of_an_ended_run_is_found(ended, bench):
     bench.engine.stop(0)
     assert found() == []
     for violation, break_it in BREAKS_ENDED.items():
@@ -167,7 +167,7 @@ def test_whatever_breaks_an_ended_run_is_found(ended, bench):
     assert found() == []
 
 
-def test_an_open_question_of_a_run_that_does_not_wait_is_found(waiting, bench):
+def test_an_open_waitpoint_of_a_run_that_does_not_wait_is_found(waiting, bench):
     bench.engine.stop(0)
     assert found() == []
     update(waiting, status="queued", finished_at=waiting.created_at)
@@ -178,7 +178,7 @@ def test_an_open_question_of_a_run_that_does_not_wait_is_found(waiting, bench):
     assert not any("a waitpoint is open" in line for line in found())
 
 
-def test_many_violations_are_named_in_part(ended, bench):
+def test_a_long_list_of_violations_is_cut(ended, bench):
     bench.engine.stop(0)
     for _ in range(invariants.MOST + 5):
         entry(ended, EntryType.HOLD, 5)

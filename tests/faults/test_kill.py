@@ -1,4 +1,4 @@
-"""Workers that die in the middle of runs, as real processes."""
+"""Real worker processes that die during runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHORT_LEASES = {"RUN_LEASE_SECONDS": "2", "RUN_SWEEP_SECONDS": "0.5"}
 
 
 def test_killed_workers_lose_nothing(make_stack) -> None:
-    """kill -9 of every worker in the middle of five runs: all complete after a restart, nothing is charged twice."""
+    """SIGKILL to every worker during five runs: all complete after a restart, and nothing is charged twice."""
     stack: Stack = make_stack(run_workers=2, environment=SHORT_LEASES)
     driver = Driver(stack.session())
     message = "\n".join(
@@ -37,7 +37,7 @@ def test_killed_workers_lose_nothing(make_stack) -> None:
     assert {run["status"] for run in ended} == {"completed"}
     for run in ended:
         assert [call["status"] for call in run["toolInvocations"]] == ["COMPLETED"] * 2
-        # Two calls at 0.1, three turns: the first's usage is estimated, the others' is given.
+        # Two calls at 0.1 and three turns. The usage of the first turn is estimated, the others report theirs.
         first_turn = run["totalCreditsUsed"] - 0.2 - 2 * 0.2
         assert 0 < first_turn < 0.2
         assert driver.content(run).endswith("4")
@@ -51,8 +51,8 @@ def test_killed_workers_lose_nothing(make_stack) -> None:
 @pytest.mark.faults
 @pytest.mark.services
 @pytest.mark.timeout(180)
-def test_run_that_kills_its_worker_each_time_is_given_up(make_stack) -> None:
-    """After the default five losses; it is charged for nothing."""
+def test_a_run_that_always_kills_its_worker_fails(make_stack) -> None:
+    """The run fails after the default five lost leases, and nothing is charged."""
     stack: Stack = make_stack(environment=SHORT_LEASES)
     driver = Driver(stack.session())
     stack.kill("runs-1")

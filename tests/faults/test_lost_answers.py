@@ -1,4 +1,4 @@
-"""Each database step of a run is committed, but its answer is lost with the connection: it still happens once."""
+"""The connection breaks after the commit of a database step of a run: the step still happens once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STEPS = (
 
 
 class Loser:
-    """Loses the answer of some calls of a step: the transaction is committed, the caller gets an error."""
+    """Loses the result of some calls of a step: the transaction is committed, but the caller gets an error."""
 
     def __init__(self, monkeypatch: Any, module: Any, name: str, which: Callable[[int], bool]) -> None:
         self.step, self.which = getattr(module, name), which
@@ -80,7 +80,7 @@ def test_every_step_happens_once(bench, events, monkeypatch, module, step):
 
 
 @pytest.mark.parametrize("step", ["fail", "cancel"])
-def test_every_end_happens_once(bench, monkeypatch, step):
+def test_every_final_step_happens_once(bench, monkeypatch, step):
     loser = Loser(monkeypatch, lifecycle, step, lambda number: number == 1)
     run = bench.start("/say so far\n/wait 30" if step == "cancel" else "/say so far\n/fail broken")
     if step == "cancel":
@@ -92,7 +92,7 @@ def test_every_end_happens_once(bench, monkeypatch, step):
     assert lifecycle.violations() == []
 
 
-def test_a_cancel_that_comes_while_the_journal_is_read_again_ends_the_run(bench, monkeypatch):
+def test_a_cancel_during_the_reload_of_the_journal_ends_the_run(bench, monkeypatch):
     lose, asked = Loser(monkeypatch, lifecycle, "record_turn", lambda number: number == 1), []
     original = session.reload
 
@@ -111,8 +111,8 @@ def test_a_cancel_that_comes_while_the_journal_is_read_again_ends_the_run(bench,
     assert lifecycle.violations() == []
 
 
-def test_a_run_that_its_worker_does_not_carry_is_taken_up(bench, monkeypatch):
-    """What breaks between a claim and its run's loop leaves the run owned by a live worker that knows nothing of it."""
+def test_a_run_that_its_worker_does_not_execute_is_taken_over(bench, monkeypatch):
+    """An error after the claim leaves the run owned by a live worker that does not execute it."""
     original, broken = engine.claim_and_load, []
 
     def claim_and_break(run_id: str, worker_id: str) -> Any:
@@ -130,7 +130,7 @@ def test_a_run_that_its_worker_does_not_carry_is_taken_up(bench, monkeypatch):
     assert lifecycle.violations() == []
 
 
-def test_a_run_that_is_dropped_each_time_is_given_up(bench, settings, monkeypatch):
+def test_a_run_that_is_always_dropped_fails(bench, settings, monkeypatch):
     settings.RUN_LEASE_LOSSES_MAX = 3
 
     def break_always(run_id: str, worker_id: str) -> Any:

@@ -1,4 +1,4 @@
-"""Messages that come twice, late or not at all, and a beat that runs twice or not at all."""
+"""Messages that arrive repeatedly, late or never, and a beat that runs twice or not at all."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def load() -> Iterator[Load]:
         yield load
 
 
-def test_every_message_comes_three_times(load: Load) -> None:
-    """At once and late: to both workers, while the run executes, waits and has ended."""
+def test_repeated_messages_change_nothing(load: Load) -> None:
+    """Repeated messages reach both workers at once and later: while a run executes, waits and has ended."""
     broker = load.broker()
 
     def again(run_id: str) -> None:
@@ -44,7 +44,7 @@ def test_every_message_comes_three_times(load: Load) -> None:
     assert load.footprint() == before
 
 
-def test_beat_runs_twice(load: Load) -> None:
+def test_a_second_beat_changes_nothing(load: Load) -> None:
     schedule = load.stack.directory / "second-schedule"
     load.stack.add("beat-2", [*CELERY, "beat", "-s", str(schedule), "--pidfile="])
     try:
@@ -55,8 +55,8 @@ def test_beat_runs_twice(load: Load) -> None:
         load.stack.processes.pop("beat-2").kill()
 
 
-def test_beat_is_away_and_messages_are_lost(load: Load) -> None:
-    """The workers' own looks find runs; what only beat finds is done when it is back."""
+def test_runs_complete_without_beat_and_messages(load: Load) -> None:
+    """The sweeps of the workers find runs. The jobs of beat are done when beat runs again."""
     load.stack.kill("beat")
     with redis.Redis.from_url(load.stack.environment["REDIS_URL"]) as client, load.going(21, seconds=6):
         for _ in range(24):
@@ -66,7 +66,7 @@ def test_beat_is_away_and_messages_are_lost(load: Load) -> None:
     load.check()
 
 
-def test_a_question_expires_once_beat_is_back(load: Load) -> None:
+def test_a_waitpoint_expires_when_beat_runs_again(load: Load) -> None:
     load.nobody_answers()
     load.stack.kill("beat")
     runs = load.start_all(APPROVAL, QUESTION)

@@ -1,4 +1,4 @@
-"""The database's connections cut, and the server restarted, under load: what was accepted is done, once."""
+"""Database connections break, and the server restarts, under load: accepted work is done exactly once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def load(postgres_server: PostgresServer) -> Iterator[Load]:
         yield load
 
 
-def test_every_connection_is_cut_every_other_second(load: Load) -> None:
+def test_runs_survive_repeated_loss_of_all_connections(load: Load) -> None:
     with load.going(42, seconds=14):
         for _ in range(7):
             time.sleep(2)
@@ -35,7 +35,7 @@ def test_every_connection_is_cut_every_other_second(load: Load) -> None:
     load.check()
 
 
-def test_the_server_is_restarted(load: Load, postgres_server: PostgresServer) -> None:
+def test_runs_survive_restarts_of_the_server(load: Load, postgres_server: PostgresServer) -> None:
     with load.going(42, seconds=12):
         time.sleep(3)
         postgres_server.stop()

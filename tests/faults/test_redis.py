@@ -1,4 +1,4 @@
-"""The broker emptied, gone and hanging under load: requests go on, and so do runs."""
+"""The broker is flushed, stopped or paused under load: requests and runs continue."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.stack.redis import RedisServer
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(240)]
 
-# With limits on, for they live in Redis too; high enough to refuse nobody.
+# Rate limits are on, because Redis holds them too. They are high enough to reject no request.
 LIMITS = dict.fromkeys(("RATE_LIMIT_SESSION", "RATE_LIMIT_RUN_STARTS", "RATE_LIMIT_UNAUTHENTICATED"), "100000")
 ANSWERED_WITHIN_SECONDS = 5.0
 
 
 @pytest.fixture(scope="module")
 def redis_server() -> Iterator[RedisServer]:
-    """One for all tests here: each leaves it, and the service, as they were."""
+    """One server for all tests of this file. Each test restores it and the service."""
     with RedisServer() as server:
         yield server
 
@@ -30,7 +30,7 @@ def load(redis_server: RedisServer) -> Iterator[Load]:
         yield load
 
 
-def test_emptied_again_and_again(load: Load, redis_server: RedisServer) -> None:
+def test_runs_survive_repeated_flushes(load: Load, redis_server: RedisServer) -> None:
     with load.going(28, seconds=8):
         for _ in range(16):
             redis_server.flush()
@@ -38,11 +38,11 @@ def test_emptied_again_and_again(load: Load, redis_server: RedisServer) -> None:
     load.check()
 
 
-def test_stopped_and_started_again(load: Load, redis_server: RedisServer) -> None:
+def test_runs_continue_while_redis_is_stopped(load: Load, redis_server: RedisServer) -> None:
     with load.going(28, seconds=10):
         time.sleep(2)
         redis_server.stop()
-        # Nothing is accepted late because the broker is away, and the workers find the work themselves.
+        # Without the broker, requests are accepted without delay and the sweeps of the workers find the runs.
         during = load.start(PLAIN)
         assert load.driver.wait(during, timeout=30)["status"] == "completed"
         time.sleep(3)
@@ -51,7 +51,7 @@ def test_stopped_and_started_again(load: Load, redis_server: RedisServer) -> Non
     load.check()
 
 
-def test_hanging_with_its_connections_open(load: Load, redis_server: RedisServer) -> None:
+def test_runs_continue_while_redis_hangs_with_open_connections(load: Load, redis_server: RedisServer) -> None:
     with load.going(28, seconds=10):
         time.sleep(2)
         redis_server.pause()

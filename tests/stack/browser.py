@@ -1,4 +1,4 @@
-"""A headless Chromium that looks at a page of the service, and remembers whatever went wrong in it."""
+"""A headless Chromium that opens a page of the service and records the errors of the page."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ FLAGS = [
 
 @contextmanager
 def browsing(server: str, path: str, *, viewport: Any, tolerated: str) -> Iterator[Page]:
-    """The page, opened. Once it is left nothing may have failed but what is ``tolerated``, a part of Chromium's own
-    words: no error, nothing that a Content-Security-Policy refused, and no request to anywhere else.
+    """Open the page. At the end there must be no error, no violation of the Content-Security-Policy and no request to
+    another host. Messages of Chromium that contain ``tolerated`` are ignored.
     """
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     assert browser, "Chromium is not installed (Debian: apt-get install chromium)"

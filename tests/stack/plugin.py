@@ -1,6 +1,6 @@
-"""Fixtures around real processes, and their logs in the report of a test that failed.
+"""Fixtures for real processes. The report of a failed test includes the logs of the processes.
 
-On PostgreSQL and Redis if TEST_DATABASE_URL and TEST_REDIS_URL say where, else on the embedded default.
+The service uses PostgreSQL and Redis if TEST_DATABASE_URL and TEST_REDIS_URL are set, else the embedded default.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def stack() -> Iterator[Stack]:
 
 @pytest.fixture
 def make_stack() -> Iterator[Callable[..., Stack]]:
-    """Starts a service of the test's own; arguments as those of ``Stack``."""
+    """Starts a separate service for the test. The arguments are those of ``Stack``."""
     with ExitStack() as running:
         yield lambda **options: running.enter_context(Stack(**{**given_services(), **options}))
 

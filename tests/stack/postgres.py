@@ -1,4 +1,4 @@
-"""A PostgreSQL server of one's own, on a loopback port; found on the system, else in the test requirements' wheel."""
+"""A separate PostgreSQL server on a loopback port, from the system or from the wheel in the test requirements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MISSING = "There is no PostgreSQL server: install one, or set TEST_DATABASE_URL 
 
 
 class PostgresServer(Server):
-    """``with PostgresServer() as server:``; trusts whoever connects, and keeps committed rows through ``kill``."""
+    """``with PostgresServer() as server:``. It accepts every connection and keeps committed rows after ``kill``."""
 
     def __init__(self) -> None:
         self.data = temporary_directory("postgres-")
@@ -37,7 +37,7 @@ class PostgresServer(Server):
             "unix_socket_directories": "",
             "max_connections": 300,
             "shared_buffers": "64MB",
-            # The machine does not lose power, only processes die: what was written is not lost without fsync either.
+            # Tests only kill processes, and the machine keeps its power. Written data survives that without fsync.
             "fsync": "off",
             "full_page_writes": "off",
             "log_min_messages": "fatal",
@@ -89,7 +89,7 @@ class PostgresServer(Server):
 
 @cache
 def unprivileged_user() -> str | None:
-    """Who runs the server: PostgreSQL refuses to be root."""
+    """The user that runs the server, because PostgreSQL refuses to run as root."""
     if os.geteuid() != 0:
         return None
     known = {entry.pw_name for entry in pwd.getpwall()}
@@ -116,7 +116,7 @@ def server_binaries(user: str | None) -> Path:
             continue
         if runs(directory, user):
             return directory
-        # A virtual environment in a private home can't be read by another user.
+        # Another user cannot read a virtual environment in a private home directory.
         copy = temporary_directory("postgres-server-")
         shutil.copytree(directory.parent, copy / "install", symlinks=True)
         copy.chmod(0o755)
@@ -141,7 +141,7 @@ def with_database(url: str, name: str) -> str:
 
 
 def create_database(url: str, template: str | None = None) -> str:
-    """A new database on the server of ``url``, empty or a copy of ``template``; its URL."""
+    """Create a database on the server of ``url``, empty or a copy of ``template``. Returns its URL."""
     name = f"test_stack_{uuid.uuid4().hex[:12]}"
     statement = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(
         sql.Identifier(name), sql.Identifier(template or "template0")

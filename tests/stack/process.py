@@ -1,4 +1,4 @@
-"""One real process of a test: start, stop, kill, pause; its output in a file; gone when the test run is."""
+"""One real process of a test: start, stop, kill, pause. Its output goes to a file. It ends with the test run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def reaper() -> Reaper:
 
 
 def temporary_directory(prefix: str) -> Path:
-    """A directory that is removed at the end of the test run even if the run is killed. Short: it may hold sockets."""
+    """A directory that is removed after the test run, even if the run is killed. Its path is short, for sockets."""
     path = Path(tempfile.mkdtemp(prefix=prefix))
     reaper().remove_at_end(str(path))
     return path
@@ -47,7 +47,7 @@ def free_port() -> int:
 
 
 def wait_for(predicate: Callable[[], T], timeout: float = 60.0, what: str = "", interval: float = 0.05) -> T:
-    """The first truthy answer of ``predicate``; AssertionError with the last one after ``timeout`` seconds."""
+    """The first truthy value of ``predicate``. AssertionError with the last value after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     while True:
         answer = predicate()
@@ -59,7 +59,7 @@ def wait_for(predicate: Callable[[], T], timeout: float = 60.0, what: str = "", 
 
 
 class Process:
-    """A command that can be started again after it was stopped or killed. It leads a process group of its own."""
+    """A command that can be restarted after it was stopped or killed. It leads its own process group."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Process:
         self.environment = dict(os.environ if environment is None else environment)
         self.directory, self.user = directory, user
         self.popen: subprocess.Popen[bytes] | None = None
-        # Whether it is meant to run: an end that nobody asked for fails whoever waits.
+        # Whether it should run. An unexpected end fails the test that waits.
         self.wanted = False
 
     @property
@@ -109,12 +109,12 @@ class Process:
         return {"user": self.user, "group": pwd.getpwnam(self.user).pw_gid, "extra_groups": []}
 
     def send_signal(self, number: int) -> None:
-        """To the process alone, not to its children."""
+        """Send the signal to the process only, not to its children."""
         assert self.popen
         self.popen.send_signal(number)
 
     def stop(self, number: int = signal.SIGTERM, timeout: float = STOP_SECONDS) -> int:
-        """Ask it to end and wait; its exit status. Kills it, and fails, if it does not within ``timeout``."""
+        """Signal it, wait and return its exit status. After ``timeout`` seconds, kill it and fail."""
         self.wanted = False
         if self.popen is None:
             return 0
@@ -128,27 +128,27 @@ class Process:
             self._forget()
 
     def kill(self) -> None:
-        """As by a power cut: SIGKILL to the process and all its children."""
+        """SIGKILL to the process and all its children, as in a power failure."""
         self.wanted = False
         if self.popen is not None:
             self._forget()
 
     def _forget(self) -> None:
         assert self.popen
-        # Whatever of its group is still there outlived it.
+        # End the processes of its group that outlived it.
         signal_group(self.popen.pid, signal.SIGKILL)
         self.popen.wait()
         reaper().forget(self.popen.pid)
 
     def pause(self) -> None:
-        """Freeze it and its children: sockets stay open and nothing answers."""
+        """Suspend it and its children: sockets stay open, but nothing answers."""
         signal_group(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
         signal_group(self.pid, signal.SIGCONT)
 
     def check(self) -> None:
-        """AssertionError if it ended although nobody asked it to."""
+        """AssertionError if it ended unexpectedly."""
         if self.wanted and self.popen is not None and self.popen.poll() is not None:
             raise AssertionError(f"{self.name} ended by itself (status {self.popen.returncode}):\n{self.tail()}")
 
@@ -159,7 +159,7 @@ class Process:
 
 
 class Server(Process):
-    """A server of a test's own, ready once it is started; ``with`` starts it, and leaves nothing of it."""
+    """A separate server for a test. ``start`` waits until it is ready; ``with`` starts it and removes all its data."""
 
     data: Path
 

@@ -1,4 +1,4 @@
-"""A Redis-compatible server of one's own, on a loopback port."""
+"""A separate Redis-compatible server on a loopback port."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DATABASES = 512
 
 
 class RedisServer(Server):
-    """``with RedisServer() as server:``; ``persistent`` says whether what it holds outlives a restart."""
+    """``with RedisServer() as server:``; ``persistent``: whether its data survives a restart."""
 
     def __init__(self, persistent: bool = True) -> None:
         binary = server_binary()
@@ -48,12 +48,12 @@ class RedisServer(Server):
 
 
 def own_database(url: str) -> str:
-    """``url`` with a database number that no other caller in this test run has, emptied."""
+    """``url`` with a database number that no other caller of this test run uses. The database is empty."""
     base, _, number = url.partition("?")[0].rpartition("/")
     if base.endswith("/") or not number.isdigit():
         base = url.partition("?")[0].rstrip("/")
     with redis.Redis.from_url(f"{base}/0") as client:
-        # Database 0 only counts.
+        # Database 0 holds only the counter of used databases.
         available = int(client.config_get("databases")["databases"])  # type: ignore[index]
         mine = 1 + int(client.incr("tests:databases")) % (available - 1)  # type: ignore[arg-type]
     with redis.Redis.from_url(f"{base}/{mine}") as client:

@@ -1,7 +1,7 @@
-"""``python -m tests.stack.run_services COMMAND …``: the command, with throw-away servers for it.
+"""``python -m tests.stack.run_services COMMAND …``: run the command with temporary servers.
 
-Their addresses are in TEST_DATABASE_URL and TEST_REDIS_URL. A variable that is set already is left alone, and no server
-is started for it.
+TEST_DATABASE_URL and TEST_REDIS_URL hold the addresses of the servers. If a variable is already set, it is unchanged
+and no server is started for it.
 """
 
 from __future__ import annotations

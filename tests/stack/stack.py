@@ -1,10 +1,10 @@
-"""The whole service as real processes, with state of its own, driven over HTTP as its users do.
+"""The whole service as real processes with separate state. Tests use it over HTTP, as users do.
 
     with Stack(run_workers=2, environment={"RUN_LEASE_SECONDS": "2"}) as stack:
         chat = stack.session("ada").post("/chats", json={}).json()
         stack.kill("runs-1")
 
-Knows nothing of the service's code: what it needs beyond HTTP it gets from ``manage.py``.
+This module does not import the service's code. Beyond HTTP it uses only ``manage.py``.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ SERVICES = ("DATABASE_URL", "REDIS_URL", "TEST_DATABASE_URL", "TEST_REDIS_URL", 
 CELERY = python("-m", "celery", "-q", "-A", "config")
 WORKER = ("worker", "-P", "threads", "--without-gossip", "--without-mingle", "--without-heartbeat")
 
-# Every stack that runs, for the report of a failed test.
+# All running stacks, for the report of a failed test.
 live: list[Stack] = []
-# A migrated and empty database of each kind, copied by every stack of this process: (kind, server) → path or name.
+# Migrated and empty databases, which every stack of this process copies: (kind, server) → path or name.
 templates: dict[str, str] = {}
 
 
 class Client:
-    """One surface as one user; paths are relative to the surface. Safe to share among threads."""
+    """One surface as one user. Paths are relative to the surface. Threads may share a client."""
 
     def __init__(self, base: str, credential: str, timeout: float = 15.0) -> None:
         self.base, self.credential, self.timeout = base, credential, timeout
         self._local = threading.local()
 
     def request(self, method: str, path: str, **options: Any) -> requests.Response:
-        """As ``requests.request``; an absolute URL is taken as it is."""
+        """Like ``requests.request``. An absolute URL is used unchanged."""
         http = getattr(self._local, "http", None)
         if http is None:
             http = self._local.http = requests.Session()
@@ -83,11 +83,11 @@ class Client:
 class Stack:
     """Web, run workers, webhook and maintenance workers, beat and, without ``redis_url``, a broker.
 
-    ``database_url`` and ``redis_url`` name servers; the stack makes a database of its own on each. Without them it runs
+    ``database_url`` and ``redis_url`` name servers; the stack creates its own database on each. Without them it runs
     on SQLite and the embedded broker. ``environment`` is for all processes, ``process_environment`` for one by name:
     ``web``, ``runs-1`` … ``runs-N``, ``webhooks``, ``maintenance``, ``beat``, ``broker``. Rate limits are off unless
-    ``environment`` says otherwise. ``prepare`` is Python that ``manage.py shell`` runs before the processes start:
-    what it puts into the database they know from the first.
+    ``environment`` enables them. ``prepare`` is Python code that ``manage.py shell`` runs before the processes start,
+    so that they find its rows in the database.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Stack:
             raise
 
     def start_processes(self) -> None:
-        """All that the service is made of, until it is ready."""
+        """Start all processes of the service and wait until they are ready."""
         if not self.redis_url:
             self.add("broker", python("-m", "config.local.broker"))
         self.add("web", python("-m", "gunicorn", "config.wsgi", "--bind", f"127.0.0.1:{self.port}"))
@@ -158,7 +158,7 @@ class Stack:
         self.wait_until_ready()
 
     def add(self, name: str, command: list[str]) -> Process | None:
-        """Start a further process of the service; None if the stack is made ``without`` it."""
+        """Start another process of the service. None if the stack was created ``without`` it."""
         if name in self.without:
             return None
         process = Process(
@@ -175,26 +175,26 @@ class Stack:
         return self.add(name, [*CELERY, *WORKER, "-n", f"{name}@%h", "-c", str(concurrency), "-Q", queues])
 
     def wait_until_ready(self, *names: str) -> None:
-        """Until the web process answers and the workers take tasks; all of them, or those named."""
+        """Wait until the web process answers and the workers accept tasks. Default: all processes."""
         for name in names or tuple(self.processes):
             process = self.processes[name]
             if not process.running:
                 process.check()
             elif name == "web" or (name == "broker" and names and self.processes["web"].running):
-                # The web process is ready once the database and the broker are.
+                # The web process is ready as soon as the database and the broker are.
                 self.wait_for(partial(is_ready, self.url), START_SECONDS, "the web process's readiness")
             elif "worker" in process.command:
                 self.wait_for(partial(worker_is_ready, process), START_SECONDS, f"readiness of {name}")
 
     def stop(self) -> None:
-        """End everything that was started, at once: nothing of its state is needed any more."""
+        """Kill everything that was started, because its state is no longer needed."""
         for process in self.processes.values():
             process.kill()
         if self in live:
             live.remove(self)
         remove_directory(self.directory)
         if self.own_database:
-            # A server that a fault test stopped for good keeps its databases to itself.
+            # Databases cannot be dropped if a fault test has stopped their server.
             with contextlib.suppress(psycopg.OperationalError):
                 postgres.drop_database(self.own_database)
 
@@ -208,7 +208,7 @@ class Stack:
     # --- faults ------------------------------------------------------------------------------------------------------
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
-        """SIGKILL takes the process and its children at once; after any other signal it may take its time to end."""
+        """SIGKILL ends the process and its children at once. After another signal this does not wait for the end."""
         process = self.processes[name]
         if number == signal.SIGKILL:
             process.kill()
@@ -217,12 +217,12 @@ class Stack:
             process.send_signal(number)
 
     def restart(self, name: str, environment: Mapping[str, str] | None = None) -> None:
-        """Stop it if it runs, start it again, wait until it is ready; ``environment`` is added to its own for good."""
+        """Stop it if it runs, start it and wait until it is ready. ``environment`` stays added to its environment."""
         process = self.processes[name]
         if process.running:
             process.stop()
         process.environment |= environment or {}
-        # What the log said before the restart must not count as readiness.
+        # Log lines from before the restart must not count as readiness.
         process.log.replace(process.log.with_suffix(".before.log"))
         process.start()
         self.wait_until_ready(name)
@@ -236,7 +236,7 @@ class Stack:
     # --- users -------------------------------------------------------------------------------------------------------
 
     def manage(self, *arguments: str, check: bool = True) -> str:
-        """What ``manage.py ARGUMENTS`` printed, in the stack's own environment."""
+        """The output of ``manage.py ARGUMENTS`` in the environment of the stack."""
         result = subprocess.run(
             python("manage.py", *arguments),
             cwd=ROOT,
@@ -251,7 +251,7 @@ class Stack:
         return result.stdout
 
     def token(self, username: str) -> str:
-        """A session token; the user is made on first use."""
+        """A session token. The first use creates the user."""
         if username not in self._tokens:
             answer = self.manage("session_token", username, "--create")
             self._tokens[username] = answer.strip().splitlines()[-1]
@@ -261,7 +261,7 @@ class Stack:
         return Client(f"{self.url}/api/v1", self.token(username))
 
     def api_key(self, username: str = "ada") -> str:
-        """The secret of a key with the default scopes, made over HTTP; one a user."""
+        """The secret of an API key with the default scopes, created over HTTP. Each user has one."""
         if username not in self._keys:
             answer = self.session(username).post("/api-keys", json={"name": "stack"})
             assert answer.status_code == 201, answer.text
@@ -271,10 +271,10 @@ class Stack:
     def public(self, username: str = "ada") -> Client:
         return Client(f"{self.url}/api/public/v1", self.api_key(username))
 
-    # --- looking on --------------------------------------------------------------------------------------------------
+    # --- observation -------------------------------------------------------------------------------------------------
 
     def wait_for(self, predicate: Callable[[], T], timeout: float = 60.0, what: str = "") -> T:
-        """The first truthy answer; fails at once if a process of the stack ended by itself."""
+        """The first truthy value. Fails at once if a process of the stack ended unexpectedly."""
 
         def checked() -> T:
             for process in self.processes.values():
@@ -292,7 +292,7 @@ class Stack:
     # --- details -----------------------------------------------------------------------------------------------------
 
     def _make_database(self) -> None:
-        """Migrated once a test process; every stack gets a copy, which takes a fraction of the time."""
+        """Migrate once in each test process and give each stack a copy, which is much faster."""
         server = self.database_url or "sqlite"
         if server not in templates:
             if self.database_url:
@@ -316,7 +316,7 @@ class Stack:
 
 
 def is_ready(url: str) -> bool:
-    """Whether a web or stream process answers there, with what it needs."""
+    """Whether a web or stream process answers at the URL and has its database and broker."""
     try:
         with requests.Session() as http:
             http.trust_env = False
@@ -333,7 +333,7 @@ def drop_templates() -> None:
     while templates:
         _, template = templates.popitem()
         if template.startswith("postgres"):
-            # On a test's own server, which is gone by now, there is nothing left to drop.
+            # A template on the separate server of a test is gone with that server.
             with contextlib.suppress(psycopg.OperationalError):
                 postgres.drop_database(template)
         else:
