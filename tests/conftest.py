@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def static_files_are_scanned_once() -> Iterator[None]:
+def static_files_are_looked_for_once() -> Iterator[None]:
     """Each test client creates the middleware, which would otherwise scan all static files every time."""
     look, found = WhiteNoiseMiddleware.add_files_from_finders, {}
 

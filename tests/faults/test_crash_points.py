@@ -28,7 +28,7 @@ def load() -> Iterator[Load]:
 
 
 @pytest.fixture(autouse=True)
-def crash_points_removed(load: Load) -> Iterator[None]:
+def workers_as_they_were(load: Load) -> Iterator[None]:
     yield
     for name in ("runs-1", "runs-2", "web"):
         load.stack.processes[name].environment.pop("RUN_CRASH_POINT", None)

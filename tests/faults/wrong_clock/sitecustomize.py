@@ -1,5 +1,7 @@
-"""For processes under libfaketime, whose 0.9.10 breaks Python's sleep: it goes by the monotonic clock, which the
-library was told to leave alone."""
+"""Replaces ``time.sleep`` in processes under libfaketime.
+
+``time.sleep`` uses the monotonic clock. libfaketime 0.9.10 breaks it where that clock must stay correct.
+"""
 
 import select
 import time
