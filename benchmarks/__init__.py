@@ -1,1 +1,1 @@
-"""Each metric of the README as a command: ``make bench``, or ``python -m benchmarks runs`` for one of them."""
+"""The benchmarks behind the README's performance numbers: ``make bench``, or one by ``python -m benchmarks NAME``."""

@@ -1,4 +1,4 @@
-"""``python -m benchmarks [NAME …]``: all of them, or those named."""
+"""``python -m benchmarks [NAME …]``: runs the named benchmarks, or all."""
 
 from __future__ import annotations
 

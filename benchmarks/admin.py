@@ -1,6 +1,6 @@
-"""The admin at a million runs, with as many chats, charges and deliveries, on PostgreSQL: each page as staff get it.
+"""The time of each admin page with a million runs, chats, charges and deliveries, on PostgreSQL.
 
-``make bench``, or ``python -m tests.stack.run_services python -m benchmarks admin``. RUNS says how many.
+``make bench``, or ``python -m tests.stack.run_services python -m benchmarks admin``. The variable RUNS sets the number.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def id_of(prefix: str, moment: datetime, number: int) -> str:
 
 
 def fill(database_url: str, users: list[int], endpoints: list[str]) -> tuple[str, str]:
-    """The id of a run in the middle, and of its chat."""
+    """Write the rows. Returns the ids of a run in the middle and of its chat."""
     rng = random.Random(4)
     end = datetime.now(UTC)
     begin = end - timedelta(days=DAYS)
@@ -85,7 +85,7 @@ def fill(database_url: str, users: list[int], endpoints: list[str]) -> tuple[str
     with psycopg.connect(database_url, autocommit=True) as connection:
         for number, (table, columns, rows) in enumerate(tables, 1):
             print(f"{number}/{len(tables)} {table}: {RUNS:,} rows", file=sys.stderr, flush=True)
-            # Deliveries that are over have no due time, which the column's default would give them.
+            # Finished deliveries have no due time, but the column's default would set one.
             if table == "webhooks_delivery":
                 connection.execute("ALTER TABLE webhooks_delivery ALTER next_attempt_at DROP DEFAULT")
             with connection.cursor().copy(f"COPY {table} ({columns}) FROM STDIN") as copy:
@@ -130,8 +130,11 @@ LIVES = 20_000
 
 
 def lives(database: str) -> Metric:
-    """What the indexes that are for staff alone cost each run: its row written, begun and ended, all in bulk, so that
-    nothing but the database's own work is in it; the best of five pairs, for others' work only ever adds."""
+    """The cost per run of the indexes that only the admin uses.
+
+    Rows are inserted, started and ended in bulk, so that only the database's work is measured. The best of five pairs
+    counts, because other work on the machine can only add time.
+    """
 
     def seconds(drop: bool) -> float:
         with psycopg.connect(database) as connection:
@@ -147,7 +150,7 @@ def lives(database: str) -> Metric:
     seconds(False)
     pairs = [(seconds(False), seconds(True)) for _ in range(5)]
     kept, without = (min(column) / LIVES * 1e6 for column in zip(*pairs, strict=True))
-    name = "a run's row written, begun and ended, with staff's two indexes"
+    name = "a run's row inserted, started and ended, with the admin's two indexes"
     return Metric(name, f"{kept:.0f} µs", f"{without:.0f} µs without them", kept / without)
 
 
@@ -206,10 +209,10 @@ def measure(database: str) -> None:
         page(f"{runs}?status__exact=waiting", "by a rare state", 1),
         page(f"{runs}{run}/change/", "a run's page", 1),
         page(f"/admin/credits/ledgerentry/?q={run}", "its ledger rows", 1),
-        page("/admin/credits/ledgerentry/?type__exact=REFUND", "ledger rows of a type that is not there", 1),
+        page("/admin/credits/ledgerentry/?type__exact=REFUND", "ledger rows of a type without rows", 1),
         page(f"/admin/webhooks/delivery/?q={run}", "its deliveries", 1),
         page("/admin/webhooks/delivery/?status__exact=DEAD", "dead deliveries", 1),
-        page("/admin/", "dashboard, nothing remembered", 3),
+        page("/admin/", "dashboard, without its cache", 3),
     ]
     metrics.append(lives(database))
     report(f"The admin at {RUNS:,} runs, chats, charges and deliveries", metrics)

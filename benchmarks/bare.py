@@ -1,6 +1,4 @@
-"""Baselines: an empty Celery task, one that tells when it began, and a DRF view that reads one row by its primary key
-and answers it.
-"""
+"""Baselines: an empty Celery task, a task that records its start, a DRF view that returns one row by primary key."""
 
 import time
 from functools import cache
@@ -36,6 +34,6 @@ def client(url: str) -> redis.Redis:
 
 @shared_task(name="benchmarks.begun")
 def begun(url: str, key: str) -> None:
-    """Hands in the time, in seconds since the epoch."""
+    """Push the time in seconds since the epoch to a Redis list."""
     now = time.time()
     client(url).rpush(key, now)

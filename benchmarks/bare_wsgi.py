@@ -1,4 +1,4 @@
-"""The bare view under the same server as the service, without middleware."""
+"""WSGI application of the baseline view, without middleware, for the same server as the service."""
 
 import os
 

@@ -1,6 +1,6 @@
-"""What the benchmarks share: percentiles, CPU of processes, HTTP clients side by side, tables and JSON.
+"""Shared functions of the benchmarks: percentiles, CPU of processes, concurrent HTTP clients, tables and JSON.
 
-These machines are noisy: what counts is the ratio to a baseline that is measured in the same run.
+The speed of a machine varies. Therefore the result is the ratio to a baseline that is measured in the same run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import psutil
 
 @dataclass
 class Metric:
-    """One line of a table. ``target`` is what it should be, in words."""
+    """One line of a table. ``target`` is the required value as text."""
 
     name: str
     value: str
@@ -39,7 +39,7 @@ def milliseconds(values: list[float]) -> str:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """User and system time of the processes and their children."""
+    """User and system time of the processes and their children, in seconds."""
     total = 0.0
     for pid in pids:
         for process in family(pid):
@@ -54,12 +54,12 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def rss(pid: int) -> int:
-    """Resident bytes of the process and its children."""
+    """Resident memory of the process and its children, in bytes."""
     return sum(process.memory_info().rss for process in family(pid))
 
 
 class Connection:
-    """A kept-alive HTTP connection with a bearer token: little work for the client, so that the server is measured."""
+    """A kept-alive HTTP connection with a bearer token. It uses little CPU, so that the server is measured."""
 
     def __init__(self, port: int, token: str = "") -> None:
         self.http = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -78,7 +78,7 @@ class Connection:
 
 
 def side_by_side(clients: int, count: int, call: Callable[[int, int], None]) -> list[float]:
-    """``call(client, number)`` ``count`` times by so many threads; how long each took, in seconds."""
+    """Call ``call(client, number)`` ``count`` times on ``clients`` threads. Returns the seconds of each call."""
     took: list[float] = []
     numbers = iter(range(count))
     lock = threading.Lock()
@@ -117,7 +117,7 @@ def wait_until(predicate: Callable[[], bool], timeout: float, every: float = 0.0
 
 
 def report(title: str, metrics: list[Metric]) -> None:
-    """The table for people, then one line of JSON."""
+    """Print a table and then one line of JSON."""
     rows = [("metric", "measured", "baseline in the same run", "ratio", "target")]
     rows += [(f.name, f.value, f.baseline, "" if f.ratio is None else f"{f.ratio:.2f}", f.target) for f in metrics]
     widths = [max(len(row[column]) for row in rows) for column in range(5)]

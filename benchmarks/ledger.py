@@ -1,4 +1,4 @@
-"""The ledger on PostgreSQL: hold + capture on one hot account, the reports over millions of rows, and their audit.
+"""The ledger on PostgreSQL: hold + capture on one account, reports over millions of rows, and their audit.
 
 ``make bench``, or ``python -m tests.stack.run_services python -m benchmarks ledger``.
 """
@@ -32,7 +32,7 @@ REPORT_ROUNDS = 15
 HOLD = {"tool_key": "draw", "chat_id": "chat_1", "run_id": "run_1", "price": {"perCall": ledger_plain.ESTIMATE}}
 SPENDING = "account_id = %(user)s AND type IN ('CAPTURE', 'USAGE', 'REFUND')"
 NET = "sum(CASE type WHEN 'REFUND' THEN -amount ELSE amount END), max(created_at)"
-# The same reports out of the rows alone.
+# The same reports from the ledger rows, without totals.
 FROM_ROWS = {
     "summary": f"SELECT tool_key, sum(amount), count(*), max(created_at) FROM credits_ledgerentry WHERE {SPENDING}"
     " AND type <> 'REFUND' AND created_at >= %(start)s GROUP BY 1",
@@ -47,7 +47,7 @@ FROM_ROWS = {
 
 # --- hold + capture --------------------------------------------------------------------------------------------------
 def pairs(connections: int, make: Callable[[], Callable[[], None]]) -> float:
-    """Pairs/s of so many threads in a process a core, as workers are; each does what ``make`` makes there."""
+    """Pairs per second of ``connections`` threads in PROCESSES processes. ``make`` returns the function of a thread."""
     processes = min(PROCESSES, connections)
     fork = multiprocessing.get_context("fork")
     start, stop = fork.Barrier(connections + 1), fork.Event()
@@ -92,7 +92,7 @@ def ours(user_id: int) -> Callable[[], None]:
 
     from credits import ledger
 
-    # Each movement inside a transaction, as the runs call the ledger.
+    # Each movement is inside a transaction, as in a run.
     def pair() -> None:
         call = ledger_plain.next_call()
         with transaction.atomic():
@@ -118,7 +118,7 @@ def measure_pairs(url: str, user_id: int) -> list[Metric]:
     metrics = []
     for connections in CONNECTIONS:
         rates: dict[str, list[float]] = {name: [] for name in makers}
-        # In turns, so that a noisy moment of the machine is everybody's.
+        # In turns, so that a slow moment of the machine affects all of them.
         for _ in range(PAIR_ROUNDS):
             for name, make in makers.items():
                 rates[name].append(pairs(connections, make))
@@ -139,7 +139,7 @@ def measure_pairs(url: str, user_id: int) -> list[Metric]:
     return metrics
 
 
-# --- whether it all adds up ------------------------------------------------------------------------------------------
+# --- audit -----------------------------------------------------------------------------------------------------------
 def measure_reconcile() -> list[Metric]:
     from credits.reconcile import drift
 
@@ -162,7 +162,7 @@ def measure_reconcile() -> list[Metric]:
 
 # --- reports ---------------------------------------------------------------------------------------------------------
 class Stopwatch:
-    """Adds up the time that statements take; for Django's ``execute_wrapper``."""
+    """The total time of SQL statements, for Django's ``execute_wrapper``."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -176,7 +176,7 @@ class Stopwatch:
 
 
 def in_database(call: Callable[[], Any]) -> tuple[float, float]:
-    """Medians of the time in the database and of the whole call, in ms."""
+    """Medians of the time in the database and of the whole call, in milliseconds."""
     from django.db import connection
 
     inside, whole = [], []

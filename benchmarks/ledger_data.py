@@ -1,4 +1,4 @@
-"""A ledger of years of work, written by COPY: what ``benchmarks/ledger.py`` reads its reports from."""
+"""The rows of a large ledger, written by COPY, for the reports of ``benchmarks/ledger.py``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ USERS = 2_000
 HEAVIEST = 500_000
 DAYS = 365
 RUNS_A_CHAT = 12
-# The chat that the heaviest user keeps coming back to has so many rows.
+# Rows of the chat that the heaviest user uses all the time.
 LONG_CHAT = 12_000
 TOOLS = ("web_fetch", "calculate", "draw_chart", "create_file", "search", "translate", "crawl", "mail")
 GRANT = 10**15
@@ -25,7 +25,7 @@ TABLE = "credits_ledgerentry"
 
 
 def sizes() -> list[int]:
-    """Rows of each user, most first: as 1/rank^s, with s such that they add up."""
+    """The number of rows of each user, in descending order: proportional to 1/rank^s, with a total of ROWS."""
     low, high = 0.0, 3.0
     for _ in range(60):
         s = (low + high) / 2
@@ -39,7 +39,7 @@ def sizes() -> list[int]:
 
 
 def make_users() -> list[int]:
-    """``USERS`` with an account that can pay anything; their ids, the heaviest one's first."""
+    """Create ``USERS`` users with a very large balance. Returns their ids, the heaviest user first."""
     from django.contrib.auth import get_user_model
 
     from credits.models import Account
@@ -73,10 +73,10 @@ def rows_of_chat(chat_id: str) -> int:
 
 
 def fill(database: psycopg.Connection[tuple[object, ...]], user_ids: list[int]) -> None:
-    """Replaces the ledger by ``ROWS`` rows of ``user_ids``, each user's in the order of time, the first the heaviest.
+    """Replace the ledger by ``ROWS`` rows of ``user_ids``, ordered by time per user. The first user has most rows.
 
-    Indexes are made afterwards and triggers left out, else it would take half an hour. In the end the accounts agree
-    with the rows; the totals of usage are left to ``count``.
+    Indexes are created at the end and triggers are disabled, because this would otherwise take half an hour. The
+    balances of the accounts are set from the rows. ``count`` sets the totals of usage.
     """
     now = datetime.now(UTC)
     with database.transaction():
@@ -126,8 +126,10 @@ def _runs(size: int) -> int:
 
 
 def _blocks(user_id: int, size: int, now: datetime, share: float) -> Iterator[str]:
-    """Text for COPY: a grant, then runs of three turns and three calls, now and then a refund; a chat after another,
-    and a ``share`` of the runs in one that goes on all the time."""
+    """Text for COPY: a grant, and runs of three turns and three calls. One in 20 runs has a refund.
+
+    A ``share`` of the runs is in the long chat. The others fill one chat after the other.
+    """
     luck = random.Random(user_id)
     runs = _runs(size)
     step = timedelta(days=DAYS) / runs

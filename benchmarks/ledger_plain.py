@@ -1,7 +1,7 @@
-"""The baselines of hold + capture: the plain ways of writing them in SQL.
+"""The baselines of hold + capture: different ways to write them in SQL.
 
-On the ledger's own tables, so that rows, indexes, foreign keys and totals are the same and only the way differs; the
-quickest also on copies without foreign keys and totals, which tells what those cost.
+They write to the ledger's tables, so that rows, indexes, foreign keys and totals are the same. The fastest one also
+writes to copies of the tables without foreign keys and totals, which shows the cost of these.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _numbers = itertools.count()
 
 
 def next_call() -> str:
-    """An invocation's id, new to every process."""
+    """A new invocation id, unique across processes."""
     return f"inv_{os.getpid()}x{next(_numbers)}"
 
 
 @dataclass(frozen=True)
 class Plain:
-    """``steps``: the guarded change of the account and the row that explains it, of the hold and of the capture."""
+    """``steps``: for the hold and the capture, the guarded UPDATE of the account and the values of the ledger row."""
 
     user_id: int
     account: str = "credits_account"

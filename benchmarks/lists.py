@@ -1,4 +1,4 @@
-"""Every paginated list of a user with 100,000 rows in it, beside that of one with 100, on PostgreSQL.
+"""Each paginated list with 100,000 rows of a user, compared with 100 rows of another user, on PostgreSQL.
 
 ``make bench``, or ``python -m tests.stack.run_services python -m benchmarks lists``.
 """
@@ -21,9 +21,9 @@ from tests.stack.stack import Stack
 
 ROWS = {"light": 100, "heavy": 100_000}
 REQUESTS = 150
-# After how large a share of the list.
+# The share of the list before the page.
 PAGES = {"first page": 0.0, "page in the middle": 0.5, "last pages": 0.99}
-# A row of a real run → as many like it, each a second older than the one before; the expressions are what must differ.
+# The columns that differ between the copies of a real run's row. Each copy is one second older than the one before.
 COPIES = {
     "chats_chat": {"id": "'chat_' || {key}"},
     "chats_message": {"id": "'msg_' || {key}"},
@@ -38,7 +38,7 @@ COPY = """
     ) copied
     WHERE original.id = %(original)s
 """
-# Path → the table, and the condition of the user's rows in it.
+# Path → the table, and the SQL condition for the rows of the list.
 LISTS = {
     "/chats": ("chats_chat", "user_id = {user}"),
     "/chats/{chat}/messages": ("chats_message", "chat_id = '{chat}'"),
@@ -55,12 +55,12 @@ LISTS = {
 
 
 class Person:
-    """A user with ``rows`` of everything."""
+    """A user with ``rows`` rows in each list."""
 
     def __init__(self, stack: Stack, connection: psycopg.Connection, name: str, rows: int) -> None:
         self.connection = connection
         self.http = Connection(stack.port, stack.token(name))
-        # Nobody listens there: each delivery has an attempt, and is dead once its endpoint is switched off.
+        # No server listens on this port: each delivery has a failed attempt. It is dead after its endpoint is disabled.
         self.http.json("POST", "/api/v1/webhooks", {"url": "http://127.0.0.1:9/"})
         self.chat = self.http.json("POST", "/api/v1/chats", {})["id"]
         run = self.http.json("POST", f"/api/v1/chats/{self.chat}/runs", {"message": "/usage 10 10\n/say Hello"})["id"]
@@ -87,7 +87,7 @@ class Person:
         return row[0]
 
     def cursor(self, path: str, share: float) -> str:
-        """The cursor of the page after so large a share of the list."""
+        """The cursor of the page after ``share`` of the list."""
         table, condition = LISTS[path]
         mine = sql.SQL(condition.format(user=self.user, chat=self.chat))  # type: ignore[arg-type]
         order = sql.SQL("ASC" if table == "chats_message" else "DESC")
@@ -101,12 +101,12 @@ class Person:
         return base64.urlsafe_b64encode(json.dumps([moment.isoformat(), row[1]]).encode()).decode().rstrip("=")
 
     def address(self, path: str, share: float) -> str:
-        """Of the page after so large a share of the list."""
+        """The path of the page after ``share`` of the list."""
         address = f"/api/v1{path.format(chat=self.chat)}"
         return f"{address}{'&' if '?' in path else '?'}cursor={self.cursor(path, share)}" if share else address
 
     def read(self, address: str) -> float:
-        """Seconds that a page takes."""
+        """The time of a page in seconds."""
         begun = time.perf_counter()
         page = self.http.json("GET", address)
         took = time.perf_counter() - begun
@@ -115,7 +115,7 @@ class Person:
 
 
 def compare(path: str, light: Person, heavy: Person) -> list[Metric]:
-    """The pages of ``heavy`` beside the first one of ``light``; by turns, for the machine's speed changes."""
+    """Pages of ``heavy`` compared with the first page of ``light``, in turns, because the machine's speed varies."""
     readers = [(light, light.address(path, 0)), *((heavy, heavy.address(path, share)) for share in PAGES.values())]
     took: list[list[float]] = [[] for _ in readers]
     for number in range(REQUESTS + 10):

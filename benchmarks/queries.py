@@ -1,8 +1,8 @@
-"""What the compiled queries save: CPU of the process, on PostgreSQL.
+"""The CPU that the compiled queries save, on PostgreSQL.
 
-Each query is measured by turns with the ORM's form of it. The ratio is the share that it saves of the work in which the
-service makes it: a GET through the WSGI application, a run (the POST, its claim, and the turn that completes it;
-without the model, Celery and the event loop), or a run that is cancelled while it is queued.
+Each query is measured in turns with the same query by the ORM. The ratio is the saved share of the work that contains
+the query: a GET through the WSGI application, a run (its POST, its claim and its last turn, without the model, Celery
+and the event loop), or a run that is cancelled while it is queued.
 
 ``make bench``, or ``python -m tests.stack.run_services python -m benchmarks queries``.
 """
@@ -36,7 +36,7 @@ QUERIES = {
 
 
 class Recorder:
-    """Calls the compiled query and notes the arguments."""
+    """Calls the compiled query and records the arguments."""
 
     def __init__(self, query: Any) -> None:
         self.query = query
@@ -52,7 +52,7 @@ class Recorder:
 
 
 class Service:
-    """The service's own code, called in this process."""
+    """Calls the service's code in this process."""
 
     def __init__(self) -> None:
         from django.conf import settings
@@ -96,7 +96,7 @@ class Service:
         return json.loads(answer)
 
     def prepare(self) -> None:
-        """A chat for each of the runs to come: what a chat's history costs is not the question."""
+        """Create a chat for each later run, so that the history of a chat does not affect the times."""
         count = (ROUNDS + 1) * WORK_CALLS + 1
         self.chats = [self.request("POST", "/api/v1/chats", {})["id"] for _ in range(count)]
 
@@ -111,7 +111,7 @@ class Service:
         self.request("POST", f"/api/v1/runs/{self.start()}/cancel")
 
     def wait(self) -> str:
-        """A run as it is shown while it waits for an answer."""
+        """Create a run that waits for an answer. Returns its id."""
         from runs.models import Run
         from tests.factories import WaitpointFactory, force_update
 
@@ -121,7 +121,7 @@ class Service:
         return run_id
 
     def run(self) -> str:
-        """A run from its POST to completed."""
+        """Execute a run from its POST to completed. Returns its id."""
         from config.kernel import clock
         from runs import lifecycle
         from runs.engine.session import claim_and_load
@@ -147,20 +147,20 @@ class Service:
 
 
 def by_turns(works: dict[str, Callable[[], Any]], calls: int) -> dict[str, float]:
-    """Microseconds of this process's CPU that one call of each takes; medians of ROUNDS."""
+    """The CPU time of this process per call of each work in microseconds: medians of ROUNDS."""
     found: dict[str, list[float]] = {name: [] for name in works}
     for number in range(ROUNDS + 1):
         for name, work in works.items():
             begun = time.process_time()
             for _ in range(calls):
                 work()
-            if number:  # before, statements are planned and caches filled
+            if number:  # the first round plans statements and fills caches
                 found[name].append((time.process_time() - begun) / calls * 1e6)
     return {name: statistics.median(values) for name, values in found.items()}
 
 
 def queries_of(work: Callable[[], Any]) -> dict[str, Recorder]:
-    """The compiled queries that ``work`` makes."""
+    """The compiled queries that ``work`` calls, by name."""
     recorders: dict[str, Recorder] = {}
     with ExitStack() as patches:
         for path, names in QUERIES.items():

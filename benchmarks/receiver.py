@@ -1,6 +1,6 @@
-"""``python -m benchmarks.receiver PORT``: a webhook receiver that costs little itself.
+"""``python -m benchmarks.receiver PORT``: a webhook receiver that uses little CPU.
 
-``/instant`` answers at once, ``/slow`` after 50 ms, ``/hang`` never.
+``/instant`` responds at once, ``/slow`` after 50 ms, ``/hang`` never.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Receiver(asyncio.Protocol):
         self.received = b""
 
     def data_received(self, data: bytes) -> None:
-        """The client sends no second request before the first is answered."""
+        """Handle one request. The client sends no second request before the response."""
         self.received += data
         head, separator, body = self.received.partition(b"\r\n\r\n")
         if not separator:

@@ -32,7 +32,7 @@ from tests.stack.process import free_port, python
 from tests.stack.stack import CELERY, WORKER, Stack
 
 CLIENTS = 16
-# The first runs of every connection have their statements planned and prepared, and fill PostgreSQL's caches.
+# During the first runs, each connection plans and prepares its statements, and PostgreSQL fills its caches.
 WARM_RUNS, RUNS = 600, 1000
 EMPTY_TASKS = 4000
 LATENCIES = 200
@@ -72,7 +72,7 @@ class Bench:
     # --- baselines ---------------------------------------------------------------------------------------------------
 
     def tasks(self) -> Tasks:
-        """Empty Celery tasks, by as many worker processes as execute runs."""
+        """Measure empty Celery tasks with as many worker processes as for runs."""
         url = self.stack.environment["REDIS_URL"]
         app = Celery(broker=url)
 
@@ -107,8 +107,9 @@ class Bench:
         return Tasks(sent, ready, each, latencies)
 
     def reads(self, path: str) -> tuple[list[float], list[float]]:
-        """Seconds a GET of ``path``, and of the bare view under the same server: by turns, for the machine's mood
-        changes from one second to the next.
+        """The seconds of each GET of ``path`` and of the bare view on the same kind of server.
+
+        Both are measured in turns, because the machine's speed varies.
         """
         port = free_port()
         self.stack.add("bare-web", python("-m", "gunicorn", "benchmarks.bare_wsgi", "--bind", f"127.0.0.1:{port}"))
@@ -146,7 +147,7 @@ class Bench:
     # --- metrics -----------------------------------------------------------------------------------------------------
 
     def throughput(self, count: int = RUNS) -> tuple[float, float, list[float]]:
-        """Runs a second from the first POST to the last completed one, CPU milliseconds a run, and the POSTs' times."""
+        """Runs per second from the first POST to the last completed run, CPU milliseconds per run, seconds per POST."""
         chats = self.chats(count)
         before = self.one("SELECT count(*) FROM runs_run WHERE status = 'completed'")
         assert isinstance(before, int)
@@ -168,7 +169,7 @@ class Bench:
         return count / seconds, (cpu_seconds(pids) - cpu) * 1000 / count, took
 
     def start_latency(self, count: int = LATENCIES) -> list[float]:
-        """Seconds from the POST's answer to running, one run at a time."""
+        """The seconds from the response of the POST to running, one run at a time."""
         latencies = []
         chats = self.chats(count)
         connections = [self.connection(user) for user in range(USERS)]
@@ -181,8 +182,8 @@ class Bench:
         return latencies
 
     def in_flight(self) -> tuple[int, int, int, list[float]]:
-        """Bytes of a process without runs, those that its runs add which wait on a slow model, its connections, and
-        seconds from cancel to cancelled.
+        """Memory of a process without runs and the additional memory of IN_FLIGHT runs that wait for a slow model, in
+        bytes; its number of database connections; the seconds from cancel to cancelled.
         """
         name = self.workers[0]
         for other in self.workers[1:]:
@@ -207,7 +208,7 @@ class Bench:
             if connection.raddr and connection.raddr.port == port
         )
         rows = self.sql.execute("SELECT id, user_id FROM runs_run WHERE status = 'running' LIMIT 500").fetchall()
-        # 500 stay in flight; of those some are cancelled.
+        # 500 runs stay in flight. Some of these are cancelled.
         users = dict(self.sql.execute("SELECT id, username FROM auth_user").fetchall())
         others = self.sql.execute(
             "SELECT id, user_id FROM runs_run WHERE status = 'running' AND NOT id = ANY(%s)",
@@ -234,7 +235,7 @@ class Bench:
         return empty, added, held, latencies
 
     def takeover(self) -> float:
-        """Seconds from ``kill -9`` of the worker that has the run to its next recorded step elsewhere."""
+        """The seconds from ``kill -9`` of a run's worker until another worker owns the run."""
         chat = self.chats(1)[0]
         message = '/call calculate {"expression": "1"}\n/wait 2\n/call calculate {"expression": "2"}\n/say {result}'
         run = self.connection(0).json("POST", f"/api/v1/chats/{chat}/runs", {"message": message})["id"]
@@ -268,8 +269,8 @@ class Bench:
 
 @dataclass
 class Tasks:
-    """What empty tasks take: how many a second from sending to done, by as many clients as start runs, and of those
-    that lie ready; CPU milliseconds each of the workers; seconds from sending one to its begin, idle.
+    """Empty tasks per second, with sending (by CLIENTS clients) and of queued tasks; CPU milliseconds of the workers
+    per task; the seconds from sending to start of each task on idle workers.
     """
 
     sent: float
@@ -306,7 +307,7 @@ def main() -> None:
         starts = bench.start_latency()
         reads, bare = bench.reads(f"/api/v1/runs/{bench.run_with_ten_calls()}")
         sent = f"{tasks.sent:.0f} empty tasks/s, sent to done"
-        ready = f"{tasks.ready:.0f} empty tasks/s that lie ready"
+        ready = f"{tasks.ready:.0f} queued empty tasks/s"
         view = f"a bare view's {milliseconds(bare)}"
         metrics += [
             Metric("runs/s, POST to completed", f"{rate:.0f}/s", sent, rate / tasks.sent, "≥ 60/s, ≥ 0.25"),

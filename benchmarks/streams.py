@@ -1,4 +1,4 @@
-"""Open streams on one process, on PostgreSQL and Redis: memory, start, delta latency, and what a web request notices.
+"""Open streams on one process, on PostgreSQL and Redis: memory, start, delta latency, effect on web requests.
 
 ``make bench``, or ``python -m tests.stack.run_services python -m benchmarks streams``.
 """
@@ -27,10 +27,10 @@ RUNS_A_TICK = 10
 READS = 300
 ANNOUNCEMENTS = 1000
 
-# The cost of the hook at the end of each transaction that writes events: the CPU of this process, thread included.
+# The CPU of this process, including its publisher thread, for the wake-up after a transaction that writes events.
 HOOK = f"""
 import time
-from runs import wakeups
+from config.queue import wakeups
 def cpu(work):
     work("warm"); time.sleep(0.2); begun = time.process_time()
     for number in range({ANNOUNCEMENTS}):
@@ -42,7 +42,7 @@ print((cpu(lambda run_id: wakeups.after_commit(run_id)) - idle) * 1e6)
 
 
 class Client:
-    """Listens to many streams with little work, so that the server is measured."""
+    """Reads many streams with little CPU, so that the server is measured."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -75,7 +75,7 @@ class Client:
 
 
 class Writer:
-    """Writes deltas as a worker does: many runs in one transaction, then one message."""
+    """Writes deltas like a worker: many runs in one transaction, and then one message."""
 
     def __init__(self, stack: Stack) -> None:
         self.sql = psycopg.connect(stack.environment["DATABASE_URL"])
@@ -91,7 +91,7 @@ class Writer:
                     (run_id,),
                 ).fetchone()
                 assert row is not None
-                # Taken before the commit, so the metric has the commit in it.
+                # The time before the commit, so that the latency includes the commit.
                 self.sql.execute(
                     "INSERT INTO runs_runevent (run_id, index, type, data) VALUES (%s, %s, 'message.delta', %s)",
                     (run_id, row[0], json.dumps({"text": str(time.time())}, separators=(",", ":"))),
@@ -128,7 +128,7 @@ async def listen(stack: Stack, port: int, runs: list[tuple[str, str]], pid: int)
     warm.close()
     await asyncio.sleep(0.5)
     writer = Writer(stack)
-    # The same reads and writes, before there are streams.
+    # The same reads and writes without streams, as a baseline.
     alone = await asyncio.to_thread(read_runs, stack, runs)
     _, before = await write(stack, writer, runs)
     memory = rss(pid)
@@ -136,7 +136,7 @@ async def listen(stack: Stack, port: int, runs: list[tuple[str, str]], pid: int)
     for run_id, token in runs:
         await client.open(run_id, token)
     each = (rss(pid) - memory) / STREAMS
-    await asyncio.sleep(1)  # what the runs told before
+    await asyncio.sleep(1)  # receive the earlier events
     client.latencies.clear()
     beside = await asyncio.to_thread(read_runs, stack, runs)
     cpu = cpu_seconds([pid])
@@ -146,11 +146,11 @@ async def listen(stack: Stack, port: int, runs: list[tuple[str, str]], pid: int)
     assert len(client.latencies) == sent, f"{len(client.latencies)} of {sent} deltas arrived"
     latencies = client.latencies
     client.close()
-    # The same number of listeners on one run.
+    # The same number of streams of one run.
     crowd = Client(port)
     for _ in range(STREAMS):
         await crowd.open(*runs[0])
-    await asyncio.sleep(1)  # what the run told before
+    await asyncio.sleep(1)  # receive the earlier events of the run
     crowd.latencies.clear()
     for _ in range(20):
         await asyncio.to_thread(writer.write, [runs[0][0]])
@@ -171,14 +171,14 @@ async def listen(stack: Stack, port: int, runs: list[tuple[str, str]], pid: int)
         Metric(f"the same, {STREAMS} streams of one run", milliseconds(crowd.latencies), target="p99 ≤ 250 ms"),
         Metric("CPU of the stream process a delta", f"{cpu / sent * 1000:.2f} ms"),
         compared(f"GET run, {STREAMS} silent streams open", beside, alone),
-        compared("GET run, while they are told things; baseline: as much is written, nobody listens", during, before),
-        Metric("CPU of a transaction's wake-up, somebody listening", f"{heard:.0f} µs"),
-        Metric("the same, nobody listening", f"{unheard:.0f} µs"),
+        compared("GET run, while they receive deltas; baseline: the same writes without streams", during, before),
+        Metric("CPU of a transaction's wake-up, with listeners", f"{heard:.0f} µs"),
+        Metric("the same, without listeners", f"{unheard:.0f} µs"),
     ]
 
 
 async def write(stack: Stack, writer: Writer, runs: list[tuple[str, str]]) -> tuple[int, list[float]]:
-    """Deltas to all the runs by turns, for SECONDS: how many, and the seconds of each GET of a run meanwhile."""
+    """Write deltas to all runs in turns for SECONDS. Returns their number, and the seconds of each GET at that time."""
     sent = 0
     reading = asyncio.create_task(asyncio.to_thread(read_runs, stack, runs))
     begun = time.monotonic()

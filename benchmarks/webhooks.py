@@ -1,4 +1,4 @@
-"""Webhook deliveries of one worker process, on PostgreSQL and Redis: throughput, CPU, and what hanging receivers cost.
+"""Webhook deliveries of one worker process, on PostgreSQL and Redis: throughput, CPU, effect of hanging receivers.
 
 ``make bench``, or ``python -m tests.stack.run_services python -m benchmarks webhooks``.
 """
@@ -28,7 +28,7 @@ LOOP_REQUESTS = 4000
 LOOP_CLIENTS = 256
 BODY = json.dumps({"id": "evt", "type": "agent.started", "runId": "run", "chatId": "chat", "occurredAt": "2026-11-20"})
 
-# An endpoint a user, at each of the receiver's paths.
+# For each path of the receiver, users with one endpoint each.
 MAKE_ENDPOINTS = """
 from django.contrib.auth import get_user_model
 from webhooks.models import Endpoint
@@ -40,7 +40,7 @@ for path, count in {paths!r}.items():
         Endpoint(user=user, url=f"http://127.0.0.1:{port}/{{path}}", secret=new_secret()) for user in users
     )
 """
-# The same HTTP client with as many requests under way, and nothing around it: seconds and CPU seconds.
+# The baseline: the outbound client alone with the same number of concurrent requests. Prints seconds and CPU seconds.
 LOOP = """
 import asyncio, time
 from config.outbound import client
@@ -97,7 +97,7 @@ class Bench:
         return int(row[0])
 
     def record(self, path: str, count: int) -> str:
-        """Due deliveries to the endpoints at ``path``, by turns, and the nudge; returns what their ids begin with."""
+        """Insert due deliveries for the endpoints at ``path`` and send the nudge. Returns the prefix of their ids."""
         self.marks += 1
         mark = f"{self.marks:04}_"
         self.sql.execute(INSERT, {"mark": mark, "body": BODY, "count": count, "path": path})
@@ -105,7 +105,7 @@ class Bench:
         return f"dlv_{mark}"
 
     def throughput(self, path: str) -> tuple[float, float]:
-        """Deliveries a second, from when all are due to the last outcome recorded, and CPU milliseconds each."""
+        """Deliveries per second until the last outcome is recorded, and CPU milliseconds per delivery."""
         self.record(path, ENDPOINTS)
         wait_until(lambda: self.count("status = 'PENDING'") == 0, 60)  # warm
         cpu = cpu_seconds([self.pid])
@@ -120,17 +120,17 @@ class Bench:
             (f"{mark}%",),
         ).fetchone()
         assert row is not None
-        assert row[0] <= wait + 0.5, "the deliveries were over before they were looked at"
+        assert row[0] <= wait + 0.5, "the deliveries finished before the measurement"
         return DELIVERIES / float(row[0]), cpu * 1000 / DELIVERIES
 
     def loop(self, path: str) -> tuple[float, float]:
-        """The bare client's requests a second, and CPU milliseconds each."""
+        """Requests per second of the outbound client alone, and CPU milliseconds per request."""
         program = LOOP.format(port=self.port, path=path, body=BODY.encode(), clients=LOOP_CLIENTS, count=LOOP_REQUESTS)
         seconds, cpu = self.stack.manage("shell", "--no-imports", "-c", program).split()[-2:]
         return LOOP_REQUESTS / float(seconds), float(cpu) * 1000 / LOOP_REQUESTS
 
     def empty_tasks(self) -> tuple[float, float]:
-        """Empty Celery tasks a second by one worker process like the sending one, and CPU milliseconds each."""
+        """Empty Celery tasks per second of one worker process, and CPU milliseconds per task."""
         broker = redis.Redis.from_url(self.stack.environment["REDIS_URL"])
         for number in range(EMPTY_TASKS):
             self.broker.send_task("benchmarks.empty", (number,), queue="bare", ignore_result=True)
@@ -147,7 +147,7 @@ class Bench:
         return rate, cpu
 
     def good_ones(self) -> list[float]:
-        """Seconds from recorded to delivered, of single deliveries to one receiver that answers at once."""
+        """The seconds from recorded to delivered of single deliveries to a receiver that responds at once."""
         marks = []
         for _ in range(GOOD):
             marks.append(self.record("instant?good", 1))
@@ -161,7 +161,7 @@ class Bench:
         return [float(row[0]) for row in rows]
 
     def beside_hanging(self) -> tuple[list[float], int]:
-        """The same while receivers hang, and how many attempts to those were under way at the end."""
+        """The same while other receivers hang, and the number of attempts that wait for those receivers at the end."""
         self.record("hang", HANGING * 4)
         under_way = "claim_id IS NOT NULL AND next_attempt_at > now()"
         wait_until(lambda: self.count(under_way) >= HANGING, 30)
@@ -175,7 +175,7 @@ def main() -> None:
         bench = Bench(stack)
         metrics = []
         for path, receiver in (("slow", "a receiver that takes 50 ms"), ("instant", "a receiver that answers at once")):
-            # Before and after, for the machine's speed changes from one minute to the next.
+            # Before and after, because the machine's speed varies.
             before = bench.empty_tasks()
             rate, cpu = bench.throughput(path)
             empty, empty_cpu = (statistics.mean(pair) for pair in zip(before, bench.empty_tasks(), strict=True))
