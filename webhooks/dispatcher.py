@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError, connection
 
-from config.database.retry import AWAY
+from config.database.retry import CONNECTION_ERRORS
 from config.outbound.loop import raise_open_file_limit, shared
 from config.queue import nudges
 from webhooks import claims, sender, transitions
@@ -123,7 +123,7 @@ class Dispatcher:
     def _record(self) -> None:
         try:
             transitions.record_outcomes(self._unrecorded)
-        except AWAY:
+        except CONNECTION_ERRORS:
             raise
         except Exception:
             # A retry would block all other deliveries. These claims lapse, and their attempts are repeated.

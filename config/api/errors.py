@@ -14,7 +14,7 @@ from django.http import Http404, HttpResponse
 from rest_framework import exceptions
 from rest_framework.response import Response
 
-from config.database.retry import AWAY
+from config.database.retry import CONNECTION_ERRORS
 from config.kernel.errors import (
     BY_STATUS,
     DomainError,
@@ -87,7 +87,7 @@ def to_domain_error(error: Exception) -> DomainError:
         return NotFound()
     if isinstance(error, (exceptions.NotAuthenticated, exceptions.AuthenticationFailed)):
         return Unauthorized(str(error.detail))
-    if isinstance(error, AWAY):
+    if isinstance(error, CONNECTION_ERRORS):
         return Unavailable()
     if isinstance(error, RequestDataTooBig):
         return PayloadTooLarge()

@@ -17,21 +17,23 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# What Django raises when the connection is lost or cannot be made.
-AWAY = (OperationalError, InterfaceError)
-# PostgreSQL ended the connection, because this process was suspended in a transaction for longer than
-# DATABASE_IDLE_TRANSACTION_SECONDS. To Django that is an InternalError.
+# Django raises these when a connection is lost or cannot be opened.
+CONNECTION_ERRORS = (OperationalError, InterfaceError)
+# PostgreSQL has closed the connection, because this process was suspended in a transaction for longer than
+# DATABASE_IDLE_TRANSACTION_SECONDS. Django raises an InternalError.
 LOST_CODES = {"25P03"}
 WAIT_SECONDS, WAIT_SECONDS_MAX = 0.05, 2.0
 
 
 def attempt(step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """``step`` on this thread's connection. If the database was away, it raises one of ``AWAY`` and drops the
-    connection, so that the next step gets a new one. Other errors pass unchanged.
+    """Call ``step`` once. Raises its exceptions.
+
+    If the connection was lost, this raises one of ``CONNECTION_ERRORS`` and closes this thread's connection, so that
+    the next step opens a new one.
     """
     try:
         return step(*args, **kwargs)
-    except AWAY:
+    except CONNECTION_ERRORS:
         connection.close()
         raise
     except DatabaseError as error:
@@ -44,8 +46,8 @@ def attempt(step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 async def persist(threads: Executor, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call ``step`` on one of ``threads``, and again with growing waits while the database is not available.
 
-    A try is never abandoned half-way: a cancel waits for the one that is running. A step must leave its arguments as
-    they are if it fails, and may be repeated after a commit whose answer was lost.
+    A cancel waits for the end of the running call. If a step fails, it must not have changed its arguments. It may be
+    repeated after a successful commit, if the connection was lost before the confirmation.
     """
     wait = WAIT_SECONDS
     while True:
@@ -58,7 +60,7 @@ async def persist(threads: Executor, step: Callable[P, T], *args: P.args, **kwar
             if not future.cancelled():
                 future.exception()
             raise
-        except AWAY as error:
+        except CONNECTION_ERRORS as error:
             logger.warning("the database is not available (%s); trying again", type(error).__name__)
         await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311
         wait = min(wait * 2, WAIT_SECONDS_MAX)

@@ -17,7 +17,7 @@ from django.conf import settings
 from django.db import connection
 
 from config.database.queries import CompiledQuery
-from config.database.retry import AWAY
+from config.database.retry import CONNECTION_ERRORS
 from config.kernel import clock
 from config.telemetry import logs
 from runs import catalogue, lifecycle
@@ -64,7 +64,7 @@ class Heartbeat(threading.Thread):
                         work()
                         next_at[work] = time.monotonic() + every
                 self._look_for_cancels()
-            except AWAY as error:
+            except CONNECTION_ERRORS as error:
                 connection.close()
                 logger.warning("the heartbeat's database did not answer (%s); trying again", type(error).__name__)
             except Exception:
