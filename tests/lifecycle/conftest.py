@@ -1,4 +1,4 @@
-"""An engine inside the test's own process: real transactions, real threads, no broker."""
+"""Fixtures that run an engine in the test process, with real transactions and threads and without a broker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Bench(Driver):
 
 
 def seed_catalogue() -> None:
-    """Transactional tests empty every table, so what a migration put there is put back."""
+    """Restore the rows of the catalogue's migrations, because transactional tests empty every table."""
     for row in MODELS:
         AgentModel.objects.get_or_create(name=row["name"], defaults=row)
     add_builtin_tools()
@@ -39,7 +39,7 @@ def seed_catalogue() -> None:
 
 @pytest.fixture
 def engines(transactional_db, monkeypatch, settings) -> Iterator[Callable[[], Engine]]:
-    """Makes engines; what is published is offered to the last one."""
+    """Make engines. The last engine receives every published nudge."""
     settings.RUN_SWEEP_SECONDS = 0.3
     settings.RUN_CANCEL_POLL_SECONDS = 0.05
     settings.RUN_LEASE_SECONDS = 2
@@ -71,13 +71,13 @@ def engines(transactional_db, monkeypatch, settings) -> Iterator[Callable[[], En
     for thread in threading.enumerate():
         assert not thread.name.startswith(("run-loop", "run-heartbeat")), "an engine outlived its test"
     connection_created.disconnect(remember)
-    # A worker's process ends with its threads; here they would keep their connections, and with them the database.
+    # The threads of an engine outlive the test. Their open connections would keep the test database from being dropped.
     for connection in opened:
         connection.close()
 
 
 def vanish(engine: Engine) -> None:
-    """As ``kill -9`` of its process: nothing more is written, nothing is handed over."""
+    """Simulate ``kill -9`` of the engine's process: it writes nothing more and hands no run over."""
     engine.heartbeat.stopped.set()
     engine.heartbeat.join()
     engine.loop.call_soon_threadsafe(engine._cancel, list(engine.tasks), Interruption.SHUT_DOWN)
@@ -95,7 +95,7 @@ def bench(engines, session) -> Bench:
 
 @pytest.fixture
 def events() -> Callable[[str], list[tuple[str, dict[str, Any]]]]:
-    """A run's stream events, as (type, data), asserted to be gapless."""
+    """Return a run's stream events as (type, data), and assert that the indexes have no gap."""
 
     def read(run_id: str) -> list[tuple[str, dict[str, Any]]]:
         last = Run.objects.values_list("last_stream_index", flat=True).get(pk=run_id)
@@ -108,7 +108,7 @@ def events() -> Callable[[str], list[tuple[str, dict[str, Any]]]]:
 
 
 def joined(events: list[tuple[str, dict[str, Any]]]) -> str:
-    """The message as a client of the stream has it."""
+    """Return the message text that a client of the stream assembles."""
     text = ""
     for kind, data in events:
         if kind == "message.reset":

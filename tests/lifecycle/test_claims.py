@@ -11,7 +11,7 @@ LIMIT, STARTED = 3, 12
 
 
 @pytest.mark.django_db(transaction=True)
-def test_claims_at_the_same_moment_keep_to_their_user_s_limit(settings, user):
+def test_concurrent_claims_respect_the_user_limit(settings, user):
     settings.RUN_USER_LIMIT = LIMIT
     started = [
         services.start_run(user, factories.ChatFactory(user=user).pk, message="Hello").pk for _ in range(STARTED)

@@ -1,4 +1,4 @@
-"""Every errorCode of a run, its budget and its tools, reached through the API with a real engine."""
+"""Tests of the error codes, the budget and the tools of a run, through the API with a real engine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_text_before_a_failure_is_kept(bench, events):
     assert bench.content(run) == joined(events(run["id"])) == "half of it"
 
 
-def test_a_write_that_the_database_refuses_each_time_ends_the_run(bench, monkeypatch):
+def test_run_fails_if_its_completion_cannot_be_written(bench, monkeypatch):
     def refuse(*args, **kwargs):
         raise IntegrityError("never")
 
@@ -81,8 +81,8 @@ def test_budget_stops_calls_and_turns(bench):
     assert (run["status"], run["errorCode"]) == ("failed", "BUDGET_EXCEEDED")
 
 
-def test_budget_holds_for_calls_side_by_side(bench):
-    """Calls of one turn are all at work before any of them is charged."""
+def test_budget_limits_concurrent_calls(bench):
+    """All calls of one turn start before the first of them is charged."""
     run = bench.finish("/usage 0 0\n" + '/call calculate {"expression": "1"}\n' * 5 + "/say done", maxCredits=0.35)
     codes = [call["errorCode"] for call in run["toolInvocations"]]
     assert (codes.count(None), codes.count("BUDGET_EXCEEDED")) == (3, 2)
@@ -90,7 +90,7 @@ def test_budget_holds_for_calls_side_by_side(bench):
     assert list(held) == [100_000] * 3
 
 
-def test_prices_are_those_of_their_time(bench):
+def test_price_changes_do_not_affect_earlier_runs(bench):
     script = '/call calculate {"expression": "1"}\n/usage 1000 1000\n/say done'
     first = bench.finish(script)
     before = list(LedgerEntry.objects.filter(run_id=first["id"]).order_by("pk").values())
@@ -111,7 +111,7 @@ def test_prices_are_those_of_their_time(bench):
         assert (new["in"], new["out"]) == (1_500_000, 4_500_000)
 
 
-def test_budget_is_checked_before_anybody_is_asked(bench):
+def test_budget_is_checked_before_approval_is_requested(bench):
     run = bench.finish('/call draw_chart {"title": "T", "series": [1]}\n/say on', maxCredits=11)
     assert run["status"] == "completed"
     assert run["toolInvocations"][0]["errorCode"] == "BUDGET_EXCEEDED"
@@ -135,12 +135,12 @@ def test_failed_tool_does_not_fail_the_run(bench, call, code):
     assert bench.credits()["held"] == "0"
 
 
-def test_tools_may_be_narrowed(bench):
+def test_run_can_limit_its_tools(bench):
     run = bench.finish('/call calculate {"expression": "1"}', tools=["ask_user"])
     assert run["toolInvocations"][0]["errorCode"] == "UNKNOWN_TOOL"
 
 
-def test_model_that_is_gone(bench, session):
+def test_disabled_model_is_refused(bench, session):
     AgentModel.objects.create(
         name="gone", display_name="Gone", provider="demo", provider_model="demo", price_in=0, price_out=0, enabled=False
     )

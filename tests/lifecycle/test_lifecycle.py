@@ -1,4 +1,4 @@
-"""Each state of a run, reached through the API with a real engine."""
+"""Tests of each status of a run, through the API with a real engine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_plain_answer_completes_and_is_charged(bench, events):
     assert bench.client.get(f"/api/v1/chats/{run['chatId']}").json()["activeRunId"] is None
 
 
-def test_tool_call_is_made_charged_and_told_to_the_model(bench, events):
+def test_tool_call_is_executed_and_charged_and_its_result_reaches_the_model(bench, events):
     run = bench.finish('/call calculate {"expression": "6*7"}\n/say The result is {result}.')
     assert run["status"] == "completed"
     assert bench.content(run) == "The result is 42."
@@ -58,7 +58,7 @@ def test_tool_call_is_made_charged_and_told_to_the_model(bench, events):
 
 
 @pytest.mark.parametrize(("last", "told"), [("/say done", "agent.completed"), ("/fail broken", "agent.failed")])
-def test_webhook_events_know_the_request_that_caused_them(bench, user, last, told):
+def test_webhook_events_contain_the_id_of_the_causing_request(bench, user, last, told):
     factories.EndpointFactory(user=user)
     run = bench.finish(f'/call calculate {{"expression": "6*7"}}\n{last}')
     cause = Run.objects.get(pk=run["id"]).request_id
@@ -76,7 +76,7 @@ def test_usage_is_charged_exactly(bench):
     assert bench.credits() == {"balance": "96.5", "held": "0", "available": "96.5"}
 
 
-def test_calls_of_one_turn_run_side_by_side(bench):
+def test_calls_of_one_turn_run_concurrently(bench):
     run = bench.finish('/call calculate {"expression": "1+1"}\n/call calculate {"expression": "2+2"}\n/say {result}')
     calls = run["toolInvocations"]
     assert [(call["turnIndex"], call["callIndex"], call["status"]) for call in calls] == [
@@ -86,7 +86,7 @@ def test_calls_of_one_turn_run_side_by_side(bench):
     assert bench.content(run) == "4"
 
 
-def test_approval_is_asked_held_and_charged(bench, events):
+def test_call_waits_for_approval_and_is_then_charged(bench, events):
     started = bench.start('/call draw_chart {"title": "T", "series": [1, 2]}\n/say done')
     run = bench.wait(started["id"], "waiting")
     waitpoint = run["pendingWaitpoint"]
@@ -111,7 +111,7 @@ def test_approval_is_asked_held_and_charged(bench, events):
     assert statuses == ["queued", "running", "waiting", "queued", "running", "completed"]
 
 
-def test_refusal_costs_nothing_and_the_run_goes_on(bench):
+def test_refused_call_costs_nothing_and_the_run_continues(bench):
     run = bench.wait(
         bench.start('/usage 0 0\n/call draw_chart {"title": "T", "series": [1]}\n/usage 0 0\n/say on')["id"], "waiting"
     )
@@ -124,7 +124,7 @@ def test_refusal_costs_nothing_and_the_run_goes_on(bench):
     assert bench.credits()["balance"] == "100"
 
 
-def test_threshold_of_the_run_decides(bench):
+def test_approval_threshold_of_the_run_overrides_the_default(bench):
     run = bench.finish('/call draw_chart {"title": "T", "series": [1]}', creditApprovalThreshold=12)
     assert run["status"] == "completed"
     waiting = bench.wait(bench.start('/call calculate {"expression": "1"}', creditApprovalThreshold=0)["id"], "waiting")
@@ -150,7 +150,7 @@ def test_clarification(bench):
     assert run["toolInvocations"][0]["status"] == "COMPLETED"
 
 
-def test_two_questions_in_one_turn_are_asked_one_by_one(bench):
+def test_two_questions_in_one_turn_are_asked_in_sequence(bench):
     message = "\n".join(
         ['/call draw_chart {"title": "T", "series": [1]}'] * 2 + ['/call calculate {"expression": "2"}']
     )
@@ -180,7 +180,7 @@ def test_waitpoint_expires(bench, settings):
     assert run["toolInvocations"][0]["status"] == "CANCELLED"
 
 
-def test_answer_after_expiry_before_the_sweep_expires_it(bench, settings):
+def test_late_answer_expires_the_waitpoint_before_the_sweep(bench, settings):
     settings.WAITPOINT_EXPIRY_SECONDS = 0
     run = bench.wait(bench.start("/ask Anyone?")["id"], "waiting", "failed")
     late = bench.client.post(
@@ -255,7 +255,7 @@ def test_deleting_a_chat_ends_its_runs(bench):
         assert bench.client.get(f"/api/v1/{path}").status_code == 404
 
 
-def test_others_see_nothing(bench):
+def test_other_users_get_404(bench):
     run = bench.wait(bench.start("/ask Hm?")["id"], "waiting")
     stranger = factories.UserFactory()
     for client, surface in (
@@ -279,7 +279,7 @@ def test_others_see_nothing(bench):
     assert bench.get(run["id"])["status"] == "waiting"
 
 
-def test_a_run_that_is_answered_while_it_is_read_is_not_shown_as_waiting_for_nothing(bench, monkeypatch):
+def test_run_answered_during_a_read_is_not_shown_as_waiting(bench, monkeypatch):
     run = bench.wait(bench.start("/ask Which?\n/wait 30")["id"], "waiting")
     read = services._pending
 
@@ -294,7 +294,7 @@ def test_a_run_that_is_answered_while_it_is_read_is_not_shown_as_waiting_for_not
     bench.cancel(run["id"])
 
 
-def test_ledger_adds_up(bench, user):
+def test_balance_equals_the_grant_minus_the_costs_of_the_runs(bench, user):
     for _ in range(3):
         bench.finish('/call calculate {"expression": "1"}\n/call calculate {"expression": "1/0"}\n/say x')
     account = ledger.account_for(user.pk)

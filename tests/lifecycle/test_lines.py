@@ -1,4 +1,4 @@
-"""Lines of a run that no message led to say whose they are all the same."""
+"""Tests of the ids in the log lines of a run that a worker started without a nudge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.lifecycle.conftest import Bench
 from tests.operations.test_logs import Lines
 
 
-def test_a_run_that_a_worker_finds_by_itself_keeps_its_request_s_id(session, engines, monkeypatch):
+def test_log_lines_contain_the_request_id_of_a_run_started_without_a_nudge(session, engines, monkeypatch):
     def broken(*args, **kwargs):
         raise RuntimeError
 

@@ -1,4 +1,4 @@
-"""What runs add to the metrics: each outcome once."""
+"""Tests of the metrics of runs: each outcome is counted once."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def test_runs_and_calls_are_counted_when_they_end(bench, scrape):  # noqa: F811
     assert shown("tool_calls_total", tool="calculate", outcome="TOOL_ERROR") == 1
     assert shown("tool_calls_total", tool="ask_user", outcome="CANCELLED") == 1
     assert shown("tool_seconds_count", tool="calculate") == 2
-    # What a model makes up is no label.
+    # A tool name that the model invented must not become a label.
     assert 'tool="nothing"' not in shown.text
     assert shown("credits_spent_total", tool="calculate") == 0.1
     assert shown("run_workers") == 1
 
 
-def test_a_transition_that_is_undone_is_not_counted(scrape, user):  # noqa: F811
+def test_rolled_back_transition_is_not_counted(scrape, user):  # noqa: F811
     run = factories.RunFactory(chat__user=user, status="waiting")
     with pytest.raises(ZeroDivisionError):  # noqa: PT012, SIM117
         with transaction.atomic():

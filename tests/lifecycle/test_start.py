@@ -1,4 +1,4 @@
-"""Which refusal a start gets that deserves several: of the chat, then the body, then the chat's state, then credits."""
+"""Tests of the order of checks when a run starts: chat, body, active run of the chat, credits."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def start(client: Any, chat_id: str, body: dict[str, Any]) -> tuple[int, str]:
 @pytest.mark.parametrize(
     "body", [UNKNOWN, {"message": "Hello", "tools": ["none"]}, {"message": ""}, {"message": "Hello"}]
 )
-def test_anothers_chat_is_404_whatever_the_body(session, body):
+def test_chat_of_another_user_is_404_for_any_body(session, body):
     anothers = create_chat(factories.UserFactory()).pk
     assert start(session, anothers, body) == start(session, "chat_none", body) == (404, "NOT_FOUND")
 
 
-def test_the_body_then_the_chat_then_the_credits(session, user):
+def test_body_is_checked_before_the_chat_and_the_chat_before_the_credits(session, user):
     chat_id = create_chat(user).pk
     assert start(session, chat_id, {"message": "/wait 1"}) == (201, "")
     spend(user, 100_000_000, chat=chat_id)

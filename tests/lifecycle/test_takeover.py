@@ -1,4 +1,4 @@
-"""Runs whose worker dies, leaves or has no room: another goes on, in order, and nothing is done twice."""
+"""Tests of runs whose worker dies, shuts down or has no free capacity."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.lifecycle.conftest import joined, vanish
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_lost_worker_is_replaced_and_nothing_is_done_twice(bench, engines, events, monkeypatch):
-    """The lease of a worker that vanished expires; another goes on from what is recorded."""
+def test_run_of_a_lost_worker_is_resumed_without_repeated_steps(bench, engines, events, monkeypatch):
+    """The lease of the lost worker expires, and another worker continues from the journal."""
     run = bench.start('/call calculate {"expression": "6*7"}\n/stream 60 50\n/say {result}')
     until(lambda: any(kind == "message.delta" for kind, _ in events(run["id"])))
     vanish(bench.engine)
@@ -38,7 +38,7 @@ def test_lost_worker_is_replaced_and_nothing_is_done_twice(bench, engines, event
     ]
 
 
-def test_run_that_loses_its_worker_too_often_fails(bench, settings):
+def test_run_fails_after_too_many_lost_leases(bench, settings):
     settings.RUN_LEASE_LOSSES_MAX = 1
     run = bench.start("/wait 30")
     bench.wait(run["id"], "running")
@@ -57,7 +57,7 @@ def test_run_that_loses_its_worker_too_often_fails(bench, settings):
     assert ledger.account_for(user_id).held == 0
 
 
-def test_shutdown_hands_runs_over_without_a_loss(bench, engines, events):
+def test_handover_at_shutdown_is_not_a_lost_lease(bench, engines, events):
     run = bench.start("/stream 40 50\n/say end")
     bench.wait(run["id"], "running")
     first, second = bench.engine, engines()
@@ -70,7 +70,7 @@ def test_shutdown_hands_runs_over_without_a_loss(bench, engines, events):
     assert second.process.worker_id
 
 
-def test_one_user_has_so_many_running_and_the_rest_in_order(bench, settings, user):
+def test_runs_over_the_user_limit_start_in_order(bench, settings, user):
     settings.RUN_USER_LIMIT = 3
 
     def running() -> set[str]:
@@ -88,20 +88,20 @@ def test_one_user_has_so_many_running_and_the_rest_in_order(bench, settings, use
         until(lambda at=at: running() == set(started[at + 1 : at + 4]))
 
 
-def test_runs_that_waited_for_room_go_once_there_is_no_limit(bench, settings, monkeypatch):
+def test_throttled_runs_start_after_the_limit_is_removed(bench, settings, monkeypatch):
     settings.RUN_USER_LIMIT = 1
     running = bench.start("/wait 600")["id"]
     bench.wait(running, "running")
     waiting = [bench.start("Hello")["id"] for _ in range(2)]
     until(lambda: Run.objects.filter(pk__in=waiting, throttled=True).count() == 2)
-    until(lambda: not bench.engine.tasks.keys() & set(waiting))  # an offer of a run that has a task changes nothing
-    settings.RUN_USER_LIMIT = 0  # as after a restart with another setting
+    until(lambda: not bench.engine.tasks.keys() & set(waiting))  # a nudge for a run that already has a task is ignored
+    settings.RUN_USER_LIMIT = 0  # as if the service restarted with this setting
     monkeypatch.setattr(sweeps, "nudge", nudges.nudge)
     lifecycle.sweep()
     assert [bench.wait(run_id)["status"] for run_id in waiting] == ["completed", "completed"]
 
 
-def test_text_written_while_its_worker_leaves_does_not_keep_a_run(bench, monkeypatch):
+def test_text_written_during_shutdown_does_not_prevent_the_handover(bench, monkeypatch):
     run_id = bench.start("/stream 400 50")["id"]
     bench.wait(run_id, "running")
     hand_over, refused = lifecycle.hand_over, []
@@ -109,7 +109,7 @@ def test_text_written_while_its_worker_leaves_does_not_keep_a_run(bench, monkeyp
     def overtaken(run):
         if not refused:
             refused.append(run.id)
-            # As the flusher does, which is still there, between the reading of the run and its hand-over.
+            # The flusher still runs and can write between the read of the run and its handover.
             with transaction.atomic():
                 Run.objects.filter(pk=run.id).update(last_stream_index=F("last_stream_index") + 1)
                 index = Run.objects.values_list("last_stream_index", flat=True).get(pk=run.id)
@@ -123,7 +123,7 @@ def test_text_written_while_its_worker_leaves_does_not_keep_a_run(bench, monkeyp
     assert (run.status, run.worker_id, run.lease_losses) == ("running", None, 0)
 
 
-def test_text_that_could_not_be_written_is_written_later_though_the_model_is_silent(bench, events, monkeypatch):
+def test_failed_text_write_is_retried_while_the_model_is_silent(bench, events, monkeypatch):
     write, refused = lifecycle.append_text, []
 
     def once_refused(batch):

@@ -1,4 +1,4 @@
-"""A model server for each test, the settings that lead to it, and turns with each provider."""
+"""Fixtures with a model server, settings that point to it, and turns with each provider."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEY = "sk-test-Very5ecretKey0123456789"
 
 @pytest.fixture(autouse=True)
 def _direct(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loopback is reached without whatever proxy the machine has."""
+    """Connect to loopback without the proxy that the environment may define."""
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
 
@@ -29,7 +29,7 @@ def provider(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def serve(settings, provider: str) -> Callable[[Callable[[ModelServer], Awaitable[Any]]], Any]:
-    """Run a coroutine function with a model server that the settings lead to."""
+    """Run a coroutine function with a model server. The settings point to this server."""
 
     def run(main: Callable[[ModelServer], Awaitable[Any]]) -> Any:
         async def inner() -> Any:
@@ -48,7 +48,7 @@ def serve(settings, provider: str) -> Callable[[Callable[[ModelServer], Awaitabl
 
 @pytest.fixture
 def turn(serve, provider: str) -> Callable[..., Heard]:
-    """One whole turn with the model that ``wish`` describes."""
+    """Execute one complete turn with the model that ``wish`` describes."""
 
     def run(wish: str, *messages: Any, raw: list[bytes] | None = None, **fields: Any) -> Heard:
         async def main(server: ModelServer) -> Heard:
@@ -62,7 +62,7 @@ def turn(serve, provider: str) -> Callable[..., Heard]:
 
 @pytest.fixture
 def sent(serve, provider: str) -> Callable[..., dict[str, Any]]:
-    """The body of the request as the server got it."""
+    """Return the body of the request that the server received."""
 
     def run(*messages: Any, **fields: Any) -> dict[str, Any]:
         async def main(server: ModelServer) -> dict[str, Any]:

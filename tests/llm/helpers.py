@@ -31,7 +31,7 @@ CALCULATE = ToolSpec(
 
 
 def request_of(*messages: Message | str, tools: tuple[ToolSpec, ...] = (), **fields: Any) -> ModelRequest:
-    """A request; a string is a user's message."""
+    """Make a request. A string becomes a user's message."""
     transcript = tuple(UserMessage(message) if isinstance(message, str) else message for message in messages)
     values = {"model": "test-model", "run_id": "run_1", "turn_index": 1, **fields}
     return ModelRequest(messages=transcript, tools=tools, **values)
@@ -39,7 +39,7 @@ def request_of(*messages: Message | str, tools: tuple[ToolSpec, ...] = (), **fie
 
 @dataclass
 class Heard:
-    """What came out of one turn, in order."""
+    """The events of one turn, in order."""
 
     events: list[ModelEvent] = field(default_factory=list)
 
@@ -66,7 +66,7 @@ class Heard:
 
 
 async def hear(client: ModelClient, request: ModelRequest, heard: Heard | None = None) -> Heard:
-    """Listen to the turn's end. What came before a failure is in the ``heard`` that was passed."""
+    """Collect the events until the turn ends. If it fails, ``heard`` has the events before the failure."""
     heard = heard if heard is not None else Heard()
     async for event in client.stream(request):
         heard.events.append(event)
@@ -80,7 +80,7 @@ def failure(turn: Callable[..., Heard], *args: Any, **kwargs: Any) -> ModelError
 
 
 def data(*events: Any) -> list[bytes]:
-    """Frames of an answer written by hand."""
+    """Return the frames of a handwritten answer."""
     return [f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n".encode() for event in events]
 
 

@@ -1,18 +1,18 @@
-"""A model provider on loopback that speaks the real wire formats, and goes wrong on demand.
+"""A model provider on loopback that speaks the real wire formats, and fails on demand.
 
-``POST …/chat/completions`` answers as OpenAI does, ``POST …/messages`` as Anthropic. The request's model says how, as a
-query string, so that a row of the catalogue, a benchmark or a test chooses without any other channel:
+``POST …/chat/completions`` answers as OpenAI does, ``POST …/messages`` as Anthropic. The model name of the
+request is a query string that selects the behaviour, so that catalogue rows, benchmarks and tests need nothing else:
 
-``text=…``        what it says (default: a greeting; once there are tool results, those)
-``chunks=N``      say N words instead, one a chunk            ``ms=N``      milliseconds before each chunk
-``call=TOOL``     call it first (may stand several times)     ``args=JSON`` its arguments, one for each call
+``text=…``        the answer (default: a greeting, or the tool results if there are any)
+``chunks=N``      answer with N words, one per chunk          ``ms=N``      milliseconds before each chunk
+``call=TOOL``     call this tool first (repeatable)           ``args=JSON`` its arguments, one for each call
 ``split=N``       send the body N bytes at a time             ``usage=0``   report no token counts
 ``status=N``      answer with this HTTP status                ``finish=…``  another finish reason
-``fault=…``       ``cut`` (connection lost half-way), ``stall`` (silent half-way), ``stall_headers``, ``drip`` (a byte
-                  at a time, for ever), ``malformed`` (not JSON), ``no_end`` (a proper end of the body, but not of the
-                  answer), ``error`` (an error event half-way), ``html`` (no stream at all), ``flood`` (endless text)
+``fault=…``       ``cut`` (connection lost half-way), ``stall`` (silent half-way), ``stall_headers``, ``drip`` (one
+                  byte at a time, without end), ``malformed`` (not JSON), ``no_end`` (the body ends, but the answer is
+                  incomplete), ``error`` (an error event half-way), ``html`` (not a stream), ``flood`` (endless text)
 
-As a process: ``python -m tests.llm.model_server --port N``; it prints its address once it listens.
+``python -m tests.llm.model_server --port N`` starts it as a process. It prints its address when it listens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ INPUT_TOKENS, OUTPUT_TOKENS = 21, 13
 
 @dataclass
 class Recorded:
-    """One request as it came, and how its connection ended."""
+    """One received request, and how its connection ended."""
 
     path: str
     headers: dict[str, str]
@@ -42,7 +42,7 @@ class Recorded:
 
 
 class Wish:
-    """The model's name, read as what the client wants to see."""
+    """The requested behaviour, parsed from the model's name."""
 
     def __init__(self, model: str) -> None:
         self.values = parse_qs(model, keep_blank_values=True)
@@ -107,7 +107,7 @@ class ModelServer:
                 self.asked.set()
                 if self.record:
                     self.requests.append(request)
-                # While it listens a client only ever hangs up, but it may be quick with its next request.
+                # During an answer a client normally only disconnects, but it may already send its next request.
                 gone = asyncio.create_task(reader.read(1))
                 answer = asyncio.create_task(self._answer(request, writer))
                 await asyncio.wait({gone, answer}, return_when=asyncio.FIRST_COMPLETED)
@@ -128,7 +128,7 @@ class ModelServer:
             writer.transport.abort() if writer.is_closing() else writer.close()
 
     async def _answer(self, request: Recorded, writer: asyncio.StreamWriter) -> bool:
-        """Whether the connection can be used again."""
+        """Answer, and return whether the connection can be used again."""
         anthropic = request.path.endswith("/messages")
         wish = Wish(str(request.body.get("model", "")))
         fault = wish.text("fault")
@@ -186,7 +186,7 @@ def _send_json(writer: asyncio.StreamWriter, status: int, body: Any) -> None:
 
 
 def _error_body(status: int, headers: dict[str, str], *, anthropic: bool) -> dict[str, Any]:
-    """As the providers word it; OpenAI's 401 quotes the key."""
+    """Return an error in the provider's wording. OpenAI's 401 quotes the key."""
     key = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
     message = {
         401: f"Incorrect API key provided: {key}. You can find your API key at https://platform.example/keys.",
@@ -199,11 +199,11 @@ def _error_body(status: int, headers: dict[str, str], *, anthropic: bool) -> dic
     return {"error": {"message": message, "type": "api_error", "param": None, "code": None}}
 
 
-# --- what is said ----------------------------------------------------------------------------------------------------
+# --- answers --------------------------------------------------------------------------------------------------------
 
 
 def _content(request: Recorded, wish: Wish) -> tuple[list[str], list[tuple[str, str]]]:
-    """The turn's text deltas and calls: calls while no result follows the last question, text alone after."""
+    """Return the turn's text deltas and calls. There are no calls once the last question has tool results."""
     results = _results(request.body.get("messages", []))
     calls = [] if results else wish.calls()
     if count := wish.number("chunks"):
@@ -295,7 +295,7 @@ def _anthropic_frames(request: Recorded, wish: Wish) -> list[bytes]:
 
 
 def _faulty(frames: list[bytes], end: list[bytes], error: bytes, wish: Wish) -> list[bytes]:
-    """The frames up to where the wished fault comes."""
+    """Return the frames up to the requested fault."""
     half = frames[: max(1, len(frames) // 2)]
     match wish.text("fault"):
         case "cut" | "stall":

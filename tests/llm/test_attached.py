@@ -1,4 +1,4 @@
-"""Files beside messages, as models get them: read within limits, each in its provider's form."""
+"""Tests of attachments in model requests: their size limits and the format of each provider."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_newest_text_comes_first_until_the_limit(settings):
     assert (old.files[1].text, old.files[1].note) == (None, "there is no more room for its content")
 
 
-def test_files_that_are_no_text_have_a_limit_too(settings):
+def test_binary_files_have_a_size_limit(settings):
     settings.MODEL_ATTACHMENT_MAX_BYTES = len(PNG) * 2
     old, new = read(
         UserMessage("1", (file_of(PNG, "image/png"), file_of(PNG, "image/png"))),
@@ -69,7 +69,7 @@ def test_files_that_are_no_text_have_a_limit_too(settings):
     assert old.files[1].note == "it is too large to be shown"
 
 
-def test_a_lost_file_and_an_unknown_type_are_told_of():
+def test_missing_file_and_unknown_type_get_a_note():
     lost = file_of(b"x")
     default_storage.delete(lost.stored_name)
     (message,) = read(UserMessage("Hi", (lost, file_of(b"PK", "application/zip"))))
@@ -79,7 +79,7 @@ def test_a_lost_file_and_an_unknown_type_are_told_of():
     ]
 
 
-def test_they_are_read_on_a_thread_and_only_if_there_are_any(monkeypatch):
+def test_files_are_read_on_a_thread_only_if_there_are_any(monkeypatch):
     where: list[str] = []
     opening = default_storage.open
     monkeypatch.setattr(
@@ -143,7 +143,7 @@ def test_anthropic_blocks():
 
 # --- in a run --------------------------------------------------------------------------------------------------------
 class Recording:
-    """A model that says Ok and remembers what it was asked."""
+    """A model that answers "Ok" and records its requests."""
 
     reads_files = True
 
@@ -165,7 +165,7 @@ def model(monkeypatch) -> Recording:
     return recording
 
 
-def test_a_run_shows_the_model_what_was_attached_now_and_before(bench: Bench, model: Recording, user):
+def test_model_gets_the_attachments_of_all_messages(bench: Bench, model: Recording, user):
     first, second, third = (
         factories.AttachmentFactory(user=user, content=content, file_name=f"{content.decode()}.txt")
         for content in (b"one", b"two", b"three")
@@ -185,7 +185,7 @@ def test_a_run_shows_the_model_what_was_attached_now_and_before(bench: Bench, mo
     ]
 
 
-def test_a_storage_that_fails_fails_the_run(bench: Bench, model: Recording, user, monkeypatch):
+def test_storage_failure_fails_the_run(bench: Bench, model: Recording, user, monkeypatch):
     attachment = factories.AttachmentFactory(user=user)
     monkeypatch.setattr("runs.llm.files.read_file", lambda *args: (_ for _ in ()).throw(Unavailable("s3cret")))
     run = bench.finish("Look", attachmentIds=[attachment.pk])
@@ -194,7 +194,7 @@ def test_a_storage_that_fails_fails_the_run(bench: Bench, model: Recording, user
     assert model.requests == []
 
 
-def test_the_demo_model_takes_no_notice(bench: Bench, user, monkeypatch):
+def test_demo_model_ignores_attachments(bench: Bench, user, monkeypatch):
     monkeypatch.setattr("runs.llm.files.read_file", lambda *args: pytest.fail("it was read"))
     attachment = factories.AttachmentFactory(user=user, content=b"x" * 10_000)
     plain, with_file = bench.finish("Hello"), bench.finish("Hello", attachmentIds=[attachment.pk])
@@ -204,7 +204,7 @@ def test_the_demo_model_takes_no_notice(bench: Bench, user, monkeypatch):
 
 
 @pytest.mark.django_db
-def test_a_journal_without_attachments_asks_nothing_more(user, django_assert_num_queries):
+def test_history_without_attachments_takes_no_extra_query(user, django_assert_num_queries):
     run = factories.RunFactory(chat__user=user)
     message = factories.MessageFactory(chat=run.chat, run_id=run.pk)
     Run.objects.filter(pk=run.pk).update(user_message_id=message.pk)

@@ -1,4 +1,4 @@
-"""The offline demo model: each line of a script, turn by turn, from nothing but the transcript."""
+"""Tests of the offline demo model, which derives each turn of a script from the transcript alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.llm.helpers import Heard, hear, request_of
 
 @pytest.fixture(autouse=True)
 def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The model sleeps no real time; how long it would have is listing."""
+    """Replace the model's sleep, and return the list of requested durations."""
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -46,7 +46,7 @@ def turn(*messages: Message | str) -> Heard:
 
 
 def play(script: str, *results: str) -> list[Heard]:
-    """Every turn of a script, each in an event loop of its own, as if every turn ran in another process."""
+    """Execute every turn of a script in a separate event loop, as if each turn ran in another process."""
     transcript: list[Message] = [UserMessage(script)]
     left = list(results)
     turns: list[Heard] = []
@@ -65,7 +65,7 @@ def failure(*messages: Message | str) -> ModelError:
     return caught.value
 
 
-def test_plain_text_gets_a_short_reply_in_several_words_that_tells_of_scripts():
+def test_plain_text_gets_a_short_reply_that_mentions_scripts():
     heard = turn("Hi there, what's 1/2?")
 
     assert len(heard.deltas) > 5
@@ -80,13 +80,13 @@ def test_say_streams_exactly_its_text_word_by_word():
     assert heard.deltas == ["Grüße,   ", "liebe ", "🦊 ", "Welt!"]
 
 
-def test_said_lines_of_a_turn_are_joined_by_line_breaks():
+def test_say_lines_of_a_turn_are_joined_by_line_breaks():
     (only,) = play("  /say one \r\n\n/say two\n/stream 2 0\nplain words\n/say three")
 
     assert only.text == "one\ntwo\nthe quick\nplain words\nthree"
 
 
-def test_result_stands_for_the_last_tool_result():
+def test_result_is_replaced_by_the_last_tool_result():
     turns = play(
         "/call a\n/call b\n/say got {result} and {result}\n/call c\n/say {result}", "x", '"say \\"y\\""', '{"z": 1}'
     )
@@ -94,15 +94,15 @@ def test_result_stands_for_the_last_tool_result():
     assert [heard.text for heard in turns] == ["", 'got say "y" and say "y"', '{"z": 1}']
 
 
-def test_result_stays_as_written_while_there_is_none():
+def test_result_is_unchanged_without_a_tool_result():
     assert turn("/call a {}\n/say {result}", AssistantMessage("", ())).text == "{result}"
 
 
-def test_a_result_is_not_read_as_a_placeholder_or_script():
+def test_tool_result_is_not_parsed_as_placeholder_or_script():
     assert play("/call a\n/say {result}", "{result}\n/fail no")[-1].text == "{result}\n/fail no"
 
 
-def test_consecutive_calls_are_one_turn_and_others_the_next():
+def test_consecutive_calls_share_a_turn_and_later_calls_start_a_new_one():
     turns = play('/say first\n/call a {"n": 1}\n\n/ask Which "one"?\n/say then\n/call b\n/wait 0\n/call a', *"1234")
 
     assert [[call.name for call in heard.calls] for heard in turns] == [["a", "ask_user"], ["b"], ["a"], []]
@@ -117,38 +117,38 @@ def test_consecutive_calls_are_one_turn_and_others_the_next():
     ("line", "arguments"),
     [("/call t", "{}"), ('/call\tt  {"a":  1} ', '{"a":  1}'), ("/call t {broken", "{broken"), ("/call t [1]", "[1]")],
 )
-def test_call_arguments_go_through_as_written(line: str, arguments: str):
+def test_call_arguments_are_passed_on_unchanged(line: str, arguments: str):
     (call,) = turn(line).calls
 
     assert (call.name, call.arguments) == ("t", arguments)
 
 
-def test_only_what_follows_the_last_user_message_counts():
+def test_only_messages_after_the_last_user_message_count():
     earlier: list[Any] = ["/call a\n/say old", AssistantMessage("old", ()), ToolMessage("x", "a", "old result", False)]
 
     assert [call.name for call in turn(*earlier, "/call b\n/say {result}").calls] == ["b"]
 
 
-def test_a_transcript_past_the_script_ends_the_run():
+def test_turn_after_the_end_of_the_script_is_empty():
     heard = turn("/say done", AssistantMessage("done", ()))
 
     assert (heard.text, heard.calls) == ("", [])
 
 
-def test_stream_says_so_many_words_so_far_apart(naps):
+def test_stream_emits_the_given_number_of_words_at_the_given_interval(naps):
     heard = turn("/stream 20 250")
 
     assert len(heard.text.split()) == len(heard.deltas) == 20
     assert naps == [0.25] * 19
 
 
-def test_wait_is_silent_between_what_is_said_before_and_after(naps):
+def test_wait_pauses_between_the_text_before_and_after_it(naps):
     heard = turn("/say before\n/wait 1.5\n/say after\n/wait 500")
 
     assert (heard.text, naps) == ("before\nafter", [1.5, 500])
 
 
-def test_time_slept_counts_against_the_turns_time(settings, naps):
+def test_sleep_counts_towards_the_time_limit_of_the_turn(settings, naps):
     settings.MODEL_TIMEOUT_SECONDS = 10
 
     assert turn("/wait 10").usage
@@ -156,7 +156,7 @@ def test_time_slept_counts_against_the_turns_time(settings, naps):
     assert naps == [10, 6, 4]
 
 
-def test_fail_fails_with_its_text_after_what_was_said():
+def test_fail_raises_its_text_after_the_earlier_text():
     heard = Heard()
     with pytest.raises(ModelError, match=r"^out of luck$"):
         asyncio.run(hear(demo.DemoModel(PROVIDERS["demo"]), request_of("/say so far\n/fail out of luck"), heard))
@@ -168,13 +168,13 @@ def test_fail_after_a_call_fails_the_next_turn():
     assert failure("/call a\n/fail late", AssistantMessage("", ()), ToolMessage("1", "a", "r", False)).message == "late"
 
 
-def test_usage_is_that_of_the_turn_in_which_it_stands():
+def test_usage_line_sets_the_usage_of_its_turn():
     turns = play("/usage 1000 50\n/call a\n/usage 7 0", "ok")
 
     assert [heard.usage for heard in turns] == [Usage(1000, 50), Usage(7, 0)]
 
 
-def test_usage_is_otherwise_estimated_from_the_text_in_and_out():
+def test_usage_is_estimated_from_the_text_without_a_usage_line():
     assert turn("/say 12345678").usage == Usage(4, 2)
     assert turn("/call a", AssistantMessage("", ())).usage == Usage(2, 1)
     assert turn("/call a", AssistantMessage("", ()), ToolMessage("1", "a", "r" * 401, False)).usage.input_tokens == 102
@@ -207,7 +207,7 @@ def test_usage_is_otherwise_estimated_from_the_text_in_and_out():
         ("/usage 1 99999999999", "/usage IN OUT"),
     ],
 )
-def test_a_line_that_cannot_run_fails_the_turn_at_once_and_names_the_remedy(line: str, remedy: str):
+def test_invalid_line_fails_the_turn_and_names_the_remedy(line: str, remedy: str):
     error = failure(f"/say never said\n\n{line}")
 
     assert error.code == "MODEL_ERROR"
@@ -215,7 +215,7 @@ def test_a_line_that_cannot_run_fails_the_turn_at_once_and_names_the_remedy(line
     assert remedy in error.message
 
 
-def test_a_turns_output_is_bounded_before_it_is_built(settings):
+def test_output_limit_is_checked_before_the_text_is_built(settings):
     settings.MODEL_OUTPUT_MAX_CHARS = 1000
 
     assert "1000 characters" in failure("/stream 300 0").message
@@ -228,7 +228,7 @@ def test_a_turns_output_is_bounded_before_it_is_built(settings):
     assert "1000 characters" in failure(*transcript).message
 
 
-def test_a_turns_calls_are_bounded(settings):
+def test_number_of_calls_in_a_turn_is_limited(settings):
     settings.TOOL_CALLS_PER_TURN_MAX = 2
 
     assert len(turn("/call a\n/call a").calls) == 2
@@ -248,7 +248,7 @@ def test_an_unknown_provider_is_a_clear_error():
         asyncio.run(main())
 
 
-def test_one_client_a_loop_and_provider_until_they_are_closed():
+def test_each_loop_and_provider_has_one_client_until_it_is_closed():
     async def main() -> tuple[Any, Any]:
         first, second = client_for("demo"), client_for("demo")
         await aclose_all()

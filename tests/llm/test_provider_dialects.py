@@ -1,4 +1,4 @@
-"""What servers that speak chat completions really send, and settings that lead nowhere."""
+"""Tests of deviations in the answers of servers with a chat completions API, and of invalid settings."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.llm.model_server import GREETING, ModelServer
 
 @pytest.mark.parametrize("provider", ["openai"], indirect=True)
 class TestOpenAIDialects:
-    def test_a_character_in_two_halves_and_one_half_alone(self, turn):
+    def test_split_and_lone_surrogates(self, turn):
         halves = [openai_delta(content=text) for text in ("a\x00\ud83e", "\udd8a", "b\udd8ac", "\ud83e")]
         heard = turn("x", raw=data(*halves, *OPENAI_END))
 
         assert heard.text == "a🦊b\ufffdc\ufffd"
         heard.text.encode()
 
-    def test_ids_names_and_arguments_are_clean_and_bounded(self, turn):
+    def test_ids_names_and_arguments_are_cleaned_and_limited(self, turn):
         part = {"index": 0, "id": "i\ud800\x00" * 300, "function": {"name": "n\x00" * 300, "arguments": '"\x00\ud83e'}}
         more = {"index": 0, "function": {"arguments": '\udd8a"'}}
         (call,) = turn(
@@ -33,7 +33,7 @@ class TestOpenAIDialects:
 
         assert call == ToolCall(("i\ufffd" * 100), "n" * 200, '"🦊"')
 
-    def test_calls_without_index_or_all_with_the_same_are_told_apart_by_id(self, turn):
+    def test_calls_without_a_unique_index_are_distinguished_by_id(self, turn):
         def parts(**index: int) -> list[dict[str, Any]]:
             first = {**index, "id": "a", "function": {"name": "t", "arguments": '{"n":'}}
             rest = {**index, "function": {"arguments": "1}"}}
@@ -71,7 +71,7 @@ class TestOpenAIDialects:
         assert "malformed" in failure(turn, "x", raw=data(openai_delta(**delta), *OPENAI_END)).message
 
     @pytest.mark.parametrize("count", [-1, 10**12, "5", None, True, 1.5])
-    def test_counts_that_can_not_be_are_estimated(self, turn, count: Any):
+    def test_impossible_token_counts_are_replaced_by_estimates(self, turn, count: Any):
         usage = {"choices": [], "usage": {"prompt_tokens": count, "completion_tokens": count}}
 
         assert turn("x", "Hi!!", raw=data(openai_delta(content="okay"), usage, *OPENAI_END)).usage == Usage(1, 1)
@@ -81,7 +81,7 @@ class TestOpenAIDialects:
 
         assert turn("x", raw=[lines]).text == "hi"
 
-    def test_a_server_of_ones_own_needs_no_key_and_openai_does(self, serve, settings):
+    def test_custom_server_needs_no_key_and_openai_needs_one(self, serve, settings):
         async def main(server: ModelServer) -> str:
             settings.OPENAI_API_KEY = ""
             return (await hear(client_for("openai"), request_of("Hi"))).text
@@ -105,7 +105,7 @@ class TestOpenAIDialects:
         (KEY, "http://user:Very5ecret@[", "BASE_URL"),
     ],
 )
-def test_settings_that_can_not_work_are_named(serve, settings, provider: str, key: str, url: str, says: str):
+def test_error_names_the_invalid_setting(serve, settings, provider: str, key: str, url: str, says: str):
     async def main(server: ModelServer) -> None:
         setattr(settings, f"{provider.upper()}_API_KEY", key)
         setattr(settings, f"{provider.upper()}_BASE_URL", url or server.url)
@@ -117,7 +117,7 @@ def test_settings_that_can_not_work_are_named(serve, settings, provider: str, ke
 
 
 @pytest.mark.parametrize("provider", ["anthropic"], indirect=True)
-def test_anthropic_without_a_key_is_not_set_up(serve, settings):
+def test_anthropic_without_a_key_is_not_configured(serve, settings):
     async def main(server: ModelServer) -> None:
         settings.ANTHROPIC_API_KEY = ""
         client_for("anthropic")
@@ -126,7 +126,7 @@ def test_anthropic_without_a_key_is_not_set_up(serve, settings):
         serve(main)
 
 
-def test_the_key_goes_to_the_provider_and_nowhere_else(serve, provider: str):
+def test_key_is_sent_only_to_the_provider(serve, provider: str):
     async def main(server: ModelServer) -> dict[str, str]:
         await hear(client_for(provider), request_of("Hi"))
         assert "Very5ecret" not in repr(client_for(provider)) + json.dumps(server.requests[0].body)
@@ -135,7 +135,7 @@ def test_the_key_goes_to_the_provider_and_nowhere_else(serve, provider: str):
     assert [name for name, value in serve(main).items() if KEY in value] in (["authorization"], ["x-api-key"])
 
 
-def test_preloading_leaves_out_what_is_not_set_up(settings, monkeypatch: pytest.MonkeyPatch):
+def test_preloading_skips_providers_that_are_not_configured(settings, monkeypatch: pytest.MonkeyPatch):
     loaded: list[str] = []
     monkeypatch.setattr("runs.llm.registry.import_string", loaded.append)
     settings.OPENAI_API_KEY, settings.OPENAI_BASE_URL = "", "https://api.openai.com/v1"

@@ -1,4 +1,4 @@
-"""Every way in which a turn of a network provider fails."""
+"""Tests of the failures of a turn with a network provider."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.llm.model_server import GREETING, ModelServer
     ]
     + [(status, "internal error") for status in (500, 503, 529)],
 )
-def test_a_refusal_names_the_remedy_and_never_the_key(turn, caplog, status: int, says: str):
+def test_provider_error_names_the_remedy_and_not_the_key(turn, caplog, status: int, says: str):
     caplog.set_level(logging.DEBUG)
     error = failure(turn, f"status={status}")
 
@@ -37,21 +37,21 @@ def test_a_refusal_names_the_remedy_and_never_the_key(turn, caplog, status: int,
     assert "Very5ecret" not in caplog.text
 
 
-def test_whatever_looks_like_a_key_in_a_providers_words_is_hidden(turn):
+def test_keys_in_a_provider_message_are_redacted(turn):
     error = failure(turn, "x", raw=data({"error": {"message": "Bad sk-live***6789 at //me:pass@host, Bearer abc"}}))
 
     assert error.message.endswith("Bad [key] at [key]host, [key]")
 
 
 @pytest.mark.parametrize("fault", ["cut", "malformed", "no_end", "error", "html"])
-def test_a_turn_that_does_not_come_to_its_end_is_an_error(turn, caplog, fault: str):
+def test_incomplete_turn_is_an_error(turn, caplog, fault: str):
     error = failure(turn, f"fault={fault}")
 
     assert error.code == "MODEL_ERROR"
     assert "Very5ecret" not in caplog.text + "".join(traceback.format_exception(error))
 
 
-def test_what_was_said_before_a_cut_was_heard(serve, provider: str):
+def test_text_before_a_lost_connection_is_emitted(serve, provider: str):
     heard = Heard()
 
     async def main(server: ModelServer) -> None:
@@ -72,7 +72,7 @@ def test_silence_is_a_timeout(turn, settings, fault: str):
     assert "sent nothing" in error.message
 
 
-def test_a_drip_is_a_timeout_of_the_whole_turn(turn, settings):
+def test_very_slow_answer_times_out_the_turn(turn, settings):
     settings.MODEL_TIMEOUT_SECONDS, settings.MODEL_STALL_SECONDS = 0.5, 0.4
 
     error = failure(turn, "fault=drip")
@@ -80,7 +80,7 @@ def test_a_drip_is_a_timeout_of_the_whole_turn(turn, settings):
     assert "longer than 0.5 seconds" in error.message
 
 
-def test_output_and_calls_are_bounded(turn, settings):
+def test_output_and_calls_are_limited(turn, settings):
     settings.MODEL_OUTPUT_MAX_CHARS = 1000
     assert "1000 characters" in failure(turn, "fault=flood").message
     assert "1000 characters" in failure(turn, f'call=t&args={{"a":"{"x" * 1000}"}}').message
@@ -104,7 +104,7 @@ def test_an_event_of_the_wrong_shape_is_malformed(turn, event: str):
     assert "malformed" in failure(turn, "x", raw=[f"data: {event}\n\n".encode()]).message
 
 
-def test_a_server_that_is_not_there(serve, provider: str, caplog):
+def test_unreachable_server_is_an_error(serve, provider: str, caplog):
     async def main(server: ModelServer) -> None:
         await server.stop()
         await hear(client_for(provider), request_of("Hi"))
@@ -127,7 +127,7 @@ def test_cancelling_the_turn_closes_the_connection(serve, provider: str, fault: 
     serve(main)
 
 
-def test_leaving_a_turn_half_way_closes_the_connection(serve, provider: str):
+def test_closing_the_turn_early_closes_the_connection(serve, provider: str):
     async def main(server: ModelServer) -> None:
         events = client_for(provider).stream(request_of("Hi", model="chunks=1000&ms=20"))
         assert isinstance(await anext(events), TextDelta)

@@ -1,4 +1,4 @@
-"""Both adapters against a server that speaks their wire formats: what a turn gives."""
+"""Tests of successful turns of both adapters against a server with their wire formats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.llm.model_server import GREETING, INPUT_TOKENS, OUTPUT_TOKENS, ModelS
 TWO_CALLS = 'text=Let me see ü🦊.&call=calculate&args={"expression":"1 ÷ 2 🦊"}&call=ask_user&args={"question":"Why?"}'
 
 
-def test_text_comes_in_deltas_and_usage_last(turn):
+def test_text_arrives_in_deltas_and_usage_arrives_last(turn):
     heard = turn("ms=2")
 
     assert heard.text == GREETING
@@ -24,7 +24,7 @@ def test_text_comes_in_deltas_and_usage_last(turn):
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 64, 100_000])
-def test_calls_and_characters_survive_any_cut_of_the_bytes(turn, size: int):
+def test_calls_and_characters_are_complete_for_any_chunk_size(turn, size: int):
     heard = turn(f"{TWO_CALLS}&split={size}")
 
     assert heard.text == "Let me see ü🦊."
@@ -42,7 +42,7 @@ def test_without_reported_usage_it_is_estimated(turn):
     assert heard.usage == Usage(100, 2)
 
 
-def test_a_conversation_goes_on_after_tool_results(turn):
+def test_conversation_continues_after_tool_results(turn):
     heard = turn(
         "call=calculate",
         "Hi",
@@ -67,7 +67,7 @@ def test_a_filtered_answer_is_an_error(turn, provider: str):
     assert "content filter" in failure(turn, f"finish={reason}").message
 
 
-def test_connections_are_used_again(serve, provider: str):
+def test_connections_are_reused(serve, provider: str):
     async def main(server: ModelServer) -> int:
         for _ in range(3):
             await hear(client_for(provider), request_of("Hi"))
@@ -76,7 +76,7 @@ def test_connections_are_used_again(serve, provider: str):
     assert serve(main) == 1
 
 
-def test_many_turns_at_once(serve, provider: str):
+def test_many_concurrent_turns(serve, provider: str):
     async def main(server: ModelServer) -> list[Heard]:
         requests = [request_of("Hi", model=f"text=answer {number}&ms=5") for number in range(150)]
         return await asyncio.gather(*(hear(client_for(provider), request) for request in requests))

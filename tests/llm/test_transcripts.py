@@ -1,4 +1,4 @@
-"""What both adapters send: a run's transcript in each provider's format."""
+"""Tests of the requests of both adapters: a run's transcript in the format of each provider."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TRANSCRIPT = (
 
 
 @pytest.mark.parametrize("provider", ["openai"], indirect=True)
-def test_a_transcript_as_openai_wants_it(sent, settings):
+def test_transcript_in_openai_format(sent, settings):
     settings.MODEL_SYSTEM_PROMPT = "Be brief."
     body = sent(*TRANSCRIPT, tools=(CALCULATE,))
 
@@ -65,7 +65,7 @@ def test_a_transcript_as_openai_wants_it(sent, settings):
 
 
 @pytest.mark.parametrize("provider", ["anthropic"], indirect=True)
-def test_a_transcript_as_anthropic_wants_it(sent, settings):
+def test_transcript_in_anthropic_format(sent, settings):
     settings.MODEL_SYSTEM_PROMPT = "Be brief."
     body = sent(*TRANSCRIPT, tools=(CALCULATE,))
 
@@ -101,7 +101,7 @@ def test_a_transcript_as_anthropic_wants_it(sent, settings):
 
 
 @pytest.mark.parametrize("provider", ["anthropic"], indirect=True)
-def test_anthropic_gets_a_users_message_first_and_the_tools_that_a_transcript_names(sent):
+def test_anthropic_request_starts_with_a_user_message_and_defines_all_used_tools(sent):
     earlier = AssistantMessage("Hello", (ToolCall("c1", "gone", "{}"),))
     body = sent(earlier, ToolMessage("c1", "gone", "ok", False), "  ")
 
