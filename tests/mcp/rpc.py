@@ -1,4 +1,4 @@
-"""Calls of /api/mcp as raw JSON-RPC, in both revisions."""
+"""Helpers that call /api/mcp with raw JSON-RPC, in both revisions of the protocol."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ URL = "/api/mcp"
 MODERN, LEGACY = "2026-07-28", "2025-11-25"
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
 ENVELOPE = {VERSION_KEY: MODERN, "io.modelcontextprotocol/clientCapabilities": {}}
-# Each tool, and the scope that it needs.
+# Each tool with the scope that it needs.
 TOOLS = {
     "list_chats": "chats:read",
     "create_chat": "chats:write",
@@ -31,13 +31,13 @@ def post(client: APIClient, body: Any, **headers: str) -> Any:
 
 
 def rpc(client: APIClient, method: str, params: dict[str, Any] | None = None, **headers: str) -> Any:
-    """A request of the older revision."""
+    """Send a request of the older revision."""
     body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params or {}}
     return post(client, body, **{"MCP-Protocol-Version": LEGACY, **headers})
 
 
 def modern(client: APIClient, method: str, params: dict[str, Any] | None = None, **headers: str) -> Any:
-    """A request of the newer one; ``headers`` replaces its own."""
+    """Send a request of the newer revision. ``headers`` override the default headers."""
     params = {"_meta": ENVELOPE, **(params or {})}
     own = {"MCP-Protocol-Version": MODERN, "Mcp-Method": method}
     if method == "tools/call":
@@ -47,7 +47,7 @@ def modern(client: APIClient, method: str, params: dict[str, Any] | None = None,
 
 
 def call(client: APIClient, name: str, **arguments: Any) -> dict[str, Any]:
-    """A tool's result, the same in both revisions but for what the newer one adds."""
+    """Call a tool in the older revision, and return its result. The newer revision only adds fields to it."""
     response = rpc(client, "tools/call", {"name": name, "arguments": arguments})
     assert response.status_code == 200, response.content
     body = response.json()

@@ -1,4 +1,4 @@
-"""The official client of the protocol against the running service, in each way that it knows to connect."""
+"""Tests with the official MCP client against the running service, in each of its connection modes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODES = ["auto", "legacy", "2026-07-28"]
 
 
 def connected(stack: Stack, work: Callable[[Client], Awaitable[Any]], mode: Any = "auto", user: str = "ada") -> Any:
-    """What ``work`` makes of a connected client."""
+    """Return the result of ``work`` with a connected client."""
 
     async def main() -> Any:
         headers = {"Authorization": f"Bearer {stack.api_key(user)}"}
@@ -104,7 +104,7 @@ def test_progress_while_waiting(stack: Stack, mode: str) -> None:
     connected(stack, work, mode)
 
 
-def test_the_wait_ends_in_time_and_the_run_goes_on(stack: Stack) -> None:
+def test_wait_ends_at_its_limit_and_the_run_continues(stack: Stack) -> None:
     async def work(client: Client) -> None:
         chat = await call(client, "create_chat")
         run = await call(client, "start_run", chatId=chat["id"], message="/wait 600", waitSeconds=0.2)
@@ -130,7 +130,7 @@ def start(chat: str, message: str, wait: float, token: str | None = None) -> dic
     return {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}
 
 
-def test_plain_json_unless_progress_is_asked_for(stack: Stack) -> None:
+def test_answer_is_a_stream_only_with_a_progress_token(stack: Stack) -> None:
     driver = Driver(stack.public("ada"))
     plain = post(stack, start(driver.chat(), "Hello", 30))
     assert plain.headers["Content-Type"] == "application/json"
@@ -144,7 +144,7 @@ def test_plain_json_unless_progress_is_asked_for(stack: Stack) -> None:
     assert messages[-1]["result"]["structuredContent"]["status"] == "completed"
 
 
-def test_a_client_that_goes_away_leaves_the_run_alone(stack: Stack) -> None:
+def test_run_continues_after_the_client_disconnects(stack: Stack) -> None:
     driver = Driver(stack.public("ada"))
     chat = driver.chat()
     answer = post(stack, start(chat, "/stream 40 20\n/say over", 30, token="t"), stream=True)
@@ -154,7 +154,7 @@ def test_a_client_that_goes_away_leaves_the_run_alone(stack: Stack) -> None:
     assert driver.wait(run["id"])["status"] == "completed"
 
 
-def test_few_wait_at_a_time_and_the_rest_is_answered_at_once(make_stack: Callable[..., Stack]) -> None:
+def test_calls_over_the_limit_of_waits_are_answered_immediately(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack(environment={"MCP_WAITS_MAX": "2", "WEB_THREADS": "8"})
     driver = Driver(stack.public("ada"))
     chats = [driver.chat() for _ in range(5)]
@@ -177,7 +177,7 @@ def test_few_wait_at_a_time_and_the_rest_is_answered_at_once(make_stack: Callabl
     until(lambda: all(run["status"] == "cancelled" for run in driver.http.get("/runs").json()["items"]))
 
 
-def test_the_program_of_the_documentation(stack: Stack) -> None:
+def test_example_program_of_the_documentation(stack: Stack) -> None:
     page = (ROOT / "docs" / "mcp.md").read_text()
     (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     program = program.replace("http://127.0.0.1:8000", stack.url).replace("awk_…", stack.api_key("ada"))
@@ -185,7 +185,7 @@ def test_the_program_of_the_documentation(stack: Stack) -> None:
     assert done.stdout.startswith("Hello!")
 
 
-def test_a_run_calls_the_services_own_endpoint_as_a_tool(stack: Stack) -> None:
+def test_run_calls_the_endpoint_of_this_service_as_a_tool(stack: Stack) -> None:
     driver = Driver(stack.public("ada"))
     row = {
         "name": "credits_by_mcp",
@@ -202,7 +202,7 @@ def test_a_run_calls_the_services_own_endpoint_as_a_tool(stack: Stack) -> None:
     until(lambda: row["name"] in [tool["name"] for tool in driver.http.get("/tools").json()["items"]])
 
     def called() -> dict[str, Any] | None:
-        """A run that called it; a worker may learn of a new tool a moment later than the web process."""
+        """Start a run, and return it if it called the tool. A worker can load a new tool later than the web process."""
         run = driver.finish("/call credits_by_mcp {}\n/say {result}")
         return None if run["toolInvocations"][0]["errorCode"] == "UNKNOWN_TOOL" else run
 

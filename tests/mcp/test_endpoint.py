@@ -1,4 +1,4 @@
-"""POST /api/mcp as raw JSON-RPC: both revisions, HTTP, and everything that is refused."""
+"""Tests of POST /api/mcp with raw JSON-RPC: both revisions, the HTTP layer and invalid requests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TestLegacy:
         acknowledged = post(public, {"jsonrpc": "2.0", "method": "notifications/initialized"})
         assert (acknowledged.status_code, acknowledged.content) == (202, b"")
 
-    def test_an_unknown_version_is_offered_ours(self, public):
+    def test_unknown_version_gets_the_supported_version(self, public):
         body = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": "1999-01-01"}}
         assert post(public, body).json()["result"]["protocolVersion"] == LEGACY
 
@@ -77,7 +77,7 @@ class TestModern:
             {"Mcp-Name": "=?base64?!?="},
         ],
     )
-    def test_headers_that_disagree(self, public, headers):
+    def test_headers_that_contradict_the_body(self, public, headers):
         response = modern(public, "tools/call", {"name": "get_credits", "arguments": {}}, **headers)
         error_of(response, 400, -32020)
 
@@ -106,7 +106,7 @@ class TestModern:
 @pytest.mark.parametrize("version", [MODERN, LEGACY])
 class TestMessages:
     @pytest.mark.parametrize("body", [b"{", b"\xff", b"", b'{"a": 1, "a": 2}', b"[" * 100_000])
-    def test_no_json(self, public, version, body):
+    def test_invalid_json(self, public, version, body):
         assert error_of(post(public, body, **{"MCP-Protocol-Version": version}), 400, -32700)["id"] is None
 
     @pytest.mark.parametrize(
@@ -126,10 +126,10 @@ class TestMessages:
             {"jsonrpc": "2.0", "id": {}, "method": "ping"},
         ],
     )
-    def test_no_request(self, public, version, body):
+    def test_invalid_request(self, public, version, body):
         error_of(post(public, body, **{"MCP-Protocol-Version": version}), 400, -32600)
 
-    def test_params_that_are_no_object(self, public, version):
+    def test_params_must_be_an_object(self, public, version):
         body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": [1]}
         error_of(post(public, body, **{"MCP-Protocol-Version": version}), 400, -32602)
 

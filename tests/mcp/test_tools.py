@@ -1,4 +1,4 @@
-"""The tools of POST /api/mcp, and what each refuses."""
+"""Tests of the tools of POST /api/mcp and of the requests that they refuse."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(scope="module", autouse=True)
 def streams_leave_the_database() -> Iterator[None]:
-    """The threads that look for a run's events, which live on, keep a connection each: none may keep the database."""
+    """Close the connections of the stream threads, which outlive the tests and would block the database's removal."""
     yield
     if background.hub is not None:
         threads = settings.STREAM_DB_THREADS
@@ -34,14 +34,14 @@ def streams_leave_the_database() -> Iterator[None]:
 
         def leave() -> None:
             connection.close()
-            together.wait(30)  # else one thread might do it for all
+            together.wait(30)  # so that each task runs on another thread
 
         for left in [background.hub.threads.submit(leave) for _ in range(threads)]:
             left.result()
 
 
 class TestTools:
-    def test_every_schema_is_one(self, public):
+    def test_every_input_schema_is_valid(self, public):
         from jsonschema import Draft202012Validator
 
         for tool in rpc(public, "tools/list").json()["result"]["tools"]:
@@ -49,7 +49,7 @@ class TestTools:
             assert tool["inputSchema"]["type"] == "object"
             assert set(tool["inputSchema"].get("required", ())) <= set(tool["inputSchema"]["properties"])
 
-    def test_schemas_follow_the_serializers(self, public):
+    def test_schemas_match_the_serializers(self, public):
         listing = rpc(public, "tools/list").json()["result"]["tools"]
         schemas = {tool["name"]: tool["inputSchema"] for tool in listing}
         start, respond = schemas["start_run"], schemas["respond_to_waitpoint"]
@@ -62,7 +62,7 @@ class TestTools:
         assert set(respond["required"]) == {"waitpointId", "kind"}
 
     @pytest.mark.parametrize(("name", "scope"), TOOLS.items())
-    def test_each_needs_its_scope(self, user, name, scope):
+    def test_each_tool_needs_its_scope(self, user, name, scope):
         others = factories.public_client(user, [other for other in DEFAULT_SCOPES if other != scope])
         error = refused(others, name)
         assert (error["code"], error["details"]) == ("FORBIDDEN", {"requiredScope": scope})
@@ -78,7 +78,7 @@ class TestTools:
             ("respond_to_waitpoint", {"kind": "CLARIFICATION", "answer": "x"}),
         ],
     )
-    def test_anothers_object_is_as_if_it_did_not_exist(self, public, name, arguments):
+    def test_object_of_another_user_is_not_found(self, public, name, arguments):
         strangers, nobodys = build(factories.UserFactory()).ids, unknown_ids()
         answers = [refused(public, name, **ids, **arguments) for ids in (strangers, nobodys)]
         assert answers[0] == answers[1]
@@ -125,7 +125,7 @@ class TestTools:
             ({"onActiveRun": "queue"}, "onActiveRun"),
         ],
     )
-    def test_what_start_run_refuses(self, user, public, arguments, field):
+    def test_start_run_refuses_invalid_arguments(self, user, public, arguments, field):
         chat = factories.ChatFactory(user=user)
         given = {"chatId": chat.pk, "message": "Hello"} | arguments if arguments else {"message": "Hello"}
         error = refused(public, "start_run", **given)
@@ -133,7 +133,7 @@ class TestTools:
         assert field in error["details"]["fields"]
         assert not Run.objects.exists()
 
-    def test_the_same_call_with_a_key_makes_nothing_more(self, public):
+    def test_repeated_call_with_an_idempotency_key_has_no_second_effect(self, public):
         first = done(public, "create_chat", title="T", idempotencyKey="a")
         assert done(public, "create_chat", idempotencyKey="a", title="T") == first
         assert Chat.objects.count() == 1
@@ -141,11 +141,11 @@ class TestTools:
         run = done(public, "start_run", **given)
         assert done(public, "start_run", **given, waitSeconds=0) == run
         assert done(public, "cancel_run", runId=run["id"])["status"] == "cancelled"
-        # The run of the first call, as it is now.
+        # The answer is the run of the first call in its current state.
         assert done(public, "start_run", **given, waitSeconds=5)["status"] == "cancelled"
         assert Run.objects.count() == 1
 
-    def test_a_key_is_for_one_call(self, user, public):
+    def test_idempotency_key_belongs_to_one_call(self, user, public):
         chat = factories.ChatFactory(user=user)
         given = {"chatId": chat.pk, "idempotencyKey": "a", "onActiveRun": "enqueue"}
         first = done(public, "start_run", **given, message="Hello")
@@ -154,11 +154,11 @@ class TestTools:
         stranger = factories.public_client(factories.UserFactory())
         assert done(stranger, "create_chat", idempotencyKey="a")
         assert done(public, "start_run", **given | {"idempotencyKey": "b"}, message="Hello")["id"] != first["id"]
-        # The header of the API is another matter.
+        # Keys of tool calls and keys of the header Idempotency-Key are independent.
         headers = {"Idempotency-Key": "a"}
         assert public.post("/api/public/v1/chats", {}, format="json", headers=headers).status_code == 201
 
-    def test_a_call_that_was_refused_frees_its_key(self, user, public):
+    def test_refused_call_releases_its_idempotency_key(self, user, public):
         chat = factories.ChatFactory(user=user)
         running = done(public, "start_run", chatId=chat.pk, message="Hello")
         given = {"chatId": chat.pk, "message": "Again", "idempotencyKey": "a"}
@@ -167,7 +167,7 @@ class TestTools:
         assert done(public, "start_run", **given)["status"] == "queued"
 
     @pytest.mark.parametrize("key", ["", "x" * 256, "ключ", "\t", 5, None])
-    def test_what_is_no_key(self, public, key):
+    def test_invalid_idempotency_key_is_refused(self, public, key):
         assert "idempotencyKey" in refused(public, "create_chat", idempotencyKey=key)["details"]["fields"]
         assert not Chat.objects.exists()
 
@@ -194,7 +194,7 @@ class TestTools:
         assert (first["status"], first["resolvedPayload"]["answer"]) == ("COMPLETED", "blue")
         assert done(public, "respond_to_waitpoint", **given | {"answer": "red"}) == first
 
-    def test_no_credits(self, user, public):
+    def test_run_without_credits_is_refused(self, user, public):
         fund(user, 0)
         chat = factories.ChatFactory(user=user)
         error = refused(public, "start_run", chatId=chat.pk, message="Hello")

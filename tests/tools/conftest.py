@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback, and calls as the engine makes them."""
+"""Fixtures with a real HTTP server on loopback, and with tool calls in the way of the engine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Received:
 
 @dataclass
 class Server:
-    """Answers as it is told to, and remembers what it was sent."""
+    """An HTTP server that gives configured answers and records its requests."""
 
     url: str
     status: int = 200
@@ -44,7 +44,7 @@ class Server:
     routes: dict[str, tuple[int, dict[str, str], bytes]] = field(default_factory=dict)
     received: list[Received] = field(default_factory=list)
     arrived: threading.Event = field(default_factory=threading.Event)
-    # Set to let a held answer go.
+    # Set this event to release an answer that is held.
     release: threading.Event = field(default_factory=threading.Event)
     hold: bool = False
 
@@ -71,7 +71,7 @@ def server() -> Iterator[Server]:
                 self.end_headers()
                 self.wfile.write(content)
             except OSError:
-                pass  # the caller was no longer there
+                pass  # the caller disconnected
 
         do_GET = do_POST
 
@@ -97,7 +97,7 @@ def context(executor: ThreadPoolExecutor) -> ToolContext:
 
 @pytest.fixture
 def call(context: ToolContext) -> Callable[..., ToolResult]:
-    """``call(definition or name of a built-in tool, input)`` as the engine does it: parsed, then called."""
+    """``call(definition or name of a built-in tool, input)`` parses the input and calls the tool, as the engine does."""
 
     def run(tool: str | ToolDefinition, input: Any, context: ToolContext = context) -> ToolResult:
         definition = builtin(tool) if isinstance(tool, str) else tool

@@ -1,6 +1,6 @@
-"""``python -m tests.tools.mcp_server PORT [legacy]``: an MCP server by the official SDK, with tools of every kind.
+"""``python -m tests.tools.mcp_server PORT [legacy]``: an MCP server that uses the official SDK.
 
-``legacy`` refuses the newest revision, as a server that does not know it.
+Its tools cover the kinds of results. With ``legacy`` it refuses the newest revision of the protocol.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ server = MCPServer("test tools")
 
 @server.tool()
 def add(a: int, b: int) -> int:
-    """Adds."""
+    """Adds two numbers."""
     return a + b
 
 
 @server.tool(name="remote.name")
 def named() -> str:
-    """Has a name that no tool may have here."""
+    """Has a name that the catalogue does not allow."""
     return "by its own name"
 
 
 @server.tool()
 def headers(ctx: Context[Any, Any]) -> str:
-    """What the call came with."""
+    """Returns the headers of the call."""
     request = ctx.request_context.request
     assert request is not None
     return json.dumps(dict(request.headers))
@@ -62,7 +62,7 @@ async def slow(seconds: float) -> str:
 
 @server.tool()
 async def told(ctx: Context[Any, Any]) -> str:
-    """Reports progress first, so its answer is a stream."""
+    """Reports progress before the result, so that the answer is a stream."""
     await ctx.report_progress(1, 2)
     return "streamed"
 
@@ -73,7 +73,7 @@ def large(size: int) -> str:
 
 
 class Legacy:
-    """Takes the newest revision's headers for those of a client that it does not know."""
+    """Middleware that refuses requests of the newest revision, as an older server does."""
 
     def __init__(self, app: Any) -> None:
         self.app = app

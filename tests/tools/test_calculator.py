@@ -1,4 +1,4 @@
-"""The calculator: exact, and deaf to anything but arithmetic."""
+"""Tests of the calculator: its results are exact, and it accepts only arithmetic."""
 
 import pytest
 
@@ -51,7 +51,7 @@ from runs.tools.base import ToolFailure
         ("2 ** 3000", str(2**3000)),
     ],
 )
-def test_it_calculates_exactly(call, expression, result):
+def test_result_is_exact(call, expression, result):
     assert call("calculate", {"expression": expression}).text == result
 
 
@@ -105,7 +105,7 @@ def test_it_calculates_exactly(call, expression, result):
         (" ", "empty"),
     ],
 )
-def test_it_refuses_everything_else_with_a_reason(call, expression, named):
+def test_invalid_expression_is_refused_with_a_reason(call, expression, named):
     with pytest.raises(ToolFailure) as failure:
         call("calculate", {"expression": expression})
     assert failure.value.code in ("TOOL_ERROR", "INVALID_INPUT")

@@ -1,4 +1,4 @@
-"""Charts: well-formed SVG whatever the title and the numbers."""
+"""Tests of charts: the SVG is well-formed for all titles and numbers."""
 
 import math
 from xml.etree import ElementTree
@@ -26,16 +26,16 @@ def bars(chart):
     return [mark for mark in chart.iter(f"{SVG}rect") if mark.find(f"{SVG}title") is not None]
 
 
-def test_few_values_are_bars_whose_heights_are_in_proportion(draw):
+def test_few_values_are_drawn_as_proportional_bars(draw):
     first, second, negative = bars(draw("Sales", [10, 20, -20]))
     assert float(second.get("height")) == pytest.approx(2 * float(first.get("height")), abs=0.05)
     assert float(negative.get("height")) == pytest.approx(float(second.get("height")), abs=0.05)
-    # Above and below the same line.
+    # Positive and negative bars start at the same line.
     zero = float(first.get("y")) + float(first.get("height"))
     assert float(negative.get("y")) == pytest.approx(zero, abs=0.05)
 
 
-def test_many_values_are_a_line(draw):
+def test_many_values_are_drawn_as_a_line(draw):
     chart = draw("Load", [math.sin(n) for n in range(200)])
     points = chart.find(f"{SVG}polyline").get("points").split()
     assert len(points) == 200
@@ -61,7 +61,7 @@ def test_many_values_are_a_line(draw):
         [10**15, 1],
     ],
 )
-def test_every_mark_lies_within_the_picture(draw, series):
+def test_every_mark_is_inside_the_picture(draw, series):
     chart = draw("t", series)
     for element in chart.iter():
         for name in ("x", "x1", "x2", "y", "y1", "y2"):
@@ -85,7 +85,7 @@ def test_every_mark_lies_within_the_picture(draw, series):
         "\x01\x1b\x7f\ufffe text",
     ],
 )
-def test_a_title_is_never_markup(draw, title):
+def test_title_is_escaped(draw, title):
     chart = draw(title, [1, 2])
     assert {element.tag for element in chart.iter()} <= {
         f"{SVG}{tag}" for tag in ("svg", "title", "desc", "rect", "text", "line")
@@ -95,7 +95,7 @@ def test_a_title_is_never_markup(draw, title):
     assert chart.find(f"{SVG}title").text == kept
 
 
-def test_a_long_title_is_shortened_where_it_is_shown(draw):
+def test_long_title_is_shortened_in_the_picture(draw):
     chart = draw("x" * 200, [1])
     assert chart.find(f"{SVG}title").text == "x" * 200
     assert chart.find(f"{SVG}text").text == "x" * 63 + "…"
@@ -104,7 +104,7 @@ def test_a_long_title_is_shortened_where_it_is_shown(draw):
 @pytest.mark.parametrize(
     "series", ["[]", '["1"]', "[NaN]", "[1e999]", "[1e16]", "[true]", "[null]", str([1] * 1001), "7"]
 )
-def test_what_is_no_series_is_refused(call, series):
+def test_invalid_series_is_refused(call, series):
     with pytest.raises(ToolFailure) as failure:
         call("draw_chart", '{"title": "t", "series": ' + series + "}")
     assert failure.value.code == "INVALID_INPUT"
@@ -138,5 +138,5 @@ def test_the_axis_has_round_values(low, high, zero, ticks):
         (1e-15, "1e-15"),
     ],
 )
-def test_numbers_are_short(value, text):
+def test_number_labels_are_short(value, text):
     assert number_text(value) == text

@@ -1,4 +1,4 @@
-"""The door to all tools: the engine sees a bounded result, a ToolFailure or its own cancellation, nothing else."""
+"""Tests of ``call_tool``. The engine gets a limited result, a ToolFailure or its own cancellation."""
 
 import asyncio
 import dataclasses
@@ -16,7 +16,7 @@ from tests.tools.conftest import builtin, http_tool
 
 @pytest.fixture
 def tool(monkeypatch):
-    """Puts a coroutine in the place of the http tools; returns a definition of such a tool."""
+    """Replace the implementation of HTTP tools by a coroutine, and return the definition of such a tool."""
 
     def install(execute, **columns):
         monkeypatch.setitem(dispatch.TYPES, "http", dispatch.ToolType("", execute, needs_url=True))
@@ -35,7 +35,7 @@ def failure(definition, context, input=None):
     "error",
     [ValueError("secret"), OSError("secret"), TimeoutError("secret"), RecursionError("secret"), MemoryError("secret")],
 )
-def test_any_exception_is_a_tool_error_without_its_text(tool, context, error):
+def test_exception_becomes_a_tool_error_without_its_text(tool, context, error):
     async def execute(definition, input, context):
         raise error
 
@@ -44,7 +44,7 @@ def test_any_exception_is_a_tool_error_without_its_text(tool, context, error):
     assert "secret" not in caught.message
 
 
-def test_a_failure_of_the_tool_is_passed_on_clean_and_short(tool, context):
+def test_tool_failure_is_passed_on_cleaned_and_shortened(tool, context):
     async def execute(definition, input, context):
         raise ToolFailure("TOOL_ERROR", "no\x00\ud800" + "x" * 5000)
 
@@ -54,7 +54,7 @@ def test_a_failure_of_the_tool_is_passed_on_clean_and_short(tool, context):
 
 
 @pytest.mark.parametrize(("own", "left"), [(0.05, 20.0), (20.0, 0.05), (None, 0.05)])
-def test_the_shorter_of_tool_and_run_limits_the_time(tool, context, own, left):
+def test_shorter_time_limit_of_tool_and_run_applies(tool, context, own, left):
     async def execute(definition, input, context):
         await asyncio.Event().wait()
 
@@ -63,7 +63,7 @@ def test_the_shorter_of_tool_and_run_limits_the_time(tool, context, own, left):
     assert "0.05 seconds" in caught.message
 
 
-def test_without_a_limit_of_its_own_the_setting_counts(tool, context):
+def test_tool_without_a_time_limit_uses_the_setting(tool, context):
     async def execute(definition, input, context):
         return ToolResult(str(context.timeout_seconds))
 
@@ -72,7 +72,7 @@ def test_without_a_limit_of_its_own_the_setting_counts(tool, context):
         assert asyncio.run(call_tool(definition, {}, context)).text == "7.5"
 
 
-def test_no_time_left_is_a_time_out(tool, context):
+def test_call_without_remaining_time_is_a_timeout(tool, context):
     async def execute(definition, input, context):
         await asyncio.sleep(0)
         return ToolResult("late")
@@ -80,7 +80,7 @@ def test_no_time_left_is_a_time_out(tool, context):
     assert failure(tool(execute), dataclasses.replace(context, timeout_seconds=-1.0)).code == "TOOL_TIMEOUT"
 
 
-def test_a_cancellation_is_let_through(tool, context):
+def test_cancellation_is_propagated(tool, context):
     async def scenario():
         entered = asyncio.Event()
 
@@ -112,8 +112,8 @@ def test_a_cancelled_call_does_not_wait_for_its_thread(server, context):
     asyncio.run(scenario())
 
 
-def test_tools_run_side_by_side(context):
-    """Each waits for the other, so one after the other would never end."""
+def test_tools_run_concurrently(context):
+    """Each tool waits for the other, so the test can end only if they run concurrently."""
     barrier = threading.Barrier(2, timeout=20)
 
     async def scenario():
@@ -126,12 +126,12 @@ def test_tools_run_side_by_side(context):
     ("node_type", "name", "code"),
     [("unheard-of", "x", "UNKNOWN_TOOL"), ("builtin", "x", "UNKNOWN_TOOL"), ("builtin", "ask_user", "UNKNOWN_TOOL")],
 )
-def test_what_can_not_be_called_is_unknown(context, node_type, name, code):
+def test_tool_that_cannot_be_called_is_unknown(context, node_type, name, code):
     assert failure(http_tool("", name=name, node_type=node_type), context).code == code
 
 
 @pytest.mark.parametrize("credits", [-1, True, 1.5, "1", float("nan")])
-def test_a_price_that_is_no_amount_is_a_tool_error(tool, context, credits):
+def test_invalid_amount_is_a_tool_error(tool, context, credits):
     async def execute(definition, input, context):
         return ToolResult("ok", (), credits)
 

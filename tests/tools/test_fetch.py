@@ -1,4 +1,4 @@
-"""``web_fetch`` against a real server: text comes back, and nothing private is reached."""
+"""Tests of ``web_fetch`` against a real server: it returns text and connects to no private address."""
 
 import pytest
 from django.test import override_settings
@@ -53,7 +53,7 @@ def test_text_of_any_kind_is_decoded(call, server, content_type, body, text):
 
 
 @pytest.mark.parametrize("content_type", ["image/png", "application/pdf", "application/octet-stream", "video/mp4"])
-def test_what_is_no_text_is_refused(call, server, content_type):
+def test_binary_content_is_refused(call, server, content_type):
     server.headers, server.body = {"Content-Type": content_type}, b"\x89PNG"
     caught = failure(call, server.url)
     assert caught.code == "TOOL_ERROR"
@@ -71,7 +71,7 @@ def test_an_error_status_is_a_tool_error(call, server):
     assert (caught.code, "404" in caught.message) == ("TOOL_ERROR", True)
 
 
-def test_a_long_page_is_cut_with_a_note(call, server):
+def test_long_page_is_truncated_with_a_note(call, server):
     server.headers, server.body = {"Content-Type": "text/plain"}, b"x" * 5000
     with override_settings(TOOL_ANSWER_MAX_BYTES=2000):
         text = call("web_fetch", {"url": server.url}).text
@@ -88,7 +88,7 @@ def test_redirects_are_followed(call, server):
     assert call("web_fetch", {"url": f"{server.url}/a"}).text == "here"
 
 
-def test_redirects_end(call, server):
+def test_number_of_redirects_is_limited(call, server):
     server.status, server.headers = 302, {"Location": "/again"}
     caught = failure(call, server.url)
     assert (caught.code, "redirects" in caught.message) == ("TOOL_ERROR", True)
@@ -99,13 +99,13 @@ def test_redirects_end(call, server):
     "location",
     ["file:///etc/passwd", "javascript:alert(1)", "http://[", "ftp://example.com/", "http://user:pw@127.0.0.1/"],
 )
-def test_a_redirect_leads_only_to_web_addresses(call, server, location):
+def test_redirect_to_an_invalid_address_is_refused(call, server, location):
     server.status, server.headers = 302, {"Location": location}
     assert failure(call, server.url).code == "TOOL_ERROR"
     assert len(server.received) == 1
 
 
-def test_every_hop_is_checked_for_private_addresses(call, server, monkeypatch):
+def test_every_redirect_is_checked_for_private_addresses(call, server, monkeypatch):
     from config.outbound import addresses
 
     server.status, server.headers = 302, {"Location": server.url.replace("127.0.0.1", "localhost")}
@@ -142,7 +142,7 @@ def test_private_addresses_are_refused(call, url):
 @pytest.mark.parametrize(
     "url", ["file:///etc/passwd", "gopher://x", "example.com", "http://", "http://a b/", " ", "http://\\x"]
 )
-def test_what_is_no_web_address_is_refused(call, url):
+def test_invalid_address_is_refused(call, url):
     assert failure(call, url).code == "TOOL_ERROR"
 
 
@@ -171,7 +171,7 @@ def test_broken_markup_still_gives_text(page, text):
 @pytest.mark.parametrize(
     "piece", ["<!--", "<!", "<a ", "<script>", "</", "<", "&", "&#1", "<p>", "<style></styl", " \n"]
 )
-def test_a_large_hostile_page_is_read_like_any_other(piece):
-    # A reader whose time grows with the square of the page would still be at it when the test's time is up.
+def test_large_hostile_page_is_parsed_in_time(piece):
+    # With a parser whose time grows with the square of the page's size, this test exceeds its time limit.
     page = piece * (1024 * 1024 // len(piece))
     assert len(page_text(page)) <= len(page)

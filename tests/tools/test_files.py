@@ -1,4 +1,4 @@
-"""Files that tools make: their names, their addresses, and how they are served."""
+"""Tests of the files that tools create: their names, their addresses and their downloads."""
 
 import re
 import threading
@@ -13,7 +13,7 @@ from runs.tools import files
 from runs.tools.base import ToolFailure
 
 urlpatterns = [path("files/<str:token>/<str:file_name>", files.serve_file)]
-# The end of an answer looks at every open database connection, those of earlier tests too.
+# At the end of an answer Django checks every open database connection, also those of earlier tests.
 pytestmark = [pytest.mark.urls(__name__), pytest.mark.django_db]
 BASE = "https://agents.example"
 
@@ -60,7 +60,7 @@ def test_a_created_file_can_be_downloaded(call, client):
         ("a", "application/octet-stream"),
     ],
 )
-def test_every_type_is_a_download(call, client, name, kind):
+def test_files_of_every_type_are_downloads(call, client, name, kind):
     response = get(client, call("create_file", {"fileName": name, "content": "<script>"}).urls[0])
     assert response["Content-Type"] == kind
     assert response["Content-Disposition"].startswith("attachment")
@@ -93,18 +93,18 @@ def test_a_repeated_call_replaces_its_own_file(call, client, storage):
     assert len([file for file in storage.rglob("*") if file.is_file()]) == 1
 
 
-def test_other_invocations_and_names_have_other_addresses(storage):
+def test_each_invocation_and_name_has_its_own_address(storage):
     urls = {files.store(invocation, name, b"x") for invocation in ("inv_1", "inv_2") for name in ("a.txt", "b.txt")}
     assert len({url.split("/")[-2] for url in urls}) == 4
 
 
-def test_an_address_does_not_follow_from_the_invocation_id(storage):
+def test_address_cannot_be_derived_from_the_invocation_id(storage):
     url = files.store("inv_1", "a.txt", b"x")
     with override_settings(SECRET_KEY="another"):
         assert files.store("inv_1", "a.txt", b"x") != url
 
 
-def test_old_addresses_outlive_the_secret_key(call, client):
+def test_addresses_stay_valid_after_a_change_of_the_secret_key(call, client):
     url = call("create_file", {"fileName": "a.txt", "content": "abc"}).urls[0]
     with override_settings(SECRET_KEY="another", SECRET_KEY_FALLBACKS=[]):
         assert body(get(client, url)) == b"abc"
@@ -150,12 +150,12 @@ def test_a_bad_file_name_is_refused_and_nothing_is_written(call, storage, name):
 
 
 @pytest.mark.parametrize("name", ["a", "a.txt", "Übersicht (2).csv", "a..b", "2026-11-20_report+x@y=1,2.md", "漢" * 66])
-def test_good_file_names_pass(call, client, name):
+def test_valid_file_names_are_accepted(call, client, name):
     assert body(get(client, call("create_file", {"fileName": name, "content": "x"}).urls[0])) == b"x"
 
 
 @pytest.mark.parametrize("name", [*BAD_NAMES, "missing.txt", "a" * 10_000])
-def test_no_path_leads_out_of_the_folder(client, storage, rf, name):
+def test_path_outside_the_folder_is_not_found(client, storage, rf, name):
     (storage / "tools").mkdir()
     (storage / "a.txt").write_text("outside")
     token = "0" * 64
@@ -179,8 +179,8 @@ def test_a_folder_is_not_a_file(rf, storage):
     assert files.serve_file(rf.get("/"), "0" * 64, "a").status_code == 404
 
 
-def test_two_attempts_at_once_leave_one_whole_file(storage):
-    """The other attempt writes in the moment between the look and the save."""
+def test_two_concurrent_attempts_store_one_complete_file(storage):
+    """The second attempt writes between the check and the save of the first."""
     real_save, meeting = default_storage.save, threading.Event()
 
     def save_after_the_other(path, content):

@@ -1,4 +1,4 @@
-"""Tools of staff's own, against a real server."""
+"""Tests of the HTTP tools that staff add, against a real server."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ def failure(call, *args):
     return caught.value
 
 
-def test_the_call_carries_its_ids_input_and_secret(call, server):
+def test_request_contains_ids_input_and_secret(call, server):
     server.answers({"result": "42"})
     tool = http_tool(f"{server.url}/lookup?v=1", secret_headers={"Authorization": "Bearer sesame"})
     result = call(tool, {"query": "Größe", "nested": {"a": [1, 2.5, None]}})
@@ -43,7 +43,7 @@ def test_the_call_carries_its_ids_input_and_secret(call, server):
         ("a\x00b", "ab"),
     ],
 )
-def test_a_result_is_text_or_written_as_json(call, server, result, text):
+def test_result_is_text_or_json(call, server, result, text):
     server.answers({"result": result})
     assert call(http_tool(server.url), {}).text == text
 
@@ -79,7 +79,7 @@ def test_result_urls_and_credit_used_are_passed_on(call, server):
         (b"null", None),
     ],
 )
-def test_credit_used_is_micro_credits_up_to_the_price(call, server, credits, micro):
+def test_credit_used_is_converted_to_micro_credits_and_limited_to_the_price(call, server, credits, micro):
     server.answers(b'{"result": "ok", "creditUsed": ' + credits + b"}")
     assert call(http_tool(server.url, price=2_000_000), {}).credit_used == micro
 
@@ -120,7 +120,7 @@ def test_a_malformed_answer_is_a_tool_error(call, server, answer):
 
 
 @pytest.mark.parametrize("status", [199 + 103, 400, 404, 500, 503])
-def test_any_status_but_2xx_is_a_tool_error_and_nothing_is_followed(call, server, status):
+def test_status_other_than_2xx_is_a_tool_error_and_redirects_are_not_followed(call, server, status):
     server.status = status
     server.headers = {"Location": f"{server.url}/elsewhere"}
     server.answers({"result": "ok", "secret": "do not show"})
@@ -140,7 +140,7 @@ def test_an_answer_over_the_limit_is_a_tool_error(call, server):
     assert (caught.code, "2000 bytes" in caught.message) == ("TOOL_ERROR", True)
 
 
-def test_a_text_over_the_limit_is_cut_with_a_note(call, server):
+def test_text_over_the_limit_is_truncated_with_a_note(call, server):
     server.answers({"result": "x" * 500})
     with override_settings(TOOL_RESULT_MAX_CHARS=200):
         text = call(http_tool(server.url), {}).text
@@ -149,7 +149,7 @@ def test_a_text_over_the_limit_is_cut_with_a_note(call, server):
     assert "500 characters" in text
 
 
-def test_a_private_address_is_refused_before_anything_is_sent(call, server):
+def test_private_address_is_refused_without_a_request(call, server):
     with override_settings(OUTBOUND_ALLOW_PRIVATE=False):
         caught = failure(call, http_tool(server.url), {})
     assert caught.code == "TOOL_ERROR"
@@ -176,7 +176,7 @@ def test_a_slow_answer_is_a_time_out(call, server, context):
     assert caught.code == "TOOL_TIMEOUT"
 
 
-def test_secret_headers_stay_out_of_what_is_logged():
+def test_secret_headers_are_not_logged():
     assert "sesame" not in repr(http_tool("https://example.com", secret_headers={"Authorization": "sesame"}))
 
 
@@ -204,7 +204,7 @@ def test_secret_headers_are_read_from_a_json_object():
         '{"Idempotency-Key": "sesame"}',
     ],
 )
-def test_other_secret_headers_are_refused_without_being_repeated(text):
+def test_error_about_invalid_secret_headers_does_not_contain_them(text):
     with pytest.raises(ValueError, match="header") as refusal:
         parse_headers(text)
     assert "sesame" not in str(refusal.value)

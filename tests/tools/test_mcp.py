@@ -1,4 +1,4 @@
-"""Tools of MCP servers, against the official SDK's own server in a process of its own, and against bad ones."""
+"""Tests of MCP tools, against a server of the official SDK in a separate process and against faulty servers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def accepts(port: int) -> bool:
 
 @pytest.fixture(scope="module", params=["newest", "legacy"])
 def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """An MCP server's address, of either revision."""
+    """The address of an MCP server, once for each revision of the protocol."""
     port = free_port()
     log: Path = tmp_path_factory.mktemp("mcp") / "server.log"
     process = Process("mcp", python("-m", "tests.tools.mcp_server", str(port), request.param), log=log)
@@ -67,7 +67,7 @@ class TestAgainstTheSdk:
         assert headers["idempotency-key"] == "inv_1"
         assert headers["accept-encoding"] == "identity"
 
-    def test_links_and_what_is_no_text(self, call, address):
+    def test_links_and_binary_content(self, call, address):
         result = call(tool(address, "report"), {})
         assert result.urls == ("https://files.example/chart.svg",)
         assert result.text.splitlines() == [
@@ -91,7 +91,7 @@ class TestAgainstTheSdk:
     def test_an_unknown_tool(self, call, address):
         assert failure(call, tool(address, "subtract"), {}).message == "The server of subtract has no tool subtract."
 
-    def test_it_is_cut_off_in_time(self, call, address):
+    def test_call_ends_at_its_time_limit(self, call, address):
         began = time.monotonic()
         error = failure(call, tool(address, "slow", timeout_seconds=2.0), {"seconds": 60})
         assert error.code == "TOOL_TIMEOUT"
@@ -117,7 +117,7 @@ class TestAgainstTheSdk:
             assert "50000 bytes" in error.message
             assert len(call(tool(address, "large"), {"size": 20_000}).text) == 20_000
 
-    def test_many_at_once(self, context, address):
+    def test_many_concurrent_calls(self, context, address):
         async def main() -> list[ToolResult]:
             calls = (call_tool(tool(address, "add"), {"a": n, "b": 1}, context) for n in range(10))
             return await asyncio.gather(*calls)
@@ -133,13 +133,13 @@ class TestAddresses:
                 assert (error.code, error.message) == ("TOOL_ERROR", "add: The host's address is not public.")
         assert not server.received
 
-    def test_a_name_is_looked_up_once_a_connection_and_checked_each_time(self, call, server: Server, monkeypatch):
+    def test_host_name_is_resolved_and_checked_once_per_connection(self, call, server: Server, monkeypatch):
         port = int(server.url.rpartition(":")[2])
         looked_up: list[str] = []
 
         def answer(host: str, port: int) -> list[Any]:
             looked_up.append(host)
-            # The first look-up says that it is harmless; the next one, after the server has hung up, does not.
+            # The first look-up gives a public address. The next one, after the disconnect, gives a private one.
             return [(addresses.socket.AF_INET, ("127.0.0.1" if len(looked_up) == 1 else "127.0.0.2", port))]
 
         monkeypatch.setattr(addresses, "_getaddrinfo", answer)
@@ -151,14 +151,14 @@ class TestAddresses:
         assert [received.headers["Host"] for received in server.received] == [f"tools.example:{port}"]
         assert looked_up == ["tools.example"] * 2
 
-    def test_one_private_address_among_public_ones_is_enough(self, call, monkeypatch):
+    def test_host_with_public_and_private_addresses_is_refused(self, call, monkeypatch):
         mixed = [(addresses.socket.AF_INET, (ip, 80)) for ip in ("93.184.215.14", "10.0.0.1")]
         monkeypatch.setattr(addresses, "_getaddrinfo", lambda host, port: mixed)
         with override_settings(OUTBOUND_ALLOW_PRIVATE=False):
             assert "not public" in failure(call, tool("http://tools.example/", "add"), {}).message
 
     @pytest.mark.parametrize("url", ["ftp://x/", "http://u:p@127.0.0.1/", "nonsense", "http://", "file:///etc/passwd"])
-    def test_addresses_that_are_none(self, call, url):
+    def test_invalid_addresses_are_refused(self, call, url):
         assert failure(call, tool(url, "add"), {}).code == "TOOL_ERROR"
 
     def test_a_redirect_elsewhere_is_not_followed(self, call, server: Server):
@@ -183,14 +183,14 @@ class TestBadServers:
             (500, b"<html>"),
         ],
     )
-    def test_nonsense(self, call, server: Server, status, body):
+    def test_invalid_answer(self, call, server: Server, status, body):
         server.status, server.body = status, body
         error = failure(call, tool(server.url, "add", timeout_seconds=3.0), {})
         assert error.code in ("TOOL_ERROR", "TOOL_TIMEOUT")
         if status >= 400:
             assert error.message == f"add answered with HTTP status {status}."
 
-    def test_nobody_there(self, call):
+    def test_refused_connection(self, call):
         error = failure(call, tool(f"http://127.0.0.1:{free_port()}/mcp", "add"), {})
         assert error.message == "add: The server could not be reached."
 

@@ -1,4 +1,4 @@
-"""A call's input: what fits is passed on untouched, what does not is refused with the path and the rule."""
+"""Tests of the input of calls: valid input is passed on unchanged, other input is refused with path and rule."""
 
 import json
 
@@ -17,7 +17,7 @@ def refusal(definition, arguments):
     return failure.value.code, failure.value.message
 
 
-def test_input_that_fits_is_passed_on():
+def test_valid_input_is_passed_on_unchanged():
     arguments = '{"title": "Größe 😀", "series": [1, -2.5, 1e3]}'
     assert parse_input(CHART, arguments) == {"title": "Größe 😀", "series": [1, -2.5, 1000.0]}
 
@@ -47,13 +47,13 @@ def test_no_arguments_are_an_empty_object(arguments):
         ("[" * 100_000, "more than 64 levels deep"),
     ],
 )
-def test_what_is_no_sound_json_object_is_refused(arguments, named):
+def test_invalid_json_object_is_refused(arguments, named):
     code, message = refusal(http_tool(""), arguments)
     assert code == "INVALID_INPUT"
     assert named in message
 
 
-def test_depth_at_the_limit_passes():
+def test_depth_at_the_limit_is_accepted():
     arguments = '{"a": ' * 64 + "1" + "}" * 64
     assert json.dumps(parse_input(http_tool(""), arguments)) == arguments
 
@@ -84,7 +84,7 @@ def test_a_broken_rule_is_named_with_its_path(input, path, rule):
     assert f"(rule: {rule})" in message
 
 
-def test_a_message_stays_short_whatever_was_sent():
+def test_error_message_is_short_for_long_input():
     _, message = refusal(CHART, json.dumps({"title": "t", "series": ["x" * 50_000]}))
     assert len(message) <= 1000
 
@@ -99,14 +99,14 @@ def test_a_message_stays_short_whatever_was_sent():
         {"properties": {"a": {"pattern": "("}}, "type": "object"},
     ],
 )
-def test_a_broken_schema_is_the_tools_error(schema):
+def test_invalid_schema_is_a_tool_error(schema):
     code, message = refusal(http_tool("", input_schema=schema), '{"a": "b"}')
     assert code == "TOOL_ERROR"
     assert "lookup" in message
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_schema_elsewhere_is_never_fetched(server):
+def test_remote_schema_is_not_fetched(server):
     server.answers({"type": "object"})
     assert refusal(http_tool("", input_schema={"$ref": f"{server.url}/schema.json"}), "{}")[0] == "TOOL_ERROR"
     assert server.received == []
@@ -121,11 +121,11 @@ def test_a_schema_elsewhere_is_never_fetched(server):
         ({"type": "object", "required": "a"}, "required"),
     ],
 )
-def test_a_schema_is_checked_when_staff_enter_it(schema, named):
+def test_invalid_schema_is_refused_when_staff_enter_it(schema, named):
     with pytest.raises(ValueError, match=named):
         check_schema(schema)
 
 
-def test_a_good_schema_passes_the_check():
+def test_valid_schema_is_accepted():
     check_schema(CHART.input_schema)
     check_schema({})

@@ -1,4 +1,4 @@
-"""The rows of a new catalogue, and what a new version adds to an existing catalogue."""
+"""Tests of the rows of a new catalogue, and of the rows that a new version adds to an existing one."""
 
 from pathlib import Path
 
