@@ -1,4 +1,4 @@
-"""The rate limits of a service of several web processes, under requests side by side."""
+"""Tests of the rate limits with several web processes and concurrent requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.stack
 LIMIT, REQUESTS = 100, 200
 
 
-def test_200_requests_at_once(redis_server: RedisServer, make_stack: Callable[..., Stack]) -> None:
+def test_concurrent_requests_are_limited(redis_server: RedisServer, make_stack: Callable[..., Stack]) -> None:
     limits = dict.fromkeys(("RATE_LIMIT_SESSION", "RATE_LIMIT_PUBLIC", "RATE_LIMIT_UNAUTHENTICATED"), str(LIMIT))
     settings = {"WEB_WORKERS": "2", **limits}
     stack = make_stack(redis_url=redis_server.url(), environment=settings, without=("beat", "webhooks", "maintenance"))
@@ -30,7 +30,7 @@ def test_200_requests_at_once(redis_server: RedisServer, make_stack: Callable[..
     addresses = itertools.count()
 
     def ask(caller: str) -> requests.Response:
-        # As if each came from elsewhere: no proxy is trusted.
+        # Each request claims another address. The service must ignore it, because it trusts no proxy.
         forged = f"10.0.0.{next(addresses) % 250}"
         return callers[caller].get("/me", headers={"X-Forwarded-For": forged, "Forwarded": f"for={forged}"})
 
@@ -38,7 +38,7 @@ def test_200_requests_at_once(redis_server: RedisServer, make_stack: Callable[..
         begun = time.monotonic()
         with ThreadPoolExecutor(40) as pool:
             answers = list(pool.map(lambda _, caller=caller: ask(caller), range(REQUESTS)))
-        # The window moves on meanwhile.
+        # The limit refills during the requests.
         returned = (time.monotonic() - begun) * LIMIT / 60
         allowed = [answer for answer in answers if answer.status_code == taken]
         refused = [answer for answer in answers if answer.status_code == 429]
@@ -52,6 +52,6 @@ def test_200_requests_at_once(redis_server: RedisServer, make_stack: Callable[..
             assert answer.json()["error"]["code"] == "RATE_LIMITED"
             assert int(answer.headers["Retry-After"]) >= 1
 
-    # Without Redis nobody is refused.
+    # Without Redis no request is refused.
     redis_server.stop()
     assert {ask("user").status_code for _ in range(5)} == {200}

@@ -1,4 +1,4 @@
-"""Many callers at the same moment, over HTTP with real worker processes."""
+"""Tests of concurrent requests over HTTP, with real worker processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.stack
 
 
 def at_once(count: int, call: Callable[[], Any]) -> list[Any]:
-    """The answers of ``count`` calls that start together."""
+    """Make ``count`` calls that start together, and return their answers."""
     barrier = Barrier(count)
 
     def one(_: int) -> Any:
@@ -28,7 +28,7 @@ def at_once(count: int, call: Callable[[], Any]) -> list[Any]:
         return list(pool.map(one, range(count)))
 
 
-def test_one_of_many_answers_counts(stack: Stack) -> None:
+def test_only_one_of_many_concurrent_answers_is_accepted(stack: Stack) -> None:
     driver = Driver(stack.session())
     run = driver.ask('/call draw_chart {"title": "T", "series": [1]}\n/say done')
     before = float(driver.credits()["balance"])
@@ -43,7 +43,7 @@ def test_one_of_many_answers_counts(stack: Stack) -> None:
     assert driver.credits()["held"] == "0"
 
 
-def test_approve_and_refuse_at_once_have_one_winner(stack: Stack) -> None:
+def test_only_one_of_concurrent_approval_and_refusal_is_accepted(stack: Stack) -> None:
     driver = Driver(stack.session())
 
     def answer(run: dict[str, Any]) -> None:
@@ -61,7 +61,7 @@ def test_approve_and_refuse_at_once_have_one_winner(stack: Stack) -> None:
         assert driver.credits()["held"] == "0"
 
 
-def test_one_key_starts_one_run(stack: Stack) -> None:
+def test_concurrent_requests_with_one_idempotency_key_start_one_run(stack: Stack) -> None:
     http = stack.session("keys")
     chat = Driver(http).chat()
     answers = at_once(
@@ -80,14 +80,14 @@ def test_one_key_starts_one_run(stack: Stack) -> None:
     assert len(http.get(f"/chats/{chat}/runs").json()["items"]) == 1
 
 
-def test_one_of_many_starts_in_a_chat_wins(stack: Stack) -> None:
+def test_only_one_of_many_concurrent_starts_in_a_chat_is_accepted(stack: Stack) -> None:
     http = stack.session("racer")
     chat = Driver(http).chat()
     answers = at_once(16, lambda: http.post(f"/chats/{chat}/runs", {"message": "/wait 1"}, timeout=30))
     assert sorted(answer.status_code for answer in answers) == [201] + [409] * 15
 
 
-def test_enqueued_runs_go_one_by_one(stack: Stack) -> None:
+def test_enqueued_runs_execute_one_at_a_time(stack: Stack) -> None:
     driver = Driver(stack.session("queue"))
     chat = driver.chat()
     started = at_once(8, lambda: driver.start("/say x", chat, onActiveRun="enqueue"))

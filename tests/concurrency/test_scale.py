@@ -1,4 +1,4 @@
-"""Many runs at once: in one worker process, shared by several, and those of one user beside those of others."""
+"""Tests of many concurrent runs: in one worker process, in several, and of one user and others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ AgentModel.objects.create(name="slow", display_name="Slow", provider="openai", p
 
 
 class Crowd:
-    """Users of a stack who start many runs, and the database to look into."""
+    """Users of a stack who start many runs, with access to the stack's database."""
 
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
@@ -58,7 +58,7 @@ class Crowd:
         return self.count("status = 'running' AND worker_id IS NOT NULL")
 
     def executed(self) -> list[int]:
-        """How many runs each worker executes."""
+        """Return the number of runs that each worker executes."""
         rows = self.sql.execute(
             "SELECT count(r.id) FROM runs_worker w LEFT JOIN runs_run r ON r.worker_id = w.id AND r.status = 'running'"
             " GROUP BY w.id"
@@ -68,7 +68,7 @@ class Crowd:
 
 @pytest.fixture
 def slow_model(tmp_path: Path) -> Iterator[str]:
-    """The address of a model that says a word every few seconds."""
+    """The address of a model that emits a word every few seconds."""
     port = free_port()
     process = Process("model", python("-m", "tests.llm.model_server", "--port", str(port)), log=tmp_path / "log")
     process.start()
@@ -79,7 +79,7 @@ def slow_model(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.timeout(300)
-def test_one_process_executes_a_thousand_runs_that_wait(make_stack: Any, slow_model: str) -> None:
+def test_one_process_executes_a_thousand_slow_runs(make_stack: Any, slow_model: str) -> None:
     environment = {"RUN_USER_LIMIT": "0", "OPENAI_BASE_URL": slow_model, "OPENAI_API_KEY": "made-up"}
     stack = make_stack(environment=environment, prepare=SLOW_MODEL)
     crowd = Crowd(stack)
@@ -92,7 +92,7 @@ def test_one_process_executes_a_thousand_runs_that_wait(make_stack: Any, slow_mo
     port = crowd.sql.info.port
     held = [peer for peer in psutil.Process(popen.pid).net_connections("tcp") if peer.raddr and peer.raddr.port == port]
     assert 0 < len(held) <= CONNECTIONS_MAX
-    # It still hears of what its runs are asked for.
+    # The process still receives cancellations of its runs.
     crowd.cancel("ada", runs[:50])
     stack.wait_for(lambda: crowd.count("status = 'cancelled'") == 50, 30, "50 cancelled runs")
     assert crowd.running() == MANY - 50
@@ -106,7 +106,7 @@ def crowd() -> Iterator[Crowd]:
 
 
 @pytest.mark.timeout(300)
-def test_two_processes_share_and_none_keeps_a_run_waiting_while_the_other_has_room(crowd: Crowd) -> None:
+def test_two_processes_share_runs_and_no_run_waits_while_one_has_capacity(crowd: Crowd) -> None:
     started = {f"user{number}": crowd.start(f"user{number}", USER_LIMIT, "/wait 600") for number in range(3)}
     crowd.stack.wait_for(lambda: crowd.running() == CAPACITY, 60, "half of what fits, under way")
     assert min(crowd.executed()) >= CAPACITY / 5, crowd.executed()
@@ -118,14 +118,14 @@ def test_two_processes_share_and_none_keeps_a_run_waiting_while_the_other_has_ro
     crowd.stack.wait_for(lambda: crowd.running() == 0, 60, "room again")
 
 
-def test_a_user_s_crowd_holds_up_nobody_else(crowd: Crowd) -> None:
+def test_many_runs_of_one_user_do_not_delay_other_users(crowd: Crowd) -> None:
     crowd.start("crowd", 200, "/wait 5")
     run = Driver(crowd.stack.session("single")).finish("Hello")
     left = crowd.count("throttled")
     assert run["status"] == "completed"
     assert left > 0, "the crowd was through before the other's first run"
     assert crowd.running() <= USER_LIMIT
-    # In their order, though claims side by side may overtake by a few.
+    # The runs start in order. Concurrent claims may change the order by a few places.
     rows = crowd.sql.execute(
         "SELECT started_at IS NOT NULL FROM runs_run JOIN auth_user u ON u.id = user_id"
         " WHERE u.username = 'crowd' ORDER BY created_at, runs_run.id"

@@ -1,4 +1,4 @@
-"""Runs with a stream as the database holds them, and clients that listen."""
+"""Fixtures with runs whose stream events are in the database, and clients of the streams."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.stack.stack import Stack
 
 
 def append(run: Run, *happened: tuple[str, dict[str, Any]], status: str | None = None) -> None:
-    """Write events as a transition does, but without its wake-up."""
+    """Write events like a transition, but without the wake-up of the streams."""
     ends = status in FINAL_RUN_STATUSES
     RunEvent.objects.bulk_create(new_events(run, happened, clock.now(), ends=ends))
     run.last_stream_index += len(happened)
@@ -53,7 +53,7 @@ def finish(run: Run, *deltas: str, status: str = RunStatus.COMPLETED) -> None:
 @pytest.fixture
 def make_run() -> Callable[..., Run]:
     def make(user: Any, days: int = 0) -> Run:
-        """A running run, made so many days ago, that has told of being queued and running."""
+        """Make a running run of ``days`` ago with two events: queued and running."""
         chat = Chat.objects.create(user=user)
         made = first_id("run", clock.now() - timedelta(days=days))
         run = Run(id=made + new_id("run")[len(made) :], chat=chat, user=user, status=RunStatus.RUNNING)
@@ -69,7 +69,7 @@ def make_run() -> Callable[..., Run]:
 
 
 def parse(body: bytes) -> list[tuple[int | None, str, dict[str, Any]]]:
-    """A stream's events, as (id or None, event, data)."""
+    """Return a stream's events as (id or None, event, data)."""
     found = []
     for block in body.decode().split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
@@ -79,7 +79,7 @@ def parse(body: bytes) -> list[tuple[int | None, str, dict[str, Any]]]:
 
 
 def text_of(told: list[Any]) -> str:
-    """The message as a client puts it together from (…, event, data)."""
+    """Return the message text that a client assembles from (…, event, data)."""
     text = ""
     for *_, kind, data in told:
         text = "" if kind == "message.reset" else text + data["text"] if kind == "message.delta" else text
@@ -87,14 +87,14 @@ def text_of(told: list[Any]) -> str:
 
 
 class Listener:
-    """A user's ears: one surface of one server."""
+    """A client that reads a user's streams from one surface of one server."""
 
     def __init__(self, base: str, credential: str) -> None:
         self.base = base
         self.headers = {"Authorization": f"Bearer {credential}"}
 
     def listen(self, run_id: str, after: int | None = None, timeout: float = 30) -> Iterator[ServerSentEvent]:
-        """Events by httpx-sse, until the stream ends."""
+        """Yield the events, parsed by httpx-sse, until the stream ends."""
         headers = self.headers | ({} if after is None else {"Last-Event-ID": str(after)})
         url = f"{self.base}/runs/{run_id}/stream"
         with (
@@ -109,7 +109,7 @@ class Listener:
 
 
 class StreamStack(Stack):
-    """A stack with a stream process beside the web process."""
+    """A stack with a web process and a stream process."""
 
     def start_processes(self) -> None:
         super().start_processes()

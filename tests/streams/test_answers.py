@@ -1,4 +1,4 @@
-"""Who may listen, from where on, and what a stream tells of runs that have ended: one answer at a time."""
+"""Tests of single answers of the stream endpoint: permissions, start index, and streams of ended runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def listen(client, base):
     return get
 
 
-def test_a_finished_run_is_told_from_the_beginning(listen, make_run, user):
+def test_stream_of_a_finished_run_has_all_its_events(listen, make_run, user):
     run = make_run(user)
     finish(run, "Hello ", "wörld 🦊\u2028\u2029\x85\n\r\n")
     told = listen(run)
@@ -58,7 +58,7 @@ def test_a_finished_run_is_told_from_the_beginning(listen, make_run, user):
         ("", None, 1),
         ("?after=0", None, 1),
         ("?after=2", None, 3),
-        ("?after=2", "3", 4),  # a client that reconnects by itself repeats its first address
+        ("?after=2", "3", 4),  # an EventSource that reconnects sends the same query again
         ("", "5", 6),
         ("?after=", "", 1),
         ("?after=6", None, None),
@@ -66,7 +66,7 @@ def test_a_finished_run_is_told_from_the_beginning(listen, make_run, user):
         ("?after=999999999999999999", None, None),
     ],
 )
-def test_it_goes_on_after_an_index(listen, make_run, user, query, header, first):
+def test_stream_starts_after_the_given_index(listen, make_run, user, query, header, first):
     run = make_run(user)
     finish(run, "a", "b")
     told = listen(run, query, **({} if header is None else {"Last-Event-ID": header}))
@@ -86,7 +86,7 @@ def test_a_malformed_index_is_refused(client, base, make_run, user, wrong):
 
 
 @pytest.mark.parametrize("accept", ["text/event-stream", "application/json", "image/png", "*/*", "nonsense"])
-def test_accept_is_no_reason_to_refuse(client, base, make_run, user, accept):
+def test_every_accept_header_is_allowed(client, base, make_run, user, accept):
     run = make_run(user)
     finish(run)
     answer = client.get(f"{base}/runs/{run.pk}/stream", headers={"Accept": accept})
@@ -98,7 +98,7 @@ def test_accept_is_no_reason_to_refuse(client, base, make_run, user, accept):
     assert answer["X-RateLimit-Limit"]
 
 
-def test_errors_are_the_envelope(client, base, make_run, user):
+def test_errors_use_the_error_envelope(client, base, make_run, user):
     foreign = make_run(factories.UserFactory())
     deleted = make_run(user)
     deleted.chat.deleted_at = clock.now()
@@ -113,7 +113,7 @@ def test_errors_are_the_envelope(client, base, make_run, user):
     assert (answer.status_code, answer.json()["error"]["code"]) == (405, "METHOD_NOT_ALLOWED")
 
 
-def test_a_key_needs_its_scope(make_run, user):
+def test_api_key_needs_the_scope(make_run, user):
     run = make_run(user)
     answer = factories.public_client(user, ["runs:write"]).get(f"/api/public/v1/runs/{run.pk}/stream")
     assert answer.status_code == 403
@@ -140,7 +140,7 @@ def test_opening_takes_few_queries(session, make_run, user, django_assert_max_nu
         session.get(f"/api/v1/runs/{run.pk}/stream")
 
 
-def test_a_long_stream_comes_in_pages(listen, make_run, user):
+def test_long_stream_is_read_in_pages(listen, make_run, user):
     run = make_run(user)
     finish(run, *["word "] * (2 * reads.PAGE_EVENTS + 7))
     told = listen(run)
@@ -152,14 +152,14 @@ def test_a_long_stream_comes_in_pages(listen, make_run, user):
 
 @pytest.fixture
 def old(make_run, user) -> Run:
-    """A run with the events 1 to 7 that finished before the retention's end."""
+    """A finished run with the events 1 to 7 whose retention time is over."""
     run = make_run(user, days=31)
     finish(run, "Hello ", "you ", "there")
     Run.objects.filter(pk=run.pk).update(finished_at=clock.now() - timedelta(days=30, minutes=1))
     return run
 
 
-def test_pruning_takes_the_events_of_old_runs_alone(old, make_run, user, monkeypatch):
+def test_pruning_deletes_only_events_of_old_runs(old, make_run, user, monkeypatch):
     monkeypatch.setattr(prune, "PRUNE_RUNS", 2)
     recent, live = make_run(user, days=40), make_run(user, days=40)
     finish(recent, "x")
@@ -192,7 +192,7 @@ def test_a_pruned_stream_is_rebuilt_from_the_run(listen, old):
 
 
 @pytest.mark.parametrize("after", range(8))
-def test_whoever_had_a_part_of_it_still_gets_the_message(listen, old, after):
+def test_client_with_some_events_gets_the_rest_of_a_pruned_stream(listen, old, after):
     had = listen(old)[:after]
     prune.prune()
     told = listen(old, f"?after={after}")
@@ -202,7 +202,7 @@ def test_whoever_had_a_part_of_it_still_gets_the_message(listen, old, after):
     assert not indexes or indexes[-1] == 7
 
 
-def test_a_pruned_failure_says_why(listen, make_run, user):
+def test_pruned_stream_of_a_failed_run_has_the_error(listen, make_run, user):
     run = make_run(user, days=32)
     append(run, ("run.status", {"status": "failed"}), status="failed")
     Run.objects.filter(pk=run.pk).update(
@@ -213,10 +213,10 @@ def test_a_pruned_failure_says_why(listen, make_run, user):
     assert (index, kind, data["errorCode"], data["errorMessage"]) == (3, "run.status", "MODEL_ERROR", "It broke.")
 
 
-# --- beside the stream -----------------------------------------------------------------------------------------------
+# --- schema, playground ----------------------------------------------------------------------------------------------
 
 
-def test_the_schema_has_the_stream(session):
+def test_schema_describes_the_stream(session):
     paths = json.loads(session.get("/api/schema", headers={"Accept": "application/json"}).content)["paths"]
     for path in ("/api/v1/runs/{runId}/stream", "/api/public/v1/runs/{runId}/stream"):
         operation = paths[path]["get"]
@@ -225,7 +225,7 @@ def test_the_schema_has_the_stream(session):
         assert "406" not in operation["responses"]
 
 
-def test_the_playground_runs_its_own_script_alone(client, settings):
+def test_playground_page_conforms_to_its_content_security_policy(client, settings):
     settings.PLAYGROUND = True
     answer = client.get("/playground")
     assert answer.status_code == 200
@@ -233,7 +233,7 @@ def test_the_playground_runs_its_own_script_alone(client, settings):
     policy = answer["Content-Security-Policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
-    # What the policy would block: attributes that are script or style, and anything from elsewhere.
+    # The policy blocks inline scripts, inline styles and resources of other hosts.
     assert " style=" not in page
     assert " onclick" not in page
     assert "https://" not in page.replace("https?:", "")

@@ -1,4 +1,4 @@
-"""What is no proper request, byte by byte, to both kinds of server: a clear envelope, and nothing made of it."""
+"""Tests of invalid HTTP requests to both kinds of server: the answer is an error, and nothing is created."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def server(streams: StreamStack, request: pytest.FixtureRequest) -> tuple[str, i
 
 
 def send(server: tuple[str, int], request: bytes, *, finish: bool = False) -> tuple[int, bytes]:
-    """The status and body of the answer. With ``finish`` no more bytes follow, as of a client that went away."""
+    """Return the status and body of the answer. With ``finish`` the client closes its side after the request."""
     with socket.create_connection(server, timeout=20) as connection:
         connection.sendall(request)
         if finish:
@@ -36,11 +36,11 @@ def send(server: tuple[str, int], request: bytes, *, finish: bool = False) -> tu
             answer.begin()
             return answer.status, answer.read()
         except (ConnectionError, http.client.HTTPException):
-            return 0, b""  # closed without a word, or before what was too much was read; that refuses it too
+            return 0, b""  # a closed connection is also a refusal
 
 
 def head(streams: StreamStack, *lines: bytes, path: bytes = b"/api/v1/chats", method: bytes = b"POST") -> bytes:
-    """A request's head by a caller that may; ``lines`` in place of or beside the usual ones."""
+    """Return the head of an authorized request. ``lines`` replace or extend the default headers."""
     given = {line.split(b":")[0].lower() for line in lines}
     usual = [
         b"Host: 127.0.0.1",
@@ -61,7 +61,7 @@ def length(number: int) -> bytes:
 
 
 CHUNKED = b"Transfer-Encoding: chunked"
-# Name → header lines, body, statuses that will do; 0 is a connection that was closed.
+# Name → header lines, body, allowed statuses. 0 stands for a closed connection.
 BODIES: dict[str, tuple[list[bytes], bytes, set[int]]] = {
     "longer than it says": ([length(5)], TITLE, {400}),
     "without a length": ([], TITLE, {201, 400}),
@@ -91,7 +91,7 @@ def test_bodies(streams: StreamStack, server: tuple[str, int], name: str) -> Non
     assert status in statuses, answer
     made = titles(streams)[: len(titles(streams)) - before]
     if status == 201:
-        # What is accepted was read; without a length there is nothing to read.
+        # The server must have read an accepted body. Without a length it reads no body.
         assert made == [None if name == "without a length" else "hostile"]
     else:
         assert made == []
@@ -109,7 +109,7 @@ def test_a_chunked_body_is_read(streams: StreamStack, server: tuple[str, int]) -
 
 
 @pytest.mark.parametrize("body", [[length(100)], [CHUNKED]], ids=["length", "chunked"])
-def test_a_body_that_breaks_off_makes_nothing(streams: StreamStack, server: tuple[str, int], body: list[bytes]) -> None:
+def test_incomplete_body_creates_nothing(streams: StreamStack, server: tuple[str, int], body: list[bytes]) -> None:
     before = titles(streams)
     sent = TITLE if body == [length(100)] else chunked(TITLE)
     status, _ = send(server, head(streams, *body) + sent, finish=True)
@@ -122,7 +122,7 @@ def test_a_body_that_breaks_off_makes_nothing(streams: StreamStack, server: tupl
     [
         ([b"Authorization: Bearer x", b"Authorization: Bearer y"], {400, 401}),
         ([b"Authorization: Bearer " + LONG], {0, 400, 401, 431}),
-        ([b"X-Long: " + LONG], {0, 200, 400, 431}),  # a stream process takes longer ones than a web process
+        ([b"X-Long: " + LONG], {0, 200, 400, 431}),  # a stream process accepts longer headers than a web process
         ([b"Host: evil.example"], {400}),
         ([b"Host: a b"], {400}),
         ([b"Host: 127.0.0.1", b"Host: evil.example"], {400}),
@@ -160,7 +160,7 @@ def test_paths(streams: StreamStack, server: tuple[str, int], path: bytes, statu
     assert set(json.loads(answer)) == {"error"}
 
 
-def test_requests_that_never_end_stop_nobody(streams: StreamStack, server: tuple[str, int]) -> None:
+def test_unfinished_requests_do_not_block_other_requests(streams: StreamStack, server: tuple[str, int]) -> None:
     beginnings = [head(streams)[:-30], head(streams, length(1000)) + b"{", head(streams, CHUNKED) + b"3e8\r\n{"]
     stalled = []
     for number in range(60):  # a web process has 16 threads
@@ -172,8 +172,8 @@ def test_requests_that_never_end_stop_nobody(streams: StreamStack, server: tuple
         connection.close()
 
 
-def test_a_slow_body_is_read_as_long_as_it_comes(streams: StreamStack, server: tuple[str, int]) -> None:
-    """Longer than WEB_READ_SECONDS, at more than WEB_READ_BYTES_PER_SECOND."""
+def test_slow_body_is_read_to_its_end(streams: StreamStack, server: tuple[str, int]) -> None:
+    """The body takes longer than WEB_READ_SECONDS, but is faster than WEB_READ_BYTES_PER_SECOND."""
     body = TITLE[:-1] + b" " * 20_000 + b"}"
     with socket.create_connection(server, timeout=20) as connection:
         connection.sendall(head(streams, length(len(body))))

@@ -1,4 +1,4 @@
-"""Many streams of one process: what they ask of the database does not grow with their number."""
+"""Tests of many streams in one process: the number of queries does not grow with the number of streams."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STREAMS, RUNS = 300, 150
 
 
 class Database:
-    """Replaces the queries of ``reads``: counts them and answers from ``last``."""
+    """Replaces the queries of ``reads``. It counts them and answers from ``last``."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.last: dict[str, int] = {}
@@ -69,7 +69,7 @@ async def heard(stream: Stream) -> list[int]:
 
 @pytest.fixture
 def with_streams(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    """Runs ``work(hub, database, streams)`` beside open streams, two a run, without Redis."""
+    """Run ``work(hub, database, streams)`` with open streams, two per run, without Redis."""
     settings.CACHE_REDIS_URL = "redis://127.0.0.1:1"
     settings.STREAM_POLL_SECONDS = 0.02
     settings.STREAM_AUTH_SECONDS = 0.05
@@ -91,19 +91,19 @@ def with_streams(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[An
     return lambda work: asyncio.run(asyncio.wait_for(main(work), 30))
 
 
-def test_streams_that_wait_share_one_query_a_moment(with_streams: Any) -> None:
+def test_idle_streams_share_their_queries(with_streams: Any) -> None:
     async def work(hub: Hub, database: Database, streams: list[Stream]) -> None:
         await until(lambda: database.asked["positions"] >= 10 and database.asked["live_credentials"] >= 3)
-        # Each asks for all runs at once; nothing is asked for a stream of its own.
+        # Each query covers all runs. There is no query for a single stream.
         assert database.together["positions"] == {RUNS}
         assert database.asked["page"] == 0
-        # Once at their opening, in as many runs a query as go into one.
+        # The tails are read only when the streams open, for many runs per query.
         assert database.asked["tails"] <= 3
 
     with_streams(work)
 
 
-def test_news_of_many_runs_are_read_together(with_streams: Any) -> None:
+def test_new_events_of_many_runs_are_read_in_shared_queries(with_streams: Any) -> None:
     async def work(hub: Hub, database: Database, streams: list[Stream]) -> None:
         await until(lambda: database.asked["positions"] >= 2)
         before = database.asked["tails"]
@@ -115,14 +115,14 @@ def test_news_of_many_runs_are_read_together(with_streams: Any) -> None:
     with_streams(work)
 
 
-def test_a_stream_that_leaves_is_forgotten(with_streams: Any) -> None:
+def test_closed_stream_is_removed_from_the_hub(with_streams: Any) -> None:
     async def work(hub: Hub, database: Database, streams: list[Stream]) -> None:
         for stream in streams:
             stream.leave()
         assert (hub.count, hub.channels) == (0, {})
         asked = database.asked["positions"]
         await asyncio.sleep(0.2)
-        # One may have been on its way.
+        # One query may have been in progress.
         assert database.asked["positions"] <= asked + 1
 
     with_streams(work)

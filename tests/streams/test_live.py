@@ -1,4 +1,4 @@
-"""Streams of real runs, from both servers, with real clients."""
+"""Tests of streams of real runs, from both servers, with real clients."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def driver(streams: StreamStack) -> Driver:
 
 
 @pytest.mark.parametrize("surface", ["session", "public"])
-def test_a_run_is_told_live_from_its_start_to_its_end(streams, driver, server, surface):
+def test_stream_has_all_events_of_a_live_run(streams, driver, server, surface):
     run = driver.start(SCRIPT)
     told = []
     for event in streams.listener(server, surface=surface).listen(run["id"]):
         told.append((int(event.id), event.event, event.json()))
         if event.event == "waitpoint.opened":
-            # The stream is open while the run waits; the answer goes another way.
+            # The stream stays open while the run waits. The answer is sent in another request.
             driver.respond(driver.wait(run["id"], "waiting"), kind="CLARIFICATION", answer="blue")
     assert [index for index, *_ in told] == list(range(1, len(told) + 1))
     assert told[-1][1:] == ("run.status", told[-1][2] | {"status": "completed"})
@@ -54,12 +54,12 @@ def test_a_run_is_told_live_from_its_start_to_its_end(streams, driver, server, s
     assert {"tool.started", "tool.completed", "waitpoint.opened", "waitpoint.resolved", "message.completed"} < {
         kind for _, kind, _ in told
     }
-    # Any process, and any time later, tells the same.
+    # The other process gives the same events after the end of the run.
     assert streams.listener("stream" if server == "web" else "web").all(run["id"]) == told
 
 
-def test_text_is_told_in_at_most_twenty_parts_a_second(streams, driver, server):
-    """However fast the model is: each part costs the database a write."""
+def test_text_has_at_most_twenty_deltas_per_second(streams, driver, server):
+    """The limit applies to fast models too, because each delta is a write to the database."""
     run = driver.finish("/stream 400 4")
     told = streams.listener(server).all(run["id"])
     deltas = [data["text"] for _, kind, data in told if kind == "message.delta"]
@@ -77,7 +77,7 @@ def test_curl(streams, driver, server):
     assert text_of(parse(done.stdout)) == driver.content(driver.wait(run["id"]))
 
 
-def test_a_reconnecting_client_loses_and_repeats_nothing(streams, driver, server):
+def test_reconnecting_client_gets_every_event_once(streams, driver, server):
     run = driver.start("/stream 40 20")
     listener = streams.listener(server)
     told: list[tuple[int, str, dict]] = []
@@ -105,7 +105,7 @@ def test_a_stream_ends_when_its_run_is_cancelled(streams, driver, server):
     assert last.json()["status"] == "cancelled"
 
 
-def test_a_client_that_leaves_cancels_nothing_and_leaves_nothing(streams, driver, server):
+def test_disconnect_does_not_cancel_the_run_and_closes_the_socket(streams, driver, server):
     process = psutil.Process(streams.processes[server].pid)
     processes = [process, *process.children()]
     run = driver.ask("/ask Which?")
@@ -135,7 +135,7 @@ def test_comments_keep_a_quiet_stream_open(streams, driver, server):
     driver.cancel(run["id"])
 
 
-def test_a_revoked_key_ends_its_streams_alone(streams, driver, server):
+def test_revoked_key_ends_only_its_own_streams(streams, driver, server):
     run = driver.ask("/ask Which?")
     made = streams.session().post("/api-keys", {"name": "short"}).json()
     base = streams.listener(server, surface="public").base
@@ -144,7 +144,7 @@ def test_a_revoked_key_ends_its_streams_alone(streams, driver, server):
     next(revoked)
     next(other)
     assert streams.session().delete(f"/api-keys/{made['id']}").status_code == 204
-    assert [event.event for event in revoked][-1] == "run.status"  # what there was, and then the end
+    assert [event.event for event in revoked][-1] == "run.status"  # the stream gives the existing events before it ends
     driver.cancel(run["id"])
     *_, last = other
     assert last.json()["status"] == "cancelled"
@@ -158,12 +158,12 @@ def test_an_expired_token_ends_its_stream(streams, driver, server):
     driver.cancel(run["id"])
 
 
-# It is valid for the leeway of 30 s after its end: this one has some seconds left.
+# A token stays valid for a leeway of 30 s after its expiry. This one has some seconds left.
 MINT = "from config.api.session_tokens import mint; print(mint('ada', hours=-22 / 3600))"
 
 
-def test_a_client_that_takes_nothing_is_cut_off(streams, driver, server):
-    """What it has not taken is not gathered for it; it can come again."""
+def test_client_that_does_not_read_is_disconnected(streams, driver, server):
+    """The server does not buffer unread events without limit. The client can connect again."""
     run = driver.start("/stream 3000 0\n" + "/say " + "x" * 90_000)
     driver.wait(run["id"])
     listener = streams.listener(server)
@@ -190,7 +190,7 @@ def test_a_client_that_takes_nothing_is_cut_off(streams, driver, server):
     assert text_of(listener.all(run["id"])) == driver.content(driver.get(run["id"]))
 
 
-def test_a_restarted_server_loses_nothing(streams, driver, server):
+def test_restart_of_the_server_loses_no_events(streams, driver, server):
     run = driver.start("/stream 60 50")
     listener = streams.listener(server)
     told: list[tuple[int, str, dict]] = []
@@ -214,7 +214,7 @@ def test_a_restarted_server_loses_nothing(streams, driver, server):
     assert text_of(told) == driver.content(driver.get(run["id"]))
 
 
-def test_connections_that_say_nothing_stop_nobody(streams, driver, server):
+def test_silent_connections_do_not_block_streams(streams, driver, server):
     host, port = streams.listener(server).base.split("/")[2].split(":")
     silent = [socket.create_connection((host, int(port))) for _ in range(1000)]
     try:
@@ -226,7 +226,7 @@ def test_connections_that_say_nothing_stop_nobody(streams, driver, server):
 
 
 @pytest.mark.faults
-def test_a_killed_worker_voids_what_it_had_not_recorded(streams, driver, server):
+def test_kill_of_a_worker_resets_the_text_that_is_not_in_the_journal(streams, driver, server):
     run = driver.start('/say First.\n/call calculate {"expression": "1"}\n/stream 40 50')
     events = streams.listener(server).listen(run["id"])
     told = []
@@ -241,7 +241,7 @@ def test_a_killed_worker_voids_what_it_had_not_recorded(streams, driver, server)
 
 
 @pytest.mark.faults
-def test_streams_go_on_while_redis_is_away(make_redis_stack):
+def test_streams_continue_without_redis(make_redis_stack):
     stack, redis = make_redis_stack
     driver = Driver(stack.session())
     run = driver.ask("/ask Which?\n/say {result}")
@@ -279,7 +279,7 @@ def test_an_event_is_one_block_of_lines(streams, driver, server):
 
 
 @pytest.mark.parametrize("query", ["?after=x", "?after=-1"])
-def test_refusals_are_the_envelope(streams, driver, server, query):
+def test_invalid_requests_get_the_error_envelope(streams, driver, server, query):
     run = driver.finish("/say Hello")
     listener = streams.listener(server)
     with httpx.Client(trust_env=False, headers={"Accept": "text/event-stream"}) as http:
@@ -292,7 +292,7 @@ def test_refusals_are_the_envelope(streams, driver, server, query):
         assert http.get(url, headers=listener.headers | {"X-Request-Id": "mine"}).headers["x-request-id"] == "mine"
 
 
-def test_no_room_is_said_so(make_stack):
+def test_stream_over_the_connection_limit_gets_503(make_stack):
     stack: Stack = make_stack(environment={"STREAM_CONNECTIONS_MAX": "2"})
     driver = Driver(stack.session())
     run = driver.ask("/ask Which?")

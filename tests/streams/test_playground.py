@@ -1,4 +1,4 @@
-"""The playground in a real browser: a run live, a tool call, an approval, an answer."""
+"""Tests of the playground in a real browser: a live run, a tool call, an approval and an answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDE, NARROW = {"width": 1280, "height": 820}, {"width": 390, "height": 780}
 
 @pytest.fixture(params=[WIDE, NARROW], ids=["wide", "narrow"])
 def page(streams: StreamStack, request) -> Iterator[Page]:
-    # One test takes the server away for a while.
+    # One test stops the server for a while.
     with browsing(streams.url, "/playground", viewport=request.param, tolerated="net::ERR_") as page:
         yield page
         assert page.locator("body").bounding_box()["width"] == request.param["width"]
@@ -54,7 +54,7 @@ def test_a_run_is_shown_and_answered(streams, page, surface):
     expect(page.locator(".text.live")).to_contain_text("fox", timeout=20_000)
     page.get_by_role("button", name="Stop").click()
     expect(status.last).to_have_text("cancelled", timeout=20_000)
-    # Reloaded, the tab still knows who it is; signed out, it forgets.
+    # The tab keeps the token after a reload and drops it after sign-out.
     page.reload()
     expect(page.locator("#credits")).to_be_visible(timeout=20_000)
     page.get_by_role("button", name="Sign out").click()
@@ -63,13 +63,13 @@ def test_a_run_is_shown_and_answered(streams, page, surface):
     expect(page.locator("#sign-in")).to_be_visible()
 
 
-def test_text_of_others_is_text_and_not_markup(streams, page):
+def test_untrusted_text_is_not_rendered_as_markup(streams, page):
     sign_in(page, streams.token("ada"))
     say(page, "/say <img src=x onerror=alert(1)><b>bold</b>")
     expect(page.locator(".text").last).to_have_text("<img src=x onerror=alert(1)><b>bold</b>", timeout=20_000)
 
 
-def test_the_page_goes_on_through_a_restart_of_the_server(streams, page):
+def test_page_continues_after_a_restart_of_the_server(streams, page):
     sign_in(page, streams.token("ada"))
     say(page, "/stream 60 50")
     expect(page.locator(".text.live")).to_contain_text("fox", timeout=20_000)

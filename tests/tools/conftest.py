@@ -97,7 +97,7 @@ def context(executor: ThreadPoolExecutor) -> ToolContext:
 
 @pytest.fixture
 def call(context: ToolContext) -> Callable[..., ToolResult]:
-    """``call(definition or name of a built-in tool, input)`` parses the input and calls the tool, as the engine does."""
+    """``call(definition or name of a built-in tool, input)`` parses the input and calls the tool like the engine."""
 
     def run(tool: str | ToolDefinition, input: Any, context: ToolContext = context) -> ToolResult:
         definition = builtin(tool) if isinstance(tool, str) else tool
