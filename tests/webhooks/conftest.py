@@ -45,25 +45,25 @@ def receivers() -> Iterator[Callable[..., Receiver]]:
 
 
 def record(user, event_type: str = "agent.started", **extra) -> Delivery:
-    """An event of a run of ``user``'s."""
+    """Record an event of a run of ``user``, and return its delivery."""
     event_id = outbox.record(user.pk, event_type, run_id=new_id("run"), chat_id=new_id("chat"), extra=extra)
     return Delivery.objects.get(event_id=event_id)
 
 
 def deliver() -> None:
-    """Send whatever is due, to the end."""
+    """Send all due deliveries, and wait for their outcomes."""
     one = dispatcher.Dispatcher()
     one.drain()
     one.stop()
 
 
 def attempt(claim: Claim) -> Outcome:
-    """Make it, and record nothing."""
+    """Make the attempt without recording its outcome."""
     return shared.submit(sender.attempt(claim)).result()
 
 
 def pass_time(seconds: float, **which) -> None:
-    """Let pending deliveries be ``seconds`` nearer to their due time."""
+    """Move the due time of pending deliveries ``seconds`` earlier."""
     Delivery.objects.filter(status="PENDING", **which).update(
         next_attempt_at=F("next_attempt_at") - timedelta(seconds=seconds)
     )

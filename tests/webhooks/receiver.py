@@ -1,4 +1,4 @@
-"""A webhook receiver on loopback that behaves, or misbehaves, as it is told."""
+"""A webhook receiver on loopback with configurable behaviour, including faults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ READ_TIMEOUT_SECONDS = 20
 
 @dataclass
 class Received:
-    """One request as it came over the wire; ``headers`` in their order, names as written."""
+    """One received request. ``headers`` keep their order and their names' case."""
 
     method: str
     path: str
@@ -46,7 +46,7 @@ def hang(receiver: Receiver, connection: socket.socket, request: Received) -> No
 
 
 def held(release: threading.Event) -> Behaviour:
-    """Answers once it is released."""
+    """Return a behaviour that answers after ``release`` is set."""
 
     def behave(receiver: Receiver, connection: socket.socket, request: Received) -> None:
         release.wait(60)
@@ -95,7 +95,7 @@ def break_off(receiver: Receiver, connection: socket.socket, request: Received) 
 
 @dataclass
 class Receiver:
-    """``behaviours`` are used up one a request; the last one stays."""
+    """Each request uses the next of ``behaviours``. The last one is repeated."""
 
     behaviours: list[Behaviour] = field(default_factory=lambda: [answer()])
     requests: list[Received] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Staff's pages: read-only, without secrets."""
+"""Tests of the admin pages of webhooks: they are read-only and show no secrets."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_no_page_shows_a_secret(staff, endpoint, delivered):
     assert delivered.pk not in listing.content.decode()
 
 
-def test_answer_of_a_receiver_is_shown_as_text(staff, user, endpoint, receivers):
+def test_answer_of_a_receiver_is_escaped(staff, user, endpoint, receivers):
     Endpoint.objects.update(url=receivers(answer(500, b"<script>alert(1)</script>")).url)
     delivery = record(user)
     deliver()
@@ -60,14 +60,14 @@ def test_answer_of_a_receiver_is_shown_as_text(staff, user, endpoint, receivers)
         assert "<script>alert(1)" not in content
 
 
-def test_nothing_can_be_written(staff, endpoint, delivered):
+def test_pages_are_read_only(staff, endpoint, delivered):
     for kind, key in (("endpoint", endpoint.pk), ("delivery", delivered.pk)):
         assert staff.get(reverse(f"admin:webhooks_{kind}_add")).status_code == 403
         assert staff.post(reverse(f"admin:webhooks_{kind}_change", args=[key]), {}).status_code == 403
         assert staff.post(reverse(f"admin:webhooks_{kind}_delete", args=[key]), {"post": "yes"}).status_code == 403
 
 
-def test_disable_drops_what_is_pending(staff, user, endpoint):
+def test_disable_marks_pending_deliveries_dead(staff, user, endpoint):
     pending = record(user)
     body = {"_selected_action": [endpoint.pk], "step": "confirm"}
     assert staff.post(reverse("admin:webhooks_endpoint_do", args=["disable"]), body).status_code == 302
@@ -76,7 +76,7 @@ def test_disable_drops_what_is_pending(staff, user, endpoint):
     assert (endpoint.enabled, pending.status) == (False, "DEAD")
 
 
-def test_disable_needs_its_permission(client, endpoint):
+def test_disable_needs_the_permission(client, endpoint):
     person = factories.UserFactory(is_staff=True)
     person.user_permissions.add(Permission.objects.get(codename="view_endpoint"))
     client.force_login(person)

@@ -1,4 +1,4 @@
-"""Deliveries to real sockets, and what follows a failure."""
+"""Tests of deliveries to real sockets, and of the handling of failures."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_delivered_is_final(user, endpoint, receiver):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_ladder(user, endpoint, receivers, nudges):
-    """Attempts after 0, 30, 90, 270 and 600 s, counted from the end of the one before; then dead."""
+def test_failed_attempts_are_repeated_with_increasing_waits(user, endpoint, receivers, nudges):
+    """The waits before attempts are 0, 30, 90, 270 and 600 s after the previous one. Then the delivery is dead."""
     receiver = receivers(answer(500))
     services.register(user, receiver.url, rotate=False)
     delivery = record(user)
@@ -68,8 +68,8 @@ def test_ladder(user, endpoint, receivers, nudges):
     assert [task for task, _, _ in nudges].count("webhooks.retry_due") == 4
 
 
-def test_no_wait_outlasts_the_brokers_patience(settings):
-    """A message that a worker holds for longer than the visibility time-out is given to another one beside it."""
+def test_waits_are_shorter_than_the_visibility_timeout_of_the_broker(settings):
+    """The broker delivers a message again if a worker holds it for longer than the visibility timeout."""
     patience = settings.CELERY_BROKER_TRANSPORT_OPTIONS["visibility_timeout"]
     assert patience > max(WAITS) + transitions.NUDGE_MARGIN + settings.WEBHOOK_SWEEP_SECONDS
 
@@ -109,7 +109,7 @@ def test_redirect_is_not_followed(user, endpoint, receiver, receivers):
 
 
 @pytest.mark.parametrize("behaviour", [behaviours.hang, behaviours.drip_header, behaviours.drip_body])
-def test_attempt_has_a_total_time_limit(user, endpoint, receivers, settings, behaviour):
+def test_attempt_has_a_time_limit(user, endpoint, receivers, settings, behaviour):
     settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS = 0.3
     services.register(user, receivers(behaviour).url, rotate=False)
     delivery = record(user)
@@ -119,7 +119,7 @@ def test_attempt_has_a_total_time_limit(user, endpoint, receivers, settings, beh
     assert attempt.duration_ms >= 290
 
 
-def test_endless_answer_is_read_up_to_its_bound(user, endpoint, receivers, settings):
+def test_endless_answer_is_read_up_to_the_limit(user, endpoint, receivers, settings):
     settings.WEBHOOK_ANSWER_MAX_BYTES = 1000
     receiver = receivers(behaviours.endless_body)
     services.register(user, receiver.url, rotate=False)
@@ -148,7 +148,7 @@ def test_refused_connection_is_a_failure(user, receiver):
 
 
 def test_private_address_is_refused_at_each_attempt(user, endpoint, receiver, settings):
-    """Registered while private addresses were allowed; or its name leads elsewhere today."""
+    """The setting or the address of the host name may have changed since the registration."""
     settings.OUTBOUND_ALLOW_PRIVATE = False
     type(endpoint).objects.update(url=f"https://127.0.0.1:{receiver.port}/")
     delivery = record(user)
@@ -161,7 +161,7 @@ def test_private_address_is_refused_at_each_attempt(user, endpoint, receiver, se
     assert receiver.connections == 0
 
 
-def test_disabled_endpoint_gets_nothing_more(user, endpoint, receiver):
+def test_disabled_endpoint_gets_no_more_deliveries(user, endpoint, receiver):
     pending = record(user)
     services.set_enabled(user, False)
     pending.refresh_from_db()
@@ -174,7 +174,7 @@ def test_disabled_endpoint_gets_nothing_more(user, endpoint, receiver):
     assert len(receiver.requests) == 1
 
 
-def test_deleted_endpoint_gets_nothing_more(user, endpoint, receiver):
+def test_deleted_endpoint_gets_no_more_deliveries(user, endpoint, receiver):
     pending = record(user)
     services.delete_endpoint(user)
     pending.refresh_from_db()
@@ -183,8 +183,8 @@ def test_deleted_endpoint_gets_nothing_more(user, endpoint, receiver):
     assert receiver.requests == []
 
 
-def test_delivery_recorded_while_its_endpoint_was_closed_dies_unsent(user, endpoint, receiver):
-    """The event's transaction saw the endpoint enabled, and committed after the switch."""
+def test_delivery_recorded_while_its_endpoint_was_disabled_is_not_sent(user, endpoint, receiver):
+    """The event's transaction read an enabled endpoint and committed after the endpoint was disabled."""
     delivery = record(user)
     type(endpoint).objects.update(enabled=False)
     deliver()
@@ -193,9 +193,9 @@ def test_delivery_recorded_while_its_endpoint_was_closed_dies_unsent(user, endpo
     assert receiver.requests == []
 
 
-def test_attempt_of_a_dead_worker_is_repeated_once_its_claim_lapsed(user, endpoint, receiver, settings):
+def test_attempt_of_a_dead_worker_is_repeated_after_its_claim_expired(user, endpoint, receiver, settings):
     delivery = record(user)
-    (lost,), _ = claims.take_due(0)  # a worker claims, and dies
+    (lost,), _ = claims.take_due(0)  # a worker dies after its claim
     assert lost.number == 1
     deliver()
     assert receiver.requests == []
@@ -210,8 +210,8 @@ def test_attempt_of_a_dead_worker_is_repeated_once_its_claim_lapsed(user, endpoi
     assert (delivery.status, delivery.attempt_count) == ("DELIVERED", 1)
 
 
-def test_outcome_of_a_lapsed_claim_changes_nothing(user, endpoint, receivers):
-    """A worker presumed dead comes back after another has taken its delivery."""
+def test_outcome_of_an_expired_claim_is_ignored(user, endpoint, receivers):
+    """A slow worker reports its outcome after another worker claimed the delivery."""
     receiver = receivers(answer(200), answer(500))
     services.register(user, receiver.url, rotate=False)
     delivery = record(user)
@@ -229,7 +229,7 @@ def test_outcome_of_a_lapsed_claim_changes_nothing(user, endpoint, receivers):
     assert Attempt.objects.get().status_code == 500
 
 
-def test_sweep_nudges_only_for_what_is_due(user, endpoint, nudges):
+def test_sweep_nudges_only_for_due_deliveries(user, endpoint, nudges):
     tasks.sweep()
     assert nudges == []
     delivery = record(user)
@@ -250,21 +250,21 @@ def test_sweep_nudges_only_for_what_is_due(user, endpoint, nudges):
         (("\N{FOX FACE}" * 300).encode(), "\N{FOX FACE}" * 256),
     ],
 )
-def test_beginning_of_the_answer_is_kept(user, endpoint, receivers, body, kept):
+def test_beginning_of_the_answer_is_stored(user, endpoint, receivers, body, kept):
     services.register(user, receivers(answer(500, body)).url, rotate=False)
     delivery = record(user)
     deliver()
     assert delivery.attempts.get().answer == kept
 
 
-def test_attempt_without_an_answer_keeps_none(user, endpoint, receivers):
+def test_attempt_without_an_answer_stores_none(user, endpoint, receivers):
     services.register(user, receivers(behaviours.close).url, rotate=False)
     delivery = record(user)
     deliver()
     assert delivery.attempts.get().answer == ""
 
 
-def test_prune_removes_what_is_past_retention(user, endpoint, receiver, settings, monkeypatch):
+def test_prune_deletes_deliveries_past_their_retention(user, endpoint, receiver, settings, monkeypatch):
     monkeypatch.setattr(tasks, "PRUNE_BATCH", 2)
     old = [record(user) for _ in range(5)]
     deliver()

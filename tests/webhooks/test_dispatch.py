@@ -1,4 +1,4 @@
-"""Who is sent to, how many at a time, and that bad receivers hold up nobody else."""
+"""Tests of the dispatcher: slots, claims, limits per endpoint, and isolation from slow receivers."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def candidates(count: int, failing: bool | None, in_flight: int = 0) -> list[Can
 
 
 # --- the slots of a process ------------------------------------------------------------------------------------------
-def test_quiet_process_gives_every_endpoint_its_full_number():
+def test_idle_process_gives_every_endpoint_its_maximum():
     allowed = allocate_slots([*candidates(3, GOOD), *candidates(3, NEW), *candidates(3, BAD)], 0, 512, 50)
     assert set(allowed.values()) == {4}
 
 
-def test_attempts_under_way_count():
+def test_attempts_in_flight_count_towards_the_limit():
     assert allocate_slots(candidates(1, GOOD, in_flight=3), 0, 512, 50) == {"False-0": 1}
     assert allocate_slots(candidates(1, GOOD, in_flight=4), 0, 512, 50) == {}
 
 
 @pytest.mark.parametrize(("failing", "most"), [(GOOD, 512), (NEW, 384), (BAD, 256)])
-def test_share_of_the_slots(failing, most):
+def test_new_and_failing_endpoints_get_only_a_share_of_the_slots(failing, most):
     busy = 0
     many = candidates(1000, failing)
     while allowed := allocate_slots(many, busy, 512, 50):
@@ -47,7 +47,7 @@ def test_share_of_the_slots(failing, most):
     assert busy == most
 
 
-def test_200_hanging_endpoints_leave_room():
+def test_200_hanging_endpoints_leave_free_slots():
     for failing in (NEW, BAD, GOOD):
         waiting = {one.endpoint_id: 0 for one in candidates(200, failing)}
         busy = 0
@@ -62,18 +62,18 @@ def test_200_hanging_endpoints_leave_room():
         assert allocate_slots(candidates(1, GOOD), busy, 512, 50)
 
 
-def test_smallest_process_still_serves_everybody():
+def test_process_with_one_slot_serves_every_kind_of_endpoint():
     for failing in (GOOD, NEW, BAD):
         assert sum(allocate_slots(candidates(3, failing), 0, 1, 50).values()) == 1
 
 
-def test_batch_is_bounded():
+def test_batch_size_is_limited():
     assert sum(allocate_slots(candidates(100, GOOD), 0, 512, 50).values()) == 50
 
 
 # --- claims ----------------------------------------------------------------------------------------------------------
 @pytest.mark.django_db
-def test_at_most_so_many_at_a_time_per_endpoint(user, receivers, settings):
+def test_concurrent_attempts_per_endpoint_are_limited(user, receivers, settings):
     settings.WEBHOOK_ENDPOINT_CONCURRENCY = 2
     factories.EndpointFactory(user=user)
     for _ in range(5):
@@ -88,7 +88,7 @@ def test_at_most_so_many_at_a_time_per_endpoint(user, receivers, settings):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_processes_that_claim_at_once_share_without_overlap(user, settings):
+def test_concurrent_claims_do_not_overlap(user, settings):
     settings.WEBHOOK_ENDPOINT_CONCURRENCY = 3
     users = [factories.UserFactory() for _ in range(5)]
     for someone in users:
@@ -112,7 +112,7 @@ def test_processes_that_claim_at_once_share_without_overlap(user, settings):
 
 
 @pytest.mark.django_db
-def test_longest_waiting_first(user):
+def test_longest_waiting_deliveries_are_claimed_first(user):
     factories.EndpointFactory(user=user)
     late, early = record(user), record(user)
     pass_time(60, pk=early.pk)
@@ -122,7 +122,7 @@ def test_longest_waiting_first(user):
 
 
 @pytest.mark.django_db
-def test_long_queue_of_one_endpoint_hides_no_other(user):
+def test_long_queue_of_one_endpoint_does_not_delay_others(user):
     factories.EndpointFactory(user=user)
     for _ in range(100):
         record(user)
@@ -134,7 +134,7 @@ def test_long_queue_of_one_endpoint_hides_no_other(user):
 
 
 @pytest.mark.django_db
-def test_claim_takes_the_same_queries_however_many(django_assert_max_num_queries):
+def test_claim_takes_a_constant_number_of_queries(django_assert_max_num_queries):
     for _ in range(20):
         someone = factories.UserFactory()
         factories.EndpointFactory(user=someone)
@@ -145,7 +145,7 @@ def test_claim_takes_the_same_queries_however_many(django_assert_max_num_queries
 
 
 @pytest.mark.django_db
-def test_outcomes_take_the_same_queries_however_many(receiver, django_assert_max_num_queries):
+def test_outcomes_take_a_constant_number_of_queries(receiver, django_assert_max_num_queries):
     for _ in range(10):
         someone = factories.UserFactory()
         factories.EndpointFactory(user=someone, url=receiver.url, failing=False)
@@ -170,7 +170,7 @@ def test_health_follows_the_latest_attempt(user, receivers):
 
 
 @pytest.mark.django_db
-def test_full_process_tells_the_others(user, nudges, settings):
+def test_full_process_nudges_other_processes(user, nudges, settings):
     settings.WEBHOOK_WORKER_CAPACITY = 1
     factories.EndpointFactory(user=user)
     record(user)
@@ -185,14 +185,14 @@ def test_full_process_tells_the_others(user, nudges, settings):
 # --- the running dispatcher ------------------------------------------------------------------------------------------
 @pytest.fixture
 def running():
-    """A dispatcher with its thread, stopped at the end so that no connection outlives the test."""
+    """A dispatcher with its thread. It is stopped after the test so that its connection is closed."""
     one = dispatcher.Dispatcher()
     yield one
     one.stop(30)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_hanging_receivers_hold_up_nobody_else(user, receiver, receivers, running, settings):
+def test_hanging_receivers_do_not_delay_others(user, receiver, receivers, running, settings):
     settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS = 60
     hanging = receivers(behaviours.hang)
     for _ in range(200):
@@ -207,13 +207,13 @@ def test_hanging_receivers_hold_up_nobody_else(user, receiver, receivers, runnin
     for _ in range(5):
         record(user)
         running.wake()
-        receiver.arrivals.get(timeout=30)  # half of what a hanging attempt lasts
+        receiver.arrivals.get(timeout=30)  # half of the time limit of an attempt
     assert hanging.under_way >= 200, "the hanging attempts had ended"
     hanging.stop()
 
 
 @pytest.mark.django_db(transaction=True)
-def test_names_that_hang_hold_up_nobody_else(user, receiver, running, monkeypatch, settings):
+def test_hanging_name_resolution_does_not_delay_others(user, receiver, running, monkeypatch, settings):
     settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS = settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS = 60
     release = threading.Event()
     asked: SimpleQueue[str] = SimpleQueue()
@@ -242,7 +242,7 @@ def test_names_that_hang_hold_up_nobody_else(user, receiver, running, monkeypatc
 
 
 @pytest.mark.django_db(transaction=True)
-def test_one_endpoints_queue_is_sent_a_few_at_a_time(user, receivers, running, settings):
+def test_queue_of_one_endpoint_respects_its_concurrency_limit(user, receivers, running, settings):
     settings.WEBHOOK_ENDPOINT_CONCURRENCY = 3
     release = threading.Event()
     receiver = receivers(behaviours.held(release))
@@ -261,7 +261,7 @@ def test_one_endpoints_queue_is_sent_a_few_at_a_time(user, receivers, running, s
 
 
 @pytest.mark.django_db(transaction=True)
-def test_stop_finishes_and_records_what_is_under_way(user, receivers, running):
+def test_stop_finishes_and_records_the_current_attempts(user, receivers, running):
     release = threading.Event()
     receiver = receivers(behaviours.held(release))
     factories.EndpointFactory(user=user, url=receiver.url)
@@ -277,7 +277,7 @@ def test_stop_finishes_and_records_what_is_under_way(user, receivers, running):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_outcome_survives_a_database_that_is_away(user, receiver, running, monkeypatch):
+def test_outcome_is_recorded_after_a_database_outage(user, receiver, running, monkeypatch):
     monkeypatch.setattr(dispatcher, "PAUSE_SECONDS", 0.01)
     real, calls = transitions.record_outcomes, []
 
@@ -300,7 +300,7 @@ def test_outcome_survives_a_database_that_is_away(user, receiver, running, monke
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("task", [tasks.deliver_due, tasks.retry_due])
-def test_tasks_wake_the_processs_dispatcher(user, receiver, monkeypatch, task):
+def test_tasks_wake_the_dispatcher_of_their_process(user, receiver, monkeypatch, task):
     monkeypatch.setattr(dispatcher, "_dispatcher", None)
     factories.EndpointFactory(user=user, url=receiver.url)
     record(user)

@@ -1,4 +1,4 @@
-"""The snippets of docs/webhooks.md, each run on real deliveries."""
+"""Tests that execute the snippets of docs/webhooks.md with real deliveries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def snippet(kind: str) -> str:
     return found
 
 
-def test_the_table_of_events_is_the_catalogue():
+def test_table_of_events_matches_the_catalogue():
     rows = re.findall(r"^\| `(agent\.\w+|tool\.\w+)` \| (.*?) \| (.*?) ?\|$", DOCUMENT.read_text(), re.MULTILINE)
     assert [(name, sentence, re.findall(r"`(\w+)`", fields)) for name, sentence, fields in rows] == [
         (event, event.sent_when[0].lower() + event.sent_when[1:-1], list(event.own_fields)) for event in Event
@@ -33,7 +33,7 @@ def test_the_table_of_events_is_the_catalogue():
 
 @pytest.fixture
 def deliveries(user, endpoint, receivers) -> tuple[list[Received], str, str]:
-    """Two attempts of one event in the grace window, the new secret and the previous one."""
+    """Two attempts of one event in the grace window, with the new secret and the previous secret."""
     receiver = receivers(answer(500))
     previous = endpoint.secret
     rotated, _ = services.register(user, receiver.url, rotate=True)
@@ -82,7 +82,7 @@ console.log(JSON.stringify(results));
 """
 
 
-# Node.js is no requirement of the service, so these run with the tests that need more than Python.
+# The service does not need Node.js, so these tests are in the group that needs more than Python.
 @pytest.mark.services
 def test_javascript(deliveries):
     requests, secret, previous = deliveries

@@ -1,4 +1,4 @@
-"""POST, GET, PATCH and DELETE /webhooks, and GET /webhooks/deliveries."""
+"""Tests of POST, GET, PATCH and DELETE /webhooks, and of GET /webhooks/deliveries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def post(session, **body):
     return session.post(URL, body, format="json")
 
 
-def test_first_call_makes_the_endpoint(session, user):
+def test_first_call_creates_the_endpoint(session, user):
     answer = post(session, url="http://127.0.0.1:9000/hook")
     assert answer.status_code == 200
     body = answer.json()
@@ -52,7 +52,7 @@ def test_secret_is_shown_once(session):
     assert session.patch(URL, {"enabled": True}, format="json").json()["secret"] == masked
 
 
-def test_repeat_call_updates_in_place(session):
+def test_repeated_call_updates_the_endpoint(session):
     first = post(session, url="http://127.0.0.1:9000/a").json()
     second = post(session, url="http://127.0.0.1:9000/b", rotateSecret=False).json()
     assert second["id"] == first["id"]
@@ -124,7 +124,7 @@ def test_bad_url_is_400_and_changes_nothing(session, url):
     assert not Endpoint.objects.exists()
 
 
-def test_longest_url_is_taken(session):
+def test_longest_url_is_accepted(session):
     url = "http://127.0.0.1/" + "a" * (2048 - len("http://127.0.0.1/"))
     assert post(session, url=url).json()["url"] == url
 
@@ -151,7 +151,7 @@ def test_bad_body_is_400(session, body):
         "https://no-such-host.invalid/",
     ],
 )
-def test_without_private_addresses(session, settings, url):
+def test_private_address_is_400_if_not_allowed(session, settings, url):
     settings.OUTBOUND_ALLOW_PRIVATE = False
     answer = post(session, url=url)
     assert answer.status_code == 400
@@ -159,13 +159,13 @@ def test_without_private_addresses(session, settings, url):
     assert not Endpoint.objects.exists()
 
 
-def test_public_address_is_taken_without_private_addresses(session, settings):
+def test_public_address_is_accepted_if_private_ones_are_not(session, settings):
     settings.OUTBOUND_ALLOW_PRIVATE = False
     assert post(session, url="https://93.184.215.14/hook").status_code == 200
 
 
 def test_no_endpoint_is_404(session):
-    factories.EndpointFactory()  # somebody else's
+    factories.EndpointFactory()  # of another user
     assert session.get(URL).status_code == 404
     assert session.patch(URL, {"enabled": False}, format="json").status_code == 404
     assert session.delete(URL).status_code == 404
@@ -184,7 +184,7 @@ def test_bad_change_is_400(session, endpoint, body):
     assert endpoint.enabled
 
 
-def test_delete_and_make_anew(session, user, endpoint):
+def test_delete_and_create_again(session, user, endpoint):
     assert session.delete(URL).status_code == 204
     assert session.get(URL).status_code == 404
     assert session.delete(URL).status_code == 404
@@ -195,7 +195,7 @@ def test_delete_and_make_anew(session, user, endpoint):
     assert anew["secret"] != endpoint.secret
 
 
-def test_needs_a_session_token(client):
+def test_request_without_a_session_token_is_401(client):
     for call in (client.get, client.post, client.patch, client.delete):
         assert call(URL).status_code == 401
     assert client.get(URL + "/deliveries").status_code == 401
@@ -206,7 +206,7 @@ def test_put_is_405(session):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_simultaneous_first_calls_make_one_endpoint(user):
+def test_concurrent_first_calls_create_one_endpoint(user):
     barrier, answers = threading.Barrier(8), []
 
     def call() -> None:
@@ -228,7 +228,7 @@ def test_simultaneous_first_calls_make_one_endpoint(user):
     assert [answer.json()["secret"].startswith("•") for answer in answers].count(False) == 1
 
 
-def test_idempotency_key_never_repeats_a_secret(session):
+def test_repetition_with_an_idempotency_key_is_refused_without_the_secret(session):
     first = session.post(URL, {"url": "http://127.0.0.1:9000/"}, format="json", HTTP_IDEMPOTENCY_KEY="one")
     again = session.post(URL, {"url": "http://127.0.0.1:9000/"}, format="json", HTTP_IDEMPOTENCY_KEY="one")
     assert (first.status_code, again.status_code) == (200, 409)
@@ -239,28 +239,28 @@ def test_idempotency_key_never_repeats_a_secret(session):
     assert replay["Idempotent-Replayed"] == "true"
 
 
-# --- secrets that no key opens any more -------------------------------------------------------------------------------
+# --- secrets that no key can decrypt ----------------------------------------------------------------------------------
 @pytest.fixture
 def lost(session, settings) -> dict:
-    """The answer that made an endpoint whose encryption key is gone since."""
+    """The answer that created an endpoint whose encryption key was lost later."""
     made = post(session, url="http://127.0.0.1:9000/").json()
     settings.ENCRYPTION_KEYS = [Fernet.generate_key().decode()]
     return made
 
 
-def test_endpoint_whose_secret_is_lost_is_shown(session, lost):
+def test_endpoint_with_a_lost_secret_is_shown(session, lost):
     shown = session.get(URL)
     assert shown.status_code == 200
     assert shown.json() == {**lost, "secret": "••••"}
 
 
-def test_endpoint_whose_secret_is_lost_can_be_changed_and_switched(session, lost):
+def test_endpoint_with_a_lost_secret_can_be_changed_and_disabled(session, lost):
     changed = post(session, url="http://127.0.0.1:9001/").json()
     assert (changed["id"], changed["url"], changed["secret"]) == (lost["id"], "http://127.0.0.1:9001/", "••••")
     assert session.patch(URL, {"enabled": False}, format="json").json()["enabled"] is False
 
 
-def test_change_leaves_a_lost_secret_for_the_key_to_come_back(session, settings, user):
+def test_change_keeps_a_lost_secret_so_that_a_restored_key_can_decrypt_it(session, settings, user):
     keys = settings.ENCRYPTION_KEYS
     secret = post(session, url="http://127.0.0.1:9000/").json()["secret"]
     settings.ENCRYPTION_KEYS = [Fernet.generate_key().decode()]
@@ -278,7 +278,7 @@ def test_rotation_replaces_a_lost_secret(session, lost):
     assert session.get(URL).json()["secret"] == "••••" + rotated["secret"][-4:]
 
 
-def test_endpoint_whose_secret_is_lost_can_be_deleted(session, lost):
+def test_endpoint_with_a_lost_secret_can_be_deleted(session, lost):
     assert session.delete(URL).status_code == 204
     assert session.get(URL).status_code == 404
     assert post(session, url="http://127.0.0.1:9000/").json()["id"] != lost["id"]
@@ -335,7 +335,7 @@ def test_bad_status_is_400(session, status):
     assert "status" in response.json()["error"]["details"]["fields"]
 
 
-def test_deliveries_are_the_callers_own_also_of_earlier_endpoints(session, user, endpoint):
+def test_deliveries_include_earlier_endpoints_of_the_user_and_no_other_users(session, user, endpoint):
     mine = record(user)
     other = factories.EndpointFactory()
     record(other.user)
@@ -344,7 +344,7 @@ def test_deliveries_are_the_callers_own_also_of_earlier_endpoints(session, user,
     assert [item["id"] for item in listing(session)["items"]] == [mine.pk]
 
 
-def test_deliveries_are_paged_without_gap_or_repetition(session, user, endpoint):
+def test_pages_of_deliveries_have_no_gaps_or_duplicates(session, user, endpoint):
     expected = [record(user).pk for _ in range(7)][::-1]
     found, cursor = [], {}
     while True:
@@ -356,7 +356,7 @@ def test_deliveries_are_paged_without_gap_or_repetition(session, user, endpoint)
     assert found == expected
 
 
-def test_list_takes_the_same_queries_however_long(session, user, endpoint, receiver, django_assert_max_num_queries):
+def test_list_takes_a_constant_number_of_queries(session, user, endpoint, receiver, django_assert_max_num_queries):
     for _ in range(10):
         record(user)
     deliver()

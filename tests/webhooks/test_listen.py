@@ -1,4 +1,4 @@
-"""``manage.py webhook_listen`` as a process of its own."""
+"""Tests of ``manage.py webhook_listen`` in a separate process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Listener:
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            # A shell lets what it runs in the background ignore it, and children inherit that.
+            # Background processes of a shell ignore SIGINT, and their children inherit that.
             preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
         self.url = self.line().split()[2]
@@ -78,7 +78,7 @@ def test_verifies_and_prints_real_deliveries(user, listen):
 
 
 @pytest.mark.django_db
-def test_refuses_what_another_secret_signed(user, listen):
+def test_refuses_a_delivery_signed_with_another_secret(user, listen):
     listener = listen("--secret", "00" * 32)
     factories.EndpointFactory(user=user, url=listener.url)
     record(user)
@@ -88,7 +88,7 @@ def test_refuses_what_another_secret_signed(user, listen):
 
 
 @pytest.mark.django_db
-def test_without_a_secret_says_that_nothing_is_verified(user, listen):
+def test_without_a_secret_prints_that_deliveries_are_not_verified(user, listen):
     listener = listen()
     assert "not verified" in listener.line()
     factories.EndpointFactory(user=user, url=listener.url)
@@ -98,7 +98,7 @@ def test_without_a_secret_says_that_nothing_is_verified(user, listen):
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b"\xff", b'{"type": 1}'])
-def test_stays_up_whatever_comes(listen, body):
+def test_invalid_request_does_not_stop_the_listener(listen, body):
     listener = listen()
     listener.line()
     with pytest.raises(urllib.error.HTTPError, match="400"):
@@ -107,7 +107,7 @@ def test_stays_up_whatever_comes(listen, body):
     assert listener.interrupt() == 0
 
 
-def test_port_in_use_is_a_message(listen):
+def test_port_in_use_is_reported_without_a_traceback(listen):
     port = listen().url.rstrip("/").rpartition(":")[2]
     command = [sys.executable, "manage.py", "webhook_listen", "--port", port]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
@@ -130,18 +130,18 @@ def headers(**changes: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("offset", [-299, 0, 299])
-def test_fresh_delivery_passes(offset):
+def test_recent_delivery_is_valid(offset):
     signing.verify(headers(), BODY, SECRET, NOW + offset)
 
 
 @pytest.mark.parametrize("offset", [-301, 301])
-def test_stale_delivery_fails(offset):
+def test_old_delivery_is_refused(offset):
     with pytest.raises(signing.VerificationFailed, match="300 seconds"):
         signing.verify(headers(), BODY, SECRET, NOW + offset)
 
 
 @pytest.mark.parametrize("name", sorted(headers().keys() - {"X-Service-Delivery-Attempt", "X-Service-Event-Id"}))
-def test_each_signed_header_counts(name):
+def test_each_signed_header_is_required_and_verified(name):
     with pytest.raises(signing.VerificationFailed):
         signing.verify(headers(**{name: "1"}), BODY, SECRET, NOW)
     without = headers()
@@ -150,6 +150,6 @@ def test_each_signed_header_counts(name):
         signing.verify(without, BODY, SECRET, NOW)
 
 
-def test_changed_body_fails():
+def test_changed_body_is_refused():
     with pytest.raises(signing.VerificationFailed):
         signing.verify(headers(), BODY + b" ", SECRET, NOW)

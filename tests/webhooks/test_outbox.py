@@ -17,7 +17,7 @@ from webhooks.models import Delivery
 pytestmark = pytest.mark.django_db
 
 
-def test_event_is_written_for_the_users_endpoint(user, endpoint):
+def test_event_is_recorded_for_the_endpoint_of_the_user(user, endpoint):
     run_id, chat_id = new_id("run"), new_id("chat")
     event_id = outbox.record(
         user.pk, "agent.failed", run_id=run_id, chat_id=chat_id, extra={"errorCode": "MODEL_ERROR"}
@@ -40,17 +40,17 @@ def test_event_is_written_for_the_users_endpoint(user, endpoint):
 
 
 @pytest.mark.parametrize("amount", ["12.5", "0.000001", "987654321.123457", "10.10", "3"])
-def test_amounts_are_written_digit_for_digit(user, endpoint, amount):
+def test_amounts_are_recorded_with_every_digit(user, endpoint, amount):
     delivery = record(user, "tool.completed", creditUsed=Decimal(amount))
     assert f'"creditUsed":{amount}}}' in delivery.body
 
 
-def test_takes_one_query(user, endpoint, django_assert_num_queries):
+def test_record_takes_one_query(user, endpoint, django_assert_num_queries):
     with django_assert_num_queries(1):
         outbox.record(user.pk, "agent.started", run_id="run_1", chat_id="chat_1")
 
 
-def test_nothing_is_written_without_a_live_enabled_endpoint(user, receiver, nudges):
+def test_no_event_is_recorded_without_an_enabled_endpoint(user, receiver, nudges):
     factories.EndpointFactory(user=user, enabled=False)
     other = factories.UserFactory()
     factories.EndpointFactory(user=other, deleted_at="2026-01-01T00:00:00Z")
@@ -62,7 +62,7 @@ def test_nothing_is_written_without_a_live_enabled_endpoint(user, receiver, nudg
 
 
 @pytest.mark.django_db(transaction=True)
-def test_nudges_after_commit_only(user, endpoint, nudges):
+def test_nudge_is_sent_only_after_the_commit(user, endpoint, nudges):
     with transaction.atomic():
         outbox.record(user.pk, "agent.started", run_id="run_1", chat_id="chat_1")
         assert nudges == []
@@ -70,7 +70,7 @@ def test_nudges_after_commit_only(user, endpoint, nudges):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_event_of_a_transaction_that_fails_is_never_sent(user, endpoint, receiver, nudges):
+def test_event_of_a_rolled_back_transaction_is_not_sent(user, endpoint, receiver, nudges):
     with transaction.atomic():
         outbox.record(user.pk, "agent.started", run_id="run_1", chat_id="chat_1")
         transaction.set_rollback(True)
@@ -79,8 +79,8 @@ def test_event_of_a_transaction_that_fails_is_never_sent(user, endpoint, receive
     assert nudges == []
 
 
-def test_event_is_due_also_by_a_clock_that_is_a_little_behind(user, endpoint, monkeypatch):
-    """Of two processes one knows the database's time less well; the nudge comes at once, and only once."""
+def test_event_is_due_for_a_process_with_a_slightly_slow_clock(user, endpoint, monkeypatch):
+    """The clocks of two processes differ slightly, and the nudge is sent once, immediately."""
     delivery = record(user)
     right = clock.now
     monkeypatch.setattr(clock, "now", lambda: right() - timedelta(milliseconds=500))

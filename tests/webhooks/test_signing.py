@@ -1,4 +1,4 @@
-"""What a delivery is signed with, and by whom it can be verified."""
+"""Tests of the signatures of deliveries and of their verification."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ pytestmark = pytest.mark.django_db
 
 
 def contract_signature(secret: str, request) -> str:
-    """Written out from the contract, apart from the code under test."""
+    """Compute the signature as docs/webhooks.md describes it, independently of the code under test."""
     signed = request.header("X-Service-Timestamp").encode() + b"." + request.body
     return "sha384=" + hmac.new(secret.encode(), signed, hashlib.sha384).hexdigest()
 
 
-def test_delivery_carries_the_contracts_headers(user, endpoint, receiver):
+def test_delivery_has_the_documented_headers(user, endpoint, receiver):
     delivery = record(user, "tool.completed", name="calculate", creditUsed=Decimal("0.1"))
     before = timezone.now()
     deliver()
@@ -63,7 +63,7 @@ def test_standard_webhooks_library_verifies(user, endpoint, receiver):
         standardwebhooks.Webhook(endpoint.secret).verify(request.body + b" ", dict(request.headers))
 
 
-def test_grace_window_signs_with_either_secret(user, endpoint, receivers):
+def test_grace_window_signs_with_both_secrets(user, endpoint, receivers):
     receiver = receivers(answer(500))
     old = endpoint.secret
     rotated, _ = services.register(user, receiver.url, rotate=True)
@@ -85,7 +85,7 @@ def test_grace_window_signs_with_either_secret(user, endpoint, receivers):
             standardwebhooks.Webhook(secret).verify(request.body, dict(request.headers))
 
 
-def test_after_the_grace_window_the_previous_secret_signs_nothing(user, endpoint, receivers):
+def test_previous_secret_is_not_used_after_the_grace_window(user, endpoint, receivers):
     receiver = receivers(answer(500))
     rotated, _ = services.register(user, receiver.url, rotate=True)
     type(rotated).objects.update(secondary_expires_at=timezone.now() - timedelta(seconds=1))
@@ -99,7 +99,7 @@ def test_after_the_grace_window_the_previous_secret_signs_nothing(user, endpoint
         assert " " not in request.header("webhook-signature")
 
 
-def test_secret_that_no_key_opens_costs_only_its_own_deliveries(user, endpoint, receiver, settings):
+def test_secret_that_cannot_be_decrypted_does_not_affect_other_users(user, endpoint, receiver, settings):
     lost = factories.UserFactory()
     keys = settings.ENCRYPTION_KEYS
     settings.ENCRYPTION_KEYS = [Fernet.generate_key().decode()]
@@ -113,7 +113,7 @@ def test_secret_that_no_key_opens_costs_only_its_own_deliveries(user, endpoint, 
 
 
 @pytest.mark.parametrize("lost", ["secret", "secondary_secret"])
-def test_either_secret_alone_may_be_lost(user, endpoint, receiver, settings, lost):
+def test_lost_previous_secret_does_not_prevent_a_delivery(user, endpoint, receiver, settings, lost):
     services.register(user, receiver.url, rotate=True)
     keys = settings.ENCRYPTION_KEYS
     settings.ENCRYPTION_KEYS = [Fernet.generate_key().decode()]
@@ -122,11 +122,11 @@ def test_either_secret_alone_may_be_lost(user, endpoint, receiver, settings, los
     delivery = record(user)
     deliver()
     delivery.refresh_from_db()
-    # Without the current one nothing can be signed; the previous one is only a courtesy.
+    # The signature needs the current secret. The signature with the previous secret is optional.
     assert delivery.status == ("PENDING" if lost == "secret" else "DELIVERED")
 
 
-def test_no_secret_reaches_the_log(user, endpoint, receiver, receivers, caplog):
+def test_secrets_are_not_logged(user, endpoint, receiver, receivers, caplog):
     services.register(user, receivers(answer(500)).url + "?token=hush", rotate=True)
     endpoint.refresh_from_db()
     record(user)
