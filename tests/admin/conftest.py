@@ -1,4 +1,4 @@
-"""People with roles, and a run with everything that can happen to one."""
+"""Fixtures of the admin tests: members of staff with roles, and a run with rows in every related table."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ from runs.catalogue import roles
 from runs.models import Run, RunEvent, Turn
 from tests import factories
 
-# What may be on no page but the one that is made for it.
+# Only the content page may show this text.
 CONTENT = "canary-of-a-message"
 SECRET = "canary-of-a-secret"
 
 
 @pytest.fixture(autouse=True)
 def fresh(db):
-    """The roles are there also after a test that emptied every table, and no figure is remembered."""
+    """Create the roles again, as a test may have emptied every table, and clear the cached metrics."""
     roles.install(Group, Permission)
     cache.clear()
 
 
 @pytest.fixture
 def sign_in():
-    """Makes a client of a new member of staff: with roles, permissions (``app.codename``) or as a superuser."""
+    """Return a function that signs in a new member of staff with roles, permissions or as a superuser.
+
+    A permission is written ``app.codename``.
+    """
 
     def make(*roles: str, permissions: tuple[str, ...] = (), superuser: bool = False) -> Client:
         person: Any = factories.UserFactory(is_staff=True, is_superuser=superuser)
@@ -54,7 +57,7 @@ def boss(sign_in) -> Client:
 
 
 def make_run(user: Any, *, turns: int = 1, **fields: Any) -> Run:
-    """A run with that many turns, each with a call, its charges, events and deliveries; every text is CONTENT."""
+    """Create a run. Each turn has a tool call, charges, events and deliveries. Every text is CONTENT."""
     now = clock.now()
     chat = factories.ChatFactory(user=user, title=CONTENT)
     values = {"status": "completed", "started_at": now, "finished_at": now + timedelta(seconds=3), **fields}

@@ -1,4 +1,4 @@
-"""What staff do: by the API's own services, with a permission of its own, confirmed, logged, and once."""
+"""Admin actions: each needs a permission and a confirmation, calls the API's service once and is logged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db
 
 
 def hidden(page: str) -> dict[str, Any]:
-    """What the confirmation's form would send."""
+    """Return the hidden fields of the confirmation form."""
     fields: dict[str, Any] = {}
     for tag in re.findall(r"<input type=\"hidden\"[^>]*>|<textarea[^>]*hidden[^>]*>", page):
         name, value = re.search(r'name="([^"]*)"', tag), re.search(r'value="([^"]*)"', tag)
@@ -34,7 +34,7 @@ def hidden(page: str) -> dict[str, Any]:
 
 
 class Doing:
-    """One person's way through an action: ``ask`` for it, ``send`` the form, ``confirm``."""
+    """Performs the steps of an action as one member of staff: ``ask``, ``send``, ``confirm``."""
 
     def __init__(self, client: Any, model: str, name: str, *rows: Any) -> None:
         self.client, self.rows = client, [str(row.pk) for row in rows]
@@ -48,7 +48,7 @@ class Doing:
         return self.client.post(self.url, {"_selected_action": self.rows, "step": step, **data})
 
     def confirm(self, **data: Any) -> Any:
-        """Sends the form, if there is one to send, and what the confirmation page holds."""
+        """Send the form, if the action has one, and then the fields of the confirmation page."""
         page = self.send(**data)
         assert page.status_code == 200, page
         text = page.content.decode()
@@ -57,7 +57,7 @@ class Doing:
 
 
 def logged() -> list[tuple[str, str]]:
-    """(id, text), oldest first."""
+    """Return (object id, text) of each log entry, oldest first."""
     return [(entry.object_id, entry.get_change_message()) for entry in LogEntry.objects.order_by("pk")]
 
 
@@ -105,7 +105,7 @@ def test_many_runs_are_cancelled_from_the_list(sign_in, user, waiting):
     assert {pk for pk, _ in logged()} == {run.pk for run in [waiting, *others]}
 
 
-def test_more_than_a_page_can_do_is_refused(sign_in, user, waiting, monkeypatch):
+def test_selecting_too_many_runs_is_refused(sign_in, user, waiting, monkeypatch):
     monkeypatch.setattr(actions, "OBJECTS_MAX", 1)
     make_run(user)
     body = {"action": "cancel", "_selected_action": [waiting.pk], "select_across": "1"}
@@ -113,7 +113,7 @@ def test_more_than_a_page_can_do_is_refused(sign_in, user, waiting, monkeypatch)
     assert "At most 1 at a time" in answer.content.decode()
 
 
-def test_what_fails_leaves_neither_change_nor_log(sign_in, waiting, monkeypatch):
+def test_a_failed_action_changes_and_logs_nothing(sign_in, waiting, monkeypatch):
     def fail(run_id: str) -> None:
         Run.objects.filter(pk=run_id).update(error_message="half done")
         raise services.RunInProgress
@@ -139,7 +139,7 @@ ALLOWED = {
 
 @pytest.mark.parametrize("role", ["viewer", "support", "billing"])
 @pytest.mark.parametrize(("model", "name"), ALLOWED)
-def test_each_action_is_for_those_with_its_permission(sign_in, user, waiting, role, model, name):
+def test_each_action_requires_its_permission(sign_in, user, waiting, role, model, name):
     row = {
         "runs_run": lambda: waiting,
         "apikeys_apikey": lambda: keys.create_key(user, name="ci")[0],
@@ -169,19 +169,19 @@ def test_each_action_is_for_those_with_its_permission(sign_in, user, waiting, ro
         assert logged() == []
 
 
-def test_whoever_is_not_staff_sees_nothing(client, user, waiting):
+def test_a_user_who_is_not_staff_is_redirected(client, user, waiting):
     client.force_login(user)
     for url in (reverse("admin:index"), reverse("admin:runs_run_do_one", args=[waiting.pk, "cancel"])):
         assert client.get(url).status_code == 302
     assert client.post(reverse("admin:runs_run_do", args=["cancel"]), {"step": "confirm"}).status_code == 302
 
 
-def test_an_action_alone_does_not_let_its_holder_see_or_do(sign_in, waiting):
+def test_an_action_also_requires_the_view_permission(sign_in, waiting):
     client = sign_in(permissions=("runs.cancel_run",))
     assert Doing(client, "runs_run", "cancel", waiting).send("confirm").status_code == 403
 
 
-def test_odd_requests(sign_in, waiting):
+def test_unknown_actions_and_objects_are_refused(sign_in, waiting):
     support = sign_in("support")
     assert support.get(reverse("admin:runs_run_do", args=["cancel"])).status_code == 405
     assert support.get(reverse("admin:runs_run_do", args=["explode"])).status_code == 404
@@ -192,7 +192,7 @@ def test_odd_requests(sign_in, waiting):
     assert logged() == []
 
 
-def test_a_forged_request_does_nothing(sign_in, waiting):
+def test_a_request_without_a_csrf_token_is_refused(sign_in, waiting):
     from django.test import Client
 
     forger = Client(enforce_csrf_checks=True)
@@ -264,14 +264,14 @@ def test_credits_are_granted_with_a_reason(billing, user):
     assert logged() == [(str(user.pk), "Granted 12.5: Sorry for Monday")]
 
 
-def test_credits_are_granted_to_a_user_by_name_who_has_no_account_yet(billing):
+def test_credits_are_granted_by_username_to_a_user_without_an_account(billing):
     stranger = factories.UserFactory(username="grace")
     Doing(billing, "credits_account", "grant_to").confirm(user="grace", amount="5", reason="Welcome")
     assert state(stranger) == (105 * MICRO, 0)
     assert logged() == [(str(stranger.pk), "Granted 5: Welcome")]
 
 
-def test_a_confirmation_that_is_sent_twice_moves_credits_once(billing, user):
+def test_a_repeated_confirmation_moves_credits_once(billing, user):
     fund(user, 0)
     doing = Doing(billing, "credits_account", "grant", user.credit_account)
     sent = hidden(doing.send(amount="5", reason="Once").content.decode())
@@ -279,7 +279,7 @@ def test_a_confirmation_that_is_sent_twice_moves_credits_once(billing, user):
         billing.post(doing.url, sent)
     assert rows(user) == [("GRANT", 5 * MICRO)]
     assert len(logged()) == 1
-    # A new page is a new grant.
+    # A newly opened page makes a separate grant.
     doing.confirm(amount="5", reason="Once")
     assert len(rows(user)) == 2
 
@@ -293,7 +293,7 @@ def test_an_account_is_adjusted(billing, user):
     assert logged() == [(str(user.pk), "Adjusted by -2.5: Counted twice")]
 
 
-def test_a_charge_is_refunded_at_most_in_full(billing, user):
+def test_refunds_do_not_exceed_the_charge(billing, user):
     fund(user, 10 * MICRO)
     entry = spend(user, 4 * MICRO)
     doing = Doing(billing, "credits_ledgerentry", "refund", entry)
@@ -305,7 +305,7 @@ def test_a_charge_is_refunded_at_most_in_full(billing, user):
     assert logged() == [(entry.pk, "Refunded 3: Broken chart")]
 
 
-def test_only_charges_are_refunded(billing, user):
+def test_only_charges_can_be_refunded(billing, user):
     fund(user, 10 * MICRO)
     place(user, MICRO)
     held = LedgerEntry.objects.get(type="HOLD")
@@ -329,7 +329,7 @@ def test_a_bad_amount_is_a_clear_error_and_changes_nothing(billing, user, action
         "refund": ("credits_ledgerentry", (entry,)),
     }[action]
     doing = Doing(billing, model, action, *target)
-    # An adjustment may be negative; that it is not 0 is for the ledger to say, when it is confirmed.
+    # An adjustment may be negative. Only the ledger rejects 0, at the confirmation.
     for amount in BAD[1:] if action == "adjust" else BAD:
         for step in ("confirm",) if (action, amount) == ("adjust", "0") else ("review", "confirm"):
             page = doing.send(step, amount=amount, reason="x", user=user.username, nonce="n")
@@ -355,7 +355,7 @@ def test_a_bad_amount_is_a_clear_error_and_changes_nothing(billing, user, action
         ({"days": "9" * 40}, "less than or equal to"),
     ],
 )
-def test_other_bad_input(billing, user, wrong, said):
+def test_other_invalid_input_is_a_clear_error(billing, user, wrong, said):
     fund(user, 0)
     data = {"user": user.username, "amount": "1", "reason": "x", "nonce": "n"} | wrong
     page = Doing(billing, "credits_account", "grant_to").send("confirm", **data)

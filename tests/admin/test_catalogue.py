@@ -1,4 +1,4 @@
-"""Staff offer models and tools: prices in credits, every mistake a clear error, secrets in and never out."""
+"""The admin's pages of models and tools: prices in credits, clear errors, and secrets that are never shown."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def errors(answer: Any) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("kind", ["http", "mcp"])
-def test_a_tool_is_made_and_offered_at_once(boss, kind):
+def test_a_new_tool_is_available_immediately(boss, kind):
     catalogue.read()
     assert boss.post(ADD_TOOL, tool(node_type=kind, timeout_seconds="2.5")).status_code == 302
     offered = catalogue.read().tools["search"]
@@ -60,7 +60,7 @@ def test_a_tool_is_made_and_offered_at_once(boss, kind):
     assert offered.secret_headers == {"Authorization": f"Bearer {SECRET}"}
 
 
-def test_a_tools_secret_is_encrypted_kept_and_never_shown(boss, sign_in):
+def test_a_tools_secret_is_stored_encrypted_and_never_shown(boss, sign_in):
     boss.post(ADD_TOOL, tool())
     row = Tool.objects.get(name="search")
     with connection.cursor() as cursor:
@@ -83,7 +83,7 @@ def test_a_tools_secret_is_encrypted_kept_and_never_shown(boss, sign_in):
     assert Tool.objects.get(name="search").secret_headers is None
 
 
-def test_a_tool_whose_secret_no_key_opens_can_still_be_changed(boss, settings):
+def test_a_tool_with_an_undecryptable_secret_can_be_changed(boss, settings):
     boss.post(ADD_TOOL, tool())
     keys, settings.ENCRYPTION_KEYS = settings.ENCRYPTION_KEYS, [Fernet.generate_key().decode()]
     page = reverse("admin:runs_tool_change", args=[Tool.objects.values_list("pk", flat=True).get(name="search")])
@@ -125,7 +125,7 @@ def test_a_tool_whose_secret_no_key_opens_can_still_be_changed(boss, settings):
         ({"node_type": "magic"}, "node_type"),
     ],
 )
-def test_a_bad_tool_is_a_clear_error_and_no_row(boss, wrong, field):
+def test_an_invalid_tool_is_a_clear_error_and_is_not_saved(boss, wrong, field):
     before = list(Tool.objects.order_by("pk").values())
     answer = boss.post(ADD_TOOL, tool(**wrong))
     assert field in errors(answer)
@@ -133,7 +133,7 @@ def test_a_bad_tool_is_a_clear_error_and_no_row(boss, wrong, field):
     assert list(Tool.objects.order_by("pk").values()) == before
 
 
-def test_a_model_is_made_and_offered_at_once(boss):
+def test_a_new_model_is_available_immediately(boss):
     assert boss.post(ADD_MODEL, model()).status_code == 302
     offered = catalogue.read().model("gpt")
     assert (offered.price_in, offered.price_out) == (250_000, 1_000_000)
@@ -141,7 +141,7 @@ def test_a_model_is_made_and_offered_at_once(boss):
     assert 'value="0.25"' in page
 
 
-def test_a_new_default_takes_the_old_ones_place(boss):
+def test_a_new_default_model_replaces_the_old_one(boss):
     assert boss.post(ADD_MODEL, model(is_default="on")).status_code == 302
     assert list(AgentModel.objects.filter(is_default=True).values_list("name", flat=True)) == ["gpt"]
     assert catalogue.read().default_model().name == "gpt"
@@ -158,13 +158,13 @@ def test_a_new_default_takes_the_old_ones_place(boss):
         ({"name": "a\0"}, "name"),
     ],
 )
-def test_a_bad_model_is_a_clear_error_and_no_row(boss, wrong, field):
+def test_an_invalid_model_is_a_clear_error_and_is_not_saved(boss, wrong, field):
     before = AgentModel.objects.count()
     assert field in errors(boss.post(ADD_MODEL, model(**wrong)))
     assert AgentModel.objects.count() == before
 
 
-def test_the_catalogue_is_changed_by_those_who_may_only(sign_in):
+def test_changing_the_catalogue_requires_the_permission(sign_in):
     for role in ("viewer", "support", "billing"):
         assert sign_in(role).post(ADD_TOOL, tool()).status_code == 403
         assert sign_in(role).post(ADD_MODEL, model()).status_code == 403
@@ -182,7 +182,7 @@ def test_the_page_of_a_built_in_tool_shows_the_declared_price_and_schema(boss):
     assert "draw_chart" not in boss.get(ADD_TOOL).context["adminform"].form.fields["input_schema"].help_text
 
 
-def test_a_built_in_tool_is_never_deleted(boss):
+def test_a_built_in_tool_cannot_be_deleted(boss):
     boss.post(ADD_TOOL, tool())
     rows = {row.name: row.pk for row in Tool.objects.all()}
     assert boss.post(reverse("admin:runs_tool_delete", args=[rows["calculate"]]), {"post": "yes"}).status_code == 403

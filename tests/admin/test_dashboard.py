@@ -1,4 +1,4 @@
-"""The dashboard's metrics, and that they stay cheap."""
+"""The dashboard's metrics: their values, their cache and their use of indexes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run_at(moment: datetime, **fields: Any) -> Any:
 
 
 def series(panel: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """{label of the series: {label of the bar: value}}, zeros left out."""
+    """Return {label of the series: {label of the bar: value}} without zeros."""
     data = json.loads(panel["data"])
     return {
         one["label"]: {label: value for label, value in zip(data["labels"], one["data"], strict=True) if value}
@@ -49,7 +49,7 @@ def series(panel: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def test_an_id_of_a_moment_is_no_less_than_the_first_id_of_it():
+def test_the_first_id_of_a_moment_is_not_above_other_ids_of_it():
     moment = datetime.now(UTC)
     assert first_id("run", moment) <= new_id("run") < first_id("run", moment + timedelta(hours=1))
 
@@ -59,7 +59,7 @@ def test_runs_by_state_and_hour():
     run_at(NOW - timedelta(minutes=29), status="completed")
     run_at(NOW - timedelta(minutes=31), status="completed")
     run_at(datetime(2026, 11, 19, 16, 0, tzinfo=UTC), status="cancelled")
-    run_at(datetime(2026, 11, 19, 15, 59, tzinfo=UTC), status="cancelled")  # 24 hours are 24 bars
+    run_at(datetime(2026, 11, 19, 15, 59, tzinfo=UTC), status="cancelled")  # outside the chart of 24 hours
     found = dashboard.runs_by_hour()
     assert series(found) == {
         "completed": {"15:00": 1, "14:00": 1},
@@ -69,7 +69,7 @@ def test_runs_by_state_and_hour():
     assert found["total"] == "4 runs"
 
 
-def test_live_runs_and_the_oldest_that_is_queued():
+def test_live_runs_and_the_oldest_queued_run():
     assert dashboard.runs_now()["oldest"] is None
     oldest = run_at(NOW - timedelta(minutes=3, seconds=5), status="queued")
     run_at(NOW, status="queued", blocked=False)
@@ -80,7 +80,7 @@ def test_live_runs_and_the_oldest_that_is_queued():
     assert oldest.pk in found["oldest"]["link"]
 
 
-def test_credits_by_day_and_tool_are_what_the_reports_count(user, monkeypatch):
+def test_credits_by_day_and_tool_equal_the_usage_reports(user, monkeypatch):
     def spend_at(moment: datetime, tool: str | None, amount: int) -> None:
         LedgerEntry.objects.create(
             id=id_at("led", moment),
@@ -107,7 +107,7 @@ def test_credits_by_day_and_tool_are_what_the_reports_count(user, monkeypatch):
     assert found["total"] == "16.5 credits"
 
 
-def test_failures_by_code():
+def test_failures_by_error_code():
     for code, count in (("MODEL_ERROR", 4), ("RUN_TIMEOUT", 1)):
         for number in range(count):
             run_at(NOW - timedelta(days=number), status="failed", error_code=code)
@@ -143,7 +143,7 @@ def test_webhook_health(user):
     assert series(found) == {"delivered": {"15:00": 2}, "pending": {"15:00": 1}, "dead": {"14:00": 1}}
 
 
-def test_each_part_is_for_those_who_may_see_it(sign_in):
+def test_each_panel_requires_its_permission(sign_in):
     texts = {
         "runs.view_run": "Runs by state",
         "credits.view_ledgerentry": "Credits a day",
@@ -154,7 +154,7 @@ def test_each_part_is_for_those_who_may_see_it(sign_in):
         assert {text for text in texts.values() if text in page} == {texts[permission]}
 
 
-def test_the_figures_are_remembered_for_a_while(boss, settings):
+def test_the_metrics_are_cached(boss, settings):
     boss.get(reverse("admin:index"))
     with CaptureQueriesContext(connection) as asked:
         boss.get(reverse("admin:index"))
@@ -164,7 +164,7 @@ def test_the_figures_are_remembered_for_a_while(boss, settings):
     assert "1 runs" in boss.get(reverse("admin:index")).content.decode()
 
 
-def test_every_figure_is_read_by_an_index(boss, user):
+def test_every_metric_query_uses_an_index(boss, user):
     run_at(NOW, status="failed", error_code="MODEL_ERROR")
     cache.clear()
     with CaptureQueriesContext(connection) as asked:

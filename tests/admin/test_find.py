@@ -1,4 +1,4 @@
-"""Staff find a row by what an index finds, and a list never counts what it lists."""
+"""Search in the admin uses indexes, and a list page never counts its rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RUNS = reverse("admin:runs_run_changelist")
 
 
 def found(client: Any, word: str, listing: str = RUNS) -> list[str]:
-    """The ids of the rows that a search lists."""
+    """Return the ids of the rows that a search for ``word`` lists."""
     page = client.get(listing, {"q": word})
     assert page.status_code == 200
     return [row.pk for row in page.context["cl"].result_list]
@@ -36,7 +36,7 @@ def run(user):
     return make_run(user, status="failed", error_code="MODEL_TIMEOUT")
 
 
-def test_a_run_is_found_by_whatever_names_it(boss, user, run):
+def test_a_run_is_found_by_each_of_its_identifiers(boss, user, run):
     words = [
         run.pk,
         run.chat_id,
@@ -59,18 +59,18 @@ def test_an_unknown_id_finds_nothing(boss, run, prefix):
 
 
 @pytest.mark.parametrize("word", ["nobody", "x" * 5000, "%", "9" * 30, "run_", "\u0000run", "'; --", "a b c d e f g h"])
-def test_odd_words_find_nothing_and_break_nothing(boss, run, word):
+def test_unusual_search_words_find_nothing_without_an_error(boss, run, word):
     answer = boss.get(RUNS, {"q": word}, follow=True)
     assert answer.status_code == 200
     if "\0" not in word:
         assert found(boss, word) == []
 
 
-def test_two_words_that_do_not_meet_find_nothing(boss, user, run):
+def test_two_words_that_match_no_common_row_find_nothing(boss, user, run):
     assert found(boss, f"{user.username} MODEL_ERROR") == []
 
 
-def test_what_else_is_found(boss, user, run):
+def test_rows_of_other_models_are_found(boss, user, run):
     delivery = Delivery.objects.get(run_id=run.pk)
     call = ToolInvocation.objects.get(run=run)
     key, secret = keys.create_key(user, name="ci")
@@ -95,7 +95,7 @@ def test_what_else_is_found(boss, user, run):
     assert found(boss, user.username, listing["auth_user"]) == [user.pk]
 
 
-def test_the_search_of_the_sidebar_opens_a_row_by_its_id(boss, sign_in, run):
+def test_the_sidebar_search_links_to_the_row_with_an_id(boss, sign_in, run):
     page = boss.get(reverse("admin:search"), {"s": run.pk, "extended": ""}).content.decode()
     assert reverse("admin:runs_run_change", args=[run.pk]) in page
     stranger = sign_in(permissions=("chats.view_chat",))
@@ -113,7 +113,7 @@ def test_filters_by_state_and_error(boss, run):
     ["digest__startswith=a", "secret__gt=a", "title__contains=a", "user__password__startswith=p", "error_message=x",
      "against__reason__contains=x", "secret_headers__isnull=0"],
 )  # fmt: skip
-def test_a_page_can_not_be_asked_about_what_it_does_not_show(boss, run, query):
+def test_hidden_fields_cannot_be_used_as_filters(boss, run, query):
     for name in ("apikeys_apikey", "webhooks_endpoint", "chats_chat", "runs_run", "runs_tool", "credits_ledgerentry"):
         answer = boss.get(f"{reverse(f'admin:{name}_changelist')}?{query}", follow=True)
         assert answer.status_code in (200, 400)
@@ -121,13 +121,13 @@ def test_a_page_can_not_be_asked_about_what_it_does_not_show(boss, run, query):
             assert "e=1" in answer.request["QUERY_STRING"]
 
 
-def test_a_nul_is_no_fault(boss, run):
+def test_a_nul_character_causes_no_server_error(boss, run):
     assert boss.get(RUNS + "?status__exact=%00", follow=True).status_code == 200
     assert boss.get("/admin/runs/run/run_%00/change/").status_code == 302
     assert boss.get("/admin/runs/run/run_%00/do/cancel/").status_code == 404
 
 
-def test_pages_go_on_without_a_count(boss, user):
+def test_the_next_page_needs_no_count(boss, user):
     factories.RunFactory.create_batch(PAGE_SIZE + 1, chat=factories.ChatFactory(user=user))
     with CaptureQueriesContext(
         connection,
@@ -174,8 +174,8 @@ BIG = re.compile(r"runs_|chats_|credits_|webhooks_|apikeys_")
 
 
 @pytest.mark.parametrize(("listing", "word"), SEARCHES)
-def test_every_search_goes_by_an_index(boss, user, run, listing, word):
-    """No step of a plan looks through a table that grows, but in the order of an index for the first page."""
+def test_every_search_uses_an_index(boss, user, run, listing, word):
+    """No step of a query plan scans a growing table. The first page may read one in the order of an index."""
     names = {"run": run, "user": user, "call": run.invocations.get(), "delivery": Delivery.objects.get(run_id=run.pk)}
     word, url = word.format(**names), reverse(f"admin:{listing}_changelist")
     with CaptureQueriesContext(connection) as asked:
@@ -188,9 +188,9 @@ def test_every_search_goes_by_an_index(boss, user, run, listing, word):
 
 
 def scans(sql: str, *, browsing: bool = False) -> list[str]:
-    """The steps of a query's plan that look through a table that grows.
+    """Return the steps of a query's plan that scan a growing table.
 
-    ``browsing``: going through it in the order of an index is fine, as the first page ends that soon.
+    ``browsing`` allows a scan in the order of an index, as the limit of the first page ends it early.
     """
     with connection.cursor() as cursor:
         if connection.vendor == "sqlite":
@@ -199,11 +199,11 @@ def scans(sql: str, *, browsing: bool = False) -> list[str]:
             if browsing and " LIMIT " in sql and not any("TEMP B-TREE FOR ORDER BY" in step for step in steps):
                 return []
             return [step for step in steps if step.startswith("SCAN") and BIG.search(step)]
-        # The tables of a test are so small that reading all of them, in whatever order, is cheapest.
+        # The tables of a test are small, so the planner would choose a sequential scan.
         ways = ("enable_seqscan", "enable_mergejoin", "enable_hashjoin")
         for way in ways:
             cursor.execute(f"SET LOCAL {way} = off")
-        # Nor may it be known how small: as of tables that were never looked at, which are taken for larger.
+        # Without statistics the planner assumes larger tables.
         cursor.execute("UPDATE pg_class SET relpages = 0, reltuples = -1 WHERE relnamespace = 'public'::regnamespace")
         cursor.execute(f"EXPLAIN {sql if browsing else sql.rpartition(' ORDER BY ')[0] or sql}")
         lines = "\n".join(row[0] for row in cursor.fetchall())

@@ -1,4 +1,4 @@
-"""The password that a new installation prints is good once, and leads nowhere but to choosing another."""
+"""The one-time password of a new installation: it works once and only opens the page that sets a new password."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def enter(password: str, client: Client | None = None) -> tuple[Client, int]:
     return client, client.post(LOGIN, {"username": "admin", "password": password}).status_code
 
 
-def test_it_opens_the_admin_once(newcomer):
+def test_it_signs_in_once(newcomer):
     password = tokens.make_token(newcomer)
     first, status = enter(password)
     assert status == 302
@@ -43,7 +43,7 @@ def test_it_opens_the_admin_once(newcomer):
     assert first.get(INDEX)["Location"] == CHOOSE
 
 
-def test_it_leads_nowhere_but_to_a_password_of_one_s_own(newcomer):
+def test_every_page_redirects_until_a_new_password_is_set(newcomer):
     client, _ = enter(tokens.make_token(newcomer))
     for page in (INDEX, reverse("admin:runs_run_changelist"), reverse("admin:auth_user_add")):
         assert client.get(page)["Location"] == CHOOSE
@@ -61,7 +61,7 @@ def test_it_leads_nowhere_but_to_a_password_of_one_s_own(newcomer):
     assert enter(OWN)[1] == 302
 
 
-def test_who_leaves_without_choosing_needs_another(newcomer):
+def test_signing_out_without_a_new_password_requires_another_one(newcomer):
     old = tokens.make_token(newcomer)
     client, _ = enter(old)
     client.post(reverse("admin:logout"))
@@ -70,7 +70,7 @@ def test_who_leaves_without_choosing_needs_another(newcomer):
     assert enter(tokens.make_token(newcomer))[1] == 302
 
 
-def test_of_two_sign_ins_side_by_side_one_gets_in(newcomer, monkeypatch):
+def test_only_one_of_two_concurrent_sign_ins_succeeds(newcomer, monkeypatch):
     password = tokens.make_token(newcomer)
     real = tokens.check_token
 
@@ -83,7 +83,7 @@ def test_of_two_sign_ins_side_by_side_one_gets_in(newcomer, monkeypatch):
     assert OneTimeBackend().authenticate(None, username="admin", password=password) is None
 
 
-def test_none_is_good_for_ever_or_beside_a_password(newcomer):
+def test_it_expires_and_ends_when_a_password_is_set(newcomer):
     password = tokens.make_token(newcomer)
     with time_machine.travel(clock.now() + timedelta(days=4)):
         assert enter(password)[1] == 200
@@ -94,17 +94,17 @@ def test_none_is_good_for_ever_or_beside_a_password(newcomer):
 
 
 @pytest.mark.parametrize("fields", [{"is_staff": False}, {"is_active": False}])
-def test_it_is_for_staff_alone(newcomer, fields):
+def test_it_works_for_active_staff_only(newcomer, fields):
     type(newcomer)._default_manager.filter(pk=newcomer.pk).update(**fields)
     newcomer.refresh_from_db()
     assert OneTimeBackend().authenticate(None, username="admin", password=tokens.make_token(newcomer)) is None
 
 
-def test_guesses_count_as_wrong_passwords(newcomer, settings):
+def test_wrong_guesses_count_as_failed_sign_ins(newcomer, settings):
     settings.AXES_FAILURE_LIMIT = 3
     assert [enter(f"guess-{n}")[1] for n in range(3)] == [200, 200, 429]
     assert enter(tokens.make_token(newcomer))[1] == 429
 
 
-def test_nobody_else_gets_to_the_page(client):
+def test_the_page_redirects_everyone_else(client):
     assert client.get(CHOOSE)["Location"] == INDEX

@@ -1,4 +1,4 @@
-"""Pages of the admin: the timeline of a run, read-only history, no secret, and content on its own page only."""
+"""Pages of the admin: a run's timeline, read-only history, no secrets, and content only on the content page."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run(user) -> Run:
 
 @pytest.fixture
 def world(boss, user, run) -> Run:
-    """A row of every model of the admin."""
+    """Create a row of every model of the admin. Returns the run."""
     keys.create_key(user, name="ci")
     factories.AttachmentFactory(user=user, file_name=f"{CONTENT}.txt")
     Tool.objects.create(
@@ -91,7 +91,7 @@ def test_a_run_shows_its_timeline_on_one_page(boss, user, run):
     assert "5.0 s" in page  # from start to end
 
 
-def test_charges_and_deliveries_are_with_the_step_that_caused_them(run):
+def test_charges_and_deliveries_are_shown_at_the_step_that_caused_them(run):
     shown = timeline.build(run)
     kinds = {(step.kind, step.title): step for step in shown.steps}
     call = kinds["call", "calculate"]
@@ -133,7 +133,7 @@ def test_the_timeline_is_capped_and_its_queries_do_not_grow(boss, user, monkeypa
 
 
 @pytest.mark.parametrize("model", HISTORY)
-def test_lists_do_not_query_for_each_row(boss, world, user, model):
+def test_lists_make_no_query_per_row(boss, world, user, model):
     def queries() -> int:
         with CaptureQueriesContext(connection) as asked:
             assert boss.get(address(model, "changelist")).status_code == 200
@@ -150,7 +150,7 @@ def test_lists_do_not_query_for_each_row(boss, world, user, model):
 
 # --- read-only -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("model", HISTORY)
-def test_history_is_read_only_for_everybody(boss, world, model):
+def test_history_is_read_only_for_every_role(boss, world, model):
     row = model._default_manager.order_by("pk").first()
     before = model_to_dict(row), model._default_manager.count()
     body = {field.name: "1" for field in model._meta.concrete_fields} | {"_save": "1", "post": "yes"}
@@ -167,7 +167,7 @@ def test_history_is_read_only_for_everybody(boss, world, model):
     assert "delete_selected" not in boss.get(address(model, "changelist")).content.decode()
 
 
-def test_a_user_with_history_is_not_deleted(boss, user, run):
+def test_a_user_with_history_cannot_be_deleted(boss, user, run):
     boss.post(reverse("admin:auth_user_delete", args=[user.pk]), {"post": "yes"})
     boss.post(
         reverse("admin:auth_user_changelist"),
@@ -179,7 +179,7 @@ def test_a_user_with_history_is_not_deleted(boss, user, run):
 
 # --- secrets and content ---------------------------------------------------------------------------------------------
 def every_page(client: Any) -> Any:
-    """(address, text) of every page of the admin that a GET opens, but for the one that is there to show content."""
+    """Yield (address, text) of every page of the admin that GET opens, except the content page."""
     yield "dashboard", client.get(reverse("admin:index")).content.decode()
     for model in admin.site._registry:
         listing = address(model, "changelist")
@@ -194,7 +194,7 @@ def every_page(client: Any) -> Any:
         yield label, client.get(reverse(f"admin:{name}_do_one", args=[row.pk, label])).content.decode()
 
 
-def test_no_page_shows_a_secret_or_content_or_asks_another_host_for_anything(boss, world, user):
+def test_no_page_shows_secrets_or_content_or_loads_from_another_host(boss, world, user):
     endpoint = Endpoint.objects.get(user=user)
     digest, key_id = keys.ApiKey.objects.values_list("digest", "pk").get()
     seen = ""
@@ -207,7 +207,7 @@ def test_no_page_shows_a_secret_or_content_or_asks_another_host_for_anything(bos
     assert key_id in seen
 
 
-def test_content_is_on_a_page_of_its_own_for_those_who_may_and_that_is_logged(sign_in, run):
+def test_the_content_page_requires_a_permission_and_is_logged(sign_in, run):
     page = reverse("admin:runs_run_content", args=[run.pk])
     assert sign_in("viewer").get(page).status_code == 403
     assert sign_in("billing").get(page).status_code == 403
@@ -220,7 +220,7 @@ def test_content_is_on_a_page_of_its_own_for_those_who_may_and_that_is_logged(si
     assert "Read its messages" in entry.get_change_message()
 
 
-def test_long_content_is_cut_and_markup_is_text(sign_in, run):
+def test_long_content_is_cut_and_markup_is_escaped(sign_in, run):
     Turn.objects.filter(run=run).update(text="<script>alert(1)</script>" + "x" * 30_000)
     text = sign_in("support").get(reverse("admin:runs_run_content", args=[run.pk])).content.decode()
     assert "<script>alert" not in text
@@ -230,7 +230,7 @@ def test_long_content_is_cut_and_markup_is_text(sign_in, run):
 
 # --- what pages may run ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("path", ["/admin/", "/admin/login/", "/admin/nothing/", "/api/docs"])
-def test_pages_run_their_own_scripts_alone(boss, path):
+def test_pages_allow_only_their_own_scripts(boss, path):
     policy = boss.get(path)["Content-Security-Policy"]
     parts = dict(part.strip().split(" ", 1) for part in policy.split(";"))
     assert parts["default-src"] == "'self'"

@@ -30,7 +30,7 @@ def test_each_role_has_its_permissions(name):
     assert permissions(name) == set(roles.ROLES[name])
 
 
-def test_nobodys_role_lets_them_change_rows_or_make_themselves_more():
+def test_no_role_can_change_history_or_extend_its_permissions():
     for name in roles.ROLES:
         assert not {
             label for label in permissions(name) if label.split(".")[1].split("_")[0] in ("add", "change", "delete")
@@ -38,7 +38,7 @@ def test_nobodys_role_lets_them_change_rows_or_make_themselves_more():
 
 
 @pytest.mark.parametrize("name", ["viewer", "support", "billing"])
-def test_every_role_can_look_around(sign_in, name):
+def test_every_role_opens_the_pages_it_may_view(sign_in, name):
     client = sign_in(name)
     dashboard = client.get(reverse("admin:index")).content.decode()
     assert "Runs by state" in dashboard
@@ -48,21 +48,21 @@ def test_every_role_can_look_around(sign_in, name):
     assert reverse("admin:auth_group_changelist") not in dashboard
 
 
-def test_without_a_role_there_is_nothing_to_see(sign_in):
+def test_staff_without_a_role_see_no_models(sign_in):
     client = sign_in()
     assert "Ask for a role" in client.get(reverse("admin:index")).content.decode()
     assert client.get(reverse("admin:runs_run_changelist")).status_code == 403
 
 
-def test_what_staff_made_of_a_role_stays():
+def test_changes_of_staff_to_a_role_are_kept():
     viewer = Group.objects.get(name="viewer")
     viewer.permissions.clear()
     roles.install(Group, Permission)
     assert permissions("viewer") == set()
 
 
-def test_somebody_is_added_and_given_a_role(boss):
-    """By the forms as they are shown, as docs/admin.md says."""
+def test_a_user_is_added_and_gets_a_role(boss):
+    """Uses the forms in the steps of docs/admin.md."""
     password = "correct horse battery"
     form = boss.get(reverse("admin:auth_user_add")).content.decode()
     assert {"username", "password1", "password2"} <= set(re.findall(r'name="(\w+)"', form))
@@ -81,15 +81,15 @@ def test_somebody_is_added_and_given_a_role(boss):
     assert olga.get(reverse("admin:auth_user_add")).status_code == 403
 
 
-def test_an_account_of_the_api_is_no_staff(client):
+def test_a_user_of_the_api_is_not_staff(client):
     user = factories.UserFactory()
     client.force_login(user)
     assert client.get(reverse("admin:index")).status_code == 302
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_migration_makes_them_where_no_permission_is_there_yet():
-    """As in a new database, where Django makes permissions only once every migration is done."""
+def test_the_migration_creates_the_roles_before_any_permission_exists():
+    """In a new database Django creates the permissions only after all migrations."""
     Group.objects.all().delete()
     Permission.objects.all().delete()
     executor = MigrationExecutor(connection)

@@ -1,4 +1,4 @@
-"""Signing in is throttled by address, and no header talks its way round that."""
+"""Sign-in attempts are limited by client address, and forged headers do not bypass the limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PASSWORD = "correct horse battery"
 
 @pytest.fixture(autouse=True)
 def few(settings):
-    # axes reads its own name of each setting, and counts the attempt at hand: two may be wrong.
+    # axes reads its own settings. Its limit includes the current attempt, so two attempts may fail.
     settings.AXES_FAILURE_LIMIT = 3
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
@@ -41,12 +41,12 @@ def test_too_many_wrong_passwords_lock_the_address(person):
     assert attempt(PASSWORD, address="203.0.113.8") == 302
 
 
-def test_attempts_side_by_side_are_no_more_than_one_after_the_other(person, monkeypatch):
+def test_concurrent_attempts_have_the_same_limit_as_sequential_ones(person, monkeypatch):
     looked_at = []
 
     def look(*args, **credentials):
         looked_at.append(credentials["password"])
-        # While this one is being looked at, another comes.
+        # Another attempt arrives while this one is checked.
         if len(looked_at) < 10:
             attempt("wrong")
 
@@ -61,21 +61,21 @@ def test_right_passwords_are_not_counted(person):
     assert [attempt(word) for word in ("wrong", PASSWORD, "wrong", PASSWORD)] == [200, 302, 200, 429]
 
 
-def test_other_names_and_programs_count_too(person):
+def test_attempts_with_other_usernames_and_user_agents_count(person):
     answers = [attempt("wrong", username=f"user{n}", user_agent=f"browser {n}") for n in range(4)]
     assert answers == [200, 200, 429, 429]
     assert attempt(PASSWORD, user_agent="another") == 429
 
 
-def test_forwarding_headers_of_strangers_have_no_effect(person):
+def test_forwarding_headers_of_untrusted_clients_are_ignored(person):
     for number in range(4):
         attempt("wrong", x_forwarded_for=f"198.51.100.{number}", x_real_ip=f"198.51.100.{number}")
     assert attempt(PASSWORD, x_forwarded_for="198.51.100.99") == 429
-    # Nor does a stranger lock somebody else out by naming their address.
+    # A client cannot lock another address by putting it into the header.
     assert attempt(PASSWORD, address="198.51.100.1") == 302
 
 
-def test_behind_a_proxy_the_client_counts_and_what_it_claims_does_not(person, settings):
+def test_behind_a_proxy_the_address_that_the_proxy_saw_counts(person, settings):
     settings.TRUSTED_PROXIES = 1
     for number in range(4):
         attempt("wrong", address="10.0.0.1", x_forwarded_for=f"198.51.100.{number}, 203.0.113.7")
@@ -83,7 +83,7 @@ def test_behind_a_proxy_the_client_counts_and_what_it_claims_does_not(person, se
     assert attempt(PASSWORD, address="10.0.0.1", x_forwarded_for="203.0.113.7, 203.0.113.9") == 302
 
 
-def test_one_subscribers_ipv6_addresses_are_one(person):
+def test_ipv6_addresses_of_one_network_count_together(person):
     assert [attempt("wrong", address=f"2001:db8:1:2::{n}") for n in range(3)][-1] == 429
     assert attempt(PASSWORD, address="2001:db8:1:2:ffff::1") == 429
     assert attempt(PASSWORD, address="2001:db8:1:3::1") == 302
@@ -94,7 +94,7 @@ def test_without_an_address_attempts_are_counted_together(person, address):
     assert [attempt("wrong", address=address) for _ in range(3)][-1] == 429
 
 
-def test_a_lock_ends_by_itself_or_by_command(person, settings):
+def test_a_lock_ends_after_its_time_or_by_the_command(person, settings):
     for _ in range(4):
         attempt("wrong")
     answer = Client(REMOTE_ADDR="203.0.113.7").post(LOGIN, {"username": "ada", "password": PASSWORD})
@@ -104,7 +104,7 @@ def test_a_lock_ends_by_itself_or_by_command(person, settings):
     assert attempt(PASSWORD) == 302
 
 
-def test_what_lies_in_the_past_no_longer_counts(person, settings):
+def test_old_attempts_do_not_count(person, settings):
     from datetime import timedelta
 
     from axes.models import AccessAttempt
@@ -126,6 +126,6 @@ def test_no_password_is_stored_or_logged(person, caplog):
     assert "hush-hush" not in str(stored)
 
 
-def test_odd_input_is_no_fault(person):
+def test_unusual_input_causes_no_server_error(person):
     for username in ("\0", "x" * 10_000, "\ud800"):
         assert attempt("x\0y", username=username.encode(errors="replace").decode()) == 200
