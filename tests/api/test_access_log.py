@@ -1,4 +1,4 @@
-"""gunicorn's access log: nothing is made of it unless an operator asks for one."""
+"""gunicorn's access log: lines are formatted only if an operator enables the log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from config.serve.web import Logger
 @pytest.mark.parametrize(
     ("accesslog", "syslog", "lines"), [(None, False, 0), ("-", False, 1), ("access.log", False, 1), (None, True, 1)]
 )
-def test_a_line_is_made_only_if_somebody_reads_it(monkeypatch, accesslog, syslog, lines):
+def test_a_line_is_formatted_only_if_the_log_is_enabled(monkeypatch, accesslog, syslog, lines):
     made = []
     monkeypatch.setattr(glogging.Logger, "access", lambda self, *args: made.append(args))
     logger = Logger.__new__(Logger)  # gunicorn's own __init__ sets up the loggers of the whole process

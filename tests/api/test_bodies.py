@@ -1,4 +1,4 @@
-"""Reading and writing JSON bodies (interface, section 1)."""
+"""Reading and writing JSON bodies (docs/api.md)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def code(response) -> tuple[int, str]:
     ],
     ids=lambda raw: repr(raw[:24]),
 )
-def test_what_is_not_strict_json_is_400(session, raw):
+def test_invalid_json_is_400(session, raw):
     assert code(put(session, raw)) == (400, "VALIDATION_ERROR")
     assert code(session.generic("POST", "/api/v1/api-keys", raw, content_type="application/json")) == (
         400,
@@ -86,13 +86,13 @@ def test_what_is_not_strict_json_is_400(session, raw):
     ],
     ids=lambda raw: repr(raw[:24]),
 )
-def test_json_comes_back_digit_for_digit(session, raw):
+def test_json_values_are_returned_exactly(session, raw):
     response = put(session, raw)
     assert response.status_code == 200
     assert response.content == raw
 
 
-def test_escapes_are_read(session):
+def test_escapes_are_decoded(session):
     assert put(session, b'{"\\u00fc": "\\ud83d\\ude00\\n"}').content == '{"ü":"😀\\n"}'.encode()
 
 
@@ -114,19 +114,19 @@ def test_other_media_types_are_415(session, content_type):
     "content_type",
     ["application/json", "Application/JSON", "application/json; charset=UTF-8", 'application/json;charset="utf-8"'],
 )
-def test_json_media_types_are_taken(session, content_type):
+def test_json_media_types_are_accepted(session, content_type):
     assert put(session, b"{}", content_type).status_code == 200
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "", "application/x-www-form-urlencoded"])
 def test_an_empty_body_is_an_empty_object(session, content_type):
     assert put(session, b"", content_type).json() == {}
-    # … so what is missing is named field by field.
+    # So the error names each missing field.
     response = session.generic("POST", "/api/v1/api-keys", b"", content_type=content_type)
     assert "name" in response.json()["error"]["details"]["fields"]
 
 
-def test_the_limit_is_exact(session, settings):
+def test_the_size_limit_is_exact(session, settings):
     settings.API_MAX_BODY_BYTES = 100
     body = b'{"a":"' + b"x" * 92 + b'"}'
     assert len(body) == 100
@@ -134,12 +134,12 @@ def test_the_limit_is_exact(session, settings):
     assert code(put(session, body + b" ")) == (413, "PAYLOAD_TOO_LARGE")
 
 
-def test_the_standard_limit_is_one_mebibyte(session):
+def test_the_default_size_limit_is_one_mebibyte(session):
     assert code(put(session, b'{"a":"' + b"x" * 1024 * 1024 + b'"}')) == (413, "PAYLOAD_TOO_LARGE")
 
 
 class Trickle(io.BytesIO):
-    """A server's input stream, which gives what has arrived and remembers how much was taken."""
+    """A server's input stream that returns its data in small pieces and counts the bytes read."""
 
     taken = 0
 
@@ -150,7 +150,7 @@ class Trickle(io.BytesIO):
 
 
 def raw_call(session, stream: io.BytesIO, **environ):
-    """A request as a WSGI server hands it over."""
+    """Send a request in the form that a WSGI server passes it on."""
     answer = session.request(
         REQUEST_METHOD="PUT", PATH_INFO=PATH, CONTENT_TYPE="application/json", **{"wsgi.input": stream} | environ
     )
@@ -164,14 +164,14 @@ def test_a_chunked_body_is_read(session):
     assert raw_call(session, Trickle(b'{"name": "x"}'), **CHUNKED) == (200, {"name": "x"})
 
 
-def test_a_chunked_body_over_the_limit_is_413_and_not_read_on(session, settings):
+def test_a_chunked_body_over_the_limit_is_413_and_reading_stops(session, settings):
     settings.API_MAX_BODY_BYTES = 100
     stream = Trickle(b" " * 10_000)
     assert raw_call(session, stream, **CHUNKED)[0] == 413
     assert stream.taken <= 101
 
 
-def test_a_content_length_that_lies(session):
+def test_a_wrong_content_length(session):
     assert raw_call(session, io.BytesIO(b'{"name": "x"}'), CONTENT_LENGTH="500")[0] == 400
     assert raw_call(session, io.BytesIO(b'{"name": "x"}'), CONTENT_LENGTH="5")[0] == 400
     assert raw_call(session, io.BytesIO(b"{}"), CONTENT_LENGTH="99999999999")[0] == 413
@@ -180,11 +180,11 @@ def test_a_content_length_that_lies(session):
 
 
 class InvalidChunk(Exception):
-    """As servers have their own."""
+    """Stands for an exception type that a web server defines."""
 
 
 @pytest.mark.parametrize("error", [OSError("reset by peer"), EOFError(), InvalidChunk("zz")], ids=repr)
-def test_a_body_that_breaks_off_is_400(session, error):
+def test_an_incomplete_body_is_400(session, error):
     class Broken(io.BytesIO):
         def read(self, size=-1):
             raise error
@@ -204,13 +204,13 @@ json_values = st.recursive(
 
 @given(json_values)
 @hypothesis_settings(deadline=None, max_examples=100)
-def test_what_is_written_is_read_again(value):
+def test_written_json_is_read_as_the_same_value(value):
     assert parse_value(dumps(value)) == value
 
 
 @given(st.binary(max_size=60) | st.text(alphabet='{}[]",:\\u0 d8e1.-', max_size=60).map(str.encode))
 @hypothesis_settings(deadline=None, max_examples=300)
-def test_any_bytes_are_a_value_or_a_parse_error(raw):
+def test_any_bytes_give_a_value_or_a_parse_error(raw):
     try:
         value = parse_value(raw)
     except MalformedJSON:
@@ -219,7 +219,7 @@ def test_any_bytes_are_a_value_or_a_parse_error(raw):
 
 
 @pytest.mark.parametrize("value", [Decimal("NaN"), Decimal("Infinity"), float("nan"), object()])
-def test_what_json_does_not_have_is_not_written(value):
+def test_values_that_json_cannot_express_are_an_error(value):
     with pytest.raises((ValueError, TypeError)):
         dumps({"a": value})
 
@@ -227,7 +227,7 @@ def test_what_json_does_not_have_is_not_written(value):
 @pytest.mark.parametrize(
     "raw", [b'"\\' * 250_000 + b"[" * 65, b'{"a":"\\"' * 70_000, b"[" * 65 + b'"' + b"\\" * 400_000]
 )
-def test_a_text_that_never_ends_is_read_once(raw):
-    """A scanner that began again at each quote would take hours: the time limit of the test would end it."""
+def test_an_unterminated_string_is_scanned_once(raw):
+    """A scanner that restarted at each quote would exceed the time limit of the test."""
     with pytest.raises(MalformedJSON):
         parse_value(raw)

@@ -1,4 +1,4 @@
-"""The API knows nobody by a cookie, and pages go on doing so."""
+"""The API ignores session cookies. Pages still use them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def staff() -> Client:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_session_s_cookie_changes_nothing(staff, path):
+def test_the_api_ignores_a_session_cookie(staff, path):
     with_cookie, without = staff.get(path), Client().get(path)
     assert with_cookie.status_code == without.status_code
     assert set(with_cookie.headers) == set(without.headers)
@@ -30,7 +30,7 @@ def test_a_session_s_cookie_changes_nothing(staff, path):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_broken_session_cookie_is_left_alone(path):
+def test_the_api_ignores_an_invalid_session_cookie(path):
     client = Client()
     client.cookies[settings.SESSION_COOKIE_NAME] = "?"
     answer = client.get(path)
@@ -38,7 +38,7 @@ def test_a_broken_session_cookie_is_left_alone(path):
     assert "Cookie" not in answer.get("Vary", "")
 
 
-def test_signed_in_staff_need_a_token_there(staff):
+def test_signed_in_staff_need_a_token_for_the_api(staff):
     assert staff.get("/admin/").status_code == 200
     assert staff.get("/api/v1/me").status_code == 401
 

@@ -1,4 +1,4 @@
-"""Every error under /api is the envelope, whoever raised it (interface, section 1)."""
+"""Every error under /api has the envelope of docs/api.md, whatever part of the service raised it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_an_unknown_path_is_404(anyone, method, path):
 
 
 @pytest.mark.parametrize("key", ["%00", "x" * 10_000, "..", "%FF", "%F0%9F%98%80", "key_%ED%A0%80", "' OR 1=1 --"])
-def test_an_odd_id_is_404(session, key):
+def test_a_malformed_id_is_404(session, key):
     envelope(session.delete(f"/api/v1/api-keys/{key}"), 404, "NOT_FOUND")
 
 
@@ -71,7 +71,7 @@ def test_an_odd_id_is_404(session, key):
         ("html", 418, "IM_A_TEAPOT"),
     ],
 )
-def test_failures_outside_of_the_framework_are_enveloped(anyone, settings, debug, kind, status, code):
+def test_errors_outside_the_framework_have_the_envelope(anyone, settings, debug, kind, status, code):
     settings.DEBUG = debug
     envelope(anyone.get(f"/api/fail/{kind}"), status, code)
 
@@ -84,7 +84,7 @@ def test_other_paths_keep_their_own_error_pages(anyone):
 
 @pytest.mark.parametrize("debug", [False, True])
 @pytest.mark.parametrize("host", ["evil.example.com", "a b", "", "[::1", "x" * 3000])
-def test_a_bad_host_is_400(anyone, settings, debug, host):
+def test_a_disallowed_host_is_400(anyone, settings, debug, host):
     settings.DEBUG = debug
     settings.ALLOWED_HOSTS = ["testserver"]
     response = anyone.get("/api/v1/me", HTTP_HOST=host) if host else anyone.get("/api/v1/me", SERVER_NAME="")
@@ -98,7 +98,7 @@ def test_a_crash_in_a_view_is_500_and_is_logged(session, caplog):
     assert "a secret of the server" in caplog.text
 
 
-def test_an_absent_database_is_503(session, monkeypatch):
+def test_an_unreachable_database_is_503(session, monkeypatch):
     def away(*args, **kwargs):
         raise OperationalError("secret: no route to host")
 
@@ -107,13 +107,13 @@ def test_an_absent_database_is_503(session, monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["options", "trace", "put", "patch", "delete"])
-def test_a_method_that_a_path_does_not_have_is_405(session, method):
+def test_an_unsupported_method_is_405(session, method):
     response = getattr(session, method)("/api/v1/me")
     envelope(response, 405, "METHOD_NOT_ALLOWED")
     assert response["Allow"] == "GET, HEAD"
 
 
-def test_405_does_not_ask_for_a_scope(public):
+def test_405_requires_no_scope(public):
     envelope(public.options("/api/public/v1/groups"), 405, "METHOD_NOT_ALLOWED")
     envelope(public.delete("/api/public/v1/groups"), 405, "METHOD_NOT_ALLOWED")
     envelope(public.generic("BREW", "/api/public/v1/groups"), 405, "METHOD_NOT_ALLOWED")
@@ -125,12 +125,12 @@ def test_other_media_types_are_406(session, accept):
 
 
 @pytest.mark.parametrize("accept", ["*/*", "application/*", "application/json", "text/html, */*;q=0.1"])
-def test_json_is_served_to_who_takes_it(session, accept):
+def test_json_is_served_to_clients_that_accept_it(session, accept):
     answer = session.get("/api/v1/me", HTTP_ACCEPT=accept)
     assert (answer.status_code, answer["Content-Type"]) == (200, "application/json")
 
 
-def test_a_refused_caller_is_told_so_before_anything_else():
+def test_authentication_is_checked_before_the_body_and_the_accept_header():
     response = APIClient().post("/api/v1/groups", "{", content_type="text/xml", HTTP_ACCEPT="text/html")
     envelope(response, 401, "UNAUTHORIZED")
     assert response["WWW-Authenticate"] == "Bearer"
@@ -143,7 +143,7 @@ def test_a_missing_scope_is_named(user):
     assert error["details"] == {"requiredScope": "runs:write"}
 
 
-def test_a_format_parameter_means_nothing(session):
+def test_a_format_parameter_is_ignored(session):
     assert session.get("/api/v1/me?format=xml").status_code == 200
 
 
@@ -153,7 +153,7 @@ def test_too_many_query_parameters_are_400(session, path):
 
 
 @pytest.mark.parametrize("charset", ["rot13", "hex", "idna", "nonsense", "\xff", "utf-7"])
-def test_an_odd_charset_does_not_break_the_query(session, charset):
+def test_an_unusual_charset_does_not_affect_the_query_string(session, charset):
     response = session.get("/api/v1/groups?q=%C3%BC", CONTENT_TYPE=f"application/json; charset={charset}")
     assert response.json() == {"items": ["ü"]}
 

@@ -1,4 +1,4 @@
-"""/livez and /readyz (interface, section 10)."""
+"""/livez and /readyz (docs/deploy.md)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from config.api import probes
 pytestmark = pytest.mark.django_db
 
 
-def test_a_process_that_answers_is_alive(client, monkeypatch):
+def test_livez_answers_200(client, monkeypatch):
     monkeypatch.setattr(probes, "ask_database", lambda: pytest.fail("the process alone is asked"))
     response = client.get("/livez")
     assert (response.status_code, response.json()) == (200, {"status": "ok"})
 
 
 @pytest.mark.django_db(transaction=True)
-def test_ready_when_both_answer(client, limits):
+def test_ready_if_the_database_and_the_broker_answer(client, limits):
     response = client.get("/readyz")
     assert (response.status_code, response.json()) == (
         200,
@@ -31,14 +31,14 @@ def test_ready_when_both_answer(client, limits):
     assert response["Cache-Control"] == "no-store"
 
 
-def test_an_absent_broker_is_named(client, settings):
+def test_an_unreachable_broker_is_named(client, settings):
     settings.CACHE_REDIS_URL = "redis://127.0.0.1:1"
     response = client.get("/readyz")
     assert response.status_code == 503
     assert response.json()["checks"] == {"database": "ok", "migrations": "ok", "broker": "unavailable"}
 
 
-def test_an_absent_database_is_named(client, limits, monkeypatch):
+def test_an_unreachable_database_is_named(client, limits, monkeypatch):
     def away() -> None:
         raise OperationalError("no route to secret-host")
 
@@ -53,7 +53,7 @@ def pending(names: list[str]) -> Callable[..., list[tuple[Migration, bool]]]:
     return lambda executor, targets: [(Migration(name, "runs"), False) for name in names]
 
 
-def test_a_database_that_is_behind_the_code_is_named(client, limits, monkeypatch):
+def test_a_database_with_missing_migrations_is_named(client, limits, monkeypatch):
     monkeypatch.setattr(probes, "_migrated", False)
     monkeypatch.setattr(probes.MigrationExecutor, "migration_plan", pending([f"100{n}_new" for n in range(7)]))
     response = client.get("/readyz")
@@ -67,17 +67,17 @@ def test_a_database_that_is_behind_the_code_is_named(client, limits, monkeypatch
     assert client.get("/readyz").json()["checks"]["migrations"] == "ok"
 
 
-def test_migrations_that_were_found_applied_are_not_looked_for_again(client, limits, monkeypatch):
+def test_applied_migrations_are_not_checked_again(client, limits, monkeypatch):
     client.get("/readyz")
     monkeypatch.setattr(probes, "MigrationExecutor", lambda connection: pytest.fail("it was known"))
     assert client.get("/readyz").json()["checks"]["migrations"] == "ok"
 
 
-def test_what_hangs_is_not_ready_and_piles_up_no_threads(client, settings, monkeypatch):
+def test_a_hanging_check_is_not_ready_and_adds_no_threads(client, settings, monkeypatch):
     settings.READINESS_TIMEOUT_SECONDS = 0.1
     free = threading.Event()
     monkeypatch.setattr(probes, "ask_database", lambda: free.wait(30) and None)
-    with socket.create_server(("127.0.0.1", 0)) as listener:  # takes connections, never answers
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # accepts connections, never answers
         settings.CACHE_REDIS_URL = f"redis://127.0.0.1:{listener.getsockname()[1]}"
         settings.BROKER_TIMEOUT_SECONDS = 0.1
         for _ in range(3):
@@ -91,5 +91,5 @@ def test_what_hangs_is_not_ready_and_piles_up_no_threads(client, settings, monke
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz"])
-def test_a_probe_only_reads(client, path):
+def test_a_probe_accepts_only_reading_methods(client, path):
     assert client.post(path).status_code == 405

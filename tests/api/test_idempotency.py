@@ -1,4 +1,4 @@
-"""Idempotency-Key (interface, section 1)."""
+"""The Idempotency-Key header (docs/api.md)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.api.urls")]
 
 @pytest.fixture(autouse=True)
 def reset(seeded):
-    Group.objects.all().delete()  # the roles of staff: groups are what is counted here
+    Group.objects.all().delete()  # The tests count groups, so the staff roles must go.
     urls.entered.clear()
     urls.may_continue.set()
     yield
@@ -38,7 +38,7 @@ def code(response) -> tuple[int, str]:
     return response.status_code, response.json()["error"]["code"]
 
 
-def test_the_same_request_again_gets_the_same_bytes(session):
+def test_a_repeated_request_gets_the_same_bytes(session):
     first, second = post(session), post(session)
     assert (first.status_code, second.status_code) == (201, 201)
     assert first.content == second.content
@@ -55,13 +55,13 @@ def test_without_a_key_every_request_creates(session):
     assert not IdempotencyRecord.objects.exists()
 
 
-def test_another_body_with_the_same_key_is_refused(session):
+def test_the_same_key_with_another_body_is_refused(session):
     post(session)
     assert code(post(session, name="y")) == (409, "IDEMPOTENCY_KEY_REUSED")
     assert Group.objects.count() == 1
 
 
-def test_the_exact_bytes_and_the_path_count(session):
+def test_a_key_is_bound_to_the_exact_body_and_path(session):
     post(session)
     spaced = session.generic(
         "POST", "/api/v1/groups", b'{ "name": "x" }', "application/json", HTTP_IDEMPOTENCY_KEY="k1"
@@ -71,7 +71,7 @@ def test_the_exact_bytes_and_the_path_count(session):
     assert code(post(session, path="/api/v1/secret-groups")) == (409, "IDEMPOTENCY_KEY_REUSED")
 
 
-def test_users_surfaces_and_keys_are_apart(user, session):
+def test_each_user_surface_and_key_is_separate(user, session):
     clients = [session, factories.public_client(user), factories.session_client(factories.UserFactory())]
     paths = ["/api/v1/groups", "/api/public/v1/groups", "/api/v1/groups"]
     for client, path in zip(clients, paths, strict=True):
@@ -80,7 +80,7 @@ def test_users_surfaces_and_keys_are_apart(user, session):
     assert Group.objects.count() == 4
 
 
-def test_two_keys_of_a_user_share_what_they_send(user):
+def test_two_api_keys_of_a_user_share_idempotency_keys(user):
     post(factories.public_client(user), path="/api/public/v1/groups")
     assert "Idempotent-Replayed" in post(factories.public_client(user), path="/api/public/v1/groups")
 
@@ -92,20 +92,20 @@ def test_a_malformed_key_is_400(session, key):
 
 
 @pytest.mark.parametrize("key", ["x", "x" * 255, "with spaces ~!", "../%00"])
-def test_printable_keys_are_taken(session, key):
+def test_printable_keys_are_accepted(session, key):
     assert post(session, key=key).status_code == 201
     assert post(session, key=key)["Idempotent-Replayed"] == "true"
 
 
 @pytest.mark.parametrize(("name", "status"), [("refuse", 409), ("answer", 409), ("crash", 500)])
-def test_a_failed_request_leaves_nothing_and_frees_its_key(session, name, status):
+def test_a_failed_request_stores_nothing_and_releases_its_key(session, name, status):
     assert post(session, name=name).status_code == status
     assert not Group.objects.exists()
     assert not IdempotencyRecord.objects.exists()
     assert post(session).status_code == 201
 
 
-def test_a_body_that_is_refused_uses_no_key(session):
+def test_an_invalid_body_uses_no_key(session):
     bad = session.generic("POST", "/api/v1/groups", b"{", "application/json", HTTP_IDEMPOTENCY_KEY="k1")
     assert bad.status_code == 400
     assert post(session).status_code == 201
@@ -118,14 +118,14 @@ def test_an_answer_with_a_secret_is_not_stored(session):
     assert Group.objects.count() == 1
 
 
-def test_the_header_means_nothing_to_other_actions(session):
+def test_other_actions_ignore_the_header(session):
     for _ in range(2):
         response = session.put("/api/v1/groups", {"a": 1}, format="json", HTTP_IDEMPOTENCY_KEY="k1")
         assert "Idempotent-Replayed" not in response
     assert not IdempotencyRecord.objects.exists()
 
 
-def test_a_request_in_flight_is_told_apart(session, user):
+def test_a_request_in_flight_has_its_own_error(session, user):
     idempotency.claim(user, "session", "k1", "f" * 64)
     record = IdempotencyRecord.objects.get()
     assert code(post(session)) == (409, "IDEMPOTENCY_KEY_REUSED")  # in flight, but for another body
@@ -143,7 +143,7 @@ def test_the_claim_of_a_crashed_request_is_taken_over(session, user, settings):
     assert post(session)["Idempotent-Replayed"] == "true"
 
 
-def test_a_crashed_claim_that_another_took_over_meanwhile_is_left_to_it(session, user, settings, monkeypatch):
+def test_a_crashed_claim_that_another_request_took_over_first_is_409(session, user, settings, monkeypatch):
     idempotency.claim(user, "session", "k1", "f" * 64)
     age(seconds=settings.IDEMPOTENCY_LOCK_SECONDS + 1)
 
@@ -157,7 +157,7 @@ def test_a_crashed_claim_that_another_took_over_meanwhile_is_left_to_it(session,
     assert IdempotencyRecord.objects.get().claim == "another"
 
 
-def test_a_request_that_was_taken_over_undoes_itself(session, monkeypatch):
+def test_a_request_rolls_back_if_its_claim_was_taken_over(session, monkeypatch):
     keep = idempotency.keep
 
     def overtaken(record, *args):
@@ -169,7 +169,7 @@ def test_a_request_that_was_taken_over_undoes_itself(session, monkeypatch):
     assert not Group.objects.exists()
 
 
-def test_an_answer_is_forgotten_in_time_even_if_not_pruned(session, settings):
+def test_an_expired_answer_is_not_used_even_if_not_pruned(session, settings):
     post(session)
     age(hours=settings.IDEMPOTENCY_HOURS, seconds=-30)
     assert post(session)["Idempotent-Replayed"] == "true"
@@ -188,18 +188,18 @@ def test_old_records_are_pruned_in_batches(session, settings, monkeypatch):
     assert [record.key for record in IdempotencyRecord.objects.all()] == ["new"]
 
 
-def test_the_queries_it_costs(session, django_assert_num_queries):
-    clock.sync()  # on PostgreSQL the clock asks now and then
+def test_the_number_of_queries(session, django_assert_num_queries):
+    clock.sync()  # on PostgreSQL the clock sometimes makes a query
     with django_assert_num_queries(3):
         post(session, key=None)
-    with django_assert_num_queries(3 + 3 + 4):  # find, insert, store; and the beginnings and ends of two transactions
+    with django_assert_num_queries(3 + 3 + 4):  # find, insert, store; begin and commit of two transactions
         post(session)
     with django_assert_num_queries(2):
         post(session)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_twenty_at_once_create_one():
+def test_twenty_concurrent_requests_create_one_object():
     client = factories.session_client(factories.UserFactory())
     answers = side_by_side(20, lambda _: post(client))
     assert Group.objects.count() == 1
@@ -212,7 +212,7 @@ def test_twenty_at_once_create_one():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_of_many_that_find_a_crashed_claim_one_takes_it_over(settings):
+def test_one_of_many_concurrent_requests_takes_over_a_crashed_claim(settings):
     user = factories.UserFactory()
     client = factories.session_client(user)
     idempotency.claim(user, "session", "k1", "f" * 64)
@@ -224,7 +224,7 @@ def test_of_many_that_find_a_crashed_claim_one_takes_it_over(settings):
 
 @pytest.mark.django_db(transaction=True)
 def test_a_second_request_does_not_wait_for_the_first():
-    """The claim is committed before the work begins, so others see it (SQLite lets them read meanwhile)."""
+    """The claim is committed before the work begins, so other requests see it (also on SQLite)."""
     client = factories.session_client(factories.UserFactory())
     urls.may_continue.clear()
     answers = []
@@ -246,7 +246,7 @@ def test_a_second_request_does_not_wait_for_the_first():
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_crash_before_the_commit_leaves_no_object(monkeypatch, settings, stored):
-    """The object and its stored answer are one transaction; the claim of the crashed request times out."""
+    """The object and its stored answer are one transaction. The claim of the crashed request times out."""
     client = factories.session_client(factories.UserFactory())
     keep = idempotency.keep
 
@@ -256,7 +256,7 @@ def test_a_crash_before_the_commit_leaves_no_object(monkeypatch, settings, store
         raise SystemExit
 
     monkeypatch.setattr(idempotency, "keep", die)
-    monkeypatch.setattr(idempotency, "release", lambda record: None)  # a killed process gives nothing back
+    monkeypatch.setattr(idempotency, "release", lambda record: None)  # a killed process does not release its claim
     with pytest.raises(SystemExit):
         post(client)
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""Keyset pagination (interface, section 1)."""
+"""Keyset pagination (docs/api.md)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOMENT = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
 
 
 def pages(session, limit: int) -> list[str]:
-    """The names of all items, page by page."""
+    """Return the names of all items, read page by page."""
     names: list[str] = []
     cursor = ""
     while True:
@@ -36,7 +36,7 @@ def five(user) -> list[ApiKey]:
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 100])
 @pytest.mark.parametrize("ascending", [False, True])
-def test_every_row_once_in_order(session, five, monkeypatch, limit, ascending):
+def test_every_row_is_listed_once_in_order(session, five, monkeypatch, limit, ascending):
     monkeypatch.setattr(ApiKeyViewSet, "pagination_ascending", ascending, raising=False)
     assert pages(session, limit) == (["0", "1", "2", "3", "4"] if ascending else ["4", "3", "2", "1", "0"])
 
@@ -53,8 +53,8 @@ def test_every_row_once_in_order(session, five, monkeypatch, limit, ascending):
         [120_000, 120_000, 120_001, 121_000, 121_000],
     ],
 )
-def test_rows_of_one_moment_are_told_apart(session, five, monkeypatch, limit, ascending, micro):
-    """Whatever form the database stores the time in (SQLite: whole seconds, milliseconds and microseconds differ)."""
+def test_rows_with_the_same_time_are_each_listed_once(session, five, monkeypatch, limit, ascending, micro):
+    """SQLite stores whole seconds, milliseconds and microseconds in different forms. Each form must work."""
     monkeypatch.setattr(ApiKeyViewSet, "pagination_ascending", ascending, raising=False)
     for key, offset in zip(five, micro, strict=True):
         ApiKey.objects.filter(pk=key.pk).update(created_at=MOMENT + timedelta(microseconds=offset))
@@ -65,7 +65,7 @@ def test_rows_of_one_moment_are_told_apart(session, five, monkeypatch, limit, as
     assert pages(session, limit) == expected
 
 
-def test_rows_added_meanwhile_move_nothing(session, five, user):
+def test_rows_added_between_pages_do_not_shift_the_pages(session, five, user):
     first = session.get("/api/v1/api-keys?limit=2").json()
     keys.create_key(user, name="new")
     ApiKey.objects.filter(name="3").delete()  # the cursor's own row
@@ -99,7 +99,7 @@ def encode(value: object) -> str:
         )
     ],
 )  # fmt: skip
-def test_what_is_no_limit_or_cursor_is_400(session, five, query):
+def test_an_invalid_limit_or_cursor_is_400(session, five, query):
     response = session.get(f"/api/v1/api-keys?{query}")
     assert (response.status_code, response.json()["error"]["code"]) == (400, "VALIDATION_ERROR")
     assert list(response.json()["error"]["details"]["fields"]) == [query.partition("=")[0]]

@@ -1,4 +1,4 @@
-"""Rate limits (interface, section 1)."""
+"""Rate limits (docs/api.md)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def refused(response) -> bool:
     )
 
 
-def test_a_user_s_calls_count_down(limits, session):
+def test_each_call_reduces_the_remaining_calls(limits, session):
     limits.RATE_LIMIT_SESSION = 3
     assert [shown(session.get("/api/v1/me")) for _ in range(3)] == [(3, 2, 60), (3, 1, 60), (3, 0, 60)]
     response = session.get("/api/v1/me")
@@ -49,7 +49,7 @@ def test_a_refused_call_costs_nothing(limits, session):
     assert {session.get("/api/v1/me")["Retry-After"] for _ in range(5)} <= {"60", "59"}
 
 
-def test_all_keys_of_a_user_count_together_and_users_apart(limits, user):
+def test_all_keys_of_a_user_share_a_limit_and_users_do_not(limits, user):
     limits.RATE_LIMIT_PUBLIC = 2
     first, second = factories.public_client(user), factories.public_client(user)
     assert [client.get("/api/public/v1/key").status_code for client in (first, second)] == [200, 200]
@@ -57,35 +57,35 @@ def test_all_keys_of_a_user_count_together_and_users_apart(limits, user):
     assert factories.public_client(factories.UserFactory()).get("/api/public/v1/key").status_code == 200
 
 
-def test_surfaces_count_apart(limits, user, session, public):
+def test_each_surface_has_its_own_limit(limits, user, session, public):
     limits.RATE_LIMIT_SESSION = limits.RATE_LIMIT_PUBLIC = 1
     assert session.get("/api/v1/me").status_code == 200
     assert public.get("/api/public/v1/key").status_code == 200
 
 
-def test_run_starts_have_a_limit_of_their_own(limits, session):
+def test_run_starts_have_a_separate_limit(limits, session):
     limits.RATE_LIMIT_SESSION, limits.RATE_LIMIT_RUN_STARTS = 10, 2
     posts = [session.post("/api/v1/groups", {}, format="json") for _ in range(2)]
     assert [post.status_code for post in posts] == [201, 201]
-    assert shown(posts[1])[:2] == (2, 0)  # the nearest limit is shown
+    assert shown(posts[1])[:2] == (2, 0)  # the headers show the limit with the fewest calls left
     assert refused(session.post("/api/v1/groups", {}, format="json"))
     response = session.get("/api/v1/groups")
-    assert (response.status_code, shown(response)[:2]) == (200, (10, 7))  # the refused start was charged to neither
+    assert (response.status_code, shown(response)[:2]) == (200, (10, 7))  # the refused start counts for neither limit
 
 
-def test_refused_credentials_count_by_address(limits, session):
+def test_invalid_credentials_count_by_address(limits, session):
     limits.RATE_LIMIT_UNAUTHENTICATED = 2
     bad = APIClient()
     bad.credentials(HTTP_AUTHORIZATION="Bearer x")
     answers = [bad.get("/api/v1/me"), APIClient().get("/api/public/v1/key")]
     assert [(answer.status_code, *shown(answer)[:2]) for answer in answers] == [(401, 2, 1), (401, 2, 0)]
     assert refused(bad.get("/api/v1/me"))
-    assert session.get("/api/v1/me").status_code == 200  # a good one from the same address is none of them
+    assert session.get("/api/v1/me").status_code == 200  # a valid credential from the same address does not count
     assert bad.get("/api/v1/me", REMOTE_ADDR="10.0.0.9").status_code == 401
 
 
 @pytest.mark.parametrize("path", ["/api/v1/nothing", "/api/fail/html", "/api/docs"])
-def test_what_no_view_counts_counts_by_address(limits, client, path):
+def test_requests_without_a_view_count_by_address(limits, client, path):
     limits.RATE_LIMIT_UNAUTHENTICATED = 1
     assert shown(client.get(path)) == (1, 0, 60)
     assert refused(client.get(path))
@@ -100,32 +100,32 @@ def test_what_no_view_counts_counts_by_address(limits, client, path):
         ("delete", "/api/v1/api-keys/key_x", 404),
     ],
 )
-def test_every_answer_of_a_view_shows_the_limit(limits, session, method, path, status):
+def test_every_answer_of_a_view_has_the_limit_headers(limits, session, method, path, status):
     limits.RATE_LIMIT_SESSION = 5
     response = getattr(session, method)(path)
     assert (response.status_code, *shown(response)[:2]) == (status, 5, 4)
 
 
-def test_zero_switches_a_limit_off(limits, session):
+def test_zero_disables_a_limit(limits, session):
     limits.RATE_LIMIT_SESSION = 0
     response = session.get("/api/v1/me")
     assert response.status_code == 200
     assert not any(name in response for name in HEADERS)
 
 
-def test_room_comes_back_as_the_window_moves(limits, redis_server):
+def test_calls_are_available_again_as_the_window_moves(limits, redis_server):
     limiter, bucket = Limiter(redis_server), [Bucket("b", 3)]
     client = redis.Redis.from_url(redis_server)
     while limiter.charge(bucket).allowed:
         pass
-    # As if the first two requests had been a minute ago: what the bucket holds are their times.
+    # The bucket holds the times of requests. Move the first two back by a minute.
     for index in range(2):
         moment = int(client.lindex("ratelimit:b", index))
         client.lset("ratelimit:b", index, moment - 60_000_000)
     assert [limiter.charge(bucket).allowed for _ in range(3)] == [True, True, False]
 
 
-def test_buckets_do_not_stay(limits, redis_server):
+def test_buckets_expire(limits, redis_server):
     Limiter(redis_server).charge([Bucket("b", 60)])
     assert 0 < redis.Redis.from_url(redis_server).pttl("ratelimit:b") <= 60_000
 
@@ -177,7 +177,7 @@ class TestAddress:
             (1, "[", "unknown"),
         ],
     )
-    def test_only_trusted_proxies_are_believed(self, settings, proxies, forwarded, found):
+    def test_forwarded_addresses_are_used_from_trusted_proxies_only(self, settings, proxies, forwarded, found):
         settings.TRUSTED_PROXIES = proxies
         request = RequestFactory().get("/", REMOTE_ADDR="9.9.9.9", HTTP_X_FORWARDED_FOR=forwarded)
         assert ratelimit.client_address(request) == found
@@ -191,27 +191,27 @@ class TestWithoutRedis:
         ratelimit.limiter_of.cache_clear()
 
     @pytest.mark.parametrize("url", ["unix:///nowhere/redis.sock", "redis://127.0.0.1:1", "http://nonsense"])
-    def test_requests_are_let_through_logged_and_counted(self, settings, session, caplog, url):
+    def test_requests_are_allowed_logged_and_counted(self, settings, session, caplog, url):
         settings.CACHE_REDIS_URL, settings.RATE_LIMIT_SESSION = url, 2
         with caplog.at_level(logging.WARNING):
             answers = [session.get("/api/v1/me") for _ in range(5)]
         assert {(answer.status_code, *shown(answer)) for answer in answers} == {(200, 2, 2, 0)}
         assert len([record for record in caplog.records if record.name == "config.api.ratelimit"]) == 1
 
-    def test_a_stalled_redis_is_asked_once(self, settings, session, caplog):
+    def test_a_stalled_redis_is_tried_once(self, settings, session, caplog):
         settings.BROKER_TIMEOUT_SECONDS = 0.1
-        with socket.create_server(("127.0.0.1", 0)) as listener:  # takes connections, never answers
+        with socket.create_server(("127.0.0.1", 0)) as listener:  # accepts connections, never answers
             settings.CACHE_REDIS_URL = f"redis://127.0.0.1:{listener.getsockname()[1]}"
             assert {session.get("/api/v1/me").status_code for _ in range(5)} == {200}
             assert len([record for record in caplog.records if record.name == "config.api.ratelimit"]) == 1
 
-    def test_the_limit_is_back_with_redis(self, settings, session, redis_server):
+    def test_the_limit_applies_again_when_redis_is_back(self, settings, session, redis_server):
         redis.Redis.from_url(redis_server).flushall()
         settings.CACHE_REDIS_URL, settings.RATE_LIMIT_SESSION = "unix:///nowhere/redis.sock", 1
         session.get("/api/v1/me")
         limiter = ratelimit.limiter_of(settings.CACHE_REDIS_URL)
         limiter.url, limiter.script = redis_server, None
-        assert session.get("/api/v1/me").status_code == 200  # still pausing
+        assert session.get("/api/v1/me").status_code == 200  # Redis is not tried again yet
         limiter.closed_until -= ratelimit.PAUSE_SECONDS
         assert session.get("/api/v1/me")["X-RateLimit-Remaining"] == "0"
         assert refused(session.get("/api/v1/me"))

@@ -1,4 +1,4 @@
-"""X-Request-Id: on every answer, in every log line, and in the tasks a request starts (interface, section 1)."""
+"""X-Request-Id: on every answer, in every log line, and in the tasks that a request starts (docs/api.md)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.api.urls")]
 
 
 @pytest.mark.parametrize("path", ["/api/v1/me", "/api/nothing", "/livez", "/nothing", "/api/fail/crash"])
-def test_every_answer_has_one(path):
+def test_every_answer_has_a_request_id(path):
     client = Client(raise_request_exception=False)
     first, second = client.get(path)["X-Request-Id"], client.get(path)["X-Request-Id"]
     assert first != second
@@ -22,12 +22,12 @@ def test_every_answer_has_one(path):
 
 
 @pytest.mark.parametrize("given", ["a", "A-1._z", "x" * 128])
-def test_the_caller_s_own_is_kept(session, given):
+def test_a_valid_id_of_the_caller_is_kept(session, given):
     assert session.get("/api/v1/me", HTTP_X_REQUEST_ID=given)["X-Request-Id"] == given
 
 
 @pytest.mark.parametrize("given", ["", " ", "a b", "x" * 129, "ü", "a\n", "a,b", "<x>"])
-def test_a_malformed_one_is_replaced(session, given):
+def test_a_malformed_id_is_replaced(session, given):
     assert session.get("/api/v1/me", HTTP_X_REQUEST_ID=given)["X-Request-Id"] != given
 
 
@@ -37,7 +37,7 @@ def test_it_is_in_the_log_lines_of_the_request(session, caplog):
     assert {record.request_id for record in caplog.records} == {"mine"}
 
 
-def test_it_goes_with_a_task_message():
+def test_it_is_sent_with_a_task_message():
     seen = []
 
     @shared_task(name="tests.note_request_id")
@@ -53,7 +53,7 @@ def test_it_goes_with_a_task_message():
         for _ in range(2):
             message = queue.get(timeout=30)
             message.ack()
-            # As a worker does: the message's headers become the task's request.
+            # A worker puts the message's headers into the task's request.
             note.push_request(**message.headers)
             logs.read_headers(task=note)
             note.run()

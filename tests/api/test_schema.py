@@ -1,4 +1,4 @@
-"""The OpenAPI document tells each operation's errors, scheme and parameters."""
+"""The OpenAPI document lists the errors, security scheme and parameters of each operation."""
 
 from __future__ import annotations
 
@@ -79,6 +79,6 @@ def test_names_schemes_and_parameters(document):
     ]
 
 
-def test_the_secret_is_in_one_answer_alone(document):
+def test_only_one_answer_contains_the_secret(document):
     schemas = document["components"]["schemas"]
     assert [name for name, schema in schemas.items() if "secret" in schema.get("properties", {})] == ["CreatedApiKey"]

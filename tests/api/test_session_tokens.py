@@ -1,4 +1,4 @@
-"""Session tokens of an identity provider and of the service itself (interface, section 2)."""
+"""Session tokens of an identity provider and of the service itself (docs/api.md)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def refused(response) -> bool:
 
 
 class TestLocalIssuer:
-    def test_a_token_names_its_user(self):
+    def test_a_token_identifies_its_user(self):
         user = factories.UserFactory(username="ada", email="ada@example.com")
         body = call(session_tokens.mint("ada")).json()
         assert body == {
@@ -53,7 +53,7 @@ class TestLocalIssuer:
         }
         assert body["createdAt"].endswith("Z")
 
-    def test_a_user_is_made_on_first_sight_and_once(self):
+    def test_a_user_is_created_by_the_first_token_only(self):
         ids = {call(session_tokens.mint("new")).json()["id"] for _ in range(2)}
         assert len(ids) == 1
         assert not User.objects.get(username="new").has_usable_password()
@@ -76,7 +76,7 @@ class TestLocalIssuer:
         with time_machine.travel(now + 3600 + 35, tick=False):
             assert refused(call(token))
 
-    def test_the_key_file_is_made_once_and_private(self, settings, tmp_path):
+    def test_the_key_file_is_created_once_and_is_private(self, settings, tmp_path):
         path = tmp_path / "deep" / "key.pem"
         with ThreadPoolExecutor(8) as pool:
             (settings.SESSION_KEY,) = set(pool.map(lambda _: secret_from_file(path, signing_key), range(8)))
@@ -88,7 +88,7 @@ class TestLocalIssuer:
         settings.SESSION_KEY = signing_key()
         assert refused(call(token))
 
-    def test_the_public_key_is_no_shared_secret(self):
+    def test_the_public_key_is_not_accepted_as_a_shared_secret(self):
         public = session_tokens._local_key().public_key()
         pem = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
         claims = jwt.decode(session_tokens.mint("ada"), options={"verify_signature": False})
@@ -135,11 +135,11 @@ class TestLocalIssuer:
         assert call(header=f"bearer  {session_tokens.mint('ada')}").status_code == 200
 
     def test_two_authorization_headers_are_refused(self):
-        # A WSGI server joins them so.
+        # A WSGI server joins the two headers with a comma.
         token = session_tokens.mint("ada")
         assert refused(call(header=f"Bearer {token},Bearer {token}"))
 
-    def test_an_api_key_is_no_session_token_and_the_other_way_round(self, user):
+    def test_api_keys_and_session_tokens_are_not_interchangeable(self, user):
         key = factories.public_client(user)
         assert key.get("/api/public/v1/key").status_code == 200
         assert refused(key.get("/api/v1/me"))
@@ -183,14 +183,14 @@ class TestIdentityProvider:
     def test_wrong_claims_are_refused(self, provider, changes):
         assert refused(call(provider.token("r1", **changes)))
 
-    def test_a_list_of_audiences_that_holds_ours_is_accepted(self, provider):
+    def test_a_list_of_audiences_with_the_expected_one_is_accepted(self, provider):
         assert call(provider.token("r1", aud=["others", "agents"])).status_code == 200
 
     def test_the_service_s_own_tokens_are_refused(self, provider):
         assert refused(call(session_tokens.mint("ada")))
 
-    def test_an_algorithm_that_is_not_the_key_s_is_refused(self, provider):
-        # Signed properly by e1, but it claims to be r1's.
+    def test_an_algorithm_other_than_the_keys_is_refused(self, provider):
+        # The signature of key e1 is valid, but the header names key r1.
         assert refused(call(provider.token("e1", headers={"kid": "r1"})))
 
     def test_other_algorithms_are_refused_before_any_fetch(self, provider):
@@ -210,14 +210,14 @@ class TestIdentityProvider:
         assert call(provider.token("r1")).status_code == 200
         assert refused(call(provider.token("enc")))
 
-    def test_a_new_key_is_fetched_when_it_is_seen(self, provider):
+    def test_an_unknown_key_id_causes_a_fetch(self, provider):
         assert call(provider.token("r1")).status_code == 200
         provider.add("r2", "RS256")
         with time_passed(provider, 61):
             assert call(provider.token("r2")).status_code == 200
         assert provider.fetches == 2
 
-    def test_a_withdrawn_key_is_forgotten(self, provider, settings):
+    def test_a_withdrawn_key_is_no_longer_accepted(self, provider, settings):
         token = provider.token("r1")
         assert call(token).status_code == 200
         provider.remove("r1")
@@ -225,7 +225,7 @@ class TestIdentityProvider:
         with time_passed(provider, settings.SESSION_JWKS_CACHE_SECONDS + 1):
             assert refused(call(token))
 
-    def test_a_storm_of_unknown_keys_is_one_fetch(self, provider):
+    def test_many_unknown_keys_cause_one_fetch(self, provider):
         assert call(provider.token("r1")).status_code == 200
         storm = [provider.token("r1", headers={"kid": f"made-up-{n}"}) for n in range(20)]
         with time_passed(provider, 61):
@@ -248,7 +248,7 @@ class TestIdentityProvider:
             provider.delay.set()
             asking.join()
 
-    def test_an_absent_provider_with_a_warm_cache_changes_nothing(self, provider, settings):
+    def test_an_unreachable_provider_has_no_effect_while_keys_are_cached(self, provider, settings):
         token = provider.token("r1")
         assert call(token).status_code == 200
         provider.close()
@@ -257,20 +257,20 @@ class TestIdentityProvider:
             assert refused(call(provider.token("r1", headers={"kid": "x"})))
 
     @pytest.mark.parametrize("document", [{}, {"keys": []}, {"keys": "x"}, [], {"keys": [{"kty": "?"}]}, "x"], ids=str)
-    def test_a_provider_that_answers_nonsense_changes_nothing(self, provider, settings, document):
+    def test_an_invalid_key_document_has_no_effect_while_keys_are_cached(self, provider, settings, document):
         token = provider.token("r1")
         assert call(token).status_code == 200
         provider.document = document
         with time_passed(provider, settings.SESSION_JWKS_CACHE_SECONDS * 2):
             assert call(token).status_code == 200
 
-    def test_an_absent_provider_with_a_cold_cache_is_unavailable(self, provider):
+    def test_an_unreachable_provider_without_cached_keys_is_unavailable(self, provider):
         token = provider.token("r1")
         provider.close()
         response = call(token)
         assert (response.status_code, response.json()["error"]["code"]) == (503, "UNAVAILABLE")
 
-    def test_a_hanging_provider_costs_one_time_out(self, provider, settings):
+    def test_a_hanging_provider_causes_one_timeout(self, provider, settings):
         settings.SESSION_JWKS_TIMEOUT_SECONDS = 0.2
         provider.delay.clear()
         tokens = [provider.token("r1")] * 8
@@ -278,13 +278,13 @@ class TestIdentityProvider:
             assert set(pool.map(outcome, tokens)) == {"Unavailable"}
         assert provider.fetches == 1
 
-    def test_a_single_key_need_not_be_named(self, provider):
+    def test_a_token_need_not_name_the_only_key(self, provider):
         provider.remove("e1")
         provider.remove("o1")
         assert call(provider.token("r1", headers={})).status_code == 200
 
     @pytest.mark.parametrize("subject", ["x" * 151, "a\0b", "line\nbreak", " padded ", "𝔘" * 151])
-    def test_a_subject_that_is_no_username_gets_a_stable_one(self, provider, subject):
+    def test_a_subject_that_is_not_a_valid_username_gets_a_stable_username(self, provider, subject):
         names = {call(provider.token("r1", sub=subject)).json()["username"] for _ in range(2)}
         assert len(names) == 1
         assert names.pop().startswith("sub-")
@@ -294,27 +294,27 @@ class TestIdentityProvider:
         assert len(set(names)) == 4
 
     @pytest.mark.parametrize("email", ["no address", 5, "a" * 300 + "@example.com", "a\0@example.com", None])
-    def test_an_odd_address_is_not_kept(self, provider, email):
+    def test_an_invalid_email_address_is_not_stored(self, provider, email):
         assert call(provider.token("r1", email=email)).json()["email"] == ""
 
-    def test_the_address_follows_the_provider(self, provider):
+    def test_the_email_address_is_updated_from_the_token(self, provider):
         call(provider.token("r1", email="old@example.com"))
         assert call(provider.token("r1", email="new@example.com")).json()["email"] == "new@example.com"
         assert call(provider.token("r1")).json()["email"] == "new@example.com"
 
 
-def test_a_first_request_that_another_overtakes_finds_the_user(monkeypatch):
+def test_a_first_request_finds_the_user_that_a_concurrent_request_created(monkeypatch):
     def overtaken(password: None) -> str:
         User.objects.get_or_create(username="twin")
         return "!"
 
-    monkeypatch.setattr(authentication, "make_password", overtaken)  # between looking for the user and making it
+    monkeypatch.setattr(authentication, "make_password", overtaken)  # between the look-up of the user and its creation
     assert call(session_tokens.mint("twin")).status_code == 200
     assert User.objects.filter(username="twin").count() == 1
 
 
 @pytest.mark.django_db(transaction=True)
-def test_first_requests_side_by_side_make_one_user():
+def test_concurrent_first_requests_create_one_user():
     token = session_tokens.mint("twin")
     assert {answer.status_code for answer in side_by_side(8, lambda _: call(token))} == {200}
     assert User.objects.filter(username="twin").count() == 1
@@ -328,7 +328,7 @@ def outcome(token: str) -> str:
 
 
 class time_passed:
-    """Ages the cached keys, as their clock is monotonic."""
+    """Changes the age of the cached keys, as time_machine does not move the monotonic clock."""
 
     def __init__(self, provider, seconds: float) -> None:
         self.jwks, self.seconds = session_tokens.jwks(provider.url), seconds

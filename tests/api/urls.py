@@ -1,4 +1,4 @@
-"""Routes of viewsets that exist for the tests of the shared layer alone, beside those of /me and of API keys."""
+"""Routes of viewsets that only the API tests use, and the routes of /me and of API keys."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from config.kernel.errors import Conflict
 from config.urls import handler400, handler500  # noqa: F401
 from config.urls import urlpatterns as real
 
-# While cleared, ``create`` waits in the middle of its work.
+# ``create`` waits in the middle of its work until this event is set.
 may_continue = threading.Event()
 may_continue.set()
 entered = threading.Event()
 
 
 class Groups(ServiceViewSet):
-    """``create`` makes a Group: a row whose number can be counted."""
+    """``create`` makes a Group, so a test can count the rows."""
 
     required_scopes = {"create": "runs:write", "list": "runs:read", "echo": ""}
     throttle_run_starts = frozenset({"create"})
@@ -56,7 +56,7 @@ class SecretGroups(Groups):
 
 
 def fail(request: HttpRequest, kind: str) -> HttpResponse:
-    """A view outside of DRF that fails as ``kind`` says."""
+    """A view outside of DRF that raises the error named by ``kind``."""
     failures: dict[str, Any] = {
         "crash": RuntimeError("SELECT secret"),
         "forbidden": PermissionDenied("secret"),

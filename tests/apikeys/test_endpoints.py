@@ -1,4 +1,4 @@
-"""/api-keys, /key and what a key opens (interface, section 6)."""
+"""/api-keys, /key and requests with a key (docs/api.md)."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ class TestCreate:
         assert before + lifetime * DAY <= ApiKey.objects.get().expires_at <= clock.now() + lifetime * DAY
 
     @pytest.mark.parametrize("days", [0, 366, -1, 1.5, "30", True, False, None, [], {}, 10**18, 2**63])
-    def test_a_lifetime_that_does_not_fit_is_400(self, session, days):
+    def test_an_invalid_lifetime_is_400(self, session, days):
         response = create(session, {"name": "ci", "expirationDays": days})
         assert response.status_code == 400
         assert days == 2**63 or list(response.json()["error"]["details"]["fields"]) == ["expirationDays"]
         assert not ApiKey.objects.exists()
 
     @pytest.mark.parametrize("name", ["", "  ", "x" * 101, None, 5, True, [], {}])
-    def test_a_name_that_does_not_fit_is_400(self, session, name):
+    def test_an_invalid_name_is_400(self, session, name):
         response = create(session, {"name": name})
         assert list(response.json()["error"]["details"]["fields"]) == ["name"]
         assert create(session, {}).status_code == 400
@@ -80,26 +80,26 @@ class TestCreate:
         assert body["scopes"] == list(keys.DEFAULT_SCOPES)
         assert body["id"] != "key_mine"
 
-    def test_too_many_are_409(self, session, settings):
+    def test_too_many_live_keys_are_409(self, session, settings):
         settings.API_KEY_MAX_LIVE = 1
         create(session)
         response = create(session)
         assert (response.status_code, response.json()["error"]["code"]) == (409, "CONFLICT")
 
-    def test_the_secret_is_never_stored_for_a_replay(self, session):
+    def test_the_answer_with_the_secret_is_not_stored_for_a_replay(self, session):
         secret = create(session, HTTP_IDEMPOTENCY_KEY="k").json()["secret"]
         replay = create(session, HTTP_IDEMPOTENCY_KEY="k")
         assert (replay.status_code, replay.json()["error"]["code"]) == (409, "IDEMPOTENCY_KEY_REUSED")
         assert secret not in replay.content.decode()
         assert ApiKey.objects.count() == 1
 
-    def test_it_needs_a_session(self, public):
+    def test_it_requires_a_session_token(self, public):
         assert refused(create(APIClient()))
         assert refused(create(public))
 
 
 class TestList:
-    def test_the_newest_first_and_no_secret(self, session):
+    def test_the_newest_come_first_and_without_secrets(self, session):
         made = [create(session, {"name": str(number)}).json() for number in range(3)]
         response = session.get("/api/v1/api-keys?limit=2")
         assert [item["name"] for item in response.json()["items"]] == ["2", "1"]
@@ -109,11 +109,11 @@ class TestList:
         assert rest["nextCursor"] is None
         assert not any(key["secret"] in response.content.decode() for key in made)
 
-    def test_only_one_s_own(self, session):
+    def test_only_keys_of_the_caller_are_listed(self, session):
         keys.create_key(factories.UserFactory(), name="another's")
         assert session.get("/api/v1/api-keys").json() == {"items": [], "nextCursor": None}
 
-    def test_the_queries_do_not_grow(self, session, user, django_assert_num_queries):
+    def test_the_number_of_queries_does_not_grow(self, session, user, django_assert_num_queries):
         for number in range(5):
             keys.create_key(user, name=str(number))
         with django_assert_num_queries(2):
@@ -121,7 +121,7 @@ class TestList:
 
 
 class TestRevoke:
-    def test_it_is_effective_at_once_and_idempotent(self, session, user):
+    def test_it_takes_effect_immediately_and_is_idempotent(self, session, user):
         key, secret = keys.create_key(user, name="ci")
         for _ in range(2):
             response = session.delete(f"/api/v1/api-keys/{key.pk}")
@@ -130,7 +130,7 @@ class TestRevoke:
         item = session.get("/api/v1/api-keys").json()["items"][0]
         assert item["revokedAt"] is not None
 
-    def test_the_first_time_stays(self, session, user):
+    def test_the_time_of_the_first_revocation_is_kept(self, session, user):
         key, _ = keys.create_key(user, name="ci")
         session.delete(f"/api/v1/api-keys/{key.pk}")
         key.refresh_from_db()
@@ -139,14 +139,14 @@ class TestRevoke:
         key.refresh_from_db()
         assert key.revoked_at == first
 
-    def test_another_s_key_is_404_and_stays(self, session):
+    def test_another_users_key_is_404_and_stays_valid(self, session):
         key, secret = keys.create_key(factories.UserFactory(), name="another's")
         assert session.delete(f"/api/v1/api-keys/{key.pk}").status_code == 404
         assert bearing(secret).get("/api/public/v1/key").status_code == 200
 
 
 class TestUse:
-    def test_a_key_sees_itself(self, user):
+    def test_a_key_can_read_its_own_data(self, user):
         key, secret = keys.create_key(user, name="ci")
         assert bearing(secret).get("/api/public/v1/key").json() == {
             "name": "ci",
@@ -155,7 +155,7 @@ class TestUse:
             "expiresAt": clock.iso(key.expires_at),
         }
 
-    def test_even_without_any_scope(self, user):
+    def test_a_key_without_scopes_can_read_its_own_data(self, user):
         assert factories.public_client(user, scopes=[]).get("/api/public/v1/key").json()["scopes"] == []
 
     def test_an_expired_key_is_refused(self, user):
@@ -170,14 +170,14 @@ class TestUse:
         assert refused(bearing(secret).get("/api/public/v1/key"))
         assert ApiKey.objects.get().last_used_at is None
 
-    def test_a_strange_key_is_refused(self):
+    def test_an_unknown_key_is_refused(self):
         assert refused(bearing(keys.new_secret()).get("/api/public/v1/key"))
         assert refused(APIClient().get("/api/public/v1/key"))
 
     def test_the_last_use_is_written_once_a_minute(self, user, settings, django_assert_num_queries):
         key, secret = keys.create_key(user, name="ci")
         client = bearing(secret)
-        clock.sync()  # on PostgreSQL the clock asks now and then
+        clock.sync()  # on PostgreSQL the clock sometimes makes a query
         with django_assert_num_queries(2):
             client.get("/api/public/v1/key")
         key.refresh_from_db()
@@ -191,7 +191,7 @@ class TestUse:
         key.refresh_from_db()
         assert key.last_used_at >= first
 
-    def test_a_busy_database_does_not_turn_a_key_away(self, user, monkeypatch):
+    def test_a_key_is_accepted_while_the_database_is_busy(self, user, monkeypatch):
         _, secret = keys.create_key(user, name="ci")
 
         def busy(key) -> None:
@@ -202,14 +202,14 @@ class TestUse:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_of_uses_side_by_side_one_writes():
+def test_one_of_several_concurrent_uses_is_written():
     user = factories.UserFactory()
     key, secret = keys.create_key(user, name="ci")
     found = [keys.find_key(secret) for _ in range(6)]
     side_by_side(6, lambda number: keys.note_use(found[number]))
     key.refresh_from_db()
     first = key.last_used_at
-    keys.note_use(found[0])  # still believes it was never used
+    keys.note_use(found[0])  # this object was loaded before the first use
     key.refresh_from_db()
     assert key.last_used_at == first
 

@@ -1,4 +1,4 @@
-"""Secrets, their checksum and what is stored of them (interface, section 6)."""
+"""The secrets of API keys: their form, their checksum and their stored digest."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_secrets_differ():
     assert len({keys.new_secret() for _ in range(100)}) == 100
 
 
-def test_a_typo_costs_no_query(user, django_assert_num_queries):
+def test_a_mistyped_secret_causes_no_query(user, django_assert_num_queries):
     _, secret = keys.create_key(user, name="ci")
     with django_assert_num_queries(0):
         for place in range(len(secret)):
@@ -56,13 +56,13 @@ def test_a_typo_costs_no_query(user, django_assert_num_queries):
             assert keys.find_key(odd) is None
 
 
-def test_a_well_formed_stranger_is_not_found(user, django_assert_num_queries):
+def test_a_well_formed_unknown_secret_is_not_found(user, django_assert_num_queries):
     keys.create_key(user, name="ci")
     with django_assert_num_queries(1):
         assert keys.find_key(keys.new_secret()) is None
 
 
-def test_the_key_and_its_user_are_one_query(user, django_assert_num_queries):
+def test_the_key_and_its_user_are_read_in_one_query(user, django_assert_num_queries):
     key, secret = keys.create_key(user, name="ci")
     with django_assert_num_queries(1):
         found = keys.find_key(secret)
@@ -86,7 +86,7 @@ def test_the_number_of_live_keys_is_limited(user, settings):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_limit_holds_side_by_side(settings):
+def test_concurrent_requests_do_not_exceed_the_limit(settings):
     settings.API_KEY_MAX_LIVE = 3
     user = factories.UserFactory()
 

@@ -1,4 +1,4 @@
-"""What is declared in one table is read from it, by the code and by the documents."""
+"""Values that are declared in one table are read from that table, in the code and in the API document."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from runs.errors import CallError, RunError
 from tests.architecture.test_rules import ROOT, sources
 from webhooks.catalogue import Event
 
-# The names that unfold colours the labels of a column by.
+# The names of the colours that unfold has for the labels of a column.
 TONES = {"default", "info", "success", "warning", "danger"}
 
 
 @pytest.mark.parametrize("statuses", StatusChoices.__subclasses__(), ids=lambda statuses: statuses.__qualname__)
-def test_a_status_is_its_value_with_a_tone(statuses: type[StatusChoices]) -> None:
+def test_each_status_has_a_value_and_a_tone(statuses: type[StatusChoices]) -> None:
     assert {status.tone for status in statuses} <= TONES
     assert statuses.all_final()
     assert statuses.all_live()
@@ -30,7 +30,7 @@ def test_a_status_is_its_value_with_a_tone(statuses: type[StatusChoices]) -> Non
         assert status.live is not status.final
 
 
-def test_webhook_events_are_named_in_their_catalogue_only() -> None:
+def test_only_the_catalogue_contains_names_of_webhook_events() -> None:
     # A stream event may have the name of a webhook event.
     names = {event.value for event in Event} - {event.stream_type for event in Event}
     wrong = [
@@ -49,7 +49,7 @@ def test_the_api_document_lists_every_error_code() -> None:
     assert listing == {(status, code) for status, found in document.errors().items() for code in found}
 
 
-def test_every_kind_of_refusal_has_a_code_that_the_document_knows() -> None:
+def test_every_kind_of_refusal_has_a_documented_code() -> None:
     known = document.errors()
     waiting, wrong = [DomainError], []
     while waiting:

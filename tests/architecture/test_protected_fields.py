@@ -1,4 +1,4 @@
-"""A status changes in its transitions only; every other path is refused at run time."""
+"""Only the transitions may change a status. Every other write fails at run time."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ PATHS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("model", FACTORIES)
-def test_no_path_changes_a_status_without_the_key(model, path):
+def test_no_write_changes_a_status_without_the_key(model, path):
     row = FACTORIES[model]()
     status = row.status
     with pytest.raises(FieldIsProtected, match="status"), transaction.atomic():
@@ -90,7 +90,7 @@ def test_other_fields_of_a_stored_row_may_change():
 
 
 @pytest.mark.parametrize("model", FACTORIES)
-def test_a_key_is_handed_out_once(model):
+def test_each_models_key_can_be_obtained_once(model):
     with pytest.raises(RuntimeError, match=model.__name__):
         take_key(model)
 

@@ -1,4 +1,4 @@
-"""The rules of docs/architecture.md that no linter holds."""
+"""The rules of docs/architecture.md that no linter checks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_foreign_keys_point_downwards() -> None:
     assert wrong == []
 
 
-def test_no_import_for_types_hides_a_cycle_in_a_package() -> None:
+def test_no_type_checking_import_hides_a_cycle_in_a_package() -> None:
     """``if TYPE_CHECKING:`` may import from other packages only."""
     wrong = [
         f"{path.relative_to(ROOT)}:{imported.lineno}"
@@ -57,12 +57,12 @@ def test_readme_lists_every_variable(name: str) -> None:
     assert f"`{name}`" in (ROOT / "README.md").read_text()
 
 
-# The settings and the URLs name apps by rule; ``make run`` shows its user the first calls to make.
+# Only the settings and the URLs may name apps. ``make run`` prints examples of first calls.
 MAY_NAME_APPS = ("settings.py", "urls.py", "local")
 
 
 def strings(path: Path) -> list[tuple[int, str]]:
-    """The strings of a module with their lines, but not its docstrings."""
+    """Return the strings of a module with their line numbers, without its docstrings."""
     tree = ast.parse(path.read_text())
     texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in texts]
@@ -70,7 +70,7 @@ def strings(path: Path) -> list[tuple[int, str]]:
 
 
 def test_no_string_in_config_names_an_app() -> None:
-    """A label, a model, a table, a dotted name or a path of an app: those stand in the settings."""
+    """The settings hold every label, model, table, dotted name and path of an app."""
     apps_of_ours = [label for label in OWN_APPS if label != "config"]
     models = [model._meta.model_name for label in apps_of_ours for model in apps.get_app_config(label).get_models()]
     labels, names = "|".join(apps_of_ours), "|".join(set(models) - {"message"})
@@ -91,7 +91,7 @@ def test_no_string_in_config_names_an_app() -> None:
 
 
 def test_tasks_take_ids_only() -> None:
-    """A model object as an argument would be a stale copy by the time that the task runs."""
+    """A model object in the arguments would be out of date when the task runs."""
     wrong = []
     for path in sources():
         if path.name != "tasks.py":

@@ -1,4 +1,4 @@
-"""What a client does with attachments, over the test client."""
+"""Helpers that announce, upload and complete attachments with the test client."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 4
 
 @pytest.fixture(autouse=True)
 def storage(tmp_path: Path, settings: Any) -> Path:
-    """An empty folder that is the file storage."""
+    """An empty folder for the file storage."""
     settings.MEDIA_ROOT = tmp_path / "files"
     return tmp_path / "files"
 
 
 def stored() -> list[bytes]:
-    """What every file in the storage holds."""
+    """Return the content of each file in the storage."""
     root = Path(default_storage.location)
     return sorted(file.read_bytes() for file in root.rglob("*") if file.is_file())
 
@@ -33,7 +33,7 @@ def announce(client: APIClient, content: bytes = b"Hello", base: str = "/api/v1"
 
 
 def upload(answer: dict[str, Any], content: bytes, **extra: Any) -> Any:
-    """As anybody would who has the address: no token is sent."""
+    """Upload to the signed address. The request has no token."""
     url = answer["upload"]["url"].partition("://")[2].partition("/")[2]
     return Client().put(f"/{url}", content, content_type="application/octet-stream", **extra)
 
@@ -55,7 +55,7 @@ def digest(content: bytes) -> str:
 
 
 def fields(response: Any, status: int = 400) -> dict[str, list[str]]:
-    """The problems that a refusal names."""
+    """Return the fields that the error response names, with their problems."""
     assert response.status_code == status, response.content
     return response.json()["error"]["details"]["fields"]
 

@@ -1,4 +1,4 @@
-"""A local S3-compatible server in a process of its own."""
+"""A local S3-compatible server in a separate process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BUCKET = "files"
 
 @contextmanager
 def object_storage() -> Iterator[str]:
-    """Its address while it runs."""
+    """Run the server. Yields its URL."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

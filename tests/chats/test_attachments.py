@@ -1,4 +1,4 @@
-"""Attachments announced, uploaded and completed, on both surfaces (interface, section 3)."""
+"""Announcing, uploading and completing attachments on both surfaces (docs/attachments.md)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_file_becomes_an_attachment(api, settings):
     assert stored() == [PNG]
 
 
-def test_the_digest_need_not_be_announced(session):
+def test_the_digest_is_optional(session):
     answer = announce(session, b"abc").json()
     assert answer["sha256"] is None
     upload(answer, b"abc")
@@ -85,7 +85,7 @@ def test_the_digest_need_not_be_announced(session):
         ({"sha256": 1}, "sha256"),
     ],
 )
-def test_what_does_not_fit_is_400(session, change, field):
+def test_an_invalid_field_is_400(session, change, field):
     assert list(fields(announce(session, **change))) == [field]
     assert not Attachment.objects.exists()
 
@@ -95,7 +95,7 @@ def test_every_field_but_the_digest_is_required(session):
     assert set(problems) == {"fileName", "contentType", "sizeBytes"}
 
 
-def test_nul_and_half_characters_are_400(session):
+def test_nul_characters_and_lone_surrogates_are_400(session):
     for name in (b"a\\u0000b", b"\\ud800"):
         body = b'{"fileName": "' + name + b'", "contentType": "text/plain", "sizeBytes": 5}'
         answer = session.generic("POST", "/api/v1/attachments", body, content_type="application/json")
@@ -103,7 +103,7 @@ def test_nul_and_half_characters_are_400(session):
 
 
 @pytest.mark.parametrize("size", [101, 2**62])
-def test_too_large_a_file_is_413(session, settings, size):
+def test_a_file_that_is_too_large_is_413(session, settings, size):
     settings.ATTACHMENT_MAX_BYTES = 100
     assert code(announce(session, sizeBytes=size)) == (413, "PAYLOAD_TOO_LARGE")
     assert announce(session, sizeBytes=100).status_code == 201
@@ -120,11 +120,11 @@ def test_too_large_a_file_is_413(session, settings, size):
         ("IMAGE/WEBP", "image/webp"),
     ],
 )
-def test_types(session, given, kept):
+def test_content_types(session, given, kept):
     assert announce(session, contentType=given).json()["contentType"] == kept
 
 
-def test_the_types_are_a_setting(session, settings):
+def test_the_accepted_content_types_are_a_setting(session, settings):
     settings.ATTACHMENT_TYPES = ["application/zip"]
     assert announce(session, contentType="application/zip").status_code == 201
     assert "application/zip" in fields(announce(session, contentType="text/plain"))["contentType"][0]
@@ -138,7 +138,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=ascii)
-def test_any_text_is_a_name_to_show_and_never_a_path(session, storage, name):
+def test_a_file_name_is_never_used_as_a_path(session, storage, name):
     attachment = ready(session, b"Hello", fileName=name)
     assert attachment["fileName"] == name
     (file,) = [path.relative_to(storage) for path in storage.rglob("*") if path.is_file()]
@@ -150,8 +150,8 @@ def test_any_text_is_a_name_to_show_and_never_a_path(session, storage, name):
     answer.close()
 
 
-# --- whose -----------------------------------------------------------------------------------------------------------
-def test_anothers_attachment_is_as_if_it_did_not_exist(session):
+# --- access ----------------------------------------------------------------------------------------------------------
+def test_an_attachment_of_another_user_is_404(session):
     row = factories.AttachmentFactory()
     path = f"/api/v1/attachments/{row.pk}"
     for answer in (session.get(path), session.get(f"{path}/content"), session.post(f"{path}/complete")):
@@ -171,7 +171,7 @@ def test_scopes(user):
     assert code(complete(reader, {"id": row.pk}, base)) == (403, "FORBIDDEN")
 
 
-def test_the_same_key_announces_once(session):
+def test_the_same_idempotency_key_announces_once(session):
     body = {"fileName": "a", "contentType": "text/plain", "sizeBytes": 1}
     answers = [session.post("/api/v1/attachments", body, format="json", headers={"Idempotency-Key": "k"}) for _ in "ab"]
     assert answers[0].json() == answers[1].json()
@@ -179,8 +179,8 @@ def test_the_same_key_announces_once(session):
     assert Attachment.objects.count() == 1
 
 
-# --- all of a user's -------------------------------------------------------------------------------------------------
-def test_all_of_a_users_have_a_limit_together(session, user, settings):
+# --- the limit of a user ---------------------------------------------------------------------------------------------
+def test_all_attachments_of_a_user_share_a_limit(session, user, settings):
     settings.ATTACHMENT_USER_MAX_BYTES = 100
     factories.AttachmentFactory(user=factories.UserFactory(), size_bytes=1000)
     factories.AttachmentFactory(user=user, size_bytes=60)
@@ -193,7 +193,7 @@ def test_all_of_a_users_have_a_limit_together(session, user, settings):
     assert announce(session, sizeBytes=30).status_code == 201
 
 
-def test_a_deleted_chat_makes_room(session, user, settings):
+def test_attachments_of_a_deleted_chat_do_not_count(session, user, settings):
     settings.ATTACHMENT_USER_MAX_BYTES = 100
     message = factories.MessageFactory(chat__user=user)
     factories.AttachmentFactory(user=user, message=message, size_bytes=100)
@@ -209,7 +209,7 @@ def test_without_a_limit_nothing_is_counted(session, user, settings):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_of_many_at_once_only_those_that_fit_are_taken(settings):
+def test_concurrent_announcements_do_not_exceed_the_limit(settings):
     settings.ATTACHMENT_USER_MAX_BYTES = 100
     user = factories.UserFactory()
     answers = side_by_side(8, lambda _: announce(factories.session_client(user), sizeBytes=30))

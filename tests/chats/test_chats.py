@@ -1,4 +1,4 @@
-"""Chats on both surfaces: made, listed, renamed, deleted (interface, section 3)."""
+"""Creating, listing, renaming and deleting chats on both surfaces (docs/api.md)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ BASES = {"session": "/api/v1", "public": "/api/public/v1"}
 
 @pytest.fixture(params=list(BASES))
 def api(request, user):
-    """A client and its surface's path."""
+    """A client and the path of its surface."""
     client = factories.session_client(user) if request.param == "session" else factories.public_client(user)
     return client, BASES[request.param]
 
 
-def test_a_chat_has_its_whole_life(api):
+def test_a_chat_is_created_listed_renamed_and_deleted(api):
     client, base = api
     made = client.post(f"{base}/chats", {"title": "Plans"}, format="json")
     assert made.status_code == 201
@@ -52,32 +52,32 @@ def test_a_chat_has_its_whole_life(api):
 
 
 @pytest.mark.parametrize("body", [{}, {"title": None}, {"unknown": 1}])
-def test_a_title_is_not_needed(session, body):
+def test_a_title_is_optional(session, body):
     assert session.post("/api/v1/chats", body, format="json").json()["title"] is None
 
 
 @pytest.mark.parametrize("title", ["x" * 200, "漢" * 200, "🦊", "a/b\\c", "\u202egnp", "<script>"])
-def test_titles_that_fit(session, title):
+def test_valid_titles(session, title):
     chat = session.post("/api/v1/chats", {"title": title}, format="json").json()
     assert session.get(f"/api/v1/chats/{chat['id']}").json()["title"] == title
 
 
 @pytest.mark.parametrize("title", ["", "   ", "x" * 201, 5, True, ["x"], {"a": 1}])
-def test_titles_that_do_not_fit(session, user, title):
+def test_invalid_titles(session, user, title):
     chat = factories.ChatFactory(user=user, title="before")
     assert "title" in fields(session.post("/api/v1/chats", {"title": title}, format="json"))
     assert "title" in fields(session.patch(f"/api/v1/chats/{chat.pk}", {"title": title}, format="json"))
     assert Chat.objects.get().title == "before"
 
 
-def test_a_rename_needs_a_title_and_takes_null(session, user):
+def test_a_rename_requires_a_title_and_accepts_null(session, user):
     chat = factories.ChatFactory(user=user, title="before")
     path = f"/api/v1/chats/{chat.pk}"
     assert "title" in fields(session.patch(path, {}, format="json"))
     assert session.patch(path, {"title": None}, format="json").json()["title"] is None
 
 
-def test_the_first_message_gives_a_title_to_a_chat_that_has_none(session, user):
+def test_the_first_message_sets_the_title_of_a_chat_without_one(session, user):
     plain, named = factories.ChatFactory(user=user, title=None), factories.ChatFactory(user=user, title="Mine")
     for chat in (plain, named):
         body = {"message": "\n  \n  Plan my trip \nand more"}
@@ -104,18 +104,18 @@ def test_the_newest_chats_come_first_page_by_page(session, user):
         seen += [item["id"] for item in page["items"]]
         sizes.append(len(page["items"]))
         if len(seen) == 3:
-            factories.ChatFactory(user=user)  # newer than the page: moves nothing
+            factories.ChatFactory(user=user)  # newer than the page, so it must not shift the next page
         cursor = page["nextCursor"]
     assert seen == made[::-1]
     assert sizes == [3, 3, 1]
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=x", "cursor=x", "cursor=%00"])
-def test_a_bad_page_is_400(session, query):
+def test_invalid_page_parameters_are_400(session, query):
     assert code(session.get(f"/api/v1/chats?{query}")) == (400, "VALIDATION_ERROR")
 
 
-def test_anothers_chat_is_as_if_it_did_not_exist(api):
+def test_a_chat_of_another_user_is_404(api):
     client, base = api
     chat = factories.ChatFactory(title="theirs")
     path = f"{base}/chats/{chat.pk}"
@@ -132,11 +132,11 @@ def test_anothers_chat_is_as_if_it_did_not_exist(api):
 
 @pytest.mark.parametrize("odd", ["%00", "x" * 10_000, "..%2f..", "%F0%9F%A6%8A", "chat_", "%ff", "'"])
 @pytest.mark.parametrize("suffix", ["", "/messages"])
-def test_an_odd_id_is_404(session, odd, suffix):
+def test_a_malformed_id_is_404(session, odd, suffix):
     assert code(session.get(f"/api/v1/chats/{odd}{suffix}")) == (404, "NOT_FOUND")
 
 
-def test_a_deleted_chat_ends_its_runs(session, user):
+def test_deleting_a_chat_ends_its_runs(session, user):
     chat = factories.ChatFactory(user=user)
     run = session.post(f"/api/v1/chats/{chat.pk}/runs", {"message": "Hello"}, format="json").json()
     assert session.get(f"/api/v1/chats/{chat.pk}").json()["activeRunId"] == run["id"]
@@ -145,7 +145,7 @@ def test_a_deleted_chat_ends_its_runs(session, user):
     assert Run.objects.get(pk=run["id"]).status == "cancelled"
 
 
-def test_a_chat_made_twice_with_one_idempotency_key_is_one(session):
+def test_the_same_idempotency_key_creates_one_chat(session):
     answers = [
         session.post("/api/v1/chats", {"title": "x"}, format="json", headers={"Idempotency-Key": "k"}) for _ in "ab"
     ]

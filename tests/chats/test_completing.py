@@ -1,4 +1,4 @@
-"""Uploaded files checked and made ready, or expired (interface, section 3)."""
+"""Completing attachments: checks of the uploaded file, and expiry (docs/attachments.md)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def api(request, user):
     return client, request.param
 
 
-def test_not_uploaded_yet_is_409(api):
+def test_completing_without_an_upload_is_409(api):
     client, base = api
     answer = announce(client, base=base).json()
     assert code(complete(client, answer, base)) == (409, "CONFLICT")
     assert client.get(f"{base}/attachments/{answer['id']}").json()["status"] == "PENDING"
 
 
-def test_a_lost_file_is_409(session):
+def test_completing_a_lost_file_is_409(session):
     answer = announce(session).json()
     upload(answer, b"Hello")
     default_storage.delete(Attachment.objects.get().stored_name)
@@ -38,7 +38,7 @@ def test_a_lost_file_is_409(session):
     assert complete(session, answer).status_code == 200
 
 
-def test_another_digest_is_400(session):
+def test_a_wrong_digest_is_400(session):
     answer = announce(session, b"Hello", sha256=digest(b"Hallo")).json()
     upload(answer, b"Hello")
     assert fields(complete(session, answer)) == {"sha256": [f"The file's SHA-256 is {digest(b'Hello')}."]}
@@ -46,7 +46,7 @@ def test_another_digest_is_400(session):
     assert complete(session, answer).json()["status"] == "READY"
 
 
-def test_a_file_that_changed_its_size_is_400(session):
+def test_a_stored_file_with_another_size_is_400(session):
     answer = announce(session).json()
     upload(answer, b"Hello")
     with default_storage.open(Attachment.objects.get().stored_name, "ab") as file:
@@ -66,7 +66,7 @@ GENUINE = {
 
 
 @pytest.mark.parametrize("kind", GENUINE)
-def test_genuine_files(session, kind):
+def test_files_that_match_their_content_type(session, kind):
     assert ready(session, GENUINE[kind], contentType=kind)["contentType"] == kind
 
 
@@ -90,22 +90,22 @@ def test_genuine_files(session, kind):
         ("text/plain", b"x" * 70_000 + b"\x00"),
     ],
 )
-def test_a_file_that_is_not_what_it_says_is_400(session, kind, content):
+def test_a_file_that_does_not_match_its_content_type_is_400(session, kind, content):
     answer = announce(session, content, contentType=kind).json()
     upload(answer, content)
     assert list(fields(complete(session, answer))) == ["contentType"]
     assert session.get(f"/api/v1/attachments/{answer['id']}").json()["status"] == "PENDING"
 
 
-def test_a_pdf_may_begin_a_little_later(session):
+def test_a_pdf_header_may_follow_other_bytes(session):
     ready(session, b"\n" * 1000 + b"%PDF-1.4", contentType="application/pdf")
 
 
-def test_a_character_may_lie_across_two_parts(session):
+def test_a_character_may_be_split_between_two_parts(session):
     ready(session, b"x" * (files.READ_SIZE - 1) + "🦊".encode())
 
 
-def test_completing_past_its_time_is_409(session):
+def test_completing_after_the_expiry_is_409(session):
     answer = announce(session).json()
     upload(answer, b"Hello")
     Attachment.objects.update(expires_at=clock.now())
@@ -114,7 +114,7 @@ def test_completing_past_its_time_is_409(session):
     assert session.get(f"/api/v1/attachments/{answer['id']}").json()["status"] == "EXPIRED"
 
 
-def test_an_upload_that_comes_while_it_is_checked_is_noticed(session, monkeypatch):
+def test_an_upload_during_the_check_is_detected(session, monkeypatch):
     answer = announce(session).json()
     upload(answer, b"Hello")
     check = attachments._check
@@ -131,7 +131,7 @@ def test_an_upload_that_comes_while_it_is_checked_is_noticed(session, monkeypatc
     assert stored() == [b"Later"]
 
 
-def test_what_broken_uploads_left_goes_when_it_is_complete(session, storage):
+def test_completing_removes_files_of_failed_uploads(session, storage):
     answer = announce(session).json()
     upload(answer, b"Hello")
     (storage / "attachments" / answer["id"] / "left-by-a-crash").write_bytes(b"Hel")
@@ -144,7 +144,7 @@ def past() -> None:
     Attachment.objects.filter(status="PENDING").update(expires_at=clock.now() - timedelta(seconds=1))
 
 
-def test_what_is_not_completed_in_time_expires_with_its_files(session, monkeypatch):
+def test_an_attachment_not_completed_in_time_expires_with_its_files(session, monkeypatch):
     monkeypatch.setattr(attachments, "SWEEP_BATCH", 2)
     late = [announce(session).json() for _ in range(5)]
     for answer in late[:3]:
@@ -165,7 +165,7 @@ def test_what_is_not_completed_in_time_expires_with_its_files(session, monkeypat
     assert complete(session, waiting).status_code == 200
 
 
-def test_files_that_could_not_be_removed_are_tried_again(session, storage, monkeypatch):
+def test_removing_files_is_retried_after_a_failure(session, storage, monkeypatch):
     answers = [announce(session).json() for _ in range(2)]
     for answer in answers:
         upload(answer, b"Hello")
@@ -187,7 +187,7 @@ def test_files_that_could_not_be_removed_are_tried_again(session, storage, monke
     assert stored() == []
 
 
-def test_one_that_was_completed_at_the_last_moment_keeps_its_file(session, monkeypatch):
+def test_an_attachment_completed_during_the_expiry_keeps_its_file(session, monkeypatch):
     late, just = announce(session).json(), announce(session).json()
     for answer in (late, just):
         upload(answer, b"Hello")
@@ -205,7 +205,7 @@ def test_one_that_was_completed_at_the_last_moment_keeps_its_file(session, monke
     assert session.get(f"/api/v1/attachments/{just['id']}/content").status_code == 200
 
 
-def test_one_that_died_after_expiring_left_the_files_to_the_next(session):
+def test_the_next_expiry_removes_files_that_a_crashed_one_left(session):
     upload(announce(session).json(), b"Hello")
     past()
     assert transitions.expire([Attachment.objects.get().pk]) == 1

@@ -1,4 +1,4 @@
-"""Attachments' content: headers, ranges, conditions (RFC 9110, RFC 6266)."""
+"""Downloads of attachments: headers, ranges and conditional requests (RFC 9110, RFC 6266)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_whole_file(get, row):
         ("application/pdf", "application/pdf"),
     ],
 )
-def test_the_stored_type(session, user, kind, served):
+def test_the_content_type_of_a_download(session, user, kind, served):
     row = factories.AttachmentFactory(user=user, content_type=kind)
     response = session.get(f"/api/v1/attachments/{row.pk}/content")
     assert response["Content-Type"] == served
@@ -66,12 +66,12 @@ def test_the_stored_type(session, user, kind, served):
     response.close()
 
 
-def test_whatever_accept_says(get):
+def test_the_accept_header_is_ignored(get):
     for accept in ("image/png", "text/html", "application/xml;q=0.1", ""):
         assert get(Accept=accept).status_code == 200
 
 
-def test_head_has_the_headers_only(get):
+def test_head_returns_the_headers_only(get):
     response = get("head")
     assert (response.status_code, response.content, response["Content-Length"]) == (200, b"", str(len(CONTENT)))
     part = get("head", Range="bytes=0-9")
@@ -105,7 +105,7 @@ def test_a_range(get, wanted, first, last):
 
 
 @pytest.mark.parametrize("wanted", [f"bytes={LAST + 1}-", "bytes=999999999-9999999999", "bytes=-0"])
-def test_a_range_that_is_not_there(get, wanted):
+def test_an_unsatisfiable_range(get, wanted):
     response = get(Range=wanted)
     assert code(response) == (416, "REQUESTED_RANGE_NOT_SATISFIABLE")
     assert response["Content-Range"] == f"bytes */{len(CONTENT)}"
@@ -116,13 +116,13 @@ def test_a_range_that_is_not_there(get, wanted):
     ["bytes=0-1,5-6", "bytes=5-2", "bytes=-", "bytes=", "bytes", "items=0-5", "0-5", "bytes=a-b", "bytes=1.5-2",
      "bytes=--5", "bytes=" + "9" * 5000 + "-"],
 )  # fmt: skip
-def test_what_is_no_single_range_is_ignored(get, wanted):
+def test_a_header_that_is_not_a_single_range_is_ignored(get, wanted):
     response = get(Range=wanted)
     assert response.status_code == 200
     assert body(response) == CONTENT
 
 
-def test_only_plain_digits_are_a_range():
+def test_only_ascii_digits_are_a_range():
     assert byte_range("bytes=3-4", 100) == (3, 4)
     assert byte_range("bytes=٣-٤", 100) is None
 
@@ -140,7 +140,7 @@ def test_if_none_match(get, row):
     assert get(If_None_Match='"other"').status_code == 200
 
 
-def test_without_a_file_it_is_404(session, user):
+def test_an_attachment_without_a_file_is_404(session, user):
     row = factories.AttachmentFactory(user=user, status="PENDING")
     assert code(session.get(f"/api/v1/attachments/{row.pk}/content")) == (404, "NOT_FOUND")
 
@@ -150,7 +150,7 @@ def test_a_lost_file_is_404(get, row):
     assert code(get()) == (404, "NOT_FOUND")
 
 
-def test_a_storage_that_fails_is_503(get, monkeypatch, caplog):
+def test_a_storage_failure_is_503(get, monkeypatch, caplog):
     def fail(*args):
         raise OSError("away: s3cret")
 
@@ -161,7 +161,7 @@ def test_a_storage_that_fails_is_503(get, monkeypatch, caplog):
     assert b"s3cret" not in response.content
 
 
-def test_files_are_closed_however_much_is_read(get, monkeypatch):
+def test_files_are_closed_after_a_partial_read(get, monkeypatch):
     opened = []
     opening = default_storage.open
     monkeypatch.setattr(default_storage, "open", lambda name: opened.append(opening(name)) or opened[-1])

@@ -1,4 +1,4 @@
-"""A chat's messages: oldest first, page by page, with what is attached (interface, section 3)."""
+"""The messages of a chat: oldest first, in pages, with their attachments (docs/api.md)."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def test_an_empty_chat(session, user):
 
 
 @pytest.mark.parametrize("query", ["?limit=0", "?limit=101", "?cursor=abc"])
-def test_a_bad_page_is_400(session, user, query):
+def test_invalid_page_parameters_are_400(session, user, query):
     chat = factories.ChatFactory(user=user)
     assert code(session.get(f"/api/v1/chats/{chat.pk}/messages{query}")) == (400, "VALIDATION_ERROR")
 
 
-def test_as_many_queries_for_many_messages_as_for_one(session, user, django_assert_num_queries):
+def test_the_number_of_queries_does_not_grow(session, user, django_assert_num_queries):
     chat = factories.ChatFactory(user=user)
     session.get("/api/v1/me")
     for _ in range(2):

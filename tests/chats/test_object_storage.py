@@ -1,4 +1,4 @@
-"""The same in an S3-compatible object storage: clients upload to it themselves, and all else stays as it is."""
+"""Attachments in an S3-compatible object storage. Clients upload to it directly; the rest is unchanged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def bucket(server: str, settings: Any) -> Any:
-    """An empty bucket that the settings lead to."""
+    """An empty bucket that the settings name."""
     settings.STORAGE_S3_BUCKET = BUCKET
     settings.STORAGE_S3_ENDPOINT = server
     settings.STORAGE_S3_ACCESS_KEY = settings.STORAGE_S3_SECRET_KEY = "test"
@@ -46,7 +46,7 @@ def contents(bucket: Any) -> list[bytes]:
 
 
 def put(answer: dict[str, Any], content: bytes) -> requests.Response:
-    """As a client does: the address and the headers it was told, no token."""
+    """Upload with the address and the headers of the answer, without a token."""
     upload = answer["upload"]
     return requests.request(upload["method"], upload["url"], data=content, headers=upload["headers"], timeout=10)
 
@@ -82,7 +82,7 @@ def test_a_file_becomes_an_attachment(session, bucket, server):
     assert session.get(path, headers={"Range": "bytes=999999-"}).status_code == 416
 
 
-def test_type_size_digest_and_time_are_signed(session, settings):
+def test_the_signature_covers_type_size_digest_and_time(session, settings):
     settings.ATTACHMENT_EXPIRY_SECONDS = 3600
     upload = announce(session, PNG, contentType="image/png", sha256=digest(PNG)).json()["upload"]
     query = parse_qs(urlsplit(upload["url"]).query)
@@ -94,7 +94,7 @@ def test_type_size_digest_and_time_are_signed(session, settings):
     assert plain["headers"] == {"Content-Type": "text/plain"}
 
 
-def test_not_uploaded_yet_is_409(session):
+def test_completing_without_an_upload_is_409(session):
     answer = announce(session).json()
     assert code(complete(session, answer)) == (409, "CONFLICT")
     assert put(answer, b"Hello").status_code == 200
@@ -109,25 +109,25 @@ def test_not_uploaded_yet_is_409(session):
         (b"Hell\x00", {}, "contentType"),
     ],
 )
-def test_another_file_than_announced_is_400(session, bucket, content, changes, field):
-    """Of a server, too, that does not hold clients to what was signed."""
+def test_a_file_other_than_announced_is_400(session, bucket, content, changes, field):
+    """The service checks the file even if the storage does not enforce the signed headers."""
     answer = announce(session, b"Hello", **changes).json()
     bucket.put_object(Key=f"attachments/{answer['id']}/upload", Body=content)
     assert list(fields(complete(session, answer))) == [field]
     assert contents(bucket) == [content]
 
 
-def test_an_upload_after_it_is_complete_changes_nothing(session, bucket):
+def test_an_upload_after_the_completion_changes_nothing(session, bucket):
     answer = announce(session, b"first").json()
     put(answer, b"first")
     complete(session, answer)
-    assert put(answer, b"other").status_code == 200  # the storage knows no better
+    assert put(answer, b"other").status_code == 200  # the storage does not know of the completion
     content = session.get(f"/api/v1/attachments/{answer['id']}/content")
     assert b"".join(content.streaming_content) == b"first"
     assert complete(session, answer).json()["sha256"] == digest(b"first")
 
 
-def test_what_is_not_completed_in_time_goes(session, bucket):
+def test_an_attachment_not_completed_in_time_is_removed(session, bucket):
     late = announce(session).json()
     put(late, b"Hello")
     ready(session, b"ready")
@@ -137,7 +137,7 @@ def test_what_is_not_completed_in_time_goes(session, bucket):
     assert contents(bucket) == [b"ready"]
 
 
-def test_a_storage_that_is_away_is_503(session, settings):
+def test_an_unreachable_storage_is_503(session, settings):
     kept = ready(session, b"Hello")
     answer = announce(session).json()
     settings.STORAGE_S3_ENDPOINT, settings.STORAGE_S3_TIMEOUT_SECONDS = "http://127.0.0.1:9", 0.5
@@ -147,7 +147,7 @@ def test_a_storage_that_is_away_is_503(session, settings):
     assert announce(session).status_code == 201
 
 
-def test_files_that_tools_make(bucket, settings):
+def test_files_created_by_tools(bucket, settings):
     url = tool_files.store("inv_1", "a.html", b"<b>half")
     assert tool_files.store("inv_1", "a.html", b"<b>whole") == url
     assert contents(bucket) == [b"<b>whole"]

@@ -1,4 +1,4 @@
-"""Uploads and downloads through the real web server: what its reader of bodies and the test client's do not share."""
+"""Uploads and downloads through the real web server, as the test client reads bodies in another way."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def address(stack: Stack, attachment: dict[str, Any]) -> str:
 
 
 def pieces(content: bytes) -> Iterator[bytes]:
-    """Sent as chunks, without a Content-Length."""
+    """Yield the content in pieces, so that the client sends chunks without a Content-Length."""
     for start in range(0, len(content), 50_000):
         yield content[start : start + 50_000]
 
 
 @pytest.mark.parametrize("body", [lambda: CONTENT, lambda: pieces(CONTENT)], ids=["whole", "chunked"])
-def test_a_file_goes_up_and_comes_back(stack: Stack, client: Client, body: Any) -> None:
+def test_a_file_is_uploaded_and_downloaded(stack: Stack, client: Client, body: Any) -> None:
     attachment = announce(client)
     sent = requests.put(address(stack, attachment), data=body(), timeout=30)
     assert (sent.status_code, sent.content) == (204, b"")
@@ -55,7 +55,7 @@ def test_a_file_goes_up_and_comes_back(stack: Stack, client: Client, body: Any) 
 
 @pytest.mark.parametrize("size", [10, len(CONTENT) - 1, len(CONTENT) + 1])
 @pytest.mark.parametrize("chunked", [False, True])
-def test_another_size_is_400(stack: Stack, client: Client, size: int, chunked: bool) -> None:
+def test_a_wrong_size_is_400(stack: Stack, client: Client, size: int, chunked: bool) -> None:
     attachment = announce(client, size)
     # The server may answer, and close, before it has read all of the body.
     body = pieces(CONTENT) if chunked else CONTENT
@@ -77,7 +77,7 @@ def test_another_size_is_400(stack: Stack, client: Client, size: int, chunked: b
         (b"Content-Length: -5\r\n", b"12345"),
     ],
 )
-def test_a_body_that_breaks_off_or_lies_leaves_nothing(
+def test_an_incomplete_body_or_a_wrong_length_stores_nothing(
     stack: Stack, client: Client, headers: bytes, body: bytes
 ) -> None:
     attachment = announce(client, 5)

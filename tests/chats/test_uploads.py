@@ -1,4 +1,4 @@
-"""The bytes of attachments on their way to the storage (interface, section 3)."""
+"""Uploading the content of attachments to the service (docs/attachments.md)."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def test_an_upload_can_be_repeated_until_it_is_complete(session):
 
 
 @pytest.mark.parametrize("content", [b"", b"1234", b"123456", b"x" * 200_000])
-def test_another_size_is_400_and_leaves_nothing(session, content):
+def test_a_wrong_size_is_400_and_stores_nothing(session, content):
     answer = announce(session, b"12345").json()
     assert list(fields(upload(answer, content))) == ["sizeBytes"]
     assert stored() == []
     assert upload(answer, b"12345").status_code == 204
 
 
-def test_a_failed_upload_does_not_harm_the_one_before(session):
+def test_a_failed_upload_keeps_the_previous_one(session):
     answer = announce(session, b"12345").json()
     upload(answer, b"12345")
     fields(upload(answer, b"123"))
@@ -53,7 +53,7 @@ def test_a_body_over_the_limit_is_413(session, settings):
 
 
 class Endless(io.RawIOBase):
-    """A body that never ends, and counts what was read of it."""
+    """A body without an end. Counts the bytes that were read."""
 
     taken = 0
 
@@ -80,7 +80,7 @@ def test_a_chunked_body(session):
 
 
 @pytest.mark.parametrize("limit", [200_000, 10_000_000])
-def test_a_chunked_body_without_an_end_is_read_no_further_than_its_size(session, settings, limit):
+def test_an_endless_chunked_body_is_read_up_to_its_announced_size(session, settings, limit):
     settings.ATTACHMENT_MAX_BYTES = limit
     answer, body = announce(session, sizeBytes=200_000).json(), Endless()
     assert put_raw(answer, body, **CHUNKED).status_code == (413 if limit == 200_000 else 400)
@@ -94,7 +94,7 @@ def test_a_chunked_body_that_is_too_short(session):
     assert stored() == []
 
 
-def test_a_body_that_breaks_off(session):
+def test_an_incomplete_body(session):
     class Broken(io.RawIOBase):
         reads = 0
 
@@ -110,7 +110,7 @@ def test_a_body_that_breaks_off(session):
     assert Attachment.objects.get().stored_name == ""
 
 
-def test_a_content_length_that_lies(session):
+def test_a_wrong_content_length(session):
     answer = announce(session, b"12345").json()
     assert put_raw(answer, io.BytesIO(b"123"), CONTENT_LENGTH="5").status_code == 400
     assert put_raw(answer, io.BytesIO(b"12345678"), CONTENT_LENGTH="5").status_code == 204
@@ -120,14 +120,14 @@ def test_a_content_length_that_lies(session):
 
 @pytest.mark.parametrize("spoil", [lambda t: t[:-1], lambda t: t + "x", lambda t: "x" + t, lambda t: "%00",
                                    lambda t: "%ff:%ff", lambda t: "x" * 10_000])  # fmt: skip
-def test_an_address_that_was_tampered_with_is_404(session, spoil):
+def test_a_modified_upload_address_is_404(session, spoil):
     answer = announce(session, b"12345").json()
     head, _, token = answer["upload"]["url"].rpartition("/")
     assert code(upload({"upload": {"url": f"{head}/{spoil(token)}"}}, b"12345")) == (404, "NOT_FOUND")
     assert stored() == []
 
 
-def test_an_address_is_signed_for_one_attachment(session):
+def test_an_upload_address_is_valid_for_one_attachment(session):
     mine, other = announce(session).json(), announce(session).json()
     head, _, token = mine["upload"]["url"].rpartition("/")
     forged = f"{head}/{token.replace(mine['id'], other['id'])}"
@@ -136,14 +136,14 @@ def test_an_address_is_signed_for_one_attachment(session):
     assert code(upload({"upload": {"url": f"{head}/{elsewhere}"}}, b"Hello")) == (404, "NOT_FOUND")
 
 
-def test_an_address_past_its_time_is_404(session):
+def test_an_expired_upload_address_is_404(session):
     answer = announce(session).json()
     Attachment.objects.update(expires_at=clock.now())
     assert code(upload(answer, b"Hello")) == (404, "NOT_FOUND")
     assert stored() == []
 
 
-def test_an_address_of_somebody_inactive_is_404(session, user):
+def test_an_upload_address_of_an_inactive_user_is_404(session, user):
     answer = announce(session).json()
     user.is_active = False
     user.save()
@@ -151,7 +151,7 @@ def test_an_address_of_somebody_inactive_is_404(session, user):
 
 
 @pytest.mark.parametrize("method", ["get", "post", "patch", "delete", "options"])
-def test_an_address_takes_puts_only(session, method):
+def test_an_upload_address_accepts_put_only(session, method):
     answer = announce(session).json()
     path = "/uploads/" + answer["upload"]["url"].rpartition("/")[2]
     response = getattr(Client(), method)(path)
@@ -159,8 +159,8 @@ def test_an_address_takes_puts_only(session, method):
     assert response["Allow"] == "PUT"
 
 
-def test_completed_while_it_was_uploaded_anew(session):
-    """The upload that loses leaves the completed file as it is."""
+def test_an_upload_that_ends_after_the_completion_is_discarded(session):
+    """The completed file stays unchanged."""
     answer = announce(session, b"first").json()
     upload(answer, b"first")
 
@@ -176,7 +176,7 @@ def test_completed_while_it_was_uploaded_anew(session):
     assert complete(session, answer).json()["sha256"] == digest(b"first")
 
 
-def test_completed_after_another_upload_was_stored_but_before_it_counts(session, monkeypatch):
+def test_an_upload_stored_but_not_recorded_before_the_completion_is_409(session, monkeypatch):
     answer = announce(session, b"first").json()
     upload(answer, b"first")
     write = files.write
@@ -193,7 +193,7 @@ def test_completed_after_another_upload_was_stored_but_before_it_counts(session,
     assert b"".join(content.streaming_content) == b"first"
 
 
-def test_a_storage_that_fails_is_503_and_the_upload_can_be_repeated(session, monkeypatch):
+def test_a_storage_failure_is_503_and_the_upload_can_be_repeated(session, monkeypatch):
     answer = announce(session).json()
 
     def fail(*args):

@@ -1,4 +1,4 @@
-"""Attachments in messages: whose, which, once; and what a deleted chat hides."""
+"""Attachments in messages: which ones a message may use, and what a deleted chat hides."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def test_a_message_uses_attachments_in_the_order_given(session, public, user, ch
 
 
 @pytest.mark.parametrize("value", [[], None])
-def test_none_are_needed(session, chat, value):
+def test_attachments_are_optional(session, chat, value):
     assert start(session, chat, value).status_code == 201
 
 
-def test_each_that_can_not_be_used_is_named(session, user, chat):
+def test_each_unusable_attachment_is_named(session, user, chat):
     good = factories.AttachmentFactory(user=user)
     used = factories.AttachmentFactory(user=user, message=factories.MessageFactory(chat=chat))
     hidden = factories.AttachmentFactory(user=user, message=factories.MessageFactory(chat__user=user))
@@ -73,18 +73,18 @@ def test_each_that_can_not_be_used_is_named(session, user, chat):
 
 
 @pytest.mark.parametrize("value", ["att_x", 5, {"a": 1}, [5], [None], [["a"]], [""]])
-def test_what_is_no_list_of_ids_is_400(session, chat, value):
+def test_a_value_that_is_not_a_list_of_ids_is_400(session, chat, value):
     assert any(path.startswith("attachmentIds") for path in fields(start(session, chat, value)))
 
 
-def test_at_most_so_many(session, user, chat, settings):
+def test_the_number_of_attachments_is_limited(session, user, chat, settings):
     settings.ATTACHMENTS_PER_MESSAGE_MAX = 2
     ids = [factories.AttachmentFactory(user=user).pk for _ in range(3)]
     assert list(fields(start(session, chat, ids))) == ["attachmentIds.2"]
     assert start(session, chat, ids[:2]).status_code == 201
 
 
-def test_a_run_that_is_refused_uses_nothing(session, user, chat):
+def test_a_refused_run_uses_no_attachment(session, user, chat):
     row = factories.AttachmentFactory(user=user)
     assert start(session, chat, []).status_code == 201
     refused = start(session, chat, [row.pk], onActiveRun="reject")
@@ -94,7 +94,7 @@ def test_a_run_that_is_refused_uses_nothing(session, user, chat):
     assert row.message_id is None
 
 
-def test_a_deleted_chat_hides_its_attachments_at_once(session, chat):
+def test_deleting_a_chat_hides_its_attachments_immediately(session, chat):
     used, unused = ready(session)["id"], ready(session)["id"]
     start(session, chat, [used])
     assert session.get(f"/api/v1/attachments/{used}").status_code == 200
@@ -106,7 +106,7 @@ def test_a_deleted_chat_hides_its_attachments_at_once(session, chat):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_of_many_messages_at_once_one_uses_it():
+def test_only_one_of_many_concurrent_messages_uses_an_attachment():
     seed_catalogue()
     user = factories.UserFactory()
     client = factories.session_client(user)
@@ -122,7 +122,7 @@ def test_of_many_messages_at_once_one_uses_it():
     assert len(set(Attachment.objects.values_list("message_id", flat=True))) == 1
 
 
-def test_a_run_with_attachments_asks_two_queries_more(session, user, chat):
+def test_a_run_with_attachments_makes_two_more_queries(session, user, chat):
     ids = [factories.AttachmentFactory(user=user).pk for _ in range(8)]
     start(session, chat, [])
     with CaptureQueriesContext(connection) as without:
