@@ -1,4 +1,4 @@
-"""Every operation of both surfaces, read from the URL configuration: a route that is added is tested without a word."""
+"""Every operation of both surfaces, read from the URL configuration, so new routes are tested automatically."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Operation:
 
     @property
     def relative(self) -> str:
-        """The path within its surface, as ``chats/{chatId}``."""
+        """The path within its surface, such as ``chats/{chatId}``."""
         return self.path.partition("/v1/")[2]
 
     @property
@@ -36,7 +36,7 @@ class Operation:
 
     @property
     def scope(self) -> str:
-        """The scope that an API key needs; empty if none."""
+        """The scope that an API key needs. Empty if it needs none."""
         return self.view.required_scopes[self.action]
 
     @property
@@ -48,7 +48,7 @@ class Operation:
 
 
 def patterns(items: list[Any] | None = None, prefix: str = "") -> list[tuple[str, Any]]:
-    """Every route as (path template, callback)."""
+    """Return every route as (path template, callback)."""
     found: list[tuple[str, Any]] = []
     for item in get_resolver().url_patterns if items is None else items:
         path = prefix + str(item.pattern)
@@ -64,12 +64,12 @@ def surface_of(path: str) -> str | None:
 
 
 def routes() -> list[tuple[str, Any]]:
-    """The routes of both surfaces."""
+    """Return the routes of both surfaces as (path template, callback)."""
     return [(path, callback) for path, callback in patterns() if surface_of(path)]
 
 
 def operations(surface: str | None = None) -> list[Operation]:
-    """The operations of the viewsets of one surface, or of both."""
+    """Return the operations of the viewsets of one surface, or of both."""
     found = [
         Operation(str(surface_of(path)), method.upper(), f"/{path}", action, callback.cls)
         for path, callback in routes()
@@ -81,6 +81,6 @@ def operations(surface: str | None = None) -> list[Operation]:
 
 
 def methods_of(path: str) -> set[str]:
-    """The methods that a path has; HEAD goes with GET."""
+    """Return the methods that a path supports. A path with GET also supports HEAD."""
     methods = {operation.method for operation in operations() if operation.path == path}
     return methods | ({"HEAD"} if "GET" in methods else set())

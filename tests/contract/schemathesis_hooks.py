@@ -1,4 +1,4 @@
-"""What schemathesis may not hold against the service, each with the reason. All of its checks are on."""
+"""Failures that schemathesis must ignore, each with the reason. All checks of schemathesis are enabled."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ import schemathesis
 REJECTED_VALID_DATA = "ST202"
 EVENT_VIOLATES_SCHEMA = "ST108"
 
-# Rules of the JSON reader for any value anywhere, also in fields that are ignored: JSON Schema has no words for them.
+# Rules of the JSON reader for every value, also in ignored fields. JSON Schema cannot express them.
 JSON_RULES = (
     "The body contains text with NUL or a lone surrogate.",
     "The body contains a number that is out of range.",
     "The body is nested more than",
 )
-# Field → why not every text that fits its schema is taken.
+# Field → the reason why the service rejects some texts that match the field's schema.
 FIELDS = {
     "cursor": "opaque: only one that the service has given out will do",
     "url": "a pattern can't say which texts are addresses",
     "contentType": "which types are taken is a setting",
     "model": "a name of the catalogue",
 }
-# The same for elements of a list, whose fields have a number.
+# The same for elements of a list. Their field names contain an index.
 LISTS = {"tools": "names of the catalogue", "attachmentIds": "what the caller has uploaded"}
-# The same for values of any field.
+# The same for every field.
 MESSAGES = (
-    "The number may have at most 6 decimals.",  # multipleOf is checked with floats, which would refuse good amounts
-    "This field may not be blank.",  # Python's blanks are more than a regular expression's
+    "The number may have at most 6 decimals.",  # schemathesis checks multipleOf with floats, which reject valid amounts
+    "This field may not be blank.",  # Python treats more characters as blank than a regular expression does
 )
 
 
 @schemathesis.hook
 def map_headers(context: Any, headers: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A key of each request's own: the stored answer to an earlier one would tell of what is deleted by now."""
+    """Make each Idempotency-Key unique, as a replayed answer may describe an object that was deleted since."""
     key = (headers or {}).get("Idempotency-Key")
     if headers and isinstance(key, str) and key and key.isascii() and key.isprintable() and len(key) < 200:
         return {**headers, "Idempotency-Key": f"{key} {uuid.uuid4()}"}
@@ -43,16 +43,16 @@ def map_headers(context: Any, headers: dict[str, Any] | None) -> dict[str, Any] 
 
 @schemathesis.hook
 def filter_failure(context: Any, failure: Any, case: Any, response: Any) -> bool:
-    """False: not counted."""
+    """Return False if the failure must be ignored."""
     if failure.code == EVENT_VIOLATES_SCHEMA:
-        return False  # OpenAPI 3.1 describes a stream as one text, and has no words for its events
+        return False  # OpenAPI 3.1 describes a stream as one text and cannot describe its events
     if failure.code == REJECTED_VALID_DATA and response.status_code == 400:
         return not is_beyond_schemas(response.json()["error"])
     return True
 
 
 def is_beyond_schemas(error: dict[str, Any]) -> bool:
-    """Whether the error is about nothing but what no schema can say."""
+    """Return whether every problem of the error is about a rule that no schema can express."""
     if error["message"].startswith(JSON_RULES):
         return True
     fields = error.get("details", {}).get("fields", {})

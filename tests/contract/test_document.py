@@ -1,4 +1,4 @@
-"""The OpenAPI document: complete, true to the routes, its examples valid, and its committed copy up to date."""
+"""The OpenAPI document: it matches the routes, its examples are valid, and its committed copy is up to date."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def document() -> dict[str, Any]:
 
 
 def described() -> dict[str, dict[str, Any]]:
-    """Every operation by method and path."""
+    """Return every operation of the document by method and path."""
     return {
         f"{method.upper()} {path}": operation
         for path, methods in document()["paths"].items()
@@ -35,12 +35,12 @@ def resolve(schema: dict[str, Any]) -> Draft202012Validator:
     return Draft202012Validator({"components": document()["components"], **schema})
 
 
-def test_every_route_is_in_it_and_nothing_else():
+def test_the_document_has_exactly_the_routes():
     assert set(described()) == {str(operation) for operation in operations()}
 
 
 @pytest.mark.parametrize("operation", operations(), ids=str)
-def test_each_operation_tells_what_it_does_and_what_it_needs(operation):
+def test_each_operation_has_a_description_and_its_security(operation):
     entry = described()[str(operation)]
     name = f"{operation.method} {operation.relative}"
     assert entry["summary"] == texts()[name].summary
@@ -57,7 +57,7 @@ def test_each_operation_tells_what_it_does_and_what_it_needs(operation):
         assert {"X-Request-Id", "X-RateLimit-Remaining"} <= set(response["headers"])
 
 
-def test_every_word_is_about_something():
+def test_every_text_belongs_to_an_operation_component_or_tag():
     assert {f"{operation.method} {operation.relative}" for operation in operations()} == set(texts())
     assert {name for part in parts() for name in part.components} <= set(document()["components"]["schemas"])
     assert {tag["name"] for tag in document()["tags"]} == {
@@ -65,7 +65,7 @@ def test_every_word_is_about_something():
     }
 
 
-def test_the_examples_fit_their_schemas():
+def test_the_examples_match_their_schemas():
     found = 0
     for entry in [*described().values(), *(hook["post"] for hook in document()["webhooks"].values())]:
         for part in [entry.get("requestBody", {}), *entry["responses"].values()]:
@@ -87,7 +87,7 @@ def test_version_and_both_surfaces():
     assert [server["description"] for server in document()["servers"]] == ["This service", "Production"]
 
 
-def test_the_webhooks_bear_their_headers():
+def test_the_webhooks_have_their_headers():
     assert set(document()["webhooks"]) == {"agent.started", "agent.completed", "agent.failed", "tool.completed"}
     for hook in document()["webhooks"].values():
         names = {parameter["name"] for parameter in hook["post"]["parameters"]}
@@ -104,5 +104,5 @@ def test_the_committed_copy_is_up_to_date():
     committed = json.loads((settings.BASE_DIR / "docs" / "openapi.json").read_text())
     fresh = json.loads(json.dumps(document(), default=str))
     for copy in (committed, fresh):
-        copy.pop("servers")  # the first is wherever the service runs
+        copy.pop("servers")  # the first server depends on the installation
     assert committed == fresh, "make schema"

@@ -1,4 +1,4 @@
-"""A client that a public generator makes of the committed schema, used for a real run on both surfaces."""
+"""A Python client generated from the committed schema. It performs a run on both surfaces."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ pytestmark = pytest.mark.stack
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The name of the generated package, which can be imported."""
+    """Generate the client. Yields the name of its package, which can be imported."""
     folder: Path = tmp_path_factory.mktemp("generated")
     name = "agent_workflow_client"
     generate = python("-m", "openapi_python_client", "generate", "--path", str(ROOT / "docs" / "openapi.json"))
-    # Its own tools, such as ruff, are beside the interpreter.
+    # The generator runs tools, such as ruff, from the folder of the interpreter.
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     options = ["--meta", "none", "--output-path", str(folder / name), "--fail-on-warning"]
     done = subprocess.run([*generate, *options], env=environment, capture_output=True, text=True, check=False)
@@ -38,7 +38,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(params=["session", "public"])
 def api(stack: Stack, package: str, request: pytest.FixtureRequest) -> Any:
-    """The generated client of one surface; ``api.call(tag, operation, …)`` answers with the parsed model."""
+    """The generated client of one surface. ``api.call(tag, operation, …)`` returns the parsed model."""
     surface = request.param
     client_class = importlib.import_module(package).AuthenticatedClient
     models = importlib.import_module(f"{package}.models")
@@ -53,7 +53,7 @@ def api(stack: Stack, package: str, request: pytest.FixtureRequest) -> Any:
     client.get_httpx_client().close()
 
 
-def test_a_real_run(api: Any) -> None:
+def test_the_client_completes_a_run(api: Any) -> None:
     models = api.models
     chat = api.call("chats", "chats_create", body=models.ChatInputRequest(title="Generated"))
     assert isinstance(chat, models.Chat)
@@ -78,7 +78,7 @@ def test_a_real_run(api: Any) -> None:
     assert messages[-1].content == "done"
 
 
-def test_errors_are_models_too(api: Any) -> None:
+def test_the_client_parses_errors_as_models(api: Any) -> None:
     missing = api.call("runs", "runs_retrieve", "run_1")
     assert isinstance(missing, api.models.ApiError)
     assert missing.error.code == "NOT_FOUND"

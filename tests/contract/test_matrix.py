@@ -1,4 +1,4 @@
-"""What holds of every operation, whoever wrote it: who is turned away and how, and what is no request at all."""
+"""Rules of every operation: credentials, scopes, ownership of objects, and invalid requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.contract.world import World, build, unknown_ids
 
 pytestmark = pytest.mark.django_db
 
-# (method, path in the surface) → the scope that it needs, as docs/api.md tells.
+# (method, path in the surface) → the scope that it needs according to docs/api.md.
 SCOPES = {
     "POST chats": "chats:write",
     "GET chats": "chats:read",
@@ -45,9 +45,9 @@ SCOPES = {
     "GET me/credits": "credits:read",
     "GET key": "",
 }
-# Of a chat that is not the caller's this one shows an empty ledger: that chat's own existence is not told either.
+# For a chat of another user this operation shows an empty ledger, so the chat's existence is not revealed.
 EMPTY_INSTEAD_OF_404 = {"GET /api/v1/me/credits/ledger/chat/{chatId}"}
-# Differ from one request to the next.
+# These headers differ between requests.
 VARIABLE_HEADERS = {"x-request-id", "x-ratelimit-remaining", "x-ratelimit-reset"}
 
 every = pytest.mark.parametrize("operation", operations(), ids=str)
@@ -78,7 +78,7 @@ def caller(operation: Operation, user: Any) -> APIClient:
 
 
 def refusal(response: Any, status: int, code: str) -> dict[str, Any]:
-    """The answer's error, asserted to be the envelope and no more."""
+    """Assert that the answer is the error envelope and nothing else. Returns the error."""
     assert response.status_code == status, response.content
     assert response["Content-Type"] == "application/json"
     body = response.json()
@@ -99,11 +99,11 @@ def test_every_route_is_a_viewset_of_its_surface():
 
 
 @every_public
-def test_every_public_operation_needs_the_scope_that_it_is_said_to(operation):
+def test_every_public_operation_requires_its_documented_scope(operation):
     assert operation.scope == SCOPES[f"{operation.method} {operation.relative}"]
 
 
-# --- who is turned away ----------------------------------------------------------------------------------------------
+# --- credentials and scopes ------------------------------------------------------------------------------------------
 def expired_key(user: Any) -> str:
     key, secret = create_key(user, name="old")
     ApiKey.objects.filter(pk=key.pk).update(expires_at=clock.now())
@@ -158,14 +158,14 @@ BAD: dict[str, list[Callable[[Any], str]]] = {
 
 
 @every
-def test_no_credential(operation, user):
+def test_a_missing_credential_is_401(operation, user):
     response = call(APIClient(), operation, build(user).ids)
     refusal(response, 401, "UNAUTHORIZED")
     assert response["WWW-Authenticate"] == "Bearer"
 
 
 @every
-def test_credentials_that_are_wrong_or_no_longer_right(operation, user):
+def test_invalid_or_expired_credentials_are_401(operation, user):
     for make in BAD[operation.surface]:
         response = call(bearing(make(user)), operation)
         refusal(response, 401, "UNAUTHORIZED")
@@ -173,13 +173,13 @@ def test_credentials_that_are_wrong_or_no_longer_right(operation, user):
 
 
 @every
-def test_the_checks_above_are_not_passed_by_chance(operation, user):
+def test_valid_credentials_are_accepted(operation, user):
     response = call(caller(operation, user), operation, build(user).ids)
     assert response.status_code not in (401, 403, 404, 405, 500), response.content
 
 
 @every_public
-def test_each_missing_scope(operation, user):
+def test_a_missing_scope_is_403(operation, user):
     ids = build(user).ids
     if operation.scope:
         others = [scope for scope in DEFAULT_SCOPES if scope != operation.scope]
@@ -190,7 +190,7 @@ def test_each_missing_scope(operation, user):
     assert alone.status_code not in (401, 403), alone.content
 
 
-# --- whose objects ---------------------------------------------------------------------------------------------------
+# --- objects of other users ------------------------------------------------------------------------------------------
 @pytest.fixture
 def stranger(db) -> World:
     return build(factories.UserFactory())
@@ -203,7 +203,7 @@ def seen(response: Any) -> tuple[int, bytes, dict[str, str]]:
 
 
 @every_with_object
-def test_anothers_object_is_as_if_it_did_not_exist(operation, user, stranger):
+def test_an_object_of_another_user_is_404(operation, user, stranger):
     client = caller(operation, user)
     assert set(operation.parameters) <= set(stranger.ids), "tests/contract/world.py makes no such object"
     anothers, nobodys = call(client, operation, stranger.ids), call(client, operation, unknown_ids())
@@ -216,7 +216,7 @@ def test_anothers_object_is_as_if_it_did_not_exist(operation, user, stranger):
 
 @every_with_object
 @pytest.mark.parametrize("odd", ["%00", "x" * 10_000, "%2F..%2F", "%F0%9F%A6%84", "%ff", "null", "run_' OR 1=1"])
-def test_any_string_is_an_id_that_does_not_exist(operation, odd, user):
+def test_a_malformed_id_is_404(operation, odd, user):
     response = call(caller(operation, user), operation, dict.fromkeys(operation.parameters, odd))
     if str(operation) in EMPTY_INSTEAD_OF_404 and response.status_code == 200:
         assert response.json() == {"chatTitle": None, "items": []}
@@ -229,14 +229,14 @@ def test_any_string_is_an_id_that_does_not_exist(operation, odd, user):
     [operation for operation in operations() if operation.method == "GET" and not operation.parameters],
     ids=str,
 )
-def test_nothing_of_anothers_is_shown(operation, user, stranger):
+def test_no_data_of_another_user_is_shown(operation, user, stranger):
     _, content, _ = seen(call(caller(operation, user), operation))
     assert not [secret for secret in stranger.secrets if secret.encode() in content]
 
 
-# --- what is no request ----------------------------------------------------------------------------------------------
+# --- invalid requests ------------------------------------------------------------------------------------------------
 @every
-def test_wrong_methods(operation, user):
+def test_an_unsupported_method_is_405(operation, user):
     client, ids, allowed = caller(operation, user), build(user).ids, methods_of(operation.path)
     for method in {"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "QUERY"} - allowed:
         response = call(client, operation, ids, method=method)
@@ -245,7 +245,7 @@ def test_wrong_methods(operation, user):
 
 
 @every_with_body
-def test_an_oversized_body(operation, user):
+def test_a_body_that_is_too_large_is_413(operation, user):
     body = b'{"title": "' + b"x" * settings.API_MAX_BODY_BYTES + b'"}'
     refusal(call(caller(operation, user), operation, build(user).ids, data=body), 413, "PAYLOAD_TOO_LARGE")
 
@@ -265,14 +265,14 @@ def malformed() -> Iterator[bytes]:
 
 
 @every_with_body
-def test_a_malformed_body(operation, user):
+def test_a_malformed_body_is_400(operation, user):
     client, ids = caller(operation, user), build(user).ids
     for body in malformed():
         refusal(call(client, operation, ids, data=body), 400, "VALIDATION_ERROR")
 
 
 @every_with_body
-def test_another_media_type(operation, user):
+def test_another_media_type_is_415(operation, user):
     client, ids = caller(operation, user), build(user).ids
     for media_type in ("text/plain", "application/x-www-form-urlencoded", "application/json; charset=latin-1"):
         response = call(client, operation, ids, data=b'{"a": 1}', content_type=media_type)

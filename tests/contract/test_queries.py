@@ -1,4 +1,4 @@
-"""What an operation asks the database does not grow with what there is: as many queries at 20 rows as at 1."""
+"""The number of queries of an operation does not grow with the data: it is equal with 20 rows and with 1."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.contract.world import World, build
 pytestmark = pytest.mark.django_db
 
 ROWS = 20
-# The most that an operation may ask, its caller's credential and its transaction included.
+# The largest number of queries per operation, with those of the credential and of the transaction.
 MOST_READING, MOST_WRITING = 5, 24
-# An operation that is not here sends an empty body.
+# An operation that is not listed sends an empty body.
 BODIES: dict[str, dict[str, Any]] = {
     "POST api-keys": {"name": "workstation"},
     "POST webhooks": {"url": "http://127.0.0.1:9/"},
@@ -37,17 +37,17 @@ BODIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def worlds(django_db_setup: None, django_db_blocker: Any) -> Iterator[tuple[World, World]]:
-    """A user with one of everything and one with ROWS, for all tests: each undoes what it does to them."""
+    """A user with one row of each kind and a user with ROWS of each kind. Each test rolls its changes back."""
     with django_db_blocker.unblock(), transaction.atomic():
         yield build(factories.UserFactory(), 1), build(factories.UserFactory(), ROWS)
         transaction.set_rollback(True)
 
 
 def statements(operation: Operation, world: World) -> list[str]:
-    """What the operation asks, called by the world's user."""
+    """Call the operation as the world's user. Returns its SQL statements."""
     user = world.user
     client = factories.session_client(user) if operation.surface == "session" else factories.public_client(user)
-    client.get("/api/v1/me" if operation.surface == "session" else "/api/public/v1/key")  # notes the key's use
+    client.get("/api/v1/me" if operation.surface == "session" else "/api/public/v1/key")
     ledger.account_for(user.pk)
     catalogue.refresh()
     body = json.dumps(BODIES.get(f"{operation.method} {operation.relative}", {})).encode()
@@ -62,7 +62,9 @@ def statements(operation: Operation, world: World) -> list[str]:
 
 
 @pytest.mark.parametrize("operation", operations(), ids=str)
-def test_as_many_queries_for_many_rows_as_for_one(operation: Operation, worlds: tuple[World, World], db: None) -> None:
+def test_the_number_of_queries_does_not_grow_with_rows(
+    operation: Operation, worlds: tuple[World, World], db: None
+) -> None:
     few, many = (statements(operation, world) for world in worlds)
     assert len(few) == len(many), "\n".join(many)
     assert len(few) <= (MOST_WRITING if operation.takes_body or operation.method == "DELETE" else MOST_READING)

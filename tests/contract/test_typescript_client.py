@@ -1,4 +1,4 @@
-"""A TypeScript client that a public generator makes of the committed schema: compiled strictly, then used for a run."""
+"""A TypeScript client generated from the committed schema. It is compiled in strict mode and performs a run."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ STRICT = {
 }
 
 
-def test_a_real_run(stack: Stack, tmp_path: Path) -> None:
+def test_the_client_completes_a_run(stack: Stack, tmp_path: Path) -> None:
     (tmp_path / "node_modules").symlink_to(node.modules())
     shutil.copy(node.HERE / "client.ts", tmp_path)
-    # Node's own global, whose types are not among the packages.
+    # A global of Node. The packages do not contain its type.
     (tmp_path / "node.d.ts").write_text("declare const process: { argv: string[]; exit(status: number): never };\n")
     (tmp_path / "tsconfig.json").write_text(json.dumps({"compilerOptions": STRICT, "include": ["*.ts"]}))
-    # Else what has a default would have to be given in a request.
+    # Without this option every field with a default would be required in a request.
     options = ["--default-non-nullable=false", "-o", "schema.ts"]
     node.run("openapi-typescript", str(ROOT / "docs" / "openapi.json"), *options, folder=tmp_path)
     node.run("tsc", "-p", ".", folder=tmp_path)

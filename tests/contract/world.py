@@ -1,4 +1,4 @@
-"""A user who has everything, in any number: what the operations of the interface are called on."""
+"""Creates a user with rows of every kind, for tests that call every operation of the API."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from credits import ledger
 from tests import factories
 from tests.credits.helpers import spend, turn
 
-# A path parameter's type of id.
+# Path parameter → prefix of its ids.
 PREFIXES = {"chatId": "chat", "runId": "run", "waitpointId": "wp", "keyId": "key", "attachmentId": "att"}
 
 
 @dataclass
 class World:
-    """``ids`` has an object of the user's for each path parameter; ``secrets`` is text that nobody else may see."""
+    """``ids``: an object of the user for each path parameter. ``secrets``: texts that only the user may see."""
 
     user: Any
     ids: dict[str, str]
@@ -26,7 +26,7 @@ class World:
 
 
 def build(user: Any, rows: int = 1) -> World:
-    """``rows`` of everything: chats, messages and runs in one chat, calls of one run, keys, deliveries, ledger rows."""
+    """Create ``rows`` of each kind: chats, messages and runs of a chat, calls of a run, keys, deliveries, ledger."""
     ledger.account_for(user.pk)
     chats = [factories.ChatFactory(user=user) for _ in range(rows)]
     chat, secrets = chats[0], [chat.pk for chat in chats]
@@ -56,5 +56,5 @@ def build(user: Any, rows: int = 1) -> World:
 
 
 def unknown_ids() -> dict[str, str]:
-    """Well-formed ids that are nobody's."""
+    """Return well-formed ids of objects that do not exist."""
     return {name: new_id(prefix) for name, prefix in PREFIXES.items()}

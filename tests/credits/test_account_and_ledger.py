@@ -40,7 +40,7 @@ class TestAccount:
             answer = client.get(surface + ACCOUNT)
             assert (answer.status_code, answer.json()) == (200, expected)
 
-    def test_a_debt_is_negative(self, session, user):
+    def test_a_debt_is_a_negative_balance(self, session, user):
         fund(user, 0)
         turn(user, 1_250_000)
         assert session.get("/api/v1" + ACCOUNT).json() == {"balance": "-1.25", "held": "0", "available": "-1.25"}
@@ -54,7 +54,7 @@ class TestAccount:
         for caller, surface in ((client, "v1"), (client, "public/v1"), (public, "v1"), (session, "public/v1")):
             assert caller.get(f"/api/{surface}{ACCOUNT}").status_code == 401
 
-    def test_it_is_one_query_beside_the_callers_own(self, session, user, django_assert_num_queries):
+    def test_it_makes_one_query_besides_the_authentication(self, session, user, django_assert_num_queries):
         with django_assert_num_queries(2):
             session.get("/api/v1" + ACCOUNT)
 
@@ -92,7 +92,7 @@ class TestLedger:
         }
         assert body["items"][4]["toolKey"] is None
 
-    def test_pages_join_to_the_whole(self, session, user):
+    def test_all_pages_together_are_the_whole_ledger(self, session, user):
         for _ in range(4):
             ledger.capture(place(user, 8), 3)  # CAPTURE and RELEASE have the same time
         whole = [row["id"] for row in session.get(LEDGER, {"limit": 100}).json()["items"]]
@@ -108,7 +108,7 @@ class TestLedger:
         assert joined == whole
 
     @pytest.mark.parametrize("query", [{"limit": "0"}, {"limit": "101"}, {"limit": "x"}, {"cursor": "x"}])
-    def test_a_bad_page_is_400(self, session, query):
+    def test_invalid_page_parameters_are_400(self, session, query):
         answer = session.get(LEDGER, query)
         assert answer.status_code == 400
         assert list(answer.json()["error"]["details"]["fields"]) == list(query)
@@ -122,10 +122,10 @@ class TestLedger:
 
 
 class TestCsv:
-    def test_holds_every_row_of_the_caller(self, session, user, monkeypatch):
+    def test_contains_every_row_of_the_caller(self, session, user, monkeypatch):
         monkeypatch.setattr(
             usage, "EXPORT_BATCH", 2
-        )  # so a batch ends between a CAPTURE and its RELEASE of the same time
+        )  # A batch ends between a CAPTURE and its RELEASE, which have the same time.
         for _ in range(4):
             ledger.capture(place(user, 8), 3)
         spend(UserFactory(), 5)
@@ -136,7 +136,7 @@ class TestCsv:
         assert rows == [{column: value or "" for column, value in row.items()} for row in listing]
         assert len(rows) == 13
 
-    def test_is_read_in_batches_as_it_is_sent(self, session, user, monkeypatch, request):
+    def test_rows_are_read_in_batches_while_they_are_sent(self, session, user, monkeypatch, request):
         """At most one batch is read ahead, and sent rows do not stay in memory."""
         monkeypatch.setattr(usage, "EXPORT_BATCH", 4)
         for _ in range(26):
@@ -151,18 +151,18 @@ class TestCsv:
         with CaptureQueriesContext(connection) as queries:
             answer = session.get(LEDGER, HTTP_ACCEPT="text/csv")
             sent = 0
-            for _ in answer.streaming_content:  # the header, then a row a line
+            for _ in answer.streaming_content:  # the header, then one line per row
                 sent += 1
-                assert len(queries) <= 1 + 1 + (sent - 1) // 4  # the first is the caller's
+                assert len(queries) <= 1 + 1 + (sent - 1) // 4  # the first query is the authentication
                 assert len(made) <= 2 * 4
         assert sent == 1 + 27
 
-    def test_is_a_file_that_is_not_cached(self, session):
+    def test_is_a_download_and_is_not_cached(self, session):
         answer = session.get(LEDGER, HTTP_ACCEPT="text/csv")
         assert answer["Content-Disposition"] == 'attachment; filename="ledger.csv"'
         assert answer["Cache-Control"] == "no-store"
 
-    def test_free_text_is_quoted_and_never_a_formula(self, session, user):
+    def test_free_text_is_quoted_and_cannot_be_a_formula(self, session, user):
         formulas = ['=HYPERLINK("http://x")', "+1", "-1", "@x"]
         texts = ['says "no", twice', "two\r\nlines", "; =", "größer €"]
         for reason in formulas + texts:
@@ -182,7 +182,7 @@ class TestCsv:
         assert (answer.status_code, answer["Content-Type"]) == (405, "application/json")
 
     @pytest.mark.parametrize(("error", "status"), [(OperationalError("away"), 503), (Conflict(), 409)])
-    def test_so_is_a_failure_after_the_type_was_chosen(self, session, monkeypatch, error, status):
+    def test_an_error_after_the_type_was_chosen_is_json_too(self, session, monkeypatch, error, status):
         def fail(user_id):
             raise error
 

@@ -44,12 +44,12 @@ def test_nothing_can_be_added_changed_or_deleted(admin_client, user, entry, mode
     assert "delete_selected" not in admin_client.get(listing).content.decode()
 
 
-def test_a_users_account_is_not_deleted_with_the_user(admin_client, user, entry):
+def test_a_user_with_an_account_cannot_be_deleted(admin_client, user, entry):
     admin_client.post(reverse("admin:auth_user_delete", args=[user.pk]), {"post": "yes"})
     assert Account.objects.filter(pk=user.pk).exists()
 
 
-def test_lists_do_not_query_for_each_row(admin_client, user, django_assert_max_num_queries):
+def test_lists_make_no_query_per_row(admin_client, user, django_assert_max_num_queries):
     for _ in range(5):
         spend(UserFactory(), 1)
     for model in ("account", "ledgerentry"):

@@ -30,7 +30,7 @@ class TestGrant:
         assert state(user) == (112_500_000, 0)
         assert LedgerEntry.objects.get(reason="Goodwill").type == "GRANT"
 
-    def test_twice_is_two_grants(self, user):
+    def test_a_repeated_command_makes_a_second_grant(self, user):
         for _ in range(2):
             run("grant_credits", user.username, "1", "--reason", "Weekly")
         assert state(user) == (102 * CREDIT, 0)
@@ -50,20 +50,20 @@ class TestGrant:
             ("1,5", "a number"),
         ],
     )
-    def test_a_bad_amount_is_named_and_changes_nothing(self, user, amount, says):
+    def test_an_invalid_amount_is_reported_and_changes_nothing(self, user, amount, says):
         with pytest.raises(CommandError, match=f"^AMOUNT.*{says}") as refusal:
             run("grant_credits", "--reason", "r", "--", user.username, amount)
         assert "\n" not in str(refusal.value)
         assert (refusal.value.returncode, rows(user)) == (1, [])
 
     @pytest.mark.parametrize("reason", ["", "  ", "x" * 501, "a\0b"])
-    def test_a_bad_reason_changes_nothing(self, user, reason):
+    def test_an_invalid_reason_changes_nothing(self, user, reason):
         with pytest.raises(CommandError, match="reason"):
             run("grant_credits", user.username, "5", "--reason", reason)
         assert rows(user) == []
 
     @pytest.mark.parametrize("username", ["nobody", "", "a\0b"])
-    def test_an_unknown_user(self, user, username):
+    def test_an_unknown_user_is_reported(self, user, username):
         with pytest.raises(CommandError, match="no user"):
             run("grant_credits", username, "5", "--reason", "r")
 
@@ -88,7 +88,7 @@ class TestGrantThatExpires:
             ("2099-05-05T14:00:00.000001+02:00", datetime(2099, 5, 5, 12, 0, 0, 1, tzinfo=UTC)),
         ],
     )
-    def test_the_unspent_part_expires_then(self, user, now, expires, end):
+    def test_the_unspent_part_expires_at_the_given_time(self, user, now, expires, end):
         said = run("grant_credits", user.username, "10", "--reason", "Trial", "--expires", expires)
         assert said == f"Granted 10 credits to {user.username} until {iso(end)}; available now: 10.\n"
         spend(user, 4 * CREDIT)
@@ -115,7 +115,7 @@ class TestGrantThatExpires:
             ),
         ],
     )
-    def test_a_bad_end_is_named_and_changes_nothing(self, user, now, expires, says):
+    def test_an_invalid_expiry_is_reported_and_changes_nothing(self, user, now, expires, says):
         with pytest.raises(CommandError, match=f"--expires must .*{says}") as refusal:
             run("grant_credits", user.username, "10", "--reason", "r", f"--expires={expires}")
         assert (refusal.value.returncode, rows(user), PendingExpiry.objects.count()) == (1, [], 0)
@@ -139,7 +139,7 @@ class TestStaff:
         kept = LedgerEntry.objects.filter(type="ADJUSTMENT").values_list("staff_id", "reason")
         assert list(kept) == [(staff.pk, "Chargeback")] * 2
 
-    def test_refunds_a_row_at_most_its_amount(self, user, staff):
+    def test_refunds_of_a_row_do_not_exceed_its_amount(self, user, staff):
         spent = spend(user, 3_000_000)
         more = ("--reason", "It failed", "--staff", staff.username)
         assert run("refund_credits", spent.pk, "2", *more) == f"Refunded 2 credits of {spent.pk}; available now: 99.\n"
@@ -149,7 +149,7 @@ class TestStaff:
         assert (kept.staff_id, kept.reason, kept.against_id) == (staff.pk, "It failed", spent.pk)
 
     @pytest.mark.parametrize("entry", ["led_none", "", "a\0b", "x" * 5000])
-    def test_only_what_was_spent_is_refunded(self, staff, entry):
+    def test_only_spending_rows_are_refunded(self, staff, entry):
         with pytest.raises(CommandError, match="CAPTURE or USAGE"):
             run("refund_credits", entry, "1", "--reason", "r", "--staff", staff.username)
 
@@ -167,7 +167,7 @@ class TestStaff:
             ("1", "r", ""),
         ],
     )
-    def test_bad_input_changes_nothing(self, user, staff, command, amount, reason, by):
+    def test_invalid_input_changes_nothing(self, user, staff, command, amount, reason, by):
         spent = spend(user, 3_000_000)
         before = rows(user), state(user)
         gone = UserFactory(is_staff=True, is_active=False)
@@ -196,7 +196,7 @@ class TestRecount:
 
 
 class TestReconcile:
-    def test_agreement(self, user):
+    def test_accounts_that_agree_are_reported(self, user):
         spend(user, 5)
         assert run("reconcile_credits") == "Every account agrees with its ledger.\n"
 

@@ -26,7 +26,10 @@ def threads(request) -> int:
 
 
 def side_by_side(count: int, work: Callable[[int], Any]) -> list[Any]:
-    """The results or exceptions of ``work(0)`` … ``work(count - 1)``, each in its own thread and connection."""
+    """Call ``work(0)`` … ``work(count - 1)``, each in its own thread and connection.
+
+    Returns the results or exceptions.
+    """
     start = threading.Barrier(count)
     results: list[Any] = [None] * count
 
@@ -102,7 +105,7 @@ def test_every_sum_is_exact(threads):
     assert list(drift()) == []
 
 
-def test_one_cause_moves_once(threads):
+def test_concurrent_movements_with_one_cause_move_once(threads):
     user = UserFactory()
     fund(user, 100)
     granted = side_by_side(threads, lambda _: ledger.grant(user.pk, 7, cause="order:1").pk)
@@ -120,7 +123,7 @@ def test_one_cause_moves_once(threads):
     assert list(drift()) == []
 
 
-def test_a_hold_is_settled_by_one_of_many(threads):
+def test_only_one_of_many_settlements_of_a_hold_succeeds(threads):
     user = UserFactory()
     fund(user, 1000)
     place(user, 500)  # enough held credits for a wrong second settlement
@@ -146,7 +149,7 @@ def every_movement(user: Any, key: str) -> tuple[list[Any], list[Any], tuple[int
     results += [ledger.capture(calls[1], 10), ledger.capture(calls[2], 12), ledger.capture(calls[3], 0)]
     results += [ledger.release(calls[4]), ledger.capture(calls[4], 3), ledger.capture(f"inv_{key}none", 1)]
     try:
-        place(user, 67, invocation=f"inv_{key}dear")  # 100 − 24 spent − 10 held: 1 is missing
+        place(user, 67, invocation=f"inv_{key}dear")  # available: 100 − 24 spent − 10 held = 66, so 1 is missing
     except ledger.InsufficientCredits as refusal:
         results.append(refusal.details)
     results += [ledger.release_run(f"run_{key}"), ledger.release_run(f"run_{key}")]
@@ -166,7 +169,7 @@ def every_movement(user: Any, key: str) -> tuple[list[Any], list[Any], tuple[int
     return results, entries, state(user)
 
 
-def test_a_movement_is_the_same_alone_and_within_a_transaction():
+def test_a_movement_has_the_same_effect_alone_and_in_a_transaction():
     alone = every_movement(UserFactory(), "alone")
     with transaction.atomic():
         within = every_movement(UserFactory(), "within")
@@ -196,7 +199,7 @@ def test_a_settlement_keeps_the_balance_in_range(monkeypatch):
     assert ledger.capture(invocation, 5) == 5
 
 
-def test_an_account_below_its_hold_pays_nothing_alone_either():
+def test_an_account_below_its_hold_pays_nothing_outside_a_transaction():
     user = UserFactory()
     fund(user, 100)
     invocation = place(user, 10)
@@ -206,7 +209,7 @@ def test_an_account_below_its_hold_pays_nothing_alone_either():
     assert state(user) == (100, 9)
 
 
-def test_refunds_of_a_row_are_at_most_its_amount(threads):
+def test_concurrent_refunds_do_not_exceed_the_amount(threads):
     user = UserFactory()
     fund(user, 100)
     spent = spend(user, 10)
@@ -216,7 +219,7 @@ def test_refunds_of_a_row_are_at_most_its_amount(threads):
     assert state(user) == (98, 0)
 
 
-def test_an_account_on_demand_is_opened_once(threads):
+def test_concurrent_movements_create_one_account(threads):
     from django.contrib.auth import get_user_model
 
     user = get_user_model().objects.bulk_create([UserFactory.build()])[0]

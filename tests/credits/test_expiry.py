@@ -39,7 +39,7 @@ class TestExpiry:
         yield
         assert list(drift()) == []
 
-    def test_takes_back_what_is_left_when_its_time_has_come(self, user, now):
+    def test_the_unspent_part_is_taken_back_at_the_expiry(self, user, now):
         give(user, 10, now.now + HOUR)
         give(user, 100)
         spend(user, 4)
@@ -52,7 +52,7 @@ class TestExpiry:
         assert sum(expire_grants()) == 0
         assert not PendingExpiry.objects.exists()
 
-    def test_a_grant_that_is_spent_leaves_no_row(self, user, now):
+    def test_a_spent_grant_makes_no_expiry_row(self, user, now):
         give(user, 10, now.now + HOUR)
         spend(user, 10)
         now.now += HOUR
@@ -60,7 +60,7 @@ class TestExpiry:
         assert "EXPIRY" not in dict(rows(user))
         assert not PendingExpiry.objects.exists()
 
-    def test_the_soonest_to_expire_is_spent_first(self, user, now):
+    def test_the_grant_that_expires_first_is_spent_first(self, user, now):
         give(user, 100)
         late = give(user, 50, now.now + 3 * HOUR)
         now.now += timedelta(seconds=1)
@@ -68,7 +68,7 @@ class TestExpiry:
         turn(user, 25)
         assert unspent(user.pk) == {late.pk: 45, soon.pk: 0}
 
-    def test_of_one_expiry_the_oldest_is_spent_first(self, user, now):
+    def test_with_equal_expiry_the_oldest_grant_is_spent_first(self, user, now):
         end = now.now + HOUR
         old = give(user, 20, end)
         now.now += timedelta(seconds=1)
@@ -76,14 +76,14 @@ class TestExpiry:
         ledger.adjust(user.pk, -5, reason="r", staff=clerk())
         assert unspent(user.pk) == {old.pk: 15, new.pk: 30}
 
-    def test_what_was_spent_before_a_grant_is_not_spent_from_it(self, user, now):
+    def test_earlier_spending_does_not_reduce_a_grant(self, user, now):
         late = give(user, 50, now.now + 3 * HOUR)
         spend(user, 30)
         now.now += timedelta(seconds=1)
         soon = give(user, 40, now.now + HOUR)
         assert unspent(user.pk) == {late.pk: 20, soon.pk: 40}
 
-    def test_a_grant_fills_a_debt_first(self, user, now):
+    def test_a_grant_pays_a_debt_first(self, user, now):
         turn(user, 30)
         now.now += timedelta(seconds=1)
         grant = give(user, 40, now.now + HOUR)
@@ -92,7 +92,7 @@ class TestExpiry:
         assert sum(expire_grants()) == 10
         assert state(user) == (0, 0)
 
-    def test_what_is_held_expires_once_the_hold_is_released(self, user, now):
+    def test_held_credits_expire_when_the_hold_is_released(self, user, now):
         give(user, 10, now.now + HOUR)
         kept, released = place(user, 3), place(user, 2)
         now.now += HOUR
@@ -106,7 +106,7 @@ class TestExpiry:
         assert state(user) == (0, 0)
         assert not PendingExpiry.objects.exists()
 
-    def test_what_is_held_stays_when_several_end_together(self, user, now):
+    def test_held_credits_stay_when_several_grants_expire_together(self, user, now):
         for amount in (10, 11):
             give(user, amount, now.now + HOUR)
         place(user, 5)
@@ -114,7 +114,7 @@ class TestExpiry:
         assert sum(expire_grants()) == 16
         assert state(user) == (5, 5)
 
-    def test_repeating_a_grant_does_not_revive_it(self, user, now):
+    def test_repeating_a_grant_does_not_renew_it(self, user, now):
         end = now.now + HOUR
         give(user, 10, end)
         now.now = end
@@ -135,7 +135,7 @@ class TestExpiry:
         task()
         assert [state(each) for each in users] == [(0, 0)] * 5
 
-    def test_expiry_is_no_usage(self, session, user, now):
+    def test_expiry_does_not_count_as_usage(self, session, user, now):
         give(user, 10, now.now + HOUR)
         now.now += HOUR
         sum(expire_grants())
@@ -155,7 +155,7 @@ class TestExpiry:
         max_size=25,
     )
 )
-def test_what_is_left_agrees_with_a_model_that_follows_every_credit(steps, monkeypatch):
+def test_the_unspent_parts_agree_with_a_model(steps, monkeypatch):
     """The model keeps a list of grants and subtracts each spending from them in order."""
     with monkeypatch.context() as patch:
         travel = stop_clock(patch, clock.now())
@@ -193,12 +193,12 @@ def test_what_is_left_agrees_with_a_model_that_follows_every_credit(steps, monke
             }
             assert state(user) == (other + sum(left for _, _, left in lots.values()), 0)
         for pending in PendingExpiry.objects.filter(account_id=user.pk):
-            pending.delete()  # the next example has the same clock
+            pending.delete()  # the next example starts at the same time
 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("threads", [4, pytest.param(16, marks=pytest.mark.services)])
-def test_twice_at_once_takes_back_once(threads):
+def test_concurrent_expiries_take_back_once(threads):
     users = [UserFactory() for _ in range(3)]
     for user in users:
         fund(user, 5)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db
 
 
 def refusal(**fields) -> str:
-    """The error of the database for such a row, which names the violated rule. Empty if the row is accepted."""
+    """Insert a row. Returns the error of the database, which names the violated rule, or an empty string."""
     try:
         with transaction.atomic():
             LedgerEntry.objects.create(**fields)
@@ -55,7 +55,7 @@ def test_signs_and_types(user, type, amount, rule):
 @pytest.mark.parametrize(
     ("type", "amount"), [("USAGE", 0), ("ADJUSTMENT", -1), *((type, 1) for type in EntryType.values)]
 )
-def test_amounts_that_a_row_may_have(user, type, amount):
+def test_allowed_amounts(user, type, amount):
     against = spend(user, 5) if type in ("CAPTURE", "RELEASE", "REFUND", "EXPIRY") else None
     row = {"account_id": user.pk, "type": type, "cause": "x", "reason": "r", "staff": clerk(), "against": against}
     assert refusal(amount=amount, **row) == ""
@@ -94,7 +94,7 @@ def test_causes_are_unique_across_accounts(user):
 
 
 @pytest.mark.parametrize("type", ["CAPTURE", "RELEASE"])
-def test_a_hold_has_one_settlement_of_a_kind(user, type):
+def test_a_hold_has_at_most_one_settlement_of_each_type(user, type):
     ledger.capture(place(user, 5), 3)
     settled = LedgerEntry.objects.get(type=type)
     row = {"account_id": user.pk, "amount": 1, "against_id": settled.against_id}
@@ -113,7 +113,7 @@ def test_accounts_stay_in_range(user, change):
         Account.objects.filter(pk=user.pk).update(**change)
 
 
-def test_ledger_rows_are_never_updated(user):
+def test_ledger_rows_cannot_be_updated(user):
     entry = spend(user, 5)
     with pytest.raises(DatabaseError, match="append-only"), transaction.atomic():
         LedgerEntry.objects.filter(pk=entry.pk).update(amount=4)
@@ -123,7 +123,7 @@ def test_ledger_rows_are_never_updated(user):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_ledger_rows_are_never_deleted(tmp_path):
+def test_ledger_rows_cannot_be_deleted(tmp_path):
     """The triggers allow deletion in test databases, so on SQLite a copy with an ordinary name is tested."""
     user = UserFactory()
     place(user, 5)
@@ -145,7 +145,7 @@ def test_ledger_rows_are_never_deleted(tmp_path):
 
 @pytest.mark.services
 @pytest.mark.skipif("TEST_DATABASE_URL" not in os.environ, reason="SQLite knows no TRUNCATE")
-def test_the_ledger_is_never_emptied():
+def test_the_ledger_cannot_be_truncated():
     """The triggers allow TRUNCATE in test databases, so a database with an ordinary name is tested."""
     url = postgres.with_database(os.environ["TEST_DATABASE_URL"], f"ordinary_{uuid.uuid4().hex[:12]}")
     with psycopg.connect(os.environ["TEST_DATABASE_URL"], autocommit=True) as server:
@@ -170,7 +170,7 @@ def test_users_with_an_account_cannot_be_deleted(user):
 
 
 def test_an_account_that_holds_less_than_its_hold_is_an_error_and_pays_nothing(user):
-    """Only a write outside the service can cause this. It must not move credits."""
+    """Only a write outside the service can cause this state. The error must move no credits."""
     fund(user, 100)
     invocation = place(user, 10)
     Account.objects.filter(pk=user.pk).update(held=9)
@@ -192,7 +192,7 @@ class TestReconcile:
         ]
 
     @pytest.mark.parametrize("off", ["balance", "held"])
-    def test_each_alone(self, user, off):
+    def test_finds_each_difference_separately(self, user, off):
         place(user, 10)
         Account.objects.filter(pk=user.pk).update(**{off: F(off) + 1})
         (line,) = drift()

@@ -36,7 +36,7 @@ class TestAccounts:
         settings.SIGNUP_CREDITS = "0"
         assert state(UserFactory()) == (0, 0)
 
-    def test_an_older_user_gets_an_account_on_demand(self, user):
+    def test_a_user_without_an_account_gets_one_on_demand(self, user):
         older = _user_without_account()
         assert ledger.available(older.pk) == 100 * CREDIT
         older = _user_without_account()
@@ -67,13 +67,13 @@ class TestGrant:
         assert state(user) == (12, 0)
 
     @pytest.mark.parametrize("amount", [0, -1])
-    def test_only_positive_amounts(self, user, amount):
+    def test_only_positive_amounts_are_accepted(self, user, amount):
         with pytest.raises(ValidationFailed):
             ledger.grant(user.pk, amount, cause="x")
         assert rows(user) == []
 
     @pytest.mark.parametrize("reason", ["x" * 501, "a\0b"])
-    def test_a_reason_that_does_not_fit(self, user, reason):
+    def test_an_invalid_reason_is_refused(self, user, reason):
         with pytest.raises(ValidationFailed):
             ledger.grant(user.pk, 5, cause="x", reason=reason)
         assert rows(user) == []
@@ -104,14 +104,14 @@ class TestGrant:
 
 
 class TestHold:
-    def test_sets_credits_aside(self, user):
+    def test_moves_available_credits_to_held(self, user):
         fund(user, 10)
         place(user, 4)
         place(user, 6)
         assert state(user) == (10, 10)
         assert ledger.available(user.pk) == 0
 
-    def test_never_takes_available_below_zero(self, user):
+    def test_available_credits_are_never_negative(self, user):
         fund(user, 12_500_000)
         place(user, 12_000_000)
         with pytest.raises(ledger.InsufficientCredits) as refusal:
@@ -121,7 +121,7 @@ class TestHold:
         assert state(user) == (12_500_000, 12_000_000)
         assert rows(user) == [("HOLD", 12_000_000)]
 
-    def test_a_refusal_leaves_the_callers_transaction_whole(self, user):
+    def test_a_refused_hold_does_not_break_the_callers_transaction(self, user):
         fund(user, 1)
         with transaction.atomic():
             with pytest.raises(ledger.InsufficientCredits):
@@ -135,7 +135,7 @@ class TestHold:
         ledger.release(invocation)
         assert rows(user) == []
 
-    def test_is_repeatable(self, user):
+    def test_a_repeated_hold_has_no_effect(self, user):
         fund(user, 10)
         invocation = place(user, 8)
         place(user, 8, invocation=invocation)
@@ -172,14 +172,14 @@ class TestSettlement:
         assert entries.count() == 3
         assert set(entries.values_list("tool_key", "chat_id", "run_id")) == {("draw_chart", "chat_7", "run_7")}
 
-    def test_captures_at_most_the_hold(self, user, caplog):
+    def test_a_capture_does_not_exceed_the_hold(self, user, caplog):
         fund(user, 10)
         with caplog.at_level(logging.WARNING, "credits.ledger"):
             assert ledger.capture(place(user, 8), 9) == 8
         assert "clamped" in caplog.text
         assert state(user) == (2, 0)
 
-    def test_a_capture_of_nothing_releases_the_hold(self, user):
+    def test_a_capture_of_zero_releases_the_hold(self, user):
         fund(user, 10)
         assert ledger.capture(place(user, 8), 0) == 0
         assert state(user) == (10, 0)
@@ -202,7 +202,7 @@ class TestSettlement:
             assert state(user) == between
             assert between[1] == before[1]
 
-    def test_an_unknown_invocation_is_nothing_to_settle(self, user):
+    def test_settling_an_unknown_invocation_has_no_effect(self, user):
         assert ledger.capture("inv_none", 5) == 0
         ledger.release("inv_none")
         assert ledger.release_run("run_none") == 0
@@ -214,7 +214,7 @@ class TestSettlement:
             ledger.capture(invocation, -1)
         assert state(user) == (100 * CREDIT, 8)
 
-    def test_release_run_gives_back_what_is_still_open(self, user):
+    def test_release_run_releases_the_open_holds(self, user):
         fund(user, 100)
         settled, *_ = (place(user, 10), place(user, 20), place(user, 30))
         other = place(user, 7, run="run_2")
@@ -227,13 +227,13 @@ class TestSettlement:
 
 
 class TestUsage:
-    def test_may_end_below_zero(self, user):
+    def test_the_balance_may_become_negative(self, user):
         fund(user, 3)
         turn(user, 5)
         assert state(user) == (-2, 0)
         assert ledger.available(user.pk) == -2
 
-    def test_one_row_a_turn_also_for_nothing(self, user):
+    def test_each_turn_makes_one_row_even_if_free(self, user):
         fund(user, 10)
         for _ in range(2):
             turn(user, 4, index=1)
@@ -250,7 +250,7 @@ class TestUsage:
 
 
 class TestRefund:
-    def test_gives_back_and_names_what_the_refunded_row_names(self, user):
+    def test_returns_credits_and_copies_the_references_of_the_refunded_row(self, user):
         staff = UserFactory(is_staff=True)
         fund(user, 10)
         spent = spend(user, 8, run="run_7", chat="chat_7", tool="draw_chart")
@@ -260,7 +260,7 @@ class TestRefund:
         assert (refund.against_id, refund.staff_id, refund.reason) == (spent.pk, staff.pk, "it failed")
         assert ledger.refund(turn(user, 2).pk, 2, reason="sorry", staff=staff).tool_key is None
 
-    def test_all_refunds_together_are_at_most_the_amount(self, user):
+    def test_all_refunds_together_do_not_exceed_the_amount(self, user):
         fund(user, 10)
         spent = spend(user, 8)
         ledger.refund(spent.pk, 5, reason="part", staff=clerk())
@@ -273,12 +273,12 @@ class TestRefund:
     def test_a_cause_makes_it_repeatable(self, user):
         fund(user, 10)
         spent = spend(user, 8)
-        # All of it: a second refund would exceed the amount.
+        # The whole amount, so a second refund would exceed it.
         first = ledger.refund(spent.pk, 8, reason="once", staff=clerk(), cause="ticket:1")
         assert ledger.refund(spent.pk, 8, reason="once", staff=clerk(), cause="ticket:1").pk == first.pk
         assert state(user) == (10, 0)
 
-    def test_only_what_was_spent(self, user):
+    def test_only_spending_rows_can_be_refunded(self, user):
         place(user, 8, invocation="inv_x")
         held = LedgerEntry.objects.get(invocation_id="inv_x")
         for entry_id in (held.pk, "led_none"):

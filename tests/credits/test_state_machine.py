@@ -29,7 +29,7 @@ class KilledHere(Exception):
 
 
 class Credits(RuleBasedStateMachine):
-    """The model: lasting credits, expiring grants, open holds by invocation, and the spending of each run."""
+    """The model: credits that never expire, expiring grants, open holds by invocation, and each run's spending."""
 
     invocations: Bundle = Bundle("invocations")
     prefix = 0
@@ -71,7 +71,7 @@ class Credits(RuleBasedStateMachine):
             self.spend(amount)
 
     def spend(self, amount: int) -> None:
-        """The first to expire, then the oldest; credits that never expire last."""
+        """Spend the grants that expire first, then the oldest, then credits that never expire."""
         for grant, (end, left) in sorted(self.lots.items(), key=lambda lot: lot[1][0]):
             used = min(left, amount)
             self.lots[grant] = (end, left - used)
@@ -110,7 +110,7 @@ class Credits(RuleBasedStateMachine):
 
     @rule(seconds=st.integers(0, 40))
     def expire(self, seconds: int) -> None:
-        """What an open hold stands on is not taken back."""
+        """Expire grants. Credits under an open hold are not taken back."""
         self.tick(seconds)
         sum(expire_grants())
         free = max(0, self.available)
@@ -123,7 +123,7 @@ class Credits(RuleBasedStateMachine):
 
     @rule(what=st.sampled_from(["grant", "hold", "settle", "usage", "refund", "expire"]), amount=st.integers(1, 60))
     def crash(self, what: str, amount: int) -> None:
-        """A process dies in the midst of a transaction: nothing of it is there afterwards."""
+        """A process dies during a transaction. The transaction must have no effect."""
         try:
             with transaction.atomic():
                 if what == "grant":
@@ -245,7 +245,7 @@ class Credits(RuleBasedStateMachine):
 
 
 @pytest.mark.django_db
-def test_any_interleaving_agrees_with_the_model(monkeypatch):
+def test_any_sequence_agrees_with_the_model(monkeypatch):
     Credits.time = stop_clock(monkeypatch, clock.now())
     run_state_machine_as_test(
         Credits,

@@ -28,7 +28,7 @@ KINDS = (DayTotal, ChatTotal, ChatDayTotal, RunTotal)
 
 
 def off() -> list[str]:
-    """The differences of the totals only, for rows that changed no account."""
+    """Return only the differences of the totals, as the rows of these tests change no account."""
     return [line for kind in totals.kinds() for line in totals.drift(kind)]
 
 
@@ -78,7 +78,7 @@ def test_rolled_back_rows_do_not_count(user):
 
 @pytest.mark.parametrize("model", KINDS)
 @pytest.mark.parametrize("change", [{"amount": 1}, {"records": 1}, {"latest": timedelta(microseconds=1)}])
-def test_reconcile_finds_a_total_that_is_off(user, model, change):
+def test_reconcile_finds_a_wrong_total(user, model, change):
     some_spending(user)
     assert list(drift()) == []
     total = model.objects.order_by("pk").first()
@@ -101,7 +101,7 @@ def test_differences_are_read_one_by_one(user):
 
 
 @pytest.mark.parametrize("model", KINDS)
-def test_reconcile_finds_a_total_that_is_missing_or_too_many(user, model):
+def test_reconcile_finds_a_missing_or_superfluous_total(user, model):
     some_spending(user)
     lost = model.objects.order_by("-pk").first()
     model.objects.filter(pk=lost.pk).delete()
@@ -121,7 +121,7 @@ def test_reconcile_names_both_amounts(user, monkeypatch):
     assert list(drift()) == [f"{user.username}: day total of day 2026-05-05, tool_key draw is 4, the ledger says 5"]
 
 
-def test_recount(user):
+def test_recount_rebuilds_the_totals(user):
     other = UserFactory()
     for each in (user, other):
         some_spending(each)
@@ -139,7 +139,7 @@ def test_recount(user):
 @pytest.mark.skipif("TEST_DATABASE_URL" not in os.environ, reason="SQLite has one writer at a time")
 @pytest.mark.services
 @pytest.mark.django_db(transaction=True)
-def test_recount_waits_for_a_movement_that_is_not_committed():
+def test_recount_waits_for_an_uncommitted_movement():
     user = UserFactory()
 
     def count(_: int) -> None:
@@ -156,7 +156,7 @@ def test_recount_waits_for_a_movement_that_is_not_committed():
 
 
 @pytest.mark.parametrize("second", [0, 1, 43_200, 86_399])
-def test_the_first_hours_of_a_period_join_the_whole_days(user, monkeypatch, second):
+def test_the_first_hours_of_a_period_are_added_to_the_whole_days(user, monkeypatch, second):
     """Also for a start at midnight. Each row is a separate digit, so a missing or double row shows."""
     now = datetime(2026, 11, 20, tzinfo=UTC) + timedelta(seconds=second)
     travel = stop_clock(monkeypatch, now)

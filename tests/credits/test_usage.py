@@ -24,7 +24,7 @@ PERIODIC = [SUMMARY, BY_CHAT, BY_DAY]
 
 @pytest.fixture
 def now(monkeypatch, session) -> Clock:
-    """A stopped clock: rows are created at ``now.now``."""
+    """A stopped clock. Rows get the time ``now.now``."""
     return stop_clock(monkeypatch, clock.now())
 
 
@@ -79,7 +79,7 @@ class TestSummary:
             "periodEnd": iso(now.now),
         }
 
-    def test_without_usage(self, session, user, now):
+    def test_a_user_without_usage(self, session, user, now):
         body = get(session, SUMMARY, period="7d")
         assert body == {
             "groups": [],
@@ -90,7 +90,7 @@ class TestSummary:
             "periodEnd": iso(now.now),
         }
 
-    def test_tools_that_cost_the_same_are_in_the_order_of_their_names(self, session, user, now):
+    def test_tools_with_equal_cost_are_sorted_by_name(self, session, user, now):
         for tool in ("search", "draw", "mail"):
             spend(user, 5, tool=tool)
         turn(user, 5)
@@ -106,7 +106,7 @@ class TestSummary:
 
 class TestPeriods:
     @pytest.mark.parametrize(("period", "days"), [("7d", 7), ("30d", 30), ("90d", 90)])
-    def test_the_start_is_inside_to_the_microsecond(self, session, user, now, period, days):
+    def test_the_start_of_a_period_is_exact_to_the_microsecond(self, session, user, now, period, days):
         end = now.now
         fund(user, 1000)
         now.now = end - timedelta(days=days)
@@ -123,7 +123,7 @@ class TestPeriods:
         assert get(session, SUMMARY, period="all")["totalDebitedAll"] == "0.000543"
         assert len(get(session, BY_CHAT)["entries"]) == 2
 
-    def test_a_whole_second_is_a_boundary_like_any_other(self, session, user, now):
+    def test_a_boundary_on_a_whole_second_is_exact(self, session, user, now):
         now.now = now.now.replace(microsecond=0)
         end = now.now
         for offset in (timedelta(), timedelta(microseconds=1), -timedelta(microseconds=1)):
@@ -150,7 +150,7 @@ class TestPeriods:
 
 
 class TestByChat:
-    def test_nets_everything_of_a_chat_newest_activity_first(self, session, user, now):
+    def test_sums_all_rows_of_a_chat_newest_activity_first(self, session, user, now):
         start = now.now
         mine, untitled, gone = (create_chat(user, title) for title in ("Mine", None, "Gone"))
         spent = spend(user, 12 * CREDIT, chat=gone.pk)
@@ -185,7 +185,7 @@ class TestByChat:
             ]
         }
 
-    def test_many_chats_have_their_titles(self, session, user, now, monkeypatch):
+    def test_every_chat_has_its_title(self, session, user, now, monkeypatch):
         monkeypatch.setattr("chats.services.TITLES_BY_ID_MOST", 2)
         chats = [create_chat(user, f"Chat {number}") for number in range(5)]
         for chat in chats[:4]:
@@ -194,13 +194,13 @@ class TestByChat:
         titles = {entry["chatId"]: entry["chatTitle"] for entry in get(session, BY_CHAT)["entries"]}
         assert titles == {chat.pk: chat.title for chat in chats[:4]}
 
-    def test_only_the_callers_own(self, session, user, now):
+    def test_only_chats_of_the_caller_are_listed(self, session, user, now):
         spend(UserFactory(), 5)
         assert get(session, BY_CHAT) == {"entries": []}
 
 
 class TestOfChat:
-    def test_one_row_a_tool_and_run(self, session, user, now):
+    def test_one_row_per_tool_and_run(self, session, user, now):
         start = now.now
         chat = create_chat(user, "Sales")
         first = spend(user, 12 * CREDIT, chat=chat.pk, run="run_1", tool="draw_chart")
@@ -274,7 +274,7 @@ def test_a_session_token_is_required(client, public, path):
 
 
 @pytest.mark.parametrize("path", [*PERIODIC, OF_CHAT + "chat_1", "/api/v1/me/credits/ledger"])
-def test_keys_reach_no_report(public, path):
+def test_api_keys_have_no_access_to_reports(public, path):
     answer = public.get(path.replace("/api/v1/", "/api/public/v1/"))
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "NOT_FOUND")
 

@@ -1,4 +1,4 @@
-"""Requests through the outbound client, and names that lead where a test says."""
+"""Sends requests through the outbound client, and replaces the resolver of host names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def send(url: str, method: str = "POST", **changes):
 
 
 def resolve(monkeypatch, *found: str):
-    """Every name leads to these addresses. Returns the names asked for."""
+    """Resolve every name to these addresses. Returns the list of the names that were looked up."""
     asked = []
 
     def getaddrinfo(host, port, *args, **kwargs):

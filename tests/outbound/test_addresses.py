@@ -1,4 +1,4 @@
-"""The outbound client: what may be reached."""
+"""The outbound client: which addresses it may connect to."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_public_addresses(address):
 
 
 @pytest.mark.parametrize("host", ODD)
-def test_odd_spellings_of_loopback_do_not_get_through(host):
+def test_unusual_spellings_of_loopback_are_refused(host):
     url = f"http://{host}/"
     with pytest.raises((client.AddressRefused, ValueError)):
         client.check_url(url, False)
@@ -53,11 +53,11 @@ def test_odd_spellings_of_loopback_do_not_get_through(host):
         send(url, allow_private=False)
 
 
-def test_refusal_is_no_oserror():
+def test_refusal_is_not_an_oserror():
     assert not issubclass(client.AddressRefused, OSError)
 
 
-def test_one_private_address_among_public_ones_refuses_them_all(monkeypatch):
+def test_name_with_one_private_address_is_refused(monkeypatch):
     resolve(monkeypatch, "93.184.215.14", "10.0.0.1")
     with pytest.raises(client.AddressRefused):
         send("http://mixed.example/", allow_private=False)
@@ -65,8 +65,8 @@ def test_one_private_address_among_public_ones_refuses_them_all(monkeypatch):
         client.check_url("http://mixed.example/", False)
 
 
-def test_connects_to_the_checked_address_without_asking_again(monkeypatch):
-    """A name that leads to a public address when it is checked and to loopback a moment later gains nothing."""
+def test_connects_to_the_checked_address_without_a_second_look_up(monkeypatch):
+    """A second look-up could return loopback for a name that was public at the check."""
     with receiving(answer()) as receiver:
         monkeypatch.setattr(addresses, "is_public", lambda address: True)
         asked = resolve(monkeypatch, "127.0.0.1")
@@ -76,8 +76,8 @@ def test_connects_to_the_checked_address_without_asking_again(monkeypatch):
         assert receiver.requests[0].header("Host") == f"rebound.example:{receiver.port}"
 
 
-def test_name_that_leads_elsewhere_the_second_time_is_refused(monkeypatch):
-    """Each new connection looks the name up, and is checked, again."""
+def test_name_is_checked_again_for_each_connection(monkeypatch):
+    """The name resolves to a refused address at the second look-up."""
     found = ["127.0.0.1", "127.0.0.2", "127.0.0.1"]
 
     def getaddrinfo(host, port, *args, **kwargs):
@@ -95,8 +95,8 @@ def test_name_that_leads_elsewhere_the_second_time_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("found", [["127.0.0.1"], ["127.0.0.2", "127.0.0.1"], ["localhost"], ["::1%lo"]])
-def test_socket_is_made_for_a_public_address_alone(monkeypatch, found):
-    """Whatever a resolver says: what is checked last is what the socket is about to be connected to."""
+def test_socket_is_opened_for_public_addresses_only(monkeypatch, found):
+    """The last check is on the address of the socket, so a resolver without checks does no harm."""
 
     async def unchecked(host, port, **options):
         return [(socket.AF_INET6 if ":" in one else socket.AF_INET, (one, port)) for one in found]
@@ -110,7 +110,7 @@ def test_socket_is_made_for_a_public_address_alone(monkeypatch, found):
 
 
 @pytest.mark.parametrize("host", ["127.1", "0177.0.0.1", "0x7f.1", "2130706433", "127.0.0.1."])
-def test_odd_spellings_are_read_as_the_system_reads_them(host):
+def test_unusual_spellings_are_normalised(host):
     with receiving() as receiver:
         assert send(f"http://{host}:{receiver.port}/").status == 200
         assert receiver.requests[0].header("Host") == f"127.0.0.1:{receiver.port}"

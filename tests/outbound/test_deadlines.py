@@ -1,4 +1,4 @@
-"""The outbound client: for how long a request, and the look-up of its name, may take."""
+"""The outbound client: time limits of requests and of look-ups of names."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def test_deadline_covers_header_and_body(behaviour, reuse):
 
 
 def test_deadline_covers_sending():
-    """A receiver that accepts and reads nothing."""
+    """The receiver accepts the connection and reads nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(client.RequestTimedOut):
         send(f"http://127.0.0.1:{listener.getsockname()[1]}/", body=b"a" * 20_000_000, total_timeout=0.5)
 
 
-def test_receiver_that_reads_nothing_keeps_no_socket():
-    """What could not be sent in time is dropped with the connection: it does not wait in memory to be read."""
+def test_unsent_data_is_dropped_after_the_deadline():
+    """Unsent data is dropped with the connection, so it does not stay in memory."""
     body = b"a" * 20_000_000
     with socket.create_server(("127.0.0.1", 0)) as listener:
         with pytest.raises(client.RequestTimedOut):
@@ -47,7 +47,7 @@ def test_receiver_that_reads_nothing_keeps_no_socket():
 
 
 def test_deadline_covers_the_tls_handshake():
-    """A receiver that drips the start of a TLS record."""
+    """The receiver sends the start of a TLS record byte by byte."""
 
     def drip(listener: socket.socket) -> None:
         connection, _ = listener.accept()
@@ -80,7 +80,7 @@ def test_deadline_covers_a_hanging_look_up(monkeypatch):
 
 @pytest.fixture
 def hanging_names(monkeypatch):
-    """Look-ups of *.hang.example never end, others lead to loopback. Returns what was looked up."""
+    """Look-ups of *.hang.example hang, others give loopback. Returns the list of the names looked up."""
     release, asked = threading.Event(), []
 
     def getaddrinfo(host, port, *args, **kwargs):
@@ -103,20 +103,20 @@ def look_up_in_vain(host: str) -> None:
         send(f"http://{host}/", connect_timeout=0.05)
 
 
-def test_names_that_hang_hold_up_no_other(hanging_names):
+def test_hanging_look_ups_do_not_delay_others(hanging_names):
     for number in range(40):
         look_up_in_vain(f"{number}.hang.example")
     with receiving() as receiver:
         assert send(f"http://good.example:{receiver.port}/").status == 200
 
 
-def test_a_name_that_hangs_is_looked_up_once_at_a_time(hanging_names):
+def test_a_hanging_name_has_one_look_up_at_a_time(hanging_names):
     for _ in range(5):
         look_up_in_vain("hang.example")
     assert hanging_names == ["hang.example"]
 
 
-def test_look_ups_at_a_time_are_bounded(hanging_names, settings):
+def test_the_number_of_concurrent_look_ups_is_limited(hanging_names, settings):
     settings.OUTBOUND_LOOKUPS_MAX = 2
     for number in range(3):
         look_up_in_vain(f"{number}.hang.example")

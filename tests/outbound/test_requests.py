@@ -1,4 +1,4 @@
-"""The outbound client: what is sent, what is read of the answer, and which connections are kept."""
+"""The outbound client: the request that is sent, the limits of the answer, and kept connections."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.webhooks import receiver as behaviours
 from tests.webhooks.receiver import answer, receiving
 
 
-def test_path_and_query_are_sent_as_they_were_written():
+def test_path_and_query_are_sent_unchanged():
     with receiving() as receiver:
         path = "/a%2Fb/%C3%A9;p=1?x=%20+y&z=%E2%82%AC&&t=a/b?c"
         send(f"http://127.0.0.1:{receiver.port}{path}")
         assert receiver.requests[0].path == path
 
 
-def test_says_nothing_that_the_caller_did_not_say():
+def test_sends_no_headers_except_the_necessary_and_the_given_ones():
     with receiving(answer(200, b"ok", "Set-Cookie: a=b\r\n")) as receiver:
         for _ in range(2):
             send(receiver.url, headers={"X-One": "1"}, reuse=True)
@@ -47,34 +47,34 @@ def test_proxies_of_the_environment_are_ignored(monkeypatch):
         assert proxy.connections == 0
 
 
-def test_redirects_are_answers():
+def test_redirects_are_returned_and_not_followed():
     with receiving(answer()) as target, receiving(behaviours.redirect(target.url)) as receiver:
         reply = send(receiver.url)
         assert (reply.status, reply.headers["location"]) == (302, target.url)
         assert target.connections == 0
 
 
-def test_endless_body_is_cut():
+def test_endless_body_is_truncated():
     with receiving(behaviours.endless_body) as receiver:
         reply = send(receiver.url, max_bytes=70_000)
         assert (len(reply.body), reply.truncated) == (70_000, True)
 
 
 @pytest.mark.parametrize(("size", "truncated"), [(999, False), (1000, False), (1001, True)])
-def test_bound_of_the_body(size, truncated):
+def test_size_limit_of_the_body(size, truncated):
     with receiving(answer(200, b"a" * size)) as receiver:
         reply = send(receiver.url)
         assert (len(reply.body), reply.truncated) == (min(size, 1000), truncated)
 
 
-def test_body_that_breaks_off_is_marked():
+def test_incomplete_body_is_marked():
     with receiving(behaviours.break_off) as receiver:
         reply = send(receiver.url)
         assert (reply.status, reply.body, reply.truncated) == (200, b"partial", True)
 
 
-def test_packed_answer_is_not_unpacked():
-    """The bound on the body is one on the wire: a megabyte of nothing is a kilobyte."""
+def test_compressed_answer_is_not_decompressed():
+    """The size limit counts transferred bytes: a megabyte of one letter takes a kilobyte."""
     packed = gzip.compress(b"a" * 1_000_000, mtime=0)
     with receiving(answer(200, packed, "Content-Encoding: gzip\r\n")) as receiver:
         reply = send(receiver.url, max_bytes=100_000)
@@ -86,7 +86,7 @@ def test_long_headers_are_read():
         assert len(send(receiver.url).headers["X-Long"]) == 30_000
 
 
-def test_endless_header_is_no_answer():
+def test_endless_header_is_an_error():
     def endless(receiver, connection, request):
         with contextlib.suppress(OSError):
             connection.sendall(b"HTTP/1.1 200 OK\r\nX-Long: ")
@@ -97,7 +97,7 @@ def test_endless_header_is_no_answer():
         send(receiver.url, total_timeout=20)
 
 
-def test_interim_answer_is_waited_past():
+def test_interim_answer_is_skipped():
     def early_hints(receiver, connection, request):
         connection.sendall(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n")
         answer(201)(receiver, connection, request)
@@ -116,14 +116,14 @@ def test_connections_are_kept_for_the_next_request():
         assert receiver.connections == 3
 
 
-def test_connection_with_an_unread_rest_is_not_kept():
+def test_connection_with_unread_data_is_not_kept():
     with receiving(answer(200, b"a" * 5000)) as receiver:
         for _ in range(3):
             send(receiver.url, reuse=True)
         assert receiver.connections == 3
 
 
-def test_kept_connection_that_was_closed_meanwhile_is_not_used():
+def test_kept_connection_that_the_receiver_closed_is_not_used():
     closed = threading.Event()
 
     def answer_then_close(receiver, connection, request):
@@ -137,7 +137,7 @@ def test_kept_connection_that_was_closed_meanwhile_is_not_used():
         assert send(receiver.url, reuse=True).status == 200
 
 
-def test_request_that_a_kept_connection_lost_is_not_sent_again():
+def test_request_lost_on_a_kept_connection_is_not_retried():
     with receiving(answer(), behaviours.close) as receiver:
         send(receiver.url, reuse=True)
         with pytest.raises(client.RequestFailed, match="closed without an answer"):
@@ -147,8 +147,8 @@ def test_request_that_a_kept_connection_lost_is_not_sent_again():
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "POST"])
 @pytest.mark.parametrize("reuse", [False, True])
-def test_no_request_is_ever_sent_twice(method, reuse):
-    """HTTP would allow it for most methods; whoever counts requests does not."""
+def test_no_request_is_sent_twice(method, reuse):
+    """HTTP allows it for idempotent methods, but receivers may count requests."""
     with receiving(answer(), behaviours.close) as receiver:
         send(receiver.url, reuse=reuse, method=method)
         with pytest.raises(client.RequestFailed, match="closed without an answer"):

@@ -1,4 +1,4 @@
-"""The outbound client: whose certificate is trusted."""
+"""The outbound client: verification of certificates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def certificate(tmp_path_factory) -> tuple[str, str]:
 
 @pytest.fixture
 def tls_receiver(certificate):
-    """Answers 200 over TLS; keeps the server names that clients asked for."""
+    """Answers 200 over TLS and records the server names that clients sent."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(*certificate)
     names = []
@@ -57,7 +57,7 @@ def test_certificate_is_verified(tls_receiver):
         send(f"https://127.0.0.1:{port}/")
 
 
-def test_name_of_the_certificate_is_verified(tls_receiver, certificate, monkeypatch):
+def test_host_name_in_the_certificate_is_verified(tls_receiver, certificate, monkeypatch):
     port, names = tls_receiver
     client.tls_context.cache_clear()
     try:

@@ -1,4 +1,4 @@
-"""config.celery.SparingQoS: what kombu's Redis transport does with acknowledgements of queues that need none."""
+"""config.celery.SparingQoS: it sends no acknowledgement to Redis for queues that need none."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MESSAGES = 20
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    """A server of the test's own: its statistics are read."""
+    """A separate Redis server, as the test reads the server's statistics."""
     with RedisServer() as running:
         yield running
 
 
 def removals(server: RedisServer, qos: type[QoS], *, no_ack: bool) -> int:
-    """Sends MESSAGES, acknowledges each, and returns how often Redis was asked to forget one."""
+    """Send MESSAGES and acknowledge each. Returns the number of removals that Redis counted."""
     exchange = Exchange("acknowledging")
     queue = Queue("acknowledging", exchange, routing_key="acknowledging", no_ack=no_ack)
     received: list[object] = []
@@ -49,10 +49,10 @@ def test_messages_that_need_none_are_not_acknowledged(server):
     assert removals(server, SparingQoS, no_ack=True) == 0
 
 
-def test_messages_that_wait_for_it_are_acknowledged(server):
+def test_messages_that_need_it_are_acknowledged(server):
     assert removals(server, SparingQoS, no_ack=False) == MESSAGES
 
 
-def test_kombu_itself_acknowledges_all(server):
+def test_kombu_acknowledges_all_messages(server):
     """If this fails, kombu has changed: SparingQoS may no longer be needed."""
     assert removals(server, QoS, no_ack=True) == MESSAGES

@@ -1,4 +1,4 @@
-"""System checks, as an operator meets them: in a process with its own environment."""
+"""System checks. Each test runs them in a separate process with its own environment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography.fernet import Fernet
 
-# Each starts a process.
+# Each test starts a process.
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +29,7 @@ PRODUCTION = {
 
 
 def check(tmp_path: Path, environment: dict[str, str], *args: str) -> str:
-    """What ``manage.py check --deploy`` prints."""
+    """Return the output of ``manage.py check --deploy``."""
     kept = {
         name: os.environ[name]
         for name in ("PATH", "HOME", "PYTHONPATH", "DJANGO_SETTINGS_MODULE")
@@ -47,13 +47,13 @@ def check(tmp_path: Path, environment: dict[str, str], *args: str) -> str:
     return answer.stdout + answer.stderr
 
 
-def test_production_is_silent(tmp_path):
+def test_valid_production_settings_give_no_warning(tmp_path):
     assert check(tmp_path, PRODUCTION, "--fail-level", "WARNING").strip() == (
         "System check identified no issues (0 silenced)."
     )
 
 
-def test_everything_wrong_is_named_at_once_with_its_remedy(tmp_path):
+def test_all_wrong_settings_are_reported_together_with_remedies(tmp_path):
     wrong = {
         "PORT": "many",
         "DEBUG": "perhaps",
@@ -79,42 +79,42 @@ def test_everything_wrong_is_named_at_once_with_its_remedy(tmp_path):
 
 
 @pytest.mark.parametrize("url", ["mysql://u:p@host/name", "nonsense", "postgres://host:port/name"])
-def test_a_database_that_is_none_of_ours_is_named(tmp_path, url):
+def test_an_unsupported_database_is_reported(tmp_path, url):
     assert "DATABASE_URL" in check(tmp_path, PRODUCTION | {"DATABASE_URL": url})
 
 
-def test_a_key_address_without_an_issuer_is_named(tmp_path):
+def test_a_key_address_without_an_issuer_is_reported(tmp_path):
     printed = check(tmp_path, PRODUCTION | {"SESSION_ISSUER": ""})
     assert "Set SESSION_ISSUER" in printed
 
 
-def test_local_settings_are_named_for_production(tmp_path):
+def test_local_settings_are_reported_for_production(tmp_path):
     printed = check(tmp_path, {"ALLOWED_HOSTS": "*", "DEBUG": "1"})
     for number in range(1, 7):
         assert f"api.W{number:03d}" in printed
 
 
-def test_local_settings_are_right_for_local_use():
+def test_local_settings_are_valid_for_local_use():
     from config.checks import check_environment
 
     assert check_environment() == []
 
 
 @pytest.mark.parametrize("text", ["0", "100", "12.5", "0.000001", "1000000000"])
-def test_amounts(text):
+def test_valid_amounts(text):
     from config.checks import is_amount
 
     assert is_amount(text)
 
 
 @pytest.mark.parametrize("text", ["", "-1", "NaN", "Infinity", "1e10", "0.0000001", "ten", "1,5"])
-def test_what_is_no_amount(text):
+def test_invalid_amounts(text):
     from config.checks import is_amount
 
     assert not is_amount(text)
 
 
-def test_an_old_name_is_read_and_named_in_a_warning(tmp_path):
+def test_an_old_name_is_read_and_causes_a_warning(tmp_path):
     assert "api.W020" not in check(tmp_path, PRODUCTION | {"OUTBOUND_LOOKUPS_MAX": "0"})
     printed = check(tmp_path, PRODUCTION | {"WEBHOOK_LOOKUPS_MAX": "0"})
     assert "WEBHOOK_LOOKUPS_MAX is an old name" in printed

@@ -1,4 +1,4 @@
-"""manage.py session_token (interface, sections 2 and 10)."""
+"""The command ``manage.py session_token``."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ def run(*args: str) -> str:
     return out.getvalue()
 
 
-def test_it_prints_a_token_that_works(user):
+def test_it_prints_a_valid_token(user):
     token = run(user.username).splitlines()[-1]
     client = APIClient()
     client.credentials(HTTP_AUTHORIZATION=f"Bearer {token}")
     assert client.get("/api/v1/me").json()["id"] == str(user.pk)
 
 
-def test_create_makes_the_user_once():
+def test_create_creates_the_user_once():
     for _ in range(2):
         run("newcomer", "--create")
     assert get_user_model().objects.filter(username="newcomer").count() == 1
 
 
 @pytest.mark.parametrize(("args", "hours"), [((), 12), (("--hours", "1"), 1), (("--hours", "0.5"), 0.5)])
-def test_how_long_it_is_valid(user, args, hours):
+def test_the_lifetime_of_the_token(user, args, hours):
     claims = session_tokens.verify(run(user.username, *args).splitlines()[-1])
     assert claims["exp"] - claims["iat"] == hours * 3600
 
@@ -54,19 +54,19 @@ def test_how_long_it_is_valid(user, args, hours):
         (("nobody", "--hours", "soon"), "--hours"),
     ],
 )
-def test_what_does_not_fit_is_refused_clearly(args, words):
+def test_invalid_arguments_are_a_clear_error(args, words):
     with pytest.raises(CommandError, match=words):
         run(*args)
     assert not get_user_model().objects.exists()
 
 
-def test_an_inactive_user_gets_none():
+def test_an_inactive_user_gets_no_token():
     factories.UserFactory(username="gone", is_active=False)
     with pytest.raises(CommandError, match="not active"):
         run("gone")
 
 
-def test_it_refuses_beside_an_identity_provider(user, settings):
+def test_it_fails_if_an_identity_provider_is_set(user, settings):
     settings.SESSION_ISSUER = "https://id.example.com/"
     with pytest.raises(CommandError, match=r"id\.example\.com"):
         run(user.username)

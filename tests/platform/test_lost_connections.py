@@ -1,4 +1,4 @@
-"""A database connection that was lost since its last request is noticed by the request's first read, and only there."""
+"""A database connection lost between two requests is replaced by the first read of the next request only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [
 
 @pytest.fixture
 def next_request():
-    """The connection as a request finds it that comes after another."""
+    """Leave the connection in the state that the second request on a connection finds."""
     factories.UserFactory(username="ada")
     connection.close()
     connection.ensure_connection()
@@ -37,19 +37,19 @@ def cut() -> None:
         assert other.execute("SELECT pg_terminate_backend(%s, 10000)", (pid,)).fetchone() == (True,)
 
 
-def test_a_lost_one_is_replaced(next_request):
+def test_a_lost_connection_is_replaced(next_request):
     cut()
     assert user_named.first("ada").username == "ada"
     assert user_named.first("ada").username == "ada"
 
 
-def test_a_good_one_is_not_asked_beforehand(next_request, monkeypatch):
+def test_a_working_connection_is_not_checked_beforehand(next_request, monkeypatch):
     monkeypatch.setattr(connection, "is_usable", lambda: pytest.fail("a round trip for nothing"))
     assert user_named.first("ada").username == "ada"
     connection.cursor().close()
 
 
-def test_one_that_is_lost_in_a_transaction_is_an_error(next_request):
+def test_a_connection_lost_in_a_transaction_is_an_error(next_request):
     @transaction.atomic
     def read_twice():
         user_named.first("ada")
@@ -60,14 +60,14 @@ def test_one_that_is_lost_in_a_transaction_is_an_error(next_request):
         read_twice()
 
 
-def test_one_that_is_lost_within_a_request_is_an_error(next_request):
+def test_a_connection_lost_after_the_first_read_is_an_error(next_request):
     user_named.first("ada")
     cut()
     with pytest.raises(OperationalError):
         user_named.first("ada")
 
 
-def test_an_error_of_a_good_one_is_not_tried_again(next_request, monkeypatch):
+def test_an_error_on_a_working_connection_is_not_retried(next_request, monkeypatch):
     reads = []
 
     def refuse(*args):

@@ -1,4 +1,4 @@
-"""Nudges: published by a thread of their own, a few together, and never at the cost of whoever asks."""
+"""Nudges: a separate thread publishes them in groups, so the caller never waits for the broker."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from config.queue import nudges
 from config.queue.publisher import Publisher
 from config.telemetry import logs
 
-# As it is before a fixture of all tests replaces it.
+# The original function. A fixture of all tests replaces it.
 NUDGE = nudges.nudge
 
 
 class FakeBroker:
-    """What ``send_task`` was given; with ``gate`` cleared it blocks, as a stalled broker does."""
+    """Records the calls of ``send_task``. The calls block while ``gate`` is cleared, as with a stalled broker."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, tuple[str, ...], float | None]] = []
@@ -38,7 +38,9 @@ class FakeBroker:
 
 @pytest.fixture
 def fake(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeBroker:
-    request.getfixturevalue("nudges")  # which replaces what is put back here
+    request.getfixturevalue(
+        "nudges"
+    )  # this fixture replaces ``nudge``, so it must run before the original is set again
     fake = FakeBroker()
     monkeypatch.setattr(nudges, "nudge", NUDGE)
     monkeypatch.setattr(nudges, "current_app", fake)
@@ -52,7 +54,7 @@ def flush() -> None:
 
 
 def while_stalled(fake: FakeBroker, *asked: tuple[Any, ...]) -> None:
-    """Ask for ``asked`` while a first one, of the task ``first``, is on its way."""
+    """Nudge for each of ``asked`` while the broker blocks a nudge for the task ``first``."""
     fake.gate.clear()
     nudges.nudge("first")
     assert fake.entered.wait(30)
@@ -63,34 +65,34 @@ def while_stalled(fake: FakeBroker, *asked: tuple[Any, ...]) -> None:
     assert fake.sent.pop(0) == ("first", (), None)
 
 
-def test_an_idle_process_sends_each(fake):
+def test_an_idle_publisher_sends_each_nudge_separately(fake):
     for name in ("run_a", "run_b"):
         nudges.nudge("runs.execute_run", name)
         flush()
     assert fake.sent == [("runs.execute_run", ("run_a",), None), ("runs.execute_run", ("run_b",), None)]
 
 
-def test_nobody_waits_for_a_stalled_broker_and_what_gathers_goes_together(fake):
+def test_nudges_during_a_stall_do_not_block_and_are_sent_together(fake):
     execute = "runs.execute_run"
     while_stalled(fake, (execute, "a"), ("deliver",), (execute, "b"), (execute, "a"), ("deliver",))
     assert fake.sent == [(execute, ("a", "b"), None), ("deliver", (), None)]
 
 
-def test_a_burst_is_shared_out(fake):
+def test_many_nudges_are_split_into_several_messages(fake):
     names = [f"run_{number}" for number in range(20)]
     while_stalled(fake, *(("execute", name) for name in names))
     assert [len(ids) for _, ids, _ in fake.sent] == [8, 8, 4]
     assert [name for _, ids, _ in fake.sent for name in ids] == names
 
 
-def test_countdowns_stay_apart(fake):
+def test_nudges_with_different_countdowns_are_not_joined(fake):
     for countdown in (30.1, 90.1, 30.1, 90.1):
         nudges.nudge("retry", countdown=countdown)
     flush()
     assert {countdown for _, _, countdown in fake.sent} == {30.1, 90.1}
 
 
-def test_the_request_s_id_goes_along(fake):
+def test_the_request_id_is_sent_with_the_nudge(fake):
     logs.request_id.set("req-1")
     nudges.nudge("execute", "run_a")
     logs.request_id.set("req-2")
@@ -98,7 +100,7 @@ def test_the_request_s_id_goes_along(fake):
     assert fake.request_ids == ["req-1"]
 
 
-def test_after_a_failure_nothing_is_sent_for_a_while(fake, caplog):
+def test_publishing_pauses_after_a_failure(fake, caplog):
     fake.failure = ConnectionError("redis://:secret@broker")
     nudges.nudge("execute", "run_a")
     flush()
@@ -115,7 +117,7 @@ def test_after_a_failure_nothing_is_sent_for_a_while(fake, caplog):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_only_what_is_committed_is_told(fake):
+def test_nudges_are_sent_only_after_a_commit(fake):
     with transaction.atomic():
         nudges.nudge_after_commit("execute", "run_a")
         flush()

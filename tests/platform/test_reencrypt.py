@@ -1,4 +1,4 @@
-"""``manage.py reencrypt_secrets``: the encryption key is changed, and no secret is lost."""
+"""``manage.py reencrypt_secrets``: it changes the encryption key of every stored secret."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def reencrypt() -> str:
 
 @pytest.fixture
 def keys(settings) -> tuple[str, str]:
-    """The key in use, and the one to come."""
+    """The current key and the next key."""
     settings.ENCRYPTION_KEYS = [Fernet.generate_key().decode()]
     return settings.ENCRYPTION_KEYS[0], Fernet.generate_key().decode()
 
 
-def test_afterwards_the_old_key_can_go(settings, keys):
+def test_the_old_key_is_not_needed_afterwards(settings, keys):
     old, new = keys
     endpoint = factories.EndpointFactory(secondary_secret="cd" * 32)
     tool = Tool.objects.order_by("name").first()
@@ -43,7 +43,7 @@ def test_afterwards_the_old_key_can_go(settings, keys):
     assert Tool.objects.get(pk=tool.pk).secret_headers == '{"X-Key": "hush"}'
 
 
-def test_what_no_key_opens_is_named_and_left_alone(settings, keys):
+def test_undecryptable_secrets_are_reported_and_unchanged(settings, keys):
     old, new = keys
     lost = factories.EndpointFactory()
     settings.ENCRYPTION_KEYS = [new]

@@ -32,7 +32,7 @@ def chat() -> Chat:
 
 
 def renaming(chat: Chat, **where: object) -> Writes:
-    """The chat's renaming, and two messages and a title of another chat's that go with it."""
+    """Return writes that rename the chat and, if it was found, add two messages and rename another chat."""
     writes = Writes()
     writes.update(Chat, {"id": chat.pk, **where}, {"title": "New"})
     writes.insert(message(chat, content="one"), message(chat, content="two"))
@@ -44,14 +44,14 @@ def titles() -> set[str | None]:
     return set(Chat.objects.values_list("title", flat=True))
 
 
-def test_all_is_written_if_the_first_finds_its_row(chat):
+def test_everything_is_written_if_the_first_update_finds_its_row(chat):
     with transaction.atomic():
         assert renaming(chat, title=None).do() == 1
     assert titles() == {"New", "Newer"}
     assert set(Message.objects.values_list("content", flat=True)) == {"one", "two"}
 
 
-def test_nothing_is_written_if_the_first_finds_none(chat):
+def test_nothing_is_written_if_the_first_update_finds_no_row(chat):
     called: list[str] = []
     writes = renaming(chat, title="Another")
     writes.execute("UPDATE chats_chat SET title = %s WHERE id = %s", ["Newest", chat.pk], lambda: called.append("it"))
@@ -62,7 +62,7 @@ def test_nothing_is_written_if_the_first_finds_none(chat):
     assert called == []
 
 
-def test_who_asked_is_told_only_of_rows_that_changed(chat):
+def test_a_callback_runs_only_if_its_statement_changed_a_row(chat):
     told: list[str] = []
     statement = "UPDATE chats_message SET content = %s WHERE chat_id = %s"
     factories.MessageFactory(chat=chat)
@@ -82,7 +82,7 @@ def test_a_group_is_one_statement_on_postgresql(chat, django_assert_num_queries)
         writes.do()
 
 
-def test_rows_that_were_written_know_it(chat):
+def test_an_inserted_row_can_be_saved_again(chat):
     row = message(chat)
     insert(row)
     row.content = "changed"
@@ -91,7 +91,7 @@ def test_rows_that_were_written_know_it(chat):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_one_that_is_refused_undoes_them_all(chat):
+def test_a_failed_write_rolls_all_writes_back(chat):
     row = message(chat)
     insert(row)
     writes = Writes()
@@ -104,7 +104,7 @@ def test_one_that_is_refused_undoes_them_all(chat):
 
 @pytest.mark.services
 @pytest.mark.django_db(transaction=True)
-def test_what_is_too_long_is_refused_and_not_cut(chat):
+def test_a_value_that_is_too_long_is_an_error_and_is_not_cut(chat):
     writes = Writes()
     writes.update(Chat, {"id": chat.pk}, {"title": "New"})
     writes.insert(message(chat, role="much longer than a role may be"))
@@ -113,6 +113,6 @@ def test_what_is_too_long_is_refused_and_not_cut(chat):
     assert not Message.objects.exists()
 
 
-def test_a_field_that_is_not_there_is_named(chat):
+def test_an_unknown_field_is_named_in_the_error(chat):
     with pytest.raises(FieldDoesNotExist, match="tilte"):
         update(Chat, {"id": chat.pk}, {"tilte": "x"})
