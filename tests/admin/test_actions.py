@@ -318,7 +318,7 @@ BAD = ["-1", "0", "NaN", "Infinity", "1e400", "0.0000001", "abc", "", "9" * 30, 
 
 
 @pytest.mark.parametrize("action", ["grant", "grant_to", "adjust", "refund"])
-def test_a_bad_amount_is_a_clear_error_and_changes_nothing(billing, user, action):
+def test_an_invalid_amount_is_a_clear_error_and_changes_nothing(billing, user, action):
     fund(user, 10 * MICRO)
     entry = spend(user, MICRO)
     before = state(user), LedgerEntry.objects.count()

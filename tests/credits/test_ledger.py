@@ -298,7 +298,7 @@ class TestRefund:
             (1, "r", UserFactory, "staff"),
         ],
     )
-    def test_bad_input_changes_nothing(self, user, amount, reason, by, field):
+    def test_invalid_input_changes_nothing(self, user, amount, reason, by, field):
         spent = spend(user, 8)
         before = state(user)
         with pytest.raises(ValidationFailed) as refusal:
@@ -330,7 +330,7 @@ class TestAdjustment:
             (-1, "r", UserFactory, "staff"),
         ],
     )
-    def test_bad_input_changes_nothing(self, user, amount, reason, by, field):
+    def test_invalid_input_changes_nothing(self, user, amount, reason, by, field):
         before = state(user)
         with pytest.raises(ValidationFailed) as refusal:
             ledger.adjust(user.pk, amount, reason=reason, staff=by())

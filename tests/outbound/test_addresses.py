@@ -125,7 +125,7 @@ def test_next_address_is_tried(monkeypatch):
 @pytest.mark.parametrize(
     "url", ["ftp://127.0.0.1/", "127.0.0.1", "http://u:p@127.0.0.1/", "http://127.0.0.1/\n", "http://[::1", ""]
 )
-def test_bad_urls(url):
+def test_invalid_urls_are_refused(url):
     with pytest.raises(ValueError, match="URL"):
         client.check_url(url, True)
     with pytest.raises(ValueError, match="URL"):

@@ -51,7 +51,7 @@ def tls_receiver(certificate):
     listener.close()
 
 
-def test_certificate_is_verified(tls_receiver):
+def test_untrusted_certificate_is_refused(tls_receiver):
     port, _ = tls_receiver
     with pytest.raises(client.RequestFailed, match="TLS: self-signed certificate"):
         send(f"https://127.0.0.1:{port}/")
