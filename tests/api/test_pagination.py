@@ -65,7 +65,7 @@ def test_rows_with_the_same_time_are_each_listed_once(session, five, monkeypatch
     assert pages(session, limit) == expected
 
 
-def test_rows_added_between_pages_do_not_shift_the_pages(session, five, user):
+def test_changes_between_pages_do_not_shift_the_pages(session, five, user):
     first = session.get("/api/v1/api-keys?limit=2").json()
     keys.create_key(user, name="new")
     ApiKey.objects.filter(name="3").delete()  # the cursor's own row

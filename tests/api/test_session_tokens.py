@@ -328,7 +328,7 @@ def outcome(token: str) -> str:
 
 
 class time_passed:
-    """Changes the age of the cached keys, as time_machine does not move the monotonic clock."""
+    """Makes the cached keys older. The cache uses the monotonic clock, which a test cannot set."""
 
     def __init__(self, provider, seconds: float) -> None:
         self.jwks, self.seconds = session_tokens.jwks(provider.url), seconds

@@ -57,7 +57,7 @@ def test_readme_lists_every_variable(name: str) -> None:
     assert f"`{name}`" in (ROOT / "README.md").read_text()
 
 
-# Only the settings and the URLs may name apps. ``make run`` prints examples of first calls.
+# Only the settings, the URLs and config/local may name apps. config/local prints first calls to make.
 MAY_NAME_APPS = ("settings.py", "urls.py", "local")
 
 

@@ -219,7 +219,7 @@ def test_concurrent_refunds_do_not_exceed_the_amount(threads):
     assert state(user) == (98, 0)
 
 
-def test_concurrent_movements_create_one_account(threads):
+def test_concurrent_first_reads_create_one_account(threads):
     from django.contrib.auth import get_user_model
 
     user = get_user_model().objects.bulk_create([UserFactory.build()])[0]

@@ -24,7 +24,7 @@ def server() -> Iterator[RedisServer]:
 
 
 def removals(server: RedisServer, qos: type[QoS], *, no_ack: bool) -> int:
-    """Send MESSAGES and acknowledge each. Returns the number of removals that Redis counted."""
+    """Send MESSAGES and acknowledge each. Returns the number of HDEL commands that Redis counted."""
     exchange = Exchange("acknowledging")
     queue = Queue("acknowledging", exchange, routing_key="acknowledging", no_ack=no_ack)
     received: list[object] = []
