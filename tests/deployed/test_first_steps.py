@@ -85,7 +85,7 @@ def test_every_process_names_invalid_variables_and_their_remedy(tmp_path: Path, 
     for remedy in (
         "PORT: use a whole number from 1 to 65535",
         "RATE_LIMIT_PUBLIC: use a whole number from 0",
-        "Set SESSION_ISSUER, or leave SESSION_AUDIENCE out",
+        "Set SESSION_ISSUER, or remove SESSION_AUDIENCE",
         "DATABASE_URL: use postgres://user:password@host:port/name",
     ):
         assert remedy in said, said[-3000:]
