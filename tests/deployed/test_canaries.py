@@ -72,7 +72,7 @@ def test_no_log_line_contains_a_canary(world: World) -> None:
 def test_unexpected_exceptions_are_logged_with_type_and_place(world: World) -> None:
     """The line has the type and the place of the exception, in the web process and in the worker."""
     text = "\n".join(line for _, line in lines_of(world))
-    for name, place in (("web", "in start_run"), ("runs-1", "in record_turn")):
+    for name, place in (("web", "in start_run"), ("runs-1", "in complete")):
         broken = [line for process, line in lines_of(world) if process == name and "exception" in line]
         assert any("django.db.utils." in line and place in line for line in broken), name
     assert "Traceback (most recent call last)" not in text
@@ -191,7 +191,7 @@ def test_unexpected_exceptions_are_reported_without_content(world: World) -> Non
         for error in report.get("exception", {}).get("values", [])
         for frame in error["stacktrace"]["frames"]
     }
-    assert {"start_run", "record_turn"} <= places
+    assert {"start_run", "complete"} <= places
     for report in reports:
         assert found(json.dumps(report), world) == []
     assert any(report["tags"]["run_id"].startswith("run_") for report in reports)

@@ -67,10 +67,11 @@ UNTOLD = f"""
 from django.contrib.auth.models import User
 from opentelemetry.propagate import extract
 from chats.services import create_chat
-from config.api import broker, tracing
+from config.queue import nudges
+from config.telemetry import tracing
 from runs import services
 User.objects.create_superuser("boss", "", "{PASSWORD}")
-broker.nudge = lambda *message, **options: None
+nudges.nudge = lambda *message, **options: None
 ada = User.objects.get(username="ada")
 with tracing.span("asked", parent=extract({{"traceparent": "00-{UNTOLD_TRACE}-{CALLER}-01"}})):
     services.start_run(ada, create_chat(ada).pk, message="/say boom-text {MESSAGE}", request_id="untold")
