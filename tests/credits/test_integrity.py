@@ -154,7 +154,7 @@ def test_the_ledger_cannot_be_truncated():
         with psycopg.connect(url, autocommit=True) as database:
             database.execute("CREATE TABLE credits_ledgerentry (amount int)")
             database.execute("INSERT INTO credits_ledgerentry VALUES (1)")
-            for statement in import_module("credits.migrations.0002_seal_ledger").POSTGRESQL:
+            for statement in import_module("credits.migrations.0002_triggers").SEAL_POSTGRESQL:
                 database.execute(statement)
             for statement in ("TRUNCATE credits_ledgerentry", "DELETE FROM credits_ledgerentry"):
                 with pytest.raises(psycopg.IntegrityError, match="append-only"):
