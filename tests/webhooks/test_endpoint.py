@@ -190,9 +190,9 @@ def test_delete_and_create_again(session, user, endpoint):
     assert session.delete(URL).status_code == 404
     gone = Endpoint.objects.get(pk=endpoint.pk)
     assert (gone.secret, gone.secondary_secret) == ("", None)
-    anew = post(session, url="http://127.0.0.1:9000/").json()
-    assert anew["id"] != endpoint.pk
-    assert anew["secret"] != endpoint.secret
+    created = post(session, url="http://127.0.0.1:9000/").json()
+    assert created["id"] != endpoint.pk
+    assert created["secret"] != endpoint.secret
 
 
 def test_request_without_a_session_token_is_401(client):
