@@ -2,7 +2,8 @@
 
 Every function joins the caller's transaction or opens its own. Every function can be repeated: the ``cause`` of a row
 is unique, and a second call with the same cause moves nothing. One guarded UPDATE changes the account, in the
-transaction that inserts the rows (``_post``). A caller that also locks a run locks the run before it calls the ledger.
+transaction that inserts the rows (``_post``). A movement of a run needs that run's lock, which the caller takes first:
+without it, two calls with one cause at the same moment move it once, and one of them raises IntegrityError.
 """
 
 from __future__ import annotations
@@ -318,13 +319,18 @@ def _post(rows: list[LedgerEntry], *, balance: int = 0, held: int = 0, covered: 
         writes.execute(_CHANGE_ACCOUNT, values)
     writes.insert(*rows)
     with transaction.atomic(savepoint=False):
-        # A separate statement takes the lock. A concurrent transaction may insert the same cause while this one waits
-        # for the lock; only a statement that starts later sees that row.
-        if _locked_account.first(user_id) is None:
+        if rows[0].run_id is None:
+            # A concurrent transaction may insert the same cause while this one waits for the account; only a statement
+            # that starts after the wait sees that row. The movements of a run need no such wait: their callers hold
+            # the run's lock.
+            _locked_account.first(user_id)
+        while not writes.do():
+            if LedgerEntry.objects.filter(cause=cause).exists():
+                return Outcome.REPEATED
+            if Account.objects.filter(pk=user_id).exists():
+                return Outcome.REFUSED
             account_for(user_id)
-        if writes.do():
-            return Outcome.MOVED
-        return Outcome.REPEATED if LedgerEntry.objects.filter(cause=cause).exists() else Outcome.REFUSED
+        return Outcome.MOVED
 
 
 def _require(holds: bool, field: str, message: str) -> None:

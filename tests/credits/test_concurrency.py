@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.contrib.auth import get_user_model
+from django.db import IntegrityError, connection, transaction
 
 from config.kernel.errors import Conflict
 from credits import ledger
@@ -49,6 +51,13 @@ def side_by_side(count: int, work: Callable[[int], Any]) -> list[Any]:
     for worker in workers:
         worker.join()
     return results
+
+
+def locked(user: Any, move: Callable[[], Any]) -> Any:
+    """Move credits of a run as the run's owner does: under a lock that no other movement of the run holds."""
+    with transaction.atomic():
+        get_user_model()._default_manager.select_for_update().get(pk=user.pk)
+        return move()
 
 
 def test_holds_never_overdraw(threads):
@@ -111,15 +120,23 @@ def test_concurrent_movements_with_one_cause_move_once(threads):
     granted = side_by_side(threads, lambda _: ledger.grant(user.pk, 7, cause="order:1").pk)
     assert len(set(granted)) == 1
     # The second call returns the result of the first and no error.
-    assert set(side_by_side(threads, lambda _: place(user, 5, invocation="inv_same"))) == {"inv_same"}
-    assert len({row.pk for row in side_by_side(threads, lambda _: turn(user, 3, index=1))}) == 1
+    places = side_by_side(threads, lambda _: locked(user, lambda: place(user, 5, invocation="inv_same")))
+    assert set(places) == {"inv_same"}
+    turns = side_by_side(threads, lambda _: locked(user, lambda: turn(user, 3, index=1)))
+    assert len({row.pk for row in turns}) == 1
+    assert state(user) == (100 + 7 - 3, 5)
+    assert list(drift()) == []
 
-    def within(_: int) -> str:
-        with transaction.atomic():
-            return place(user, 5, invocation="inv_within")
 
-    assert set(side_by_side(threads, within)) == {"inv_within"}
-    assert state(user) == (100 + 7 - 3, 5 + 5)
+def test_a_movement_of_a_run_without_its_lock_happens_once_or_fails(threads):
+    user = UserFactory()
+    fund(user, 100)
+    for number in range(10):
+        invocation = f"inv_{number}"
+        results = side_by_side(threads, lambda _, invocation=invocation: place(user, 5, invocation=invocation))
+        assert invocation in results
+        assert all(result == invocation or isinstance(result, IntegrityError) for result in results)
+    assert state(user) == (100, 50)
     assert list(drift()) == []
 
 
@@ -132,7 +149,8 @@ def test_only_one_of_many_settlements_of_a_hold_succeeds(threads):
         invocation = place(user, 8)
 
         def settle(index: int, invocation: str = invocation) -> int:
-            return ledger.capture(invocation, 3) if index % 2 else ledger.release(invocation) or 0
+            move = partial(ledger.capture, invocation, 3) if index % 2 else partial(ledger.release, invocation)
+            return locked(user, move) or 0
 
         captured = side_by_side(threads, settle)
         assert sum(captured) in (0, 3)
@@ -220,8 +238,6 @@ def test_concurrent_refunds_do_not_exceed_the_amount(threads):
 
 
 def test_concurrent_first_reads_create_one_account(threads):
-    from django.contrib.auth import get_user_model
-
     user = get_user_model().objects.bulk_create([UserFactory.build()])[0]
     available = side_by_side(threads, lambda _: ledger.available(user.pk))
     assert set(available) == {100_000_000}
