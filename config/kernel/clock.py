@@ -1,49 +1,90 @@
 """The service's only clock: the clock of the database server.
 
 Processes on many machines compare leases, expiries and due times, and the clock of a machine may be wrong. Each
-process therefore reads the database's time at intervals and adds the time of its own monotonic clock. No other
-module reads the wall clock for a stored time.
+process therefore reads the database's time at intervals and adds the time of its own steady clock. No other module
+reads the wall clock for a stored time.
 """
 
+import asyncio
 import threading
 import time
 from datetime import UTC, datetime, timedelta
 
-from django.db import connection
+from django.db import Error, connection
 from django.utils import timezone
 
 RESYNC_SECONDS = 30.0
+# After an attempt to read the database's time, other threads do not try for this time.
+RETRY_SECONDS = 5.0
+# An answer that took longer may be old: the process or the network stood still.
+ANSWER_SECONDS = 1.0
+
+# On Linux, CLOCK_MONOTONIC stands still while the machine is suspended, and the database's clock does not.
+_STEADY_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 _lock = threading.Lock()
-_synced_at: float | None = None
-_base: datetime | None = None
+# The database's time, and the steady clock at that moment.
+_synced: tuple[datetime, float] | None = None
+_next_sync = 0.0
+
+
+def steady() -> float:
+    """Seconds of a clock of this machine that is never set, and that also counts the time of a suspended machine."""
+    return time.clock_gettime(_STEADY_CLOCK)
 
 
 def now() -> datetime:
-    """The database's time in UTC. It costs a process at most one query per ``RESYNC_SECONDS``. SQLite needs no query:
-    its clock is the clock of the machine.
+    """The database's time in UTC.
+
+    It costs a process one query in ``RESYNC_SECONDS``, and none on a thread with a running event loop. While the
+    database is away, the time of the last answer continues. SQLite needs no query: its clock is the clock of the
+    machine.
     """
-    base, synced_at = _base, _synced_at
-    if base is None or synced_at is None or time.monotonic() - synced_at > RESYNC_SECONDS:
-        return sync()
-    return base + timedelta(seconds=time.monotonic() - synced_at)
+    synced = _synced
+    if synced is None:
+        return timezone.now() if _on_event_loop() else sync()
+    if steady() >= _next_sync and not _on_event_loop() and _may_sync():
+        try:
+            return sync()
+        except Error:
+            if connection.in_atomic_block:
+                raise  # the transaction is lost
+            connection.close()
+    return synced[0] + timedelta(seconds=steady() - synced[1])
 
 
 def sync() -> datetime:
-    """Read the database's time now and return it.
-
-    A process with an event loop calls this from a thread more often than ``RESYNC_SECONDS``, so that ``now`` never
-    queries on the event loop.
-    """
+    """Read the database's time now and return it. A process with an event loop calls this before the loop begins."""
     if connection.vendor != "postgresql":
         return timezone.now()
-    global _synced_at, _base
+    global _synced, _next_sync
     with connection.cursor() as cursor:
+        asked = steady()
         cursor.execute("SELECT clock_timestamp()")
-        base = cursor.fetchone()[0]
+        base, answered = cursor.fetchone()[0], steady()
     with _lock:
-        _base, _synced_at = base, time.monotonic()
-    return base
+        if _synced is None or answered - asked <= ANSWER_SECONDS:
+            _synced, _next_sync = (base, answered), answered + RESYNC_SECONDS
+        base, answered = _synced
+    return base + timedelta(seconds=steady() - answered)
+
+
+def _may_sync() -> bool:
+    """Whether this thread is the one that reads the time again."""
+    global _next_sync
+    with _lock:
+        if steady() < _next_sync:
+            return False
+        _next_sync = steady() + RETRY_SECONDS
+        return True
+
+
+def _on_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def iso(moment: datetime | None) -> str | None:

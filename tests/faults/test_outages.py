@@ -1,0 +1,85 @@
+"""Outages that last longer than every cache, lease and connection: each run in progress is completed, and is charged
+once.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults.load import QUESTION, Kind, Load, at_work
+from tests.stack.postgres import PostgresServer
+
+pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(300)]
+
+# The longest cache is that of the clock (config/kernel/clock.py), 30 s.
+DATABASE_AWAY_SECONDS = 50
+SUSPENDED_SECONDS = 40
+# The tool answers after 0.15 s, so that one of the calls is always under way.
+TOOLS = Kind("\n".join(["/call look_up {}\n/call look_up {}\n/say next"] * 20 + ["/say done"]), "done")
+
+
+@pytest.fixture(scope="module")
+def load(postgres_server: PostgresServer) -> Iterator[Load]:
+    with at_work(database_url=postgres_server.url()) as load:
+        # A call that is suspended must not reach its time limit.
+        load.sql("UPDATE runs_tool SET timeout_seconds = 120 RETURNING id")
+        yield load
+
+
+def start(load: Load, seconds: int) -> list[str]:
+    """Ten runs: some receive a model's stream or wait for a model, for that time, some make tool calls, and some wait
+    for an answer, which this function leaves to ``check``. Returns the ids of the last.
+    """
+    asked = load.start_all(*[QUESTION] * 2)
+    for run_id in asked:
+        load.driver.wait(run_id, "waiting")
+    streams = load.start_all(*[Kind(f"/stream {seconds * 10} 100\n/say and the end", "and the end")] * 3)
+    waits = load.start_all(*[Kind(f"/wait {seconds}\n/call book {{}}\n/say the end", "the end")] * 2)
+    tools = load.start_all(*[TOOLS] * 3)
+    find = load.driver.get
+    load.stack.wait_for(lambda: all(find(run_id)["lastStreamIndex"] > 4 for run_id in streams), what="streamed text")
+    load.stack.wait_for(lambda: all(find(run_id)["toolInvocations"] for run_id in tools), what="calls of tools")
+    assert {find(run_id)["status"] for run_id in [*streams, *waits, *tools]} == {"running"}
+    return asked
+
+
+def check(load: Load, asked: list[str]) -> None:
+    for run_id in asked:
+        load.respond(load.driver.get(run_id)["pendingWaitpoint"])
+    load.check(timeout=120)
+    load.stack.manage("reconcile_credits")
+
+
+def test_the_database_is_away_for_long(load: Load, postgres_server: PostgresServer) -> None:
+    load.nobody_answers()
+    # The models end while the database is away, but later than any cache.
+    asked = start(load, 38)
+    postgres_server.stop()
+    time.sleep(DATABASE_AWAY_SECONDS)
+    postgres_server.start()
+    load.stack.wait_until_ready("web")
+    check(load, asked)
+    for name in ("runs-1", "runs-2"):
+        log = load.stack.processes[name].log
+        load.stack.wait_for(
+            lambda log=log: "database is available again" in log.read_text(), what="the end of the outage"
+        )
+        lines = re.findall("the database is .*", log.read_text())
+        assert len(lines) == 2, lines
+
+
+def test_all_processes_are_suspended_for_long(load: Load) -> None:
+    load.nobody_answers()
+    asked = start(load, 8)
+    processes = [name for name, process in load.stack.processes.items() if process.running]
+    for name in processes:
+        load.stack.pause(name)
+    time.sleep(SUSPENDED_SECONDS)
+    for name in processes:
+        load.stack.resume(name)
+    load.stack.wait_until_ready("web")
+    check(load, asked)
