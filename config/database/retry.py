@@ -6,6 +6,8 @@ import asyncio
 import contextvars
 import logging
 import random
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
@@ -23,6 +25,44 @@ CONNECTION_ERRORS = (OperationalError, InterfaceError)
 # DATABASE_IDLE_TRANSACTION_SECONDS. Django raises an InternalError.
 LOST_CODES = {"25P03"}
 WAIT_SECONDS, WAIT_SECONDS_MAX = 0.05, 2.0
+# A thousand runs may fail at every step for hours: a process logs one line in this time.
+LOG_SECONDS = 60.0
+# A success ends an outage if nothing has failed for this time: other connections may still be failing.
+CALM_SECONDS = 5.0
+
+
+class Outage:
+    """Logs when the database becomes unavailable to this process, then once in LOG_SECONDS, and when it is back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._failures = 0
+        self._failed_at = self._logged_at = float("-inf")
+
+    def failed(self, error: Exception) -> None:
+        with self._lock:
+            now = time.monotonic()
+            first, self._failed_at = self._failures == 0, now
+            self._failures += 1
+            if first or now - self._logged_at >= LOG_SECONDS:
+                self._logged_at = now
+                logger.warning(
+                    "the database is not available (%s, %d failures); trying again",
+                    type(error).__name__,
+                    self._failures,
+                )
+
+    def ended(self) -> None:
+        """Call this after each success."""
+        if not self._failures:
+            return
+        with self._lock:
+            if self._failures and time.monotonic() - self._failed_at >= CALM_SECONDS:
+                logger.warning("the database is available again after %d failures", self._failures)
+                self._failures = 0
+
+
+outage = Outage()
 
 
 def attempt(step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -54,13 +94,15 @@ async def persist(threads: Executor, step: Callable[P, T], *args: P.args, **kwar
         work = partial(contextvars.copy_context().run, partial(attempt, step, *args, **kwargs))
         future = asyncio.get_running_loop().run_in_executor(threads, work)
         try:
-            return await asyncio.shield(future)
+            done = await asyncio.shield(future)
+            outage.ended()
+            return done
         except asyncio.CancelledError:
             await asyncio.wait([future])
             if not future.cancelled():
                 future.exception()
             raise
         except CONNECTION_ERRORS as error:
-            logger.warning("the database is not available (%s); trying again", type(error).__name__)
+            outage.failed(error)
         await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311
         wait = min(wait * 2, WAIT_SECONDS_MAX)

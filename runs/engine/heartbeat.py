@@ -17,7 +17,7 @@ from django.conf import settings
 from django.db import connection
 
 from config.database.queries import CompiledQuery
-from config.database.retry import CONNECTION_ERRORS
+from config.database.retry import CONNECTION_ERRORS, attempt, outage
 from config.kernel import clock
 from config.telemetry import logs
 from runs import catalogue, lifecycle
@@ -57,19 +57,29 @@ class Heartbeat(threading.Thread):
         sweep_every = settings.RUN_SWEEP_SECONDS * random.uniform(0.8, 1.2)  # noqa: S311
         due = {self._beat: beat_every, self._sweep: sweep_every, self._refresh: catalogue.MAX_AGE_SECONDS}
         next_at = dict.fromkeys(due, 0.0)
-        while not self.stopped.wait(settings.RUN_CANCEL_POLL_SECONDS):
+
+        def work() -> None:
+            for step, every in due.items():
+                if time.monotonic() >= next_at[step]:
+                    step()
+                    next_at[step] = time.monotonic() + every
+            self._look_for_cancels()
+
+        wait = pause = settings.RUN_CANCEL_POLL_SECONDS
+        while not self.stopped.wait(wait):
             try:
-                for work, every in due.items():
-                    if time.monotonic() >= next_at[work]:
-                        work()
-                        next_at[work] = time.monotonic() + every
-                self._look_for_cancels()
+                attempt(work)
+                outage.ended()
+                wait = pause = settings.RUN_CANCEL_POLL_SECONDS
+                continue
             except CONNECTION_ERRORS as error:
-                connection.close()
-                logger.warning("the heartbeat's database did not answer (%s); trying again", type(error).__name__)
+                outage.failed(error)
             except Exception:
                 connection.close()
                 logger.exception("the heartbeat failed; trying again")
+            # Not longer than a beat, so that the lease is renewed in time after a short outage.
+            pause = min(pause * 2, beat_every)
+            wait = pause * random.uniform(0.5, 1.0)  # noqa: S311
         connection.close()
 
     def register(self) -> None:
