@@ -9,7 +9,6 @@ import os
 import random
 import socket
 import threading
-import time
 from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
 
@@ -60,9 +59,9 @@ class Heartbeat(threading.Thread):
 
         def work() -> None:
             for step, every in due.items():
-                if time.monotonic() >= next_at[step]:
+                if clock.steady() >= next_at[step]:
                     step()
-                    next_at[step] = time.monotonic() + every
+                    next_at[step] = clock.steady() + every
             self._look_for_cancels()
 
         wait = pause = settings.RUN_CANCEL_POLL_SECONDS
@@ -84,14 +83,14 @@ class Heartbeat(threading.Thread):
 
     def register(self) -> None:
         """A new worker row, and with it a new lease."""
-        begun = time.monotonic()
+        begun = clock.steady()
         worker = Worker(host=socket.gethostname()[:255], pid=os.getpid(), expires_at=_lease_end())
         worker.save(force_insert=True)
         self.process.worker_id = worker.pk
         self.process.lease_until = begun + settings.RUN_LEASE_SECONDS
 
     def _beat(self) -> None:
-        begun = time.monotonic()
+        begun = clock.steady()
         if Worker.objects.filter(pk=self.process.worker_id).update(expires_at=_lease_end()):
             self.process.lease_until = begun + settings.RUN_LEASE_SECONDS
             return

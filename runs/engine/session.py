@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,6 +25,9 @@ from runs.tools.base import ToolDefinition
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+# Between two looks whether the heartbeat has renewed the lease.
+LEASE_WAIT_SECONDS = 0.05
 
 
 class Interruption(enum.Enum):
@@ -47,7 +49,7 @@ class Process:
         default_factory=lambda: ThreadPoolExecutor(settings.RUN_WORKER_TOOL_THREADS, "run-tool")
     )
     worker_id: str = ""
-    # Until when, by the monotonic clock, the lease certainly holds.
+    # Until when, by ``clock.steady``, the lease certainly holds.
     lease_until: float = 0.0
     draining: bool = False
     # The sessions with streamed text that is not written yet.
@@ -151,11 +153,12 @@ class Session:
         return True
 
     async def confirm_lease(self) -> None:
-        """Before a step with an effect outside: a process that was suspended past its lease must not begin it. Raises
-        LeaseLost.
+        """Before a step with an effect outside, which a process that was suspended past its lease must not begin.
+
+        Waits until the heartbeat has renewed the lease. If the lease was lost, the heartbeat cancels this task.
         """
-        if time.monotonic() > self.process.lease_until:
-            await self.db(lifecycle.confirm_lease)
+        while clock.steady() >= self.process.lease_until:  # noqa: ASYNC110
+            await asyncio.sleep(LEASE_WAIT_SECONDS)  # the heartbeat is a thread
 
     def add_text(self, text: str) -> None:
         """Text of the present turn, which the flusher writes soon."""

@@ -37,7 +37,6 @@ async def make_turn(session: Session, model: AgentModel) -> None:
     if refusal:
         raise RunFailed(*refusal)
     lifecycle.crash_point("before_model")
-    await session.confirm_lease()
     started_at = clock.now()
     session.turn_text.clear()
     tool_calls, usage = await _ask_model(session, model)
@@ -53,6 +52,7 @@ async def _ask_model(session: Session, model: AgentModel) -> tuple[list[ToolCall
         request = context.request(session.run, session.history, session.journal, session.tools(), model.provider_model)
         if client.reads_files:
             request = await with_files(request, session.process.tool_threads)
+        await session.confirm_lease()
         with tracing.span("model", model=model.name, provider=model.provider):
             async for event in client.stream(request):
                 if isinstance(event, TextDelta):

@@ -20,7 +20,6 @@ from runs.lifecycle.runs import (
     cancel,
     claim,
     complete,
-    confirm_lease,
     enqueue,
     fail,
     hand_over,

@@ -247,12 +247,6 @@ def hand_over(run: Run) -> Moved:
 
 
 @transaction.atomic
-def confirm_lease(run: Run) -> None:
-    """Raises LeaseLost if the run is no longer its owner's. Changes nothing."""
-    fence(run)
-
-
-@transaction.atomic
 def release_runs(worker_id: str, run_ids: Iterable[str] | None = None) -> None:
     """The worker is lost: its runs, or those of them in ``run_ids``, may be taken over."""
     runs = Run.objects.select_for_update().filter(worker_id=worker_id, status=RunStatus.RUNNING)

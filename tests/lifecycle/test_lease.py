@@ -1,0 +1,77 @@
+"""A worker that was suspended past its lease begins no call, and disturbs nobody who took over its runs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+from config.kernel import clock
+from runs import catalogue, lifecycle
+from runs.engine.engine import Engine
+from runs.llm.demo import DemoModel
+from runs.models import Run, Tool, Worker
+from tests.driver import until
+from tests.webhooks.receiver import answer, receiving
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_the_lease_is_measured_with_a_clock_that_counts_a_suspended_machine(monkeypatch):
+    monkeypatch.setattr(time, "clock_gettime", {time.CLOCK_BOOTTIME: 7.0}.__getitem__)
+    assert clock.steady() == 7.0
+
+
+@transaction.atomic
+def lose_lease(engine: Engine) -> None:
+    """Another process finds that the engine's lease has expired."""
+    worker = Worker.objects.select_for_update().get(pk=engine.process.worker_id)
+    Worker.objects.filter(pk=worker.pk).update(expires_at=worker.expires_at - timedelta(hours=1))
+    assert lifecycle.reap_workers() == 1
+
+
+@pytest.mark.parametrize("point", ["before_model", "after_dispatch"])
+def test_after_a_suspension_nothing_begins_without_the_lease(bench, monkeypatch, point):
+    """The machine is suspended just before a call, and another worker takes its runs over."""
+    suspended: list[str] = []
+    steady = clock.steady if hasattr(clock, "steady") else time.monotonic
+    monkeypatch.setattr(clock, "steady", lambda: steady() + 3600 * len(suspended), raising=False)
+    asked: list[int] = []
+    stream = DemoModel.stream
+
+    def count(self: DemoModel, request: Any) -> Any:
+        asked.append(request.turn_index)
+        return stream(self, request)
+
+    monkeypatch.setattr(DemoModel, "stream", count)
+
+    def reap() -> None:
+        lose_lease(bench.engine)
+        connection.close()
+
+    def crash_point(name: str) -> None:
+        if name == point and not suspended:
+            suspended.append(name)
+            other = threading.Thread(target=reap)
+            other.start()
+            other.join()
+
+    monkeypatch.setattr(lifecycle, "crash_point", crash_point)
+    with receiving(answer(200, b'{"result": "ok"}')) as receiver:
+        columns = {"approval": "never", "price": 1000, "input_schema": {"type": "object"}}
+        Tool.objects.create(name="book", display_name="x", node_type="http", url=receiver.url, **columns)
+        until(lambda: "book" in catalogue.remembered().tools)
+        run = bench.finish("/call book {}\n/say done")
+        begun = len(receiver.requests)
+    assert suspended == [point]
+    assert (run["status"], Run.objects.get().lease_losses) == ("completed", 1)
+    (call,) = run["toolInvocations"]
+    if point == "before_model":
+        assert (asked, begun, call["status"]) == ([1, 2], 1, "COMPLETED")
+    else:
+        assert (asked, begun, call["errorCode"]) == ([1, 2], 0, "OUTCOME_UNKNOWN")
+    assert lifecycle.violations() == []
