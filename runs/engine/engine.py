@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 # To hand over the runs that the grace time did not end. Both together are under 30 s, after which platforms kill.
 CLOSE_SECONDS = 10.0
 HAND_OVER_ROUNDS = 3
+# After these the run's task makes further steps.
+RESUMED = (Interruption.REQUESTED, Interruption.BEHIND)
 
 
 class Engine:
@@ -94,9 +96,7 @@ class Engine:
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self.loop)
-        flushing = self.loop.create_task(
-            flush_forever(self.process, lambda run_id: self._cancel([run_id], Interruption.LOST))
-        )
+        flushing = self.loop.create_task(flush_forever(self.process, self._interrupt))
         self.loop.run_forever()
         flushing.cancel()
         self.loop.run_until_complete(asyncio.gather(flushing, return_exceptions=True))
@@ -131,12 +131,17 @@ class Engine:
         """
         for run_id in run_ids:
             session = self.sessions.get(run_id)
-            if why is Interruption.REQUESTED and (session is None or session.interruption is not None):
+            if why in RESUMED and (session is None or session.interruption is not None):
                 continue
             if session is not None:
                 session.interruption = why
             if run_id in self.tasks:
                 self.tasks[run_id].cancel()
+
+    def _interrupt(self, session: Session, why: Interruption) -> None:
+        """Only if the run was not claimed again since: a flush that waited for the database has an old session."""
+        if self.sessions.get(session.run.id) is session:
+            self._cancel([session.run.id], why)
 
     async def _close(self) -> None:
         tasks = list(self.tasks.values())

@@ -48,9 +48,12 @@ async def execute(session: Session) -> None:
                 await session.record(*end)
             return
         except asyncio.CancelledError:
-            if session.interruption is not Interruption.REQUESTED:
+            if session.interruption is Interruption.BEHIND:
+                session.interruption, is_behind = None, True
+            elif session.interruption is Interruption.REQUESTED:
+                end = (lifecycle.cancel,)
+            else:
                 raise
-            end = (lifecycle.cancel,)
         except lifecycle.LeaseLost:
             is_behind = True
         except RunFailed as failure:

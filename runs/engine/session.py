@@ -34,6 +34,7 @@ class Interruption(enum.Enum):
     """Why a run's task was cancelled."""
 
     REQUESTED = "its user or staff asked for the run's end"
+    BEHIND = "the database is ahead of the session, which must read the run again"
     LOST = "another worker owns the run"
     SHUT_DOWN = "this process ends"
 

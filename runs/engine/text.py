@@ -9,28 +9,30 @@ from collections.abc import Callable
 from django.conf import settings
 
 from runs import lifecycle
-from runs.engine.session import Process, Session
+from runs.engine.session import Interruption, Process, Session
 
 logger = logging.getLogger(__name__)
 
 # After an error other than the database's absence, which ``Database.run`` waits out.
 PAUSE_SECONDS = 1.0
 
+Interrupt = Callable[[Session, Interruption], None]
 
-async def flush_forever(process: Process, lose: Callable[[str], None]) -> None:
-    """``lose`` is called with the id of each run that turns out to be another worker's."""
+
+async def flush_forever(process: Process, interrupt: Interrupt) -> None:
+    """``interrupt`` is called for each session whose run turns out to be another's, or ahead of the session."""
     while True:
         await process.text_was_added.wait()
         await asyncio.sleep(settings.STREAM_FLUSH_SECONDS)
         process.text_was_added.clear()
         try:
-            await flush(process, lose)
+            await flush(process, interrupt)
         except Exception:
             logger.exception("streamed text could not be written; the next flush tries again")
             await asyncio.sleep(PAUSE_SECONDS)
 
 
-async def flush(process: Process, lose: Callable[[str], None]) -> None:
+async def flush(process: Process, interrupt: Interrupt) -> None:
     """While one flush is slow, more text gathers for the next."""
     waiting, process.unwritten = process.unwritten, {}
     sessions: list[Session] = []
@@ -55,9 +57,12 @@ async def flush(process: Process, lose: Callable[[str], None]) -> None:
             raise
         for session, _ in taken:
             session.run = written.get(session.run.id, session.run)
+        refused = [session for session, _ in taken if session.run.id not in written]
+        if refused:
+            # Under the locks: a session's next step would read its run again.
+            owned = await process.db(lifecycle.still_owned, [session.run for session in refused])
+            for session in refused:
+                interrupt(session, Interruption.BEHIND if session.run.id in owned else Interruption.LOST)
     finally:
         for session in sessions:
             session.lock.release()
-    for session, _ in taken:
-        if session.run.id not in written:
-            lose(session.run.id)

@@ -27,6 +27,7 @@ from runs.lifecycle.runs import (
     record_turn,
     request_cancel,
     reset_text,
+    still_owned,
     streamed_text,
 )
 from runs.lifecycle.sweeps import due_runs, expire_waitpoints, reap_workers, release_unexecuted, sweep

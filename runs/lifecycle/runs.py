@@ -19,6 +19,7 @@ from chats.models import Chat
 from chats.services import add_message, write_content
 from config.database.writes import Writes
 from config.kernel import clock
+from config.kernel.jsontext import to_text
 from config.queue import wakeups
 from config.queue.nudges import nudge_after_commit
 from credits import ledger
@@ -133,8 +134,8 @@ def reset_text(run: Run, recorded: str) -> Moved:
 
 @transaction.atomic
 def append_text(batch: Sequence[tuple[Run, str]]) -> dict[str, Run]:
-    """Append streamed text to many runs at once. Returns those runs by id as they then are; a run that is missing is no
-    longer this worker's.
+    """Append streamed text to many runs at once. Returns those runs by id as they then are; the row of a run that is
+    missing is not as ``batch`` says.
     """
     ordered = sorted(batch, key=lambda item: item[0].pk)
     found = {
@@ -147,9 +148,11 @@ def append_text(batch: Sequence[tuple[Run, str]]) -> dict[str, Run]:
     before = [(run.last_stream_index, [run.lease_token, run.worker_id]) for run, _ in ordered]
     owned = [item for item, as_known in zip(ordered, before, strict=True) if found.get(item[0].pk) == as_known]
     # Only its owner adds to the stream of a running run: a row that is ahead by one under the same lease was written by
-    # a commit whose answer was lost.
+    # a commit whose answer was lost. It holds less than ``text`` if more text came before the repetition.
     written = [
-        run for (run, _), (index, lease) in zip(ordered, before, strict=True) if found.get(run.pk) == (index + 1, lease)
+        run
+        for (run, text), (index, lease) in zip(ordered, before, strict=True)
+        if found.get(run.pk) == (index + 1, lease) and _is_last(run, text)
     ]
     now = clock.now()
     RunEvent.objects.bulk_create(
@@ -163,6 +166,13 @@ def append_text(batch: Sequence[tuple[Run, str]]) -> dict[str, Run]:
         run.pk: changed(run, last_stream_index=run.last_stream_index + 1, unrecorded_text=True)
         for run in [run for run, _ in owned] + written
     }
+
+
+def _is_last(run: Run, text: str) -> bool:
+    """Whether the event after the last one that ``run`` knows is this text."""
+    ((kind, data),) = _text(text)
+    after = RunEvent.objects.filter(run_id=run.pk, index=run.last_stream_index + 1)
+    return after.filter(type=kind, data=to_text(data)).exists()
 
 
 @transaction.atomic
@@ -244,6 +254,13 @@ def hand_over(run: Run) -> Moved:
     run = move_run(run, RunStatus.RUNNING, (), owned=True, **changes)
     nudge_after_commit(EXECUTE, run.pk)
     return Moved(run)
+
+
+def still_owned(runs: Sequence[Run]) -> set[str]:
+    """The ids of those runs that are still their owners', even if the rows are ahead of ``runs``. Reads only."""
+    leases = {(run.pk, run.lease_token, run.worker_id) for run in runs}
+    found = Run.objects.filter(pk__in=[run.pk for run in runs], status=RunStatus.RUNNING)
+    return {lease[0] for lease in found.values_list("pk", "lease_token", "worker_id") if lease in leases}
 
 
 @transaction.atomic

@@ -111,6 +111,30 @@ def test_a_cancel_during_the_reload_of_the_journal_ends_the_run(bench, monkeypat
     assert lifecycle.violations() == []
 
 
+@pytest.mark.parametrize("more", [[], [" and"]], ids=["one flush", "two flushes"])
+def test_a_session_that_is_behind_its_stream_reads_the_run_again(bench, events, monkeypatch, more):
+    """The answers to flushes are lost in a way that is not recognised. The worker still owns the run."""
+    append, calls = lifecycle.append_text, []
+
+    def append_and_lose(batch: Any) -> Any:
+        written = append(batch)
+        calls.append(written)
+        if len(calls) == 1:
+            for text in more:
+                append([(run, text) for run in written.values()])
+            raise RuntimeError("an answer that says nothing")
+        return written
+
+    monkeypatch.setattr(lifecycle, "append_text", append_and_lose)
+    run = bench.finish("/stream 60 40\n/say the end")
+    assert (run["status"], run["errorCode"]) == ("completed", None)
+    stored = Run.objects.get()
+    assert (stored.lease_token, stored.lease_losses) == (1, 0)
+    assert lifecycle.streamed_text(stored) == bench.content(run)
+    assert "message.reset" in [kind for kind, _ in events(run["id"])]
+    assert lifecycle.violations() == []
+
+
 def test_a_run_that_its_worker_does_not_execute_is_taken_over(bench, monkeypatch):
     """An error after the claim leaves the run owned by a live worker that does not execute it."""
     original, broken = engine.claim_and_load, []

@@ -34,6 +34,26 @@ def lose_lease(engine: Engine) -> None:
     assert lifecycle.reap_workers() == 1
 
 
+def test_a_late_write_of_text_does_not_interrupt_the_next_owner(bench, monkeypatch):
+    """The same process claims the run again while the text of the lost lease still waits for the database."""
+    append, held, release = lifecycle.append_text, threading.Event(), threading.Event()
+
+    def hold_first(batch: Any) -> Any:
+        if not held.is_set():
+            held.set()
+            assert release.wait(30)
+        return append(batch)
+
+    monkeypatch.setattr(lifecycle, "append_text", hold_first)
+    run = bench.start("/stream 40 50\n/say the end")
+    assert held.wait(30)
+    lose_lease(bench.engine)
+    until(lambda: Run.objects.get().lease_token == 3)
+    release.set()
+    assert bench.wait(run["id"])["status"] == "completed"
+    assert Run.objects.get().lease_losses == 1
+
+
 @pytest.mark.parametrize("point", ["before_model", "after_dispatch"])
 def test_after_a_suspension_nothing_begins_without_the_lease(bench, monkeypatch, point):
     """The machine is suspended just before a call, and another worker takes its runs over."""
