@@ -134,14 +134,11 @@ async def execute(session: Session, calls: Sequence[ToolInvocation]) -> None:
     dispatched = [call for call in calls if call.status == InvocationStatus.DISPATCHING]
     if len(dispatched) == 1:
         await _make(session, dispatched[0])
-    elif dispatched:
-        tasks = [asyncio.ensure_future(_make(session, call)) for call in dispatched]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        return
+    # All end before the first failure is raised: a call that was made must be recorded.
+    for outcome in await asyncio.gather(*(_make(session, call) for call in dispatched), return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
 
 
 async def _make(session: Session, call: ToolInvocation) -> None:
@@ -149,7 +146,7 @@ async def _make(session: Session, call: ToolInvocation) -> None:
     await session.confirm_lease()
     if call.name == ASK_USER:
         answer = (session.journal.answers[call.id].resolved_payload or {})["answer"]
-        await session.move(lifecycle.record_call_result, call, text=answer)
+        await session.record_outcome(lifecycle.record_call_result, call, text=answer)
         return
     try:
         tool = session.tools().get(call.name)
@@ -165,9 +162,9 @@ async def _make(session: Session, call: ToolInvocation) -> None:
         )
         result = await call_tool(tool, call.input, context)
     except ToolFailure as failure:
-        await session.move(lifecycle.record_call_failure, call, failure.code, failure.message)
+        await session.record_outcome(lifecycle.record_call_failure, call, failure.code, failure.message)
         return
     lifecycle.crash_point("after_tool")
-    await session.move(
+    await session.record_outcome(
         lifecycle.record_call_result, call, text=result.text, urls=result.urls, credit_used=result.credit_used
     )

@@ -138,6 +138,22 @@ class Session:
         self.journal.take(moved.calls)
         return moved.calls
 
+    async def record_outcome(
+        self, transition: Callable[..., lifecycle.Moved], call: ToolInvocation, *args: Any, **kwargs: Any
+    ) -> None:
+        """``move``, for the outcome of a call that was made. It is recorded even if the answer to the commit of another
+        call's outcome was lost: the session is then behind the database, and reads the run again.
+        """
+        while True:
+            try:
+                await self.move(transition, call, *args, **kwargs)
+                return
+            except lifecycle.LeaseLost:
+                if not await self.reload():
+                    raise
+            if all(call.id != still_open.id for still_open in self.journal.open_calls):
+                return  # its own commit's answer was lost
+
     async def reload(self) -> bool:
         """Read the run again; False if it is another worker's by now."""
         if self.interruption not in (None, Interruption.REQUESTED):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.db import OperationalError, connection
 
-from runs import lifecycle
+from runs import catalogue, lifecycle
 from runs.engine import context, engine, session
-from runs.models import Run
+from runs.models import Run, Tool
 from tests.driver import until
+from tests.webhooks.receiver import answer, receiving
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -107,6 +109,34 @@ def test_a_cancel_during_the_reload_of_the_journal_ends_the_run(bench, monkeypat
     run = bench.wait(bench.start('/call calculate {"expression": "1+1"}\n/wait 30')["id"])
     assert (lose.lost, asked) == (1, [run["id"]])
     assert run["status"] == "cancelled"
+    assert Run.objects.get().lease_losses == 0
+    assert lifecycle.violations() == []
+
+
+def test_a_lost_answer_interrupts_no_other_call(bench, monkeypatch):
+    """Several calls of a turn are under way, of tools that must not be called twice."""
+    lost = threading.Event()
+
+    def answer_afterwards(*arguments: Any) -> None:
+        assert lost.wait(30)
+        answer(200, b'{"result": "ok"}')(*arguments)
+
+    def lose(number: int) -> bool:
+        # The first result, and then every second one.
+        lost.set()
+        return number % 2 == 1
+
+    with receiving(answer(200, b'{"result": "ok"}')) as quick, receiving(answer_afterwards) as slow:
+        for name, receiver in (("quick", quick), ("slow", slow)):
+            columns = {"approval": "never", "price": 1_000_000, "input_schema": {"type": "object"}}
+            Tool.objects.create(name=name, display_name=name, node_type="http", url=receiver.url, **columns)
+        until(lambda: "slow" in catalogue.remembered().tools)
+        loser = Loser(monkeypatch, lifecycle, "record_call_result", lose)
+        run = bench.finish("/call quick {}\n/call slow {}\n/call slow {}\n/say {result}")
+        assert (len(quick.requests), len(slow.requests)) == (1, 2)
+    assert run["status"] == "completed"
+    assert [(call["status"], call["creditUsed"]) for call in run["toolInvocations"]] == [("COMPLETED", 1)] * 3
+    assert loser.lost >= 2
     assert Run.objects.get().lease_losses == 0
     assert lifecycle.violations() == []
 
