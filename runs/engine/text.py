@@ -55,6 +55,10 @@ async def flush(process: Process, interrupt: Interrupt) -> None:
                 session.unwritten_text.insert(0, text)
                 session.wait_for_flush()
             raise
+        for session, text in taken:
+            if written.get(session.run.id) is session.run:  # its row is locked; the next flush tries again
+                session.unwritten_text.insert(0, text)
+                session.wait_for_flush()
         for session, _ in taken:
             session.run = written.get(session.run.id, session.run)
         refused = [session for session, _ in taken if session.run.id not in written]

@@ -52,7 +52,9 @@ def _to_claim(run_id: str) -> QuerySet[Run]:
     running = RawSQL(f"'{RunStatus.RUNNING.value}'", ())  # noqa: S611  (a constant of our own)
     before = _count(others.filter(status=running)) + _count(others.filter(older, throttled=True))
     return (
-        Run.objects.select_for_update().filter(pk=run_id).annotate(available=ledger.available_subquery(), before=before)
+        Run.objects.select_for_update(no_key=True)
+        .filter(pk=run_id)
+        .annotate(available=ledger.available_subquery(), before=before)
     )
 
 

@@ -1,7 +1,8 @@
 """The guarded UPDATEs that every status change of runs, tool calls and waitpoints consists of, and the lock order.
 
 Only this module holds the key to the protected fields. Lock order: chat or user, run, account; several runs in the
-order of their ids. A webhook event only shares its endpoint's key and may be written at any point.
+order of their ids. A webhook event only shares its endpoint's key and may be written at any point. Locks are FOR NO KEY
+UPDATE: the insert of a row that refers to a locked row does not wait.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def lock_run(run_id: str) -> Run | None:
     if chat_id is None:
         return None
     Chat.objects.select_for_update(no_key=True).filter(pk=chat_id).values("pk").first()
-    return Run.objects.select_for_update().filter(pk=run_id).first()
+    return Run.objects.select_for_update(no_key=True).filter(pk=run_id).first()
 
 
 def stop_running(run: Run) -> dict[str, Any]:

@@ -135,18 +135,22 @@ def reset_text(run: Run, recorded: str) -> Moved:
 @transaction.atomic
 def append_text(batch: Sequence[tuple[Run, str]]) -> dict[str, Run]:
     """Append streamed text to many runs at once. Returns those runs by id as they then are; the row of a run that is
-    missing is not as ``batch`` says.
+    missing is not as ``batch`` says. A run that another transaction has locked is returned as it was given, and nothing
+    is written.
     """
     ordered = sorted(batch, key=lambda item: item[0].pk)
-    found = {
-        pk: (index, lease)
-        for pk, index, *lease in Run.objects.select_for_update()
-        .filter(pk__in=[run.pk for run, _ in ordered], status=RunStatus.RUNNING)
-        .order_by("pk")
-        .values_list("pk", "last_stream_index", "lease_token", "worker_id")
-    }
+    running = Run.objects.filter(pk__in=[run.pk for run, _ in ordered], status=RunStatus.RUNNING).order_by("pk")
+    columns = ("pk", "last_stream_index", "lease_token", "worker_id")
+    # One locked run must not hold up the text of all runs.
+    locked = running.select_for_update(no_key=True, skip_locked=True)
+    found = {pk: (index, lease) for pk, index, *lease in locked.values_list(*columns)}
     before = [(run.last_stream_index, [run.lease_token, run.worker_id]) for run, _ in ordered]
     owned = [item for item, as_known in zip(ordered, before, strict=True) if found.get(item[0].pk) == as_known]
+    skipped: list[Run] = []
+    if len(found) < len(ordered):
+        others = {pk: (index, lease) for pk, index, *lease in running.exclude(pk__in=found).values_list(*columns)}
+        skipped = [run for (run, _), as_known in zip(ordered, before, strict=True) if others.get(run.pk) == as_known]
+        found |= others
     # Only its owner adds to the stream of a running run: a row that is ahead by one under the same lease was written by
     # a commit whose answer was lost. It holds less than ``text`` if more text came before the repetition.
     written = [
@@ -162,7 +166,7 @@ def append_text(batch: Sequence[tuple[Run, str]]) -> dict[str, Run]:
         last_stream_index=F("last_stream_index") + 1, unrecorded_text=True, updated_at=now
     )
     wakeups.after_commit(*(run.pk for run, _ in owned))
-    return {
+    return {run.pk: run for run in skipped} | {
         run.pk: changed(run, last_stream_index=run.last_stream_index + 1, unrecorded_text=True)
         for run in [run for run, _ in owned] + written
     }
@@ -266,7 +270,7 @@ def still_owned(runs: Sequence[Run]) -> set[str]:
 @transaction.atomic
 def release_runs(worker_id: str, run_ids: Iterable[str] | None = None) -> None:
     """The worker is lost: its runs, or those of them in ``run_ids``, may be taken over."""
-    runs = Run.objects.select_for_update().filter(worker_id=worker_id, status=RunStatus.RUNNING)
+    runs = Run.objects.select_for_update(no_key=True).filter(worker_id=worker_id, status=RunStatus.RUNNING)
     if run_ids is not None:
         runs = runs.filter(pk__in=list(run_ids))
     lost = list(runs.order_by("pk"))

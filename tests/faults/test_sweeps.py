@@ -1,0 +1,95 @@
+"""One locked row stops no other run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.faults.load import STREAM, Kind, Load, at_work
+from tests.stack.stack import Stack
+
+pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(240)]
+
+# 100 words, 50 ms apart.
+LONG = Kind("/stream 100 50\n/say and the end", "and the end")
+ASK = "/ask Which?"
+DELTAS = "SELECT count(*) FROM runs_runevent WHERE run_id = %s AND type = 'message.delta'"
+STATUS = "SELECT status FROM runs_run WHERE id = %s"
+
+
+@pytest.fixture
+def make_load() -> Iterator[Callable[..., Load]]:
+    with contextlib.ExitStack() as running:
+        yield lambda **options: running.enter_context(at_work(**options))
+
+
+@contextlib.contextmanager
+def outside(load: Load, query: str, *parameters: Any) -> Iterator[None]:
+    """A transaction of another program that holds its locks meanwhile."""
+    with psycopg.connect(load.stack.environment["DATABASE_URL"]) as connection:
+        assert connection.execute(query, parameters).rowcount
+        yield
+
+
+def deltas(load: Load, run_id: str) -> int:
+    return int(load.sql(DELTAS, run_id)[0][0])
+
+
+def status(load: Load, run_id: str) -> str:
+    return str(load.sql(STATUS, run_id)[0][0])
+
+
+def streamed(load: Load, run_id: str) -> str:
+    """The message that the events of the run's stream give together."""
+    rows = load.sql("SELECT type, data::json ->> 'text' FROM runs_runevent WHERE run_id = %s ORDER BY index", run_id)
+    assert "message.reset" not in [kind for kind, _ in rows]
+    return "".join(text for kind, text in rows if kind == "message.delta")
+
+
+def require_correct_data(stack: Stack) -> None:
+    stack.manage("check_invariants")
+    stack.manage("reconcile_credits")
+
+
+def test_a_locked_run_stops_no_other_run_of_its_worker(make_load: Callable[..., Load]) -> None:
+    load = make_load(run_workers=1)
+    locked = load.start(LONG)
+    load.stack.wait_for(lambda: deltas(load, locked) > 1, what="text of the run")
+    with outside(load, "SELECT 1 FROM runs_run WHERE id = %s FOR UPDATE", locked):
+        before = deltas(load, locked)
+        others = load.start_all(*[STREAM] * 10)
+        seen: set[str] = set()
+
+        def all_streamed() -> bool:
+            seen.update(run_id for run_id in others if deltas(load, run_id) > 1 and status(load, run_id) == "running")
+            return len(seen) == len(others)
+
+        load.stack.wait_for(all_streamed, 20, "text of the other runs while they run")
+        load.stack.wait_for(lambda: all(status(load, run_id) == "completed" for run_id in others), 20, "their ends")
+        assert (status(load, locked), deltas(load, locked)) == ("running", before)
+    load.check()
+    run = load.driver.get(locked)
+    assert load.sql("SELECT lease_token FROM runs_run WHERE id = %s", locked) == [(1,)]
+    assert streamed(load, locked) == load.driver.content(run)
+    assert len(load.driver.content(run).split()) > 100
+    require_correct_data(load.stack)
+
+
+def test_a_reference_to_a_run_in_an_open_transaction_delays_no_step(make_load: Callable[..., Load]) -> None:
+    """The insert of a row with a foreign key locks the referred row FOR KEY SHARE."""
+    load = make_load(run_workers=1)
+    first = load.start(STREAM)
+    chat = load.driver.get(first)["chatId"]
+    second = load.driver.start("Hello", chat, onActiveRun="enqueue")["id"]
+    waiting = load.driver.ask(ASK)
+    load.nobody_answers()
+    keys = [first, second, waiting["id"]]
+    with outside(load, "SELECT 1 FROM runs_run WHERE id = ANY(%s) FOR KEY SHARE", keys):
+        assert load.driver.cancel(waiting["id"])["status"] == "cancelled"
+        for run_id in (first, second):
+            assert load.driver.wait(run_id, timeout=20)["status"] == "completed"
+    require_correct_data(load.stack)
