@@ -380,6 +380,10 @@ CELERY_TASK_ROUTES = {
     "webhooks.deliver_due": {"queue": "webhooks"},
     "webhooks.retry_due": {"queue": "webhooks-retry"},
 }
+# After a row could not be processed, a process leaves it out for this time.
+HOUSEKEEPING_RETRY_SECONDS = ENV.number("HOUSEKEEPING_RETRY_SECONDS", 60, 0, 86400)
+# For this time, a sweep waits for a row that another transaction has locked.
+HOUSEKEEPING_LOCK_SECONDS = ENV.number("HOUSEKEEPING_LOCK_SECONDS", 0.2, 0.01, 60)
 CELERY_BEAT_SCHEDULE_FILENAME = str(VAR_DIR / "celerybeat-schedule")
 CELERY_BEAT_SCHEDULE = {
     "sweep-runs": {"task": "runs.sweep", "schedule": RUN_SWEEP_SECONDS},

@@ -60,9 +60,8 @@ def _count_call(call: ToolInvocation, was_made: bool) -> None:
         tool_seconds.observe(max(0.0, (call.finished_at - call.started_at).total_seconds()), call.name)
 
 
-def losses(count: int) -> None:
-    if count:
-        transaction.on_commit(partial(leases_lost.inc, by=count), robust=True)
+def lost() -> None:
+    transaction.on_commit(leases_lost.inc, robust=True)
 
 
 def gauges() -> Iterator[Gauge]:

@@ -6,11 +6,11 @@ A job may run twice at the same time and may be interrupted at any point. It end
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from django.db import connection, transaction
-from django.db.models import Model, QuerySet
+from django.db.models import Model, Q, QuerySet
 
 BATCH = 1000
 
@@ -26,6 +26,24 @@ def in_batches(step: Callable[[], int]) -> int:
     while not stopping.is_set() and (count := step()):
         done += count
     return done
+
+
+def in_order(rows: QuerySet[Any], field: str, size: int = BATCH) -> Iterator[Any]:
+    """The keys of ``rows`` by ``field``, which is not null, read ``size`` at a time: each batch begins after the last,
+    so rows that stay in ``rows`` do not hide those after them.
+    """
+    after = Q()
+    while batch := list(rows.filter(after).order_by(field, "pk").values_list("pk", field)[:size]):
+        yield from (key for key, _ in batch)
+        key, value = batch[-1]
+        after = Q(**{f"{field}__gte": value}) & (Q(**{f"{field}__gt": value}) | Q(pk__gt=key))
+
+
+def limit_lock_wait(seconds: float) -> None:
+    """In this transaction, a statement fails if it waits longer for a lock. PostgreSQL only."""
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT set_config('lock_timeout', %s, true)", [f"{seconds * 1000:.0f}ms"])
 
 
 def take_batch(rows: QuerySet[Any], size: int = BATCH) -> list[Any]:

@@ -1,21 +1,43 @@
-"""Scheduled jobs: their metrics, and their early end when the worker stops. The apps define the jobs themselves."""
+"""Scheduled jobs: their metrics, their bad rows, and their early end when the worker stops. The apps define the jobs
+themselves.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import logging
+import math
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any, TypeVar
 
 from celery import signals
+from django.conf import settings
 
 from config.database import batches
+from config.database.retry import CONNECTION_ERRORS, attempt
 from config.kernel import clock
 from config.telemetry import metrics
 
+logger = logging.getLogger(__name__)
+
+K = TypeVar("K", bound=Hashable)
+R = TypeVar("R")
+
 rows_done = metrics.Counter("housekeeping_rows", "Rows that housekeeping processed.", ["job"])
+rows_failed = metrics.Counter("housekeeping_rows_failed", "Rows that housekeeping could not process.", ["job"])
 failures = metrics.Counter("housekeeping_failures", "Housekeeping jobs that failed.", ["job"])
 last_success = metrics.Latest(
     "housekeeping_last_success_timestamp_seconds", "When the job last succeeded, in seconds since the epoch.", ["job"]
 )
+
+# Answers of PostgreSQL about one statement, while other statements succeed: a lock that was not free in time, a
+# deadlock, a concurrent change, a cancelled statement.
+STATEMENT_CODES = {"55P03", "40P01", "40001", "57014"}
+LOGGED_MAX = 10
+REMEMBERED_MAX = 10_000
+
+# (job, key) of rows that failed, and until when they are left out.
+_left_out: dict[tuple[str, Hashable], float] = {}
 
 
 def run(job: str, work: Callable[[], int]) -> int:
@@ -31,6 +53,58 @@ def run(job: str, work: Callable[[], int]) -> int:
     rows_done.inc(job, by=done)
     last_success.set(clock.now().timestamp(), job)
     return done
+
+
+def each(job: str, keys: Iterable[K], work: Callable[[K], R], seconds: float = math.inf) -> Iterator[R]:
+    """The results of ``work(key)``, which processes one row. Ends when the worker stops, or after ``seconds``.
+
+    A row that raises does not end the job: it is logged with its key, counted, and left out for
+    HOUSEKEEPING_RETRY_SECONDS. Raises one of CONNECTION_ERRORS if the database is not available.
+    """
+    end, failed = time.monotonic() + seconds, 0
+    for key in keys:
+        if batches.stopping.is_set() or time.monotonic() > end:
+            return
+        if time.monotonic() < _left_out.get((job, key), 0):
+            continue
+        try:
+            result = attempt(work, key)
+        except Exception as error:
+            if _is_unavailable(error):
+                raise
+            failed += 1
+            rows_failed.inc(job)
+            if len(_left_out) >= REMEMBERED_MAX:
+                _left_out.clear()
+            _left_out[job, key] = time.monotonic() + settings.HOUSEKEEPING_RETRY_SECONDS
+            if failed <= LOGGED_MAX:
+                logger.exception("%s could not process %s", job, key)
+            elif failed == LOGGED_MAX + 1:
+                logger.error("%s could not process more than %d rows; the others are not logged", job, LOGGED_MAX)
+        else:
+            yield result
+
+
+def stages(job: str, *works: Callable[[], int]) -> int:
+    """The sum of ``works``. One that raises is logged and counted as a failure of the job, and the others follow.
+
+    Raises one of CONNECTION_ERRORS if the database is not available.
+    """
+    done = 0
+    for work in works:
+        try:
+            done += attempt(work)
+        except Exception as error:
+            if _is_unavailable(error):
+                raise
+            failures.inc(job)
+            logger.exception("a stage of %s failed: %s", job, work.__name__)
+    return done
+
+
+def _is_unavailable(error: Exception) -> bool:
+    """Whether the database is, so that no other row can be processed either."""
+    return isinstance(error, CONNECTION_ERRORS) and getattr(error.__cause__, "sqlstate", None) not in STATEMENT_CODES
 
 
 @signals.worker_shutting_down.connect(dispatch_uid="config.queue.jobs")

@@ -18,6 +18,7 @@ from django.db import connection
 from config.database.queries import CompiledQuery
 from config.database.retry import CONNECTION_ERRORS, attempt, outage
 from config.kernel import clock
+from config.queue import jobs
 from config.telemetry import logs
 from runs import catalogue, lifecycle
 from runs.engine.session import Process
@@ -47,6 +48,8 @@ class Heartbeat(threading.Thread):
         self.process, self.run_ids = process, run_ids
         self.offer, self.cancel, self.drop_all = offer, cancel, drop_all
         self.stopped = threading.Event()
+        # Each sweep looks at the throttled runs of the users after this one.
+        self.after_user = 0
 
     def run(self) -> None:
         # For log lines of the heartbeat's own, and of the runs that it finds.
@@ -104,14 +107,46 @@ class Heartbeat(threading.Thread):
             logs.task_id.set(self.process.worker_id)
 
     def _sweep(self) -> None:
-        lifecycle.reap_workers()
+        # Together they must not delay the next beat for long.
+        seconds = settings.RUN_LEASE_SECONDS / BEATS_PER_LEASE / 2
+
+        def reap_workers() -> int:
+            return lifecycle.reap_workers(seconds)
+
+        def expire_waitpoints() -> int:
+            return lifecycle.expire_waitpoints(seconds)
+
+        jobs.stages(
+            "sweep-runs",
+            reap_workers,
+            self._release_unexecuted,
+            expire_waitpoints,
+            self._take_due_runs,
+            self._wake_throttled_runs,
+        )
+
+    def _release_unexecuted(self) -> int:
         released = lifecycle.release_unexecuted(self.process.worker_id, self.run_ids, self.stopped.is_set)
         if released:
             logger.warning("%d runs that this worker owned but did not execute may be taken over", len(released))
-        free = settings.RUN_WORKER_CAPACITY - len(self.run_ids)
-        if not self.process.draining and free > 0:
-            for run_id in lifecycle.due_runs(free):
-                self.offer(run_id)
+        return len(released)
+
+    def _take_due_runs(self) -> int:
+        due = lifecycle.take_due_runs(self._room()) if self._room() else []
+        for run_id in due:
+            self.offer(run_id)
+        return len(due)
+
+    def _wake_throttled_runs(self) -> int:
+        if not self._room():
+            return 0
+        found, self.after_user = lifecycle.wakeable_runs(self._room(), self.after_user)
+        for run_id in found:
+            self.offer(run_id)
+        return len(found)
+
+    def _room(self) -> int:
+        return 0 if self.process.draining else max(0, settings.RUN_WORKER_CAPACITY - len(self.run_ids))
 
     def _refresh(self) -> None:
         clock.sync()

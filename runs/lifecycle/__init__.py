@@ -30,5 +30,12 @@ from runs.lifecycle.runs import (
     still_owned,
     streamed_text,
 )
-from runs.lifecycle.sweeps import due_runs, expire_waitpoints, reap_workers, release_unexecuted, sweep
+from runs.lifecycle.sweeps import (
+    expire_waitpoints,
+    reap_workers,
+    release_unexecuted,
+    sweep,
+    take_due_runs,
+    wakeable_runs,
+)
 from runs.lifecycle.waitpoints import answer_waitpoint, expire_waitpoint, open_waitpoint

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
+from django.conf import settings
 from django.db import models
 
 from chats.models import Chat
+from config.database.batches import limit_lock_wait
 from config.database.protected import take_key
 from config.database.writes import Writes, update
 from config.kernel import clock
@@ -99,13 +101,19 @@ def fence(run: Run) -> None:
         raise LeaseLost(run.pk)
 
 
-def lock_run(run_id: str) -> Run | None:
-    """The run's row, locked after its chat's."""
+def lock_run(run_id: str, *, wait: bool = True) -> Run | None:
+    """The run's row, locked after its chat's. Without ``wait`` None if one of them is locked, and other locks of this
+    transaction are waited for only HOUSEKEEPING_LOCK_SECONDS.
+    """
+    if not wait:
+        limit_lock_wait(settings.HOUSEKEEPING_LOCK_SECONDS)
     chat_id = Run.objects.filter(pk=run_id).values_list("chat_id", flat=True).first()
     if chat_id is None:
         return None
-    Chat.objects.select_for_update(no_key=True).filter(pk=chat_id).values("pk").first()
-    return Run.objects.select_for_update(no_key=True).filter(pk=run_id).first()
+    chat = Chat.objects.select_for_update(no_key=True, skip_locked=not wait).filter(pk=chat_id).values("pk").first()
+    if chat is None:
+        return None
+    return Run.objects.select_for_update(no_key=True, skip_locked=not wait).filter(pk=run_id).first()
 
 
 def stop_running(run: Run) -> dict[str, Any]:

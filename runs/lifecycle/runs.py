@@ -13,10 +13,11 @@ from typing import Any
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import F
+from django.db.models import F, QuerySet
 
 from chats.models import Chat
 from chats.services import add_message, write_content
+from config.database.batches import limit_lock_wait
 from config.database.writes import Writes
 from config.kernel import clock
 from config.kernel.jsontext import to_text
@@ -268,27 +269,29 @@ def still_owned(runs: Sequence[Run]) -> set[str]:
 
 
 @transaction.atomic
-def release_runs(worker_id: str, run_ids: Iterable[str] | None = None) -> None:
-    """The worker is lost: its runs, or those of them in ``run_ids``, may be taken over."""
-    runs = Run.objects.select_for_update(no_key=True).filter(worker_id=worker_id, status=RunStatus.RUNNING)
-    if run_ids is not None:
-        runs = runs.filter(pk__in=list(run_ids))
-    lost = list(runs.order_by("pk"))
-    for run in lost:
-        changes = stop_running(run) | {
-            "lease_token": run.lease_token + 1,
-            "lease_losses": run.lease_losses + 1,
-            "due_at": clock.now() + NUDGE_GRACE,
-        }
-        move_run(run, RunStatus.RUNNING, (), owned=False, **changes)
-        nudge_after_commit(EXECUTE, run.pk)
-    metrics.losses(len(lost))
+def release(rows: QuerySet[Run], run_id: str) -> str | None:
+    """The run, which is one of ``rows``, lost its worker: another may take it over. Returns its id; None if it is not
+    one of them any more, or locked.
+    """
+    limit_lock_wait(settings.HOUSEKEEPING_LOCK_SECONDS)
+    run = rows.select_for_update(no_key=True, skip_locked=True).filter(pk=run_id, status=RunStatus.RUNNING).first()
+    if run is None:
+        return None
+    changes = stop_running(run) | {
+        "lease_token": run.lease_token + 1,
+        "lease_losses": run.lease_losses + 1,
+        "due_at": clock.now() + NUDGE_GRACE,
+    }
+    move_run(run, RunStatus.RUNNING, (), owned=False, **changes)
+    nudge_after_commit(EXECUTE, run.pk)
+    metrics.lost()
+    return run.pk
 
 
 @transaction.atomic
 def give_up(run_id: str) -> None:
-    """A running run that lost its worker too often → failed. Any other run is left as it is."""
-    run = lock_run(run_id)
+    """A running run that lost its worker too often → failed. Any other run, and a locked one, is left as it is."""
+    run = lock_run(run_id, wait=False)
     if run is None or run.status != RunStatus.RUNNING or run.worker_id is not None:
         return
     if run.lease_losses >= settings.RUN_LEASE_LOSSES_MAX:

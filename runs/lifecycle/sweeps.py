@@ -1,24 +1,30 @@
 """Finds the work that no message led to: lost workers, runs that no worker took, waitpoints after their time.
 
 Every function may be called at any moment and any number of times at once; the heartbeat of each run worker and a task
-of beat call them.
+of beat call them. A row that is locked or cannot be processed stops no other row. ``seconds`` limits the time of a
+call; the next call continues.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+import math
+from collections.abc import Callable, Container, Iterable
 from datetime import timedelta
+from functools import partial
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Exists, OuterRef, Q
+from django.db.models import Count, Exists, OuterRef, Q, QuerySet
 
+from config.database.batches import in_order, take_batch
 from config.kernel import clock
+from config.queue import jobs
 from config.queue.nudges import nudge
 from runs.lifecycle import runs, waitpoints
 from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, throttled_runs
 from runs.models import Run, RunStatus, Waitpoint, WaitpointStatus, Worker
 
+JOB = "sweep-runs"
 BATCH = 500
 
 CLAIMABLE = Q(status=RunStatus.QUEUED, blocked=False, throttled=False) | Q(status=RunStatus.RUNNING, worker_id=None)
@@ -26,49 +32,29 @@ CLAIMABLE = Q(status=RunStatus.QUEUED, blocked=False, throttled=False) | Q(statu
 
 def sweep() -> int:
     """One pass over all of it. Returns how many workers, waitpoints and runs it dealt with."""
-    seen = reap_workers() + expire_waitpoints()
-    now = clock.now()
-    due = due_runs(BATCH)
-    # A backlog does not need more messages. But the worker that took this one may die with it, so the next message
-    # comes no later than a lost worker's runs are taken over.
-    again = max(NUDGE_GRACE, timedelta(seconds=settings.RUN_LEASE_SECONDS))
-    Run.objects.filter(CLAIMABLE, pk__in=due).update(due_at=now + again)
-    for run_id in due:
-        nudge(EXECUTE, run_id)
-    # A throttled run may execute although no nudge said so: the nudge was lost, or the limit was raised.
-    for user_id in Run.objects.filter(throttled=True).values_list("user_id", flat=True).distinct()[:BATCH]:
-        running = Run.objects.filter(user_id=user_id, status=RunStatus.RUNNING).count()
-        room = max(0, settings.RUN_USER_LIMIT - running) if settings.RUN_USER_LIMIT else BATCH
-        for run_id in throttled_runs(user_id).values_list("pk", flat=True)[:room]:
-            nudge(EXECUTE, run_id)
-    return seen + len(due)
+    return jobs.stages(JOB, reap_workers, expire_waitpoints, nudge_due_runs, nudge_throttled_runs)
 
 
-def reap_workers() -> int:
-    """Release the runs of workers whose lease expired; runs that lost their worker too often fail. Returns how many
-    workers were lost.
+def reap_workers(seconds: float = math.inf) -> int:
+    """Delete the workers whose lease expired, and release the runs of workers that no longer exist; runs that lost
+    their worker too often fail. Returns how many workers were lost.
     """
-    reaped = 0
-    for worker_id in Worker.objects.filter(expires_at__lt=clock.now()).values_list("pk", flat=True)[:BATCH]:
+    lost: list[str] = []
+    expired = Worker.objects.filter(expires_at__lt=clock.now())
+    if expired.exists():
         with transaction.atomic():
             # The heartbeat updates the same row: either it comes first and the lease holds, or it finds no row.
-            expired = Worker.objects.select_for_update(skip_locked=True).filter(
-                pk=worker_id, expires_at__lt=clock.now()
-            )
-            if not expired.exists():
-                continue
-            runs.release_runs(worker_id)
-            Worker.objects.filter(pk=worker_id).delete()
-        reaped += 1
-    # A claim that was in flight while its worker was reaped belongs to a worker that no longer exists.
-    ownerless = Run.objects.filter(~Exists(Worker.objects.filter(pk=OuterRef("worker_id"))), status=RunStatus.RUNNING)
-    for gone in set(ownerless.filter(worker_id__isnull=False).values_list("worker_id", flat=True)[:BATCH]):
-        runs.release_runs(str(gone))
+            lost = take_batch(expired, BATCH)
+            Worker.objects.filter(pk__in=lost).delete()
+    # Also a claim that was in flight while its worker was reaped.
+    gone = ~Exists(Worker.objects.filter(pk=OuterRef("worker_id")))
+    ownerless = Run.objects.filter(gone, status=RunStatus.RUNNING, worker_id__isnull=False)
+    _release(ownerless, in_order(ownerless, "worker_id", BATCH), seconds)
     # Searched for each time: a process that noticed the last loss may have died before it ended the run.
     worn = Run.objects.filter(status=RunStatus.RUNNING, worker_id=None, lease_losses__gte=settings.RUN_LEASE_LOSSES_MAX)
-    for run_id in list(worn.values_list("pk", flat=True)[:BATCH]):
-        runs.give_up(run_id)
-    return reaped
+    for _ in jobs.each(JOB, in_order(worn, "pk", BATCH), runs.give_up, seconds):
+        pass
+    return len(lost)
 
 
 def release_unexecuted(worker_id: str, executing: Container[str], leaving: Callable[[], bool]) -> list[str]:
@@ -79,21 +65,72 @@ def release_unexecuted(worker_id: str, executing: Container[str], leaving: Calla
     ``executing`` is read after the runs, and contains a run before it is claimed. ``leaving`` is called last: a worker
     that shuts down stops executing its runs before it hands them over, which is no loss.
     """
-    owned = list(Run.objects.filter(worker_id=worker_id, status=RunStatus.RUNNING).values_list("pk", flat=True))
-    unexecuted = [run_id for run_id in owned if run_id not in executing]
+    owned = Run.objects.filter(worker_id=worker_id, status=RunStatus.RUNNING)
+    unexecuted = [run_id for run_id in list(owned.values_list("pk", flat=True)) if run_id not in executing]
     if not unexecuted or leaving():
         return []
-    runs.release_runs(worker_id, unexecuted)
-    return unexecuted
+    return _release(owned, unexecuted)
 
 
-def due_runs(limit: int) -> list[str]:
-    """Runs that could execute and that no worker took in time, longest due first."""
-    found = Run.objects.filter(CLAIMABLE, due_at__lte=clock.now()).order_by("due_at")
-    return list(found.values_list("pk", flat=True)[: min(limit, BATCH)])
+def _release(rows: QuerySet[Run], run_ids: Iterable[str], seconds: float = math.inf) -> list[str]:
+    """Those that were released."""
+    release = partial(runs.release, rows)
+    return [run_id for run_id in jobs.each(JOB, run_ids, release, seconds) if run_id is not None]
 
 
-def expire_waitpoints() -> int:
+def take_due_runs(limit: int) -> list[str]:
+    """Runs that could execute and that no worker took in time, longest due first; they are due again later."""
+    due = Run.objects.filter(CLAIMABLE, due_at__lte=clock.now()).order_by("due_at")
+    if not due.exists():
+        return []
+    # A backlog does not need more messages. But the worker that took this one may die with it, so the next message
+    # comes no later than a lost worker's runs are taken over.
+    again = clock.now() + max(NUDGE_GRACE, timedelta(seconds=settings.RUN_LEASE_SECONDS))
+    with transaction.atomic():
+        taken = list(due.select_for_update(no_key=True, skip_locked=True).values_list("pk", flat=True)[:limit])
+        Run.objects.filter(pk__in=taken).update(due_at=again)
+    return taken
+
+
+def nudge_due_runs() -> int:
+    due = take_due_runs(BATCH)
+    for run_id in due:
+        nudge(EXECUTE, run_id)
+    return len(due)
+
+
+def wakeable_runs(limit: int, after: int = 0) -> tuple[list[str], int]:
+    """At most ``limit`` throttled runs that may execute although no nudge said so: the nudge was lost, or the limit was
+    raised. It looks at BATCH users after the user ``after``, and returns after which user the next call continues.
+    """
+    throttled = Run.objects.filter(throttled=True, user_id__gt=after).order_by("user_id")
+    users = list(throttled.values_list("user_id", flat=True).distinct()[:BATCH])
+    running: dict[int, int] = {}
+    if users and settings.RUN_USER_LIMIT:
+        counted = Run.objects.filter(user_id__in=users, status=RunStatus.RUNNING).order_by().values_list("user_id")
+        running = dict(counted.annotate(Count("pk")))
+    found: list[str] = []
+    for user_id in users:
+        if len(found) >= limit:
+            return found, after
+        room = settings.RUN_USER_LIMIT - running.get(user_id, 0) if settings.RUN_USER_LIMIT else limit
+        if room > 0:
+            found += throttled_runs(user_id).values_list("pk", flat=True)[: min(room, limit - len(found))]
+        after = user_id
+    return found, after if len(users) == BATCH else 0
+
+
+def nudge_throttled_runs() -> int:
+    nudged, after = 0, -1
+    while after:
+        found, after = wakeable_runs(BATCH, max(0, after))
+        for run_id in found:
+            nudge(EXECUTE, run_id)
+        nudged += len(found)
+    return nudged
+
+
+def expire_waitpoints(seconds: float = math.inf) -> int:
     """Returns how many expired."""
-    past = Waitpoint.objects.filter(status=WaitpointStatus.PENDING, expires_at__lte=clock.now()).order_by("expires_at")
-    return sum(waitpoints.expire_waitpoint(pk) for pk in list(past.values_list("pk", flat=True)[:BATCH]))
+    past = Waitpoint.objects.filter(status=WaitpointStatus.PENDING, expires_at__lte=clock.now())
+    return sum(jobs.each(JOB, in_order(past, "expires_at", BATCH), waitpoints.expire_waitpoint, seconds))

@@ -52,7 +52,9 @@ def answer_waitpoint(waitpoint_id: str, payload: dict[str, Any]) -> Waitpoint:
     """PENDING → COMPLETED and the run waiting → queued; after its time → EXPIRED. Only the first answer changes
     anything. Returns the waitpoint as it then is.
     """
-    waitpoint, run = _lock_waitpoint(waitpoint_id)
+    run = lock_run(_run_of(waitpoint_id))
+    assert run is not None  # noqa: S101  (a waitpoint's row is deleted with its run's)
+    waitpoint = Waitpoint.objects.select_related("invocation").get(pk=waitpoint_id)
     if waitpoint.status != WaitpointStatus.PENDING:
         return waitpoint
     now = clock.now()
@@ -75,20 +77,20 @@ def answer_waitpoint(waitpoint_id: str, payload: dict[str, Any]) -> Waitpoint:
 
 @transaction.atomic
 def expire_waitpoint(waitpoint_id: str) -> bool:
-    """A pending waitpoint after its time → EXPIRED, and its run → failed. False if there was nothing to do."""
-    waitpoint, run = _lock_waitpoint(waitpoint_id)
-    if waitpoint.status != WaitpointStatus.PENDING or waitpoint.expires_at > clock.now():
+    """A pending waitpoint after its time → EXPIRED, and its run → failed. False if there was nothing to do, or if the
+    run is locked.
+    """
+    run = lock_run(_run_of(waitpoint_id), wait=False)
+    pending = Waitpoint.objects.filter(pk=waitpoint_id, status=WaitpointStatus.PENDING, expires_at__lte=clock.now())
+    if run is None or not pending.exists():
         return False
     _expire(run)
     return True
 
 
-def _lock_waitpoint(waitpoint_id: str) -> tuple[Waitpoint, Run]:
+def _run_of(waitpoint_id: str) -> str:
     """The lock of a waitpoint is its run's, so the waitpoint is read once the run is locked."""
-    run_id = Waitpoint.objects.values_list("run_id", flat=True).get(pk=waitpoint_id)
-    run = lock_run(run_id)
-    assert run is not None  # noqa: S101  (a waitpoint's row is deleted with its run's)
-    return Waitpoint.objects.select_related("invocation").get(pk=waitpoint_id), run
+    return Waitpoint.objects.values_list("run_id", flat=True).get(pk=waitpoint_id)
 
 
 def _expire(run: Run) -> None:

@@ -1,4 +1,4 @@
-"""One locked row stops no other run."""
+"""One bad or locked row stops neither the sweeps nor other runs, and nothing depends on beat alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.faults.load import STREAM, Kind, Load, at_work
+from tests.faults.load import QUICK, STREAM, Kind, Load, at_work
 from tests.stack.stack import Stack
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(240)]
@@ -92,4 +92,56 @@ def test_a_reference_to_a_run_in_an_open_transaction_delays_no_step(make_load: C
         assert load.driver.cancel(waiting["id"])["status"] == "cancelled"
         for run_id in (first, second):
             assert load.driver.wait(run_id, timeout=20)["status"] == "completed"
+    require_correct_data(load.stack)
+
+
+def test_a_run_that_cannot_be_released_keeps_no_other_run(make_load: Callable[..., Load]) -> None:
+    load = make_load(run_workers=2)
+    runs = load.start_all(*[LONG] * 6)
+    owners = dict(load.sql("SELECT r.id, w.pid FROM runs_run r JOIN runs_worker w ON w.id = r.worker_id"))
+    load.stack.wait_for(lambda: all(deltas(load, run_id) for run_id in runs), what="text of all runs")
+    owners = dict(load.sql("SELECT r.id, w.pid FROM runs_run r JOIN runs_worker w ON w.id = r.worker_id"))
+    (name, process), *_ = [(n, p) for n, p in load.stack.processes.items() if p.pid in owners.values()]
+    lost = sorted(run_id for run_id, pid in owners.items() if pid == process.pid)
+    bad, *others = lost
+    # The number of losses does not fit the column after the next one.
+    load.sql("UPDATE runs_run SET lease_losses = 32767 WHERE id = %s RETURNING 1", bad)
+    load.stack.kill(name)
+    others += [run_id for run_id in runs if run_id not in lost]
+    load.stack.wait_for(lambda: all(status(load, run_id) == "completed" for run_id in others), 40, "the other runs")
+    assert status(load, bad) == "running"
+    (other,) = {"runs-1", "runs-2"} - {name}
+    assert 1 <= load.stack.logs(other, 10_000).count(bad) <= 5
+    load.sql("UPDATE runs_run SET lease_losses = 0 WHERE id = %s RETURNING 1", bad)
+    load.check()
+    require_correct_data(load.stack)
+
+
+def test_without_beat_waitpoints_expire_and_throttled_runs_start(make_load: Callable[..., Load]) -> None:
+    environment = QUICK | {"WAITPOINT_EXPIRY_SECONDS": "1", "RUN_USER_LIMIT": "1", "HOUSEKEEPING_RETRY_SECONDS": "2"}
+    load = make_load(run_workers=2, without=("beat", "maintenance"), environment=environment)
+    load.nobody_answers()
+    driver = load.driver
+    bad = driver.ask(f"/say first\n{ASK}")["id"]
+    # Its end needs the text of its stream, which cannot be read.
+    event = load.sql("SELECT id, data FROM runs_runevent WHERE run_id = %s AND type = 'message.delta'", bad)[0]
+    load.sql("UPDATE runs_runevent SET data = '{' WHERE id = %s RETURNING 1", event[0])
+    load.sql("UPDATE runs_run SET unrecorded_text = true WHERE id = %s RETURNING 1", bad)
+    expired = driver.wait(driver.ask(ASK)["id"], timeout=20)
+    assert (expired["status"], expired["errorCode"]) == ("failed", "WAITPOINT_EXPIRED")
+    assert status(load, bad) == "waiting"
+
+    running = driver.start("/wait 600")["id"]
+    driver.wait(running, "running")
+    throttled = [driver.start("Hello")["id"] for _ in range(2)]
+    marked = "SELECT count(*) FROM runs_run WHERE throttled"
+    load.stack.wait_for(lambda: load.sql(marked) == [(2,)], what="throttled runs")
+    for worker in ("runs-1", "runs-2"):
+        load.stack.restart(worker, {"RUN_USER_LIMIT": "0"})
+    assert [driver.wait(run_id, timeout=20)["status"] for run_id in throttled] == ["completed", "completed"]
+
+    load.sql("UPDATE runs_runevent SET data = %s WHERE id = %s RETURNING 1", event[1], event[0])
+    assert driver.wait(bad, timeout=20)["errorCode"] == "WAITPOINT_EXPIRED"
+    driver.cancel(running)
+    driver.wait(running)
     require_correct_data(load.stack)
