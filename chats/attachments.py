@@ -21,6 +21,7 @@ from config.database import batches
 from config.kernel import clock
 from config.kernel.errors import Conflict, NotFound, PayloadTooLarge, Unavailable, ValidationFailed
 from config.kernel.ids import is_plausible_id
+from config.queue import jobs
 
 logger = logging.getLogger(__name__)
 
@@ -258,24 +259,23 @@ def read_file(stored_name: str, limit: int) -> bytes:
 def expire_attachments() -> int:
     """Expire attachments that were not completed in time, and remove their files. Returns the number of removed ones.
 
-    It works in batches, so locks are short. Concurrent calls are safe, and a later call continues after a crash: a row
-    is due until its files are removed.
+    Concurrent calls are safe, and a later call continues after a crash: a row is due until its files are removed.
     """
-    done = 0
-    while not batches.stopping.is_set():
-        due = Attachment.objects.filter(expires_at__lte=clock.now()).order_by("expires_at")
-        batch = list(due.values_list("pk", flat=True)[:SWEEP_BATCH])
-        if not batch:
-            return done
-        transitions.expire(batch)
-        # Only expired ones: by another process's clock one may have been completed in time.
-        expired = Attachment.objects.filter(pk__in=batch, status=AttachmentStatus.EXPIRED, expires_at__isnull=False)
-        for attachment_id in list(expired.values_list("pk", flat=True)):
-            row = expired.filter(pk=attachment_id)
-            try:
-                files.remove_all(attachment_id)
-            except Unavailable:
-                row.update(expires_at=clock.now() + REMOVE_AGAIN)
-            else:
-                done += row.update(expires_at=None, stored_name="")
-    return done
+    due = Attachment.objects.filter(expires_at__lte=clock.now())
+    return sum(jobs.each("expire-attachments", batches.in_order(due, "expires_at", SWEEP_BATCH), _expire))
+
+
+def _expire(attachment_id: str) -> int:
+    row = Attachment.objects.filter(pk=attachment_id)
+    with transaction.atomic():
+        transitions.expire(batches.take_batch(row))
+    # By another process's clock it may have been completed in time.
+    expired = row.filter(status=AttachmentStatus.EXPIRED, expires_at__isnull=False)
+    if not expired.exists():
+        return 0
+    try:
+        files.remove_all(attachment_id)
+    except Unavailable:
+        expired.update(expires_at=clock.now() + REMOVE_AGAIN)
+        return 0
+    return expired.update(expires_at=None, stored_name="")

@@ -7,10 +7,11 @@ several processes at once. Files are deleted before the rows that refer to them,
 from __future__ import annotations
 
 import logging
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from django.conf import settings
-from django.db.models import Q
+from django.db import transaction
+from django.db.models import QuerySet
 
 from chats import files, transitions
 from chats.models import Attachment, AttachmentStatus, Chat, Message
@@ -18,6 +19,7 @@ from chats.services import chat_purged
 from config.database import batches
 from config.kernel import clock
 from config.kernel.errors import Unavailable
+from config.queue import jobs
 
 logger = logging.getLogger(__name__)
 
@@ -28,19 +30,7 @@ FILES_BATCH = 50
 def purge_chats() -> int:
     """Purge the chats that were deleted more than CHAT_RETENTION_DAYS ago. Returns their number."""
     due = Chat.objects.filter(deleted_at__lt=clock.now() - timedelta(days=settings.CHAT_RETENTION_DAYS))
-    purged, rest = 0, Q()
-    while batch := list(due.filter(rest).order_by("deleted_at", "pk").values_list("pk", "deleted_at")[:CHATS_BATCH]):
-        for chat_id, _ in batch:
-            if batches.stopping.is_set():
-                return purged
-            purged += _purge_chat(chat_id)
-        # A chat that cannot be purged yet does not delay the chats after it.
-        rest = _after(*batch[-1])
-    return purged
-
-
-def _after(chat_id: str, deleted_at: datetime | None) -> Q:
-    return Q(deleted_at__gt=deleted_at) | Q(deleted_at=deleted_at, pk__gt=chat_id)
+    return sum(jobs.each("purge-chats", batches.in_order(due, "deleted_at", CHATS_BATCH), _purge_chat))
 
 
 def _purge_chat(chat_id: str) -> bool:
@@ -75,7 +65,19 @@ def purge_attachments() -> int:
     """
     cutoff = clock.now() - timedelta(days=settings.ATTACHMENT_UNUSED_DAYS)
     unused = Attachment.objects.filter(message=None, created_at__lt=cutoff).order_by("created_at")
-    ready = unused.filter(status=AttachmentStatus.READY).values_list("pk", flat=True)
-    batches.in_batches(lambda: transitions.expire_unused(list(ready[: batches.BATCH])))
+    ready = unused.filter(status=AttachmentStatus.READY)
     gone = unused.filter(status=AttachmentStatus.EXPIRED, expires_at=None)
-    return batches.in_batches(lambda: batches.delete_batch(gone))
+
+    def expire() -> int:
+        batches.in_batches(lambda: _expire_batch(ready))
+        return 0
+
+    def delete() -> int:
+        return batches.in_batches(lambda: batches.delete_batch(gone))
+
+    return jobs.stages("purge-attachments", expire, delete)
+
+
+@transaction.atomic
+def _expire_batch(ready: QuerySet[Attachment]) -> int:
+    return transitions.expire_unused(batches.take_batch(ready))

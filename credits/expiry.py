@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
+from functools import partial
 from itertools import zip_longest
 
 from django.db import transaction
 from django.db.models import BigIntegerField, Case, F, Q, QuerySet, Sum, Value, When
 from django.db.models.functions import Abs
 
-from config.database import batches
 from config.kernel import clock
+from config.queue import jobs
 from credits import ledger
 from credits.models import Account, EntryType, LedgerEntry, PendingExpiry
 from credits.reconcile import BALANCE_EFFECT
@@ -30,21 +31,26 @@ def expire_grants() -> Iterator[int]:
 
     Two calls may run at the same time: each account is a transaction that locks it.
     """
-    last, now = 0, clock.now()
+    now = clock.now()
+    return jobs.each("expire-grants", _accounts_due(now), partial(_expire_of, now=now))
+
+
+def _accounts_due(now: datetime) -> Iterator[int]:
+    last = 0
     due = PendingExpiry.objects.filter(expires_at__lte=now).order_by("account_id")
     while accounts := list(
         due.filter(account_id__gt=last).values_list("account_id", flat=True).distinct()[:ACCOUNTS_BATCH]
     ):
-        for account_id in accounts:
-            if batches.stopping.is_set():
-                return
-            yield _expire_of(account_id, now)
+        yield from accounts
         last = accounts[-1]
 
 
 @transaction.atomic
 def _expire_of(account_id: int, now: datetime) -> int:
-    account = Account.objects.select_for_update().get(pk=account_id)
+    """A locked account is left to the next call."""
+    account = Account.objects.select_for_update(no_key=True, skip_locked=True).filter(pk=account_id).first()
+    if account is None:
+        return 0
     due = list(PendingExpiry.objects.filter(account_id=account_id, expires_at__lte=now).order_by("expires_at", "pk"))
     left = unspent(account_id)
     available = max(0, account.available)

@@ -54,9 +54,15 @@ def prune() -> None:
 def _prune() -> int:
     cutoff = clock.now() - timedelta(days=settings.WEBHOOK_RETENTION_DAYS)
     old = Delivery.objects.filter(finished_at__isnull=False, finished_at__lt=cutoff).order_by("finished_at")
-    removed = batches.in_batches(lambda: _remove(old))
     left = Endpoint.objects.filter(~Exists(Delivery.objects.filter(endpoint=OuterRef("pk"))), deleted_at__lt=cutoff)
-    return removed + batches.in_batches(lambda: batches.delete_batch(left, PRUNE_BATCH))
+
+    def deliveries() -> int:
+        return batches.in_batches(lambda: _remove(old))
+
+    def endpoints() -> int:
+        return batches.in_batches(lambda: batches.delete_batch(left, PRUNE_BATCH))
+
+    return jobs.stages("prune-webhooks", deliveries, endpoints)
 
 
 @transaction.atomic

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 
 from django.conf import settings
 from django.db import transaction
@@ -11,6 +13,7 @@ from django.db.models import QuerySet
 from config.database import batches
 from config.kernel import clock
 from config.kernel.ids import first_id
+from config.queue import jobs
 from runs.models import FINAL_RUN_STATUSES, Run, RunEvent
 
 PRUNE_RUNS = 200
@@ -26,14 +29,25 @@ def prune() -> int:
     due = RunEvent.objects.filter(
         run_id__lt=first_id("run", before), run__finished_at__lt=before, run__status__in=FINAL_RUN_STATUSES
     )
-    return batches.in_batches(lambda: _prune_batch(due))
+    return sum(jobs.each("prune-run-events", _batches(due), partial(_prune_batch, due)))
+
+
+def _batches(due: QuerySet[RunEvent]) -> Iterator[tuple[str, str]]:
+    """The first and the last run of each batch."""
+    last = ""
+    while run_ids := list(
+        due.filter(run_id__gt=last).order_by("run_id").values_list("run_id", flat=True).distinct()[:PRUNE_RUNS]
+    ):
+        last = run_ids[-1]
+        yield run_ids[0], last
 
 
 @transaction.atomic
-def _prune_batch(due: QuerySet[RunEvent]) -> int:
-    run_ids = list(due.order_by("run_id").values_list("run_id", flat=True).distinct()[:PRUNE_RUNS])
+def _prune_batch(due: QuerySet[RunEvent], between: tuple[str, str]) -> int:
+    among = due.filter(run_id__gte=between[0], run_id__lte=between[1])
+    run_ids = list(among.order_by("run_id").values_list("run_id", flat=True).distinct())
     # Concurrent prunes skip the runs that another one has locked. What was due before the lock may be deleted by now.
-    locked = batches.take_batch(Run.objects.filter(pk__in=run_ids).order_by("pk"), PRUNE_RUNS)
+    locked = batches.take_batch(Run.objects.filter(pk__in=run_ids).order_by("pk"), len(run_ids))
     still_due = list(due.filter(run_id__in=locked).values_list("run_id", flat=True).distinct())
     batches.delete_rows(RunEvent, "run_id", still_due)
     return len(still_due)
