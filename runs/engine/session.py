@@ -12,9 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar
+from weakref import WeakValueDictionary
 
 from django.conf import settings
 
+from config.database.queries import CompiledQuery
 from config.database.retry import persist
 from config.kernel import clock
 from runs import catalogue, lifecycle
@@ -56,9 +58,22 @@ class Process:
     # The sessions with streamed text that is not written yet.
     unwritten: dict[str, Session] = field(default_factory=dict)
     text_was_added: asyncio.Event = field(default_factory=asyncio.Event)
+    # Each user's share of the database threads, while one of the user's steps needs it.
+    shares: WeakValueDictionary[int, asyncio.Semaphore] = field(default_factory=WeakValueDictionary)
 
     async def db(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """A step of the process itself."""
         return await persist(self.db_threads, step, *args, **kwargs)
+
+    async def db_for(self, user_id: int, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """A step of one user's run. Steps above the user's share wait in order, so that a user whose rows are locked
+        does not occupy all threads.
+        """
+        share = self.shares.get(user_id)
+        if share is None:
+            share = self.shares[user_id] = asyncio.Semaphore(settings.RUN_WORKER_DB_THREADS_PER_USER)
+        async with share:
+            return await persist(self.db_threads, step, *args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -71,6 +86,15 @@ class Claimed:
     # Whether the first turn was already checked, and what ``context.refusal`` said.
     checked: bool = False
     refusal: tuple[str, str] | None = None
+
+
+_owner: CompiledQuery[Run] = CompiledQuery(lambda run_id: Run.objects.filter(pk=run_id).only("user_id"), str)
+
+
+def user_of(run_id: str) -> int | None:
+    """The id of the run's user; None if there is no such run."""
+    run = _owner.first(run_id)
+    return run.user_id if run else None
 
 
 def claim_and_load(run_id: str, worker_id: str) -> Claimed | None:
@@ -111,14 +135,14 @@ class Session:
     async def db(self, step: Callable[Concatenate[Run, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """A database step of this run that changes nothing: ``step(run, *args)``."""
         async with self.lock:
-            return await self.process.db(step, self.run, *args, **kwargs)
+            return await self.process.db_for(self.run.user_id, step, self.run, *args, **kwargs)
 
     async def move(
         self, transition: Callable[Concatenate[Run, P], lifecycle.Moved], *args: P.args, **kwargs: P.kwargs
     ) -> Sequence[ToolInvocation]:
         """Make a transition of this run: ``transition(run, *args)``. Returns the calls that it changed."""
         async with self.lock:
-            return await self.process.db(self._move, transition, args, kwargs)
+            return await self.process.db_for(self.run.user_id, self._move, transition, args, kwargs)
 
     async def record(
         self, transition: Callable[..., lifecycle.Moved], *args: Any, **kwargs: Any
@@ -127,7 +151,7 @@ class Session:
         async with self.lock:
             # Under the lock, so that the text which the flusher took before is written by now.
             text = {"content": self.content(), "delta": self.take_unwritten()}
-            return await self.process.db(self._move, transition, args, kwargs | text)
+            return await self.process.db_for(self.run.user_id, self._move, transition, args, kwargs | text)
 
     def _move(
         self, transition: Callable[..., lifecycle.Moved], args: tuple[Any, ...], kwargs: dict[str, Any]
