@@ -290,7 +290,8 @@ RUN_SHUTDOWN_GRACE_SECONDS = ENV.number("RUN_SHUTDOWN_GRACE_SECONDS", 15, 0, 600
 RUN_SWEEP_SECONDS = ENV.number("RUN_SWEEP_SECONDS", 2, 0.2, 600)
 RUN_CANCEL_POLL_SECONDS = ENV.number("RUN_CANCEL_POLL_SECONDS", 0.2, 0.05, 10)
 STREAM_FLUSH_SECONDS = ENV.number("STREAM_FLUSH_SECONDS", 0.05, 0.01, 5)
-# Streams (docs/streams.md). The limits are per process.
+# Streams (docs/streams.md). STREAMS_PER_USER holds for all processes together, the other limits for each process.
+STREAMS_PER_USER = ENV.whole("STREAMS_PER_USER", 50, 1, 100_000)
 STREAM_SERVERS = "runs.streams.servers"
 STREAM_HEARTBEAT_SECONDS = ENV.number("STREAM_HEARTBEAT_SECONDS", 15, 0.1, 600)
 STREAM_CONNECTIONS_MAX = ENV.whole("STREAM_CONNECTIONS_MAX", 5000, 1)

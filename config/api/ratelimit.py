@@ -92,7 +92,7 @@ class Limiter:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.script: Any = None
+        self.scripts: dict[str, Any] = {}
         self.closed_until = 0.0
         self.lock = threading.Lock()
 
@@ -101,7 +101,8 @@ class Limiter:
         buckets = [bucket for bucket in buckets if bucket.limit]
         if not buckets:
             return Verdict(True)
-        answer = self._ask(buckets)
+        names = [f"ratelimit:{bucket.name}" for bucket in buckets]
+        answer = self.run(SCRIPT, names, [bucket.limit for bucket in buckets])
         if answer is None:
             tightest = min(buckets, key=lambda bucket: bucket.limit)
             return Verdict(True, tightest.limit, tightest.limit)
@@ -110,7 +111,8 @@ class Limiter:
         verdicts = [_read(allowed, *state) for state in states]
         return min(verdicts, key=lambda verdict: (verdict.remaining, -verdict.retry_after))
 
-    def _ask(self, buckets: list[Bucket]) -> list[int] | None:
+    def run(self, source: str, keys: list[str], arguments: list[Any]) -> list[int] | None:
+        """The answer of a Lua script; None while Redis is away."""
         if self.closed_until:
             with self.lock:
                 if time.monotonic() < self.closed_until:
@@ -118,10 +120,10 @@ class Limiter:
                 # This thread tries; the others let requests through until it succeeds.
                 self.closed_until = time.monotonic() + PAUSE_SECONDS
         try:
-            self.script = self.script or client(self.url, reconnect=True).register_script(SCRIPT)
-            answer = self.script(
-                keys=[f"ratelimit:{bucket.name}" for bucket in buckets], args=[bucket.limit for bucket in buckets]
-            )
+            script = self.scripts.get(source)
+            if script is None:
+                script = self.scripts[source] = client(self.url, reconnect=True).register_script(source)
+            answer: list[int] = script(keys=keys, args=arguments)
         except (redis.RedisError, OSError, ValueError) as error:  # ValueError: not an address
             self.closed_until = time.monotonic() + PAUSE_SECONDS
             unlimited.inc()
@@ -148,6 +150,11 @@ def _seconds(microseconds: int) -> int:
 @lru_cache(maxsize=4)
 def limiter_of(url: str) -> Limiter:
     return Limiter(url)
+
+
+def run(source: str, keys: list[str], arguments: list[Any]) -> list[int] | None:
+    """``Limiter.run``, for other limits per user."""
+    return limiter_of(settings.CACHE_REDIS_URL).run(source, keys, arguments)
 
 
 def charge(*buckets: Bucket) -> Verdict:

@@ -25,6 +25,7 @@ from config.queue import wakeups
 from config.redis import async_client
 from runs import metrics
 from runs.streams import reads
+from runs.streams.places import Places
 from runs.streams.reads import Event
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ RETRY_SECONDS = 0.5
 PING_SECONDS = 10.0
 # How much data a channel keeps for streams that are up to date; a stream further behind reads pages by itself.
 TAIL_CHARS = 64 * 1024
+places = Places("streams", 15.0, "You have too many open streams; close one, or try again later.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Opening:
     """A stream that its caller may open: the run, the index after which it begins, the user and the credential.
 
     ``last`` and ``over`` are the run's state when the permission was checked; ``expires_at`` is the end of the session
-    token in seconds since the epoch.
+    token in seconds since the epoch. ``place`` is the user's place, which the stream gives back at its end.
     """
 
     run_id: str
@@ -53,6 +55,7 @@ class Opening:
     user_id: int
     key_id: str | None = None
     expires_at: float | None = None
+    place: str | None = None
 
 
 class Channel:
@@ -145,6 +148,7 @@ class Stream:
         if not self.channel.streams and self.hub.channels.get(self.channel.run_id) is self.channel:
             del self.hub.channels[self.channel.run_id]
         self.hub.count -= 1
+        places.free(self.opening.place)
 
 
 class Hub:
@@ -162,7 +166,7 @@ class Hub:
         self._tasks = [
             # In an empty context: otherwise they would log under the id of the request that opened the first stream.
             loop.create_task(self._keep_up(work), context=contextvars.Context())
-            for work in (self._listen, self._fetch, self._look, self._check)
+            for work in (self._listen, self._fetch, self._look, self._check, self._keep_places)
         ]
 
     def join(self, opening: Opening) -> Stream:
@@ -273,6 +277,11 @@ class Hub:
         for channel in fresh.values():
             channel.trim()
             channel.wake()
+
+    async def _keep_places(self) -> None:
+        while True:
+            await asyncio.sleep(places.lease_seconds / 3)
+            places.renew()
 
     async def _check(self) -> None:
         """Close the streams whose key was revoked, whose token expired or whose user was deactivated."""

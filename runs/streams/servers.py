@@ -12,6 +12,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from django.conf import settings
@@ -20,10 +21,11 @@ from django.core.handlers.base import BaseHandler
 from django.db import close_old_connections
 from django.http import HttpResponse, HttpResponseBase
 
-from config.api.errors import error_response
+from config.api.errors import error_response, response_to
+from config.kernel.errors import DomainError, RateLimited, Unavailable
 from config.outbound.loop import raise_open_file_limit, shared
 from runs.streams.frames import render
-from runs.streams.hub import Hub, Opening, Stream
+from runs.streams.hub import Hub, Opening, Stream, places
 from runs.streams.views import StreamResponse
 
 T = TypeVar("T")
@@ -86,16 +88,14 @@ class Application:
     async def answer(self, scope: Any, receive: Any, send: Any) -> None:
         response = await asyncio.get_running_loop().run_in_executor(self.threads, self.ask_django, scope)
         self.hub = self.hub or Hub()
-        if isinstance(response, StreamResponse) and self.hub.count >= settings.STREAM_CONNECTIONS_MAX:
-            response = refusal_of(response)
         if not isinstance(response, StreamResponse):
             await answer_with(response, send, body=scope["method"] != "HEAD")
             return
-        await begin(response, send)
         stream = self.hub.join(response.opening)
-        del response  # a stream may stay open for hours
         leaving = asyncio.create_task(close_when_client_leaves(receive, stream))
         try:
+            await begin(response, send)
+            del response  # a stream may stay open for hours
             await pump(stream, send)
         finally:
             leaving.cancel()
@@ -111,7 +111,7 @@ class Application:
         response = self.handler.get_response(request)
         response.close()  # the hub makes the body of a stream
         close_old_connections()
-        return response
+        return admitted(response, self.hub) if isinstance(response, StreamResponse) else response
 
 
 async def begin(response: HttpResponseBase, send: Any) -> None:
@@ -154,9 +154,22 @@ async def close_when_client_leaves(receive: Any, stream: Stream) -> None:
     stream.close()
 
 
-def refusal_of(response: StreamResponse) -> HttpResponse:
-    """503 in place of a stream above STREAM_CONNECTIONS_MAX."""
-    refusal = error_response(503)
+def admitted(response: StreamResponse, hub: Hub | None) -> HttpResponseBase:
+    """The response with a place of its user, or the refusal of a stream above STREAM_CONNECTIONS_MAX (503) or
+    STREAMS_PER_USER (429). Call it on a thread.
+    """
+    if hub is not None and hub.count >= settings.STREAM_CONNECTIONS_MAX:
+        return refusal_of(response, Unavailable())
+    try:
+        place = places.take(response.opening.user_id, settings.STREAMS_PER_USER)
+    except RateLimited as error:
+        return refusal_of(response, error)
+    response.opening = replace(response.opening, place=place)
+    return response
+
+
+def refusal_of(response: StreamResponse, error: DomainError) -> HttpResponse:
+    refusal = response_to(error)
     for name, value in response.items():
         if name.startswith("X-R"):  # the request's id and the rate limit's state
             refusal[name] = value
@@ -173,12 +186,14 @@ class Background:
     def __init__(self) -> None:
         self.hub: Hub | None = None
 
-    def has_room(self) -> bool:
-        return self.hub is None or self.hub.count < settings.STREAM_CONNECTIONS_MAX
-
     def adopt(self, connection: socket.socket, head: bytes, opening: Opening) -> None:
-        """Send ``head`` and then the stream on ``connection``, which this object closes."""
-        shared.submit(self._serve(connection, head, opening))
+        """Send ``head`` and then the stream on a duplicate of ``connection``."""
+        try:
+            duplicate = connection.dup()
+        except OSError:
+            places.free(opening.place)
+            raise
+        shared.submit(self._serve(duplicate, head, opening))
 
     def join(self, opening: Opening) -> Stream:
         """On the event loop only."""
@@ -186,9 +201,13 @@ class Background:
         return self.hub.join(opening)
 
     async def _serve(self, connection: socket.socket, head: bytes, opening: Opening) -> None:
-        connection.setblocking(False)
-        reader, writer = await asyncio.open_connection(sock=connection)
         stream = self.join(opening)
+        try:
+            connection.setblocking(False)
+            reader, writer = await asyncio.open_connection(sock=connection)
+        except BaseException:
+            stream.leave()
+            raise
         leaving = asyncio.create_task(self._close_at_end(reader, stream))
         try:
             writer.write(head)
@@ -224,14 +243,14 @@ def hand_over_streams(application: Callable[..., Iterable[bytes]]) -> Callable[.
         if not isinstance(response, StreamResponse) or connection is None or isinstance(connection, ssl.SSLSocket):
             start_response(*given)
             return response
-        if not background.has_room():
-            refusal = refusal_of(response)
-            start_response("503 Service Unavailable", list(refusal.items()))
-            return refusal
+        answer = admitted(response, background.hub)
+        if not isinstance(answer, StreamResponse):
+            start_response(f"{answer.status_code} {answer.reason_phrase}", list(answer.items()))
+            return answer
         lines = ["HTTP/1.1 200 OK", "Connection: close", *(f"{name}: {value}" for name, value in response.items())]
         head = "\r\n".join([*lines, "", ""]).encode("latin1")
         response.close()
-        background.adopt(connection.dup(), head, response.opening)
+        background.adopt(connection, head, answer.opening)
         raise HandedOver
 
     return with_streams

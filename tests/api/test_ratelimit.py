@@ -210,7 +210,8 @@ class TestWithoutRedis:
         settings.CACHE_REDIS_URL, settings.RATE_LIMIT_SESSION = "unix:///nowhere/redis.sock", 1
         session.get("/api/v1/me")
         limiter = ratelimit.limiter_of(settings.CACHE_REDIS_URL)
-        limiter.url, limiter.script = redis_server, None
+        limiter.url = redis_server
+        limiter.scripts.clear()
         assert session.get("/api/v1/me").status_code == 200  # Redis is not tried again yet
         limiter.closed_until -= ratelimit.PAUSE_SECONDS
         assert session.get("/api/v1/me")["X-RateLimit-Remaining"] == "0"
