@@ -303,9 +303,10 @@ STREAM_POLL_SECONDS = ENV.number("STREAM_POLL_SECONDS", 0.2, 0.02, 10)
 STREAM_DB_THREADS = ENV.whole("STREAM_DB_THREADS", 2, 1, 64)
 STREAM_OPEN_THREADS = ENV.whole("STREAM_OPEN_THREADS", 4, 1, 64)
 RUN_EVENT_RETENTION_DAYS = ENV.whole("RUN_EVENT_RETENTION_DAYS", 30, 1)
-# MCP (docs/mcp.md): the web origins that may send requests, and the calls per process that may wait for a run at the
-# same time.
+# MCP (docs/mcp.md): the web origins that may send requests, and the calls that may wait for a run at the same time, per
+# user and per process.
 MCP_ALLOWED_ORIGINS = ENV.items("MCP_ALLOWED_ORIGINS")
+MCP_WAITS_PER_USER = ENV.whole("MCP_WAITS_PER_USER", 4, 1, 10_000)
 MCP_WAITS_MAX = ENV.whole("MCP_WAITS_MAX", 8, 0, 10_000)
 PLAYGROUND = ENV.flag("PLAYGROUND", EMBEDDED or DEBUG)
 # Only fault tests set this.

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
+from decimal import Decimal
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -43,7 +44,7 @@ from runs.mcp.protocol import (
     sse,
 )
 from runs.mcp.tools import TOOLS, Caller, Started, after_waiting, call_tool
-from runs.mcp.wait import follow
+from runs.mcp.wait import follow, user_places
 from runs.streams.frames import CONTENT_TYPE as EVENT_STREAM
 from runs.streams.frames import HEADERS
 from runs.streams.reads import Event
@@ -102,16 +103,24 @@ class McpViewSet(ServiceViewSet):
             raise RpcError(INVALID_PARAMS, "arguments must be an object.")
         key: Any = request.auth
         caller = Caller(request.user, key, request._request)
-        result = outcome(lambda: call_tool(tool, caller, arguments))
-        if not isinstance(result, Started):
-            return rpc_response(result_of(message, result))
-        token = message.progress_token
-        if token is not None and result.wait_seconds and accepts_streams(request):
-            body = stream(message, token, caller, result)
-            return StreamingHttpResponse(body, content_type=EVENT_STREAM, headers=HEADERS)
-        for _ in follow(result.opening, result.wait_seconds):
-            pass
+        with ExitStack() as place:
+            # Before the run starts: a client that is refused repeats the call.
+            if tool.starts_run and is_positive(arguments.get("waitSeconds")):
+                place.callback(user_places.free, user_places.take(caller.user.pk, settings.MCP_WAITS_PER_USER))
+            result = outcome(lambda: call_tool(tool, caller, arguments))
+            if not isinstance(result, Started):
+                return rpc_response(result_of(message, result))
+            token = message.progress_token
+            if token is not None and result.wait_seconds and accepts_streams(request):
+                body = stream(message, token, caller, result, place.pop_all())
+                return StreamingHttpResponse(body, content_type=EVENT_STREAM, headers=HEADERS)
+            for _ in follow(result.opening, result.wait_seconds):
+                pass
         return rpc_response(result_of(message, outcome(lambda: after_waiting(caller, result.opening.run_id))))
+
+
+def is_positive(value: Any) -> bool:
+    return isinstance(value, (int, float, Decimal)) and value > 0
 
 
 def check_origin(origin: str | None) -> None:
@@ -168,9 +177,11 @@ def rpc_response(message: dict[str, Any], status: int = 200) -> HttpResponse:
     return HttpResponse(dumps(message), status=status, content_type="application/json")
 
 
-def stream(message: Message, token: str | int, caller: Caller, started: Started) -> Iterator[bytes]:
-    """The run's events as progress, then the result. A client that disconnects does not stop the run."""
-    with closing(follow(started.opening, started.wait_seconds)) as events:
+def stream(message: Message, token: str | int, caller: Caller, started: Started, place: ExitStack) -> Iterator[bytes]:
+    """The run's events as progress, then the result. A client that disconnects does not stop the run. ``place`` is
+    given back after the wait.
+    """
+    with place, closing(follow(started.opening, started.wait_seconds)) as events:
         for event in events:
             yield b": keep-alive\n\n" if event is None else sse(progress(token, event.index, text_of(event)))
     try:

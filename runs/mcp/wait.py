@@ -16,13 +16,19 @@ from django.db import connection
 
 from config.outbound.loop import shared
 from runs.events import StreamType
+from runs.mcp.tools import WAIT_MAX_SECONDS
 from runs.models import RunStatus
 from runs.streams.hub import Opening
+from runs.streams.places import Places
 from runs.streams.reads import Event
 from runs.streams.servers import background
 
 # How many threads of this process may wait: a thread that waits answers no other request.
 places = threading.BoundedSemaphore(settings.MCP_WAITS_MAX)
+# The places of each user over all processes, with some time for the answer after the wait.
+user_places = Places(
+    "mcp-waits", WAIT_MAX_SECONDS + 10.0, "You have too many calls that wait; use waitSeconds 0, or try again later."
+)
 
 
 def follow(opening: Opening, seconds: float) -> Generator[Event | None, None, None]:

@@ -155,7 +155,7 @@ def test_run_continues_after_the_client_disconnects(stack: Stack) -> None:
 
 
 def test_calls_over_the_limit_of_waits_are_answered_immediately(make_stack: Callable[..., Stack]) -> None:
-    stack = make_stack(environment={"MCP_WAITS_MAX": "2", "WEB_THREADS": "8"})
+    stack = make_stack(environment={"MCP_WAITS_MAX": "2", "MCP_WAITS_PER_USER": "5", "WEB_THREADS": "8"})
     driver = Driver(stack.public("ada"))
     chats = [driver.chat() for _ in range(5)]
     waiting = threading.Semaphore(0)
