@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from urllib.parse import quote
 
 from django.core.files.base import File
@@ -13,6 +14,7 @@ from rest_framework.request import Request
 
 from chats import files, media
 from chats.models import Attachment, AttachmentStatus
+from chats.transfers import transfer
 from config.kernel.errors import DomainError, NotFound
 
 RANGE = re.compile(r"bytes=[ \t]*(\d{0,18})-(\d{0,18})[ \t]*", re.IGNORECASE | re.ASCII)
@@ -55,11 +57,15 @@ def serve(attachment: Attachment, request: Request) -> HttpResponseBase:
     status = 200 if wanted is None else 206
     if request.method == "HEAD":
         return HttpResponse(status=status, headers=headers)
-    try:
-        file = files.open_file(attachment.stored_name)
-    except FileNotFoundError:
-        raise NotFound("The attachment's file is gone.") from None
-    return StreamingHttpResponse(Part(file, first, last - first + 1), status=status, headers=headers)
+    with ExitStack() as until_closed:
+        until_closed.enter_context(transfer(attachment.user_id))
+        try:
+            file = until_closed.enter_context(files.open_file(attachment.stored_name))
+        except FileNotFoundError:
+            raise NotFound("The attachment's file is gone.") from None
+        file.seek(first)
+        part = Part(file, last - first + 1, until_closed.pop_all().close)
+    return StreamingHttpResponse(part, status=status, headers=headers)
 
 
 def byte_range(header: str, size: int) -> tuple[int, int] | None:
@@ -106,16 +112,15 @@ def _names(if_none_match: str | None, etag: str) -> bool:
 
 
 class Part:
-    """``count`` bytes of a file, beginning at ``first``.
+    """The next ``count`` bytes of a file.
 
-    The response closes it, also for a client that left before the first byte; a generator that never started would
-    leave the file open.
+    The response calls ``close``, also for a client that left before the first byte; a generator that never started
+    would leave the file open.
     """
 
-    def __init__(self, file: File, first: int, count: int) -> None:
-        file.seek(first)
+    def __init__(self, file: File, count: int, close: Callable[[], None]) -> None:
         self.file, self.left = file, count
-        self.close = file.close
+        self.close = close
 
     def __iter__(self) -> Iterator[bytes]:
         while self.left and (part := self.file.read(min(files.READ_SIZE, self.left))):

@@ -15,6 +15,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from chats import attachments
 from chats.files import READ_SIZE
+from chats.transfers import transfer
 from config.api import ratelimit
 from config.api.errors import response_to, to_domain_error
 from config.kernel.errors import DomainError, MethodNotAllowed, NotFound, PayloadTooLarge, ValidationFailed
@@ -49,7 +50,8 @@ def _receive(request: HttpRequest, token: str) -> None:
         raise
     ratelimit.charge_user(request, surface, attachment.user)
     attachments.refuse_unless_pending(attachment)
-    attachments.receive(attachment, body_parts(request, attachment.size_bytes))
+    with transfer(attachment.user_id):
+        attachments.receive(attachment, body_parts(request, attachment.size_bytes))
 
 
 def body_parts(request: HttpRequest, size: int) -> Iterator[bytes]:

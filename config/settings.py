@@ -260,6 +260,8 @@ ATTACHMENT_SWEEP_SECONDS = ENV.number("ATTACHMENT_SWEEP_SECONDS", 300, 1, 24 * 3
 CHAT_RETENTION_DAYS = ENV.whole("CHAT_RETENTION_DAYS", 30, 0, 36500)
 ATTACHMENT_UNUSED_DAYS = ENV.whole("ATTACHMENT_UNUSED_DAYS", 30, 1, 36500)
 ATTACHMENTS_PER_MESSAGE_MAX = ENV.whole("ATTACHMENTS_PER_MESSAGE_MAX", 10, 1, 1000)
+# Uploads and downloads in a process at the same time. Each occupies a thread for as long as its client needs.
+ATTACHMENT_TRANSFERS_PER_USER = ENV.whole("ATTACHMENT_TRANSFERS_PER_USER", 10, 1, 1000)
 
 # --- runs ------------------------------------------------------------------------------------------------------------
 CREDIT_APPROVAL_THRESHOLD = ENV.text("CREDIT_APPROVAL_THRESHOLD", "10")
