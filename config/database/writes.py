@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -34,6 +34,9 @@ class _Update(NamedTuple):
 # The part of a statement that its SQL depends on; the values are the rest.
 _Shape = _Insert | _Update | str
 FIRST = "first"
+# Compiled statements that are kept of each kind. The number of inserted rows is part of a shape, and a model decides
+# it, so there is no end of shapes; those of a process's usual work are few.
+SHAPES_MAX = 256
 
 
 class Writes:
@@ -141,7 +144,7 @@ def update(
     return writes.do()
 
 
-@cache
+@lru_cache(maxsize=SHAPES_MAX)
 def _alone(shape: _Shape) -> str:
     if isinstance(shape, _Insert):
         row = f"({', '.join(['%s'] * len(_inserted_fields(shape.model)))})"
@@ -149,7 +152,7 @@ def _alone(shape: _Shape) -> str:
     return _set(shape) if isinstance(shape, _Update) else shape
 
 
-@cache
+@lru_cache(maxsize=SHAPES_MAX)
 def _together(shapes: tuple[_Shape, ...]) -> str:
     """One statement. Its result is one row: the number of rows that each write changed."""
     first, *others = shapes

@@ -5,6 +5,7 @@ from django.core.exceptions import FieldDoesNotExist
 from django.db import DataError, IntegrityError, connection, transaction
 
 from chats.models import Chat, Message
+from config.database import writes as statements
 from config.database.writes import Writes, insert, update
 from config.kernel import clock
 from config.kernel.ids import new_id
@@ -116,3 +117,13 @@ def test_a_value_that_is_too_long_is_an_error_and_is_not_cut(chat):
 def test_an_unknown_field_is_named_in_the_error(chat):
     with pytest.raises(FieldDoesNotExist, match="tilte"):
         update(Chat, {"id": chat.pk}, {"tilte": "x"})
+
+
+def test_the_compiled_statements_are_bounded(chat):
+    for number in range(statements.SHAPES_MAX + 10):
+        writes = Writes()
+        writes.execute(f"UPDATE chats_chat SET title = %s WHERE id = 'chat_{number}'", ["New"])
+        writes.insert(message(chat))
+        assert writes.do() == 0
+    for compiled in (statements._alone, statements._together):
+        assert compiled.cache_info().currsize <= statements.SHAPES_MAX
