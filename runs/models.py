@@ -276,11 +276,14 @@ class ToolInvocation(ProtectedModel):
 
 
 class Waitpoint(ProtectedModel):
-    """A question about one invocation, whose answer by the user the run waits for."""
+    """A question about one invocation, whose answer by the user the run waits for.
+
+    A call of ``ask_user`` that needs an approval has two: first the approval, then the question.
+    """
 
     id = IdField(prefix="wp")
     run = models.ForeignKey(Run, models.CASCADE, related_name="waitpoints")
-    invocation = models.OneToOneField(ToolInvocation, models.CASCADE, related_name="waitpoint")
+    invocation = models.ForeignKey(ToolInvocation, models.CASCADE, related_name="waitpoints", db_index=False)
     kind = models.CharField(max_length=20, choices=WaitpointKind.choices)
     status = models.CharField(max_length=10, choices=WaitpointStatus.choices, default=WaitpointStatus.PENDING)
     request_payload = models.JSONField()
@@ -291,7 +294,10 @@ class Waitpoint(ProtectedModel):
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(fields=["run"], condition=Q(status="PENDING"), name="waitpoint_one_pending_per_run")
+            models.UniqueConstraint(
+                fields=["run"], condition=Q(status="PENDING"), name="waitpoint_one_pending_per_run"
+            ),
+            models.UniqueConstraint(fields=["invocation", "kind"], name="waitpoint_one_of_a_kind_per_call"),
         ]
         indexes = [models.Index("expires_at", condition=Q(status="PENDING"), name="waitpoint_expiring")]
 

@@ -66,46 +66,51 @@ def needs_no_approval(session: Session, calls: list[ToolInvocation]) -> list[Too
 
 
 def _question(session: Session, call: ToolInvocation) -> tuple[str, dict[str, Any]] | None:
-    """What the user must answer before the call is made, as (waitpoint kind, its request payload)."""
-    if call.id in session.journal.answers:
-        return None
-    if call.name == ASK_USER:
+    """What the user must answer before the call is made, as (waitpoint kind, its request payload): first whether the
+    call is approved, then what ``ask_user`` asks.
+    """
+    tool, threshold = session.tools().get(call.name), approval_threshold(session.run)
+    needs_approval = tool is not None and (
+        tool.approval == Tool.Approval.ALWAYS
+        or (tool.approval == Tool.Approval.THRESHOLD and call.credit_estimate > threshold)
+    )
+    if needs_approval and not _is_approved(session, call):
+        return WaitpointKind.CREDIT_APPROVAL, {
+            "toolName": call.name,
+            "estimatedMicro": call.credit_estimate,
+            "thresholdMicro": threshold,
+        }
+    if call.name == ASK_USER and (call.id, WaitpointKind.CLARIFICATION) not in session.journal.answers:
         payload = {"question": call.input["question"]}
         if "options" in call.input:
             payload["options"] = call.input["options"]
         return WaitpointKind.CLARIFICATION, payload
-    tool = session.tools().get(call.name)
-    if tool is None or tool.approval == Tool.Approval.NEVER:
-        return None
-    threshold = approval_threshold(session.run)
-    if tool.approval == Tool.Approval.THRESHOLD and call.credit_estimate <= threshold:
-        return None
-    return WaitpointKind.CREDIT_APPROVAL, {
-        "toolName": call.name,
-        "estimatedMicro": call.credit_estimate,
-        "thresholdMicro": threshold,
-    }
+    return None
+
+
+def _is_approved(session: Session, call: ToolInvocation) -> bool:
+    """Whether the user approved the pending call. It has its hold since then."""
+    return (call.id, WaitpointKind.CREDIT_APPROVAL) in session.journal.answers
 
 
 async def resume(session: Session) -> None:
     """Continue with the open calls: make those that need no answer side by side; if there are none, ask one question,
     for which the run then waits.
     """
-    open_calls, answers = session.journal.open_calls, session.journal.answers
+    open_calls = session.journal.open_calls
     # Calls that this process dispatched have an outcome by now, unless the loop was interrupted in between.
     orphans = [call for call in open_calls if call.status == InvocationStatus.DISPATCHING]
     pending = [call for call in open_calls if call.status == InvocationStatus.PENDING]
-    answered = [call for call in pending if call.id in answers]
-    ready = [call for call in needs_no_approval(session, pending) if call not in answered]
-    if not (orphans or answered or ready):
+    ready = needs_no_approval(session, pending)
+    if not (orphans or ready):
         await _ask(session, pending[0])
         return
     lifecycle.crash_point("before_dispatch")
     begun = [call for call in orphans if await _may_repeat(session, call)]
-    if answered:
-        begun += await session.move(lifecycle.dispatch_calls, answered, approved=True)
-    if ready:
-        begun += await session.move(lifecycle.dispatch_calls, ready)
+    if approved := [call for call in ready if _is_approved(session, call)]:
+        begun += await session.move(lifecycle.dispatch_calls, approved, approved=True)
+    if others := [call for call in ready if call not in approved]:
+        begun += await session.move(lifecycle.dispatch_calls, others)
     await execute(session, begun)
 
 
@@ -121,7 +126,8 @@ async def _may_repeat(session: Session, call: ToolInvocation) -> bool:
 async def _ask(session: Session, call: ToolInvocation) -> None:
     question = _question(session, call)
     assert question is not None  # noqa: S101  (the others are dispatched first)
-    if await session.db(lifecycle.exceeds_budget, call.credit_estimate):
+    # The hold of an approved call is already part of what the budget counts.
+    if not _is_approved(session, call) and await session.db(lifecycle.exceeds_budget, call.credit_estimate):
         message = "The call would take the run over its maxCredits."
         await session.move(lifecycle.record_call_failure, call, CallError.BUDGET_EXCEEDED, message)
         return
@@ -145,7 +151,7 @@ async def _make(session: Session, call: ToolInvocation) -> None:
     lifecycle.crash_point("after_dispatch")
     await session.confirm_lease()
     if call.name == ASK_USER:
-        answer = (session.journal.answers[call.id].resolved_payload or {})["answer"]
+        answer = (session.journal.answers[call.id, WaitpointKind.CLARIFICATION].resolved_payload or {})["answer"]
         await session.record_outcome(lifecycle.record_call_result, call, text=answer)
         return
     try:

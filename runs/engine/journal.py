@@ -11,11 +11,11 @@ from runs.models import FINAL_INVOCATION_STATUSES, Run, ToolInvocation, Turn, Wa
 
 @dataclass(slots=True)
 class Journal:
-    """A run's turns, its tool calls in their order, and the answered waitpoints by the ids of their calls."""
+    """A run's turns, its tool calls in their order, and the answered waitpoints by their call's id and their kind."""
 
     turns: list[Turn] = field(default_factory=list)
     calls: list[ToolInvocation] = field(default_factory=list)
-    answers: dict[str, Waitpoint] = field(default_factory=dict)
+    answers: dict[tuple[str, str], Waitpoint] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -42,7 +42,7 @@ def load(run: Run) -> Journal:
         turns=list(Turn.objects.filter(run=run).order_by("index")),
         calls=list(ToolInvocation.objects.filter(run=run).order_by("turn_index", "call_index")),
         answers={
-            waitpoint.invocation_id: waitpoint
+            (waitpoint.invocation_id, waitpoint.kind): waitpoint
             for waitpoint in Waitpoint.objects.filter(run=run, status=WaitpointStatus.COMPLETED)
         },
     )

@@ -180,7 +180,7 @@ class Migration(migrations.Migration):
                 ('expires_at', models.DateTimeField()),
                 ('resolved_at', models.DateTimeField(null=True)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
-                ('invocation', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, related_name='waitpoint', to='runs.toolinvocation')),
+                ('invocation', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='waitpoints', to='runs.toolinvocation')),
                 ('run', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='waitpoints', to='runs.run')),
             ],
         ),
@@ -255,5 +255,9 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name='waitpoint',
             constraint=models.UniqueConstraint(condition=models.Q(('status', 'PENDING')), fields=('run',), name='waitpoint_one_pending_per_run'),
+        ),
+        migrations.AddConstraint(
+            model_name='waitpoint',
+            constraint=models.UniqueConstraint(fields=('invocation', 'kind'), name='waitpoint_one_of_a_kind_per_call'),
         ),
     ]

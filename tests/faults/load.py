@@ -48,6 +48,7 @@ for name, repeatable in (("look_up", True), ("book", False)):
         "repeatable": repeatable, "url": "{url}", "timeout_seconds": 10,
         "input_schema": {{"type": "object", "properties": {{}}}},
     }})
+Tool.objects.filter(name="ask_user").update(price=2_000_000)
 """
 
 
