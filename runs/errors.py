@@ -24,6 +24,7 @@ class RunError(_Code):
     MODEL_ERROR = "MODEL_ERROR", "The model, or the connection to it, failed."
     MODEL_TIMEOUT = "MODEL_TIMEOUT", "The model did not answer in time."
     TURN_LIMIT_EXCEEDED = "TURN_LIMIT_EXCEEDED", "The run needed more turns than the limit allows."
+    CALL_LIMIT_EXCEEDED = "CALL_LIMIT_EXCEEDED", "The run needed more tool calls than the limit allows."
     RUN_TIMEOUT = "RUN_TIMEOUT", "The run took longer than the limit allows."
     INSUFFICIENT_CREDITS = "INSUFFICIENT_CREDITS", "The user had no credits left."
     BUDGET_EXCEEDED = "BUDGET_EXCEEDED", "The run spent its own budget."

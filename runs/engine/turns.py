@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from django.conf import settings
+
 from config.kernel import clock, money
 from config.kernel.errors import Unavailable
 from config.telemetry import tracing
@@ -71,7 +73,9 @@ async def _ask_model(session: Session, model: AgentModel) -> tuple[list[ToolCall
 async def _record(
     session: Session, model: AgentModel, started_at: datetime, tool_calls: list[ToolCall], usage: Usage
 ) -> None:
-    """Record the turn, which completes the run if it has no calls; otherwise make the calls that need no approval."""
+    """Record the turn, which completes the run if it has no calls and fails it if it has too many; otherwise make the
+    calls that need no approval.
+    """
     cost_in = money.price(usage.input_tokens, model.price_in)
     cost_out = money.price(usage.output_tokens, model.price_out)
     turn = Turn(
@@ -96,6 +100,11 @@ async def _record(
     lifecycle.crash_point("before_dispatch")
     if not tool_calls:
         await session.record(lifecycle.complete, turn, price=price)
+        return
+    if len(session.journal.calls) + len(tool_calls) > settings.RUN_CALLS_MAX:
+        turn.tool_calls = []
+        message = f"The run needed more than its limit of {settings.RUN_CALLS_MAX} tool calls."
+        await session.record(lifecycle.fail, RunError.CALL_LIMIT_EXCEEDED, message, turn=turn, price=price)
         return
     new = calls.new_invocations(session, turn.index, tool_calls)
     ready = calls.needs_no_approval(session, new)

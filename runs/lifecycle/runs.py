@@ -18,7 +18,7 @@ from django.db.models import F, QuerySet
 from chats.models import Chat
 from chats.services import add_message, write_content
 from config.database.batches import limit_lock_wait
-from config.database.writes import Writes
+from config.database.writes import Writes, insert
 from config.kernel import clock
 from config.kernel.jsontext import to_text
 from config.queue import wakeups
@@ -235,12 +235,26 @@ def _turn(run: Run, turn: Turn, content: str) -> Writes:
 
 
 @transaction.atomic
-def fail(run: Run, code: str, message: str, *, content: str, delta: str) -> Moved:
+def fail(
+    run: Run,
+    code: str,
+    message: str,
+    *,
+    content: str,
+    delta: str,
+    turn: Turn | None = None,
+    price: dict[str, Any] | None = None,
+) -> Moved:
     """running → failed, by its owner. ``content`` is the message with the text of an unrecorded turn, ``delta`` the
-    part of it that was not streamed yet.
+    part of it that was not streamed yet. A complete ``turn`` that fails the run is recorded and charged.
     """
     promoted = promote_next(run)
     fence(run)
+    if turn is not None:
+        insert(turn)
+        ledger.usage(
+            run.user_id, turn.cost, run_id=run.id, chat_id=run.chat_id, turn_index=turn.index, price=price or {}
+        )
     return finish(run, RunStatus.FAILED, promoted, owned=True, code=code, message=message, content=content, delta=delta)
 
 

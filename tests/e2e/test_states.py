@@ -16,6 +16,7 @@ pytestmark = pytest.mark.stack
 # The limits are seconds apart, so that the intended limit is reached first even on a busy machine.
 LIMITS = {
     "RUN_TURN_LIMIT": "4",
+    "RUN_CALLS_MAX": "10",
     "MODEL_TIMEOUT_SECONDS": "6",
     "RUN_TIMEOUT_SECONDS": "8",
     "WAITPOINT_EXPIRY_SECONDS": "8",
@@ -25,6 +26,7 @@ FAILING = {
     "MODEL_ERROR": "/fail out of order",
     "MODEL_TIMEOUT": "/wait 600",
     "TURN_LIMIT_EXCEEDED": "\n".join(['/call calculate {"expression": "1"}', "/say on"] * 5),
+    "CALL_LIMIT_EXCEEDED": "\n".join(['/call calculate {"expression": "1"}'] * 11),
     "RUN_TIMEOUT": "\n".join(["/wait 3", '/call calculate {"expression": "1"}'] * 3),
     "WAITPOINT_EXPIRED": "/ask Anyone?",
 }
