@@ -206,6 +206,7 @@ SPECTACULAR_SETTINGS = {
         "AttachmentStatusEnum": "chats.models.AttachmentStatus.values",
         "LedgerEntryTypeEnum": "credits.models.EntryType.choices",
         "MessageRoleEnum": ["user", "assistant"],
+        "RunStatusEnum": "runs.models.RunStatus.values",
         "UploadMethodEnum": ["PUT"],
     },
 }

@@ -155,6 +155,8 @@ class Run(ProtectedModel):
     request_id = models.CharField(max_length=128, default="")
     # The trace span of the request that started the run, for workers that find the run without a message.
     trace_parent = models.CharField(max_length=55, null=True)
+    # Counted here, because a page of runs shows it.
+    tool_invocation_count = models.PositiveIntegerField(default=0)
     last_stream_index = models.PositiveIntegerField(default=0)
     # Whether the stream has text that no recorded turn holds; the next owner then sends message.reset.
     unrecorded_text = models.BooleanField(default=False)

@@ -47,6 +47,7 @@ CALL: dict[str, Any] = dict.fromkeys(ToolInvocationSerializer().fields) | {
     "status": "PENDING",
     "creditEstimate": 12,
     "creditUsed": 0,
+    "resultTruncated": False,
     "resultUrls": [],
     "createdAt": "2026-11-20T12:34:57.020Z",
     "updatedAt": "2026-11-20T12:34:57.020Z",
@@ -112,6 +113,7 @@ PART = Part(
     components={
         "Model": "A model with its prices in credits per 1,000 tokens.",
         "Run": "One agent execution. `completed`, `failed` and `cancelled` are final.",
+        "RunSummary": "A run in a list: without its tool calls, whose number it has.",
         "Tool": "A tool with its price in credits a call, which is the most that a call takes.",
         "ToolInvocation": "A tool call of a run.",
         "Waitpoint": "What a run waits for. Answer it with `respond` before `expiresAt`.",

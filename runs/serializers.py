@@ -18,8 +18,12 @@ from config.api.serializers import (
 from runs.events import request_payload
 from runs.models import InvocationStatus, RunStatus, WaitpointKind, WaitpointStatus
 
+RESULT_SHOWN_BYTES = 8 * 1024
+
 
 class ToolInvocationSerializer(CamelSerializer):
+    """Needs a call of ``services.runs_of``."""
+
     id = serializers.CharField()
     agent_run_id = serializers.CharField(source="run_id")
     turn_index = serializers.IntegerField(min_value=1)
@@ -31,6 +35,8 @@ class ToolInvocationSerializer(CamelSerializer):
     status = serializers.ChoiceField(choices=InvocationStatus.values)
     credit_estimate = CreditsNumberField()
     credit_used = CreditsNumberField()
+    result = serializers.SerializerMethodField()
+    result_truncated = serializers.SerializerMethodField()
     result_urls = serializers.ListField(child=serializers.CharField())
     error_code = serializers.CharField(allow_null=True)
     error_message = serializers.CharField(allow_null=True)
@@ -39,6 +45,16 @@ class ToolInvocationSerializer(CamelSerializer):
     duration_ms = serializers.IntegerField(allow_null=True)
     created_at = TimestampField()
     updated_at = TimestampField()
+
+    @extend_schema_field(serializers.CharField(allow_null=True))
+    def get_result(self, call: Any) -> str | None:
+        if call.status != InvocationStatus.COMPLETED:
+            return None
+        shown: str = call.result_start.encode()[:RESULT_SHOWN_BYTES].decode(errors="ignore")
+        return shown
+
+    def get_result_truncated(self, call: Any) -> bool:
+        return len(call.result_start.encode()) > RESULT_SHOWN_BYTES
 
 
 class CreditApprovalQuestion(CamelSerializer):
@@ -93,8 +109,8 @@ class WaitpointSerializer(CamelSerializer):
         return payload
 
 
-class RunSerializer(CamelSerializer):
-    """Needs a run of ``services.runs_of``."""
+class RunFields(CamelSerializer):
+    """What every representation of a run has."""
 
     id = serializers.CharField()
     chat_id = serializers.CharField()
@@ -111,13 +127,24 @@ class RunSerializer(CamelSerializer):
     updated_at = TimestampField()
     started_at = TimestampField(allow_null=True)
     finished_at = TimestampField(allow_null=True)
-    tool_invocations = ToolInvocationSerializer(many=True, source="calls")
     total_credits_used = CreditsNumberField(source="credits_spent")
     pending_waitpoint = serializers.SerializerMethodField()
 
     @extend_schema_field(WaitpointSerializer(allow_null=True))
     def get_pending_waitpoint(self, run: Any) -> dict[str, Any] | None:
         return WaitpointSerializer(run.pending_waitpoints[0]).data if run.pending_waitpoints else None
+
+
+class RunSerializer(RunFields):
+    """Needs a run of ``services.runs_of``."""
+
+    tool_invocations = ToolInvocationSerializer(many=True, source="calls")
+
+
+class RunSummarySerializer(RunFields):
+    """A run in a list: nothing that grows with the run. Needs a run of ``services.summaries_of``."""
+
+    tool_invocation_count = serializers.IntegerField(min_value=0)
 
 
 class RunInput(CamelSerializer):

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.db import transaction
 from django.db.models import Prefetch, QuerySet
+from django.db.models.functions import Left
 from django.dispatch import receiver
 
 from chats import attachments
@@ -19,6 +20,7 @@ from config.telemetry import logs, tracing
 from credits import ledger
 from runs import catalogue, lifecycle
 from runs.models import LIVE_RUN_STATUSES, Run, RunStatus, ToolInvocation, Waitpoint, WaitpointKind, WaitpointStatus
+from runs.serializers import RESULT_SHOWN_BYTES
 
 
 class RunInProgress(Conflict):
@@ -27,22 +29,25 @@ class RunInProgress(Conflict):
 
 
 def _shown_calls() -> QuerySet[ToolInvocation]:
-    """Tool calls as a run shows them, in order, without the results, which only the model reads and may be long."""
-    return ToolInvocation.objects.defer("result", "repeatable").order_by("turn_index", "call_index")
+    """Tool calls as a run shows them, in order, with the beginnings of their results, which may be long."""
+    # A byte more than is shown: a character has at least one.
+    calls = ToolInvocation.objects.annotate(result_start=Left("result", RESULT_SHOWN_BYTES + 1))
+    return calls.defer("result", "repeatable").order_by("turn_index", "call_index")
 
 
-def runs_of(user: Any) -> QuerySet[Run]:
-    """The user's runs in chats that are not deleted, with all that a run's representation shows."""
+def summaries_of(user: Any) -> QuerySet[Run]:
+    """The user's runs in chats that are not deleted, with all that a run's summary shows."""
+    pending = Waitpoint.objects.filter(status=WaitpointStatus.PENDING)
     return (
         Run.objects.filter(user=user, chat__deleted_at=None)
         .annotate(credits_spent=ledger.run_spent_subquery())
-        .prefetch_related(
-            Prefetch("invocations", _shown_calls(), to_attr="calls"),
-            Prefetch(
-                "waitpoints", Waitpoint.objects.filter(status=WaitpointStatus.PENDING), to_attr="pending_waitpoints"
-            ),
-        )
+        .prefetch_related(Prefetch("waitpoints", pending, to_attr="pending_waitpoints"))
     )
+
+
+def runs_of(user: Any) -> QuerySet[Run]:
+    """``summaries_of`` with all that a run's representation shows."""
+    return summaries_of(user).prefetch_related(Prefetch("invocations", _shown_calls(), to_attr="calls"))
 
 
 _run: CompiledQuery[Run] = CompiledQuery(

@@ -24,6 +24,7 @@ from runs.serializers import (
     ModelSerializer,
     RunInput,
     RunSerializer,
+    RunSummarySerializer,
     ToolSerializer,
     WaitpointSerializer,
 )
@@ -34,16 +35,22 @@ WAITPOINT_ANSWER = PolymorphicProxySerializer(
 STATUS_FILTER = OpenApiParameter("status", enum=RunStatus.values, description="Only runs in this status.")
 
 
-class RunViewSet(ServiceViewSet):
-    serializer_class = RunSerializer
+class RunActions(ServiceViewSet):
+    """A list holds summaries, whose size does not grow with the runs."""
+
+    def get_serializer_class(self) -> Any:
+        return RunSummarySerializer if self.action == "list" else RunSerializer
+
+
+class RunViewSet(RunActions):
     lookup_url_kwarg = "runId"
     required_scopes = {"list": "runs:read", "retrieve": "runs:read", "cancel": "runs:write"}
     idempotent_actions = frozenset({"cancel"})
 
     def queryset_for(self, user: Any) -> Any:
-        return services.runs_of(user)
+        return services.summaries_of(user)
 
-    @extend_schema(parameters=[STATUS_FILTER], responses=RunSerializer(many=True))
+    @extend_schema(parameters=[STATUS_FILTER], responses=RunSummarySerializer(many=True))
     def list(self, request: Request) -> Response:
         runs = self.get_queryset()
         wanted = request.query_params.get("status")
@@ -65,8 +72,7 @@ class RunViewSet(ServiceViewSet):
         return self.show(services.cancel_run(self.get_object()))
 
 
-class ChatRunViewSet(ServiceViewSet):
-    serializer_class = RunSerializer
+class ChatRunViewSet(RunActions):
     lookup_url_kwarg = "chatId"
     required_scopes = {"list": "runs:read", "create": "runs:write"}
     throttle_run_starts = frozenset({"create"})
@@ -75,10 +81,9 @@ class ChatRunViewSet(ServiceViewSet):
     def queryset_for(self, user: Any) -> Any:
         return chats_of(user)
 
-    @extend_schema(responses=RunSerializer(many=True))
+    @extend_schema(responses=RunSummarySerializer(many=True))
     def list(self, request: Request, chatId: str) -> Response:
-        runs = services.runs_of(request.user).filter(chat=self.get_object())
-        return self.page(runs)
+        return self.page(services.summaries_of(request.user).filter(chat=self.get_object()))
 
     @extend_schema(request=RunInput, responses={201: RunSerializer})
     def create(self, request: Request, chatId: str) -> Response:

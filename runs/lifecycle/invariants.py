@@ -214,6 +214,11 @@ def _calls() -> Iterator[str]:
     )
     for key, count, times in unequal.order_by().values_list("pk", "ended", "results")[: MOST + 1]:
         yield f"{key}: {count} calls have ended, {times} have a result event"
+    calls_of_run = _count(ToolInvocation.objects.filter(run=OuterRef("pk")), "run")
+    yield from _named(
+        Run.objects.exclude(tool_invocation_count=calls_of_run),
+        "the run's toolInvocationCount is not its number of calls",
+    )
 
 
 def _outcomes() -> Iterator[str]:

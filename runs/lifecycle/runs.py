@@ -204,7 +204,8 @@ def record_turn(
     stored = [dispatched.get(call.id, call) for call in calls]
     also = _turn(run, turn, content)
     also.insert(*stored)
-    return Moved(move_run(run, RunStatus.RUNNING, happened, owned=True, also=also, unrecorded_text=False), stored)
+    changes = {"unrecorded_text": False, "tool_invocation_count": run.tool_invocation_count + len(stored)}
+    return Moved(move_run(run, RunStatus.RUNNING, happened, owned=True, also=also, **changes), stored)
 
 
 @transaction.atomic

@@ -62,6 +62,7 @@ class Migration(migrations.Migration):
                 ('max_credits', models.BigIntegerField(null=True)),
                 ('request_id', models.CharField(default='', max_length=128)),
                 ('trace_parent', models.CharField(max_length=55, null=True)),
+                ('tool_invocation_count', models.PositiveIntegerField(default=0)),
                 ('last_stream_index', models.PositiveIntegerField(default=0)),
                 ('unrecorded_text', models.BooleanField(default=False)),
                 ('cancel_requested_at', models.DateTimeField(null=True)),

@@ -23,6 +23,8 @@ def test_a_run_may_make_as_many_calls_as_the_limit(bench, settings):
     run = bench.finish("\n".join([turn(2, "a"), turn(1, "b")]))
     assert run["status"] == "completed"
     assert len(run["toolInvocations"]) == 3
+    (summary,) = bench.client.get("/api/v1/runs").json()["items"]
+    assert summary["toolInvocationCount"] == 3
 
 
 def test_a_turn_beyond_the_limit_fails_the_run_and_none_of_its_calls_is_stored(bench, settings):
