@@ -269,6 +269,7 @@ CREDIT_APPROVAL_THRESHOLD = ENV.text("CREDIT_APPROVAL_THRESHOLD", "10")
 # Runs of one user that may run at the same time. Further runs stay queued in order. 0 means no limit.
 RUN_USER_LIMIT = ENV.whole("RUN_USER_LIMIT", 20)
 RUN_HISTORY_RUNS = ENV.whole("RUN_HISTORY_RUNS", 50, 0, 1000)
+RUN_QUEUE_MAX = ENV.whole("RUN_QUEUE_MAX", 100, 1)
 RUN_TURN_LIMIT = ENV.whole("RUN_TURN_LIMIT", 50, 1)
 RUN_CALLS_MAX = ENV.whole("RUN_CALLS_MAX", 1000, 1)
 RUN_TIMEOUT_SECONDS = ENV.number("RUN_TIMEOUT_SECONDS", 1800, 1)

@@ -202,7 +202,7 @@ class Run(ProtectedModel):
             models.Index("error_code", "id", condition=Q(error_code__isnull=False), name="run_by_error"),
             models.Index("due_at", condition=Q(status="queued", blocked=False), name="run_due"),
             models.Index("user", "created_at", "id", condition=Q(throttled=True), name="run_throttled"),
-            models.Index("created_at", condition=Q(blocked=True), name="run_in_line"),
+            models.Index("chat", "created_at", condition=Q(blocked=True), name="run_in_line"),
             models.Index("worker_id", condition=Q(status="running"), name="run_by_worker"),
             models.Index(
                 "worker_id",

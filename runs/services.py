@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.conf import settings
 from django.db import transaction
 from django.db.models import Prefetch, QuerySet
 from django.db.models.functions import Left
@@ -107,15 +108,18 @@ def start_run(
     """The user's message and the run that answers it, queued. Amounts are micro-credits.
 
     Raises ValidationFailed for a model or tool that is not offered or an attachment that can't be used, RunInProgress,
-    InsufficientCredits, NotFound if the user has no such chat.
+    Conflict if RUN_QUEUE_MAX runs are queued, InsufficientCredits, NotFound if the user has no such chat.
     """
     locked = _chat_and_credits.first(user.pk, chat_id) if is_plausible_id(chat_id) else None
     if locked is None:
         raise NotFound
     _check_offered(model, tools)
     attached = attachments.lock_unused(user, attachment_ids or ())
-    if locked.active_run_id is not None and on_active_run != "enqueue":
-        raise RunInProgress
+    if locked.active_run_id is not None:
+        if on_active_run != "enqueue":
+            raise RunInProgress
+        if Run.objects.filter(chat=locked, blocked=True).count() >= settings.RUN_QUEUE_MAX:
+            raise Conflict(f"The chat has {settings.RUN_QUEUE_MAX} queued runs; wait until one of them starts.")
     available = vars(locked)["available"]
     if available is None:
         available = ledger.available(user.pk)
@@ -180,6 +184,7 @@ def respond(waitpoint: Waitpoint, answer: dict[str, Any]) -> Waitpoint:
 @receiver(chat_deleted)
 def cancel_runs_of(sender: type, chat_id: str, **kwargs: Any) -> None:
     """Cancel the runs of a deleted chat: those in line first, so that none of them is promoted."""
-    live = Run.objects.filter(chat_id=chat_id, status__in=LIVE_RUN_STATUSES)
-    for run_id in list(live.order_by("-blocked", "created_at").values_list("pk", flat=True)):
+    lifecycle.cancel_line(chat_id)
+    # At most one is left, the active run.
+    for run_id in Run.objects.filter(chat_id=chat_id, status__in=LIVE_RUN_STATUSES).values_list("pk", flat=True):
         lifecycle.request_cancel(run_id)

@@ -18,6 +18,7 @@ from runs.lifecycle.moves import LeaseLost, Moved
 from runs.lifecycle.runs import (
     append_text,
     cancel,
+    cancel_line,
     claim,
     complete,
     enqueue,

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from django.conf import settings
 from django.db import models
+from django.db.models import F
 
 from chats.models import Chat
 from config.database.batches import limit_lock_wait
@@ -21,7 +22,7 @@ from config.database.writes import Writes, update
 from config.kernel import clock
 from config.kernel.jsontext import to_text
 from config.queue import wakeups
-from runs import metrics
+from runs import events, metrics
 from runs.events import StreamEvent
 from runs.lifecycle import line
 from runs.lifecycle.crash import crash_after_commit
@@ -84,6 +85,24 @@ def move_run(
         if run.status == RunStatus.RUNNING:
             line.nudge_next_throttled(run.user_id)
     return changed(run, **changes)
+
+
+def move_line(chat_id: str, to: str, **changes: Any) -> None:
+    """Move all runs in line of a locked chat to their end ``to``, by one UPDATE and one INSERT."""
+    line = Run.objects.filter(chat_id=chat_id, status=RunStatus.QUEUED, blocked=True)
+    runs = list(line.select_for_update().order_by("pk"))
+    now = clock.now()
+    if line.change(_KEY, status=to, last_stream_index=F("last_stream_index") + 1, updated_at=now, **changes) != len(
+        runs
+    ):
+        raise LeaseLost(chat_id)
+    RunEvent.objects.bulk_create(
+        event for run in runs for event in new_events(run, [events.run_status(run, to)], now, ends=True)
+    )
+    wakeups.after_commit(*(run.pk for run in runs))
+    crash_after_commit(to)
+    for run in runs:
+        metrics.run_moved(run, to, changes)
 
 
 def fence(run: Run) -> None:

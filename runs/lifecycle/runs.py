@@ -30,7 +30,7 @@ from runs.events import StreamEvent, StreamType
 from runs.lifecycle import calls as call_transitions
 from runs.lifecycle.crash import crash_after_commit
 from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, is_throttled, lock_to_claim, promote_next, unblock
-from runs.lifecycle.moves import Moved, changed, emit, fence, lock_run, move_run, new_events, stop_running
+from runs.lifecycle.moves import Moved, changed, emit, fence, lock_run, move_line, move_run, new_events, stop_running
 from runs.models import FINAL_RUN_STATUSES, InvocationStatus, Run, RunEvent, RunStatus, ToolInvocation, Turn
 from webhooks.catalogue import Event
 
@@ -76,6 +76,22 @@ def request_cancel(run_id: str) -> None:
             move_run(run, RunStatus.RUNNING, (), owned=False, cancel_requested_at=requested)
         return
     finish(run, RunStatus.CANCELLED, promote_next(run), owned=False, cancel_requested_at=requested)
+
+
+@transaction.atomic
+def cancel_line(chat_id: str) -> None:
+    """queued → cancelled, for all runs in line of a chat that the caller has locked. They have never run, so there are
+    no calls, waitpoints, holds or text to end.
+    """
+    now = clock.now()
+    move_line(
+        chat_id,
+        RunStatus.CANCELLED,
+        blocked=False,
+        cancel_requested_at=now,
+        finished_at=now,
+        due_at=None,
+    )
 
 
 @transaction.atomic

@@ -215,7 +215,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='run',
-            index=models.Index(models.F('created_at'), condition=models.Q(('blocked', True)), name='run_in_line'),
+            index=models.Index(models.F('chat'), models.F('created_at'), condition=models.Q(('blocked', True)), name='run_in_line'),
         ),
         migrations.AddIndex(
             model_name='run',
