@@ -58,6 +58,9 @@ def check_environment(app_configs: Any = None, **kwargs: Any) -> list[CheckMessa
         if getattr(settings, name) and not is_installed(package):
             hint = f"Install the packages (pip install -r requirements-observability.txt), or remove {name}."
             wrong(10, f"{name} is set, but its packages are not installed.", hint)
+    if settings.DATABASE_URL and settings.DATABASE_LOCK_SECONDS >= settings.DATABASE_ANSWER_SECONDS:
+        hint = "Lower DATABASE_LOCK_SECONDS or raise DATABASE_ANSWER_SECONDS."
+        wrong(11, "DATABASE_LOCK_SECONDS is not less than DATABASE_ANSWER_SECONDS.", hint)
     found += [
         Warning(f"{old} is an old name.", hint=f"Use {new} with the same value.", id="api.W020")
         for old, new in settings.ENV.renamed

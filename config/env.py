@@ -88,7 +88,7 @@ class Env:
         """Django's database settings from a URL. libpq parses the URL, and its parameters become OPTIONS."""
         import psycopg  # slow, and not needed with SQLite
 
-        engine = {"ENGINE": "django.db.backends.postgresql"}
+        engine = {"ENGINE": "config.database.postgresql"}
         value = self.text(name)
         try:
             parts = psycopg.conninfo.conninfo_to_dict(value)

@@ -5,6 +5,7 @@ uses SQLite and the embedded broker, with their files in ``VAR_DIR``.
 """
 
 import hashlib
+import sys
 import tempfile
 from datetime import timedelta
 from pathlib import Path
@@ -123,20 +124,32 @@ else:
     DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
     # PgBouncer in transaction mode does not keep a server-side cursor between statements.
     DATABASES["default"]["DISABLE_SERVER_SIDE_CURSORS"] = ENV.flag("DATABASE_PGBOUNCER", False)
-    DATABASES["default"]["OPTIONS"].setdefault("connect_timeout", 5)
     # From its fifth execution on a connection, a statement is prepared: PostgreSQL plans it only once. This does not
     # work with PgBouncer, where each statement may reach another server process.
-    DATABASES["default"]["OPTIONS"].setdefault("server_side_binding", True)
-    DATABASES["default"]["OPTIONS"].setdefault(
-        "prepare_threshold", None if DATABASES["default"]["DISABLE_SERVER_SIDE_CURSORS"] else 5
-    )
+    _pgbouncer = DATABASES["default"]["DISABLE_SERVER_SIDE_CURSORS"]
+    _options: dict[str, Any] = {
+        "connect_timeout": ENV.whole("DATABASE_CONNECT_SECONDS", 5, 2, 600),
+        "tcp_user_timeout": round(ENV.number("DATABASE_TCP_SECONDS", 15, 1, 3600) * 1000),
+        "keepalives": 1,
+        "keepalives_idle": ENV.whole("DATABASE_KEEPALIVE_IDLE_SECONDS", 15, 1, 32767),
+        "keepalives_interval": ENV.whole("DATABASE_KEEPALIVE_INTERVAL_SECONDS", 5, 1, 32767),
+        "keepalives_count": ENV.whole("DATABASE_KEEPALIVE_COUNT", 3, 1, 127),
+        "server_side_binding": True,
+        "prepare_threshold": None if _pgbouncer else 5,
+    }
     # Without this limit, the open transaction of a suspended process or a lost machine would keep its locks for hours,
-    # and no worker could take over its runs. PgBouncer does not forward the option: there, set it for the role.
-    _idle_seconds = ENV.number("DATABASE_IDLE_TRANSACTION_SECONDS", 10, 1, 3600)
-    if not DATABASES["default"]["DISABLE_SERVER_SIDE_CURSORS"]:
-        DATABASES["default"]["OPTIONS"].setdefault(
-            "options", f"-c idle_in_transaction_session_timeout={round(_idle_seconds * 1000)}"
-        )
+    # and no worker could take over its runs. PgBouncer does not forward the options: there, set them for the role.
+    _limits = {"idle_in_transaction_session_timeout": ENV.number("DATABASE_IDLE_TRANSACTION_SECONDS", 10, 1, 3600)}
+    DATABASE_LOCK_SECONDS = ENV.number("DATABASE_LOCK_SECONDS", 5, 0.1, 3600)
+    DATABASE_ANSWER_SECONDS = ENV.number("DATABASE_ANSWER_SECONDS", 20, 1, 3600)
+    # A command, for example a migration or a check of all rows, may take as long as it needs.
+    DATABASE_LIMITS_APPLY = Path(sys.argv[0]).name != "manage.py"
+    if DATABASE_LIMITS_APPLY:
+        # When the client stops waiting, the server stops working on the statement.
+        _limits |= {"lock_timeout": DATABASE_LOCK_SECONDS, "statement_timeout": DATABASE_ANSWER_SECONDS}
+    if not _pgbouncer:
+        _options["options"] = " ".join(f"-c {name}={round(seconds * 1000)}" for name, seconds in _limits.items())
+    DATABASES["default"]["OPTIONS"] = _options | DATABASES["default"]["OPTIONS"]
 
 # --- broker ----------------------------------------------------------------------------------------------------------
 # The path of a Unix socket is limited to about 100 characters. A longer path is replaced by one in the temporary

@@ -6,6 +6,7 @@ A query belongs here only if ``benchmarks/queries.py`` shows its saving (docs/de
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -20,6 +21,7 @@ from psycopg.adapt import Loader
 from psycopg.pq import Format
 
 M = TypeVar("M", bound=models.Model)
+WIDE = {"smallint": "bigint", "integer": "bigint"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,8 @@ class CompiledQuery(Generic[M]):
         expressions = [column for column, _, _ in compiler.select or ()]
         own = [expressions[index].target.attname for index in (compiler.klass_info or {})["select_fields"]]
         converters = compiler.get_converters(expressions)
+        if connection.vendor == "postgresql":
+            sql = _with_fixed_types(sql, [expression.output_field.db_type(connection) for expression in expressions])
         self.model = queryset.model
         statement = _Statement(
             sql,
@@ -102,18 +106,27 @@ class CompiledQuery(Generic[M]):
         return statement
 
 
-def _read(database: Any, sql: str, parameters: Sequence[Any]) -> list[Sequence[Any]]:
-    """The rows. On a connection whose health is not checked yet, the read replaces the check and saves its round trip.
-    A read may be repeated safely.
+def _with_fixed_types(sql: str, types: Sequence[str]) -> str:
+    """The query with columns of types that stay the same when a migration widens the columns of the table: PostgreSQL
+    then makes a new plan for connections that have prepared it.
     """
-    unchecked = database.health_check_enabled and not database.health_check_done
-    if not unchecked or database.connection is None or database.in_atomic_block:
+    names = [f"c{index}" for index in range(len(types))]
+    wide = [WIDE.get(name, name) for name in (re.sub(r"\(.*\)", "", kind) for kind in types)]
+    columns = ", ".join(f"{name}::{kind}" for name, kind in zip(names, wide, strict=True))
+    return f"SELECT {columns} FROM ({sql}) AS read({', '.join(names)})"  # noqa: S608
+
+
+def _read(database: Any, sql: str, parameters: Sequence[Any]) -> list[Sequence[Any]]:
+    """The rows. Outside of a transaction, a read may be repeated safely: it replaces a lost connection once. It does so
+    instead of Django's check of the connection's health, and saves the round trip of that check.
+    """
+    if database.in_atomic_block:
         return _fetch(database, sql, parameters)
     database.health_check_done = True
     try:
         return _fetch(database, sql, parameters)
     except (OperationalError, InterfaceError):
-        if database.is_usable():
+        if database.connection is None or database.is_usable():
             raise
         database.close()
         return _fetch(database, sql, parameters)
@@ -124,6 +137,7 @@ def _fetch(database: Any, sql: str, parameters: Sequence[Any]) -> list[Sequence[
         if database.vendor == "postgresql":
             # psycopg's C code parses binary timestamps. Django parses textual timestamps in Python.
             cursor.cursor.format = Format.BINARY
+            cursor.cursor.stable = True
         cursor.execute(sql, parameters)
         rows: list[Sequence[Any]] = cursor.fetchall()
     return rows

@@ -13,17 +13,14 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from django.db import DatabaseError, InterfaceError, OperationalError, connection
+from django.db import InterfaceError, OperationalError, connection
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Django raises these when a connection is lost or cannot be opened.
+# Django raises these when a connection is lost or cannot be opened, and when an answer takes too long.
 CONNECTION_ERRORS = (OperationalError, InterfaceError)
-# PostgreSQL has closed the connection, because this process was suspended in a transaction for longer than
-# DATABASE_IDLE_TRANSACTION_SECONDS. Django raises an InternalError.
-LOST_CODES = {"25P03"}
 WAIT_SECONDS, WAIT_SECONDS_MAX = 0.05, 2.0
 # A thousand runs may fail at every step for hours: a process logs one line in this time.
 LOG_SECONDS = 60.0
@@ -76,11 +73,6 @@ def attempt(step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     except CONNECTION_ERRORS:
         connection.close()
         raise
-    except DatabaseError as error:
-        if getattr(error.__cause__, "sqlstate", None) not in LOST_CODES:
-            raise
-        connection.close()
-        raise OperationalError(*error.args) from error
 
 
 async def persist(threads: Executor, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

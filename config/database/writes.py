@@ -121,6 +121,7 @@ class Writes:
 
     def _at_once(self) -> list[int]:
         with connections[DEFAULT_DB_ALIAS].cursor() as cursor:
+            cursor.cursor.stable = True  # the results are counts
             if len(self.shapes) == 1:
                 cursor.execute(_alone(self.shapes[0]), self.values[0])
                 return [int(cursor.rowcount)]
