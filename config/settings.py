@@ -348,6 +348,7 @@ OUTBOUND_CONNECT_TIMEOUT_SECONDS = ENV.number(
     ENV.moved("WEBHOOK_CONNECT_TIMEOUT_SECONDS", "OUTBOUND_CONNECT_TIMEOUT_SECONDS"), 5, 0.1, 60
 )
 OUTBOUND_LOOKUPS_MAX = ENV.whole(ENV.moved("WEBHOOK_LOOKUPS_MAX", "OUTBOUND_LOOKUPS_MAX"), 256, 1, 4096)
+OUTBOUND_LOOKUPS_PER_USER = ENV.whole("OUTBOUND_LOOKUPS_PER_USER", 64, 1, 4096)
 
 # --- webhooks --------------------------------------------------------------------------------------------------------
 WEBHOOK_GRACE_SECONDS = ENV.whole("WEBHOOK_GRACE_SECONDS", 24 * 3600, 0)

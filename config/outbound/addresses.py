@@ -85,11 +85,18 @@ def find_targets(host: str, port: int, *, allow_private: bool, timeout: float) -
         raise LookupFailed(LOOKUP_TIMED_OUT) from None
 
 
-async def resolve(host: str, port: int, *, allow_private: bool, timeout: float | None) -> list[Target]:  # noqa: ASYNC109
-    """As ``find_targets``, for code on an event loop."""
+async def resolve(
+    host: str,
+    port: int,
+    *,
+    allow_private: bool,
+    timeout: float | None,  # noqa: ASYNC109
+    owner: str = "",
+) -> list[Target]:
+    """As ``find_targets``, for code on an event loop. An ``owner`` has at most OUTBOUND_LOOKUPS_PER_USER look-ups."""
     try:
         async with asyncio.timeout(timeout):
-            return _checked(await asyncio.wrap_future(_look_up(host, port)), allow_private)
+            return _checked(await asyncio.wrap_future(_look_up(host, port, owner)), allow_private)
     except TimeoutError:
         raise LookupFailed(LOOKUP_TIMED_OUT) from None
 
@@ -117,16 +124,18 @@ def _address_of(target: Target) -> Address:
     return ipaddress.ip_address(target[1][0].partition("%")[0])
 
 
-# The key contains the process id, because the threads of a parent process do not run in its fork.
-_running_lookups: dict[tuple[int, str, int], Future[list[Target]]] = {}
+# The look-ups of this process that have not ended, each with the owner for whom it began. The key contains the process
+# id, because the threads of a parent process do not run in its fork.
+_running_lookups: dict[tuple[int, str, int], tuple[Future[list[Target]], str]] = {}
 _lock = threading.Lock()
 
 
-def _look_up(host: str, port: int) -> Future[list[Target]]:
+def _look_up(host: str, port: int, owner: str = "") -> Future[list[Target]]:
     """Start a look-up on a thread, or join the running look-up of the same host and port.
 
     The system's resolver has no time-out that a caller can set. Therefore each look-up has its own thread, and callers
-    wait for it with their own limit. Look-ups that do not end cannot delay others, and a host uses one thread only.
+    wait for it with their own limit. Look-ups that do not end cannot delay others, and a host uses one thread only. An
+    owner whose look-ups do not end uses up the owner's own share, and not those of others.
     """
     answer: Future[list[Target]] = Future()
     answer.set_running_or_notify_cancel()  # one waiting caller cannot cancel it for the others
@@ -136,10 +145,13 @@ def _look_up(host: str, port: int) -> Future[list[Target]]:
     key = (os.getpid(), host, port)
     with _lock:
         if key in _running_lookups:
-            return _running_lookups[key]
-        if len(_running_lookups) >= settings.OUTBOUND_LOOKUPS_MAX:
+            return _running_lookups[key][0]
+        owners = [other for _, other in _running_lookups.values()]
+        if len(owners) >= settings.OUTBOUND_LOOKUPS_MAX or (
+            owner and owners.count(owner) >= settings.OUTBOUND_LOOKUPS_PER_USER
+        ):
             raise LookupFailed(LOOKUP_TIMED_OUT)
-        _running_lookups[key] = answer
+        _running_lookups[key] = answer, owner
 
     def work() -> None:
         found: list[Target] = []

@@ -107,15 +107,17 @@ async def asend(
     allow_private: bool,
     https_only: bool = False,
     reuse: bool = False,
+    owner: str = "",
 ) -> Answer:
     """Send one request and return its answer, also with an error status. Times are in seconds.
 
-    With ``reuse``, later requests to the same host and port may use the connection for ``IDLE_SECONDS``.
+    With ``reuse``, later requests to the same host and port may use the connection for ``IDLE_SECONDS``. The look-up
+    counts for the ``owner``, a user.
 
     Raises AddressRefused, ValueError (the URL is not valid), RequestTimedOut, RequestFailed.
     """
     parsed = _parse(url, https_only)
-    call = _Call()
+    call = _Call(owner)
     token = _call.set(call)
     try:
         with _errors(call, total_timeout):
@@ -143,6 +145,7 @@ async def asend(
 
 @dataclass
 class _Call:
+    owner: str
     looking_up: bool = False
     done: bool = False
     transport: asyncio.WriteTransport | None = None
@@ -165,7 +168,7 @@ class _Resolver(AbstractResolver):
     ) -> list[ResolveResult]:
         call = _call.get()
         call.looking_up = True
-        targets = await resolve(host, port, allow_private=self.allow_private, timeout=None)
+        targets = await resolve(host, port, allow_private=self.allow_private, timeout=None, owner=call.owner)
         call.looking_up = False
         return [
             ResolveResult(hostname=host, host=address[0], port=port, family=found, proto=0, flags=0)

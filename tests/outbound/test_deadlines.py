@@ -98,9 +98,9 @@ def hanging_names(monkeypatch):
             thread.join(30)
 
 
-def look_up_in_vain(host: str) -> None:
+def look_up_in_vain(host: str, **changes: str) -> None:
     with pytest.raises(client.RequestFailed, match="resolved in time"):
-        send(f"http://{host}/", connect_timeout=0.05)
+        send(f"http://{host}/", connect_timeout=0.05, **changes)
 
 
 def test_hanging_look_ups_do_not_delay_others(hanging_names):
@@ -123,3 +123,14 @@ def test_the_number_of_concurrent_look_ups_is_limited(hanging_names, settings):
     assert len(hanging_names) == 2
     with pytest.raises(ValueError, match="resolved in time"):
         client.check_url("http://good.example/", False)
+
+
+def test_one_owners_hanging_names_leave_look_ups_to_others(hanging_names, settings):
+    settings.OUTBOUND_LOOKUPS_PER_USER, settings.OUTBOUND_LOOKUPS_MAX = 2, 4
+    for number in range(10):
+        look_up_in_vain(f"{number}.hang.example", owner="greedy")
+    assert len(hanging_names) == 2
+    with receiving() as receiver:
+        assert send(f"http://good.example:{receiver.port}/", owner="modest").status == 200
+        with pytest.raises(client.RequestFailed, match="resolved in time"):
+            send(f"http://good.example:{receiver.port}/", owner="greedy")

@@ -33,7 +33,7 @@ LIST_PAGES_MAX = 20
 async def call(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
     """Call the tool. Raises ToolFailure. The caller limits the time by a cancellation."""
     private, limit = settings.OUTBOUND_ALLOW_PRIVATE, settings.TOOL_ANSWER_MAX_BYTES
-    transport = GuardedTransport(allow_private=private, max_bytes=limit)
+    transport = GuardedTransport(allow_private=private, max_bytes=limit, owner=str(context.user_id))
     name = definition.remote_name or definition.name
     result: CallToolResult | None = None
     try:

@@ -24,8 +24,8 @@ CLOSE_SECONDS = 2.0
 
 
 class GuardedBackend(httpcore2.AsyncNetworkBackend):
-    def __init__(self, allow_private: bool) -> None:
-        self.allow_private = allow_private
+    def __init__(self, allow_private: bool, owner: str) -> None:
+        self.allow_private, self.owner = allow_private, owner
         self.plain = httpcore2.AnyIOBackend()
 
     async def connect_tcp(
@@ -38,7 +38,7 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
     ) -> httpcore2.AsyncNetworkStream:
         limit = settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS if timeout is None else timeout
         deadline = time.monotonic() + limit
-        targets = await resolve(host, port, allow_private=self.allow_private, timeout=limit)
+        targets = await resolve(host, port, allow_private=self.allow_private, timeout=limit, owner=self.owner)
         async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
             failure: Exception = httpcore2.ConnectError()
             for _, address in targets:
@@ -67,12 +67,12 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
     The SDK replaces most exceptions, so its caller reads these two.
     """
 
-    def __init__(self, *, allow_private: bool, max_bytes: int) -> None:
+    def __init__(self, *, allow_private: bool, max_bytes: int, owner: str) -> None:
         self.max_bytes = max_bytes
         self.problem: str | None = None
         self.status_code = 0
         self.pool = httpcore2.AsyncConnectionPool(
-            ssl_context=SSL_CONTEXT, network_backend=GuardedBackend(allow_private), retries=0
+            ssl_context=SSL_CONTEXT, network_backend=GuardedBackend(allow_private, owner), retries=0
         )
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
