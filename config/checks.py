@@ -54,6 +54,13 @@ def check_environment(app_configs: Any = None, **kwargs: Any) -> list[CheckMessa
             wrong(8, f"{name} is not an amount of credits.", f"Set {name} to a number of at least 0, for example 12.5")
     if settings.API_PAGE_SIZE > settings.API_PAGE_SIZE_MAX:
         wrong(9, "API_PAGE_SIZE is greater than API_PAGE_SIZE_MAX.", "Lower API_PAGE_SIZE or raise API_PAGE_SIZE_MAX.")
+    for share, whole in (
+        ("TOOL_THREADS_PER_USER", "RUN_WORKER_TOOL_THREADS"),
+        ("FILE_THREADS_PER_USER", "RUN_WORKER_FILE_THREADS"),
+        ("OUTBOUND_LOOKUPS_PER_USER", "OUTBOUND_LOOKUPS_MAX"),
+    ):
+        if getattr(settings, share) >= getattr(settings, whole):
+            wrong(11, f"{share} leaves none of {whole} to other users.", f"Lower {share} or raise {whole}.")
     for name, package in (("OTEL_EXPORTER_OTLP_ENDPOINT", "opentelemetry.exporter"), ("SENTRY_DSN", "sentry_sdk")):
         if getattr(settings, name) and not is_installed(package):
             hint = f"Install the packages (pip install -r requirements-observability.txt), or remove {name}."

@@ -30,6 +30,9 @@ tool_calls = Counter(
     "tool_calls", "Tool calls that ended, by outcome: COMPLETED, or the errorCode.", ["tool", "outcome"]
 )
 tool_seconds = Histogram("tool_seconds", "From a tool call's dispatch to its result.", ["tool"])
+tool_calls_open = PerProcess(
+    "tool_calls_open", "Tool calls that are at work, and that wait for a place of their user.", ["state"]
+)
 streams_open = PerProcess("streams_open", "Streams of runs that clients hold open.")
 
 

@@ -10,7 +10,7 @@ import hmac
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,6 +131,7 @@ class Families:
         for gauge in self.reading.gauges:
             yield _gauge(gauge)
         sums, latest = _by_metric(self.reading.sums), _by_metric(self.reading.latest)
+        processes = _by_metric(self.reading.processes)
         for name, metric in metrics.declared.items():
             if isinstance(metric, metrics.Counter):
                 yield _counter(metric, sums.get(name, {}))
@@ -139,11 +140,11 @@ class Families:
             elif isinstance(metric, metrics.Latest):
                 yield _gauge(Gauge(name.removeprefix(PREFIX), metric.help, latest.get(name, {}), metric.labels))
             else:
-                values = {(): self.reading.processes.get(name, 0.0)}
-                yield _gauge(Gauge(name.removeprefix(PREFIX), metric.help, values))
+                values = processes.get(name, {} if metric.labels else {(): 0.0})
+                yield _gauge(Gauge(name.removeprefix(PREFIX), metric.help, values, metric.labels))
 
 
-def _by_metric(rows: dict[str, str]) -> dict[str, dict[tuple[str, ...], float]]:
+def _by_metric(rows: Mapping[str, str | float]) -> dict[str, dict[tuple[str, ...], float]]:
     found: dict[str, dict[tuple[str, ...], float]] = {}
     for key, value in rows.items():
         name, *labels = key.split(SEPARATOR)

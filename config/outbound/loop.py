@@ -37,6 +37,10 @@ class Loop:
                 threading.Thread(target=self.loop.run_forever, name="event-loop", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """``submit`` for code on another event loop. A cancel there cancels the work."""
+        return await asyncio.wrap_future(self.submit(work))
+
 
 # For all outbound requests and for the streams of a web process.
 shared = Loop()

@@ -161,8 +161,8 @@ class PerProcess(Metric):
 
     kind = "process"
 
-    def follow(self, value: Callable[[], float]) -> None:
-        recorder.watch(self.name, value)
+    def follow(self, value: Callable[[], float], *labels: str) -> None:
+        recorder.watch(SEPARATOR.join((self.name, *labels)), value)
 
 
 @dataclass(frozen=True)

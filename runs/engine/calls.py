@@ -27,16 +27,38 @@ def approval_threshold(run: Run) -> int:
     return money.parse(settings.CREDIT_APPROVAL_THRESHOLD)
 
 
-def new_invocations(session: Session, turn_index: int, calls: list[ToolCall]) -> list[ToolInvocation]:
+async def new_invocations(session: Session, turn_index: int, calls: list[ToolCall]) -> list[ToolInvocation]:
     """New invocations, not stored yet; those that name no tool or whose input does not fit are FAILED."""
-    tools = session.tools()
-    return [_new_invocation(session.run, turn_index, index, call, tools) for index, call in enumerate(calls, 1)]
+    offered = session.tools()
+    tools = [offered.get(call.name) for call in calls]
+    characters = sum(len(call.arguments) for call in calls)
+    threads = session.process.tool_threads
+    inputs = await threads.compute(session.run.user_id, characters, _parse, calls, tools)
+    return [
+        _new_invocation(session.run, turn_index, index, *call)
+        for index, call in enumerate(zip(calls, tools, inputs, strict=True), 1)
+    ]
+
+
+Input = dict[str, Any] | ToolFailure
+
+
+def _parse(calls: list[ToolCall], tools: list[ToolDefinition | None]) -> list[Input]:
+    """The input of each call, or why the call fails."""
+    inputs: list[Input] = []
+    for call, tool in zip(calls, tools, strict=True):
+        try:
+            if tool is None:
+                raise ToolFailure(CallError.UNKNOWN_TOOL, f"There is no tool named {call.name}.")
+            inputs.append(parse_input(tool, call.arguments))
+        except ToolFailure as failure:
+            inputs.append(failure)
+    return inputs
 
 
 def _new_invocation(
-    run: Run, turn_index: int, call_index: int, call: ToolCall, tools: dict[str, ToolDefinition]
+    run: Run, turn_index: int, call_index: int, call: ToolCall, tool: ToolDefinition | None, input: Input
 ) -> ToolInvocation:
-    tool = tools.get(call.name)
     now = clock.now()
     invocation = ToolInvocation(
         id=new_id("inv"),
@@ -51,12 +73,9 @@ def _new_invocation(
         created_at=now,
         updated_at=now,
     )
-    if tool is None:
-        return lifecycle.reject_new_call(invocation, CallError.UNKNOWN_TOOL, f"There is no tool named {call.name}.")
-    try:
-        invocation.input = parse_input(tool, call.arguments)
-    except ToolFailure as failure:
-        return lifecycle.reject_new_call(invocation, failure.code, failure.message)
+    if isinstance(input, ToolFailure):
+        return lifecycle.reject_new_call(invocation, input.code, input.message)
+    invocation.input = input
     return invocation
 
 
@@ -149,7 +168,6 @@ async def execute(session: Session, calls: Sequence[ToolInvocation]) -> None:
 
 async def _make(session: Session, call: ToolInvocation) -> None:
     lifecycle.crash_point("after_dispatch")
-    await session.confirm_lease()
     if call.name == ASK_USER:
         answer = (session.journal.answers[call.id, WaitpointKind.CLARIFICATION].resolved_payload or {})["answer"]
         await session.record_outcome(lifecycle.record_call_result, call, text=answer)
@@ -158,15 +176,18 @@ async def _make(session: Session, call: ToolInvocation) -> None:
         tool = session.tools().get(call.name)
         if tool is None:
             raise ToolFailure(CallError.UNKNOWN_TOOL, f"There is no tool named {call.name} any more.")
-        context = ToolContext(
-            invocation_id=call.id,
-            run_id=session.run.id,
-            chat_id=session.run.chat_id,
-            user_id=session.run.user_id,
-            timeout_seconds=max(0.1, session.remaining_seconds()),
-            executor=session.process.tool_threads,
-        )
-        result = await call_tool(tool, call.input, context)
+        async with session.process.tool_places.hold(session.run.user_id):
+            await session.confirm_lease()  # the lease may have ended during the wait for the place
+            context = ToolContext(
+                invocation_id=call.id,
+                run_id=session.run.id,
+                chat_id=session.run.chat_id,
+                user_id=session.run.user_id,
+                timeout_seconds=max(0.1, session.remaining_seconds()),
+                threads=session.process.tool_threads,
+                file_threads=session.process.file_threads,
+            )
+            result = await call_tool(tool, call.input, context)
     except ToolFailure as failure:
         await session.record_outcome(lifecycle.record_call_failure, call, failure.code, failure.message)
         return

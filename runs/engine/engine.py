@@ -17,7 +17,7 @@ from django.db import connection
 
 from config.outbound.loop import raise_open_file_limit
 from config.telemetry import logs, tracing
-from runs import catalogue, lifecycle
+from runs import catalogue, lifecycle, metrics
 from runs.engine.heartbeat import Heartbeat
 from runs.engine.loop import execute
 from runs.engine.session import Interruption, Process, Session, claim_and_load, user_of
@@ -50,7 +50,9 @@ class Engine:
 
     def start(self) -> None:
         preload()
-        raise_open_file_limit(settings.RUN_WORKER_CAPACITY * 2)  # a run that waits for a model holds a socket
+        raise_open_file_limit()  # a run that waits for a model or tools holds sockets
+        metrics.tool_calls_open.follow(lambda: self.process.tool_places.taken, "working")
+        metrics.tool_calls_open.follow(lambda: self.process.tool_places.waiting, "waiting")
         self.heartbeat.register()
         catalogue.refresh()
         connection.close()
@@ -78,7 +80,8 @@ class Engine:
         self.loop_thread.join(timeout=1)
         self.heartbeat.join(timeout=1)
         self.process.db_threads.shutdown(wait=True, cancel_futures=True)
-        self.process.tool_threads.shutdown(wait=False, cancel_futures=True)
+        self.process.tool_threads.shutdown()
+        self.process.file_threads.shutdown()
 
     def _request_cancel(self, run_ids: list[str]) -> None:
         self.loop.call_soon_threadsafe(self._cancel, run_ids, Interruption.REQUESTED)

@@ -24,6 +24,7 @@ from runs.engine import context, journal
 from runs.engine.journal import Journal
 from runs.models import Run, RunStatus, ToolInvocation
 from runs.tools.base import ToolDefinition
+from runs.tools.places import Places, Threads
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -48,9 +49,14 @@ class Process:
     db_threads: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(settings.RUN_WORKER_DB_THREADS, "run-db")
     )
-    tool_threads: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(settings.RUN_WORKER_TOOL_THREADS, "run-tool")
+    tool_places: Places = field(default_factory=lambda: Places(settings.TOOL_CALLS_PER_USER))
+    tool_threads: Threads = field(
+        default_factory=lambda: Threads(settings.RUN_WORKER_TOOL_THREADS, settings.TOOL_THREADS_PER_USER, "run-tool")
     )
+    file_threads: Threads = field(
+        default_factory=lambda: Threads(settings.RUN_WORKER_FILE_THREADS, settings.FILE_THREADS_PER_USER, "run-file")
+    )
+    attachment_bytes: Places = field(default_factory=lambda: Places(settings.ATTACHMENT_BYTES_PER_USER))
     worker_id: str = ""
     # Until when, by ``clock.steady``, the lease certainly holds.
     lease_until: float = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import datetime
 
 from django.conf import settings
@@ -52,17 +53,18 @@ async def _ask_model(session: Session, model: AgentModel) -> tuple[list[ToolCall
     try:
         client = client_for(model.provider)
         request = context.request(session.run, session.history, session.journal, session.tools(), model.provider_model)
-        if client.reads_files:
-            request = await with_files(request, session.process.tool_threads)
-        await session.confirm_lease()
-        with tracing.span("model", model=model.name, provider=model.provider):
-            async for event in client.stream(request):
-                if isinstance(event, TextDelta):
-                    session.add_text(event.text)
-                elif isinstance(event, ToolCall):
-                    tool_calls.append(event)
-                else:
-                    usage = event
+        process, user_id = session.process, session.run.user_id
+        files = with_files(request, user_id, process.file_threads, process.attachment_bytes)
+        async with files if client.reads_files else contextlib.nullcontext(request) as request:
+            await session.confirm_lease()
+            with tracing.span("model", model=model.name, provider=model.provider):
+                async for event in client.stream(request):
+                    if isinstance(event, TextDelta):
+                        session.add_text(event.text)
+                    elif isinstance(event, ToolCall):
+                        tool_calls.append(event)
+                    else:
+                        usage = event
     except ModelError as error:
         raise RunFailed(error.code, str(error)) from None
     except Unavailable:
@@ -106,7 +108,7 @@ async def _record(
         message = f"The run needed more than its limit of {settings.RUN_CALLS_MAX} tool calls."
         await session.record(lifecycle.fail, RunError.CALL_LIMIT_EXCEEDED, message, turn=turn, price=price)
         return
-    new = calls.new_invocations(session, turn.index, tool_calls)
+    new = await calls.new_invocations(session, turn.index, tool_calls)
     ready = calls.needs_no_approval(session, new)
     stored = await session.record(lifecycle.record_turn, turn, new, price=price, ready=ready)
     session.journal.turns.append(turn)

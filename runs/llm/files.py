@@ -1,13 +1,14 @@
 """Reads the files attached to users' messages for a model: on a thread, for one turn, within limits.
 
-A run's journal holds only their names, so that runs that wait for their tools keep no file in memory.
+A run's journal holds only their names, so that runs that wait for their tools keep no file in memory. A user has a
+share of the threads and of the memory, so that slow or huge files delay only the runs of their own user.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
-from concurrent.futures import Executor
+import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from django.conf import settings
@@ -15,18 +16,28 @@ from django.conf import settings
 from chats.attachments import read_file
 from chats.media import is_text
 from runs.llm.base import AttachedFile, Message, ModelRequest, UserMessage
+from runs.tools.places import Places, Threads
 
 # The types that providers accept as they are.
 BINARY_TYPES = frozenset({"application/pdf", "image/png", "image/jpeg", "image/gif", "image/webp"})
 BYTES_PER_CHAR_MAX = 4
 
 
-async def with_files(request: ModelRequest, threads: Executor) -> ModelRequest:
-    """The request with the content of its files. Raises Unavailable if the storage does not answer."""
-    if not any(isinstance(message, UserMessage) and message.files for message in request.messages):
-        return request
-    messages = await asyncio.get_running_loop().run_in_executor(threads, read_files, request.messages)
-    return replace(request, messages=messages)
+@contextlib.asynccontextmanager
+async def with_files(
+    request: ModelRequest, user_id: int, threads: Threads, memory: Places
+) -> AsyncIterator[ModelRequest]:
+    """The request with the content of its files, whose bytes count in ``memory`` until the context ends.
+
+    Raises Unavailable if the storage does not answer in time.
+    """
+    files = [file for message in request.messages if isinstance(message, UserMessage) for file in message.files]
+    if not files:
+        yield request
+        return
+    most = settings.MODEL_ATTACHMENT_TEXT_MAX_CHARS * BYTES_PER_CHAR_MAX + settings.MODEL_ATTACHMENT_MAX_BYTES
+    async with memory.hold(user_id, min(sum(file.size_bytes for file in files), most)):
+        yield replace(request, messages=await threads.run(user_id, read_files, request.messages))
 
 
 def read_files(messages: tuple[Message, ...]) -> tuple[Message, ...]:

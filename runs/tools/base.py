@@ -6,13 +6,9 @@ and a price. The registry of the types is in ``dispatch``.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from dataclasses import dataclass, field, fields
-from functools import partial
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
@@ -20,6 +16,7 @@ from django.conf import settings
 
 from config.kernel.jsontext import MalformedJSON, parse_object, to_text
 from runs.errors import CallError
+from runs.tools.places import Threads
 
 BUILTIN = "builtin"
 # The engine does not call this built-in tool: it opens a waitpoint.
@@ -33,14 +30,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """One call. ``timeout_seconds`` is the time that the call may take; ``executor`` runs blocking functions."""
+    """One call. ``timeout_seconds`` is the time that the call may take.
+
+    ``threads`` compute, and ``file_threads`` read and write files. Requests need no thread.
+    """
 
     invocation_id: str
     run_id: str
     chat_id: str
     user_id: int
     timeout_seconds: float
-    executor: ThreadPoolExecutor
+    threads: Threads
+    file_threads: Threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +128,8 @@ class BuiltinTool:
 
 
 async def in_thread(context: ToolContext, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a blocking function on the engine's threads. Nothing can stop a thread: the function limits its own time."""
-    return await asyncio.get_running_loop().run_in_executor(
-        context.executor, partial(copy_context().run, function, *args, **kwargs)
-    )
+    """Run a function that computes on one of the user's threads. Nothing can stop it: it limits its own time."""
+    return await context.threads.run(context.user_id, function, *args, **kwargs)
 
 
 def clean_text(text: str) -> str:

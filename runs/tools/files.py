@@ -21,7 +21,7 @@ from django.utils.crypto import salted_hmac
 from chats.files import storage_errors
 from config.api.errors import error_response, response_to
 from config.kernel.errors import MethodNotAllowed, Unavailable
-from runs.tools.base import ToolContext, in_thread, tool_error
+from runs.tools.base import ToolContext, tool_error
 
 FOLDER = "tools"
 FILE_NAME_MAX_CHARS = 100
@@ -56,7 +56,7 @@ def is_file_name(name: str) -> bool:
 
 async def store_file(context: ToolContext, file_name: str, content: bytes) -> str:
     """Store the file of a call and return its URL. Raises ToolFailure."""
-    return await in_thread(context, store, context.invocation_id, file_name, content)
+    return await context.file_threads.run(context.user_id, store, context.invocation_id, file_name, content)
 
 
 def store(invocation_id: str, file_name: str, content: bytes) -> str:

@@ -17,27 +17,36 @@ from config.kernel.jsontext import dumps
 from config.kernel.money import MICRO
 from config.outbound import client
 from config.outbound.client import Answer
+from config.outbound.loop import shared
 from runs.errors import CallError
-from runs.tools.base import ToolContext, ToolDefinition, ToolFailure, ToolResult, in_thread, result_text, tool_error
+from runs.tools.base import ToolContext, ToolDefinition, ToolFailure, ToolResult, result_text, tool_error
 
 USER_AGENT = "agent-workflow-service"
 
 
-def send(
-    method: str, url: str, *, headers: Mapping[str, str], body: bytes | None = None, timeout_seconds: float
+async def send(
+    context: ToolContext,
+    method: str,
+    url: str,
+    *,
+    headers: Mapping[str, str],
+    body: bytes | None = None,
+    timeout_seconds: float,
 ) -> Answer:
-    """The answer, of any status, with at most ``TOOL_ANSWER_MAX_BYTES`` of its body. Blocks; raises ToolFailure."""
+    """The answer, of any status, with at most ``TOOL_ANSWER_MAX_BYTES`` of its body. Raises ToolFailure."""
+    request = client.asend(
+        method,
+        url,
+        headers={"User-Agent": USER_AGENT, **headers},
+        body=body,
+        connect_timeout=settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS,
+        total_timeout=timeout_seconds,
+        max_bytes=settings.TOOL_ANSWER_MAX_BYTES,
+        allow_private=settings.OUTBOUND_ALLOW_PRIVATE,
+        owner=str(context.user_id),
+    )
     try:
-        return client.send(
-            method,
-            url,
-            headers={"User-Agent": USER_AGENT, **headers},
-            body=body,
-            connect_timeout=settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS,
-            total_timeout=timeout_seconds,
-            max_bytes=settings.TOOL_ANSWER_MAX_BYTES,
-            allow_private=settings.OUTBOUND_ALLOW_PRIVATE,
-        )
+        return await shared.run(request)
     except client.RequestTimedOut as error:
         raise ToolFailure(CallError.TOOL_TIMEOUT, str(error)) from None
     except (client.AddressRefused, client.RequestFailed, ValueError) as error:
@@ -58,8 +67,8 @@ async def execute(definition: ToolDefinition, input: dict[str, Any], context: To
         "Accept": "application/json",
         "Idempotency-Key": context.invocation_id,
     }
-    answer = await in_thread(
-        context, send, "POST", definition.url, headers=headers, body=body, timeout_seconds=context.timeout_seconds
+    answer = await send(
+        context, "POST", definition.url, headers=headers, body=body, timeout_seconds=context.timeout_seconds
     )
     if not 200 <= answer.status < 300:
         raise tool_error(f"{definition.name} answered with HTTP status {answer.status}.")
@@ -67,7 +76,7 @@ async def execute(definition: ToolDefinition, input: dict[str, Any], context: To
         raise tool_error(f"{definition.name} answered with more than {settings.TOOL_ANSWER_MAX_BYTES} bytes.")
     if answer.truncated:
         raise tool_error(f"The connection broke during the answer of {definition.name}.")
-    return _result(definition, answer.body)
+    return await context.threads.compute(context.user_id, len(answer.body), _result, definition, answer.body)
 
 
 def _result(definition: ToolDefinition, body: bytes) -> ToolResult:

@@ -85,7 +85,8 @@ def vanish(engine: Engine) -> None:
     engine.loop.call_soon_threadsafe(engine.loop.stop)
     engine.loop_thread.join()
     engine.process.db_threads.shutdown(wait=True, cancel_futures=True)
-    engine.process.tool_threads.shutdown(wait=False)
+    engine.process.tool_threads.shutdown()
+    engine.process.file_threads.shutdown()
 
 
 @pytest.fixture

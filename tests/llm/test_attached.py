@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from runs.llm import anthropic, openai_chat
 from runs.llm.base import AssistantMessage, AttachedFile, ModelRequest, TextDelta, UserMessage, transcript_chars
 from runs.llm.files import read_files, with_files
 from runs.models import Run
+from runs.tools.places import Places, Threads
 from tests import factories
 from tests.lifecycle import conftest as engine_fixtures
 from tests.lifecycle.conftest import Bench
@@ -88,8 +88,12 @@ def test_files_are_read_on_a_thread_only_if_there_are_any(monkeypatch):
 
     async def main() -> tuple[ModelRequest, ModelRequest, ModelRequest]:
         plain, full = request_of("Hi"), request_of(UserMessage("Hi", (file_of(b"abc"),)))
-        with ThreadPoolExecutor(1, "reader") as threads:
-            return plain, await with_files(plain, threads), await with_files(full, threads)
+        threads, memory = Threads(1, 1, "reader"), Places(1000)
+        async with with_files(plain, 1, threads, memory) as same, with_files(full, 1, threads, memory) as read:
+            assert memory.taken == len("abc")
+        threads.shutdown()
+        assert memory.taken == 0
+        return plain, same, read
 
     plain, same, full = asyncio.run(main())
     assert same is plain

@@ -69,6 +69,9 @@ def test_all_wrong_settings_are_reported_together_with_remedies(tmp_path):
         "SESSION_JWKS_URL": "",
         "API_PAGE_SIZE": "100",
         "API_PAGE_SIZE_MAX": "50",
+        "TOOL_THREADS_PER_USER": "8",
+        "FILE_THREADS_PER_USER": "16",
+        "OUTBOUND_LOOKUPS_PER_USER": "256",
     }
     printed = check(tmp_path, PRODUCTION | wrong)
     for name in wrong:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any
@@ -17,6 +16,7 @@ from django.test import override_settings
 from runs.tools.base import ToolContext, ToolDefinition, ToolResult
 from runs.tools.builtin import TOOLS
 from runs.tools.dispatch import call_tool
+from runs.tools.places import Threads
 from runs.tools.schema import parse_input
 from tests.http_server import serving
 
@@ -85,14 +85,10 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def executor() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(4) as pool:
-        yield pool
-
-
-@pytest.fixture
-def context(executor: ThreadPoolExecutor) -> ToolContext:
-    return ToolContext("inv_1", "run_1", "chat_1", 1, 20.0, executor)
+def context() -> Iterator[ToolContext]:
+    threads = Threads(4, 2, "tool")
+    yield ToolContext("inv_1", "run_1", "chat_1", 1, 20.0, threads, threads)
+    threads.shutdown()
 
 
 @pytest.fixture

@@ -24,7 +24,6 @@ from runs.tools.base import (
     ToolContext,
     ToolDefinition,
     ToolResult,
-    in_thread,
     input_object,
     tool_error,
 )
@@ -56,28 +55,29 @@ _BLOCKS = frozenset(
 # What is not text: a comment, a declaration, a silent element up to its end tag, and any other tag. Markup without an
 # end reaches to the end of the page, so no part of the page is read more than twice.
 _MARKUP = re.compile(
-    r"<!--.*?(?:-->|\Z)|<[!?][^>]*>?"
-    rf"|<({_SILENT})(?![a-z0-9])[^>]*(?<!/)>.*?(?=</\1(?![a-z0-9])|\Z)"
-    r"|</?([a-z][a-z0-9]*)[^>]*>?",
+    # The sign after "<" decides first: otherwise a page of "<" alone holds the interpreter's lock for half a second.
+    r"<(?=[!?a-z]|/[a-z])(?:!--.*?(?:-->|\Z)|[!?][^>]*>?"
+    rf"|({_SILENT})(?![a-z0-9])[^>]*(?<!/)>.*?(?=</\1(?![a-z0-9])|\Z)"
+    r"|/?([a-z][a-z0-9]*)[^>]*>?)",
     re.IGNORECASE | re.DOTALL,
 )
 _BLANKS = re.compile(r"[^\S\n]+")
 
 
 async def web_fetch(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
-    return ToolResult(await in_thread(context, fetch_text, input["url"], context.timeout_seconds))
+    answer = await fetch(input["url"], context)
+    return ToolResult(await context.threads.compute(context.user_id, len(answer.body), _text, answer))
 
 
-def fetch_text(url: str, timeout_seconds: float) -> str:
-    """The page's text after at most ``REDIRECTS_MAX`` redirects. The address of each is checked. Blocks; raises
-    ToolFailure.
-    """
-    deadline = time.monotonic() + timeout_seconds
+async def fetch(url: str, context: ToolContext) -> Answer:
+    """The answer after at most ``REDIRECTS_MAX`` redirects. The address of each is checked. Raises ToolFailure."""
+    deadline = time.monotonic() + context.timeout_seconds
     for _ in range(REDIRECTS_MAX + 1):
-        answer = send("GET", urldefrag(url).url, headers=HEADERS, timeout_seconds=deadline - time.monotonic())
+        left = deadline - time.monotonic()
+        answer = await send(context, "GET", urldefrag(url).url, headers=HEADERS, timeout_seconds=left)
         location = answer.headers.get("location", "")
         if answer.status not in REDIRECT_STATUSES or not location:
-            return _text(answer)
+            return answer
         try:
             url = urljoin(url, location)
         except ValueError:

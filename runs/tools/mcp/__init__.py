@@ -6,17 +6,19 @@ on the event loop of outbound requests, so that it cannot delay the engine's loo
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from django.utils.module_loading import import_string
 
 from config.outbound.loop import shared
-from runs.tools.base import ToolContext, ToolDefinition, ToolResult, in_thread
+from runs.tools.base import Executor, ToolContext, ToolDefinition, ToolResult, in_thread
+
+_call: Executor | None = None
 
 
 async def execute(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
     """Call the server's tool. Every failure there, and a result with ``isError``, is ``TOOL_ERROR``."""
-    call = await in_thread(context, import_string, "runs.tools.mcp.client.call")
-    result: ToolResult = await asyncio.wrap_future(shared.submit(call(definition, input, context)))
-    return result
+    global _call
+    if _call is None:
+        _call = await in_thread(context, import_string, "runs.tools.mcp.client.call")
+    return await shared.run(_call(definition, input, context))
