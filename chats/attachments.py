@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -250,10 +252,18 @@ def attached_to(message_ids: Sequence[str]) -> dict[str, list[Attachment]]:
     return attached
 
 
-def read_file(stored_name: str, limit: int) -> bytes:
-    """The first ``limit`` bytes of a ready attachment's file. Blocks. Raises FileNotFoundError, Unavailable."""
-    with files.open_file(stored_name) as file, files.storage_errors():
-        return file.read(limit)
+def read_file(stored_name: str, limit: int, seconds: float) -> bytes:
+    """The first ``limit`` bytes of a ready attachment's file. Blocks. Raises FileNotFoundError, and Unavailable also if
+    the storage has not sent them after ``seconds``. Each part that it sends has its own time-out.
+    """
+    end = time.monotonic() + seconds
+    read: list[bytes] = []
+    with contextlib.closing(files.first_parts(stored_name, limit)) as parts:
+        for part in parts:
+            if time.monotonic() > end:
+                raise Unavailable("The file storage is too slow at the moment; try again.")
+            read.append(part)
+    return b"".join(read)
 
 
 def expire_attachments() -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -96,6 +96,19 @@ def read_parts(file: File) -> Iterator[bytes]:
     with storage_errors():
         while part := file.read(READ_SIZE):
             yield part
+
+
+def first_parts(name: str, size: int) -> Generator[bytes]:
+    """The first ``size`` bytes, as the storage sends them. Raises FileNotFoundError."""
+    storage: Any = default_storage
+    with storage_errors():
+        if hasattr(storage, "first_parts"):
+            yield from storage.first_parts(name, size, READ_SIZE)
+            return
+        with storage.open(name) as file:
+            while part := file.read(min(READ_SIZE, size)):
+                size -= len(part)
+                yield part
 
 
 def remove(name: str) -> None:

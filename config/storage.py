@@ -6,9 +6,12 @@ No module imports this one; Django loads it by its name in STORAGES. Loading bot
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 from botocore.config import Config
+from botocore.exceptions import ClientError
 from django.conf import settings
 from storages.backends.s3 import S3Storage
 from storages.utils import clean_name
@@ -41,6 +44,21 @@ class ObjectStorage(S3Storage):
                 response_checksum_validation="when_required",
             ),
         }
+
+    def first_parts(self, name: str, size: int, part_size: int) -> Iterator[bytes]:
+        """The first ``size`` bytes of the file, as they arrive. Raises FileNotFoundError.
+
+        ``open`` reads the whole file first, on further threads.
+        """
+        key = self._normalize_name(clean_name(name))
+        try:
+            body = self.bucket.Object(key).get(Range=f"bytes=0-{size - 1}")["Body"]
+        except ClientError as error:
+            if error.response["ResponseMetadata"]["HTTPStatusCode"] == 404:
+                raise FileNotFoundError(name) from None
+            raise
+        with closing(body):
+            yield from body.iter_chunks(part_size)
 
     def presign_put(
         self, name: str, *, content_type: str, size: int, sha256: str | None, seconds: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -42,7 +43,8 @@ async def with_files(
 
 def read_files(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """The messages with the content of their files, those of the newest message first, up to
-    MODEL_ATTACHMENT_TEXT_MAX_CHARS and MODEL_ATTACHMENT_MAX_BYTES. Each other file has a note. Blocks.
+    MODEL_ATTACHMENT_TEXT_MAX_CHARS and MODEL_ATTACHMENT_MAX_BYTES. Each other file has a note. Blocks for
+    ATTACHMENT_READ_SECONDS and one time-out of the storage at most.
     """
     reader = FileReader(settings.MODEL_ATTACHMENT_TEXT_MAX_CHARS, settings.MODEL_ATTACHMENT_MAX_BYTES)
     read: list[Message] = []
@@ -58,6 +60,7 @@ class FileReader:
 
     def __init__(self, characters: int, size: int) -> None:
         self.characters, self.size = characters, size
+        self.end = time.monotonic() + settings.ATTACHMENT_READ_SECONDS
 
     def read(self, file: AttachedFile) -> AttachedFile:
         try:
@@ -73,7 +76,7 @@ class FileReader:
         if not self.characters:
             return replace(file, note="there is no more room for its content")
         # Without a character that the limit divides.
-        whole = read_file(file.stored_name, self.characters * BYTES_PER_CHAR_MAX + 1).decode(errors="ignore")
+        whole = self._content(file, self.characters * BYTES_PER_CHAR_MAX + 1).decode(errors="ignore")
         text = whole[: self.characters]
         self.characters -= len(text)
         cut = len(text) < len(whole)
@@ -83,4 +86,7 @@ class FileReader:
         if file.size_bytes > self.size:
             return replace(file, note="it is too large to be shown")
         self.size -= file.size_bytes
-        return replace(file, data=base64.b64encode(read_file(file.stored_name, file.size_bytes)).decode())
+        return replace(file, data=base64.b64encode(self._content(file, file.size_bytes)).decode())
+
+    def _content(self, file: AttachedFile, limit: int) -> bytes:
+        return read_file(file.stored_name, limit, self.end - time.monotonic())

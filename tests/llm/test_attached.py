@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -77,6 +78,19 @@ def test_missing_file_and_unknown_type_get_a_note():
         "the file no longer exists",
         "the content of this type cannot be shown",
     ]
+
+
+def test_a_storage_that_sends_slowly_without_end_is_given_up(settings, monkeypatch):
+    settings.ATTACHMENT_READ_SECONDS = 0.1
+
+    def drip(name: str, size: int) -> Any:
+        while True:
+            time.sleep(0.01)
+            yield b"x"
+
+    monkeypatch.setattr("chats.files.first_parts", drip)
+    with pytest.raises(Unavailable):
+        read(UserMessage("Hi", (file_of(b"abc"),)))
 
 
 def test_files_are_read_on_a_thread_only_if_there_are_any(monkeypatch):

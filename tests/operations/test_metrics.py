@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 
 import pytest
@@ -136,6 +137,16 @@ def test_gauges_of_ended_processes_are_not_counted(scrape, settings):
         kept = client.hkeys(metrics.PROCESSES)
     assert {b"a:1", b"b:2"} <= set(kept)  # and this process, if an earlier test registered a gauge
     assert b"c:3" not in kept
+
+
+def test_gauges_of_processes_are_summed_by_label(scrape, settings):
+    scrape()
+    with redis.Redis.from_url(settings.CACHE_REDIS_URL) as client:
+        for name, working in (("a:1", 3), ("b:2", 4)):
+            values = {"agents_tool_calls_open\tworking": working, "agents_tool_calls_open\twaiting": 1}
+            client.hset(metrics.PROCESSES, name, json.dumps({"at": client.time()[0], "values": values}))
+    shown = scrape()
+    assert [shown("tool_calls_open", state=state) for state in ("working", "waiting")] == [7, 2]
 
 
 def test_a_cached_page_needs_no_query(client, scrape, settings, django_assert_num_queries):
