@@ -19,6 +19,9 @@ graceful_timeout = settings.WEB_GRACEFUL_SECONDS
 limit_request_line = REQUEST_LINE_MAX_BYTES
 limit_request_fields = 100
 limit_request_field_size = 16 * 1024  # a session token may have 16 KiB
+# A client's SCRIPT_NAME would change paths and addresses. Django reads the scheme, with TRUST_FORWARDED_PROTO.
+forwarder_headers = ""
+secure_scheme_headers = {}
 accesslog = None
 logger_class = "config.serve.web.Logger"
 loglevel = "warning"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 from django.db import DatabaseError
@@ -17,6 +18,9 @@ logger = logging.getLogger(__name__)
 
 class ApiKeyAuthentication(BearerAuthentication):
     """``request.auth`` is the ApiKey, with its ``scopes``. One query, and a write of ``last_used_at`` once a minute."""
+
+    shape = re.compile(f"{keys.MARK}.*")
+    token_name, path = "an API key", "/api/public/v1"
 
     def authenticate_token(self, token: str) -> tuple[Any, ApiKey]:
         key = keys.find_key(token)

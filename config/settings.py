@@ -75,12 +75,14 @@ MIDDLEWARE = [
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "config.api.middleware.PagePolicyMiddleware",
     "config.api.middleware.ApiErrorMiddleware",
+    "config.api.middleware.PageLimitMiddleware",
     "config.api.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "config.api.middleware.AuthenticationMiddleware",
     "config.api.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "config.staff.sessions.SessionAgeMiddleware",
     "config.staff.one_time.OwnPasswordMiddleware",
     "axes.middleware.AxesMiddleware",
 ]
@@ -194,6 +196,7 @@ RATE_LIMIT_SESSION = ENV.whole("RATE_LIMIT_SESSION", 600)
 RATE_LIMIT_PUBLIC = ENV.whole("RATE_LIMIT_PUBLIC", 300)
 RATE_LIMIT_RUN_STARTS = ENV.whole("RATE_LIMIT_RUN_STARTS", 60)
 RATE_LIMIT_UNAUTHENTICATED = ENV.whole("RATE_LIMIT_UNAUTHENTICATED", 300)
+RATE_LIMIT_PAGES = ENV.whole("RATE_LIMIT_PAGES", 300)
 # The number of proxies in front of the service that append to X-Forwarded-For. With 0, the header is ignored.
 TRUSTED_PROXIES = ENV.whole("TRUSTED_PROXIES", 0, 0, 10)
 SPECTACULAR_SETTINGS = {
@@ -494,6 +497,11 @@ AUTHENTICATION_BACKENDS = [
 ]
 ADMIN_SIGN_IN_FAILURES = ENV.whole("ADMIN_SIGN_IN_FAILURES", 10, 1, 1000)
 ADMIN_SIGN_IN_LOCK_SECONDS = ENV.whole("ADMIN_SIGN_IN_LOCK_SECONDS", 900, 1, 24 * 3600)
+ADMIN_SESSION_HOURS = ENV.whole("ADMIN_SESSION_HOURS", 12, 1, 24 * 14)
+ADMIN_SESSION_IDLE_MINUTES = ENV.whole("ADMIN_SESSION_IDLE_MINUTES", 60, 1, 24 * 60)
+# Only staff have sessions. Each request to a page renews the idle time.
+SESSION_COOKIE_AGE = ADMIN_SESSION_IDLE_MINUTES * 60
+SESSION_SAVE_EVERY_REQUEST = True
 ADMIN_DASHBOARD_SECONDS = ENV.whole("ADMIN_DASHBOARD_SECONDS", 30, 0, 3600)
 # By IP address only, because with a lock by username, any client could lock staff out.
 AXES_LOCKOUT_PARAMETERS = ["ip_address"]

@@ -2,7 +2,8 @@
 
 from django.contrib import admin
 from django.urls import include, path, re_path
-from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
+from django.views.decorators.http import conditional_page
+from drf_spectacular.views import SpectacularSwaggerSplitView
 
 import apikeys.urls
 import chats.urls
@@ -10,6 +11,7 @@ import credits.urls
 import runs.urls
 import webhooks.urls
 from config.api import views
+from config.api.openapi.views import SchemaView
 from config.staff import one_time
 
 # Django tries the routes in this order, so the most frequent are first.
@@ -26,8 +28,9 @@ public = [*runs.urls.public, *chats.urls.public, *credits.urls.public, *apikeys.
 urlpatterns = [
     path("api/v1/", include(session)),
     path("api/public/v1/", include(public)),
-    path("api/schema", SpectacularAPIView.as_view(), name="schema"),
-    path("api/docs", SpectacularSwaggerSplitView.as_view(url_name="schema"), name="docs"),
+    path("api/schema", conditional_page(views.charged(SchemaView.as_view())), name="schema"),
+    path("api/schema/without-webhooks", conditional_page(views.charged(SchemaView.as_view(webhooks=False)))),
+    path("api/docs", views.charged(SpectacularSwaggerSplitView.as_view(url_name="schema")), name="docs"),
     *runs.urls.rpc,
     re_path(r"^api(/.*)?$", views.unknown_path),
     path("admin/own-password/", one_time.choose, name="own-password"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Any
+from typing import Any, ClassVar
 
+from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.contrib.auth.hashers import make_password
 from django.core.exceptions import ValidationError
 from django.core.validators import validate_email
+from django.utils.module_loading import import_string
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
@@ -24,7 +26,14 @@ EMAIL_MAX = 254
 
 
 class BearerAuthentication(BaseAuthentication):
-    """``Authorization: Bearer …``; a subclass finds the token's user. A missing or malformed header is 401."""
+    """``Authorization: Bearer …``; a subclass finds the token's user. A missing or malformed header is 401.
+
+    ``shape``, ``token_name`` and ``path`` tell a caller who uses a token on the wrong surface which one to use.
+    """
+
+    shape: ClassVar[re.Pattern[str]]
+    token_name: ClassVar[str]
+    path: ClassVar[str]
 
     def authenticate_header(self, request: Request) -> str:
         return "Bearer"
@@ -36,7 +45,14 @@ class BearerAuthentication(BaseAuthentication):
         match = _BEARER.fullmatch(header)
         if match is None:
             raise AuthenticationFailed("The Authorization header must be: Bearer, a space, one token.")
-        user, auth = self.authenticate_token(match[1])
+        try:
+            user, auth = self.authenticate_token(match[1])
+        except AuthenticationFailed:
+            public = import_string(settings.PUBLIC_AUTHENTICATION_CLASS)
+            for other in {SessionTokenAuthentication, public} - {type(self)}:
+                if other.shape.fullmatch(match[1]):
+                    raise AuthenticationFailed(f"This is {other.token_name}: use {other.path}.") from None
+            raise
         if not user.is_active:
             raise AuthenticationFailed("This account is not active.")
         return user, auth
@@ -49,6 +65,9 @@ class BearerAuthentication(BaseAuthentication):
 class SessionTokenAuthentication(BearerAuthentication):
     """The session surface: ``request.auth`` is the token's claims."""
 
+    shape = re.compile(r"eyJ[^.]*\.[^.]*\.[^.]*")
+    token_name, path = "a session token", "/api/v1"
+
     def authenticate_token(self, token: str) -> tuple[Any, dict[str, Any]]:
         try:
             claims = session_tokens.verify(token)
@@ -60,7 +79,7 @@ class SessionTokenAuthentication(BearerAuthentication):
 user_named: CompiledQuery[Any] = CompiledQuery(
     lambda username: (
         get_user_model()
-        ._default_manager.only("username", "email", "is_active", "date_joined")
+        ._default_manager.only("username", "email", "is_active", "is_staff", "is_superuser", "date_joined")
         .filter(username=username)
     ),
     str,
@@ -78,6 +97,9 @@ def user_of(claims: dict[str, Any]) -> Any:
         user, _ = users.get_or_create(
             username=username, defaults={"email": email or "", "password": make_password(None)}
         )
+    elif user.is_staff or user.is_superuser:
+        # An identity provider must not be able to choose a name of staff.
+        raise AuthenticationFailed("A session token cannot stand for a staff account.")
     elif email and user.email != email and user.is_active:
         users.filter(pk=user.pk).update(email=email)
         user.email = email

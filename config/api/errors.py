@@ -56,6 +56,12 @@ def error_response(status: int) -> HttpResponse:
     return response_to(error)
 
 
+def plain_response(status: int, headers: dict[str, str] | None = None) -> HttpResponse:
+    """A bare HTTP status as text, for pages."""
+    message = BY_STATUS[status]().message
+    return HttpResponse(f"{message}\n", status=status, content_type="text/plain; charset=utf-8", headers=headers)
+
+
 def flatten(errors: Any, path: str = "") -> dict[str, list[str]]:
     """DRF's nested validation errors as dotted paths → messages. Errors that belong to no field are under ``""``."""
     if isinstance(errors, dict):

@@ -10,18 +10,21 @@ import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from django.conf import settings
 from django.contrib.auth import middleware as auth
 from django.contrib.messages import middleware as messages
 from django.contrib.sessions import middleware as sessions
 from django.http import HttpRequest, HttpResponseBase
 
 from config.api import metrics_page, probes, ratelimit
-from config.api.errors import error_response, is_api_path
+from config.api.errors import error_response, is_api_path, plain_response
 from config.api.viewsets import is_plausible_id
 from config.telemetry import logs
 from config.telemetry.metrics import Counter, Histogram
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+# The prefixes of signed addresses: their senders have no other credential.
+UPLOADS, FILES = "/uploads/", "/files/"
 # Headers of the replaced answer that are kept.
 KEPT_HEADERS = ("Allow", "WWW-Authenticate", "Retry-After")
 
@@ -125,6 +128,30 @@ class AuthenticationMiddleware(PagesOnly, auth.AuthenticationMiddleware):
 
 class MessageMiddleware(PagesOnly, messages.MessageMiddleware):
     pass
+
+
+class PageLimitMiddleware(Middleware):
+    """Limits pages as the API is limited: a body's size before any code reads it, and the requests of an address.
+
+    Signed addresses are not charged. Uploads have a limit of their own.
+    """
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        path = request.path_info
+        if is_api_path(path):
+            return self.get_response(request)
+        if not path.startswith(UPLOADS) and _announced(request) > settings.API_MAX_BODY_BYTES:
+            return plain_response(413)
+        if not path.startswith((UPLOADS, FILES)):
+            verdict = ratelimit.charge_page(request)
+            if not verdict.allowed:
+                return plain_response(429, verdict.headers())
+        return self.get_response(request)
+
+
+def _announced(request: HttpRequest) -> int:
+    length = request.META.get("CONTENT_LENGTH") or "0"
+    return int(length) if length.isdecimal() else 0
 
 
 class ApiErrorMiddleware(Middleware):

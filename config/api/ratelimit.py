@@ -186,6 +186,11 @@ def charge_address(request: HttpRequest) -> Verdict:
     return verdict
 
 
+def charge_page(request: HttpRequest) -> Verdict:
+    """Charge an address for a page. Never raises: the calling code decides on the answer."""
+    return charge(Bucket(f"pages:{client_address(request)}", settings.RATE_LIMIT_PAGES))
+
+
 def refuse_if_over(verdict: Verdict) -> None:
     if not verdict.allowed:
         raise RateLimited(headers=verdict.headers())

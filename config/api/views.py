@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -12,6 +14,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from config.api import ratelimit
 from config.api.errors import error_response, is_api_path
 from config.api.serializers import CamelSerializer, TimestampField
 from config.api.viewsets import ServiceViewSet
@@ -34,7 +37,18 @@ class MeViewSet(ServiceViewSet):
         return self.show(request.user)
 
 
+def charged(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+    """The view of an API path that needs no credential: the address is charged before the view works."""
+
+    @wraps(view)
+    def limited(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        return view(request, *args, **kwargs) if ratelimit.charge_address(request).allowed else error_response(429)
+
+    return limited
+
+
 @csrf_exempt
+@charged
 def unknown_path(request: HttpRequest, *args: Any) -> HttpResponse:
     """The answer to all paths under /api without a route."""
     return error_response(404)

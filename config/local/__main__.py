@@ -273,7 +273,8 @@ def main() -> None:
         return
     if settings.ENV.problems:
         sys.exit("\n".join(f"{name}: {remedy}" for name, remedy in settings.ENV.problems))
-    settings.VAR_DIR.mkdir(mode=0o700, parents=True, exist_ok=True)
+    settings.VAR_DIR.mkdir(parents=True, exist_ok=True)
+    settings.VAR_DIR.chmod(0o700)  # messages, files and secrets of all users
     with (settings.VAR_DIR / "run.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

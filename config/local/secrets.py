@@ -30,7 +30,7 @@ def signing_key() -> str:
 def secret_from_file(path: Path, generate: Callable[[], str] = random_text) -> str:
     """The content of the file. The first call creates the file. Concurrent processes all get the same secret."""
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent)  # mkstemp sets mode 0600
         try:
             with os.fdopen(handle, "w") as file:

@@ -49,6 +49,9 @@ class Application:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             await self.live(receive, send)
+        elif scope["type"] == "http" and {b"content-length", b"transfer-encoding"} <= dict(scope["headers"]).keys():
+            # Servers in front may take another one of the two for the body's length (RFC 9112, section 6.1).
+            await answer_with(error_response(400), send)
         elif scope["type"] == "http" and STREAM_PATH.fullmatch(scope["path"]):
             await self.answer(scope, receive, send)
         elif scope["type"] == "http":

@@ -10,9 +10,11 @@ import sys
 import pytest
 import redis
 from django.test import RequestFactory
+from drf_spectacular.views import SpectacularSwaggerSplitView
 from rest_framework.test import APIClient
 
 from config.api import ratelimit
+from config.api.openapi.views import SchemaView
 from config.api.ratelimit import Bucket, Limiter
 from tests import factories
 from tests.threads import side_by_side
@@ -155,6 +157,23 @@ def test_the_limit_is_exact_across_threads(limits, redis_server):
     limiter, bucket = Limiter(redis_server), [Bucket("b", 40)]
 
     assert sum(side_by_side(8, lambda _: sum(limiter.charge(bucket).allowed for _ in range(20)))) == 40
+
+
+@pytest.mark.parametrize("path", ["/api/schema", "/api/docs", "/api/nothing"])
+def test_an_address_over_its_limit_causes_no_work(limits, client, monkeypatch, path):
+    limits.RATE_LIMIT_UNAUTHENTICATED = 1
+    assert client.get(path).status_code in (200, 404)
+    for view in (SchemaView, SpectacularSwaggerSplitView):
+        monkeypatch.setattr(view, "dispatch", None)
+    assert refused(client.get(path))
+
+
+def test_pages_have_a_limit_by_address(limits, client):
+    limits.RATE_LIMIT_PAGES = 2
+    assert [client.get("/admin/login/", REMOTE_ADDR="203.0.113.9").status_code for _ in range(3)] == [200, 200, 429]
+    assert client.get("/playground", REMOTE_ADDR="203.0.113.9").headers["Retry-After"]
+    assert client.get("/admin/login/", REMOTE_ADDR="203.0.113.10").status_code == 200
+    assert client.get("/files/none", REMOTE_ADDR="203.0.113.9").status_code == 404
 
 
 class TestAddress:

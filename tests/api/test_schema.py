@@ -42,6 +42,29 @@ def test_it_is_served(client):
     assert client.get("/api/docs").status_code == 200
 
 
+def test_it_is_generated_once_and_not_sent_again(client, monkeypatch):
+    first = client.get("/api/schema")
+    monkeypatch.setattr(SchemaGenerator, "get_schema", None)
+    assert client.get("/api/schema").content == first.content
+    again = client.get("/api/schema", headers={"If-None-Match": first["ETag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    assert client.head("/api/schema")["ETag"] == first["ETag"]
+
+
+@pytest.mark.parametrize(("query", "accept"), [("?format=json", "*/*"), ("", "application/json")])
+def test_it_is_served_as_json(client, query, accept):
+    response = client.get(f"/api/schema{query}", headers={"Accept": accept})
+    assert response.json()["openapi"] == "3.1.0"
+    assert response["ETag"] != client.get("/api/schema?format=yaml")["ETag"]
+    assert client.get("/api/schema?format=xml").status_code == 404
+
+
+def test_it_is_served_without_webhooks(client):
+    whole = client.get("/api/schema?format=json").json()
+    assert whole.pop("webhooks")
+    assert client.get("/api/schema/without-webhooks?format=json").json() == whole
+
+
 def test_every_error_is_the_envelope(document):
     for methods in document["paths"].values():
         for operation in methods.values():

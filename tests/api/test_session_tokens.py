@@ -13,6 +13,7 @@ import pytest
 import time_machine
 from cryptography.hazmat.primitives import serialization
 from django.contrib.auth import get_user_model
+from django.core.management import CommandError, call_command
 from rest_framework.test import APIClient
 
 from config.api import authentication, session_tokens
@@ -301,6 +302,33 @@ class TestIdentityProvider:
         call(provider.token("r1", email="old@example.com"))
         assert call(provider.token("r1", email="new@example.com")).json()["email"] == "new@example.com"
         assert call(provider.token("r1")).json()["email"] == "new@example.com"
+
+
+@pytest.mark.parametrize("rank", ["is_staff", "is_superuser"])
+def test_a_token_never_stands_for_a_staff_account(rank):
+    person = factories.UserFactory(username="boss")
+    assert call(session_tokens.mint("boss")).status_code == 200
+    setattr(person, rank, True)
+    person.save()
+    answer = call(session_tokens.mint("boss"))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "UNAUTHORIZED")
+    with pytest.raises(CommandError, match="staff"):
+        call_command("session_token", "boss")
+
+
+def test_a_token_of_the_other_surface_is_named(client):
+    user = factories.UserFactory()
+    key = factories.public_client(user)._credentials["HTTP_AUTHORIZATION"]
+    token = f"Bearer {session_tokens.mint(user.username)}"
+
+    def message(path: str, header: str) -> str:
+        answer = client.get(path, headers={"Authorization": header})
+        assert answer.status_code == 401
+        return answer.json()["error"]["message"]
+
+    assert message("/api/v1/me", key) == "This is an API key: use /api/public/v1."
+    assert message("/api/public/v1/key", token) == "This is a session token: use /api/v1."
+    assert message("/api/v1/me", "Bearer nothing") == "The session token is not valid."
 
 
 def test_a_first_request_finds_the_user_that_a_concurrent_request_created(monkeypatch):

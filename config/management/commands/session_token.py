@@ -36,6 +36,8 @@ class Command(BaseCommand):
                 raise CommandError(f"There is no user {username}. Add --create to create it.")
             user = user_of({"sub": username})
             self.stderr.write(f"created the user {username}")
+        if user.is_staff or user.is_superuser:
+            raise CommandError(f"{username} is a staff account, for which no session token can stand.")
         if not user.is_active:
             raise CommandError(f"The user {username} is not active.")
         self.stdout.write(mint(username, hours))

@@ -1,0 +1,47 @@
+"""``/api/schema``: the OpenAPI document, which each process generates once for each format."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from typing import Any
+
+from django.http import HttpResponse
+from drf_spectacular.utils import extend_schema
+from drf_spectacular.views import SpectacularAPIView
+from rest_framework.negotiation import DefaultContentNegotiation
+from rest_framework.renderers import BaseRenderer
+from rest_framework.request import Request
+
+
+class FormatNegotiation(DefaultContentNegotiation):
+    """``?format=json`` or ``?format=yaml`` goes before the Accept header; any other format is 404."""
+
+    def select_renderer(self, request: Request, renderers: Any, format_suffix: str | None = None) -> tuple[Any, str]:
+        chosen: tuple[Any, str] = super().select_renderer(request, renderers, request.GET.get("format"))
+        return chosen
+
+
+class SchemaView(SpectacularAPIView):
+    """``webhooks``: whether the document describes them. Some generators of clients cannot read such a document."""
+
+    content_negotiation_class = FormatNegotiation
+    webhooks = True
+
+    @extend_schema(exclude=True)
+    def get(self, request: Request, *args: Any, **kwargs: Any) -> HttpResponse:
+        renderer = request.accepted_renderer
+        content, etag = document(type(renderer), self.webhooks)
+        headers = {"ETag": etag, "Cache-Control": "no-cache", "Vary": "Accept"}
+        headers["Content-Disposition"] = f'inline; filename="schema.{renderer.format}"'
+        return HttpResponse(content, content_type=renderer.media_type, headers=headers)
+
+
+@cache
+def document(renderer: type[BaseRenderer], webhooks: bool) -> tuple[bytes, str]:
+    """The document and its ETag."""
+    schema = SchemaView.generator_class().get_schema(request=None, public=True)
+    if not webhooks:
+        del schema["webhooks"]
+    content: bytes = renderer().render(schema, renderer.media_type, {})
+    return content, f'"{hashlib.sha256(content).hexdigest()}"'
