@@ -12,6 +12,15 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 
+# Settings for which 0 means no limit.
+LIMITS = (
+    "RATE_LIMIT_SESSION",
+    "RATE_LIMIT_PUBLIC",
+    "RATE_LIMIT_RUN_STARTS",
+    "RATE_LIMIT_UNAUTHENTICATED",
+    "RATE_LIMIT_PAGES",
+    "RUN_USER_LIMIT",
+)
 REDIS_SCHEMES = {"redis", "rediss", "unix"}
 
 
@@ -77,7 +86,8 @@ def check_environment(app_configs: Any = None, **kwargs: Any) -> list[CheckMessa
 
 def require_valid_settings() -> None:
     """Raises ImproperlyConfigured, which names each invalid variable: no server starts with a default in its place."""
-    if found := [f"{error.msg} {error.hint}" for error in check_environment() if error.is_serious()]:
+    errors = [error for error in [*check_environment(), *shared_secrets()] if error.is_serious()]
+    if found := [f"{error.msg} {error.hint}" for error in errors]:
         raise ImproperlyConfigured("\n".join(found))
 
 
@@ -87,6 +97,15 @@ def is_installed(package: str) -> bool:
         return find_spec(package) is not None
     except ModuleNotFoundError:  # its parent package is not installed
         return False
+
+
+@register(Tags.security, deploy=True)
+def shared_secrets(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
+    """Processes that share a database may run on different machines, so none of them generates a key of its own."""
+    if settings.EMBEDDED_DATABASE or settings.SECRET_KEY_GIVEN:
+        return []
+    hint = "Set SECRET_KEY to the same 50 random characters in every process."
+    return [Error("DATABASE_URL is set, but SECRET_KEY is not.", hint=hint, id="api.E011")]
 
 
 @register(Tags.security, deploy=True)
@@ -109,6 +128,19 @@ def check_production(app_configs: Any = None, **kwargs: Any) -> list[CheckMessag
         unsafe(5, "BASE_URL is not https.", "Set BASE_URL to the public https address.")
     if not settings.METRICS_TOKEN_GIVEN:
         unsafe(6, "METRICS_TOKEN is not set.", "Set METRICS_TOKEN to random characters, here and in Prometheus.")
+    if settings.OUTBOUND_ALLOW_PRIVATE:
+        unsafe(7, "OUTBOUND_ALLOW_PRIVATE lets webhooks and tools reach private addresses.", "Remove it.")
+    for name in LIMITS:
+        if getattr(settings, name) == 0:
+            unsafe(8, f"{name} is 0, which means no limit.", f"Set {name}, or remove it for the default.")
+    if settings.PLAYGROUND:
+        unsafe(9, "PLAYGROUND is on.", "Remove PLAYGROUND.")
+    if settings.SESSION_JWKS_URL.startswith("http:"):
+        unsafe(10, "SESSION_JWKS_URL is not https.", "Set SESSION_JWKS_URL to https://…")
+    if not settings.SESSION_ISSUER:
+        unsafe(11, "The service issues its own session tokens.", "Set SESSION_ISSUER to your identity provider.")
+    if not settings.REDIS_URL:
+        unsafe(12, "REDIS_URL is not set.", "Set REDIS_URL to the Redis server that all processes share.")
     return found
 
 

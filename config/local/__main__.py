@@ -161,6 +161,7 @@ def child_environment() -> dict[str, str]:
     """Defaults for local use; a variable that the user set wins."""
     return {
         "PYTHONUNBUFFERED": "1",
+        "SECRET_KEY": settings.SECRET_KEY,
         "LOG_LEVEL": "WARNING",
         "LOG_FORMAT": "text",
         # honcho kills the processes 5 seconds after the first one has stopped. Interrupted runs continue after the next

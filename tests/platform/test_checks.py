@@ -53,6 +53,40 @@ def test_valid_production_settings_give_no_warning(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OUTBOUND_ALLOW_PRIVATE", "1"),
+        ("WEBHOOK_ALLOW_PRIVATE", "1"),
+        ("RATE_LIMIT_PAGES", "0"),
+        ("RUN_USER_LIMIT", "0"),
+        ("PLAYGROUND", "1"),
+        ("SESSION_JWKS_URL", "http://id.example.com/jwks"),
+        ("REDIS_URL", ""),
+    ],
+)
+def test_a_setting_for_local_use_is_a_warning(tmp_path, name, value):
+    printed = check(tmp_path, PRODUCTION | {name: value})
+    assert "WARNINGS" in printed
+    assert name.replace("WEBHOOK_", "OUTBOUND_") in printed
+
+
+def test_a_local_issuer_is_a_warning(tmp_path):
+    local = dict.fromkeys(("SESSION_ISSUER", "SESSION_AUDIENCE", "SESSION_JWKS_URL"), "")
+    assert "SESSION_ISSUER" in check(tmp_path, PRODUCTION | local)
+
+
+@pytest.mark.parametrize("entry", ["config.wsgi", "config.asgi"])
+def test_no_server_starts_on_a_shared_database_without_its_key(tmp_path, entry):
+    environment = PRODUCTION | {"SECRET_KEY": "", "VAR_DIR": str(tmp_path), "PATH": os.environ["PATH"]}
+    for given, expected in ((environment, 1), (environment | {"SECRET_KEY": PRODUCTION["SECRET_KEY"]}, 0)):
+        server = subprocess.run(
+            [sys.executable, "-c", f"import {entry}"], cwd=ROOT, env=given, capture_output=True, text=True, timeout=100
+        )
+        assert server.returncode == expected, server.stderr
+        assert ("SECRET_KEY is not" in server.stderr) == bool(expected)
+
+
 def test_all_wrong_settings_are_reported_together_with_remedies(tmp_path):
     wrong = {
         "PORT": "many",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -112,6 +113,7 @@ class Stack:
         self.environment = {name: value for name, value in os.environ.items() if name not in SERVICES}
         self.environment |= {
             "VAR_DIR": str(self.directory),
+            "SECRET_KEY": secrets.token_urlsafe(64),
             "PORT": str(self.port),
             "BASE_URL": self.url,
             "LOG_LEVEL": "INFO",
@@ -122,6 +124,7 @@ class Stack:
             "RATE_LIMIT_PUBLIC": "0",
             "RATE_LIMIT_RUN_STARTS": "0",
             "RATE_LIMIT_UNAUTHENTICATED": "0",
+            "RATE_LIMIT_PAGES": "0",
             **(environment or {}),
         }
         self.processes: dict[str, Process] = {}
