@@ -25,6 +25,8 @@ from chats.serializers import (
 )
 from config.api.negotiation import AnyMediaType
 from config.api.viewsets import ServiceViewSet
+from config.kernel.errors import NotFound
+from config.kernel.jsontext import dumps, parse_object
 
 
 class ChatViewSet(ServiceViewSet):
@@ -90,8 +92,22 @@ class AttachmentViewSet(ServiceViewSet):
     )
     def create(self, request: Request) -> Response:
         attachment = attachments.create_attachment(request.user, **self.read(AttachmentInput))
+        return Response(self.announced(attachment), status=status.HTTP_201_CREATED)
+
+    def announced(self, attachment: Attachment) -> dict[str, Any]:
         attachment.upload = attachments.upload_of(attachment, self.surface)  # type: ignore[attr-defined]
-        return Response(CreatedAttachmentSerializer(attachment).data, status=status.HTTP_201_CREATED)
+        return CreatedAttachmentSerializer(attachment).data
+
+    def stored_answer(self, response: Any) -> bytes:
+        """Without the upload address: whoever reads it from the database or a backup could upload a file."""
+        return dumps({name: value for name, value in response.data.items() if name != "upload"})
+
+    def replayed_answer(self, stored: bytes) -> bytes:
+        answer = parse_object(stored)
+        attachment = self.get_queryset().filter(pk=answer["id"]).first()
+        if attachment is None:
+            raise NotFound
+        return dumps(answer | {"upload": self.announced(attachment)["upload"]})
 
     @extend_schema(
         description="Checks the uploaded file's size, digest and type, and makes the attachment ready. Idempotent.",

@@ -75,12 +75,12 @@ class IdempotencyMixin:
             raise ValidationFailed({"Idempotency-Key": ["Use 1 to 255 printable ASCII characters."]})
         record = claim(request.user, self.surface, key, fingerprint_of(request._request))
         if record.response_status is not None:
-            return replay(record)
+            return replay(record, self.replayed_answer(bytes(record.response_body or b"")))
         try:
             with transaction.atomic():
                 response = handler(request, *args, **kwargs)
                 if 200 <= response.status_code < 300:
-                    body = None if self.action in self.secret_actions else body_of(response)
+                    body = None if self.action in self.secret_actions else self.stored_answer(response)
                     keep(record, response.status_code, body)
                     return response
                 transaction.set_rollback(True)
@@ -89,6 +89,14 @@ class IdempotencyMixin:
             raise
         release(record)
         return response
+
+    def stored_answer(self, response: Any) -> bytes:
+        """The bytes of the answer that are stored. A viewset leaves out what gives access, such as signed addresses."""
+        return dumps(response.data) if hasattr(response, "data") else bytes(response.content)
+
+    def replayed_answer(self, stored: bytes) -> bytes:
+        """The answer made from what ``stored_answer`` returned."""
+        return stored
 
 
 def made_once(user: Any, surface: str, key: str, fingerprint: str, make: Callable[[], str]) -> str:
@@ -164,10 +172,8 @@ def release(record: IdempotencyRecord) -> None:
         logger.warning("an idempotency claim was not released (%s)", type(error).__name__)
 
 
-def replay(record: IdempotencyRecord) -> HttpResponse:
-    response = HttpResponse(
-        bytes(record.response_body or b""), status=record.response_status, content_type="application/json"
-    )
+def replay(record: IdempotencyRecord, body: bytes) -> HttpResponse:
+    response = HttpResponse(body, status=record.response_status, content_type="application/json")
     response["Idempotent-Replayed"] = "true"
     return response
 
@@ -179,11 +185,6 @@ def fingerprint_of(request: HttpRequest) -> str:
         digest.update(part.encode("utf-8", "surrogateescape") + b"\0")
     digest.update(request.body)
     return digest.hexdigest()
-
-
-def body_of(response: Any) -> bytes:
-    """The bytes of the answer."""
-    return dumps(response.data) if hasattr(response, "data") else response.content
 
 
 def prune() -> int:

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from chats.models import Attachment
+from config.api.models import IdempotencyRecord
 from tests import factories
 from tests.chats.conftest import PNG, announce, code, complete, digest, fields, ready, stored, upload
 from tests.threads import side_by_side
@@ -177,6 +178,9 @@ def test_the_same_idempotency_key_announces_once(session):
     assert answers[0].json() == answers[1].json()
     assert answers[1]["Idempotent-Replayed"] == "true"
     assert Attachment.objects.count() == 1
+    token = answers[0].json()["upload"]["url"].rpartition("/")[2]
+    [kept] = IdempotencyRecord.objects.values_list("response_body", flat=True)
+    assert token.encode() not in bytes(kept)
 
 
 # --- the limit of a user ---------------------------------------------------------------------------------------------
