@@ -4,8 +4,8 @@ FROM python:3.11-slim-bookworm AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /app
 RUN python -m venv /venv
-COPY requirements.txt requirements-observability.txt ./
-RUN /venv/bin/pip install -r requirements.txt -r requirements-observability.txt
+COPY requirements-observability.txt ./
+RUN /venv/bin/pip install --require-hashes -r requirements-observability.txt
 COPY . .
 RUN /venv/bin/python -m compileall -q .
 

@@ -16,7 +16,7 @@ COVERED := $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 # The tests of one file run in one worker, so that the processes of a module start once. tests/conftest.py sets the order.
 PARALLEL ?= -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: FORCE help run test test-services test-faults check lint types contracts format schema bench clean venv
+.PHONY: FORCE help run test test-services test-faults check lint types contracts format schema bench lock clean venv
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,6 +80,14 @@ format: $(VENV)/.installed-dev ## Format the code
 bench: $(VENV)/.installed-dev ## Run the benchmarks of the README
 	@$(PY) -m tests.stack.run_services $(PY) -m benchmarks
 
+# Each .in file names what the code uses; each .txt adds what those packages need, all with their hashes. The three agree.
+LOCK := $(PY) -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url $(if $(UPGRADE),--upgrade)
+
+lock: $(VENV)/.installed-dev ## Write requirements*.txt from requirements*.in (UPGRADE=1: with newer packages)
+	@$(LOCK) -o requirements-dev.txt requirements-dev.in
+	@$(LOCK) -c requirements-dev.txt -o requirements-observability.txt requirements-observability.in
+	@$(LOCK) -c requirements-dev.txt -o requirements.txt requirements.in
+
 clean: ## Remove the virtual environment and caches; keep var/ (your data)
 	@rm -rf $(VENV) var/check .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .grimp_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -104,8 +112,8 @@ $(VENV)/.created:
 
 $(VENV)/.installed: requirements.txt | $(VENV)/.created
 	@echo "Installing the packages of requirements.txt (once; about a minute)"
-	@$(PY) -m pip install --quiet --no-compile -r requirements.txt && touch $@
+	@$(PY) -m pip install --quiet --no-compile --require-hashes -r requirements.txt && touch $@
 
 $(VENV)/.installed-dev: requirements.txt requirements-dev.txt | $(VENV)/.created
 	@echo "Installing the packages of requirements-dev.txt"
-	@$(PY) -m pip install --quiet --no-compile -r requirements-dev.txt && touch $@ $(VENV)/.installed
+	@$(PY) -m pip install --quiet --no-compile --require-hashes -r requirements-dev.txt && touch $@ $(VENV)/.installed

@@ -197,6 +197,7 @@ class ClarificationAnswer(CamelSerializer):
 
 
 class AnswerKind(CamelSerializer):
+    ignores_unknown = True
     kind = serializers.ChoiceField(choices=WaitpointKind.values)
 
 

@@ -73,4 +73,5 @@ class DeliverySerializer(CamelSerializer):
 
 
 class DeliveryFilter(CamelSerializer):
+    ignores_unknown = True
     status = serializers.ChoiceField(choices=Delivery.Status.choices, required=False)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
+from difflib import get_close_matches
+from itertools import islice
 from typing import Any, ClassVar, TypeAlias
 
 from django.db.models import Model
@@ -14,6 +16,8 @@ from rest_framework import serializers
 from config.kernel import clock, money
 
 MISSING = object()
+# How many unknown fields an error names, and how much of each name.
+UNKNOWN_SHOWN_MAX, UNKNOWN_NAME_CHARS = 20, 100
 # A field's public name; the attribute that holds its value; the function that reads it from an object without that
 # attribute; and the function that makes JSON of the value, or a method field's name.
 Column: TypeAlias = tuple[str, str | None, Callable[[Any], Any], Callable[[Any], Any] | str]
@@ -26,6 +30,8 @@ def camel(name: str) -> str:
 class CamelSerializer(serializers.Serializer):
     """A serializer whose fields are declared in snake_case and appear in camelCase."""
 
+    # For a part of a body, or a query: fields that this serializer does not have are not its concern.
+    ignores_unknown: ClassVar[bool] = False
     _cached_columns: ClassVar[list[Column]]
     _cached_reader: ClassVar[CamelSerializer]
 
@@ -59,14 +65,22 @@ class CamelSerializer(serializers.Serializer):
 
     @classmethod
     def validated(cls, data: Any) -> dict[str, Any]:
-        """The validated ``data``; ValidationError with every field's messages.
+        """The validated ``data``; ValidationError with every field's messages, unknown fields included.
 
         Uses one instance per class, because DRF copies and binds all fields for each: no field may use a context.
         """
         reader = cls.__dict__.get("_cached_reader")
         if reader is None:
             reader = cls._cached_reader = cls()
-        result: dict[str, Any] = reader.run_validation(data)
+        unknown = {} if cls.ignores_unknown or not isinstance(data, Mapping) else unknown_fields(data, reader.fields)
+        try:
+            result: dict[str, Any] = reader.run_validation(data)
+        except serializers.ValidationError as error:
+            if unknown and isinstance(error.detail, dict):
+                raise serializers.ValidationError(error.detail | unknown) from None
+            raise
+        if unknown:
+            raise serializers.ValidationError(unknown)
         return result
 
     @classmethod
@@ -77,6 +91,15 @@ class CamelSerializer(serializers.Serializer):
             columns = [(name, _attribute(field), field.get_attribute, _writer(field)) for name, field in fields]
             cls._cached_columns = columns
         return columns
+
+
+def unknown_fields(data: Mapping[str, Any], known: Collection[str]) -> dict[str, list[str]]:
+    """Messages for the names in ``data`` that are not ``known``, with the name that was probably meant."""
+    found = {}
+    for name in islice((name for name in data if name not in known), UNKNOWN_SHOWN_MAX):
+        meant = get_close_matches(name, known, n=1) if len(name) <= UNKNOWN_NAME_CHARS else []
+        found[name[:UNKNOWN_NAME_CHARS]] = ["Unknown field.", *(f"Did you mean {best}?" for best in meant)]
+    return found
 
 
 def _attribute(field: serializers.Field) -> str | None:

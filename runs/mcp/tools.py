@@ -111,7 +111,8 @@ class RespondInput(AnswerKind):
 
     def to_internal_value(self, data: Any) -> Any:
         given = super().to_internal_value(data)
-        return given | ANSWERS[given["kind"]].validated(data)
+        answer = {name: value for name, value in data.items() if name != "waitpointId"}
+        return given | ANSWERS[given["kind"]].validated(answer)
 
 
 @dataclass(frozen=True)

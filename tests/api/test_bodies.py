@@ -231,3 +231,24 @@ def test_an_unterminated_string_is_scanned_once(raw):
     """A scanner that restarted at each quote would exceed the time limit of the test."""
     with pytest.raises(MalformedJSON):
         parse_value(raw)
+
+
+def fields(response) -> dict[str, list[str]]:
+    assert code(response) == (400, "VALIDATION_ERROR")
+    return response.json()["error"]["details"]["fields"]
+
+
+def test_an_unknown_field_is_named_with_the_one_that_was_meant(session):
+    body = {"titel": "x", "somethingElse": 1, "title": 5}
+    assert fields(session.post("/api/v1/chats", body, format="json")) == {
+        "title": ["Not a valid string."],
+        "titel": ["Unknown field.", "Did you mean title?"],
+        "somethingElse": ["Unknown field."],
+    }
+
+
+def test_many_long_unknown_fields_cost_little(session):
+    many = {f"f{number}" + "x" * 40: 1 for number in range(15_000)}
+    found = fields(session.post("/api/v1/chats", {"t" * 100_000: 1} | many, format="json"))
+    assert len(found) == 20
+    assert max(map(len, found)) == 100

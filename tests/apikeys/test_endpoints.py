@@ -75,10 +75,9 @@ class TestCreate:
         assert create(session, {}).status_code == 400
         assert not ApiKey.objects.exists()
 
-    def test_unknown_fields_are_ignored(self, session):
+    def test_other_fields_are_400(self, session):
         body = create(session, {"name": "x" * 100, "scopes": ["admin"], "secret": "awk_mine", "id": "key_mine"}).json()
-        assert body["scopes"] == list(keys.DEFAULT_SCOPES)
-        assert body["id"] != "key_mine"
+        assert body["error"]["details"]["fields"] == dict.fromkeys(("scopes", "secret", "id"), ["Unknown field."])
 
     def test_too_many_live_keys_are_409(self, session, settings):
         settings.API_KEY_MAX_LIVE = 1

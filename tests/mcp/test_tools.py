@@ -70,22 +70,21 @@ class TestTools:
         assert alone["structuredContent"].get("error", {}).get("code") != "FORBIDDEN"
 
     @pytest.mark.parametrize(
-        ("name", "arguments"),
+        ("name", "key", "arguments"),
         [
-            ("start_run", {"message": "Hello"}),
-            ("get_run", {}),
-            ("cancel_run", {}),
-            ("respond_to_waitpoint", {"kind": "CLARIFICATION", "answer": "x"}),
+            ("start_run", "chatId", {"message": "Hello"}),
+            ("get_run", "runId", {}),
+            ("cancel_run", "runId", {}),
+            ("respond_to_waitpoint", "waitpointId", {"kind": "CLARIFICATION", "answer": "x"}),
         ],
     )
-    def test_object_of_another_user_is_not_found(self, public, name, arguments):
+    def test_object_of_another_user_is_not_found(self, public, name, key, arguments):
         strangers, nobodys = build(factories.UserFactory()).ids, unknown_ids()
-        answers = [refused(public, name, **ids, **arguments) for ids in (strangers, nobodys)]
+        answers = [refused(public, name, **{key: ids[key]}, **arguments) for ids in (strangers, nobodys)]
         assert answers[0] == answers[1]
         assert answers[0]["code"] == "NOT_FOUND"
         for odd in ("\x7f", "x" * 5000, "run_' OR 1=1", "..%2F"):
-            ids = dict.fromkeys(nobodys, odd)
-            assert refused(public, name, **ids, **arguments)["code"] == "NOT_FOUND"
+            assert refused(public, name, **{key: odd}, **arguments)["code"] == "NOT_FOUND"
 
     def test_chats(self, public):
         made = [done(public, "create_chat", title=f"T{number}")["id"] for number in range(3)]
