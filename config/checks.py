@@ -76,7 +76,7 @@ def check_environment(app_configs: Any = None, **kwargs: Any) -> list[CheckMessa
             wrong(10, f"{name} is set, but its packages are not installed.", hint)
     if settings.DATABASE_URL and settings.DATABASE_LOCK_SECONDS >= settings.DATABASE_ANSWER_SECONDS:
         hint = "Lower DATABASE_LOCK_SECONDS or raise DATABASE_ANSWER_SECONDS."
-        wrong(11, "DATABASE_LOCK_SECONDS is not less than DATABASE_ANSWER_SECONDS.", hint)
+        wrong(12, "DATABASE_LOCK_SECONDS is not less than DATABASE_ANSWER_SECONDS.", hint)
     found += [
         Warning(f"{old} is an old name.", hint=f"Use {new} with the same value.", id="api.W020")
         for old, new in settings.ENV.renamed
@@ -105,7 +105,7 @@ def shared_secrets(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]
     if settings.EMBEDDED_DATABASE or settings.SECRET_KEY_GIVEN:
         return []
     hint = "Set SECRET_KEY to the same 50 random characters in every process."
-    return [Error("DATABASE_URL is set, but SECRET_KEY is not.", hint=hint, id="api.E011")]
+    return [Error("DATABASE_URL is set, but SECRET_KEY is not.", hint=hint, id="api.E013")]
 
 
 @register(Tags.security, deploy=True)

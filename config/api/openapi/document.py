@@ -113,7 +113,26 @@ def complete(result: dict[str, Any], generator: Any, request: Any, public: Any) 
     for path, methods in result["paths"].items():
         for method, operation in methods.items():
             describe(f"{method.upper()} {relative(path)}", operation)
+            if "requestBody" in operation:
+                close(operation["requestBody"], components["schemas"])
     return result
+
+
+def close(body: dict[str, Any], schemas: dict[str, Any]) -> None:
+    """Say that a body has no other fields, and that it is required if one of its fields is."""
+
+    def resolve(schema: dict[str, Any]) -> dict[str, Any]:
+        return schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+
+    whole = resolve(body["content"]["application/json"]["schema"])
+    for schema in map(resolve, whole.get("oneOf", [whole])):
+        schema["additionalProperties"] = False
+        if schema.get("required"):
+            body["required"] = True
+        for field in schema.get("properties", {}).values():
+            if "default" in field:
+                # Some generators make a field with a default required.
+                field["description"] = f"{field.get('description', '')} Default: `{field.pop('default')}`.".strip()
 
 
 def relative(path: str) -> str:
