@@ -77,7 +77,7 @@ class CamelSerializer(serializers.Serializer):
             result: dict[str, Any] = reader.run_validation(data)
         except serializers.ValidationError as error:
             if unknown and isinstance(error.detail, dict):
-                raise serializers.ValidationError(error.detail | unknown) from None
+                raise serializers.ValidationError({**error.detail, **unknown}) from None
             raise
         if unknown:
             raise serializers.ValidationError(unknown)

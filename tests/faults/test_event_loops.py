@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import traceback
 from collections.abc import Iterator
@@ -53,7 +54,8 @@ def reached(monkeypatch) -> list[str]:
         original = getattr(BaseDatabaseWrapper, name)
 
         def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if asyncio._get_running_loop() is not None:
+            with contextlib.suppress(RuntimeError):
+                asyncio.get_running_loop()
                 found.append("".join(traceback.format_stack(limit=8)))
             return original(self, *args, **kwargs)
 

@@ -10,7 +10,6 @@ from django.http import HttpResponse
 from drf_spectacular.utils import extend_schema
 from drf_spectacular.views import SpectacularAPIView
 from rest_framework.negotiation import DefaultContentNegotiation
-from rest_framework.renderers import BaseRenderer
 from rest_framework.request import Request
 
 
@@ -31,17 +30,18 @@ class SchemaView(SpectacularAPIView):
     @extend_schema(exclude=True)
     def get(self, request: Request, *args: Any, **kwargs: Any) -> HttpResponse:
         renderer = request.accepted_renderer
-        content, etag = document(type(renderer), self.webhooks)
+        content, etag = document(renderer.format, self.webhooks)
         headers = {"ETag": etag, "Cache-Control": "no-cache", "Vary": "Accept"}
         headers["Content-Disposition"] = f'inline; filename="schema.{renderer.format}"'
         return HttpResponse(content, content_type=renderer.media_type, headers=headers)
 
 
 @cache
-def document(renderer: type[BaseRenderer], webhooks: bool) -> tuple[bytes, str]:
+def document(format: str, webhooks: bool) -> tuple[bytes, str]:
     """The document and its ETag."""
     schema = SchemaView.generator_class().get_schema(request=None, public=True)
     if not webhooks:
         del schema["webhooks"]
-    content: bytes = renderer().render(schema, renderer.media_type, {})
+    renderer = next(kind for kind in SchemaView.renderer_classes if kind.format == format)
+    content = bytes(renderer().render(schema, renderer.media_type, {}))
     return content, f'"{hashlib.sha256(content).hexdigest()}"'
