@@ -1,5 +1,7 @@
 """Each paginated list with 100,000 rows of a user, compared with 100 rows of another user, on PostgreSQL.
 
+The last line is the CPU of a page of runs that have many tool calls.
+
 ``make bench``, or ``python -m tests.stack.run_services python -m benchmarks lists``.
 """
 
@@ -13,10 +15,11 @@ import time
 from datetime import datetime
 from typing import Any
 
+import psutil
 import psycopg
 from psycopg import sql
 
-from benchmarks.harness import Connection, Metric, milliseconds, report, wait_until
+from benchmarks.harness import Connection, Metric, cpu_seconds, milliseconds, report, wait_until
 from tests.stack.stack import Stack
 
 ROWS = {"light": 100, "heavy": 100_000}
@@ -37,6 +40,23 @@ COPY = """
         to_jsonb(original) || jsonb_build_object('created_at', original.created_at - n * interval '1 second', {changes})
     ) copied
     WHERE original.id = %(original)s
+"""
+# The most calls that a run may have, with as many rows of the ledger.
+CALLS = """
+    INSERT INTO runs_toolinvocation (
+        id, run_id, turn_index, call_index, tool_call_id, name, node_type, input, status, credit_estimate, repeatable,
+        credit_used, result, result_urls, created_at, updated_at
+    )
+    SELECT replace(run.id, 'run_', '') || n, run.id, 1, n, 'call', 'calculate', 'builtin', '{}', 'COMPLETED', 1, true,
+           1, repeat('x', 1000), '[]', now(), now()
+    FROM runs_run run, generate_series(1, 1000) n WHERE run.user_id = %(user)s;
+    UPDATE runs_run SET tool_invocation_count = 1000 WHERE user_id = %(user)s;
+    -- The triggers of the ledger would update one row of the totals for each of these.
+    SET session_replication_role = replica;
+    INSERT INTO credits_ledgerentry (id, account_id, type, amount, run_id, cause, reason, created_at)
+    SELECT replace(run.id, 'run_', '') || n, %(user)s, 'USAGE', 1, run.id, run.id || ':' || n, '', now()
+    FROM runs_run run, generate_series(1, 1000) n WHERE run.user_id = %(user)s;
+    SET session_replication_role = origin
 """
 # Path → the table, and the SQL condition for the rows of the list.
 LISTS = {
@@ -136,6 +156,34 @@ def compare(path: str, light: Person, heavy: Person) -> list[Metric]:
     ]
 
 
+def page_of_runs(stack: Stack, light: Person, busy: Person) -> Metric:
+    """The CPU of the web process and the database for 100 runs of ``busy``, each with the most calls, compared with 100
+    runs of ``light`` without calls.
+    """
+    psycopg.ClientCursor(busy.connection).execute(CALLS, {"user": busy.user})
+    busy.connection.execute("VACUUM ANALYZE")
+    server = psutil.Process(busy.one("SELECT pg_backend_pid()")).ppid()
+    pids = [stack.processes["web"].pid, server]
+    used: dict[Person, list[float]] = {light: [], busy: []}
+    size = 0
+    for _ in range(REQUESTS // 10):
+        for person, seconds in used.items():
+            begun = cpu_seconds(pids)
+            for _ in range(10):
+                status, content = person.http.request("GET", "/api/v1/runs?limit=100")
+                assert status == 200, content
+            seconds.append((cpu_seconds(pids) - begun) / 10)
+            size = len(content)
+    without, with_calls = (statistics.median(seconds) for seconds in used.values())
+    return Metric(
+        "GET /runs?limit=100, 1,000 calls a run, CPU of web process and database",
+        f"{with_calls * 1000:.1f} ms, {size / 1000:.0f} KB",
+        f"{without * 1000:.1f} ms without calls",
+        with_calls / without,
+        "≤ 50 ms, ≤ 300 KB",
+    )
+
+
 def main() -> None:
     services = {"database_url": os.environ["TEST_DATABASE_URL"], "redis_url": os.environ["TEST_REDIS_URL"]}
     with (
@@ -145,6 +193,7 @@ def main() -> None:
         people = {name: Person(stack, connection, name, rows) for name, rows in ROWS.items()}
         connection.execute("VACUUM ANALYZE")
         metrics = [metric for path in LISTS for metric in compare(path, people["light"], people["heavy"])]
+        metrics.append(page_of_runs(stack, people["light"], Person(stack, connection, "busy", 99)))
     report("lists", metrics)
 
 

@@ -184,7 +184,9 @@ def respond(waitpoint: Waitpoint, answer: dict[str, Any]) -> Waitpoint:
 @receiver(chat_deleted)
 def cancel_runs_of(sender: type, chat_id: str, **kwargs: Any) -> None:
     """Cancel the runs of a deleted chat: those in line first, so that none of them is promoted."""
-    lifecycle.cancel_line(chat_id)
-    # At most one is left, the active run.
-    for run_id in Run.objects.filter(chat_id=chat_id, status__in=LIVE_RUN_STATUSES).values_list("pk", flat=True):
+    live = dict(Run.objects.filter(chat_id=chat_id, status__in=LIVE_RUN_STATUSES).values_list("pk", "blocked"))
+    if any(live.values()):
+        lifecycle.cancel_line(chat_id)
+    # At most one is not in line: the active run.
+    for run_id in [run_id for run_id, is_in_line in live.items() if not is_in_line]:
         lifecycle.request_cancel(run_id)

@@ -4,6 +4,8 @@ envelope as the response to invalid HTTP, which never reaches Django.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import socket
 import threading
@@ -16,10 +18,15 @@ from gunicorn.http import message
 from gunicorn.workers import gthread
 
 from config import settings
+from config.outbound.loop import shared
 from config.serve import garbage
 
 # A very long id in a path must get 404 from Django. gunicorn's setting allows at most 8 KiB.
 REQUEST_LINE_MAX_BYTES = 64 * 1024
+# How long a thread reads the rest of a refused request's body, so that the connection can serve another request.
+DRAIN_SECONDS = 0.2
+# How long a closed connection waits for the client's end.
+CLOSE_SECONDS = 2.0
 CODES = {413: "PAYLOAD_TOO_LARGE", 500: "INTERNAL_ERROR"}
 MESSAGES = {
     414: "The request line is too long.",
@@ -86,9 +93,28 @@ class Connection(gthread.TConn):
     def __init__(self, cfg: Any, sock: socket.socket, client: Any, server: Any) -> None:
         super().__init__(cfg, RequestSocket(fileno=sock.detach()), client, server)
 
+    def close(self, graceful: bool = False) -> None:
+        """Leave the wait for the client's end to an event loop: gunicorn's main thread would wait, and with it all
+        requests of the process.
+        """
+        if graceful and isinstance(self.sock, RequestSocket):
+            shared.submit(close_after_client(self.sock))
+        else:
+            super().close(graceful)
+
     def wait_for_data(self, timeout: float) -> bool:
         """Do not wait: a connection without data waits in the poller and does not occupy a thread."""
         return bool(super().wait_for_data(0.0))
+
+
+async def close_after_client(sock: socket.socket) -> None:
+    """Close after the client has closed, so that it can read the whole response before a reset reaches it."""
+    with sock, contextlib.suppress(OSError):
+        sock.setblocking(False)
+        sock.shutdown(socket.SHUT_WR)
+        async with asyncio.timeout(CLOSE_SECONDS):
+            while await asyncio.get_running_loop().sock_recv(sock, 4096):
+                pass
 
 
 class Worker(gthread.ThreadWorker):
@@ -117,6 +143,7 @@ class Worker(gthread.ThreadWorker):
     def init_process(self) -> Any:
         # gunicorn has no setting for any of these.
         gthread.TConn = Connection
+        gthread.DEFAULT_WORKER_DATA_TIMEOUT = DRAIN_SECONDS
         util.write_error = write_envelope
         message.MAX_REQUEST_LINE = REQUEST_LINE_MAX_BYTES
         return super().init_process()

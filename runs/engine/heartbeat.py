@@ -113,23 +113,24 @@ class Heartbeat(threading.Thread):
         def reap_workers() -> int:
             return lifecycle.reap_workers(seconds)
 
+        def release_unexecuted() -> int:
+            executing, leaving = self.run_ids, self.stopped.is_set
+            released = lifecycle.release_unexecuted(self.process.worker_id, executing, leaving, seconds)
+            if released:
+                logger.warning("%d runs that this worker owned but did not execute may be taken over", len(released))
+            return len(released)
+
         def expire_waitpoints() -> int:
             return lifecycle.expire_waitpoints(seconds)
 
         jobs.stages(
             "sweep-runs",
             reap_workers,
-            self._release_unexecuted,
+            release_unexecuted,
             expire_waitpoints,
             self._take_due_runs,
             self._wake_throttled_runs,
         )
-
-    def _release_unexecuted(self) -> int:
-        released = lifecycle.release_unexecuted(self.process.worker_id, self.run_ids, self.stopped.is_set)
-        if released:
-            logger.warning("%d runs that this worker owned but did not execute may be taken over", len(released))
-        return len(released)
 
     def _take_due_runs(self) -> int:
         due = lifecycle.take_due_runs(self._room()) if self._room() else []

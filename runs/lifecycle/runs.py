@@ -78,7 +78,6 @@ def request_cancel(run_id: str) -> None:
     finish(run, RunStatus.CANCELLED, promote_next(run), owned=False, cancel_requested_at=requested)
 
 
-@transaction.atomic
 def cancel_line(chat_id: str) -> None:
     """queued → cancelled, for all runs in line of a chat that the caller has locked. They have never run, so there are
     no calls, waitpoints, holds or text to end.

@@ -57,7 +57,9 @@ def reap_workers(seconds: float = math.inf) -> int:
     return len(lost)
 
 
-def release_unexecuted(worker_id: str, executing: Container[str], leaving: Callable[[], bool]) -> list[str]:
+def release_unexecuted(
+    worker_id: str, executing: Container[str], leaving: Callable[[], bool], seconds: float = math.inf
+) -> list[str]:
     """Release the runs that a live worker owns but does not execute, which would otherwise wait for ever: the answer to
     a claim's commit was lost, or a step failed beyond repair. Each release counts as a loss, so that no run goes round
     for ever. Returns their ids.
@@ -69,10 +71,10 @@ def release_unexecuted(worker_id: str, executing: Container[str], leaving: Calla
     unexecuted = [run_id for run_id in list(owned.values_list("pk", flat=True)) if run_id not in executing]
     if not unexecuted or leaving():
         return []
-    return _release(owned, unexecuted)
+    return _release(owned, unexecuted, seconds)
 
 
-def _release(rows: QuerySet[Run], run_ids: Iterable[str], seconds: float = math.inf) -> list[str]:
+def _release(rows: QuerySet[Run], run_ids: Iterable[str], seconds: float) -> list[str]:
     """Those that were released."""
     release = partial(runs.release, rows)
     return [run_id for run_id in jobs.each(JOB, run_ids, release, seconds) if run_id is not None]

@@ -51,6 +51,7 @@ def test_it_is_generated_once_and_not_sent_again(client, monkeypatch):
     assert client.head("/api/schema")["ETag"] == first["ETag"]
 
 
+@pytest.mark.django_db
 @pytest.mark.parametrize(("query", "accept"), [("?format=json", "*/*"), ("", "application/json")])
 def test_it_is_served_as_json(client, query, accept):
     response = client.get(f"/api/schema{query}", headers={"Accept": accept})

@@ -92,6 +92,23 @@ def test_calls_to_a_stuck_endpoint_do_not_delay_another_users_calls(users: Users
     users.stack.manage("check_invariants")
 
 
+def test_pages_that_take_long_to_read_do_not_delay_another_users_calls(users: Users) -> None:
+    script = '/call quick {}\n/call calculate {"expression": "6*7"}\n/say done'
+    users.slowest(script)
+    alone = users.slowest(script)
+    page = answer(200, b"<b>" * 349_000, "Content-Type: text/html\r\n")
+    with receiving(page) as pages:
+        fetch = f'/call web_fetch {{"url": "{pages.url}"}}'
+        greedy = [users.greedy.start("\n".join([fetch] * 64))["id"] for _ in range(2)]
+        users.stack.wait_for(lambda: pages.requests, what="the greedy user's calls")
+        assert users.slowest(script) <= alone * 2 + FLOOR_SECONDS
+        assert users.threads() <= THREADS_MAX
+        assert "running" in {users.greedy.get(run_id)["status"] for run_id in greedy}
+        for run_id in greedy:
+            users.greedy.cancel(run_id)
+            assert users.greedy.wait(run_id, timeout=20)["status"] == "cancelled"
+
+
 # --- attachments -----------------------------------------------------------------------------------------------------
 MODEL = """
 from runs.models import AgentModel

@@ -106,6 +106,8 @@ def test_all_wrong_settings_are_reported_together_with_remedies(tmp_path):
         "TOOL_THREADS_PER_USER": "8",
         "FILE_THREADS_PER_USER": "16",
         "OUTBOUND_LOOKUPS_PER_USER": "256",
+        "DATABASE_LOCK_SECONDS": "20",
+        "DATABASE_TCP_SECONDS": "0",
     }
     printed = check(tmp_path, PRODUCTION | wrong)
     for name in wrong:

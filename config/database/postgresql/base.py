@@ -55,7 +55,8 @@ class Cursor(base.ServerBindingCursor):
     def execute(
         self, query: Query, params: Params | None = None, *, prepare: bool | None = None, binary: bool | None = None
     ) -> Any:
-        return super().execute(query, params, prepare=prepare if self.stable else False, binary=binary)
+        prepare = prepare if self.stable else False
+        return super().execute(query, params, prepare=prepare, binary=binary)  # type: ignore[misc]
 
 
 class DatabaseWrapper(base.DatabaseWrapper):

@@ -11,9 +11,9 @@ from typing import Any
 from django.utils.module_loading import import_string
 
 from config.outbound.loop import shared
-from runs.tools.base import Executor, ToolContext, ToolDefinition, ToolResult, in_thread
+from runs.tools.base import ToolContext, ToolDefinition, ToolResult, in_thread
 
-_call: Executor | None = None
+_call: Any = None
 
 
 async def execute(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
@@ -21,4 +21,5 @@ async def execute(definition: ToolDefinition, input: dict[str, Any], context: To
     global _call
     if _call is None:
         _call = await in_thread(context, import_string, "runs.tools.mcp.client.call")
-    return await shared.run(_call(definition, input, context))
+    result: ToolResult = await shared.run(_call(definition, input, context))
+    return result
