@@ -16,13 +16,8 @@ from runs.tools.schema import check_schema
 
 
 def test_the_tools_have_their_prices():
-    assert {name: to_text(tool.price) for name, tool in TOOLS.items()} == {
-        "ask_user": "0",
-        "web_fetch": "1",
-        "create_file": "1",
-        "draw_chart": "12",
-        "calculate": "0.1",
-    }
+    prices = {"ask_user": "0", "web_fetch": "1", "create_file": "1", "draw_chart": "12", "calculate": "0.1"}
+    assert {name: to_text(TOOLS[name].price) for name in prices} == prices
 
 
 def test_every_module_of_the_package_is_a_tool_with_its_name():
