@@ -10,7 +10,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from chats import media
-from chats.models import AttachmentStatus
+from chats.models import AttachmentStatus, Message
 from config.api.serializers import CamelSerializer, StrictCharField, StrictIntegerField, TimestampField
 
 
@@ -86,7 +86,7 @@ class MessageSerializer(CamelSerializer):
     id = serializers.CharField()
     chat_id = serializers.CharField()
     run_id = serializers.CharField()
-    role = serializers.ChoiceField(choices=["user", "assistant"])
+    role = serializers.ChoiceField(choices=Message.Role.values)
     content = serializers.CharField()
     attachments = serializers.SerializerMethodField()
     created_at = TimestampField()

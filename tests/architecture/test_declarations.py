@@ -12,6 +12,8 @@ from config.api.openapi import document
 from config.kernel.choices import StatusChoices
 from config.kernel.errors import DomainError
 from runs.errors import CallError, RunError
+from runs.events import StreamType
+from runs.models import InvocationStatus, RunStatus
 from tests.architecture.test_rules import ROOT, sources
 from webhooks.catalogue import Event
 
@@ -41,6 +43,15 @@ def test_only_the_catalogue_contains_names_of_webhook_events() -> None:
         if isinstance(node, ast.Constant) and node.value in names
     ]
     assert wrong == []
+
+
+def test_each_webhook_event_names_a_stream_event_and_one_of_its_statuses() -> None:
+    """The app of webhooks may not import the app that declares them."""
+    statuses: dict[str, type[StatusChoices]] = {
+        StreamType.RUN_STATUS: RunStatus,
+        StreamType.TOOL_COMPLETED: InvocationStatus,
+    }
+    assert [event for event in Event if event.stream_status not in statuses[event.stream_type].values] == []
 
 
 def test_the_api_document_lists_every_error_code() -> None:
