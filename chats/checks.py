@@ -16,7 +16,7 @@ def check_files(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     found: list[CheckMessage] = []
     for kind in settings.ATTACHMENT_TYPES:
         if media_type(kind.removesuffix("*") + "x" if kind.endswith("/*") else kind) is None:
-            hint = "Set ATTACHMENT_TYPES to types as text/*,application/pdf,image/png"
+            hint = "Set ATTACHMENT_TYPES to types such as text/*,application/pdf,image/png"
             found.append(Error(f"ATTACHMENT_TYPES: {kind} is not a media type.", hint=hint, id="chats.E001"))
     if settings.STORAGE_S3_ENDPOINT and not is_http_url(settings.STORAGE_S3_ENDPOINT):
         hint = "Set STORAGE_S3_ENDPOINT to https://…, or leave it out for Amazon's own."

@@ -83,7 +83,7 @@ def unspent(account_id: int) -> dict[str, int]:
     for mark, following in zip_longest(marks, marks[1:]):
         if mark.type == EntryType.GRANT:
             balance += mark.amount
-            # A grant first pays the debt that a negative balance is.
+            # A grant first covers a negative balance.
             left[mark.id] = min(mark.amount, max(0, balance))
         else:
             balance -= mark.amount

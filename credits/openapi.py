@@ -65,8 +65,8 @@ PART = Part(
         "GET me/credits/usage-by-day": Operation("Get usage by day"),
     },
     components={
-        "Account": "A user's credits. `available` is `balance` less what is `held` for tool calls that are at work.",
-        "CreditChatRuns": "What a chat took, by run and tool; `toolName` is null for bare model usage.",
+        "Account": "A user's credits. `available` is `balance` less what is `held` for tool calls that are executing.",
+        "CreditChatRuns": "The credits that a chat spent, by run and tool; `toolName` is null for usage of models.",
         "LedgerEntry": "One movement. The ledger is append-only.",
         "UsageSummary": "Captures and model usage of a period, by tool.",
     },

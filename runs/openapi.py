@@ -11,8 +11,8 @@ from runs.serializers import RunSerializer, ToolInvocationSerializer, WaitpointS
 from runs.services import RunInProgress
 
 DESCRIPTION = """\
-Runs AI agents in chats: a run calls tools, spends credits, pauses until its caller answers, and tells what it does by a
-stream and by signed webhooks.
+Runs AI agents in chats: a run calls tools, spends credits, pauses until its caller answers, and reports its progress by
+a stream and by signed webhooks.
 
 Two surfaces have the same resources: `/api/v1` for first-party callers with a session token, `/api/public/v1` for
 callers with an API key, which needs the scope that each operation names. Credits are JSON numbers in runs, invocations,

@@ -87,7 +87,7 @@ user_named: CompiledQuery[Any] = CompiledQuery(
 
 
 def user_of(claims: dict[str, Any]) -> Any:
-    """The user whom verified claims name, created at the first request. The e-mail address follows the claims."""
+    """The user that the verified claims name. The first request creates the user. A new e-mail address is stored."""
     users = get_user_model()._default_manager
     username = username_of(claims["sub"])
     email = email_of(claims.get("email"))

@@ -84,7 +84,7 @@ def flatten(errors: Any, path: str = "") -> dict[str, list[str]]:
 
 
 def to_domain_error(error: Exception) -> DomainError:
-    """The DomainError that tells the client of any exception."""
+    """The DomainError that the client gets for this exception."""
     if isinstance(error, DomainError):
         return error
     if isinstance(error, exceptions.ValidationError):

@@ -165,7 +165,7 @@ def keep(record: IdempotencyRecord, status: int, body: bytes | None) -> None:
 
 
 def release(record: IdempotencyRecord) -> None:
-    """Give up the claim, so that the key can be used again. If the database is away, the claim times out."""
+    """Give up the claim, so that the key can be used again. If the database is not available, the claim times out."""
     try:
         IdempotencyRecord.objects.filter(pk=record.pk, claim=record.claim, response_status=None).delete()
     except DatabaseError as error:

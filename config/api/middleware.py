@@ -1,5 +1,5 @@
-"""Middleware: the request id of every answer; under /api the error envelope and the rate limit's headers; and for pages
-alone what the API does not need.
+"""Middleware. All answers get a request id. Answers under /api get the error envelope and the rate limit's headers.
+Only pages get what the API does not need: sessions, log-in, messages and a Content-Security-Policy.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class RequestIdMiddleware(Middleware):
 
 METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 requests = Counter("http_requests", "Requests by route, never by path, and status.", ["method", "route", "status"])
-request_seconds = Histogram("http_request_seconds", "From a request's head to its answer's.", ["route"])
+request_seconds = Histogram("http_request_seconds", "Time from the head of a request to its answer.", ["route"])
 
 
 class MeasureMiddleware(Middleware):
-    """Counts every request but probes and scrapes."""
+    """Counts every request except probes and scrapes."""
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         begun = time.perf_counter()
@@ -74,7 +74,7 @@ class MeasureMiddleware(Middleware):
 
 
 class ProbeMiddleware(Middleware):
-    """Answers probes and scrapes before all checks of host name and scheme, because their senders know neither."""
+    """Answers probes and scrapes before the checks of host name and scheme: inside a network they use neither."""
 
     views: ClassVar[dict[str, Callable[[HttpRequest], HttpResponseBase]]] = {
         "/livez": probes.livez,

@@ -18,7 +18,7 @@ class IdempotencyRecord(models.Model):
     claim = models.CharField(max_length=32)
     claimed_at = models.DateTimeField()
     response_status = models.PositiveSmallIntegerField(null=True)
-    # Null beside a status: the answer held a secret and was not stored.
+    # Null although ``response_status`` is set: the answer contained a secret and was not stored.
     response_body = models.BinaryField(null=True)
 
     class Meta:

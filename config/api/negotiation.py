@@ -23,8 +23,9 @@ class ExactJSONRenderer(BaseRenderer):
 
 
 class JsonNegotiation(DefaultContentNegotiation):
-    """DRF's own, which also reads the query and refuses one that is too long. If there is only JSON, the usual Accept
-    headers are not parsed.
+    """DRF's content negotiation, without parsing the usual Accept headers of endpoints that only have JSON.
+
+    A request with a query takes DRF's way, which rejects a query that is too long.
     """
 
     def select_renderer(self, request: Any, renderers: Any, format_suffix: Any = None) -> tuple[Any, str]:

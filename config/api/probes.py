@@ -29,7 +29,7 @@ def ask_database() -> None:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
     finally:
-        connection.close()  # this thread's own
+        connection.close()  # each check has its own thread and connection
 
 
 def ask_broker() -> None:
@@ -46,7 +46,7 @@ NAMED_MAX = 5
 
 
 def ask_migrations() -> None:
-    """Checked until it holds once: migrations are not reversed under a running process."""
+    """Checked until all migrations are applied; they are not reversed while a process is running."""
     global _migrated
     if _migrated:
         return
@@ -95,7 +95,7 @@ class Probe:
             self.state = OK
         except NotMigrated as error:
             self.state = str(error)
-        except Exception as error:  # whatever it is, the answer is "not ready"
+        except Exception as error:  # any failure means "not ready"
             logger.warning("the %s does not answer (%s)", self.name, type(error).__name__)
 
 

@@ -1,6 +1,7 @@
 """Rate limits: a sliding window per caller in Redis, exact across processes.
 
-While Redis is away, requests are let through, which is logged and counted: the limiter must not take the API down.
+While Redis is not available, requests pass without a limit, because the limiter must not stop the API. This is logged
+and counted.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from config.telemetry.metrics import Counter
 
 logger = logging.getLogger(__name__)
 
-unlimited = Counter("ratelimit_failures", "How often Redis failed the rate limits; requests are then let through.")
+unlimited = Counter("ratelimit_failures", "Rate-limit checks that Redis failed; these requests pass without a limit.")
 
 # The pause after a failure of Redis: a stalled Redis costs one time-out, not one per request.
 PAUSE_SECONDS = 5.0

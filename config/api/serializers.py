@@ -155,7 +155,7 @@ class CreditsTextField(serializers.Field):
 
 
 class StrictCharField(serializers.CharField):
-    """JSON text only: no number is taken for its digits."""
+    """A JSON string only; DRF would also accept a number."""
 
     def to_internal_value(self, data: Any) -> str:
         if not isinstance(data, str):
@@ -181,7 +181,7 @@ class StrictBooleanField(serializers.BooleanField):
         return data
 
 
-# The functions that these fields call in the end: an answer may hold hundreds of fields.
+# The functions that these fields finally call. They are called directly, because an answer may have hundreds of fields.
 PLAIN: dict[Any, Callable[[Any], Any]] = {
     serializers.CharField.to_representation: str,
     serializers.IntegerField.to_representation: int,

@@ -1,6 +1,6 @@
 """Session tokens: JWTs of an OIDC identity provider or, in the embedded default, of the service itself.
 
-``mint`` and ``verify`` know nothing of users or requests; ``config.api.authentication`` does.
+``mint`` and ``verify`` do not read users or requests; ``config.api.authentication`` does.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def verify(token: str) -> dict[str, Any]:
     try:
         header = _header(token.partition(".")[0])
         algorithm = header.get("alg")
-        # Checked before a key is looked up: below, the key's own kind decides, never the token.
+        # Checked before a key is looked up. Afterwards the type of the key determines the algorithm, not the token.
         if algorithm not in ALGORITHMS:
             raise InvalidToken("The session token's algorithm is not accepted.")
         if settings.SESSION_ISSUER:
@@ -134,7 +134,7 @@ class Jwks:
 
     The cache is fetched again when it is SESSION_JWKS_CACHE_SECONDS old, so that a key that the provider withdrew is no
     longer accepted. An unknown ``kid`` causes a fetch at once, but not within SESSION_JWKS_REFETCH_SECONDS of the last
-    one: anyone can send tokens with invented kids. While the provider is away, cached keys stay valid.
+    one: anyone can send tokens with invented kids. While the provider is not available, cached keys stay valid.
     """
 
     def __init__(self, url: str) -> None:

@@ -45,7 +45,7 @@ class CountingHandler(AxesDatabaseHandler):
 
 
 def client_ip(request: HttpRequest) -> str:
-    """The address that the rate limits use: behind TRUSTED_PROXIES only, and one for each IPv6 /64."""
+    """The address that the rate limits use: it depends on TRUSTED_PROXIES, and an IPv6 /64 network is one address."""
     address = ratelimit.client_address(request).partition("/")[0]
     return NO_ADDRESS if address == "unknown" else address
 

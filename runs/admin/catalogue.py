@@ -84,7 +84,9 @@ class AgentModelAdmin(CatalogueAdmin):
 
 
 class ToolForm(forms.ModelForm):
-    """Staff can set secret headers but never see them. The stored value is not read: maybe no key decrypts it."""
+    """Staff can set secret headers but never see them. The stored value is not read: it may be that no key
+    decrypts it.
+    """
 
     node_type = forms.ChoiceField(
         label="Type",
@@ -160,7 +162,7 @@ class ToolForm(forms.ModelForm):
 
 
 def require(check: Callable[[Any], Any], value: Any) -> None:
-    """The ValueError of a check as a message of the form."""
+    """Show the ValueError of a check as an error of the form."""
     try:
         check(value)
     except ValueError as error:
@@ -175,7 +177,7 @@ def is_address(url: str) -> bool:
 class ToolAdmin(CatalogueAdmin):
     form = ToolForm
     list_display = ("name", "node_type", "credits", "approval", "repeatable", "secret", "enabled")
-    # What staff see who may view but not change. The stored headers are never among it.
+    # The fields for staff who may view but not change. The secret headers are not one of them.
     view_fields = tuple(name for name in ToolForm.Meta.fields if name != "price")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Tool]:

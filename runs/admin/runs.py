@@ -48,7 +48,7 @@ class RunAdmin(ReadOnly, WithActions):
     list_display = ("id", "state", "who", "created_at", "took", "error_code", "resolved_model", "chat_id")
     list_filter = ("status", ErrorFilter)
     list_select_related = ("user",)
-    # The field has room for this much; docs/admin.md has the whole list.
+    # A longer text does not fit into the search field; docs/admin.md has the whole list.
     search_help_text = "Run, chat or other id, user, error code"
     url_lookups = ("user__id__exact",)
     fields = ()

@@ -200,7 +200,7 @@ def _attach(steps: list[Step], entries: list[LedgerEntry], deliveries: list[Deli
 
 
 def _run_status(delivery: Delivery) -> str:
-    """The status of the run that the delivery tells of; "" if no such event exists any more."""
+    """The status of the run that the delivery reports; "" if its event no longer exists."""
     return next((event.stream_status for event in Event if event == delivery.event_type), "")
 
 

@@ -54,7 +54,9 @@ def read() -> Catalogue:
 
 
 def remembered() -> Catalogue:
-    """The same without a database query, for the event loop of a worker, whose heartbeat refreshes the cache."""
+    """The cached catalogue, however old. For the event loop of a worker, which must not query the database: the
+    worker's heartbeat refreshes the cache.
+    """
     return _current if _current is not None else Catalogue({}, {})
 
 

@@ -61,7 +61,7 @@ _declared = (
 )
 PROVIDERS = {provider.name: provider for provider in _declared}
 
-# By event loop: connections belong to the loop that opened them, and a client that two loops share loses turns.
+# By event loop: connections belong to the loop that opened them, and a client that two loops share would fail.
 _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, ModelClient]] = WeakKeyDictionary()
 os.register_at_fork(after_in_child=_clients.clear)
 

@@ -11,7 +11,7 @@ MALFORMED_ARGUMENTS = "malformed_arguments"
 
 
 def arguments_object(arguments: str) -> dict[str, Any]:
-    """A call's arguments as a JSON object. Arguments that ``parse_input`` refuses as malformed are its only value."""
+    """A call's arguments as a JSON object. Malformed arguments become the only value of an object, as text."""
     try:
         return parse_object(arguments, floats=True)
     except MalformedJSON:

@@ -160,7 +160,7 @@ def describe(name: str, operation: dict[str, Any]) -> None:
 
 
 def response_name(status: int) -> str:
-    """The component of a status' answer, called after its first code."""
+    """The name of the component for the answer of a status: the first code of that status."""
     return "".join(word.capitalize() for word in next(iter(errors()[status])).split("_"))
 
 

@@ -26,7 +26,7 @@ API_ERROR = {
             "properties": {
                 "code": {"type": "string"},
                 "message": {"type": "string"},
-                "details": {"description": "What the code says more of; for VALIDATION_ERROR the fields' messages."},
+                "details": {"description": "Depends on the code; for VALIDATION_ERROR, the messages of each field."},
             },
         }
     },
