@@ -79,16 +79,16 @@ def test_unexpected_exceptions_are_logged_with_type_and_place(world: World) -> N
 
 
 def test_every_log_line_is_json_and_names_its_request_run_and_task(world: World) -> None:
-    told = []
+    logged = []
     for name, line in lines_of(world):
         try:
-            told.append(json.loads(line) | {"of": name})
+            logged.append(json.loads(line) | {"of": name})
         except ValueError:
             pytest.fail(f"{name} said what is no JSON: {line}")
     assert all(
-        {"time", "level", "logger", "message", "request_id", "run_id", "task_id"} <= line.keys() for line in told
+        {"time", "level", "logger", "message", "request_id", "run_id", "task_id"} <= line.keys() for line in logged
     )
-    broken = [line for line in told if line["message"].endswith("failed for an unexpected reason")]
+    broken = [line for line in logged if line["message"].endswith("failed for an unexpected reason")]
     assert {(line["of"], line["level"]) for line in broken} == {("runs-1", "ERROR")}
     assert all(line["run_id"].startswith("run_") for line in broken)
     by_request = {line["request_id"]: line for line in broken}

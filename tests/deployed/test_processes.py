@@ -182,8 +182,8 @@ def test_the_service_works_behind_pgbouncer_in_transaction_mode(pgbouncer: str) 
         driver.cancel(cancelled["id"])
         assert {driver.wait(run["id"])["status"] for run in [*runs, asked]} == {"completed"}
         assert driver.wait(cancelled["id"])["status"] == "cancelled"
-        told = Listener(f"{deployed.stream_url}/api/v1", deployed.token("ada")).all(runs[0]["id"])
-        assert told[-1][1] == "run.status"
+        received = Listener(f"{deployed.stream_url}/api/v1", deployed.token("ada")).all(runs[0]["id"])
+        assert received[-1][1] == "run.status"
         until(lambda: not session.get("/webhooks/deliveries?status=PENDING").json()["items"], 60)
         key = {"Idempotency-Key": "once"}
         chats = {session.post("/chats", json={}, headers=key).json()["id"] for _ in range(3)}

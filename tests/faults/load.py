@@ -240,12 +240,12 @@ class Load:
                     assert least <= made[call["id"]] <= 1, (call, made[call["id"]])
                 elif call["name"] == "look_up":
                     assert made[call["id"]] >= 1, call
-        told: dict[tuple[str, str], set[str]] = {}
+        received: dict[tuple[str, str], set[str]] = {}
         for request in list(self.hooks.requests):
             body = json.loads(request.body)
-            told.setdefault((body["runId"], body["type"]), set()).add(body["id"])
+            received.setdefault((body["runId"], body["type"]), set()).add(body["id"])
         for run_id, run in ended.items():
-            events = {event_type: len(told.get((run_id, event_type), ())) for event_type in EVENT_TYPES}
+            events = {event_type: len(received.get((run_id, event_type), ())) for event_type in EVENT_TYPES}
             completed = sum(call["status"] == "COMPLETED" for call in run["toolInvocations"])
             asked = sum(call["name"] in ("draw_chart", "ask_user") for call in run["toolInvocations"])
             assert events == {

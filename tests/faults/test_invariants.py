@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def told(user):
+def old_endpoint(user):
     """The user has an endpoint that is much older than the runs. Nothing is sent."""
     endpoint = factories.EndpointFactory(user=user)
     Endpoint.objects.update(updated_at=clock.now() - timedelta(hours=1))
@@ -34,7 +34,7 @@ def told(user):
 
 
 @pytest.fixture
-def ended(told, bench) -> Run:
+def ended(old_endpoint, bench) -> Run:
     """A completed run with one call of each outcome."""
     run = bench.finish('/call calculate {"expression": "1"}\n/call calculate {"expression": "1/0"}\n/say done')
     assert run["status"] == "completed"
@@ -42,7 +42,7 @@ def ended(told, bench) -> Run:
 
 
 @pytest.fixture
-def waiting(told, bench) -> Run:
+def waiting(old_endpoint, bench) -> Run:
     run = bench.ask('/call draw_chart {"title": "T", "series": [1]}')
     return Run.objects.get(pk=run["id"])
 
@@ -51,7 +51,7 @@ def found() -> list[str]:
     return invariants.violations()
 
 
-def test_a_running_service_violates_no_invariant(told, bench):
+def test_a_running_service_violates_no_invariant(old_endpoint, bench):
     bench.finish("Hello")
     bench.finish("/say so far\n/fail broken")
     first = bench.ask("/ask Which?")

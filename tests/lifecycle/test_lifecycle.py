@@ -57,14 +57,14 @@ def test_tool_call_is_executed_and_charged_and_its_result_reaches_the_model(benc
     assert bench.credits()["held"] == "0"
 
 
-@pytest.mark.parametrize(("last", "told"), [("/say done", "agent.completed"), ("/fail broken", "agent.failed")])
-def test_webhook_events_contain_the_id_of_the_causing_request(bench, user, last, told):
+@pytest.mark.parametrize(("last", "last_event"), [("/say done", "agent.completed"), ("/fail broken", "agent.failed")])
+def test_webhook_events_contain_the_id_of_the_causing_request(bench, user, last, last_event):
     factories.EndpointFactory(user=user)
     run = bench.finish(f'/call calculate {{"expression": "6*7"}}\n{last}')
     cause = Run.objects.get(pk=run["id"]).request_id
     assert cause
     assert set(Delivery.objects.values_list("event_type", "run_id", "request_id")) == {
-        (name, run["id"], cause) for name in ("agent.started", "tool.completed", told)
+        (name, run["id"], cause) for name in ("agent.started", "tool.completed", last_event)
     }
     for event, body in Delivery.objects.values_list("event_type", "body"):
         assert list(json.loads(body)) == list(Event(event).fields)

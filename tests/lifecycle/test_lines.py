@@ -33,5 +33,5 @@ def test_log_lines_contain_the_request_id_of_a_run_started_without_a_nudge(sessi
         assert bench.wait(run["id"])["errorCode"] == "INTERNAL_ERROR"
     finally:
         logging.getLogger("runs").removeHandler(lines)
-    (told,) = [json.loads(line) for line in lines.lines if "unexpected reason" in line]
-    assert (told["request_id"], told["run_id"], told["task_id"]) == ("mine", run["id"], engine.process.worker_id)
+    (logged,) = [json.loads(line) for line in lines.lines if "unexpected reason" in line]
+    assert (logged["request_id"], logged["run_id"], logged["task_id"]) == ("mine", run["id"], engine.process.worker_id)

@@ -191,12 +191,12 @@ def test_model_gets_the_attachments_of_all_messages(bench: Bench, model: Recordi
     chat = bench.chat()
     for message, ids in (("First", [first.pk]), ("Then", []), ("Last", [third.pk, second.pk])):
         assert bench.wait(bench.start(message, chat, attachmentIds=ids)["id"])["status"] == "completed"
-    told = [
+    received = [
         (message.text, [(file.name, file.text) for file in message.files])
         for message in model.requests[-1].messages
         if isinstance(message, UserMessage)
     ]
-    assert told == [
+    assert received == [
         ("First", [("one.txt", "one")]),
         ("Then", []),
         ("Last", [("three.txt", "three"), ("two.txt", "two")]),

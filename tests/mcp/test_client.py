@@ -84,10 +84,10 @@ def test_a_whole_conversation(stack: Stack, mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_progress_while_waiting(stack: Stack, mode: str) -> None:
     async def work(client: Client) -> None:
-        told: list[tuple[float, str | None]] = []
+        reports: list[tuple[float, str | None]] = []
 
         async def listen(progress: float, total: float | None, message: str | None) -> None:
-            told.append((progress, message))
+            reports.append((progress, message))
 
         chat = await call(client, "create_chat")
         script = '/call calculate {"expression": "1+1"}\n/say {result}'
@@ -95,9 +95,9 @@ def test_progress_while_waiting(stack: Stack, mode: str) -> None:
         result = await client.call_tool("start_run", arguments, progress_callback=listen)
         run = result.structured_content
         assert (run["status"], run["answer"]) == ("completed", "2")
-        steps = [step for step, _ in told]
+        steps = [step for step, _ in reports]
         assert steps == sorted(set(steps))
-        messages = [message for _, message in told]
+        messages = [message for _, message in reports]
         assert "run.status running" in messages
         assert "tool.completed calculate COMPLETED" in messages
 

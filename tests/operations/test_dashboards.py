@@ -111,8 +111,8 @@ def test_every_section_is_about_an_existing_alert():
 def test_every_job_is_listed_with_its_interval():
     rows = dict(re.findall(r"^\| `([a-z]+-[a-z-]+)` \| ([\w ]+) \|", OPERATIONS, re.M))
     units = {"s": 1, "min": 60, "h": 3600}
-    told = {job: float(number) * units[unit] for job, (number, unit) in ((j, r.split()) for j, r in rows.items())}
-    assert told == {job: entry["schedule"] for job, entry in settings.CELERY_BEAT_SCHEDULE.items()}
+    documented = {job: float(number) * units[unit] for job, (number, unit) in ((j, r.split()) for j, r in rows.items())}
+    assert documented == {job: entry["schedule"] for job, entry in settings.CELERY_BEAT_SCHEDULE.items()}
 
 
 def test_every_job_has_an_alert():

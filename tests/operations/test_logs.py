@@ -70,11 +70,11 @@ def test_a_json_line_has_its_request_run_and_task(listen):
         variable.set(value)
     logging.getLogger("runs.x").warning("a line with\n%s", "two ends", extra={"args_of_it": CANARY})
     (line,) = lines
-    told = json.loads(line)
+    logged = json.loads(line)
     assert "\n" not in line
-    assert told.pop("time").endswith("+00:00")
-    assert told.pop("process") > 0
-    assert told == {
+    assert logged.pop("time").endswith("+00:00")
+    assert logged.pop("process") > 0
+    assert logged == {
         "level": "WARNING",
         "logger": "runs.x",
         "message": "a line with\ntwo ends",
@@ -167,8 +167,8 @@ def test_the_run_id_of_the_path_is_in_the_log_line(session, listen, monkeypatch)
     session.get("/api/v1/runs/run_01k0000000", HTTP_X_REQUEST_ID="mine")
     session.get("/api/v1/runs/run%0Aforged")
     session.get("/api/v1/me")
-    told = [json.loads(line) for line in lines if "looking" in line]
-    assert (told[0]["run_id"], told[0]["request_id"]) == ("run_01k0000000", "mine")
+    logged = [json.loads(line) for line in lines if "looking" in line]
+    assert (logged[0]["run_id"], logged[0]["request_id"]) == ("run_01k0000000", "mine")
     assert "forged" not in "".join(lines)
     assert logs.run_id.get() == logs.NONE
 
@@ -181,9 +181,9 @@ def test_a_line_about_a_webhook_attempt_names_its_request_and_run(user, listen):
         for run_id, request_id in (("run_1", "mine"), ("run_2", "")):
             outbox.record(user.pk, "agent.started", run_id=run_id, chat_id="chat_1", request_id=request_id)
         deliver()
-    told = [json.loads(line) for line in lines if "attempt 1 failed: status 500" in line]
+    logged = [json.loads(line) for line in lines if "attempt 1 failed: status 500" in line]
     deliveries = {delivery.run_id: delivery.pk for delivery in Delivery.objects.all()}
-    assert {(line["request_id"], line["run_id"], line["task_id"]) for line in told} == {
+    assert {(line["request_id"], line["run_id"], line["task_id"]) for line in logged} == {
         ("mine", "run_1", deliveries["run_1"]),
         ("-", "run_2", deliveries["run_2"]),
     }

@@ -64,17 +64,17 @@ def test_nothing_is_written_if_the_first_update_finds_no_row(chat):
 
 
 def test_a_callback_runs_only_if_its_statement_changed_a_row(chat):
-    told: list[str] = []
+    reached: list[str] = []
     statement = "UPDATE chats_message SET content = %s WHERE chat_id = %s"
     factories.MessageFactory(chat=chat)
     also = Writes()
-    also.execute(statement, ["x", chat.pk], lambda: told.append("found"))
-    also.execute(statement, ["x", "chat_of_nobody"], lambda: told.append("not found"))
+    also.execute(statement, ["x", chat.pk], lambda: reached.append("found"))
+    also.execute(statement, ["x", "chat_of_nobody"], lambda: reached.append("not found"))
     writes = Writes()
     writes.update(Chat, {"id": chat.pk}, {"title": "New"})
     writes.include(also)
     writes.do()
-    assert told == ["found"]
+    assert reached == ["found"]
 
 
 def test_a_group_is_one_statement_on_postgresql(chat, django_assert_num_queries):

@@ -78,10 +78,10 @@ def parse(body: bytes) -> list[tuple[int | None, str, dict[str, Any]]]:
     return found
 
 
-def text_of(told: list[Any]) -> str:
+def text_of(received: list[Any]) -> str:
     """Return the message text that a client assembles from (…, event, data)."""
     text = ""
-    for *_, kind, data in told:
+    for *_, kind, data in received:
         text = "" if kind == "message.reset" else text + data["text"] if kind == "message.delta" else text
     return text
 

@@ -45,11 +45,11 @@ def listen(client, base):
 def test_stream_of_a_finished_run_has_all_its_events(listen, make_run, user):
     run = make_run(user)
     finish(run, "Hello ", "wörld 🦊\u2028\u2029\x85\n\r\n")
-    told = listen(run)
-    assert [index for index, *_ in told] == [1, 2, 3, 4, 5, 6]
-    assert told[-1][1:] == ("run.status", told[-1][2])
-    assert told[-1][2]["status"] == "completed"
-    assert text_of(told) == told[-2][2]["content"] == "Hello wörld 🦊\u2028\u2029\x85\n\r\n"
+    received = listen(run)
+    assert [index for index, *_ in received] == [1, 2, 3, 4, 5, 6]
+    assert received[-1][1:] == ("run.status", received[-1][2])
+    assert received[-1][2]["status"] == "completed"
+    assert text_of(received) == received[-2][2]["content"] == "Hello wörld 🦊\u2028\u2029\x85\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_stream_of_a_finished_run_has_all_its_events(listen, make_run, user):
 def test_stream_starts_after_the_given_index(listen, make_run, user, query, header, first):
     run = make_run(user)
     finish(run, "a", "b")
-    told = listen(run, query, **({} if header is None else {"Last-Event-ID": header}))
-    assert [index for index, *_ in told] == (list(range(first, 7)) if first else [])
+    received = listen(run, query, **({} if header is None else {"Last-Event-ID": header}))
+    assert [index for index, *_ in received] == (list(range(first, 7)) if first else [])
 
 
 @pytest.mark.parametrize("wrong", ["-1", "1.5", "x", "1e3", "٣", "1" * 19, "1,2"])
@@ -143,8 +143,8 @@ def test_opening_takes_few_queries(session, make_run, user, django_assert_max_nu
 def test_long_stream_is_read_in_pages(listen, make_run, user):
     run = make_run(user)
     finish(run, *["word "] * (2 * reads.PAGE_EVENTS + 7))
-    told = listen(run)
-    assert [index for index, *_ in told] == list(range(1, run.last_stream_index + 1))
+    received = listen(run)
+    assert [index for index, *_ in received] == list(range(1, run.last_stream_index + 1))
 
 
 # --- pruned ----------------------------------------------------------------------------------------------------------
@@ -176,15 +176,15 @@ def test_pruning_deletes_only_events_of_old_runs(old, make_run, user, monkeypatc
 def test_a_pruned_stream_is_rebuilt_from_the_run(listen, old):
     whole = listen(old)
     prune.prune()
-    told = listen(old)
-    assert [(index, kind) for index, kind, _ in told] == [
+    received = listen(old)
+    assert [(index, kind) for index, kind, _ in received] == [
         (5, "message.delta"),
         (6, "message.completed"),
         (7, "run.status"),
     ]
-    assert text_of(told) == text_of(whole) == "Hello you there"
-    assert told[1:2] == whole[-2:-1]
-    assert {name: told[2][2][name] for name in ("runId", "chatId", "status")} == {
+    assert text_of(received) == text_of(whole) == "Hello you there"
+    assert received[1:2] == whole[-2:-1]
+    assert {name: received[2][2][name] for name in ("runId", "chatId", "status")} == {
         "runId": old.pk,
         "chatId": old.chat_id,
         "status": "completed",
@@ -195,9 +195,9 @@ def test_a_pruned_stream_is_rebuilt_from_the_run(listen, old):
 def test_client_with_some_events_gets_the_rest_of_a_pruned_stream(listen, old, after):
     had = listen(old)[:after]
     prune.prune()
-    told = listen(old, f"?after={after}")
-    assert text_of(had + told) == "Hello you there"
-    indexes = [index for index, *_ in had + told if index]
+    received = listen(old, f"?after={after}")
+    assert text_of(had + received) == "Hello you there"
+    indexes = [index for index, *_ in had + received if index]
     assert indexes == sorted(set(indexes))
     assert not indexes or indexes[-1] == 7
 

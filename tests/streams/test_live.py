@@ -39,30 +39,30 @@ def driver(streams: StreamStack) -> Driver:
 @pytest.mark.parametrize("surface", ["session", "public"])
 def test_stream_has_all_events_of_a_live_run(streams, driver, server, surface):
     run = driver.start(SCRIPT)
-    told = []
+    received = []
     for event in streams.listener(server, surface=surface).listen(run["id"]):
-        told.append((int(event.id), event.event, event.json()))
+        received.append((int(event.id), event.event, event.json()))
         if event.event == "waitpoint.opened":
             # The stream stays open while the run waits. The answer is sent in another request.
             driver.respond(driver.wait(run["id"], "waiting"), kind="CLARIFICATION", answer="blue")
-    assert [index for index, *_ in told] == list(range(1, len(told) + 1))
-    assert told[-1][1:] == ("run.status", told[-1][2] | {"status": "completed"})
+    assert [index for index, *_ in received] == list(range(1, len(received) + 1))
+    assert received[-1][1:] == ("run.status", received[-1][2] | {"status": "completed"})
     ended = driver.get(run["id"])
-    assert ended["lastStreamIndex"] == len(told)
-    assert text_of(told) == driver.content(ended)
-    assert text_of(told).endswith("blue it is")
+    assert ended["lastStreamIndex"] == len(received)
+    assert text_of(received) == driver.content(ended)
+    assert text_of(received).endswith("blue it is")
     assert {"tool.started", "tool.completed", "waitpoint.opened", "waitpoint.resolved", "message.completed"} < {
-        kind for _, kind, _ in told
+        kind for _, kind, _ in received
     }
     # The other process gives the same events after the end of the run.
-    assert streams.listener("stream" if server == "web" else "web").all(run["id"]) == told
+    assert streams.listener("stream" if server == "web" else "web").all(run["id"]) == received
 
 
 def test_text_has_at_most_twenty_deltas_per_second(streams, driver, server):
     """The limit applies to fast models too, because each delta is a write to the database."""
     run = driver.finish("/stream 400 4")
-    told = streams.listener(server).all(run["id"])
-    deltas = [data["text"] for _, kind, data in told if kind == "message.delta"]
+    received = streams.listener(server).all(run["id"])
+    deltas = [data["text"] for _, kind, data in received if kind == "message.delta"]
     begun, ended = (datetime.fromisoformat(run[name]) for name in ("startedAt", "finishedAt"))
     assert 2 <= len(deltas) <= (ended - begun).total_seconds() * 20 + 2
     assert len("".join(deltas).split()) == 400
@@ -80,14 +80,14 @@ def test_curl(streams, driver, server):
 def test_reconnecting_client_gets_every_event_once(streams, driver, server):
     run = driver.start("/stream 40 20")
     listener = streams.listener(server)
-    told: list[tuple[int, str, dict]] = []
-    while not told or told[-1][2].get("status") != "completed":
-        events = listener.listen(run["id"], told[-1][0] if told else None)
+    received: list[tuple[int, str, dict]] = []
+    while not received or received[-1][2].get("status") != "completed":
+        events = listener.listen(run["id"], received[-1][0] if received else None)
         for event, _ in zip(events, range(3), strict=False):
-            told.append((int(event.id), event.event, event.json()))
+            received.append((int(event.id), event.event, event.json()))
         events.close()
-    assert [index for index, *_ in told] == list(range(1, len(told) + 1))
-    assert text_of(told) == driver.content(driver.get(run["id"]))
+    assert [index for index, *_ in received] == list(range(1, len(received) + 1))
+    assert text_of(received) == driver.content(driver.get(run["id"]))
 
 
 def test_an_index_past_the_end_waits_for_the_run_to_end(streams, driver, server):
@@ -153,8 +153,8 @@ def test_revoked_key_ends_only_its_own_streams(streams, driver, server):
 def test_an_expired_token_ends_its_stream(streams, driver, server):
     run = driver.ask("/ask Which?")
     token = streams.manage("shell", "-c", MINT).strip().splitlines()[-1]
-    told = Listener(streams.listener(server).base, token).all(run["id"])
-    assert told[-1][2]["status"] == "waiting"
+    received = Listener(streams.listener(server).base, token).all(run["id"])
+    assert received[-1][2]["status"] == "waiting"
     driver.cancel(run["id"])
 
 
@@ -193,25 +193,25 @@ def test_client_that_does_not_read_is_disconnected(streams, driver, server):
 def test_restart_of_the_server_loses_no_events(streams, driver, server):
     run = driver.start("/stream 60 50")
     listener = streams.listener(server)
-    told: list[tuple[int, str, dict]] = []
+    received: list[tuple[int, str, dict]] = []
 
     def listen() -> None:
-        while not told or told[-1][2].get("status") != "completed":
+        while not received or received[-1][2].get("status") != "completed":
             try:
-                for event in listener.listen(run["id"], told[-1][0] if told else None):
-                    told.append((int(event.id), event.event, event.json()))
+                for event in listener.listen(run["id"], received[-1][0] if received else None):
+                    received.append((int(event.id), event.event, event.json()))
             except httpx.TransportError:
                 pass
 
     client = threading.Thread(target=listen)
     client.start()
-    streams.wait_for(lambda: len(told) > 4)
+    streams.wait_for(lambda: len(received) > 4)
     streams.processes[server].stop(signal.SIGTERM)
     assert "Traceback" not in streams.logs(server, 1000)
     streams.processes[server].start()
     client.join(40)
-    assert [index for index, *_ in told] == list(range(1, len(told) + 1))
-    assert text_of(told) == driver.content(driver.get(run["id"]))
+    assert [index for index, *_ in received] == list(range(1, len(received) + 1))
+    assert text_of(received) == driver.content(driver.get(run["id"]))
 
 
 def test_silent_connections_do_not_block_streams(streams, driver, server):
@@ -229,15 +229,15 @@ def test_silent_connections_do_not_block_streams(streams, driver, server):
 def test_kill_of_a_worker_resets_the_text_that_is_not_in_the_journal(streams, driver, server):
     run = driver.start('/say First.\n/call calculate {"expression": "1"}\n/stream 40 50')
     events = streams.listener(server).listen(run["id"])
-    told = []
+    received = []
     for event in events:
-        told.append((int(event.id), event.event, event.json()))
-        if text_of(told).count("fox") == 2 and streams.processes["runs-1"].running:
+        received.append((int(event.id), event.event, event.json()))
+        if text_of(received).count("fox") == 2 and streams.processes["runs-1"].running:
             streams.kill("runs-1")
             streams.restart("runs-1")
-    assert "message.reset" in {kind for _, kind, _ in told}
-    assert [index for index, *_ in told] == list(range(1, len(told) + 1))
-    assert text_of(told) == driver.content(driver.get(run["id"]))
+    assert "message.reset" in {kind for _, kind, _ in received}
+    assert [index for index, *_ in received] == list(range(1, len(received) + 1))
+    assert text_of(received) == driver.content(driver.get(run["id"]))
 
 
 @pytest.mark.faults

@@ -61,7 +61,7 @@ async def slow(seconds: float) -> str:
 
 
 @server.tool()
-async def told(ctx: Context[Any, Any]) -> str:
+async def with_progress(ctx: Context[Any, Any]) -> str:
     """Reports progress before the result, so that the answer is a stream."""
     await ctx.report_progress(1, 2)
     return "streamed"

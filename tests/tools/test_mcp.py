@@ -78,7 +78,7 @@ class TestAgainstTheSdk:
         ]
 
     def test_an_answer_in_a_stream(self, call, address):
-        assert call(tool(address, "told"), {}).text == "streamed"
+        assert call(tool(address, "with_progress"), {}).text == "streamed"
 
     def test_an_error_of_the_tool(self, call, address):
         error = failure(call, tool(address, "fail"), {"reason": "out of paper"})
