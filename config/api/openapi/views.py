@@ -43,5 +43,5 @@ def document(format: str, webhooks: bool) -> tuple[bytes, str]:
     if not webhooks:
         del schema["webhooks"]
     renderer = next(kind for kind in SchemaView.renderer_classes if kind.format == format)
-    content = bytes(renderer().render(schema, renderer.media_type, {}))
+    content: Any = renderer().render(schema, renderer.media_type, {})
     return content, f'"{hashlib.sha256(content).hexdigest()}"'
