@@ -13,6 +13,10 @@ from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.request import Request
 
 
+# The parts of a document that are older than OpenAPI 3.1.
+PARTS = {"openapi", "info", "servers", "paths", "components", "security", "tags", "externalDocs"}
+
+
 class FormatNegotiation(DefaultContentNegotiation):
     """``?format=json`` or ``?format=yaml`` goes before the Accept header; any other format is 404."""
 
@@ -41,7 +45,7 @@ def document(format: str, webhooks: bool) -> tuple[bytes, str]:
     """The document and its ETag."""
     schema = SchemaView.generator_class().get_schema(request=None, public=True)
     if not webhooks:
-        del schema["webhooks"]
+        schema = {name: part for name, part in schema.items() if name in PARTS}
     renderer = next(kind for kind in SchemaView.renderer_classes if kind.format == format)
     content: Any = renderer().render(schema, renderer.media_type, {})
     return content, f'"{hashlib.sha256(content).hexdigest()}"'
