@@ -12,7 +12,6 @@ from drf_spectacular.views import SpectacularAPIView
 from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.request import Request
 
-
 # The parts of a document that are older than OpenAPI 3.1.
 PARTS = {"openapi", "info", "servers", "paths", "components", "security", "tags", "externalDocs"}
 
