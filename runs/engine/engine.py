@@ -21,7 +21,7 @@ from config.telemetry import logs, tracing
 from runs import catalogue, lifecycle, metrics
 from runs.engine.heartbeat import Heartbeat
 from runs.engine.loop import execute
-from runs.engine.session import Interruption, Process, Session, claim_and_load, user_of
+from runs.engine.session import Interruption, Process, Session
 from runs.engine.text import flush_forever
 from runs.llm.registry import aclose_all, preload
 from runs.models import Run, RunStatus, Worker
@@ -118,11 +118,7 @@ class Engine:
     async def _execute(self, run_id: str) -> None:
         logs.run_id.set(run_id)
         try:
-            # Read first, because a claim waits for the user's other claims in all processes.
-            user_id = await self.process.db(user_of, run_id)
-            if user_id is None:
-                return
-            claimed = await self.process.db_for(user_id, claim_and_load, run_id, self.process.worker_id)
+            claimed = await self.process.claim(run_id)
             if claimed is not None:
                 session = self.sessions[run_id] = Session(self.process, claimed)
                 parent = tracing.parent_of(claimed.run.trace_parent)

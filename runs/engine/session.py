@@ -67,6 +67,21 @@ class Process:
     # Each user's share of the database threads, while one of the user's steps needs it.
     shares: WeakValueDictionary[int, asyncio.Semaphore] = field(default_factory=WeakValueDictionary)
 
+    # Claims of runs whose users are not known yet.
+    first_claims: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(max(1, settings.RUN_WORKER_DB_THREADS // 4))
+    )
+
+    async def claim(self, run_id: str) -> Claimed | None:
+        """None if the run may not be claimed. A claim waits for the user's other claims in all processes, so only a few
+        are made before their user is known, which takes a query.
+        """
+        if not self.first_claims.locked():
+            async with self.first_claims:
+                return await self.db(claim_and_load, run_id, self.worker_id)
+        user_id = await self.db(user_of, run_id)
+        return None if user_id is None else await self.db_for(user_id, claim_and_load, run_id, self.worker_id)
+
     async def db(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """A step of the process itself."""
         return await persist(self.db_threads, step, *args, **kwargs)

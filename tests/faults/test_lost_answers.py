@@ -10,7 +10,7 @@ import pytest
 from django.db import OperationalError, connection
 
 from runs import catalogue, lifecycle
-from runs.engine import context, engine, session
+from runs.engine import context, session
 from runs.models import Run, Tool
 from tests.driver import until
 from tests.webhooks.receiver import answer, receiving
@@ -29,7 +29,7 @@ SCRIPT = "\n".join(
     ]
 )
 STEPS = (
-    (engine, "claim_and_load"),
+    (session, "claim_and_load"),
     (context, "refusal"),
     (lifecycle, "append_text"),
     (lifecycle, "record_turn"),
@@ -167,7 +167,7 @@ def test_a_session_that_is_behind_its_stream_reads_the_run_again(bench, events, 
 
 def test_a_run_that_its_worker_does_not_execute_is_taken_over(bench, monkeypatch):
     """An error after the claim leaves the run owned by a live worker that does not execute it."""
-    original, broken = engine.claim_and_load, []
+    original, broken = session.claim_and_load, []
 
     def claim_and_break(run_id: str, worker_id: str) -> Any:
         found = original(run_id, worker_id)
@@ -176,7 +176,7 @@ def test_a_run_that_its_worker_does_not_execute_is_taken_over(bench, monkeypatch
             raise RuntimeError("out of memory, say")
         return found
 
-    monkeypatch.setattr(engine, "claim_and_load", claim_and_break)
+    monkeypatch.setattr(session, "claim_and_load", claim_and_break)
     run = bench.finish("Hello")
     assert broken == [run["id"]]
     assert run["status"] == "completed"
@@ -191,8 +191,8 @@ def test_a_run_that_is_always_dropped_fails(bench, settings, monkeypatch):
         original(run_id, worker_id)
         raise RuntimeError("out of memory, say")
 
-    original = engine.claim_and_load
-    monkeypatch.setattr(engine, "claim_and_load", break_always)
+    original = session.claim_and_load
+    monkeypatch.setattr(session, "claim_and_load", break_always)
     run = bench.finish("Hello")
     assert (run["status"], run["errorCode"]) == ("failed", "WORKER_LOST")
     assert lifecycle.violations() == []
