@@ -370,6 +370,7 @@ WEBHOOK_ENDPOINT_CONCURRENCY = ENV.whole("WEBHOOK_ENDPOINT_CONCURRENCY", 4, 1, 1
 WEBHOOK_WORKER_CAPACITY = ENV.whole("WEBHOOK_WORKER_CAPACITY", 512, 1, 4096)
 WEBHOOK_CLAIM_MARGIN_SECONDS = ENV.number("WEBHOOK_CLAIM_MARGIN_SECONDS", 15, 1, 600)
 WEBHOOK_SWEEP_SECONDS = ENV.number("WEBHOOK_SWEEP_SECONDS", 5, 0.2, 600)
+WEBHOOK_PENDING_MAX = ENV.whole("WEBHOOK_PENDING_MAX", 10_000, 1)
 WEBHOOK_RETENTION_DAYS = ENV.whole("WEBHOOK_RETENTION_DAYS", 30, 1)
 # Fernet keys for stored secrets, the newest first.
 ENCRYPTION_KEYS = ENV.items("ENCRYPTION_KEYS") or [secret_from_file(VAR_DIR / "encryption_key", fernet_key)]
@@ -421,6 +422,7 @@ CELERY_BEAT_SCHEDULE_FILENAME = str(VAR_DIR / "celerybeat-schedule")
 CELERY_BEAT_SCHEDULE = {
     "sweep-runs": {"task": "runs.sweep", "schedule": RUN_SWEEP_SECONDS},
     "sweep-webhooks": {"task": "webhooks.sweep", "schedule": WEBHOOK_SWEEP_SECONDS},
+    "trim-webhooks": {"task": "webhooks.trim", "schedule": 60.0},
     "prune-run-events": {"task": "runs.prune_events", "schedule": 3600.0},
     "prune-webhooks": {"task": "webhooks.prune", "schedule": 3600.0},
     "prune-idempotency": {"task": "api.prune_idempotency", "schedule": 3600.0},

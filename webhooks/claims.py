@@ -19,47 +19,49 @@ from config.kernel import clock
 from config.kernel.encryption import DecryptionFailed, decrypt
 from config.kernel.ids import any_of, array, new_id
 from webhooks import transitions
-from webhooks.models import Delivery
 
-# Endpoints considered in one claim: those whose deliveries have waited longest.
+# Endpoints considered in one search.
 CANDIDATES_MAX = 500
 
-# Steps from endpoint to endpoint along an index: an endpoint costs one step, however many deliveries are due. The
-# conditions are literals because a partial index is used for nothing else.
+# Steps from endpoint to endpoint along an index: an endpoint with ready deliveries costs one step, however many they
+# are, and one without costs nothing. The conditions are literals because a partial index is used for nothing else, and
+# the order by three columns leaves the database no other index.
 _CANDIDATES = """
-    WITH RECURSIVE waiting (endpoint_id) AS (
-        SELECT min(endpoint_id) FROM webhooks_delivery WHERE status = 'PENDING'
+    WITH RECURSIVE waiting (endpoint_id, step) AS (
+        SELECT (
+            SELECT endpoint_id FROM webhooks_delivery
+            WHERE status = 'PENDING' AND (ready, endpoint_id) > (true, %s)
+            ORDER BY ready, endpoint_id, next_attempt_at LIMIT 1
+        ), 1
         UNION ALL
         SELECT (
-            SELECT min(later.endpoint_id) FROM webhooks_delivery later
-            WHERE later.status = 'PENDING' AND later.endpoint_id > waiting.endpoint_id
-        )
-        FROM waiting WHERE waiting.endpoint_id IS NOT NULL
+            SELECT later.endpoint_id FROM webhooks_delivery later
+            WHERE later.status = 'PENDING' AND (later.ready, later.endpoint_id) > (true, waiting.endpoint_id)
+            ORDER BY later.ready, later.endpoint_id, later.next_attempt_at LIMIT 1
+        ), step + 1
+        FROM waiting WHERE waiting.endpoint_id IS NOT NULL AND step < %s
     )
-    SELECT endpoint_id, open, failing, in_flight FROM (
-        SELECT
-            endpoint.id AS endpoint_id,
-            (endpoint.enabled AND endpoint.deleted_at IS NULL) AS open,
-            endpoint.failing AS failing,
-            (
-                SELECT min(next_attempt_at) FROM webhooks_delivery
-                WHERE status = 'PENDING' AND endpoint_id = endpoint.id
-            ) AS first_due,
-            (
-                SELECT count(*) FROM webhooks_delivery
-                WHERE claim_id IS NOT NULL AND status = 'PENDING' AND endpoint_id = endpoint.id
-                AND next_attempt_at > %s
-            ) AS in_flight
-        FROM waiting JOIN webhooks_endpoint endpoint ON endpoint.id = waiting.endpoint_id
-    ) AS candidates
-    WHERE first_due <= %s AND (in_flight < %s OR NOT open)
+    SELECT
+        endpoint.id,
+        (endpoint.enabled AND endpoint.deleted_at IS NULL) AS open,
+        endpoint.drop_until IS NOT NULL AS dropping,
+        endpoint.failing,
+        (
+            SELECT min(next_attempt_at) FROM webhooks_delivery
+            WHERE status = 'PENDING' AND ready = true AND endpoint_id = endpoint.id
+        ) AS first_due,
+        (
+            SELECT count(*) FROM webhooks_delivery
+            WHERE claim_id IS NOT NULL AND status = 'PENDING' AND endpoint_id = endpoint.id
+            AND next_attempt_at > %s
+        ) AS in_flight
+    FROM waiting JOIN webhooks_endpoint endpoint ON endpoint.id = waiting.endpoint_id
     ORDER BY first_due
-    LIMIT %s
 """
 # The previous secret only while its grace window lasts.
 _ENDPOINTS = """
     SELECT id, url, failing, secret, CASE WHEN secondary_expires_at > %s THEN secondary_secret END
-    FROM webhooks_endpoint WHERE id {any_of} AND enabled AND deleted_at IS NULL {lock}
+    FROM webhooks_endpoint WHERE id {any_of} AND enabled AND deleted_at IS NULL AND drop_until IS NULL {lock}
 """
 # The first due deliveries of each of these endpoints, and how many are under way. In a UNION with one part for each
 # endpoint, every part would be planned by itself.
@@ -69,8 +71,8 @@ _DUE = """
         (
             SELECT {join}(id, ' ') FROM (
                 SELECT id FROM webhooks_delivery
-                WHERE status = 'PENDING' AND endpoint_id = endpoint.id AND next_attempt_at <= %s
-                ORDER BY next_attempt_at, id LIMIT %s
+                WHERE status = 'PENDING' AND ready = true AND endpoint_id = endpoint.id
+                ORDER BY next_attempt_at LIMIT %s
             ) AS due
         ),
         (
@@ -81,14 +83,14 @@ _DUE = """
 """
 _LOCK = """
     SELECT id, event_id, run_id, request_id, body, attempt_count, endpoint_id FROM webhooks_delivery
-    WHERE id {any_of} AND status = 'PENDING' AND next_attempt_at <= %s
+    WHERE id {any_of} AND status = 'PENDING' AND ready = true
     ORDER BY next_attempt_at, id {lock}
 """
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An endpoint with due deliveries. ``failing`` as in the model."""
+    """An endpoint with ready deliveries. ``failing`` as in the model."""
 
     endpoint_id: str
     failing: bool | None
@@ -116,31 +118,37 @@ class Claim:
     claimed_at: datetime
     claimed_tick: float
 
+    def is_late(self) -> bool:
+        """Whether the claim may lapse before an attempt that begins now ends: this process was suspended or slow."""
+        return time.monotonic() - self.claimed_tick > settings.WEBHOOK_CLAIM_MARGIN_SECONDS
+
     def now(self) -> datetime:
         return self.claimed_at + timedelta(seconds=time.monotonic() - self.claimed_tick)
 
 
-def anything_due() -> bool:
+def anything_ready() -> bool:
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT 1 FROM webhooks_delivery WHERE status = 'PENDING' AND next_attempt_at <= %s LIMIT 1",
-            [_adapt(clock.now())],
+            "SELECT 1 FROM webhooks_delivery WHERE status = 'PENDING' AND ready = true ORDER BY next_attempt_at LIMIT 1"
         )
         return cursor.fetchone() is not None
 
 
-def take_due(busy: int) -> tuple[list[Claim], bool]:
+def take_ready(busy: int, after: str = "") -> tuple[list[Claim], bool, str]:
     """Claim what this process should send now, while ``busy`` of its slots are taken.
 
-    Returns at most WEBHOOK_BATCH_SIZE claims, and whether deliveries were left because this process has no free slot.
+    Considers at most CANDIDATES_MAX endpoints, in the order of their ids, behind the id ``after``. Returns at most
+    WEBHOOK_BATCH_SIZE claims, whether deliveries were left because this process has no free slot, and the id behind
+    which the next search continues: empty after the last endpoint.
     """
-    candidates, closed = _candidates()
+    candidates, closed, after = _candidates(after)
     if closed:
-        transitions.mark_dead(closed)
+        transitions.drop(closed)
+        transitions.pass_on_due()
     allowances = allocate_slots(candidates, busy, settings.WEBHOOK_WORKER_CAPACITY, settings.WEBHOOK_BATCH_SIZE)
     if not allowances:
-        return [], bool(candidates)
-    return _claim(allowances), len(allowances) < len(candidates)
+        return [], bool(candidates), after
+    return _claim(allowances), len(allowances) < len(candidates), after
 
 
 def allocate_slots(candidates: Sequence[Candidate], busy: int, slots: int, most: int) -> dict[str, int]:
@@ -168,36 +176,38 @@ def allocate_slots(candidates: Sequence[Candidate], busy: int, slots: int, most:
     return allowances
 
 
-def _candidates() -> tuple[list[Candidate], list[str]]:
-    """Endpoints that may be served, longest waiting first, and the ids of closed ones that have deliveries left."""
-    now = _adapt(clock.now())
+def _candidates(after: str) -> tuple[list[Candidate], list[str], str]:
+    """Endpoints that may be served, longest waiting first, the ids of closed ones that have deliveries left, and the id
+    behind which the next search continues.
+    """
     with connection.cursor() as cursor:
-        cursor.execute(_CANDIDATES, [now, now, settings.WEBHOOK_ENDPOINT_CONCURRENCY, CANDIDATES_MAX])
+        cursor.execute(_CANDIDATES, [after, CANDIDATES_MAX, _adapt(clock.now())])
         rows = cursor.fetchall()
     found = [
         Candidate(endpoint_id, None if failing is None else bool(failing), in_flight)
-        for endpoint_id, is_open, failing, in_flight in rows
-        if is_open
+        for endpoint_id, is_open, dropping, failing, _, in_flight in rows
+        if is_open and not dropping and in_flight < settings.WEBHOOK_ENDPOINT_CONCURRENCY
     ]
-    return found, [row[0] for row in rows if not row[1]]
+    closed = [row[0] for row in rows if not row[1] and not row[2]]
+    return found, closed, max(row[0] for row in rows) if len(rows) == CANDIDATES_MAX else ""
 
 
 @transaction.atomic
 def _claim(allowances: dict[str, int]) -> list[Claim]:
     now, tick = clock.now(), time.monotonic()
     moment = _adapt(now)
-    lock = "FOR UPDATE SKIP LOCKED" if connection.features.has_select_for_update_skip_locked else ""
+    lock = "FOR NO KEY UPDATE SKIP LOCKED" if connection.features.has_select_for_update_skip_locked else ""
     with connection.cursor() as cursor:
         cursor.execute(_ENDPOINTS.format(any_of=any_of(), lock=lock), [moment, array(allowances)])
         endpoints = {row[0]: _Sendable(*row[1:]) for row in cursor.fetchall()}
         if not endpoints:
             return []
         due = _due_ids(endpoints, allowances, moment)
-        cursor.execute(_LOCK.format(any_of=any_of(), lock=lock), [array(due), moment])
+        cursor.execute(_LOCK.format(any_of=any_of(), lock=lock), [array(due)])
         rows = cursor.fetchall()
     claim_id = new_id("clm")
     lapses = now + timedelta(seconds=settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS + settings.WEBHOOK_CLAIM_MARGIN_SECONDS)
-    Delivery.objects.filter(pk__any_of=[row[0] for row in rows]).update(claim_id=claim_id, next_attempt_at=lapses)
+    transitions.claim([row[0] for row in rows], claim_id, lapses)
     return [
         Claim(
             claim_id=claim_id,
@@ -243,7 +253,7 @@ def _due_ids(endpoint_ids: Iterable[str], allowances: dict[str, int], moment: da
     most = settings.WEBHOOK_ENDPOINT_CONCURRENCY
     sql = _DUE.format(join="string_agg" if connection.vendor == "postgresql" else "group_concat", any_of=any_of())
     with connection.cursor() as cursor:
-        cursor.execute(sql, [moment, most, moment, array(endpoint_ids)])
+        cursor.execute(sql, [most, moment, array(endpoint_ids)])
         return [
             key
             for endpoint_id, keys, in_flight in cursor.fetchall()

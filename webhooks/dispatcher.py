@@ -35,7 +35,7 @@ GATHER_SECONDS = 0.005
 PASS_ON_SECONDS = 1.0
 # Open files: an attempt's connection, and kept connections of earlier attempts.
 FILES_PER_ATTEMPT = 4
-# When the process stops: time to record the last outcomes. A delivery whose outcome is not recorded is sent again.
+# When the process stops: time to record the last outcomes. An attempt whose outcome is not recorded counts as failed.
 RECORD_SECONDS = 5.0
 
 
@@ -47,7 +47,8 @@ class Dispatcher:
         self._outcomes: SimpleQueue[Outcome] = SimpleQueue()
         self._unrecorded: list[Outcome] = []
         self._in_flight = 0
-        self._passed_on = 0.0
+        self._after = ""  # where the search for endpoints continues
+        self._nudged_at = 0.0
         self._awake = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -93,7 +94,7 @@ class Dispatcher:
             while self._step():
                 pass
         except (DatabaseError, InterfaceError) as error:
-            # Outcomes that are not recorded yet are kept. If a claim lapses first, its attempt is repeated.
+            # Outcomes that are not recorded yet are kept. If a claim lapses first, its attempt counts as failed.
             logger.warning("the webhook dispatcher waits for the database (%s)", type(error).__name__)
             self._recover()
         except Exception:
@@ -106,36 +107,54 @@ class Dispatcher:
         self._awake.set()
 
     def _step(self) -> bool:
-        """Record finished attempts, then claim and start as many as fit. Returns whether any was started."""
+        """Record finished attempts, pass on what is due, then claim and start as many as fit.
+
+        Returns whether there may be more to do.
+        """
         self._gather()
         if self._unrecorded:
-            self._record()
+            self._record(self._unrecorded)
+            self._unrecorded = []
         if self._stopping:
             return False
-        found, left = claims.take_due(self._in_flight)
+        passed_on = transitions.pass_on_due()
+        found: list[claims.Claim] = []
+        if self._in_flight < settings.WEBHOOK_WORKER_CAPACITY:
+            found, left, self._after = claims.take_ready(self._in_flight, self._after)
+            more = bool(found or self._after)
+        else:
+            left, more = claims.anything_ready(), False
         if found:
             self._in_flight += len(found)
             shared.submit(self._send(found))
         if left and not found:
-            self._pass_on()
-        return bool(found)
+            self._nudge_others()
+        return more or bool(passed_on)
 
-    def _record(self) -> None:
+    def _record(self, outcomes: Sequence[Outcome]) -> None:
+        """If one of the outcomes cannot be written, the others are. Its claim lapses, so its attempt counts as failed:
+        a retry would block all other deliveries.
+        """
         try:
-            transitions.record_outcomes(self._unrecorded)
+            transitions.record_outcomes(outcomes)
         except CONNECTION_ERRORS:
             raise
         except Exception:
-            # A retry would block all other deliveries. These claims lapse, and their attempts are repeated.
-            logger.exception("the outcomes of %s attempts were not recorded", len(self._unrecorded))
-        self._unrecorded = []
+            if len(outcomes) == 1:
+                logger.exception("the outcome of an attempt of delivery %s was not recorded", outcomes[0].delivery_id)
+                return
+            middle = len(outcomes) // 2
+            self._record(outcomes[:middle])
+            self._record(outcomes[middle:])
 
     async def _send(self, batch: Sequence[claims.Claim]) -> None:
         """On the event loop: make these attempts concurrently, and hand over each outcome when it arrives."""
         await asyncio.gather(*(self._attempt(claim) for claim in batch))
 
     async def _attempt(self, claim: claims.Claim) -> None:
-        self._outcomes.put(await sender.attempt(claim))
+        # A process that stops returns its claims, and so does one that was suspended: its claim may lapse meanwhile.
+        unsent = self._stopping or claim.is_late()
+        self._outcomes.put(sender.unsent(claim) if unsent else await sender.attempt(claim))
         self._awake.set()
 
     def _gather(self) -> None:
@@ -146,10 +165,10 @@ class Dispatcher:
                 return
             self._in_flight -= 1
 
-    def _pass_on(self) -> None:
+    def _nudge_others(self) -> None:
         """Nudge the other processes: this one has no free slot."""
-        if time.monotonic() - self._passed_on > PASS_ON_SECONDS:
-            self._passed_on = time.monotonic()
+        if time.monotonic() - self._nudged_at > PASS_ON_SECONDS:
+            self._nudged_at = time.monotonic()
             nudges.nudge(DELIVER)
 
 

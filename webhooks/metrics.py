@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from config.kernel import clock
 from config.telemetry.metrics import Counter, Gauge, Histogram
@@ -14,6 +14,11 @@ attempts = Counter(
     "webhook_attempts", "Attempts by outcome: the answer's class, or error if there was none.", ["outcome"]
 )
 dead = Counter("webhook_deliveries_dead", "Deliveries given up after their last attempt.")
+dropped = Counter(
+    "webhook_deliveries_dropped",
+    "Deliveries given up because their endpoint was disabled or deleted (endpoint), or had too many (excess).",
+    ["reason"],
+)
 lag_seconds = Histogram("webhook_lag_seconds", "From an event to its delivery's first attempt.")
 
 # Counting a larger backlog would be slow, and would say no more.
@@ -31,12 +36,22 @@ def count_attempts(recorded: Iterable[RecordedAttempt], died: int) -> None:
         dead.inc(by=died)
 
 
+def oldest_due(now: datetime) -> datetime | None:
+    """When the delivery became due that has waited longest; None if nothing is due."""
+    due = Delivery.objects.filter(status=Delivery.Status.PENDING, next_attempt_at__lte=now).order_by("next_attempt_at")
+    # One query for each part of the index. SQLite uses the index for IN only.
+    parts = [due.filter(ready__in=[ready]).values_list("next_attempt_at", flat=True).first() for ready in (True, False)]
+    return min((first for first in parts if first), default=None)
+
+
 def gauges() -> Iterator[Gauge]:
     """The deliveries that are due now, by the index of pending deliveries."""
     now = clock.now()
-    due = Delivery.objects.filter(status=Delivery.Status.PENDING, next_attempt_at__lte=now).order_by("next_attempt_at")
-    first = due.values_list("next_attempt_at", flat=True).first()
+    first = oldest_due(now)
     waiting = (now - first if first else timedelta()).total_seconds()
-    count = due.order_by()[:COUNT_MAX].count()
+    due = Delivery.objects.filter(
+        status=Delivery.Status.PENDING, ready__in=(True, False), next_attempt_at__lte=now
+    ).order_by()
+    count = due[:COUNT_MAX].count()
     yield Gauge("webhook_deliveries_due", f"Deliveries that are due; {COUNT_MAX} stands for more.", {(): float(count)})
     yield Gauge("webhook_oldest_due_seconds", "How long the oldest due delivery has waited.", {(): waiting})

@@ -19,7 +19,8 @@ from config.kernel.ids import ID_LENGTH, IdField, RefField
 class Endpoint(models.Model):
     """A user's endpoint. A deleted endpoint keeps its row, without secrets, because its deliveries refer to it.
 
-    ``failing`` says whether the latest attempt failed, null before the first. Slots are allocated by it.
+    ``failing`` says whether the latest attempt failed, null before the first. Slots are allocated by it. While
+    ``drop_until`` is set, nothing is sent, and the pending deliveries recorded until then are being marked dead.
     """
 
     id = IdField(prefix="whe")
@@ -30,6 +31,7 @@ class Endpoint(models.Model):
     secondary_expires_at = models.DateTimeField(null=True)
     enabled = models.BooleanField(default=True)
     failing = models.BooleanField(null=True)
+    drop_until = models.DateTimeField(null=True)
     created_at = models.DateTimeField(db_default=Now())
     updated_at = models.DateTimeField(db_default=Now())
     deleted_at = models.DateTimeField(null=True)
@@ -39,7 +41,10 @@ class Endpoint(models.Model):
         constraints = [
             models.UniqueConstraint(fields=["user"], condition=Q(deleted_at=None), name="endpoint_one_per_user")
         ]
-        indexes = [models.Index("user", "id", name="endpoint_by_user")]
+        indexes = [
+            models.Index("user", "id", name="endpoint_by_user"),
+            models.Index("drop_until", condition=Q(drop_until__isnull=False), name="endpoint_dropping"),
+        ]
 
     def __str__(self) -> str:
         return f"endpoint {self.id}"
@@ -77,8 +82,8 @@ def opened(endpoints: models.QuerySet[Endpoint]) -> Endpoint | None:
 class Delivery(ProtectedModel):
     """One event for one endpoint. A user has one endpoint, so an event and its delivery are one row.
 
-    ``next_attempt_at`` is when a pending delivery may be claimed: the time it is due or, while ``claim_id`` is set, the
-    time when that claim lapses.
+    ``attempt_count`` counts the claims. A pending delivery that is ``ready`` may be claimed. Otherwise it waits until
+    ``next_attempt_at``: the time when it is due again or, while ``claim_id`` is set, when that claim lapses.
     """
 
     class Status(StatusChoices):
@@ -101,6 +106,7 @@ class Delivery(ProtectedModel):
     status = models.CharField(max_length=10, choices=Status.choices, default=Status.PENDING)
     attempt_count = models.PositiveSmallIntegerField(default=0)
     next_attempt_at = models.DateTimeField(null=True, db_default=Now())
+    ready = models.BooleanField(default=True, db_default=True)
     claim_id = models.CharField(max_length=ID_LENGTH, null=True)
     created_at = models.DateTimeField(db_default=Now())
     finished_at = models.DateTimeField(null=True)
@@ -119,8 +125,11 @@ class Delivery(ProtectedModel):
             ),
         ]
         indexes = [
-            models.Index("next_attempt_at", condition=Q(status="PENDING"), name="delivery_due"),
-            models.Index("endpoint", "next_attempt_at", condition=Q(status="PENDING"), name="delivery_due_by_endpoint"),
+            # ``ready`` comes first: a claim reads only the endpoints that have something to send, however many wait.
+            models.Index("ready", "next_attempt_at", condition=Q(status="PENDING"), name="delivery_due"),
+            models.Index(
+                "ready", "endpoint", "next_attempt_at", condition=Q(status="PENDING"), name="delivery_due_by_endpoint"
+            ),
             models.Index("endpoint", condition=Q(claim_id__isnull=False, status="PENDING"), name="delivery_claimed"),
             models.Index("endpoint", name="delivery_by_endpoint"),
             models.Index("run_id", name="delivery_by_run"),

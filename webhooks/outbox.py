@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS, connections
@@ -18,10 +17,6 @@ from config.queue.nudges import nudge_after_commit
 from webhooks.catalogue import Event
 
 DELIVER = "webhooks.deliver_due"
-
-# An event is due a moment before it is recorded. The sender's estimate of the database's time may be a round trip
-# behind the recorder's, and an event that is not yet due at its nudge would wait for the sweep.
-CLOCKS_DIFFER = timedelta(seconds=1)
 
 # The endpoint is locked only against removal of its row, so events of many runs of one user are recorded concurrently,
 # and the lock order with the accounts does not matter.
@@ -67,10 +62,10 @@ def add(
         "occurredAt": clock.iso(now),
         **(extra or {}),
     }
-    adapt = connections[DEFAULT_DB_ALIAS].ops.adapt_datetimefield_value
+    moment = connections[DEFAULT_DB_ALIAS].ops.adapt_datetimefield_value(now)
     body_text = dumps(body).decode()
     values: list[Any] = [new_id("dlv"), event_id, event, run_id, chat_id, request_id, body_text]
-    values += [adapt(now - CLOCKS_DIFFER), adapt(now), user_id]
+    values += [moment, moment, user_id]
     writes.execute(_RECORD, values, then=_nudge)
     return event_id
 

@@ -8,6 +8,8 @@ from datetime import datetime
 # Seconds from the end of a failed attempt to the next one. The first attempt is made at once.
 WAITS = (30, 90, 270, 600)
 MAX_ATTEMPTS = len(WAITS) + 1
+# The error of an attempt whose process ended before it recorded how the attempt went.
+UNKNOWN = "The outcome is not known."
 
 
 def succeeded(status_code: int | None) -> bool:
@@ -27,6 +29,7 @@ class Outcome:
     status_code: int | None
     error: str | None
     answer: str = field(default="", repr=False)
+    sent: bool = True  # False if it is certain that nothing was sent
 
     @property
     def succeeded(self) -> bool:
@@ -35,7 +38,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class RecordedAttempt:
-    """An attempt that is recorded: ``created_at`` is its delivery's."""
+    """An attempt that ended: ``created_at`` is its delivery's."""
 
     outcome: Outcome
     number: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Any
 
 from django.conf import settings
 
@@ -38,16 +39,28 @@ async def attempt(claim: Claim) -> Outcome:
         error = f"Internal error ({type(failure).__name__})."
     if not succeeded(status_code):
         logger.info("attempt %s failed: %s", claim.number, error or f"status {status_code}")
-    return Outcome(
-        delivery_id=claim.delivery_id,
-        claim_id=claim.claim_id,
-        endpoint_id=claim.endpoint_id,
-        endpoint_failing=claim.endpoint_failing,
+    return _outcome(
+        claim,
         started_at=started_at,
         duration_ms=round((time.monotonic() - tick) * 1000),
         status_code=status_code,
         error=error,
         answer=kept,
+    )
+
+
+def unsent(claim: Claim) -> Outcome:
+    """The outcome of a claim that is returned."""
+    return _outcome(claim, started_at=claim.now(), duration_ms=0, status_code=None, error=None, sent=False)
+
+
+def _outcome(claim: Claim, **details: Any) -> Outcome:
+    return Outcome(
+        delivery_id=claim.delivery_id,
+        claim_id=claim.claim_id,
+        endpoint_id=claim.endpoint_id,
+        endpoint_failing=claim.endpoint_failing,
+        **details,
     )
 
 

@@ -40,7 +40,7 @@ def endpoints_of(user: Any) -> QuerySet[Endpoint]:
 
 def endpoint_of(user: Any, *, lock: bool = False) -> Endpoint:
     """Raises NotFound. With ``lock``, the endpoint is locked until the transaction ends."""
-    endpoint = opened(endpoints_of(user).select_for_update() if lock else endpoints_of(user))
+    endpoint = opened(endpoints_of(user).select_for_update(no_key=True) if lock else endpoints_of(user))
     if endpoint is None:
         raise NotFound
     return endpoint
@@ -60,7 +60,7 @@ def register(user: Any, url: str, *, rotate: bool) -> tuple[Endpoint, bool]:
     ``url`` has passed ``check_url``. Of simultaneous first calls one creates the endpoint and the others find it. A
     secret that no key decrypts gets no grace window when it is rotated.
     """
-    endpoint, now = opened(endpoints_of(user).select_for_update()), clock.now()
+    endpoint, now = opened(endpoints_of(user).select_for_update(no_key=True)), clock.now()
     if endpoint is None:
         new = Endpoint(user=user, url=url, secret=new_secret(), created_at=now, updated_at=now)
         try:
@@ -68,7 +68,7 @@ def register(user: Any, url: str, *, rotate: bool) -> tuple[Endpoint, bool]:
                 new.save(force_insert=True)
                 return new, True
         except IntegrityError:
-            endpoint = endpoints_of(user).select_for_update().get()
+            endpoint = endpoints_of(user).select_for_update(no_key=True).get()
     endpoint.url, endpoint.updated_at = url, now
     changed = ["url", "updated_at"]
     if rotate:
@@ -81,13 +81,15 @@ def register(user: Any, url: str, *, rotate: bool) -> tuple[Endpoint, bool]:
 
 @transaction.atomic
 def set_enabled(user: Any, enabled: bool) -> Endpoint:
-    """Disabling drops the pending deliveries; no events are recorded while the endpoint is disabled."""
+    """Disabling drops the pending deliveries. No events are recorded while the endpoint is disabled, and nothing is
+    sent, also after it is enabled again, until all dropped deliveries are marked dead.
+    """
     endpoint = endpoint_of(user, lock=True)
     if endpoint.enabled != enabled:
         endpoint.enabled, endpoint.updated_at = enabled, clock.now()
         endpoint.save(update_fields=["enabled", "updated_at"])
     if not enabled:
-        transitions.mark_dead([endpoint.pk])
+        transitions.drop([endpoint.pk])
     return endpoint
 
 
@@ -98,7 +100,7 @@ def delete_endpoint(user: Any) -> None:
     endpoint.deleted_at = endpoint.updated_at = clock.now()
     endpoint.secret, endpoint.secondary_secret, endpoint.secondary_expires_at = "", None, None
     endpoint.save(update_fields=["deleted_at", "updated_at", "secret", "secondary_secret", "secondary_expires_at"])
-    transitions.mark_dead([endpoint.pk])
+    transitions.drop([endpoint.pk])
 
 
 def disable(endpoints: QuerySet[Endpoint]) -> int:

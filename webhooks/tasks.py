@@ -1,4 +1,4 @@
-"""Celery tasks of webhooks: nudges, the sweep, pruning. A lost message costs time only."""
+"""Celery tasks of webhooks: nudges, the sweep, trimming, pruning. A lost message costs time only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django.db.models import Exists, OuterRef, QuerySet
 from config.database import batches
 from config.kernel import clock
 from config.queue import jobs, nudges
-from webhooks import claims, dispatcher
+from webhooks import claims, dispatcher, transitions
 from webhooks.models import Attempt, Delivery, Endpoint
 from webhooks.outbox import DELIVER
 
@@ -34,15 +34,21 @@ def retry_due() -> None:
 
 @shared_task(name="webhooks.sweep", ignore_result=True)
 def sweep() -> None:
-    """Nudge if a delivery is due: its message was lost, or its claim lapsed because the worker died."""
+    """Nudge if there is work: a message was lost, or a claim lapsed because its worker died."""
     jobs.run("sweep-webhooks", _sweep)
 
 
 def _sweep() -> int:
-    if not claims.anything_due():
+    if not (claims.anything_ready() or any(transitions.anything_due())):
         return 0
     nudges.nudge(DELIVER)
     return 1
+
+
+@shared_task(name="webhooks.trim", ignore_result=True)
+def trim() -> None:
+    """Mark the oldest deliveries dead that wait for endpoints with more than WEBHOOK_PENDING_MAX."""
+    jobs.run("trim-webhooks", transitions.drop_excess)
 
 
 @shared_task(name="webhooks.prune", ignore_result=True)

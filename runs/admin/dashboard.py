@@ -26,6 +26,7 @@ from credits.models import EntryType, LedgerEntry
 from credits.usage import MODEL_KEY, display_name
 from runs.admin.timeline import span
 from runs.models import FINAL_RUN_STATUSES, LIVE_RUN_STATUSES, Run, RunStatus
+from webhooks.metrics import oldest_due
 from webhooks.models import Delivery, Endpoint
 
 HOURS, DAYS, FAILURE_DAYS = 24, 14, 7
@@ -178,7 +179,7 @@ def webhook_health() -> dict[str, Any]:
     delivered = sum(count for (status, _), count in found.items() if status == Delivery.Status.DELIVERED)
     dead = sum(count for (status, _), count in found.items() if status == Delivery.Status.DEAD)
     pending = Delivery.objects.filter(status=Delivery.Status.PENDING).order_by()
-    oldest = pending.order_by("next_attempt_at").values_list("next_attempt_at", flat=True).first()
+    oldest = oldest_due(now)
     failing = Endpoint.objects.filter(failing=True, enabled=True, deleted_at=None).order_by()[: LIVE_MAX + 1].count()
     bars = status_chart(Delivery.Status, found, hours, f"{sum(found.values()):,} deliveries")
     finished = delivered + dead
@@ -189,7 +190,7 @@ def webhook_health() -> dict[str, Any]:
             ("Needed another attempt", f"{again:,}", page),
             ("Dead", f"{dead:,}", f"{page}?status__exact=DEAD"),
             ("Pending", f"{pending[: LIVE_MAX + 1].count():,}", f"{page}?status__exact=PENDING"),
-            ("Overdue by", span(now - oldest) if oldest and oldest < now else "–", f"{page}?status__exact=PENDING"),
+            ("Overdue by", span(now - oldest) if oldest else "–", f"{page}?status__exact=PENDING"),
             ("Failing endpoints", f"{failing:,}", reverse("admin:webhooks_endpoint_changelist") + "?failing__exact=1"),
         ]
     }

@@ -33,6 +33,7 @@ from runs.models import Run, RunEvent, ToolInvocation, Turn, Waitpoint, Worker
 from runs.tools import files
 from tests import factories
 from tests.threads import side_by_side
+from webhooks import transitions
 from webhooks.models import Attempt, Delivery, Endpoint
 
 pytestmark = pytest.mark.django_db
@@ -270,6 +271,13 @@ def due_deliveries(user: Any) -> None:
     factories.DeliveryFactory(endpoint=endpoint, status="PENDING", finished_at=None, next_attempt_at=ago(minutes=1))
 
 
+def waiting_deliveries(user: Any) -> None:
+    endpoint = factories.EndpointFactory(user=user)
+    factories.DeliveryFactory.create_batch(
+        22, endpoint=endpoint, status="PENDING", finished_at=None, next_attempt_at=ago(minutes=1)
+    )
+
+
 def lapsed_grants(user: Any) -> None:
     for number in range(6):
         other = factories.UserFactory()
@@ -291,6 +299,7 @@ JOBS: dict[str, tuple[Callable[[Any], None], Callable[[], list[int]], int]] = {
         lambda: [Delivery.objects.count(), Attempt.objects.count(), Endpoint.objects.count()],
         40,
     ),
+    "trim-webhooks": (waiting_deliveries, lambda: [Delivery.objects.filter(status="PENDING").count() - 2], 20),
     "prune-idempotency": (old_keys, lambda: [IdempotencyRecord.objects.count()], 20),
     "prune-sessions": (old_sessions, lambda: [Session.objects.exclude(session_key="live").count()], 20),
     "expire-attachments": (lapsed_uploads, lambda: [Attachment.objects.exclude(expires_at=None).count()], 20),
@@ -308,7 +317,13 @@ JOBS: dict[str, tuple[Callable[[Any], None], Callable[[], list[int]], int]] = {
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("job", JOBS)
 def test_concurrent_jobs_process_each_row_once(job, user, stored, settings, monkeypatch):
-    for module, name in ((batches, "BATCH"), (idempotency, "PRUNE_BATCH"), (sweeps, "BATCH")):
+    settings.WEBHOOK_PENDING_MAX = 2
+    for module, name in (
+        (batches, "BATCH"),
+        (idempotency, "PRUNE_BATCH"),
+        (sweeps, "BATCH"),
+        (transitions, "BATCH"),
+    ):
         monkeypatch.setattr(module, name, 3)
     prepare, left, rows = JOBS[job]
     prepare(user)

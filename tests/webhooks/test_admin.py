@@ -71,6 +71,7 @@ def test_disable_marks_pending_deliveries_dead(staff, user, endpoint):
     pending = record(user)
     body = {"_selected_action": [endpoint.pk], "step": "confirm"}
     assert staff.post(reverse("admin:webhooks_endpoint_do", args=["disable"]), body).status_code == 302
+    deliver()
     endpoint.refresh_from_db()
     pending.refresh_from_db()
     assert (endpoint.enabled, pending.status) == (False, "DEAD")

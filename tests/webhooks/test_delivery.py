@@ -11,7 +11,7 @@ from tests import factories
 from tests.webhooks import receiver as behaviours
 from tests.webhooks.conftest import attempt, deliver, pass_time, record
 from tests.webhooks.receiver import answer
-from webhooks import claims, services, tasks, transitions
+from webhooks import claims, sender, services, tasks, transitions
 from webhooks.models import Attempt, Delivery
 from webhooks.outcomes import WAITS
 
@@ -161,26 +161,72 @@ def test_private_address_is_refused_at_each_attempt(user, endpoint, receiver, se
     assert receiver.connections == 0
 
 
-def test_disabled_endpoint_gets_no_more_deliveries(user, endpoint, receiver):
+@pytest.mark.parametrize("state", ["ready", "waiting", "claimed"])
+def test_disabled_endpoint_gets_no_more_deliveries(user, endpoint, receivers, state):
+    receiver = receivers(answer(500), answer(200))
+    services.register(user, receiver.url, rotate=False)
     pending = record(user)
+    if state == "waiting":
+        deliver()
+    elif state == "claimed":
+        claims.take_ready(0)
+    sent = len(receiver.requests)
     services.set_enabled(user, False)
+    assert claims.take_ready(0)[0] == []
+    deliver()
     pending.refresh_from_db()
-    assert (pending.status, pending.attempt_count) == ("DEAD", 0)
+    assert pending.status == "DEAD"
     services.set_enabled(user, True)
     deliver()
-    assert receiver.requests == []
+    assert len(receiver.requests) == sent
     record(user)
     deliver()
-    assert len(receiver.requests) == 1
+    assert len(receiver.requests) == sent + 1
+
+
+def test_endpoint_that_is_enabled_again_gets_nothing_until_all_dropped_deliveries_are_dead(
+    user, endpoint, receiver, monkeypatch
+):
+    monkeypatch.setattr(transitions, "BATCH", 2)
+    dropped = [record(user).pk for _ in range(5)]
+    services.set_enabled(user, False)
+    services.set_enabled(user, True)
+    kept = record(user)
+    while transitions.anything_due()[1]:
+        assert claims.take_ready(0)[0] == []
+        assert transitions.pass_on_due()
+    assert set(Delivery.objects.filter(status="DEAD").values_list("pk", flat=True)) == set(dropped)
+    deliver()
+    assert [request.header("X-Service-Event-Id") for request in receiver.requests] == [kept.event_id]
 
 
 def test_deleted_endpoint_gets_no_more_deliveries(user, endpoint, receiver):
     pending = record(user)
     services.delete_endpoint(user)
+    deliver()
     pending.refresh_from_db()
     assert pending.status == "DEAD"
-    deliver()
     assert receiver.requests == []
+
+
+def test_oldest_deliveries_of_a_full_endpoint_are_dropped(user, endpoint, receiver, settings, monkeypatch):
+    """Deliveries that wait count, too. A delivery that is being sent is never dropped."""
+    monkeypatch.setattr(transitions, "BATCH", 2)
+    settings.WEBHOOK_PENDING_MAX, settings.WEBHOOK_ENDPOINT_CONCURRENCY = 4, 1
+    records = [record(user) for _ in range(9)]
+    Delivery.objects.filter(pk=records[3].pk).update(
+        ready=False, next_attempt_at=timezone.now() + timedelta(seconds=30), attempt_count=1
+    )
+    (under_way,) = claims.take_ready(0)[0]
+    factories.EndpointFactory(user=(other := factories.UserFactory()), url=receiver.url)
+    others = [record(other) for _ in range(4)]
+    tasks.trim()
+    assert under_way.delivery_id == records[0].pk
+    dead = [one.pk for one in records[1:5]]
+    assert set(Delivery.objects.filter(status="DEAD").values_list("pk", flat=True)) == set(dead)
+    assert Delivery.objects.filter(pk__in=[one.pk for one in others], status="PENDING").count() == 4
+    tasks.trim()
+    assert Delivery.objects.filter(status="DEAD").count() == 4
 
 
 def test_delivery_recorded_while_its_endpoint_was_disabled_is_not_sent(user, endpoint, receiver):
@@ -195,15 +241,51 @@ def test_delivery_recorded_while_its_endpoint_was_disabled_is_not_sent(user, end
 
 def test_attempt_of_a_dead_worker_is_repeated_after_its_claim_expired(user, endpoint, receiver, settings):
     delivery = record(user)
-    (lost,), _ = claims.take_due(0)  # a worker dies after its claim
+    (lost,) = claims.take_ready(0)[0]  # a worker dies after its claim
     assert lost.number == 1
     deliver()
-    assert receiver.requests == []
     tasks.sweep()
     pass_time(settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS)
     deliver()
-    assert receiver.requests == [], "repeated while the first may still be under way"
+    assert delivery.attempts.count() == 0, "the attempt may still be under way"
     pass_time(settings.WEBHOOK_CLAIM_MARGIN_SECONDS)
+    begun = timezone.now()
+    deliver()
+    assert receiver.requests == []
+    assert [(a.number, a.status_code, a.error) for a in delivery.attempts.all()] == [
+        (1, None, "The outcome is not known.")
+    ]
+    delivery.refresh_from_db()
+    assert (delivery.status, delivery.attempt_count) == ("PENDING", 1)
+    assert delivery.next_attempt_at - begun >= timedelta(seconds=30)
+    pass_time(30)
+    deliver()
+    assert [r.header("X-Service-Delivery-Attempt") for r in receiver.requests] == ["2"]
+    delivery.refresh_from_db()
+    assert (delivery.status, delivery.attempt_count) == ("DELIVERED", 2)
+
+
+def test_delivery_whose_every_claim_lapses_is_dead_after_the_fifth(user, endpoint):
+    delivery = record(user)
+    for number in range(1, 6):
+        (lost,) = claims.take_ready(0)[0]
+        assert lost.number == number
+        for _ in range(2):  # the claim lapses, the wait ends
+            pass_time(3600)
+            transitions.pass_on_due()
+    delivery.refresh_from_db()
+    assert (delivery.status, delivery.attempt_count) == ("DEAD", 5)
+    assert [a.error for a in delivery.attempts.all()] == ["The outcome is not known."] * 5
+    assert claims.take_ready(0)[0] == []
+
+
+def test_attempt_that_was_not_sent_does_not_count(user, endpoint, receiver):
+    delivery = record(user)
+    (claim,) = claims.take_ready(0)[0]
+    transitions.record_outcomes([sender.unsent(claim)])
+    delivery.refresh_from_db()
+    assert (delivery.attempt_count, delivery.claim_id, delivery.attempts.count()) == (0, None, 0)
+    transitions.record_outcomes([sender.unsent(claim)])
     deliver()
     assert [r.header("X-Service-Delivery-Attempt") for r in receiver.requests] == ["1"]
     delivery.refresh_from_db()
@@ -211,22 +293,26 @@ def test_attempt_of_a_dead_worker_is_repeated_after_its_claim_expired(user, endp
 
 
 def test_outcome_of_an_expired_claim_is_ignored(user, endpoint, receivers):
-    """A slow worker reports its outcome after another worker claimed the delivery."""
+    """A slow worker reports its outcome after the claim was found lapsed, and after another worker claimed."""
     receiver = receivers(answer(200), answer(500))
     services.register(user, receiver.url, rotate=False)
     delivery = record(user)
-    (stale,), _ = claims.take_due(0)
+    (stale,) = claims.take_ready(0)[0]
     outcome = attempt(stale)
     pass_time(3600)
-    (fresh,), _ = claims.take_due(0)
+    transitions.pass_on_due()
+    transitions.record_outcomes([outcome])
+    pass_time(3600)
+    transitions.pass_on_due()
+    (fresh,) = claims.take_ready(0)[0]
     transitions.record_outcomes([outcome])
     delivery.refresh_from_db()
-    assert (delivery.status, delivery.claim_id, delivery.attempts.count()) == ("PENDING", fresh.claim_id, 0)
+    assert (delivery.status, delivery.claim_id, delivery.attempts.count()) == ("PENDING", fresh.claim_id, 1)
     transitions.record_outcomes([attempt(fresh)])
     transitions.record_outcomes([outcome])
     delivery.refresh_from_db()
-    assert (delivery.status, delivery.attempt_count) == ("PENDING", 1)
-    assert Attempt.objects.get().status_code == 500
+    assert (delivery.status, delivery.attempt_count) == ("PENDING", 2)
+    assert [a.status_code for a in Attempt.objects.order_by("number")] == [None, 500]
 
 
 def test_sweep_nudges_only_for_due_deliveries(user, endpoint, nudges):
@@ -235,7 +321,7 @@ def test_sweep_nudges_only_for_due_deliveries(user, endpoint, nudges):
     delivery = record(user)
     tasks.sweep()
     assert nudges == [("webhooks.deliver_due", (), None)]
-    Delivery.objects.filter(pk=delivery.pk).update(next_attempt_at=timezone.now() + timedelta(seconds=60))
+    Delivery.objects.filter(pk=delivery.pk).update(ready=False, next_attempt_at=timezone.now() + timedelta(seconds=60))
     tasks.sweep()
     assert len(nudges) == 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from queue import SimpleQueue
 
 import pytest
@@ -78,12 +79,12 @@ def test_concurrent_attempts_per_endpoint_are_limited(user, receivers, settings)
     factories.EndpointFactory(user=user)
     for _ in range(5):
         record(user)
-    first, _ = claims.take_due(0)
-    second, _ = claims.take_due(2)
+    first = claims.take_ready(0)[0]
+    second = claims.take_ready(2)[0]
     assert (len(first), second) == (2, [])
-    transitions.record_outcomes([])
     pass_time(3600, claim_id=first[0].claim_id)
-    third, _ = claims.take_due(0)
+    transitions.pass_on_due()
+    third = claims.take_ready(0)[0]
     assert len(third) == 2
 
 
@@ -100,7 +101,7 @@ def test_concurrent_claims_do_not_overlap(user, settings):
     def claim() -> list[claims.Claim]:
         try:
             barrier.wait()
-            return claims.take_due(0)[0]
+            return claims.take_ready(0)[0]
         finally:
             connections.close_all()
 
@@ -117,7 +118,7 @@ def test_longest_waiting_deliveries_are_claimed_first(user):
     late, early = record(user), record(user)
     pass_time(60, pk=early.pk)
     pass_time(30, pk=late.pk)
-    taken, _ = claims.take_due(0)
+    taken = claims.take_ready(0)[0]
     assert [one.delivery_id for one in taken] == [early.pk, late.pk]
 
 
@@ -129,7 +130,7 @@ def test_long_queue_of_one_endpoint_does_not_delay_others(user):
     other = factories.UserFactory()
     factories.EndpointFactory(user=other)
     mine = record(other)
-    taken, _ = claims.take_due(0)
+    taken = claims.take_ready(0)[0]
     assert mine.pk in [one.delivery_id for one in taken]
 
 
@@ -141,7 +142,7 @@ def test_claim_takes_a_constant_number_of_queries(django_assert_max_num_queries)
         record(someone)
         record(someone)
     with django_assert_max_num_queries(9):
-        assert len(claims.take_due(0)[0]) == 40
+        assert len(claims.take_ready(0)[0]) == 40
 
 
 @pytest.mark.django_db
@@ -150,7 +151,7 @@ def test_outcomes_take_a_constant_number_of_queries(receiver, django_assert_max_
         someone = factories.UserFactory()
         factories.EndpointFactory(user=someone, url=receiver.url, failing=False)
         record(someone)
-    outcomes = [attempt(claim) for claim in claims.take_due(0)[0]]
+    outcomes = [attempt(claim) for claim in claims.take_ready(0)[0]]
     with django_assert_max_num_queries(6):
         transitions.record_outcomes(outcomes)
     assert Delivery.objects.filter(status="DELIVERED").count() == 10
@@ -296,6 +297,75 @@ def test_outcome_is_recorded_after_a_database_outage(user, receiver, running, mo
     assert calls == [1, 1, 1]
     assert Delivery.objects.get().status == "DELIVERED"
     assert len(receiver.requests) == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_outcome_that_cannot_be_written_does_not_discard_its_batch(user, receivers, running, monkeypatch):
+    """Seven outcomes are recorded together, and the database refuses one of them."""
+    real, batches = transitions.record_outcomes, []
+
+    def noted(outcomes):
+        batches.append(len(outcomes))
+        real(outcomes)
+
+    async def poisoned(claim):
+        outcome = await real_attempt(claim)
+        return replace(outcome, status_code=-1) if claim.delivery_id == bad.pk else outcome
+
+    real_attempt = sender.attempt
+    monkeypatch.setattr(sender, "attempt", poisoned)
+    monkeypatch.setattr(transitions, "record_outcomes", noted)
+    monkeypatch.setattr(dispatcher, "GATHER_SECONDS", 0.5)
+    receiver = receivers(answer())
+    for number in range(7):
+        someone = factories.UserFactory()
+        factories.EndpointFactory(user=someone, url=receiver.url)
+        delivery = record(someone)
+        if number == 4:
+            bad = delivery
+    running.wake()
+    for _ in range(7):
+        receiver.arrivals.get(timeout=30)
+    running.stop(30)
+    assert max(batches) > 1, "the outcomes were not recorded together"
+    assert Delivery.objects.filter(status="DELIVERED").count() == 6
+    bad.refresh_from_db()
+    assert (bad.status, bad.attempt_count) == ("PENDING", 1)
+    assert bad.claim_id
+
+
+@pytest.mark.django_db
+def test_claim_is_returned_if_the_process_stops_before_it_sends(user, endpoint, receiver, monkeypatch):
+    delivery, one, real = record(user), dispatcher.Dispatcher(), claims.take_ready
+
+    def stop_after_claim(*arguments):
+        taken = real(*arguments)
+        one.stop()
+        return taken
+
+    monkeypatch.setattr(claims, "take_ready", stop_after_claim)
+    one.drain()
+    delivery.refresh_from_db()
+    assert (delivery.status, delivery.attempt_count, delivery.claim_id) == ("PENDING", 0, None)
+    assert receiver.requests == []
+
+
+@pytest.mark.django_db
+def test_claim_is_returned_if_the_process_was_suspended_before_it_sends(user, endpoint, receiver, monkeypatch):
+    """Its claim may lapse during the attempt, so another process could make the next attempt at the same time."""
+    delivery, real, ages = record(user), claims.take_ready, [3600, 0]
+
+    def suspended(*arguments):
+        found, *rest = real(*arguments)
+        age = ages.pop(0) if found else 0
+        return [replace(one, claimed_tick=one.claimed_tick - age) for one in found], *rest
+
+    monkeypatch.setattr(claims, "take_ready", suspended)
+    deliver()
+    assert ages == []
+    assert [r.header("X-Service-Delivery-Attempt") for r in receiver.requests] == ["1"]
+    delivery.refresh_from_db()
+    assert (delivery.status, delivery.attempt_count) == ("DELIVERED", 1)
 
 
 @pytest.mark.django_db(transaction=True)

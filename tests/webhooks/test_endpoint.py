@@ -325,6 +325,7 @@ def test_deliveries_by_status(session, user, endpoint, receiver):
     assert [item["id"] for item in listing(session, status="DELIVERED")["items"]] == [delivered.pk]
     assert [item["id"] for item in listing(session, status="PENDING")["items"]] == [pending.pk]
     session.patch(URL, {"enabled": False}, format="json")
+    deliver()
     assert [item["id"] for item in listing(session, status="DEAD")["items"]] == [pending.pk]
 
 

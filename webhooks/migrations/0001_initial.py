@@ -30,6 +30,7 @@ class Migration(migrations.Migration):
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('updated_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('deleted_at', models.DateTimeField(null=True)),
+                ('drop_until', models.DateTimeField(null=True)),
                 ('user', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='webhook_endpoints', to=settings.AUTH_USER_MODEL)),
             ],
             options={
@@ -49,6 +50,7 @@ class Migration(migrations.Migration):
                 ('status', models.CharField(choices=[('PENDING', 'Pending'), ('DELIVERED', 'Delivered'), ('DEAD', 'Dead')], default='PENDING', max_length=10)),
                 ('attempt_count', models.PositiveSmallIntegerField(default=0)),
                 ('next_attempt_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), null=True)),
+                ('ready', models.BooleanField(db_default=True, default=True)),
                 ('claim_id', models.CharField(max_length=32, null=True)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('finished_at', models.DateTimeField(null=True)),
@@ -81,17 +83,21 @@ class Migration(migrations.Migration):
             model_name='endpoint',
             index=models.Index(models.F('user'), models.F('id'), name='endpoint_by_user'),
         ),
+        migrations.AddIndex(
+            model_name='endpoint',
+            index=models.Index(models.F('drop_until'), condition=models.Q(('drop_until__isnull', False)), name='endpoint_dropping'),
+        ),
         migrations.AddConstraint(
             model_name='endpoint',
             constraint=models.UniqueConstraint(condition=models.Q(('deleted_at', None)), fields=('user',), name='endpoint_one_per_user'),
         ),
         migrations.AddIndex(
             model_name='delivery',
-            index=models.Index(models.F('next_attempt_at'), condition=models.Q(('status', 'PENDING')), name='delivery_due'),
+            index=models.Index(models.F('ready'), models.F('next_attempt_at'), condition=models.Q(('status', 'PENDING')), name='delivery_due'),
         ),
         migrations.AddIndex(
             model_name='delivery',
-            index=models.Index(models.F('endpoint'), models.F('next_attempt_at'), condition=models.Q(('status', 'PENDING')), name='delivery_due_by_endpoint'),
+            index=models.Index(models.F('ready'), models.F('endpoint'), models.F('next_attempt_at'), condition=models.Q(('status', 'PENDING')), name='delivery_due_by_endpoint'),
         ),
         migrations.AddIndex(
             model_name='delivery',
