@@ -34,7 +34,7 @@ HAND_OVER_ROUNDS = 3
 # After these the run's task makes further steps.
 RESUMED = (Interruption.REQUESTED, Interruption.BEHIND)
 # How long a thread that computes for a tool may keep the interpreter while the event loop waits for it. At Python's
-# default of 5 ms, each step of every run would wait that long (docs/decisions/0090).
+# default of 5 ms, each step of every run would wait that long (docs/decisions/0018).
 SWITCH_SECONDS = 0.001
 
 
