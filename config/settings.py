@@ -103,6 +103,33 @@ TEMPLATES = [
 ]
 
 # --- database --------------------------------------------------------------------------------------------------------
+DATABASE_LOCK_SECONDS = ENV.number("DATABASE_LOCK_SECONDS", 5, 0.1, 3600)
+DATABASE_ANSWER_SECONDS = ENV.number("DATABASE_ANSWER_SECONDS", 20, 1, 3600)
+# A command, for example a migration or a check of all rows, may take as long as it needs.
+DATABASE_LIMITS_APPLY = Path(sys.argv[0]).name != "manage.py"
+# PgBouncer in transaction mode does not keep a server-side cursor between statements.
+_pgbouncer = ENV.flag("DATABASE_PGBOUNCER", False)
+_connection_age = ENV.whole("DATABASE_CONN_MAX_AGE", 600)
+_options: dict[str, Any] = {
+    "connect_timeout": ENV.whole("DATABASE_CONNECT_SECONDS", 5, 2, 600),
+    "tcp_user_timeout": round(ENV.number("DATABASE_TCP_SECONDS", 15, 1, 3600) * 1000),
+    "keepalives": 1,
+    "keepalives_idle": ENV.whole("DATABASE_KEEPALIVE_IDLE_SECONDS", 15, 1, 32767),
+    "keepalives_interval": ENV.whole("DATABASE_KEEPALIVE_INTERVAL_SECONDS", 5, 1, 32767),
+    "keepalives_count": ENV.whole("DATABASE_KEEPALIVE_COUNT", 3, 1, 127),
+    # From its fifth execution on a connection, a statement is prepared: PostgreSQL plans it only once. This does not
+    # work with PgBouncer, where each statement may reach another server process.
+    "server_side_binding": True,
+    "prepare_threshold": None if _pgbouncer else 5,
+}
+# Without this limit, the open transaction of a suspended process or a lost machine would keep its locks for hours, and
+# no worker could take over its runs. PgBouncer does not forward the options: there, set them for the role.
+_limits = {"idle_in_transaction_session_timeout": ENV.number("DATABASE_IDLE_TRANSACTION_SECONDS", 10, 1, 3600)}
+if DATABASE_LIMITS_APPLY:
+    # When the client stops waiting, the server stops working on the statement.
+    _limits |= {"lock_timeout": DATABASE_LOCK_SECONDS, "statement_timeout": DATABASE_ANSWER_SECONDS}
+if not _pgbouncer:
+    _options["options"] = " ".join(f"-c {name}={round(seconds * 1000)}" for name, seconds in _limits.items())
 DATABASES: dict[str, dict[str, Any]]
 if EMBEDDED_DATABASE:
     DATABASES = {
@@ -122,36 +149,12 @@ if EMBEDDED_DATABASE:
     }
 else:
     DATABASES = {"default": ENV.postgres("DATABASE_URL")}
-    DATABASES["default"]["CONN_MAX_AGE"] = ENV.whole("DATABASE_CONN_MAX_AGE", 600)
-    DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
-    # PgBouncer in transaction mode does not keep a server-side cursor between statements.
-    DATABASES["default"]["DISABLE_SERVER_SIDE_CURSORS"] = ENV.flag("DATABASE_PGBOUNCER", False)
-    # From its fifth execution on a connection, a statement is prepared: PostgreSQL plans it only once. This does not
-    # work with PgBouncer, where each statement may reach another server process.
-    _pgbouncer = DATABASES["default"]["DISABLE_SERVER_SIDE_CURSORS"]
-    _options: dict[str, Any] = {
-        "connect_timeout": ENV.whole("DATABASE_CONNECT_SECONDS", 5, 2, 600),
-        "tcp_user_timeout": round(ENV.number("DATABASE_TCP_SECONDS", 15, 1, 3600) * 1000),
-        "keepalives": 1,
-        "keepalives_idle": ENV.whole("DATABASE_KEEPALIVE_IDLE_SECONDS", 15, 1, 32767),
-        "keepalives_interval": ENV.whole("DATABASE_KEEPALIVE_INTERVAL_SECONDS", 5, 1, 32767),
-        "keepalives_count": ENV.whole("DATABASE_KEEPALIVE_COUNT", 3, 1, 127),
-        "server_side_binding": True,
-        "prepare_threshold": None if _pgbouncer else 5,
+    DATABASES["default"] |= {
+        "CONN_MAX_AGE": _connection_age,
+        "CONN_HEALTH_CHECKS": True,
+        "DISABLE_SERVER_SIDE_CURSORS": _pgbouncer,
+        "OPTIONS": _options | DATABASES["default"]["OPTIONS"],
     }
-    # Without this limit, the open transaction of a suspended process or a lost machine would keep its locks for hours,
-    # and no worker could take over its runs. PgBouncer does not forward the options: there, set them for the role.
-    _limits = {"idle_in_transaction_session_timeout": ENV.number("DATABASE_IDLE_TRANSACTION_SECONDS", 10, 1, 3600)}
-    DATABASE_LOCK_SECONDS = ENV.number("DATABASE_LOCK_SECONDS", 5, 0.1, 3600)
-    DATABASE_ANSWER_SECONDS = ENV.number("DATABASE_ANSWER_SECONDS", 20, 1, 3600)
-    # A command, for example a migration or a check of all rows, may take as long as it needs.
-    DATABASE_LIMITS_APPLY = Path(sys.argv[0]).name != "manage.py"
-    if DATABASE_LIMITS_APPLY:
-        # When the client stops waiting, the server stops working on the statement.
-        _limits |= {"lock_timeout": DATABASE_LOCK_SECONDS, "statement_timeout": DATABASE_ANSWER_SECONDS}
-    if not _pgbouncer:
-        _options["options"] = " ".join(f"-c {name}={round(seconds * 1000)}" for name, seconds in _limits.items())
-    DATABASES["default"]["OPTIONS"] = _options | DATABASES["default"]["OPTIONS"]
 
 # --- broker ----------------------------------------------------------------------------------------------------------
 # The path of a Unix socket is limited to about 100 characters. A longer path is replaced by one in the temporary

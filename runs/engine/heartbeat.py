@@ -48,6 +48,8 @@ class Heartbeat(threading.Thread):
         self.process, self.run_ids = process, run_ids
         self.offer, self.cancel, self.drop_all = offer, cancel, drop_all
         self.stopped = threading.Event()
+        # The end of the last gap between two leases, by ``clock.steady``.
+        self.gap_ended = float("-inf")
         # Each sweep looks at the throttled runs of the users after this one.
         self.after_user = 0
 
@@ -94,6 +96,8 @@ class Heartbeat(threading.Thread):
 
     def _beat(self) -> None:
         begun = clock.steady()
+        if begun >= self.process.lease_until:
+            self.gap_ended = begun
         if Worker.objects.filter(pk=self.process.worker_id).update(expires_at=_lease_end()):
             self.process.lease_until = begun + settings.RUN_LEASE_SECONDS
             return
@@ -111,6 +115,10 @@ class Heartbeat(threading.Thread):
         seconds = settings.RUN_LEASE_SECONDS / BEATS_PER_LEASE / 2
 
         def reap_workers() -> int:
+            # What made this process late (an outage, a suspension) has made others late too. They have the time of a
+            # lease to come back; otherwise all processes would take each other's runs.
+            if clock.steady() - self.gap_ended < settings.RUN_LEASE_SECONDS:
+                return 0
             return lifecycle.reap_workers(seconds)
 
         def release_unexecuted() -> int:

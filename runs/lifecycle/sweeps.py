@@ -27,20 +27,37 @@ from runs.models import Run, RunStatus, Waitpoint, WaitpointStatus, Worker
 JOB = "sweep-runs"
 BATCH = 500
 
+# Workers whose lease has expired, and when this process first saw that, by ``clock.steady``.
+_late_since: dict[str, float] = {}
+
 CLAIMABLE = Q(status=RunStatus.QUEUED, blocked=False, throttled=False) | Q(status=RunStatus.RUNNING, worker_id=None)
 
 
 def sweep() -> int:
     """One pass over all of it. Returns how many workers, waitpoints and runs it dealt with."""
-    return jobs.stages(JOB, reap_workers, expire_waitpoints, nudge_due_runs, nudge_throttled_runs)
+    return jobs.stages(JOB, reap_late_workers, expire_waitpoints, nudge_due_runs, nudge_throttled_runs)
 
 
-def reap_workers(seconds: float = math.inf) -> int:
-    """Delete the workers whose lease expired, and release the runs of workers that no longer exist; runs that lost
-    their worker too often fail. Returns how many workers were lost.
+def reap_late_workers() -> int:
+    """``reap_workers`` for a process without a lease of its own, which does not know whether an outage has just ended:
+    it gives each late worker the time of another lease to come back.
+    """
+    now = clock.steady()
+    late = set(Worker.objects.filter(expires_at__lt=clock.now()).values_list("pk", flat=True))
+    for worker_id in _late_since.keys() - late:
+        _late_since.pop(worker_id, None)  # another thread may have done it
+    due = [
+        worker_id for worker_id in late if now - _late_since.setdefault(worker_id, now) >= settings.RUN_LEASE_SECONDS
+    ]
+    return reap_workers(workers=Worker.objects.filter(pk__in=due))
+
+
+def reap_workers(seconds: float = math.inf, workers: QuerySet[Worker] | None = None) -> int:
+    """Delete those of ``workers`` (all) whose lease expired, and release the runs of workers that no longer exist; runs
+    that lost their worker too often fail. Returns how many workers were lost.
     """
     lost: list[str] = []
-    expired = Worker.objects.filter(expires_at__lt=clock.now())
+    expired = (Worker.objects.all() if workers is None else workers).filter(expires_at__lt=clock.now())
     if expired.exists():
         with transaction.atomic():
             # The heartbeat updates the same row: either it comes first and the lease holds, or it finds no row.

@@ -51,6 +51,8 @@ def check(load: Load, asked: list[str]) -> None:
     for run_id in asked:
         load.respond(load.driver.get(run_id)["pendingWaitpoint"])
     load.check(timeout=120)
+    # All workers came back: none has taken another's runs.
+    assert load.sql("SELECT coalesce(sum(lease_losses), 0) FROM runs_run") == [(0,)]
     load.stack.manage("reconcile_credits")
 
 

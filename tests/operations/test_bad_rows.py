@@ -136,7 +136,7 @@ def test_many_bad_waitpoints_do_not_hide_a_good_one(monkeypatch, counted):
 def test_a_broken_stage_of_the_sweep_does_not_stop_the_others(monkeypatch):
     good = late_waitpoint(minutes=1)
 
-    def reap_workers() -> int:
+    def reap_workers(**kwargs: float) -> int:
         raise RuntimeError
 
     monkeypatch.setattr(sweeps, "reap_workers", reap_workers)

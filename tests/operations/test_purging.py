@@ -318,6 +318,7 @@ JOBS: dict[str, tuple[Callable[[Any], None], Callable[[], list[int]], int]] = {
 @pytest.mark.parametrize("job", JOBS)
 def test_concurrent_jobs_process_each_row_once(job, user, stored, settings, monkeypatch):
     settings.WEBHOOK_PENDING_MAX = 2
+    settings.RUN_LEASE_SECONDS = 0  # a worker without a lease is lost at once
     for module, name in (
         (batches, "BATCH"),
         (idempotency, "PRUNE_BATCH"),
