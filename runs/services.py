@@ -11,7 +11,7 @@ from django.db.models.functions import Left
 from django.dispatch import receiver
 
 from chats import attachments
-from chats.models import Chat
+from chats.models import Chat, Message
 from chats.services import add_message, chat_deleted, locking, title_from
 from config.database.queries import CompiledQuery
 from config.database.writes import Writes
@@ -128,7 +128,7 @@ def start_run(
     run_id = new_id("run")
     logs.run_id.set(run_id)
     also = Writes()
-    user_message = add_message(also, locked.pk, run_id, "user", message)
+    user_message = add_message(also, locked.pk, run_id, Message.Role.USER, message)
     run = Run(
         id=run_id,
         chat=locked,

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 engine: Engine | None = None
 
 
-@shared_task(name="runs.execute_run")
+@shared_task(name=lifecycle.EXECUTE)
 def execute_run(*run_ids: str) -> None:
     """Offer the runs to this process's engine."""
     if len(run_ids) > 1:

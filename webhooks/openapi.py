@@ -28,7 +28,7 @@ HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 PART = Part(
-    tags={"webhooks": "The endpoint that is told of runs and tool calls."},
+    tags={"webhooks": "The endpoint that receives the events of runs and tool calls."},
     operations={
         "GET webhooks": Operation("Get the webhook endpoint"),
         "POST webhooks": Operation(
@@ -86,7 +86,10 @@ def operation(event: Event) -> dict[str, Any]:
             "content": {"application/json": {"schema": body, "examples": {"example": {"value": example}}}},
         },
         "responses": {
-            "2XX": {"description": "Taken."},
-            "default": {"description": "Anything else, also a redirect, is a failure: up to 4 more attempts follow."},
+            "2XX": {"description": "Received."},
+            "default": {
+                "description": "Any other response, also a redirect, is a failure. "
+                f"Up to {MAX_ATTEMPTS - 1} more attempts follow."
+            },
         },
     }

@@ -1,4 +1,4 @@
-"""Records an event for its user's endpoint, in the transaction of the change that it tells of.
+"""Records an event for its user's endpoint, in the transaction of the change that it reports.
 
 ``dispatcher.py`` sends it.
 """

@@ -14,6 +14,7 @@ from runs.lifecycle.calls import (
 )
 from runs.lifecycle.crash import crash_point
 from runs.lifecycle.invariants import violations
+from runs.lifecycle.line import EXECUTE
 from runs.lifecycle.moves import LeaseLost, Moved
 from runs.lifecycle.runs import (
     append_text,

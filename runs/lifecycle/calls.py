@@ -109,7 +109,7 @@ def record_call_result(
 
 @transaction.atomic
 def record_call_failure(run: Run, call: ToolInvocation, code: str, message: str) -> Moved:
-    """DISPATCHING (or PENDING) → FAILED: the model is told, the hold released."""
+    """DISPATCHING (or PENDING) → FAILED: the model receives the error, and the hold is released."""
     moved = _record_end(run, call, InvocationStatus.FAILED, error_code=code, error_message=message)
     ledger.release(call.id)
     return moved
@@ -134,7 +134,7 @@ def approve_call(run: Run, call: ToolInvocation) -> ToolInvocation:
 
 
 def refuse_call(call: ToolInvocation) -> ToolInvocation:
-    """PENDING → REFUSED: it costs nothing, and the model is told."""
+    """PENDING → REFUSED: it costs nothing, and the model receives the refusal."""
     return _end(call, InvocationStatus.REFUSED, code=CallError.APPROVAL_REFUSED, message="The user refused the call.")
 
 

@@ -15,7 +15,7 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import F, QuerySet
 
-from chats.models import Chat
+from chats.models import Chat, Message
 from chats.services import add_message, write_content
 from config.database.batches import limit_lock_wait
 from config.database.writes import Writes, insert
@@ -66,7 +66,7 @@ def enqueue(run: Run, chat: Chat, title: str | None, also: Writes) -> Run:
 
 @transaction.atomic
 def request_cancel(run_id: str) -> None:
-    """queued, waiting → cancelled at once; the owner of a running run is told, and stops it within a second."""
+    """queued, waiting → cancelled at once; the owner of a running run sees the request within a second."""
     run = lock_run(run_id)
     if run is None or run.status in FINAL_RUN_STATUSES:
         return
@@ -122,7 +122,7 @@ def claim(run_id: str, worker_id: str) -> Run | None:
     happened: list[StreamEvent] = []
     also = Writes()
     if run.assistant_message_id is None:
-        changes["assistant_message_id"] = add_message(also, run.chat_id, run.id, "assistant").id
+        changes["assistant_message_id"] = add_message(also, run.chat_id, run.id, Message.Role.ASSISTANT).id
     model = catalogue.remembered().model(run.requested_model)
     if run.resolved_model is None and model is not None:
         changes["resolved_model"] = model.name

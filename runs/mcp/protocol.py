@@ -1,6 +1,6 @@
 """JSON-RPC 2.0 as the Model Context Protocol uses it: reading a request, settling its revision, writing the answer.
 
-Nothing here knows of tools, runs or Django's views. Each refusal is an ``RpcError``.
+This module does not use tools, runs or Django's views. Each refusal is an ``RpcError``.
 """
 
 from __future__ import annotations

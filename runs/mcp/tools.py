@@ -1,6 +1,6 @@
 """The tools of the MCP endpoint: each does the same as an endpoint of the public surface, and needs the same scope.
 
-Nothing here knows of JSON-RPC. A refusal is a DomainError.
+This module does not use JSON-RPC. A refusal is a DomainError.
 """
 
 from __future__ import annotations

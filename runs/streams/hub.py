@@ -1,7 +1,7 @@
 """The open streams of one process, which share their queries. A stream yields events; its server renders them.
 
 A stream reads at its own pace from its position, so a slow client delays nobody and needs no buffer. Redis names the
-runs that have new events; one query then reads them all. While Redis is away, one shared query in each
+runs that have new events; one query then reads them all. While Redis is not available, one shared query in each
 STREAM_POLL_SECONDS does the same. No stream has a thread or a database connection of its own.
 """
 
@@ -191,7 +191,7 @@ class Hub:
         self.threads.shutdown(wait=False, cancel_futures=True)
 
     async def ask(self, query: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a query on a thread; repeated while the database is away."""
+        """Run a query on a thread; repeated while the database is not available."""
         return await persist(self.threads, query, *args, **kwargs)
 
     async def _keep_up(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -228,12 +228,12 @@ class Hub:
                             self._note(run_id)
         except (redis.RedisError, OSError, ValueError) as error:
             if self.listening:
-                logger.warning("streams poll the database while Redis is away (%s)", type(error).__name__)
+                logger.warning("streams poll the database while Redis is not available (%s)", type(error).__name__)
         finally:
             self.listening = False
 
     async def _look(self) -> None:
-        """One query for all runs, in case a message was lost; more often while Redis is away."""
+        """One query for all runs, in case a message was lost; more often while Redis is not available."""
         looked_at = float("-inf")
         listened = False
         while True:
