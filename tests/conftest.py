@@ -44,6 +44,12 @@ def static_files_are_looked_for_once() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def pages_have_no_limit(settings: Any) -> None:
+    """All tests send their requests from one address."""
+    settings.RATE_LIMIT_PAGES = 0
+
+
+@pytest.fixture(autouse=True)
 def nudges(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[Any, ...], float | None]]:
     """The published messages as (task, args, countdown). Only tests with a real stack use a broker."""
     published: list[tuple[str, tuple[Any, ...], float | None]] = []

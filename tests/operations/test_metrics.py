@@ -204,8 +204,8 @@ def test_a_scrape_does_not_scan_finished_runs(user):
         cursor.execute(
             """
             INSERT INTO runs_run (id, chat_id, user_id, status, blocked, throttled, user_message_id, request_id,
-                last_stream_index, unrecorded_text, ran_ms, lease_token, lease_losses, due_at)
-            SELECT 'run_' || n, %s, %s, 'completed', false, false, 'msg', '', 0, false, 0, 0, 0, NULL
+                tool_invocation_count, last_stream_index, unrecorded_text, ran_ms, lease_token, lease_losses, due_at)
+            SELECT 'run_' || n, %s, %s, 'completed', false, false, 'msg', '', 0, 0, false, 0, 0, 0, NULL
             FROM generate_series(1, 20000) n
             """,
             [chat.pk, user.pk],
