@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from tests.faults.load import APPROVAL, QUESTION, Load, at_work
+from tests.faults.load import Load, at_work
 from tests.stack.stack import CELERY
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(180)]
@@ -64,18 +64,3 @@ def test_runs_complete_without_beat_and_messages(load: Load) -> None:
             time.sleep(0.25)
     load.stack.restart("beat")
     load.check()
-
-
-def test_a_waitpoint_expires_when_beat_runs_again(load: Load) -> None:
-    load.nobody_answers()
-    load.stack.kill("beat")
-    runs = load.start_all(APPROVAL, QUESTION)
-    for run in runs:
-        load.driver.wait(run, "waiting")
-    load.sql("UPDATE runs_waitpoint SET expires_at = now() WHERE status = 'PENDING' RETURNING 1")
-    time.sleep(1)
-    assert {load.driver.get(run)["status"] for run in runs} == {"waiting"}
-    load.stack.restart("beat")
-    ended = [load.driver.wait(run) for run in runs]
-    assert {(run["status"], run["errorCode"]) for run in ended} == {("failed", "WAITPOINT_EXPIRED")}
-    load.stack.manage("check_invariants")
