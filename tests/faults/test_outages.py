@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from runs import catalogue
 from tests.faults.load import QUESTION, Kind, Load, at_work
 from tests.stack.postgres import PostgresServer
 
@@ -27,6 +28,7 @@ def load(postgres_server: PostgresServer) -> Iterator[Load]:
     with at_work(database_url=postgres_server.url()) as load:
         # A call that is suspended must not reach its time limit.
         load.sql("UPDATE runs_tool SET timeout_seconds = 120 RETURNING id")
+        time.sleep(catalogue.MAX_AGE_SECONDS + 1)  # until every process has read it
         yield load
 
 
