@@ -99,7 +99,7 @@ class AttachmentViewSet(ServiceViewSet):
         return CreatedAttachmentSerializer(attachment).data
 
     def stored_answer(self, response: Any) -> bytes:
-        """Without the upload address: whoever reads it from the database or a backup could upload a file."""
+        """Without the upload address, because anyone who reads it in the database or a backup could upload a file."""
         return dumps({name: value for name, value in response.data.items() if name != "upload"})
 
     def replayed_answer(self, stored: bytes) -> bytes:

@@ -176,7 +176,7 @@ class Gauge:
 
 
 def redis_time(client: redis.Redis) -> float:
-    """Redis' time in seconds since the epoch. It decides which processes are alive, whatever their own clocks."""
+    """Redis' time in seconds since the epoch. It decides which processes are alive; their own clocks do not matter."""
     seconds, microseconds = client.time()
     return float(seconds) + microseconds / 1e6
 
