@@ -15,7 +15,6 @@ from datetime import datetime, timedelta
 from django.conf import settings
 from django.db import connection
 
-from config.database.queries import CompiledQuery
 from config.database.retry import CONNECTION_ERRORS, attempt, outage
 from config.kernel import clock
 from config.queue import jobs
@@ -162,18 +161,9 @@ class Heartbeat(threading.Thread):
         catalogue.refresh()
 
     def _look_for_cancels(self) -> None:
-        cancelled = [run.pk for run in _to_cancel(self.process.worker_id)]
-        if cancelled:
+        running = Run.objects.filter(worker_id=self.process.worker_id, status=RunStatus.RUNNING)
+        if cancelled := list(running.filter(cancel_requested_at__isnull=False).values_list("pk", flat=True)):
             self.cancel(cancelled)
-
-
-# Asked several times a second by every process.
-_to_cancel: CompiledQuery[Run] = CompiledQuery(
-    lambda worker_id: Run.objects.filter(
-        worker_id=worker_id, status=RunStatus.RUNNING, cancel_requested_at__isnull=False
-    ).only("pk"),
-    str,
-)
 
 
 def _lease_end() -> datetime:

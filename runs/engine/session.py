@@ -16,7 +16,6 @@ from weakref import WeakValueDictionary
 
 from django.conf import settings
 
-from config.database.queries import CompiledQuery
 from config.database.retry import persist
 from config.kernel import clock
 from runs import catalogue, lifecycle
@@ -109,13 +108,9 @@ class Claimed:
     refusal: tuple[str, str] | None = None
 
 
-_owner: CompiledQuery[Run] = CompiledQuery(lambda run_id: Run.objects.filter(pk=run_id).only("user_id"), str)
-
-
 def user_of(run_id: str) -> int | None:
     """The id of the run's user; None if there is no such run."""
-    run = _owner.first(run_id)
-    return run.user_id if run else None
+    return Run.objects.filter(pk=run_id).values_list("user_id", flat=True).first()
 
 
 def claim_and_load(run_id: str, worker_id: str) -> Claimed | None:
