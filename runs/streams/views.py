@@ -88,7 +88,7 @@ def position_of(request: Request) -> int:
     # A client that reconnects by itself repeats its first URL, so its header is newer than the parameter.
     given = {"Last-Event-ID": request.headers.get("Last-Event-ID"), "after": request.query_params.get("after")}
     for name, text in given.items():
-        if text and not (text.isascii() and text.isdigit() and len(text) <= POSITION_MAX_DIGITS):
+        if text is not None and not (text.isascii() and text.isdigit() and len(text) <= POSITION_MAX_DIGITS):
             raise ValidationFailed({name: ["Use the index of an event: a whole number from 0."]})
     return int(given["Last-Event-ID"] or given["after"] or 0)
 

@@ -60,7 +60,6 @@ def test_stream_of_a_finished_run_has_all_its_events(listen, make_run, user):
         ("?after=2", None, 3),
         ("?after=2", "3", 4),  # an EventSource that reconnects sends the same query again
         ("", "5", 6),
-        ("?after=", "", 1),
         ("?after=6", None, None),
         ("?after=7", None, None),
         ("?after=999999999999999999", None, None),
@@ -73,7 +72,7 @@ def test_stream_starts_after_the_given_index(listen, make_run, user, query, head
     assert [index for index, *_ in received] == (list(range(first, 7)) if first else [])
 
 
-@pytest.mark.parametrize("wrong", ["-1", "1.5", "x", "1e3", "٣", "1" * 19, "1,2"])
+@pytest.mark.parametrize("wrong", ["", "-1", "1.5", "x", "1e3", "٣", "1" * 19, "1,2"])
 def test_a_malformed_index_is_refused(client, base, make_run, user, wrong):
     run = make_run(user)
     for answer, field in (
