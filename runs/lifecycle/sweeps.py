@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable
-from datetime import timedelta
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from functools import partial
 
 from django.conf import settings
@@ -27,8 +28,18 @@ from runs.models import Run, RunStatus, Waitpoint, WaitpointStatus, Worker
 JOB = "sweep-runs"
 BATCH = 500
 
-# Workers whose lease has expired, and when this process first saw that, by ``clock.steady``.
-_late_since: dict[str, float] = {}
+
+@dataclass
+class _Late:
+    """The leases that this process has seen expired, as (worker id, end of the lease), each with the time of the first
+    look that saw it. Times are by ``clock.steady``.
+    """
+
+    since: dict[tuple[str, datetime], float] = field(default_factory=dict)
+    looked_at: float = -math.inf
+
+
+_late = _Late()
 
 CLAIMABLE = Q(status=RunStatus.QUEUED, blocked=False, throttled=False) | Q(status=RunStatus.RUNNING, worker_id=None)
 
@@ -43,12 +54,12 @@ def reap_late_workers() -> int:
     it gives each late worker the time of another lease to come back.
     """
     now = clock.steady()
-    late = set(Worker.objects.filter(expires_at__lt=clock.now()).values_list("pk", flat=True))
-    for worker_id in _late_since.keys() - late:
-        _late_since.pop(worker_id, None)  # another thread may have done it
-    due = [
-        worker_id for worker_id in late if now - _late_since.setdefault(worker_id, now) >= settings.RUN_LEASE_SECONDS
-    ]
+    expired = list(Worker.objects.filter(expires_at__lt=clock.now()).values_list("pk", "expires_at"))
+    # After an outage or a suspension of this process, what it saw before says nothing.
+    is_back = now - _late.looked_at >= max(settings.RUN_LEASE_SECONDS, 2 * settings.RUN_SWEEP_SECONDS)
+    before = {} if is_back else _late.since
+    _late.since, _late.looked_at = {lease: before.get(lease, now) for lease in expired}, now
+    due = [worker_id for (worker_id, _), since in _late.since.items() if now - since >= settings.RUN_LEASE_SECONDS]
     return reap_workers(workers=Worker.objects.filter(pk__in=due))
 
 

@@ -55,6 +55,29 @@ def test_a_late_write_of_text_does_not_interrupt_the_next_owner(bench, settings,
     assert Run.objects.get().lease_losses == 1
 
 
+@pytest.mark.parametrize("renewed", [False, True])
+def test_a_look_before_a_suspension_takes_no_runs_after_it(settings, monkeypatch, renewed):
+    """All processes come back together: what the sweep saw before says nothing about the worker."""
+    settings.RUN_LEASE_SECONDS, settings.RUN_SWEEP_SECONDS = 5, 1
+    seconds = 1000.0
+    monkeypatch.setattr(clock, "steady", lambda: seconds)
+    ago = clock.now() - timedelta(minutes=1)
+    worker = Worker.objects.create(host="h", pid=1, expires_at=ago)
+
+    def is_lost(after: float) -> bool:
+        nonlocal seconds
+        seconds += after
+        lifecycle.sweep()
+        return not Worker.objects.filter(pk=worker.pk).exists()
+
+    assert not is_lost(0)
+    if renewed:
+        Worker.objects.update(expires_at=ago + timedelta(seconds=5))
+    assert not is_lost(4 if renewed else 40)
+    assert not is_lost(4)
+    assert is_lost(4)
+
+
 @pytest.mark.parametrize("point", ["before_model", "after_dispatch"])
 def test_after_a_suspension_nothing_begins_without_the_lease(bench, settings, monkeypatch, point):
     """The machine is suspended just before a call, and another worker takes its runs over."""
