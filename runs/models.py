@@ -16,6 +16,7 @@ from config.database.protected import ProtectedModel
 from config.kernel.choices import StatusChoices
 from config.kernel.encryption import EncryptedField
 from config.kernel.ids import IdField, RefField
+from credits.usage import MODEL_KEY
 
 
 class RunStatus(StatusChoices):
@@ -108,7 +109,14 @@ class Tool(models.Model):
     enabled = models.BooleanField(default=True)
 
     class Meta:
-        constraints = [models.CheckConstraint(condition=Q(price__gte=0), name="tool_price_not_negative")]
+        constraints = [
+            models.CheckConstraint(condition=Q(price__gte=0), name="tool_price_not_negative"),
+            models.CheckConstraint(
+                condition=~Q(name=MODEL_KEY),
+                name="tool_not_named_as_model_usage",
+                violation_error_message=f"A tool cannot be named {MODEL_KEY}: usage reports have this name for models.",
+            ),
+        ]
 
     def __str__(self) -> str:
         return self.name

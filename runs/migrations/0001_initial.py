@@ -120,7 +120,7 @@ class Migration(migrations.Migration):
                 ('enabled', models.BooleanField(default=True)),
             ],
             options={
-                'constraints': [models.CheckConstraint(condition=models.Q(('price__gte', 0)), name='tool_price_not_negative')],
+                'constraints': [models.CheckConstraint(condition=models.Q(('price__gte', 0)), name='tool_price_not_negative'), models.CheckConstraint(condition=models.Q(('name', 'model'), _negated=True), name='tool_not_named_as_model_usage', violation_error_message='A tool cannot be named model: usage reports have this name for models.')],
             },
         ),
         migrations.CreateModel(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from cryptography.fernet import Fernet
-from django.db import connection
+from django.db import IntegrityError, connection, transaction
 from django.urls import reverse
 
 from runs import catalogue
@@ -113,6 +113,8 @@ def test_a_tool_with_an_undecryptable_secret_can_be_changed(boss, settings):
                 '{"a": "\\ud800"}',
                 '{"a":' * 5000 + "1" + "}" * 5000,
                 '{"a": 1, "a": 2}',
+                '{"properties": {"a": {"pattern": "^(?=x)"}}}',
+                '{"properties": {"a": {"$ref": "https://schemas.example/a.json"}}}',
             )
         ],
         *[
@@ -120,6 +122,7 @@ def test_a_tool_with_an_undecryptable_secret_can_be_changed(boss, settings):
             for text in ("x", "[]", '{"a": 1}', '{"Host": "x"}', '{"a": "x\\ny"}')
         ],
         *[({"name": name}, "name") for name in ("", "with blank", "ü", "x" * 65, "a\0b", "calculate")],
+        ({"name": "model"}, "__all__"),
         *[({"url": url}, "url") for url in ("", "ftp://x", "https://", "https://u:p@x.example", "x" * 3000)],
         ({"node_type": "builtin"}, "node_type"),
         ({"node_type": "magic"}, "node_type"),
@@ -131,6 +134,18 @@ def test_an_invalid_tool_is_a_clear_error_and_is_not_saved(boss, wrong, field):
     assert field in errors(answer)
     assert SECRET not in answer.content.decode()
     assert list(Tool.objects.order_by("pk").values()) == before
+
+
+def test_the_unsupported_pattern_of_a_schema_is_named(boss):
+    answer = boss.post(ADD_TOOL, tool(input_schema='{"properties": {"a": {"type": "string", "pattern": "^(?=x)"}}}'))
+    (message,) = errors(answer)["input_schema"]
+    assert message.startswith("At properties.a.pattern: The pattern ^(?=x) cannot be used")
+
+
+@pytest.mark.parametrize("write", [Tool.objects.create, lambda **row: Tool.objects.bulk_create([Tool(**row)])])
+def test_the_database_refuses_a_tool_named_model(write):
+    with pytest.raises(IntegrityError), transaction.atomic():
+        write(name="model", display_name="Model", description="", node_type="http", price=0)
 
 
 def test_a_new_model_is_available_immediately(boss):
