@@ -28,7 +28,7 @@ FILE_NAME_MAX_CHARS = 100
 # File systems limit a name to 255 bytes, and the storage may add a few.
 FILE_NAME_MAX_BYTES = 200
 # No separators, control characters, hidden files, or marks that reverse the text and so disguise the file's type.
-FILE_NAME_PATTERN = r"^\w(?:[\w .,()+@=-]*[\w)])?$"
+FILE_NAME_PATTERN = re.compile(r"^\w(?:[\w .,()+@=-]*[\w)])?$")
 TOKEN_PATTERN = re.compile(r"[0-9a-f]{64}")
 WRITE_ATTEMPTS = 3
 
@@ -50,7 +50,7 @@ def is_file_name(name: str) -> bool:
         len(name) <= FILE_NAME_MAX_CHARS
         and len(name.encode("utf-8", "replace")) <= FILE_NAME_MAX_BYTES
         and "\n" not in name
-        and re.search(FILE_NAME_PATTERN, name) is not None
+        and FILE_NAME_PATTERN.search(name) is not None
     )
 
 

@@ -135,6 +135,23 @@ def test_failed_tool_does_not_fail_the_run(bench, call, code):
     assert bench.credits()["held"] == "0"
 
 
+def add_tool(**columns):
+    row = {"display_name": "Find", "description": "Finds.", "node_type": "http", "url": "http://127.0.0.1:9/"}
+    Tool.objects.create(**{"name": "find", "price": 0, "approval": "never", **row, **columns})
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(("pattern", "code"), [("^(a+)+$", "INVALID_INPUT"), ("^(?=a)a+$", "TOOL_ERROR")])
+def test_pattern_does_not_stop_the_worker(bench, pattern, code):
+    """The first one took 2 ** 60 steps, and the second one is not supported."""
+    add_tool(input_schema={"type": "object", "properties": {"q": {"type": "string", "pattern": pattern}}})
+    catalogue.refresh()
+    run = bench.finish('/call find {"q": "' + "a" * 60 + '!"}\n/say went on')
+    assert run["status"] == "completed"
+    (call,) = run["toolInvocations"]
+    assert (call["errorCode"], pattern in call["errorMessage"]) == (code, True)
+
+
 def test_run_can_limit_its_tools(bench):
     run = bench.finish('/call calculate {"expression": "1"}', tools=["ask_user"])
     assert run["toolInvocations"][0]["errorCode"] == "UNKNOWN_TOOL"

@@ -1,6 +1,7 @@
 """Tests of the input of calls: valid input is passed on unchanged, other input is refused with path and rule."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -92,17 +93,100 @@ def test_error_message_is_short_for_long_input():
 @pytest.mark.parametrize(
     "schema",
     [
-        {"$ref": "#"},
         {"$ref": "https://schemas.example/remote.json"},
+        {"$ref": "file:///etc/hostname"},
         {"$ref": "#/$defs/missing"},
         {"type": "nothing"},
         {"properties": {"a": {"pattern": "("}}, "type": "object"},
+        {"properties": {"a": {"pattern": "^(?=b)"}}},
     ],
 )
 def test_invalid_schema_is_a_tool_error(schema):
     code, message = refusal(http_tool("", input_schema=schema), '{"a": "b"}')
     assert code == "TOOL_ERROR"
     assert "lookup" in message
+
+
+# Matched by backtracking, the first pattern takes 2 ** 60 steps, and stopped every run of the process.
+LONG = 1024 * 1024
+BACKTRACKS = {"type": "string", "pattern": "^(a+)+$"}
+OPTIONAL_LIST = {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("schema", "input", "path", "rule"),
+    [
+        ({"properties": {"a": BACKTRACKS}}, {"a": "a" * 60 + "!"}, "a", "pattern"),
+        ({"properties": {"a": BACKTRACKS}}, {"a": "a" * LONG + "!"}, "a", "pattern"),
+        ({"properties": {"a": {"items": BACKTRACKS}}}, {"a": ["aaa", "a" * LONG + "!"]}, "a.1", "pattern"),
+        ({"propertyNames": BACKTRACKS}, {"a" * LONG + "!": 1}, "the top level", "propertyNames"),
+        (
+            {"patternProperties": {"^(a+)+$": False}, "required": ["x"]},
+            {"a" * LONG + "!": 1},
+            "the top level",
+            "required",
+        ),
+        ({"properties": {"a": {"format": "regex", "minLength": LONG}}}, {"a": "(" * (LONG - 1)}, "a", "minLength"),
+        ({"properties": {"a": {"minLength": 10**15}}}, {"a": "x" * LONG}, "a", "minLength"),
+        (
+            {"properties": {"a": {"uniqueItems": True}}},
+            {"a": [{"i": [i]} for i in range(LONG // 14)] + [{"i": [0]}]},
+            "a",
+            "uniqueItems",
+        ),
+        ({"properties": {"a": OPTIONAL_LIST}}, {"a": [1] * (LONG // 2)}, "a.0", "type"),
+        ({"additionalProperties": False}, {f"k{i}": 0 for i in range(LONG // 12)}, "the top level", "falseSchema"),
+    ],
+)
+def test_the_worst_input_is_refused_in_a_moment(settings, schema, input, path, rule):
+    settings.TOOL_INPUT_MAX_CHARS = 2 * LONG
+    code, message = refusal(http_tool("", input_schema=schema), json.dumps(input))
+    assert code == "INVALID_INPUT"
+    assert f"at {path}:" in message
+    assert message.endswith(f"(rule: {rule})")
+
+
+NODES = {"properties": {"nodes": {"items": {"$ref": "#/$defs/node"}}}}
+EXPRESSION = {"anyOf": [NODES | {"required": [kind]} for kind in ("and", "or", "xor")]}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("node", [EXPRESSION, {"allOf": [NODES, NODES], "required": ["or"]}])
+def test_deep_input_for_a_recursive_schema_is_refused_in_a_moment(node):
+    """The errors of all alternatives are as many as the alternatives to the power of the depth."""
+    tool = http_tool("", input_schema={"$defs": {"node": node}, "properties": {"a": {"$ref": "#/$defs/node"}}})
+    for depth in (3, 31):
+        value: dict[str, Any] = {}
+        for _ in range(depth):
+            value = {"nodes": [value], "or": 1}
+        code, message = refusal(tool, json.dumps({"a": value}))
+        assert (code, "rule: " in message) == ("INVALID_INPUT", depth == 3)
+
+
+@pytest.mark.parametrize(
+    ("schema", "input", "named"),
+    [
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, 1, "at a: The value is not valid under any of"),
+        (
+            {"anyOf": [{"properties": {"b": {"type": "string"}}, "type": "object"}, {"type": "null"}]},
+            {"b": 1},
+            "at a.b:",
+        ),
+        ({"oneOf": [{"items": {"type": "string"}, "type": "array"}, {"type": "null"}]}, ["x", 1], "at a.1:"),
+        ({"oneOf": [{"minimum": 1}, {"maximum": 3}]}, 2, "at a: The value is valid under more than one of"),
+        ({"$ref": "#/$defs/x~1y%25%20"}, [[1]], "at a.0.0:"),
+        (
+            {"anyOf": [{"properties": {"b": {}}}], "unevaluatedProperties": False},
+            {"b": 1, "c": 1},
+            "unevaluatedProperties",
+        ),
+    ],
+)
+def test_the_alternative_that_fits_best_is_named(schema, input, named):
+    nested = {"anyOf": [{"items": OPTIONAL_LIST, "type": "array"}, {"type": "string"}]}
+    tool = http_tool("", input_schema={"$defs": {"x/y% ": nested}, "properties": {"a": schema}})
+    assert named in refusal(tool, json.dumps({"a": input}))[1]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -119,6 +203,14 @@ def test_remote_schema_is_not_fetched(server):
         ({"type": "array"}, "must be object"),
         ({"type": "object", "properties": {"a": {"type": "nothing"}}}, "properties.a.type"),
         ({"type": "object", "required": "a"}, "required"),
+        ({"properties": {"a": {"pattern": "^(?=x)"}}}, r"properties\.a\.pattern: .*\^\(\?=x\)"),
+        ({"properties": {"a": {"pattern": r"(x)\1"}}}, r"properties\.a\.pattern: .*\(x\)"),
+        ({"properties": {"a": {"pattern": "("}}}, r"properties\.a\.pattern: .*\("),
+        ({"patternProperties": {"^(?!x)": {}}}, r"patternProperties.*: .*\^\(\?!x\)"),
+        ({"propertyNames": {"pattern": "(?<=x)y"}}, r"propertyNames\.pattern: .*\(\?<=x\)y"),
+        ({"properties": {"a": {"pattern": "(x{1000}){1000}"}}}, r"properties\.a\.pattern: .*\(x\{1000\}\)"),
+        ({"properties": {"a": {"$ref": "https://schemas.example/remote.json"}}}, "schemas.example"),
+        ({"properties": {"a": {"$ref": "#/$defs/missing"}}}, "missing"),
     ],
 )
 def test_invalid_schema_is_refused_when_staff_enter_it(schema, named):
@@ -129,3 +221,20 @@ def test_invalid_schema_is_refused_when_staff_enter_it(schema, named):
 def test_valid_schema_is_accepted():
     check_schema(CHART.input_schema)
     check_schema({})
+
+
+def test_schema_of_an_older_draft_is_accepted():
+    schema = {"$schema": "http://json-schema.org/draft-07/schema#", "definitions": {"x": {"type": "string"}}}
+    schema |= {"properties": {"a": {"$ref": "#/definitions/x"}}}
+    check_schema(schema)
+    assert refusal(http_tool("", input_schema=schema), '{"a": 1}') == (
+        "INVALID_INPUT",
+        'The input does not fit: at a: 1 is not of type "string" (rule: type)',
+    )
+
+
+def test_schema_that_refers_to_itself_is_accepted():
+    schema = {"properties": {"name": {"type": "string"}, "children": {"items": {"$ref": "#"}}}}
+    check_schema(schema)
+    assert parse_input(http_tool("", input_schema=schema), '{"children": [{"name": "x"}]}')
+    assert "at children.0.name:" in refusal(http_tool("", input_schema=schema), '{"children": [{"name": 1}]}')[1]
