@@ -17,7 +17,7 @@ from runs.llm.base import ToolCall
 from runs.models import InvocationStatus, Run, Tool, ToolInvocation, WaitpointKind
 from runs.tools.base import ASK_USER, BUILTIN, ToolContext, ToolDefinition, ToolFailure
 from runs.tools.dispatch import call_tool
-from runs.tools.schema import parse_input
+from runs.tools.schema import check_input, parse_arguments
 
 
 def approval_threshold(run: Run) -> int:
@@ -40,26 +40,32 @@ async def new_invocations(session: Session, turn_index: int, calls: list[ToolCal
     ]
 
 
-Input = dict[str, Any] | ToolFailure
+# The arguments, which are {} if they are no JSON object, and why the call fails.
+Input = tuple[dict[str, Any], ToolFailure | None]
 
 
 def _parse(calls: list[ToolCall], tools: list[ToolDefinition | None]) -> list[Input]:
-    """The input of each call, or why the call fails."""
     inputs: list[Input] = []
     for call, tool in zip(calls, tools, strict=True):
+        input: dict[str, Any] = {}
+        failure = None
         try:
-            if tool is None:
-                raise ToolFailure(CallError.UNKNOWN_TOOL, f"There is no tool named {call.name}.")
-            inputs.append(parse_input(tool, call.arguments))
-        except ToolFailure as failure:
-            inputs.append(failure)
+            input = parse_arguments(call.arguments)
+            if tool is not None:
+                check_input(tool, input)
+        except ToolFailure as error:
+            failure = error
+        if tool is None:
+            failure = ToolFailure(CallError.UNKNOWN_TOOL, f"There is no tool named {call.name}.")
+        inputs.append((input, failure))
     return inputs
 
 
 def _new_invocation(
-    run: Run, turn_index: int, call_index: int, call: ToolCall, tool: ToolDefinition | None, input: Input
+    run: Run, turn_index: int, call_index: int, call: ToolCall, tool: ToolDefinition | None, parsed: Input
 ) -> ToolInvocation:
     now = clock.now()
+    input, failure = parsed
     invocation = ToolInvocation(
         id=new_id("inv"),
         run=run,
@@ -68,14 +74,14 @@ def _new_invocation(
         tool_call_id=call.id,
         name=call.name,
         node_type=tool.node_type if tool else BUILTIN,
+        input=input,
         credit_estimate=tool.price if tool else 0,
         repeatable=tool.repeatable if tool else False,
         created_at=now,
         updated_at=now,
     )
-    if isinstance(input, ToolFailure):
-        return lifecycle.reject_new_call(invocation, input.code, input.message)
-    invocation.input = input
+    if failure is not None:
+        return lifecycle.reject_new_call(invocation, failure.code, failure.message)
     return invocation
 
 

@@ -43,7 +43,7 @@ TYPES = {
 
 
 async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
-    """Call the tool with an input that ``parse_input`` has accepted, within the time limits of the tool and the run.
+    """Call the tool with an input that ``check_input`` has accepted, within the time limits of the tool and the run.
 
     Raises ToolFailure for every failure (``TOOL_TIMEOUT`` after the time limit). Only a cancellation passes unchanged.
     """

@@ -39,21 +39,29 @@ REFERENCES, EXPLAINED_DEPTH_MAX = ('"$ref"', '"$dynamicRef"'), 8
 Path = list[str | int]
 
 
-def parse_input(definition: ToolDefinition, arguments: str) -> dict[str, Any]:
-    """The call's input. Empty text is an empty object: models call a tool without parameters in this way.
+def parse_arguments(arguments: str) -> dict[str, Any]:
+    """A call's input. Empty text is an empty object: models call a tool without parameters in this way.
 
-    Raises ToolFailure ``INVALID_INPUT``, which names the path and the broken rule so that the model can correct the
-    call.
+    Raises ToolFailure ``INVALID_INPUT`` with a message from which the model can correct the call.
     """
     if len(arguments) > settings.TOOL_INPUT_MAX_CHARS:
         raise _invalid(f"it may have at most {settings.TOOL_INPUT_MAX_CHARS} characters.")
     try:
         # As floats: JSON Schema's rules and the JSON columns of the database do not take Decimal.
-        value = parse_object(arguments.strip(), subject="it", floats=True)
+        return parse_object(arguments.strip(), subject="it", floats=True)
     except MalformedJSON as error:
         raise _invalid(error.message) from None
-    _check_schema(definition, value)
-    return value
+
+
+def check_input(definition: ToolDefinition, value: dict[str, Any]) -> None:
+    """Raises ToolFailure ``INVALID_INPUT`` with the path and the broken rule, or ``TOOL_ERROR`` for a bad schema."""
+    schema_text = _key(definition.input_schema)
+    try:
+        valid = _validator(schema_text).is_valid(value)
+    except ValidationError as error:
+        raise tool_error(f"The input schema of {definition.name} is not valid. At {_problem(error)}") from error
+    if not valid:
+        raise _invalid(_mismatch(schema_text, value))
 
 
 def check_schema(schema: Any) -> None:
@@ -81,16 +89,6 @@ def _problem(error: ValidationError) -> str:
 
 def _invalid(reason: str) -> ToolFailure:
     return ToolFailure(CallError.INVALID_INPUT, f"The input does not fit: {reason}")
-
-
-def _check_schema(definition: ToolDefinition, value: dict[str, Any]) -> None:
-    schema_text = _key(definition.input_schema)
-    try:
-        valid = _validator(schema_text).is_valid(value)
-    except ValidationError as error:
-        raise tool_error(f"The input schema of {definition.name} is not valid. At {_problem(error)}") from error
-    if not valid:
-        raise _invalid(_mismatch(schema_text, value))
 
 
 def _mismatch(schema_text: str, value: dict[str, Any]) -> str:

@@ -140,6 +140,28 @@ def add_tool(**columns):
     Tool.objects.create(**{"name": "find", "price": 0, "approval": "never", **row, **columns})
 
 
+@pytest.mark.parametrize(
+    ("call", "code", "input"),
+    [
+        ('/call nothing_such {"a": {"B_c": [1, 0.5]}}', "UNKNOWN_TOOL", {"a": {"B_c": [1, 0.5]}}),
+        ("/call nothing_such {oops", "UNKNOWN_TOOL", {}),
+        ('/call nothing_such ["a"]', "UNKNOWN_TOOL", {}),
+        ('/call calculate {"expr": 1}', "INVALID_INPUT", {"expr": 1}),
+        ('/call calculate {"expression": ["1"]}', "INVALID_INPUT", {"expression": ["1"]}),
+        ("/call calculate {oops", "INVALID_INPUT", {}),
+        ('/call calculate {"a": 1, "a": 2}', "INVALID_INPUT", {}),
+        ('/call calculate {"a": "' + "x" * 72 + '"}', "INVALID_INPUT", {"a": "x" * 72}),
+        ('/call calculate {"a": "' + "x" * 400 + '"}', "INVALID_INPUT", {}),
+    ],
+)
+def test_refused_call_keeps_the_arguments_of_the_model(bench, settings, call, code, input):
+    """They are as long as the input of a call may be, so that what is stored is bounded."""
+    settings.TOOL_INPUT_MAX_CHARS = 100
+    run = bench.finish(f"{call}\n/say went on")
+    (invocation,) = run["toolInvocations"]
+    assert (invocation["errorCode"], invocation["input"]) == (code, input)
+
+
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize(("pattern", "code"), [("^(a+)+$", "INVALID_INPUT"), ("^(?=a)a+$", "TOOL_ERROR")])
 def test_pattern_does_not_stop_the_worker(bench, pattern, code):

@@ -17,7 +17,7 @@ from runs.tools.base import ToolContext, ToolDefinition, ToolResult
 from runs.tools.builtin import TOOLS
 from runs.tools.dispatch import call_tool
 from runs.tools.places import Threads
-from runs.tools.schema import parse_input
+from runs.tools.schema import check_input, parse_arguments
 from tests.http_server import serving
 
 
@@ -50,6 +50,13 @@ class Server:
 
     def answers(self, value: Any) -> None:
         self.body = value if isinstance(value, bytes) else json.dumps(value).encode()
+
+
+def parse_input(definition: ToolDefinition, arguments: str) -> dict[str, Any]:
+    """The input of a call, as the engine reads and checks it."""
+    input = parse_arguments(arguments)
+    check_input(definition, input)
+    return input
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from runs.tools.base import ToolFailure
-from runs.tools.schema import check_schema, parse_input
-from tests.tools.conftest import builtin, http_tool
+from runs.tools.schema import check_schema
+from tests.tools.conftest import builtin, http_tool, parse_input
 
 CHART = builtin("draw_chart")
 
