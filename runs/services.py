@@ -21,7 +21,7 @@ from config.telemetry import logs, tracing
 from credits import ledger
 from runs import catalogue, lifecycle
 from runs.models import LIVE_RUN_STATUSES, Run, RunStatus, ToolInvocation, Waitpoint, WaitpointKind, WaitpointStatus
-from runs.serializers import RESULT_SHOWN_BYTES
+from runs.serializers import ANSWERS, RESULT_SHOWN_BYTES, AnswerKind
 
 
 class RunInProgress(Conflict):
@@ -166,18 +166,18 @@ def cancel_run(run: Run) -> Run:
     return find_run(run.user_id, run.pk) or run
 
 
-def respond(waitpoint: Waitpoint, answer: dict[str, Any]) -> Waitpoint:
-    """Answer a waitpoint. The first answer counts; each answer returns the waitpoint in its current state.
+def respond(waitpoint: Waitpoint, body: dict[str, Any]) -> Waitpoint:
+    """Answer a waitpoint. The first answer counts; a resolved waitpoint is returned as it is, whatever the body.
 
-    ``answer`` is ``{"kind", "approved"}`` or ``{"kind", "answer"}``. Raises ValidationFailed if a pending waitpoint
-    is of the other kind.
+    Raises ValidationFailed or DRF's ValidationError if the body does not answer the pending waitpoint.
     """
     logs.run_id.set(waitpoint.run_id)
-    if waitpoint.status == WaitpointStatus.PENDING and answer["kind"] != waitpoint.kind:
+    if waitpoint.status != WaitpointStatus.PENDING:
+        return waitpoint
+    answer = ANSWERS[AnswerKind.validated(body)["kind"]].validated(body)
+    if answer["kind"] != waitpoint.kind:
         raise ValidationFailed({"kind": [f"This waitpoint is of the kind {waitpoint.kind}."]})
     field = "approved" if waitpoint.kind == WaitpointKind.CREDIT_APPROVAL else "answer"
-    if field not in answer:  # the waitpoint is resolved, and the answer is of the other kind
-        return waitpoint
     return lifecycle.answer_waitpoint(waitpoint.pk, {field: answer[field]})
 
 

@@ -20,7 +20,6 @@ from runs import catalogue, services
 from runs.models import Run, RunStatus, Waitpoint
 from runs.serializers import (
     ANSWERS,
-    AnswerKind,
     ModelSerializer,
     RunInput,
     RunSerializer,
@@ -111,9 +110,8 @@ class WaitpointViewSet(ServiceViewSet):
 
     @extend_schema(request=WAITPOINT_ANSWER, responses=WaitpointSerializer)
     def respond(self, request: Request, waitpointId: str) -> Response:
-        waitpoint: Waitpoint = self.get_object()
-        answer = self.read(ANSWERS[self.read(AnswerKind)["kind"]])
-        return self.show(services.respond(waitpoint, answer))
+        body: Any = request.data or {}
+        return self.show(services.respond(self.get_object(), body))
 
 
 class WholeCatalogue(KeysetPagination):

@@ -104,15 +104,17 @@ class RunChoice(CamelSerializer):
     run_id = StrictCharField()
 
 
-class RespondInput(AnswerKind):
-    """With the fields of the answer, which depend on its kind."""
-
+class WaitpointChoice(CamelSerializer):
+    ignores_unknown = True
     waitpoint_id = StrictCharField()
 
+
+class RespondInput(WaitpointChoice, AnswerKind):
+    """With the fields of the answer, which are checked once the waitpoint is found."""
+
     def to_internal_value(self, data: Any) -> Any:
-        given = super().to_internal_value(data)
         answer = {name: value for name, value in data.items() if name != "waitpointId"}
-        return given | ANSWERS[given["kind"]].validated(answer)
+        return WaitpointChoice.validated(data) | {"answer": answer}
 
 
 @dataclass(frozen=True)
@@ -200,8 +202,8 @@ def cancel_run(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def respond(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
-    waitpoint = find(services.waitpoints_of(caller.user), given.pop("waitpoint_id"))
-    return dict(WaitpointSerializer(services.respond(waitpoint, given)).data)
+    waitpoint = find(services.waitpoints_of(caller.user), given["waitpoint_id"])
+    return dict(WaitpointSerializer(services.respond(waitpoint, given["answer"])).data)
 
 
 def get_credits(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:

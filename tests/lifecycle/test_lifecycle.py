@@ -150,6 +150,59 @@ def test_clarification(bench):
     assert run["toolInvocations"][0]["status"] == "COMPLETED"
 
 
+# Bodies that answer no waitpoint: misspelt, missing, of a wrong type, with a field too many.
+NO_ANSWERS = [
+    {},
+    {"kind": "CLARIFICATION"},
+    {"kind": "CLARIFICATION", "anwser": "blue"},
+    {"kind": "CLARIFICATION", "answer": ""},
+    {"kind": "CLARIFICATION", "answer": "blue", "approved": True},
+    {"kind": "NOTHING", "answer": "blue"},
+    {"kind": None, "answer": {"a": [1]}},
+    {"kind": "CREDIT_APPROVAL", "approved": "true"},
+    {"approved": True},
+    {"anything": [{"at": "all"}]},
+]
+NO_OBJECTS = [b"[]", b"null", b'"blue"', b"{", b"1", b"\xff"]
+
+
+def test_only_an_answer_resolves_a_waitpoint_and_a_resolved_one_accepts_any_object(bench, user):
+    run = bench.ask("/ask Which colour?\n/say {result}")
+    stranger = factories.session_client(factories.UserFactory())
+    url = f"waitpoints/{run['pendingWaitpoint']['id']}"
+    surfaces = [(bench.client, "/api/v1"), (factories.public_client(user), "/api/public/v1")]
+
+    def answers(client, surface):
+        made = [client.post(f"{surface}/{url}/respond", body, format="json") for body in NO_ANSWERS]
+        return [*made, client.post(f"{surface}/{url}/respond")]
+
+    def no_objects(client, surface):
+        path = f"{surface}/{url}/respond"
+        return [client.generic("POST", path, raw, content_type="application/json") for raw in NO_OBJECTS]
+
+    for client, surface in surfaces:
+        assert {answer.status_code for answer in answers(client, surface) + no_objects(client, surface)} == {400}
+        assert client.get(f"{surface}/{url}").json() == run["pendingWaitpoint"]
+    assert {answer.status_code for answer in answers(stranger, "/api/v1")} == {404}
+    answered = bench.respond(run, kind="CLARIFICATION", answer="blue")
+    for client, surface in surfaces:
+        again = answers(client, surface)
+        assert [(answer.status_code, answer.json()) for answer in again] == [(200, answered)] * len(again)
+        assert {answer.status_code for answer in no_objects(client, surface)} == {400}
+    assert {answer.status_code for answer in answers(stranger, "/api/v1")} == {404}
+    assert bench.content(bench.wait(run["id"])) == "blue"
+
+
+def test_expired_waitpoint_accepts_any_object(bench):
+    run = bench.ask("/ask Which colour?")
+    bench.cancel(run["id"])
+    url = f"/api/v1/waitpoints/{run['pendingWaitpoint']['id']}"
+    for body in NO_ANSWERS:
+        answer = bench.client.post(f"{url}/respond", body, format="json")
+        assert (answer.status_code, answer.json()) == (200, bench.client.get(url).json())
+    assert answer.json()["status"] == "EXPIRED"
+
+
 def test_two_questions_in_one_turn_are_asked_in_sequence(bench):
     message = "\n".join(
         ['/call draw_chart {"title": "T", "series": [1]}'] * 2 + ['/call calculate {"expression": "2"}']

@@ -193,6 +193,22 @@ class TestTools:
         assert (first["status"], first["resolvedPayload"]["answer"]) == ("COMPLETED", "blue")
         assert done(public, "respond_to_waitpoint", **given | {"answer": "red"}) == first
 
+    def test_only_an_answer_resolves_a_waitpoint(self, user, public):
+        waitpoint = factories.WaitpointFactory(run__chat__user=user)
+        Chat.objects.filter(pk=waitpoint.run.chat_id).update(active_run_id=waitpoint.run_id)
+        foreign = factories.WaitpointFactory()
+        wrong = [{}, {"kind": "CLARIFICATION"}, {"kind": "CLARIFICATION", "anwser": "x"}, {"answer": 1, "kind": "x"}]
+        for answer in wrong:
+            error = refused(public, "respond_to_waitpoint", waitpointId=waitpoint.pk, **answer)
+            assert error["code"] == "VALIDATION_ERROR"
+            assert refused(public, "respond_to_waitpoint", waitpointId=foreign.pk, **answer)["code"] == "NOT_FOUND"
+        assert "waitpointId" in refused(public, "respond_to_waitpoint", kind="x")["details"]["fields"]
+        given = {"waitpointId": waitpoint.pk, "kind": "CLARIFICATION", "answer": "blue"}
+        first = done(public, "respond_to_waitpoint", **given)
+        assert (first["status"], first["resolvedPayload"]["answer"]) == ("COMPLETED", "blue")
+        for answer in wrong:
+            assert done(public, "respond_to_waitpoint", waitpointId=waitpoint.pk, **answer) == first
+
     def test_run_without_credits_is_refused(self, user, public):
         fund(user, 0)
         chat = factories.ChatFactory(user=user)
