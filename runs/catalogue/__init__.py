@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from config.kernel.encryption import DecryptionFailed
@@ -70,6 +70,17 @@ def refresh() -> Catalogue:
     with _lock:
         _current = current
     return current
+
+
+def find_model(name: str | None) -> AgentModel | None:
+    """``Catalogue.model``; a name that this process does not know is looked up in the database."""
+    return remembered().model(name) or refresh().model(name)
+
+
+def learn_tools(names: Collection[str]) -> None:
+    """Read the catalogue now if the database has one of the tools, which this process does not know."""
+    if Tool.objects.filter(enabled=True, name__in=names).exists():
+        refresh()
 
 
 def _tools() -> Iterator[ToolDefinition]:

@@ -29,6 +29,7 @@ def approval_threshold(run: Run) -> int:
 
 async def new_invocations(session: Session, turn_index: int, calls: list[ToolCall]) -> list[ToolInvocation]:
     """New invocations, not stored yet; those that name no tool or whose input does not fit are FAILED."""
+    await session.learn_tools(call.name for call in calls)
     offered = session.tools()
     tools = [offered.get(call.name) for call in calls]
     characters = sum(len(call.arguments) for call in calls)
@@ -123,6 +124,8 @@ async def resume(session: Session) -> None:
     for which the run then waits.
     """
     open_calls = session.journal.open_calls
+    # Before anything is decided: a call of an unknown tool would need no approval.
+    await session.learn_tools(call.name for call in open_calls)
     # Calls that this process dispatched have an outcome by now, unless the loop was interrupted in between.
     orphans = [call for call in open_calls if call.status == InvocationStatus.DISPATCHING]
     pending = [call for call in open_calls if call.status == InvocationStatus.PENDING]

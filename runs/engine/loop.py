@@ -75,7 +75,10 @@ async def _steps(session: Session) -> None:
     """Step until the run is no longer running here. Raises RunFailed."""
     try:
         async with asyncio.timeout(max(0.0, session.remaining_seconds())) as scope:
-            model = catalogue.remembered().model(session.run.resolved_model or session.run.requested_model)
+            name = session.run.resolved_model or session.run.requested_model
+            model = catalogue.remembered().model(name)
+            if model is None:
+                model = await session.process.db_for(session.run.user_id, catalogue.find_model, name)
             if model is None:
                 raise RunFailed(RunError.MODEL_ERROR, "The model is no longer offered.")
             while session.run.status == RunStatus.RUNNING:

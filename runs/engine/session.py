@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -242,6 +242,12 @@ class Session:
 
     def tools(self) -> dict[str, ToolDefinition]:
         return catalogue.remembered().tools_for(self.run.tools)
+
+    async def learn_tools(self, names: Iterable[str]) -> None:
+        """Look up those of the tools that the run may use and this process does not know. Their rows may be new."""
+        allowed, known = self.run.tools, self.tools()
+        if unknown := {name for name in names if name not in known and (allowed is None or name in allowed)}:
+            await self.process.db_for(self.run.user_id, catalogue.learn_tools, unknown)
 
     def remaining_seconds(self) -> float:
         """The running time that the run has left."""

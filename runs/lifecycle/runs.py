@@ -123,8 +123,7 @@ def claim(run_id: str, worker_id: str) -> Run | None:
     also = Writes()
     if run.assistant_message_id is None:
         changes["assistant_message_id"] = add_message(also, run.chat_id, run.id, Message.Role.ASSISTANT).id
-    model = catalogue.remembered().model(run.requested_model)
-    if run.resolved_model is None and model is not None:
+    if run.resolved_model is None and (model := catalogue.find_model(run.requested_model)):
         changes["resolved_model"] = model.name
     if begins:
         changes["started_at"] = run.started_at or now

@@ -6,10 +6,12 @@ import pytest
 from django.db import IntegrityError
 from django.db.models import F
 
+from config.queue import nudges
 from credits.models import LedgerEntry
 from runs import catalogue, lifecycle
-from runs.models import AgentModel, Tool
-from tests.lifecycle.conftest import joined
+from runs.models import AgentModel, Run, Tool
+from tests.driver import until
+from tests.lifecycle.conftest import Bench, joined
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -135,9 +137,9 @@ def test_failed_tool_does_not_fail_the_run(bench, call, code):
     assert bench.credits()["held"] == "0"
 
 
-def add_tool(**columns):
+def tool_row(**columns):
     row = {"display_name": "Find", "description": "Finds.", "node_type": "http", "url": "http://127.0.0.1:9/"}
-    Tool.objects.create(**{"name": "find", "price": 0, "approval": "never", **row, **columns})
+    return Tool(**{"name": "find", "price": 0, "approval": "never", **row, **columns})
 
 
 @pytest.mark.parametrize(
@@ -166,12 +168,70 @@ def test_refused_call_keeps_the_arguments_of_the_model(bench, settings, call, co
 @pytest.mark.parametrize(("pattern", "code"), [("^(a+)+$", "INVALID_INPUT"), ("^(?=a)a+$", "TOOL_ERROR")])
 def test_pattern_does_not_stop_the_worker(bench, pattern, code):
     """The first one took 2 ** 60 steps, and the second one is not supported."""
-    add_tool(input_schema={"type": "object", "properties": {"q": {"type": "string", "pattern": pattern}}})
+    tool_row(input_schema={"type": "object", "properties": {"q": {"type": "string", "pattern": pattern}}}).save()
     catalogue.refresh()
     run = bench.finish('/call find {"q": "' + "a" * 60 + '!"}\n/say went on')
     assert run["status"] == "completed"
     (call,) = run["toolInvocations"]
     assert (call["errorCode"], pattern in call["errorMessage"]) == (code, True)
+
+
+@pytest.fixture
+def stale(engines, session, settings, monkeypatch):
+    """A bench whose worker has read the catalogue and will not do so again by itself. Its list has the reads."""
+    reads = []
+    monkeypatch.setattr(catalogue, "MAX_AGE_SECONDS", 3600.0)
+    monkeypatch.setattr(catalogue, "refresh", lambda read=catalogue.refresh: reads.append(read()) or reads[-1])
+    settings.RUN_SWEEP_SECONDS = 600
+    bench = Bench(session, engines())
+    until(lambda: len(reads) == 2)  # the engine's, and the first of its heartbeat
+    reads.clear()
+    return bench, reads
+
+
+def test_worker_looks_up_a_tool_that_it_does_not_know(stale):
+    bench, reads = stale
+    # As another process adds it: this one receives no signal.
+    Tool.objects.bulk_create([tool_row()])
+    run = bench.finish('/call find {"q": "x"}\n/say on', tools=["calculate"])
+    assert run["toolInvocations"][0]["errorCode"] == "UNKNOWN_TOOL"
+    run = bench.finish("/call nothing_such {}\n/say on")
+    assert run["toolInvocations"][0]["errorCode"] == "UNKNOWN_TOOL"
+    assert reads == []
+    run = bench.finish('/call find {"q": "x"}\n/call find {"q": "x"}\n/say on')
+    # Nothing listens at the tool's address.
+    assert [call["errorCode"] for call in run["toolInvocations"]] == ["TOOL_ERROR"] * 2
+    assert len(reads) == 1
+
+
+def test_tool_that_a_worker_looks_up_still_needs_its_approval(stale):
+    bench, reads = stale
+    run = bench.ask('/call draw_chart {"title": "T", "series": [1]}\n' * 2 + "/say on")
+    Tool.objects.filter(name="draw_chart").update(enabled=False)
+    catalogue.refresh()
+    Tool.objects.filter(name="draw_chart").update(enabled=True)
+    first = run["pendingWaitpoint"]["id"]
+    bench.respond(run, kind="CREDIT_APPROVAL", approved=True)
+    run = bench.wait(run["id"], "waiting", "completed")
+    assert run["status"] == "waiting"
+    assert run["pendingWaitpoint"]["id"] != first
+    assert [call["status"] for call in run["toolInvocations"]] == ["COMPLETED", "PENDING"]
+
+
+def test_worker_looks_up_a_model_that_it_does_not_know(stale, monkeypatch):
+    bench, reads = stale
+    monkeypatch.setattr(nudges, "nudge", lambda *args, **kwargs: None)
+    known, unknown = (bench.start("Hello")["id"] for _ in range(2))
+    columns = AgentModel.objects.filter(name="demo").values().get() | {"id": None, "name": "fresh", "is_default": False}
+    AgentModel.objects.bulk_create([AgentModel(**columns)])
+    Run.objects.filter(pk=known).update(requested_model="fresh")
+    Run.objects.filter(pk=unknown).update(requested_model="gone")
+    for run_id in (known, unknown):
+        bench.engine.offer(run_id)
+    run = bench.wait(known)
+    assert (run["status"], run["resolvedModel"]) == ("completed", "fresh")
+    run = bench.wait(unknown)
+    assert (run["status"], run["errorCode"]) == ("failed", "MODEL_ERROR")
 
 
 def test_run_can_limit_its_tools(bench):
