@@ -51,7 +51,7 @@ def span(name: str, *, kind: str = "INTERNAL", parent: Any = None, **attributes:
     if _tracer is None:
         yield None
         return
-    from opentelemetry.trace import SpanKind, Status, StatusCode
+    from opentelemetry.trace import SpanKind
 
     with _tracer.start_as_current_span(
         name,
@@ -64,8 +64,16 @@ def span(name: str, *, kind: str = "INTERNAL", parent: Any = None, **attributes:
         try:
             yield current
         except BaseException as error:
-            current.set_status(Status(StatusCode.ERROR, type(error).__name__))
+            set_failed(current, type(error).__name__)
             raise
+
+
+def set_failed(current: Any, reason: str) -> None:
+    """Give a span of ``span`` the error status. ``reason`` is a code or the name of a type."""
+    if current is not None:
+        from opentelemetry.trace import Status, StatusCode
+
+        current.set_status(Status(StatusCode.ERROR, reason))
 
 
 def current() -> str | None:

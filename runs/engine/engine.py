@@ -122,8 +122,10 @@ class Engine:
             if claimed is not None:
                 session = self.sessions[run_id] = Session(self.process, claimed)
                 parent = tracing.parent_of(claimed.run.trace_parent)
-                with tracing.span("run", parent=parent, **{"run.id": run_id}):
+                with tracing.span("run", parent=parent, **{"run.id": run_id}) as span:
                     await execute(session)
+                    if session.run.status == RunStatus.FAILED:
+                        tracing.set_failed(span, str(session.run.error_code))
         except asyncio.CancelledError:
             pass  # lost or shut down: nothing more may be written
         except Exception:

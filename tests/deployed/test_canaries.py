@@ -174,6 +174,18 @@ def test_a_trace_continues_when_a_sweep_finds_the_run(world: World) -> None:
     assert spans["model"]["parent"] == spans["run"]["id"]
 
 
+def test_the_span_of_a_failed_run_has_the_code_of_its_reason(world: World) -> None:
+    runs = world.stack.session("ada").get("/runs?limit=100").json()["items"]
+    codes = {run["id"]: run["errorCode"] or "" for run in runs}
+    assert {"", "MODEL_ERROR", "INTERNAL_ERROR"} <= set(codes.values())
+
+    def errors() -> dict[str, str]:
+        return {span["run.id"]: span["error"] for span in world.outside.spans() if span["name"] == "run"}
+
+    until(lambda: codes.keys() <= errors().keys())
+    assert errors() == codes
+
+
 def test_no_span_contains_a_canary(world: World) -> None:
     bodies = world.outside.bodies("/v1/traces")
     assert bodies
