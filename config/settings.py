@@ -300,7 +300,6 @@ TOOL_INPUT_MAX_CHARS = ENV.whole("TOOL_INPUT_MAX_CHARS", 200_000, 100)
 # Of a compiled pattern of a tool's schema: the time of a match grows with it and with the length of the text.
 TOOL_PATTERN_MAX_BYTES = ENV.whole("TOOL_PATTERN_MAX_BYTES", 64 * 1024, 1024, 10 * 1024 * 1024)
 TOOL_ANSWER_MAX_BYTES = ENV.whole("TOOL_ANSWER_MAX_BYTES", 1024 * 1024, 1024)
-TOOL_FILE_MAX_AGE_SECONDS = ENV.whole("TOOL_FILE_MAX_AGE_SECONDS", 3600)
 TOOL_CALLS_PER_TURN_MAX = ENV.whole("TOOL_CALLS_PER_TURN_MAX", 64, 1)
 # One user's share of a worker process: calls at work, threads that compute, threads that read and write files, and
 # bytes of attachments in requests to models. What exceeds the share waits and delays no other user.

@@ -33,11 +33,10 @@ def purge_runs_of(sender: type, chat_id: str, **kwargs: Any) -> bool:
 
 def _purge_batch(runs: QuerySet[Run]) -> int:
     batch = list(runs.order_by("pk").values_list("pk", flat=True)[:RUNS_BATCH])
-    calls = ToolInvocation.objects.filter(run__in=batch, node_type=BUILTIN)
-    for call in calls.only("id", "name", "input", "result_urls"):
-        tool = builtin.TOOLS.get(call.name)
-        if tool is not None and tool.file_name is not None:
-            files.remove(call.id, tool.file_name(call.input), call.result_urls)
+    stores_files = [name for name, tool in builtin.TOOLS.items() if tool.stores_files]
+    calls = ToolInvocation.objects.filter(run__in=batch, node_type=BUILTIN, name__in=stores_files)
+    for call_id in calls.values_list("pk", flat=True):
+        files.remove_all(call_id)
     with transaction.atomic():
         taken = batches.take_batch(Run.objects.filter(pk__in=batch).order_by("pk"))
         for model in (RunEvent, Waitpoint, ToolInvocation, Turn):

@@ -1,9 +1,9 @@
 from django.urls import URLPattern, path
 
 from runs import playground, views
+from runs.downloads import serve_file
 from runs.mcp.views import McpViewSet
 from runs.streams.views import StreamViewSet
-from runs.tools.files import serve_file
 
 
 def routes(surface: str) -> list[URLPattern]:
@@ -24,5 +24,5 @@ def routes(surface: str) -> list[URLPattern]:
 
 session, public = routes("session"), routes("public")
 pages = [path("playground", playground.show)]
-files = [path("files/<str:token>/<str:file_name>", serve_file)]
+files = [path("files/<str:invocation_id>/<str:token>/<str:file_name>", serve_file)]
 rpc = [path("api/mcp", McpViewSet.as_view({"post": "handle"}))]

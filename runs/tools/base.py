@@ -105,10 +105,10 @@ def input_object(*, optional: Iterable[str] = (), **properties: dict[str, Any]) 
 
 @dataclass(frozen=True, slots=True)
 class BuiltinTool:
-    """The declaration of a built-in tool: its row in a new catalogue, its function and the file that a call makes.
+    """The declaration of a built-in tool: its row in a new catalogue, its function and whether a call stores files.
 
     ``price`` is in micro-credits a call. ``execute`` is None for ``ask_user`` only, which the engine handles.
-    ``file_name`` gives the name of the file that a call with this input stores, so that a purge can delete the file.
+    A purge looks for files of those calls only whose tool has ``stores_files``.
     """
 
     name: str
@@ -119,7 +119,7 @@ class BuiltinTool:
     execute: Executor | None
     approval: str = "threshold"
     repeatable: bool = True
-    file_name: Callable[[Mapping[str, Any]], str] | None = None
+    stores_files: bool = False
 
     def row(self) -> dict[str, Any]:
         """The column values of a new catalogue row."""

@@ -1,26 +1,20 @@
-"""Files that tools make: stored with Django's storage API and served at an address that only the run's owner gets.
+"""Files that tools make: stored with Django's storage API, in one folder for each call.
 
-The address holds an unguessable token, which is also the name of the file's folder. So a request needs no further
-check, and old addresses stay valid after a change of SECRET_KEY.
+``runs.downloads`` serves them at an address that only the run's owner gets. It names the call and an unguessable
+token, which is also a part of the path, so that old addresses stay valid after a change of SECRET_KEY.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterable
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote
 
 from django.conf import settings
 from django.core.files.base import ContentFile
 from django.core.files.storage import default_storage
-from django.http import FileResponse, HttpRequest
-from django.http.response import HttpResponseBase
 from django.utils.crypto import salted_hmac
 
 from chats.files import storage_errors
-from config.api.errors import error_response, response_to
-from config.kernel.errors import MethodNotAllowed, Unavailable
 from runs.tools.base import ToolContext, tool_error
 
 FOLDER = "tools"
@@ -68,37 +62,38 @@ def store(invocation_id: str, file_name: str, content: bytes) -> str:
     if not is_file_name(file_name):
         raise ValueError("This is not a valid file name.")
     token = _token(invocation_id, file_name)
-    path = f"{FOLDER}/{token}/{file_name}"
+    path = f"{FOLDER}/{invocation_id}/{token}/{file_name}"
     try:
         _write(path, content, content_type(file_name))
     except Exception as error:
         raise tool_error("The file could not be stored.") from error
-    return f"{settings.BASE_URL}/files/{token}/{quote(file_name)}"
+    return f"{settings.BASE_URL}/files/{invocation_id}/{token}/{quote(file_name)}"
 
 
 def _token(invocation_id: str, file_name: str) -> str:
     return salted_hmac("runs.tools.files", f"{invocation_id}/{file_name}", algorithm="sha256").hexdigest()
 
 
-def remove(invocation_id: str, file_name: str, urls: Iterable[str]) -> None:
-    """Delete a call's file, both at its recorded address (SECRET_KEY may have changed since) and at the address of an
-    attempt that was not recorded. Raises Unavailable.
-    """
-    if not is_file_name(file_name):
-        return
-    tokens = {_token(invocation_id, file_name)}
-    for url in urls:
-        token, _, name = urlsplit(url).path.rpartition("/files/")[2].partition("/")
-        if TOKEN_PATTERN.fullmatch(token) and unquote(name) == file_name:
-            tokens.add(token)
-    try:
-        for token in tokens:
-            default_storage.delete(f"{FOLDER}/{token}/{file_name}")
-            # The empty folder stays behind on a disk. An object storage has no folders.
-            with contextlib.suppress(OSError):
-                default_storage.delete(f"{FOLDER}/{token}")
-    except Exception as error:
-        raise Unavailable("The file storage is not available at the moment; try again.") from error
+def stored_name(invocation_id: str, token: str, file_name: str) -> str | None:
+    """The name in the storage; None if there can be no such file."""
+    if TOKEN_PATTERN.fullmatch(token) and is_file_name(file_name):
+        return f"{FOLDER}/{invocation_id}/{token}/{file_name}"
+    return None
+
+
+def remove_all(invocation_id: str) -> None:
+    """Delete every file of a call, also those of attempts that were not recorded. Raises Unavailable."""
+    folder = f"{FOLDER}/{invocation_id}"
+    with storage_errors():
+        try:
+            tokens = default_storage.listdir(folder)[0]
+        except FileNotFoundError:
+            return
+        for inner in [f"{folder}/{token}" for token in tokens]:
+            for name in default_storage.listdir(inner)[1]:
+                default_storage.delete(f"{inner}/{name}")
+            default_storage.delete(inner)  # an empty folder on disk; an object storage has none
+        default_storage.delete(folder)
 
 
 def content_type(file_name: str) -> str:
@@ -119,29 +114,3 @@ def _write(path: str, content: bytes, kind: str) -> None:
         # Another attempt of the same call wrote the path meanwhile, so the storage chose another name.
         default_storage.delete(saved)
     raise OSError("another attempt is writing the file")
-
-
-def serve_file(request: HttpRequest, token: str, file_name: str) -> HttpResponseBase:
-    """``GET /files/{token}/{fileName}``: always a download, never a page of this origin."""
-    if request.method not in ("GET", "HEAD"):
-        return response_to(MethodNotAllowed(headers={"Allow": "GET, HEAD"}))
-    if not TOKEN_PATTERN.fullmatch(token) or not is_file_name(file_name):
-        return error_response(404)
-    try:
-        with storage_errors():
-            file = default_storage.open(f"{FOLDER}/{token}/{file_name}")
-    except FileNotFoundError:
-        return error_response(404)
-    except Unavailable as error:
-        return response_to(error)
-    return FileResponse(
-        file,
-        as_attachment=True,
-        filename=file_name,
-        content_type=content_type(file_name),
-        headers={
-            "Cache-Control": f"private, max-age={settings.TOOL_FILE_MAX_AGE_SECONDS}",
-            "Content-Security-Policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'",
-            "X-Content-Type-Options": "nosniff",
-        },
-    )

@@ -8,6 +8,7 @@ import pytest
 from django.core.files.storage import default_storage
 
 from chats.downloads import byte_range, content_disposition
+from chats.models import Attachment
 from tests import factories
 from tests.chats.conftest import code
 
@@ -143,6 +144,22 @@ def test_if_none_match(get, row):
 def test_an_attachment_without_a_file_is_404(session, user):
     row = factories.AttachmentFactory(user=user, status="PENDING")
     assert code(session.get(f"/api/v1/attachments/{row.pk}/content")) == (404, "NOT_FOUND")
+
+
+@pytest.mark.parametrize("surface", ["v1", "public/v1"])
+def test_a_deleted_chat_or_an_inactive_user_ends_access_at_once(user, row, surface):
+    client = factories.session_client(user) if surface == "v1" else factories.public_client(user)
+    message = factories.MessageFactory(chat__user=user)
+    Attachment.objects.filter(pk=row.pk).update(message=message)
+    paths = [f"/api/{surface}/attachments/{row.pk}{part}" for part in ("", "/content")]
+    assert [client.get(path).status_code for path in paths] == [200, 200]
+    user.is_active = False
+    user.save()
+    assert [client.get(path).status_code for path in paths] == [401, 401]
+    user.is_active = True
+    user.save()
+    assert client.delete(f"/api/{surface}/chats/{message.chat_id}").status_code == 204
+    assert [client.get(path).status_code for path in paths] == [404, 404]
 
 
 def test_a_lost_file_is_404(get, row):

@@ -17,6 +17,7 @@ from chats import attachments
 from chats.models import Attachment
 from config.kernel import clock
 from runs.tools import files as tool_files
+from tests import factories
 from tests.chats.conftest import PNG, announce, code, complete, digest, fields
 from tests.chats.object_storage import BUCKET, object_storage
 
@@ -157,6 +158,7 @@ def test_an_unreachable_storage_is_503(session, settings):
 
 
 def test_files_created_by_tools(bucket, settings):
+    factories.ToolInvocationFactory(id="inv_1")
     url = tool_files.store("inv_1", "a.html", b"<b>half")
     assert tool_files.store("inv_1", "a.html", b"<b>whole") == url
     assert contents(bucket) == [b"<b>whole"]
@@ -166,3 +168,6 @@ def test_files_created_by_tools(bucket, settings):
     assert response["Content-Type"] == "text/html; charset=utf-8"
     assert response["Content-Disposition"].startswith("attachment")
     assert Client().get(url.removeprefix(settings.BASE_URL).replace("a.html", "b.html")).status_code == 404
+    tool_files.remove_all("inv_1")
+    tool_files.remove_all("inv_1")
+    assert contents(bucket) == []

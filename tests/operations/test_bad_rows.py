@@ -22,6 +22,7 @@ from credits.models import LedgerEntry, PendingExpiry
 from runs.lifecycle import expire_waitpoints, sweep, sweeps, take_due_runs
 from runs.models import Run, RunEvent, Waitpoint
 from runs.streams import prune
+from runs.tools import files
 from tests import factories
 from tests.factories import force_update
 from webhooks import tasks as webhook_tasks
@@ -211,12 +212,14 @@ def test_grants_expire_after_an_account_that_fails(monkeypatch, counted):
 
 def test_chats_are_purged_after_one_that_fails(user, monkeypatch, counted):
     first, second = (factories.ChatFactory(user=user, deleted_at=ago(days=age)) for age in (32, 31))
-    call = factories.ToolInvocationFactory(run__chat=first, name="create_file", input=["not an object"])
+    call = factories.ToolInvocationFactory(run__chat=first, name="create_file")
     monkeypatch.setattr(purge, "CHATS_BATCH", 1)
+    remove_all = files.remove_all
+    monkeypatch.setattr(files, "remove_all", refuse({call.pk}, remove_all))
     assert purge.purge_chats() == 1
     assert list(Chat.objects.all()) == [first]
     assert counted == ["purge-chats"]
-    type(call).objects.filter(pk=call.pk).update(input={"fileName": "a.txt"})
+    monkeypatch.setattr(files, "remove_all", remove_all)
     assert purge.purge_chats() == 1
 
 

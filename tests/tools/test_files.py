@@ -6,16 +6,25 @@ from unittest import mock
 
 import pytest
 from django.core.files.storage import default_storage
+from django.db import OperationalError
 from django.test import Client, override_settings
-from django.urls import path
 
+from chats import services
+from config.api.ratelimit import Verdict
+from runs.downloads import serve_file
+from runs.models import ToolInvocation
 from runs.tools import files
 from runs.tools.base import ToolFailure
+from tests import factories
 
-urlpatterns = [path("files/<str:token>/<str:file_name>", files.serve_file)]
-# At the end of an answer Django checks every open database connection, also those of earlier tests.
-pytestmark = [pytest.mark.urls(__name__), pytest.mark.django_db]
+pytestmark = pytest.mark.django_db
 BASE = "https://agents.example"
+
+
+@pytest.fixture(autouse=True)
+def invocation():
+    """The call of the context."""
+    return factories.ToolInvocationFactory(id="inv_1")
 
 
 @pytest.fixture
@@ -36,7 +45,7 @@ def test_a_created_file_can_be_downloaded(call, client):
     result = call("create_file", {"fileName": "Bericht 1.md", "content": "# Größe 😀\n"})
     (url,) = result.urls
     assert url in result.text
-    assert re.fullmatch(rf"{BASE}/files/[0-9a-f]{{64}}/Bericht%201\.md", url)
+    assert re.fullmatch(rf"{BASE}/files/inv_1/[0-9a-f]{{64}}/Bericht%201\.md", url)
     response = get(client, url)
     assert response.status_code == 200
     assert body(response) == "# Größe 😀\n".encode()
@@ -46,7 +55,7 @@ def test_a_created_file_can_be_downloaded(call, client):
     assert response["X-Content-Type-Options"] == "nosniff"
     assert "sandbox" in response["Content-Security-Policy"]
     assert "default-src 'none'" in response["Content-Security-Policy"]
-    assert response["Cache-Control"] == "private, max-age=3600"
+    assert response["Cache-Control"] == "private, no-cache"
 
 
 @pytest.mark.parametrize(
@@ -156,11 +165,10 @@ def test_valid_file_names_are_accepted(call, client, name):
 
 @pytest.mark.parametrize("name", [*BAD_NAMES, "missing.txt", "a" * 10_000])
 def test_path_outside_the_folder_is_not_found(client, storage, rf, name):
-    (storage / "tools").mkdir()
-    (storage / "a.txt").write_text("outside")
     token = "0" * 64
-    (storage / "tools" / token).mkdir()
-    response = files.serve_file(rf.get("/"), token, name)
+    (storage / "tools" / "inv_1" / token).mkdir(parents=True)
+    (storage / "a.txt").write_text("outside")
+    response = serve_file(rf.get("/"), "inv_1", token, name)
     assert response.status_code == 404
     assert b'"NOT_FOUND"' in response.content
 
@@ -169,14 +177,70 @@ def test_path_outside_the_folder_is_not_found(client, storage, rf, name):
     "token", ["..", ".", "", "0" * 63, "G" * 64, "0" * 64, "../tools", "\x00", "٠" * 64, "0" * 64 + "\n"]
 )
 def test_unknown_tokens_are_not_found(rf, storage, token):
-    (storage / "tools").mkdir()
-    (storage / "tools" / "a.txt").write_text("x")
-    assert files.serve_file(rf.get("/"), token, "a.txt").status_code == 404
+    (storage / "tools" / "inv_1").mkdir(parents=True)
+    (storage / "tools" / "inv_1" / "a.txt").write_text("x")
+    assert serve_file(rf.get("/"), "inv_1", token, "a.txt").status_code == 404
 
 
 def test_a_folder_is_not_a_file(rf, storage):
-    (storage / "tools" / ("0" * 64) / "a").mkdir(parents=True)
-    assert files.serve_file(rf.get("/"), "0" * 64, "a").status_code == 404
+    (storage / "tools" / "inv_1" / ("0" * 64) / "a").mkdir(parents=True)
+    assert serve_file(rf.get("/"), "inv_1", "0" * 64, "a").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "invocation_id", ["..", "", ".", "inv_2", "inv_1\0", "inv_1/..", "a" * 10_000, "../tools/inv_1"]
+)
+def test_unknown_calls_are_not_found(rf, call, invocation_id):
+    token, name = call("create_file", {"fileName": "a.txt", "content": "x"}).urls[0].split("/")[-2:]
+    assert serve_file(rf.get("/"), "inv_1", token, name).status_code == 200
+    assert serve_file(rf.get("/"), invocation_id, token, name).status_code == 404
+
+
+def test_another_calls_id_does_not_open_a_file(rf, call, client):
+    """A user with a call cannot read a file of a deleted chat by its token."""
+    token, name = call("create_file", {"fileName": "a.txt", "content": "x"}).urls[0].split("/")[-2:]
+    factories.ToolInvocationFactory(id="inv_2")
+    assert serve_file(rf.get("/"), "inv_2", token, name).status_code == 404
+
+
+def test_a_deleted_chat_ends_access_at_once(call, client, invocation):
+    (url,) = call("create_file", {"fileName": "a.txt", "content": "abc"}).urls
+    assert body(get(client, url)) == b"abc"
+    services.delete_chat(invocation.run.chat)
+    for answer in (get(client, url), client.head(url.removeprefix(BASE))):
+        assert answer.status_code == 404
+    # Also before the file is purged, and also for a chat whose rows are gone.
+    ToolInvocation.objects.all().delete()
+    assert get(client, url).json()["error"]["code"] == "NOT_FOUND"
+
+
+def test_an_inactive_user_ends_access_at_once(call, client, invocation):
+    (url,) = call("create_file", {"fileName": "a.txt", "content": "abc"}).urls
+    user = invocation.run.user
+    user.is_active = False
+    user.save()
+    assert get(client, url).status_code == 404
+    user.is_active = True
+    user.save()
+    assert body(get(client, url)) == b"abc"
+
+
+def test_wrong_addresses_count_against_the_clients_address(call, client, settings):
+    (url,) = call("create_file", {"fileName": "a.txt", "content": "abc"}).urls
+    verdicts = [Verdict(True, 1), Verdict(False, 1, retry_after=7)]
+    with mock.patch("config.api.ratelimit.charge_address", side_effect=verdicts):
+        assert get(client, f"{url}x").status_code == 404
+        over = get(client, f"{url}x")
+        assert (over.status_code, over["Retry-After"]) == (429, "7")
+        assert get(client, url).status_code == 200  # signed addresses are not charged
+
+
+def test_a_database_that_is_away_is_503(call, client):
+    (url,) = call("create_file", {"fileName": "a.txt", "content": "x"}).urls
+    with mock.patch("runs.downloads.ToolInvocation.objects.filter", side_effect=OperationalError("secret")):
+        answer = get(client, url)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "UNAVAILABLE")
+    assert "secret" not in answer.content.decode()
 
 
 def test_two_concurrent_attempts_store_one_complete_file(storage):

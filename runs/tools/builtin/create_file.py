@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from config.kernel.money import MICRO
@@ -22,11 +21,6 @@ async def create_file(definition: ToolDefinition, input: dict[str, Any], context
     return ToolResult(f"{name} was created ({len(content)} bytes): {url}", (url,))
 
 
-def file_name(input: Mapping[str, Any]) -> str:
-    """The name in the input, which is empty or not valid if the call failed."""
-    return str(input.get("fileName", ""))
-
-
 TOOL = BuiltinTool(
     name="create_file",
     display_name="Create a file",
@@ -42,5 +36,5 @@ TOOL = BuiltinTool(
     ),
     price=1 * MICRO,
     execute=create_file,
-    file_name=file_name,
+    stores_files=True,
 )

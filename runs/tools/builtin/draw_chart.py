@@ -176,5 +176,5 @@ TOOL = BuiltinTool(
     ),
     price=12 * MICRO,
     execute=draw_chart,
-    file_name=lambda input: FILE_NAME,
+    stores_files=True,
 )
