@@ -42,8 +42,8 @@ def attachments_of(user: Any) -> QuerySet[Attachment]:
 def create_attachment(
     user: Any, *, file_name: str, content_type: str, size_bytes: int, sha256: str | None = None
 ) -> Attachment:
-    """Raises PayloadTooLarge over ATTACHMENT_MAX_BYTES, and Conflict if the user's attachments would exceed
-    ATTACHMENT_USER_MAX_BYTES together.
+    """Raises PayloadTooLarge over ATTACHMENT_MAX_BYTES, and Conflict if the user's attachments that are not purged
+    would exceed ATTACHMENT_USER_MAX_BYTES together.
     """
     if size_bytes > settings.ATTACHMENT_MAX_BYTES:
         raise PayloadTooLarge(f"A file may have at most {settings.ATTACHMENT_MAX_BYTES} bytes.")
@@ -65,24 +65,27 @@ def create_attachment(
 def _refuse_over_quota(user: Any, size_bytes: int) -> None:
     # Without the lock, two concurrent requests would each miss the other's bytes.
     get_user_model()._default_manager.select_for_update(no_key=True).get(pk=user.pk)
-    kept = attachments_of(user).exclude(status=AttachmentStatus.EXPIRED)
+    # An expired one without ``expires_at`` has no files any more.
+    kept = Attachment.objects.filter(user=user).exclude(status=AttachmentStatus.EXPIRED, expires_at=None)
     total = kept.aggregate(total=Sum("size_bytes", default=0))["total"]
     most = settings.ATTACHMENT_USER_MAX_BYTES
     if total + size_bytes > most:
         raise Conflict(
-            f"Your attachments have {total} bytes of at most {most}; delete chats whose files you no longer need."
+            f"Your attachments have {total} of at most {most} bytes; those of deleted chats count until the purge."
         )
 
 
 def upload_of(attachment: Attachment, surface: str) -> dict[str, Any]:
     """Where and how the file of a pending attachment is uploaded, as ``{url, method, headers, expires_at}``."""
     if files.takes_uploads():
+        # Never later than the attachment expires: nobody would find and remove a later upload.
+        lapses = attachment.expires_at or clock.now()
         url, headers = files.presign_put(
             attachment.pk,
             content_type=attachment.content_type,
             size=attachment.size_bytes,
             sha256=attachment.sha256,
-            seconds=settings.ATTACHMENT_EXPIRY_SECONDS,
+            seconds=max(1, int((lapses - clock.now()).total_seconds())),
         )
     else:
         path = reverse("upload", args=[_signer.sign(f"{surface}.{attachment.pk}")])

@@ -7,7 +7,7 @@ several processes at once. Files are deleted before the rows that refer to them,
 from __future__ import annotations
 
 import logging
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from django.conf import settings
 from django.db import transaction
@@ -29,8 +29,16 @@ FILES_BATCH = 50
 
 def purge_chats() -> int:
     """Purge the chats that were deleted more than CHAT_RETENTION_DAYS ago. Returns their number."""
-    due = Chat.objects.filter(deleted_at__lt=clock.now() - timedelta(days=settings.CHAT_RETENTION_DAYS))
+    due = Chat.objects.filter(deleted_at__lt=_cutoff(settings.CHAT_RETENTION_DAYS))
     return sum(jobs.each("purge-chats", batches.in_order(due, "deleted_at", CHATS_BATCH), _purge_chat))
+
+
+def _cutoff(days: int) -> datetime:
+    """What became unreachable before this time is purged. An object storage takes uploads to an attachment until its
+    upload address lapses, so its files could come back before.
+    """
+    lapsed = timedelta(seconds=settings.ATTACHMENT_EXPIRY_SECONDS if files.takes_uploads() else 0)
+    return clock.now() - max(timedelta(days=days), lapsed)
 
 
 def _purge_chat(chat_id: str) -> bool:
@@ -50,12 +58,16 @@ def _purge_chat(chat_id: str) -> bool:
 
 
 def _purge_files(chat_id: str) -> int:
-    attached = Attachment.objects.filter(message__chat=chat_id)
-    batch = list(attached.order_by("pk").values_list("pk", flat=True)[:FILES_BATCH])
+    attached = Attachment.objects.filter(message__chat=chat_id).order_by("pk")
+    batch = list(attached.values_list("pk", flat=True)[:FILES_BATCH])
+    _delete_with_files(batch)
+    return len(batch)
+
+
+def _delete_with_files(batch: list[str]) -> int:
     for attachment_id in batch:
         files.remove_all(attachment_id)
-    batches.delete_rows(Attachment, "id", batch)
-    return len(batch)
+    return batches.delete_rows(Attachment, "id", batch)
 
 
 def purge_attachments() -> int:
@@ -63,8 +75,8 @@ def purge_attachments() -> int:
 
     They expire first, so that no message uses one while ``expire_attachments`` removes its file.
     """
-    cutoff = clock.now() - timedelta(days=settings.ATTACHMENT_UNUSED_DAYS)
-    unused = Attachment.objects.filter(message=None, created_at__lt=cutoff).order_by("created_at")
+    unused = Attachment.objects.filter(message=None, created_at__lt=_cutoff(settings.ATTACHMENT_UNUSED_DAYS))
+    unused = unused.order_by("created_at")
     ready = unused.filter(status=AttachmentStatus.READY)
     gone = unused.filter(status=AttachmentStatus.EXPIRED, expires_at=None)
 
@@ -73,7 +85,8 @@ def purge_attachments() -> int:
         return 0
 
     def delete() -> int:
-        return batches.in_batches(lambda: batches.delete_batch(gone))
+        # An object storage may have stored an upload that began before the attachment expired.
+        return batches.in_batches(lambda: _delete_with_files(list(gone.values_list("pk", flat=True)[:FILES_BATCH])))
 
     return jobs.stages("purge-attachments", expire, delete)
 

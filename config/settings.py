@@ -271,7 +271,7 @@ ATTACHMENT_TYPES = ENV.items(
     ("text/*", "application/json", "application/pdf", "image/png", "image/jpeg", "image/gif", "image/webp"),
 )
 ATTACHMENT_MAX_BYTES = ENV.whole("ATTACHMENT_MAX_BYTES", 20 * 1024 * 1024, 1)
-# The total of one user, without attachments of deleted chats. 0 means no limit.
+# The total of one user, until they are purged. 0 means no limit.
 ATTACHMENT_USER_MAX_BYTES = ENV.whole("ATTACHMENT_USER_MAX_BYTES", 1024**3)
 # Also the validity of an upload URL. S3 signs URLs for at most one week.
 ATTACHMENT_EXPIRY_SECONDS = ENV.whole("ATTACHMENT_EXPIRY_SECONDS", 24 * 3600, 60, 7 * 24 * 3600)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
+from typing import Any
 
 import pytest
 
+from chats import attachments, purge
 from chats.models import Attachment
 from config.api.models import IdempotencyRecord
+from config.kernel import clock
 from tests import factories
 from tests.chats.conftest import PNG, announce, code, complete, digest, fields, ready, stored, upload
 from tests.threads import side_by_side
@@ -193,16 +197,60 @@ def test_all_attachments_of_a_user_share_a_limit(session, user, settings):
     assert code(announce(session, sizeBytes=11)) == (409, "CONFLICT")
     assert announce(session, sizeBytes=10).status_code == 201
     assert code(announce(session, sizeBytes=1)) == (409, "CONFLICT")
-    factories.force_update(Attachment.objects.filter(pk=pending.json()["id"]), status="EXPIRED")
+    Attachment.objects.filter(pk=pending.json()["id"]).update(expires_at=clock.now())
+    assert code(announce(session, sizeBytes=1)) == (409, "CONFLICT")
+    attachments.expire_attachments()
     assert announce(session, sizeBytes=30).status_code == 201
 
 
-def test_attachments_of_a_deleted_chat_do_not_count(session, user, settings):
+def test_attachments_of_a_deleted_chat_count_until_they_are_purged(session, user, settings):
     settings.ATTACHMENT_USER_MAX_BYTES = 100
     message = factories.MessageFactory(chat__user=user)
     factories.AttachmentFactory(user=user, message=message, size_bytes=100)
-    assert code(announce(session, sizeBytes=1)) == (409, "CONFLICT")
     assert session.delete(f"/api/v1/chats/{message.chat_id}").status_code == 204
+    assert purge.purge_chats() == 0
+    assert code(announce(session, sizeBytes=1)) == (409, "CONFLICT")
+    settings.CHAT_RETENTION_DAYS = 0
+    assert purge.purge_chats() == 1
+    assert announce(session, sizeBytes=100).status_code == 201
+
+
+def test_a_purge_that_stops_midway_frees_nothing_that_is_stored(session, user, settings, monkeypatch):
+    """The bytes are removed before the row, so the quota never counts less than the storage has."""
+    settings.ATTACHMENT_USER_MAX_BYTES = 24
+    settings.CHAT_RETENTION_DAYS = 0
+    message = factories.MessageFactory(chat__user=user)
+    kept = [announce(session, b"twelve bytes").json() for _ in range(2)]
+    for attachment in kept:
+        upload(attachment, b"twelve bytes")
+        complete(session, attachment)
+    Attachment.objects.all().update(message=message)
+    session.delete(f"/api/v1/chats/{message.chat_id}")
+
+    def crash(*args: Any) -> int:
+        raise SystemExit
+
+    monkeypatch.setattr(purge.batches, "delete_rows", crash)  # after the bytes, before the rows
+    with pytest.raises(SystemExit):
+        purge.purge_chats()
+    assert stored() == []
+    assert code(announce(session, sizeBytes=1)) == (409, "CONFLICT")
+    monkeypatch.undo()
+    monkeypatch.setattr(purge.files, "remove_all", crash)  # before the bytes
+    with pytest.raises(SystemExit):
+        purge.purge_chats()
+    assert code(announce(session, sizeBytes=1)) == (409, "CONFLICT")
+    monkeypatch.undo()
+    assert purge.purge_chats() == 1
+    assert announce(session, sizeBytes=24).status_code == 201
+
+
+def test_an_unused_attachment_counts_until_its_file_is_removed(session, user, settings, monkeypatch):
+    settings.ATTACHMENT_USER_MAX_BYTES = 100
+    factories.AttachmentFactory(user=user, size_bytes=100, created_at=clock.now() - timedelta(days=31))
+    purge.purge_attachments()
+    assert code(announce(session, sizeBytes=1)) == (409, "CONFLICT")  # expired, but still stored
+    attachments.expire_attachments()
     assert announce(session, sizeBytes=100).status_code == 201
 
 
