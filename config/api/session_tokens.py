@@ -9,17 +9,19 @@ import json
 import logging
 import threading
 import time
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import jwt
-import requests
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from django.conf import settings
 
 from config.kernel.errors import Unavailable
+from config.outbound import client
+from config.outbound.loop import shared
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +32,7 @@ LOCAL_AUDIENCE = "agent-workflow-service"
 REMEMBERED_SECONDS = 30.0
 TOKEN_MAX_CHARS = 16 * 1024
 JWKS_MAX_BYTES = 1024 * 1024
-# Without any key, a provider that did not answer is asked again after this time; all callers are refused meanwhile.
+# Without any key, a provider that did not answer is asked again after this time. All callers are refused until it does.
 COLD_RETRY_SECONDS = 2.0
 
 
@@ -130,40 +132,37 @@ def _local_public_key(key: Ed25519PrivateKey) -> Ed25519PublicKey:
 
 
 class Jwks:
-    """A provider's signing keys, cached. Threads share it; at most one of them fetches at a time.
+    """A provider's signing keys, cached. Threads share it and wait for the same fetch, on the event loop.
 
     The cache is fetched again when it is SESSION_JWKS_CACHE_SECONDS old, so that a key that the provider withdrew is no
     longer accepted. An unknown ``kid`` causes a fetch at once, but not within SESSION_JWKS_REFETCH_SECONDS of the last
     one: anyone can send tokens with invented kids. While the provider is not available, cached keys stay valid.
+    Without any key, only the first fetch is waited for: a provider that hangs must not occupy all threads again and
+    again.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.keys: dict[str | None, jwt.PyJWK] = {}
         self.fetched_at = self.tried_at = float("-inf")
-        self.fetching = threading.Lock()
+        self.lock = threading.Lock()
+        self.fetching: Future[None] | None = None
 
     def key_for(self, kid: str | None) -> jwt.PyJWK:
         """The key with this id. Raises InvalidToken if it is unknown, Unavailable while there are no keys at all."""
         found = self._find(kid)
-        if found is None:
-            with self.fetching:
-                found = self._find(kid)  # another thread may have fetched it meanwhile
-                if found is None:
-                    self._fetch()
-                    found = self._find(kid)
-        elif time.monotonic() - self.fetched_at > settings.SESSION_JWKS_CACHE_SECONDS:
-            # One thread fetches, the others use the cached keys.
-            if self.fetching.acquire(blocking=False):
-                try:
-                    self._fetch()
-                finally:
-                    self.fetching.release()
+        if found is None or time.monotonic() - self.fetched_at > settings.SESSION_JWKS_CACHE_SECONDS:
+            failed = not self.keys and self.tried_at > float("-inf")
+            fetch, started = self._start_fetch()
+            # While one thread waits for newer keys, the others use the cached ones.
+            if fetch is not None and not failed and (started or found is None):
+                fetch.result()
             found = self._find(kid)
         if found is not None:
             return found
         if not self.keys:
-            raise Unavailable("The identity provider's keys are not available at the moment; try again.")
+            message = "The identity provider's keys are not available at the moment; try again."
+            raise Unavailable(message, headers={"Retry-After": f"{COLD_RETRY_SECONDS:.0f}"})
         raise InvalidToken("The session token's key is not known.")
 
     def _find(self, kid: str | None) -> jwt.PyJWK | None:
@@ -172,36 +171,44 @@ class Jwks:
             return next(iter(keys.values()))
         return keys.get(kid)
 
-    def _fetch(self) -> None:
-        now = time.monotonic()
-        if now - self.tried_at <= (settings.SESSION_JWKS_REFETCH_SECONDS if self.keys else COLD_RETRY_SECONDS):
-            return
-        self.tried_at = now
+    def _start_fetch(self) -> tuple[Future[None] | None, bool]:
+        """The fetch under way, and whether this call started it. None if the last one ended too recently."""
+        with self.lock:
+            if self.fetching is not None and not self.fetching.done():
+                return self.fetching, False
+            pause = settings.SESSION_JWKS_REFETCH_SECONDS if self.keys else COLD_RETRY_SECONDS
+            if time.monotonic() - self.tried_at <= pause:
+                return None, False
+            self.fetching = shared.submit(self._fetch())
+            return self.fetching, True
+
+    async def _fetch(self) -> None:
+        """Ends within SESSION_JWKS_TIMEOUT_SECONDS and raises nothing that a provider can cause."""
+        seconds = settings.SESSION_JWKS_TIMEOUT_SECONDS
         try:
-            document = fetch_json(self.url, settings.SESSION_JWKS_TIMEOUT_SECONDS)
+            answer = await client.asend(
+                "GET",
+                self.url,
+                headers={"Accept": "application/json"},
+                body=None,
+                connect_timeout=seconds,
+                total_timeout=seconds,
+                max_bytes=JWKS_MAX_BYTES,
+                allow_private=True,
+            )
+            if answer.status != 200 or answer.truncated:
+                raise ValueError
             keys = {
                 key.key_id: key
-                for key in jwt.PyJWKSet.from_dict(document).keys
+                for key in jwt.PyJWKSet.from_dict(json.loads(answer.body)).keys
                 if key.algorithm_name in ALGORITHMS and key.public_key_use in (None, "sig")
             }
-        except (requests.RequestException, jwt.PyJWTError, ValueError, TypeError, AttributeError) as error:
+            if keys:
+                self.keys, self.fetched_at = keys, time.monotonic()
+        except (client.RequestFailed, jwt.PyJWTError, ValueError, TypeError, AttributeError, RecursionError) as error:
             logger.warning("no keys from %s (%s); cached keys stay valid", self.url, type(error).__name__)
-            return
-        if keys:
-            self.keys, self.fetched_at = keys, now
-
-
-def fetch_json(url: str, timeout: float) -> Any:
-    """GET ``url``: at most JWKS_MAX_BYTES, in ``timeout`` seconds in all except for headers that arrive slowly."""
-    deadline = time.monotonic() + timeout
-    with requests.get(url, timeout=timeout, stream=True, headers={"Accept": "application/json"}) as response:
-        response.raise_for_status()
-        content = b""
-        for part in response.iter_content(16 * 1024):
-            content += part
-            if len(content) > JWKS_MAX_BYTES or time.monotonic() > deadline:
-                raise requests.RequestException("too much or too slow")
-    return json.loads(content)
+        finally:
+            self.tried_at = time.monotonic()
 
 
 @lru_cache(maxsize=4)

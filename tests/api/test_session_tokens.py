@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler
 
 import jwt
 import pytest
@@ -17,8 +19,11 @@ from django.core.management import CommandError, call_command
 from rest_framework.test import APIClient
 
 from config.api import authentication, session_tokens
+from config.kernel.errors import Unavailable
 from config.local.secrets import secret_from_file, signing_key
 from tests import factories
+from tests.driver import until
+from tests.http_server import serving
 from tests.threads import side_by_side
 
 pytestmark = pytest.mark.django_db
@@ -271,13 +276,49 @@ class TestIdentityProvider:
         response = call(token)
         assert (response.status_code, response.json()["error"]["code"]) == (503, "UNAVAILABLE")
 
-    def test_a_hanging_provider_causes_one_timeout(self, provider, settings):
+    def test_a_hanging_provider_causes_one_timeout(self, provider, settings, monkeypatch):
         settings.SESSION_JWKS_TIMEOUT_SECONDS = 0.2
+        monkeypatch.setattr(session_tokens, "COLD_RETRY_SECONDS", 0.01)
         provider.delay.clear()
-        tokens = [provider.token("r1")] * 8
-        with ThreadPoolExecutor(8) as pool:
+        tokens = [provider.token("r1")] * 16
+        with ThreadPoolExecutor(16) as pool:
             assert set(pool.map(outcome, tokens)) == {"Unavailable"}
         assert provider.fetches == 1
+
+    def test_only_the_first_fetch_of_a_hanging_provider_is_waited_for(self, provider, settings, monkeypatch):
+        settings.SESSION_JWKS_TIMEOUT_SECONDS = 0.2
+        provider.delay.clear()
+        token = provider.token("r1")
+        assert outcome(token) == "Unavailable"
+        settings.SESSION_JWKS_TIMEOUT_SECONDS = 30
+        answer = call(token)  # the test ends in time because no fetch is waited for
+        assert (answer.status_code, answer["Retry-After"]) == (503, "2")
+        assert provider.fetches == 1  # and none is made so soon
+        monkeypatch.setattr(session_tokens, "COLD_RETRY_SECONDS", 0)
+        for _ in range(3):
+            assert outcome(token) == "Unavailable"
+        until(lambda: provider.fetches == 2)
+        provider.delay.set()
+        until(lambda: outcome(token) == "auth0|ada")
+        assert provider.fetches == 2
+
+    def test_a_provider_that_sends_slowly_has_one_time_limit(self, settings):
+        ended = threading.Event()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
+                with contextlib.suppress(OSError):
+                    for _ in range(200):
+                        self.wfile.write(b"x")
+                        time.sleep(0.05)
+                    ended.set()
+
+        settings.SESSION_JWKS_TIMEOUT_SECONDS = 0.3
+        with serving(Handler) as url:
+            with pytest.raises(Unavailable):
+                session_tokens.Jwks(url).key_for("r1")
+            assert not ended.is_set()
 
     def test_a_token_need_not_name_the_only_key(self, provider):
         provider.remove("e1")
@@ -329,6 +370,22 @@ def test_a_token_of_the_other_surface_is_named(client):
     assert message("/api/v1/me", key) == "This is an API key: use /api/public/v1."
     assert message("/api/public/v1/key", token) == "This is a session token: use /api/v1."
     assert message("/api/v1/me", "Bearer nothing") == "The session token is not valid."
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_hanging_provider_delays_no_request_that_needs_no_key(provider, settings, client):
+    settings.SESSION_JWKS_TIMEOUT_SECONDS = 10
+    key = factories.public_client(factories.UserFactory())
+    provider.delay.clear()
+    with ThreadPoolExecutor(16) as pool:
+        waiting = [pool.submit(call, provider.token("r1", sub=f"user-{number}")) for number in range(16)]
+        until(lambda: provider.fetches == 1)
+        assert key.get("/api/public/v1/key").status_code == 200
+        assert client.get("/livez").status_code == 200
+        assert not any(request.done() for request in waiting)
+        provider.delay.set()
+        assert {request.result().status_code for request in waiting} == {200}
+    assert provider.fetches == 1
 
 
 def test_a_first_request_finds_the_user_that_a_concurrent_request_created(monkeypatch):
