@@ -57,7 +57,7 @@ CHECK_VAR := var/check
 DEPLOYED = env VAR_DIR=$(CHECK_VAR) DEBUG=0 BASE_URL=https://agents.example.com ALLOWED_HOSTS=agents.example.com \
 	SECRET_KEY="$$($(PY) -c 'import secrets; print(secrets.token_urlsafe(64))')" \
 	ENCRYPTION_KEYS="$$($(PY) -c 'from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())')" \
-	METRICS_TOKEN=made-up DATABASE_URL=postgres://service:secret@db.example.com:5432/service REDIS_URL=rediss://broker.example.com:6379/0 \
+	METRICS_TOKEN=made-up DATABASE_URL=postgres://service:secret@127.0.0.1:1/service REDIS_URL=rediss://broker.example.com:6379/0 \
 	SESSION_ISSUER=https://id.example.com SESSION_AUDIENCE=agents SESSION_JWKS_URL=https://id.example.com/jwks
 
 contracts: $(VENV)/.installed-dev

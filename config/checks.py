@@ -20,6 +20,7 @@ LIMITS = (
     "RATE_LIMIT_UNAUTHENTICATED",
     "RATE_LIMIT_PAGES",
     "RUN_USER_LIMIT",
+    "ATTACHMENT_USER_MAX_BYTES",
 )
 REDIS_SCHEMES = {"redis", "rediss", "unix"}
 

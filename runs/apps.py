@@ -6,7 +6,7 @@ class RunsConfig(AppConfig):
     name = "runs"
 
     def ready(self) -> None:
-        from runs import purge  # noqa: F401  (connects its receiver of chat_purged)
+        from runs import checks, purge  # noqa: F401  (register the system check and the receiver of chat_purged)
         from runs.catalogue.seeds import add_builtin_tools
 
         post_migrate.connect(add_builtin_tools, sender=self, dispatch_uid="runs.builtin_tools")

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 from cryptography.fernet import Fernet
+from django.core.checks import run_checks
+
+from config.checks import LIMITS, check_production
+from runs.models import AgentModel
 
 # Each test starts a process.
 pytestmark = pytest.mark.slow
@@ -69,6 +73,31 @@ def test_a_setting_for_local_use_is_a_warning(tmp_path, name, value):
     printed = check(tmp_path, PRODUCTION | {name: value})
     assert "WARNINGS" in printed
     assert name.replace("WEBHOOK_", "OUTBOUND_") in printed
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_limit_of_0_is_a_warning(settings, name):
+    setattr(settings, name, 0)
+    assert [warning.id for warning in check_production() if name in warning.msg] == ["api.W008"]
+
+
+@pytest.mark.parametrize("names", [[], ["gpt"], ["demo", "gpt"], ["gpt", "demo"], ["demo"]])
+@pytest.mark.django_db
+def test_a_catalogue_whose_only_or_default_model_is_demo_is_a_warning(names):
+    """The first name is the default."""
+    AgentModel.objects.all().delete()
+    for name in names:
+        kind = "demo" if name == "demo" else "openai"
+        AgentModel.objects.create(name=name, provider=kind, price_in=0, price_out=0, is_default=name == names[0])
+    AgentModel.objects.create(name="off", provider="openai", price_in=0, price_out=0, enabled=False)
+    expected = [] if names[:1] == ["gpt"] else ["runs.W001"]
+    assert [warning.id for warning in run_checks(tags=["catalogue"], include_deployment_checks=True)] == expected
+    assert run_checks(tags=["catalogue"]) == []
+
+
+@pytest.mark.parametrize("url", ["postgres://service:secret@127.0.0.1:1/service", "nonsense", ""])
+def test_the_catalogue_is_not_checked_without_a_database(tmp_path, url):
+    assert "runs.W001" not in check(tmp_path, PRODUCTION | {"DATABASE_URL": url}, "--tag", "catalogue")
 
 
 def test_a_local_issuer_is_a_warning(tmp_path):
