@@ -51,7 +51,7 @@ PART = Part(
     components={
         "Attempt": "One try of a delivery, with the answer's status code or an error.",
         "EndpointInputRequest": "`url` is absolute, http or https, without credentials or fragment.",
-        "WebhookEndpoint": "`secret` is shown in full only when it is made; later as its last 4 characters.",
+        "WebhookEndpoint": "Only the answer that makes a secret shows both in full, others their last 4 characters.",
     },
 )
 

@@ -19,7 +19,7 @@ def mask(secret: str) -> str:
 
 @extend_schema_serializer(component_name="WebhookEndpoint")
 class EndpointSerializer(CamelSerializer):
-    """Shows the secret in full if the context holds ``reveal``; never the previous secret."""
+    """Shows both secrets in full if the context holds ``reveal``."""
 
     id = serializers.CharField()
     url = serializers.CharField()
@@ -30,11 +30,14 @@ class EndpointSerializer(CamelSerializer):
     updated_at = TimestampField()
 
     def get_secret(self, endpoint: Endpoint) -> str:
-        return endpoint.secret if self.context.get("reveal") else mask(endpoint.secret)
+        return self.shown(endpoint.secret)
 
     def get_secondary_secret(self, endpoint: Endpoint) -> str | None:
         secondary = endpoint.secondary_at(clock.now())
-        return mask(secondary) if secondary else None
+        return self.shown(secondary) if secondary else None
+
+    def shown(self, secret: str) -> str:
+        return secret if self.context.get("reveal") else mask(secret)
 
 
 class EndpointInput(CamelSerializer):

@@ -74,6 +74,10 @@ class RateLimited(DomainError):
     status, code, message = 429, "RATE_LIMITED", "Too many requests; try again later."
 
 
+class HeadersTooLarge(DomainError):
+    status, code, message = 431, "HEADERS_TOO_LARGE", "The request's headers are too large."
+
+
 class InternalError(DomainError):
     status, code, message = 500, "INTERNAL_ERROR", "Something went wrong on our side."
 

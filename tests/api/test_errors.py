@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 
 import pytest
 from django.db import OperationalError
+from django.http import HttpResponse
 from django.test import Client
 from rest_framework.test import APIClient
 
 from apikeys import keys
+from config.api.middleware import ApiErrorMiddleware, RequestIdMiddleware
 from tests import factories
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.api.urls")]
@@ -74,6 +77,14 @@ def test_a_malformed_id_is_404(session, key):
 def test_errors_outside_the_framework_have_the_envelope(anyone, settings, debug, kind, status, code):
     settings.DEBUG = debug
     envelope(anyone.get(f"/api/fail/{kind}"), status, code)
+
+
+@pytest.mark.parametrize("surface", ["v1", "public/v1"])
+def test_headers_that_are_too_large_have_their_own_code(rf, surface):
+    server = RequestIdMiddleware(ApiErrorMiddleware(lambda request: HttpResponse("<h1>secret</h1>", status=431)))
+    answer = server(rf.get(f"/api/{surface}/runs"))
+    assert answer["Content-Type"] == "application/json"
+    assert json.loads(answer.content)["error"]["code"] == "HEADERS_TOO_LARGE"
 
 
 def test_other_paths_keep_their_own_error_pages(anyone):

@@ -77,7 +77,7 @@ def test_every_error_is_the_envelope(document):
 
 
 def test_each_operation_has_its_statuses(document):
-    always = {"401", "406", "429", "500", "503"}
+    always = {"401", "406", "429", "431", "500", "503"}
     create = document["paths"]["/api/v1/api-keys"]["post"]
     assert statuses(create) == always | {"201", "400", "409", "413", "415"}
     assert statuses(document["paths"]["/api/v1/api-keys"]["get"]) == always | {"200", "400"}

@@ -10,6 +10,7 @@ from cryptography.fernet import Fernet
 from django.db import connection, connections
 from django.utils import timezone
 
+from config.api.models import IdempotencyRecord
 from tests import factories
 from tests.webhooks.conftest import deliver, pass_time, record
 from tests.webhooks.receiver import answer
@@ -68,7 +69,11 @@ def test_rotation(session, settings):
     assert second["id"] == first["id"]
     assert len(second["secret"]) == 64
     assert second["secret"] != first["secret"]
-    assert second["secondarySecret"] == "••••" + first["secret"][-4:]
+    assert second["secondarySecret"] == first["secret"]
+    masked = {"secret": "••••" + second["secret"][-4:], "secondarySecret": "••••" + first["secret"][-4:]}
+    changed = session.patch(URL, {"enabled": True}, format="json")
+    for later in (session.get(URL), post(session, url="http://127.0.0.1:9000/"), changed):
+        assert {name: later.json()[name] for name in masked} == masked
     endpoint = Endpoint.objects.get()
     assert endpoint.secondary_secret == first["secret"]
     left = endpoint.secondary_expires_at - timezone.now()
@@ -237,6 +242,14 @@ def test_repetition_with_an_idempotency_key_is_refused_without_the_secret(sessio
     replay = session.post(URL, plain, format="json", HTTP_IDEMPOTENCY_KEY="two")
     assert replay.json() == update.json()
     assert replay["Idempotent-Replayed"] == "true"
+    rotation = {"url": "http://127.0.0.1:9000/", "rotateSecret": True}
+    rotated = session.post(URL, rotation, format="json", HTTP_IDEMPOTENCY_KEY="three")
+    assert rotated.json()["secondarySecret"] == first.json()["secret"]
+    repeated = session.post(URL, rotation, format="json", HTTP_IDEMPOTENCY_KEY="three")
+    assert (repeated.status_code, repeated.json()["error"]["code"]) == (409, "IDEMPOTENCY_KEY_REUSED")
+    kept = b"".join(bytes(body or b"") for body in IdempotencyRecord.objects.values_list("response_body", flat=True))
+    for shown in (first, rotated):
+        assert shown.json()["secret"].encode() not in kept
 
 
 # --- secrets that no key can decrypt ----------------------------------------------------------------------------------

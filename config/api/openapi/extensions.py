@@ -31,7 +31,7 @@ API_ERROR = {
         }
     },
 }
-ALWAYS = {401, 406, 429, 500, 503}
+ALWAYS = {401, 406, 429, 431, 500, 503}
 WITH_BODY = {400, 413, 415}
 BODY_METHODS = {"POST", "PUT", "PATCH"}
 
