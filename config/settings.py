@@ -68,6 +68,7 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
+    "config.api.middleware.HeadMiddleware",
     "config.api.middleware.RequestIdMiddleware",
     "config.api.middleware.ProbeMiddleware",
     "config.api.middleware.MeasureMiddleware",
@@ -493,7 +494,7 @@ METRICS_SOURCES = ["runs.metrics.gauges", "webhooks.metrics.gauges", "credits.me
 OTEL_EXPORTER_OTLP_ENDPOINT = ENV.text("OTEL_EXPORTER_OTLP_ENDPOINT")
 SENTRY_DSN = ENV.text("SENTRY_DSN")
 if OTEL_EXPORTER_OTLP_ENDPOINT:
-    MIDDLEWARE.insert(2, "config.telemetry.tracing.TracingMiddleware")  # after the request's id and the probes
+    MIDDLEWARE.insert(3, "config.telemetry.tracing.TracingMiddleware")  # after the request's id and the probes
 
 # --- admin (docs/admin.md) -------------------------------------------------------------------------------------------
 AUTHENTICATION_BACKENDS = [

@@ -82,6 +82,7 @@ def test_head_has_the_headers_only(call, client):
     url = call("create_file", {"fileName": "a.txt", "content": "abc"}).urls[0]
     response = client.head(url.removeprefix(BASE))
     assert (response.status_code, response["Content-Length"]) == (200, "3")
+    assert body(response) == b""
     response.close()
 
 
