@@ -10,10 +10,13 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import requests
 
+from runs.catalogue.roles import ROLES
+from tests.contract.routes import Operation, operations
 from tests.deployed import crawl
 from tests.deployed.outside import (
     CANARIES,
@@ -31,9 +34,14 @@ from tests.operations.conftest import MetricsPage
 
 pytestmark = [pytest.mark.stack, pytest.mark.services, pytest.mark.timeout(240)]
 
-# The content of users, models, tools and receivers, and the pages where staff may read it (docs/admin.md).
+# The content of users, models, tools and receivers, and the pages where staff may read it (docs/admin.md). A user sees
+# the same content of the own runs.
 CONTENT = (MESSAGE, TOOL_OUTPUT, MODEL_OUTPUT, MODEL_ERROR, FILE, FILE_NAME)
 ANSWERS, ANSWERED = (RECEIVER_ANSWER,), r"/webhooks/(attempt|delivery)/.+/change/"
+PUBLIC = (
+    *("/", "/api/docs", "/api/schema", "/api/schema?format=json", "/api/schema/without-webhooks", "/playground"),
+    *("/admin/login/", "/livez", "/readyz", "/metrics", "/nothing", "/api/nothing", "/files/a/b/c", "/uploads/x"),
+)
 SHOWN = (
     *("runs/run", "runs/turn", "runs/toolinvocation", "runs/waitpoint", "runs/runevent", "runs/tool"),
     *("runs/agentmodel", "chats/chat", "chats/attachment", "credits/account", "credits/ledgerentry"),
@@ -62,6 +70,93 @@ def test_the_canaries_are_in_the_stored_content(world: World) -> None:
     kept = world.stack.manage("shell", "-c", "from webhooks.models import *; print(Attempt.objects.count())")
     assert int(kept.split()[-1]) >= 2
     assert [answer.status_code for answer in world.errors] == [500, 400, 400, 400, 404, 404, 500, 401, 401]
+
+
+# --- pages and answers: before the logs, which are checked afterwards ------------------------------------------------
+def ids_of(world: World) -> dict[str, str]:
+    return {
+        "chatId": world.run["chatId"],
+        "runId": world.run["id"],
+        "waitpointId": world.asked["pendingWaitpoint"]["id"],
+        "keyId": world.key_id,
+        "attachmentId": world.attachment,
+    }
+
+
+def answers_to(world: World, user: str, *methods: str) -> Iterator[tuple[Operation, requests.Response]]:
+    """The answers of both surfaces to the user, about the objects of ada."""
+    clients = {"session": world.stack.session(user), "public": world.stack.public(user)}
+    for operation in operations():
+        if operation.method in methods:
+            body = {"json": {"wrong": 1}} if operation.takes_body else {}
+            path = f"/{operation.relative.format(**ids_of(world))}"
+            yield operation, clients[operation.surface].request(operation.method, path, **body)
+
+
+def mcp_answers(world: World, user: str) -> str:
+    """All results of the tools that only read, and of calls with wrong arguments."""
+    calls: list[tuple[str, dict[str, Any]]] = [("list_chats", {}), ("get_credits", {}), ("get_run", {"wrong": 1})]
+    calls += [("get_run", {"runId": world.run["id"]}), ("respond_to_waitpoint", {"waitpointId": "wp_none"})]
+    bodies = [{"method": "tools/list", "params": {}}]
+    bodies += [{"method": "tools/call", "params": {"name": name, "arguments": given}} for name, given in calls]
+    url, texts = f"{world.stack.url}/api/mcp", []
+    for body in bodies:
+        answer = world.stack.public(user).post(url, json={"jsonrpc": "2.0", "id": 1, **body})
+        assert answer.status_code == 200, answer.text
+        texts.append(answer.text)
+    return "\n".join(texts)
+
+
+def test_no_answer_of_the_api_contains_a_secret(world: World) -> None:
+    """A user sees what the own runs contain, and nothing else that was planted."""
+    seen = ""
+    for operation, answer in answers_to(world, "ada", "GET", "POST", "PATCH"):
+        assert answer.status_code < 500, operation
+        assert set(found(answer.text, world)) <= set(CONTENT), operation
+        seen += answer.text
+    for url in (world.stack.url, f"http://127.0.0.1:{world.stack.stream_port}"):
+        stream = requests.get(f"{url}/api/public/v1/runs/{world.run['id']}/stream", headers=key_of(world), timeout=30)
+        assert set(found(stream.text, world)) == {MESSAGE, TOOL_OUTPUT}
+    assert set(found(mcp_answers(world, "ada"), world)) <= set(CONTENT)
+    assert {MESSAGE, TOOL_OUTPUT, FILE_NAME} <= set(found(seen, world))
+
+
+def key_of(world: World) -> dict[str, str]:
+    return {"Authorization": f"Bearer {world.stack.api_key('ada')}"}
+
+
+def test_another_user_sees_nothing(world: World) -> None:
+    for operation, answer in answers_to(world, "bob", "GET", "POST", "PATCH"):
+        assert found(answer.text, world) == [], operation
+        if operation.parameters and operation.action != "of_chat":  # a report of movements, without any
+            assert answer.status_code == 404, operation
+    assert found(mcp_answers(world, "bob"), world) == []
+
+
+@pytest.mark.parametrize("path", PUBLIC)
+def test_public_pages_contain_no_canary(world: World, path: str) -> None:
+    for url in (world.stack.url, f"http://127.0.0.1:{world.stack.stream_port}"):
+        answer = requests.get(url + path, timeout=30)
+        assert answer.status_code < 500
+        assert (answer.status_code == 404) or path != "/playground"
+        assert found(answer.text, world) == []
+
+
+@pytest.mark.parametrize("person", ["boss", *ROLES])
+def test_admin_pages_show_content_only_where_permitted(world: World, person: str) -> None:
+    """The content page holds no secret either. Only superusers and the role support may open it."""
+    kinds, reader = set(), person in ("boss", "support")
+    session = crawl.sign_in(world.stack.url, person, PASSWORD)
+    for path, answer in crawl.pages(session, world.stack.url):
+        kinds.add(crawl.kind_of(path))
+        assert answer.status_code == 200, path
+        allowed = CONTENT if path.endswith("/content/") and reader else ANSWERS if re.search(ANSWERED, path) else ()
+        assert set(found(answer.text, world)) <= set(allowed), path
+        if path == f"/admin/runs/run/{world.run['id']}/content/":
+            assert {MESSAGE, TOOL_OUTPUT} <= set(found(answer.text, world))
+    assert ("/admin/runs/run/*/content/" in kinds) == reader
+    if person == "boss":
+        assert kinds >= {f"/admin/{model}/*/change/" for model in SHOWN}
 
 
 def test_no_log_line_contains_a_canary(world: World) -> None:
@@ -132,20 +227,6 @@ def test_error_responses_contain_no_canary(world: World) -> None:
     for answer in world.errors:
         assert found(answer.text, world) == [], answer.text
         assert "Traceback" not in answer.text
-
-
-def test_admin_pages_show_content_only_where_permitted(world: World) -> None:
-    """The content page holds no secret either."""
-    kinds = set()
-    for path, answer in crawl.pages(crawl.sign_in(world.stack.url, "boss", PASSWORD), world.stack.url):
-        kinds.add(crawl.kind_of(path))
-        assert answer.status_code == 200, path
-        allowed = CONTENT if path.endswith("/content/") else ANSWERS if re.search(ANSWERED, path) else ()
-        assert set(found(answer.text, world)) <= set(allowed), path
-        if path == f"/admin/runs/run/{world.run['id']}/content/":
-            assert {MESSAGE, TOOL_OUTPUT} <= set(found(answer.text, world))
-    assert kinds >= {f"/admin/{model}/*/change/" for model in SHOWN}
-    assert "/admin/runs/run/*/content/" in kinds
 
 
 def test_a_trace_links_the_request_to_the_model_and_tool_calls(world: World) -> None:
@@ -230,10 +311,14 @@ def test_metrics_of_all_processes_are_on_one_page(world: World) -> None:
 
 def test_a_process_sends_its_last_metrics_when_it_ends(world: World) -> None:
     stack = world.stack
+
+    def answers() -> float:
+        answer = requests.get(f"{stack.url}/metrics", headers={"Authorization": "Bearer scraper"}, timeout=15)
+        return MetricsPage(answer.text)("http_requests_total", method="GET", route="api/v1/models", status="200") or 0
+
     stack.restart("web", {"METRICS_FLUSH_SECONDS": "60"})
-    session = stack.session("ada")
+    before, session = answers(), stack.session("ada")
     for _ in range(7):
         assert session.get("/models").status_code == 200
     stack.restart("web")
-    answer = requests.get(f"{stack.url}/metrics", headers={"Authorization": "Bearer scraper"}, timeout=15)
-    assert MetricsPage(answer.text)("http_requests_total", method="GET", route="api/v1/models", status="200") == 7
+    assert answers() == before + 7

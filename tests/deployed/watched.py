@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import redis
 import requests
+from cryptography.fernet import Fernet
 
 from tests.deployed.outside import (
     EXCEPTION,
@@ -70,7 +72,10 @@ from chats.services import create_chat
 from config.queue import nudges
 from config.telemetry import tracing
 from runs import services
+from django.contrib.auth.models import Group
 User.objects.create_superuser("boss", "", "{PASSWORD}")
+for role in Group.objects.all():
+    User.objects.create_user(role.name, password="{PASSWORD}", is_staff=True).groups.add(role)
 nudges.nudge = lambda *message, **options: None
 ada = User.objects.get(username="ada")
 with tracing.span("asked", parent=extract({{"traceparent": "00-{UNTOLD_TRACE}-{CALLER}-01"}})):
@@ -88,6 +93,8 @@ class World:
     secrets: list[str] = field(default_factory=list)
     run: dict[str, Any] = field(default_factory=dict)
     asked: dict[str, Any] = field(default_factory=dict)
+    attachment: str = ""
+    key_id: str = ""
 
 
 @contextmanager
@@ -106,6 +113,7 @@ def watched() -> Iterator[World]:
             "OPENAI_BASE_URL": f"{beyond.url}/model",
             "OPENAI_API_KEY": MODEL_KEY,
             "DEBUG": "0",
+            "ENCRYPTION_KEYS": Fernet.generate_key().decode(),
         }
         options = services | {"redis_url": broker.url()}
         catalogue = CATALOGUE.format(url=beyond.url)
@@ -150,7 +158,10 @@ def work(world: World) -> None:
     endpoint = session.post("/webhooks", json={"url": f"{world.outside.url}/hook"}).json()
     rotated = session.post("/webhooks", json={"url": f"{world.outside.url}/hook", "rotateSecret": True}).json()
     key = session.post("/api-keys", json={"name": "canary"}).json()
-    world.secrets = [endpoint["secret"], rotated["secret"], key["secret"], stack.token("ada")]
+    world.secrets = [endpoint["secret"], rotated["secret"], key["secret"], stack.token("ada"), stack.api_key("ada")]
+    world.secrets += [hashlib.sha256(key["secret"].encode()).hexdigest(), PASSWORD]
+    world.secrets += [stack.environment[name] for name in ("SECRET_KEY", "ENCRYPTION_KEYS", "DATABASE_URL")]
+    world.key_id = key["id"]
     chat = driver.chat()
     answer = session.post(
         f"/chats/{chat}/runs",
@@ -159,9 +170,9 @@ def work(world: World) -> None:
     )
     world.run = driver.wait(answer.json()["id"])
     assert world.run["status"] == "completed"
-    attached = attach(session)
+    world.attachment = attach(session)
     for message, options in (
-        ("/say seen", {"attachmentIds": [attached]}),
+        ("/say seen", {"attachmentIds": [world.attachment]}),
         (f"/call broken_tool {{}}\n/fail {MESSAGE}", {}),
         (MESSAGE, {"model": "outside"}),
         (MESSAGE, {"model": "broken"}),

@@ -116,6 +116,15 @@ def test_no_server_starts_on_a_shared_database_without_its_key(tmp_path, entry):
         assert ("SECRET_KEY is not" in server.stderr) == bool(expected)
 
 
+def test_an_https_address_makes_cookies_and_redirects_secure(tmp_path):
+    names = ("SESSION_COOKIE_SECURE", "CSRF_COOKIE_SECURE", "SECURE_SSL_REDIRECT", "SECURE_HSTS_SECONDS")
+    program = f"from config import settings; print([bool(getattr(settings, name)) for name in {names}])"
+    for url, secure in (("https://api.example.com", True), ("http://127.0.0.1:8000", False)):
+        environment = PRODUCTION | {"BASE_URL": url, "VAR_DIR": str(tmp_path), "PATH": os.environ["PATH"]}
+        printed = subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, env=environment, text=True)
+        assert printed.strip() == str([secure] * 4)
+
+
 def test_all_wrong_settings_are_reported_together_with_remedies(tmp_path):
     wrong = {
         "PORT": "many",
