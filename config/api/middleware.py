@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -27,6 +28,10 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 UPLOADS, FILES = "/uploads/", "/files/"
 # Headers of the replaced answer that are kept.
 KEPT_HEADERS = ("Allow", "WWW-Authenticate", "Retry-After")
+# Far above the two cookies of the admin.
+COOKIES_MAX_CHARS = 8 * 1024
+# Python refuses to convert very long numbers.
+LENGTH_MAX_DIGITS = 18
 
 
 class Middleware:
@@ -147,13 +152,17 @@ class MessageMiddleware(PagesOnly, messages.MessageMiddleware):
 class PageLimitMiddleware(Middleware):
     """Limits pages as the API is limited: a body's size before any code reads it, and the requests of an address.
 
-    Signed addresses are not charged. Uploads have a limit of their own.
+    Signed addresses are not charged. Uploads have a limit of their own. Cookies are limited because the time that some
+    versions of Python need to read one grows with the square of its length; the API has none.
     """
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         path = request.path_info
         if is_api_path(path):
+            request.META.pop("HTTP_COOKIE", None)
             return self.get_response(request)
+        if len(request.META.get("HTTP_COOKIE", "")) > COOKIES_MAX_CHARS:
+            return HttpResponse("The request's cookies are too large.\n", status=431, content_type="text/plain")
         if not path.startswith(UPLOADS) and _announced(request) > settings.API_MAX_BODY_BYTES:
             return plain_response(413)
         if not path.startswith((UPLOADS, FILES)):
@@ -165,6 +174,8 @@ class PageLimitMiddleware(Middleware):
 
 def _announced(request: HttpRequest) -> int:
     length = request.META.get("CONTENT_LENGTH") or "0"
+    if len(length) > LENGTH_MAX_DIGITS:
+        return sys.maxsize
     return int(length) if length.isdecimal() else 0
 
 

@@ -21,7 +21,10 @@ from config.kernel.jsontext import parse_object
 
 READ_SIZE = 64 * 1024
 
-_MEDIA_TYPE = re.compile(r'application/json[ \t]*(;[ \t]*charset[ \t]*=[ \t]*"?utf-?8"?[ \t]*)?;?[ \t]*', re.IGNORECASE)
+# Possessive (*+): otherwise two groups of blanks in a row would divide a long one in every possible way.
+_MEDIA_TYPE = re.compile(
+    r'application/json[ \t]*+(;[ \t]*charset[ \t]*=[ \t]*"?utf-?8"?[ \t]*+)?;?[ \t]*', re.IGNORECASE
+)
 
 
 class StrictJSONParser(BaseParser):

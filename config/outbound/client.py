@@ -53,6 +53,8 @@ LINE_MAX_BYTES = 64 * 1024
 # Only the caller sets headers. Without Accept-Encoding, an answer is not compressed, so the size limit is exact.
 SKIPPED_DEFAULT_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 CLOSE_SECONDS = 1.0
+# A server may redirect to any address. To read a very long one would hold up the event loop.
+URL_MAX_CHARS = 8 * 1024
 CLOSED_WITHOUT_ANSWER = "The connection was closed without an answer."
 
 
@@ -321,6 +323,8 @@ def _not_connected(error: OSError) -> RequestFailed:
 
 def _parse(url: str, https_only: bool) -> Url:
     """``url`` as both the check and the connection use it. Raises ValueError."""
+    if len(url) > URL_MAX_CHARS:
+        raise ValueError("The URL is too long.")
     if any(character <= " " or character in "\\\x7f" for character in url):
         raise ValueError("The URL must not contain spaces, control characters or backslashes.")
     try:

@@ -101,6 +101,11 @@ def test_numbers_are_written_without_an_exponent(session, raw, text):
     assert put(session, b'{"a":' + raw + b"}").content == b'{"a":' + text + b"}"
 
 
+@pytest.mark.parametrize(("raw", "text"), [(b"1e31", b"1E+31"), (b"1.5e-300", b"1.5E-300")])
+def test_numbers_of_great_length_are_written_with_an_exponent(session, raw, text):
+    assert put(session, b'{"a":' + raw + b"}").content == b'{"a":' + text + b"}"
+
+
 @pytest.mark.parametrize(
     "content_type",
     ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "*/*", "application/*", "",

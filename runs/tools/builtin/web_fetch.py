@@ -42,6 +42,8 @@ CHARSET = re.compile(
 )
 META_CHARSET = re.compile(rb"<meta[^>]{0,200}?charset=[\"']?([A-Za-z0-9_-]{2,20})", re.IGNORECASE)
 META_SEARCHED_BYTES = 2048
+# Python's parser of the header needs a time that grows with the square of its length.
+CONTENT_TYPE_MAX_CHARS = 1000
 
 # Elements whose content is not text of the page.
 _SILENT = "script|style|template|noscript|svg|iframe|object|canvas|textarea|select"
@@ -91,7 +93,7 @@ def _text(answer: Answer) -> str:
     if answer.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
         raise tool_error("The server sent a compressed page, although the request excludes compression.")
     header = Message()
-    header["Content-Type"] = answer.headers.get("content-type", "text/plain")
+    header["Content-Type"] = answer.headers.get("content-type", "text/plain")[:CONTENT_TYPE_MAX_CHARS]
     kind = header.get_content_type()
     if not (kind in PAGES or kind in TEXTS or kind.startswith("text/") or kind.endswith(("+json", "+xml"))):
         raise tool_error(f"The content type is {kind[:100]}, which is not text.")
