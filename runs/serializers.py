@@ -9,6 +9,7 @@ from drf_spectacular.utils import PolymorphicProxySerializer, extend_schema_fiel
 from rest_framework import serializers
 
 from config.api.serializers import (
+    BoundedListField,
     CamelSerializer,
     CreditsNumberField,
     StrictBooleanField,
@@ -149,8 +150,12 @@ class RunSummarySerializer(RunFields):
 
 class RunInput(CamelSerializer):
     message = StrictCharField(min_length=1, max_length=settings.MESSAGE_MAX_CHARS, trim_whitespace=False)
-    attachment_ids = serializers.ListField(
-        child=StrictCharField(), required=False, allow_null=True, help_text="Completed attachments, each used once."
+    attachment_ids = BoundedListField(
+        child=StrictCharField(),
+        required=False,
+        allow_null=True,
+        max_length=settings.ATTACHMENTS_PER_MESSAGE_MAX,
+        help_text="Completed attachments, each used once.",
     )
     model = StrictCharField(
         min_length=1,
@@ -159,7 +164,7 @@ class RunInput(CamelSerializer):
         allow_null=True,
         help_text="The name of a model; the default one if left out.",
     )
-    tools = serializers.ListField(
+    tools = BoundedListField(
         child=StrictCharField(min_length=1, max_length=64),
         required=False,
         allow_null=True,

@@ -29,6 +29,8 @@ from config.kernel.jsontext import dumps
 
 logger = logging.getLogger(__name__)
 
+MESSAGE_MAX_CHARS = 500
+
 
 def envelope(code: str, message: str, details: Any = None) -> dict[str, Any]:
     error: dict[str, Any] = {"code": code, "message": message}
@@ -78,9 +80,15 @@ def flatten(errors: Any, path: str = "") -> dict[str, list[str]]:
                 for field, messages in flatten(value, f"{path}.{index}" if path else str(index)).items():
                     found.setdefault(field, []).extend(messages)
             else:
-                found.setdefault(path, []).append(str(value))
+                found.setdefault(path, []).append(_shown(value))
         return found
-    return {path: [str(errors)]}
+    return {path: [_shown(errors)]}
+
+
+def _shown(message: Any) -> str:
+    """A message of DRF, some of which quote the whole value."""
+    text = str(message)
+    return text if len(text) <= MESSAGE_MAX_CHARS else f"{text[:MESSAGE_MAX_CHARS]}…"
 
 
 def to_domain_error(error: Exception) -> DomainError:

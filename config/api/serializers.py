@@ -163,6 +163,16 @@ class StrictCharField(serializers.CharField):
         return super().to_internal_value(data)
 
 
+class BoundedListField(serializers.ListField):
+    """A list whose length is checked first: DRF would make an error for each of a million wrong items."""
+
+    def to_internal_value(self, data: Any) -> list[Any]:
+        if isinstance(data, list) and self.max_length is not None and len(data) > self.max_length:
+            raise serializers.ValidationError(f"Ensure this field has no more than {self.max_length} elements.")
+        items: list[Any] = super().to_internal_value(data)
+        return items
+
+
 class StrictIntegerField(serializers.IntegerField):
     """A whole JSON number (``30`` or ``30.0``): no text, boolean or fraction."""
 
