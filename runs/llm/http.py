@@ -35,7 +35,7 @@ from runs.llm.base import (
     transcript_chars,
 )
 from runs.llm.registry import Provider
-from runs.llm.sse import EventTooLong, SseDecoder
+from runs.llm.sse import EventTooLong, SseDecoder, read_event
 from runs.tools.base import clean_text, is_web_address, shorten
 
 logger = logging.getLogger(__name__)
@@ -49,10 +49,13 @@ CONNECTIONS_MIN = 2000
 SSL_CONTEXT = httpx2.create_ssl_context()
 # The connection can be used again if the end of the body follows the last event within this time.
 DRAIN_SECONDS = 0.25
+# A chunk can hold tens of thousands of tiny events. After so many, the other runs of the event loop continue.
+EVENTS_AT_ONCE = 1000
 ERROR_BODY_MAX_BYTES = 16 * 1024
 ERROR_DETAIL_MAX_CHARS = 300
 TOOL_CALL_ID_MAX_CHARS = 200
 TOKENS_MAX = 1_000_000_000
+LONE_SURROGATE = re.compile("[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]")
 NO_REASON = "it gave no reason."
 KEY_LIKE = re.compile(r"\b(sk|pk|key)-[\w*.\-]{6,}|Bearer \S+|//[^/\s@]*@")
 
@@ -108,7 +111,8 @@ def http_options() -> dict[str, Any]:
 def join_surrogates(text: str) -> str:
     """The text with each surrogate pair as one character, and without NUL and lone surrogates."""
     if not text.isascii():
-        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        # Not by the codec's error handler, which is slow.
+        text = LONE_SURROGATE.sub("\ufffd", text).encode("utf-16-le", "surrogatepass").decode("utf-16-le")
     return clean_text(text)
 
 
@@ -155,7 +159,8 @@ class TurnReader(ABC):
 
     def add_arguments(self, call: _Call, part: str) -> None:
         self._grow(len(part + ""))
-        call.arguments.append(part)
+        if part:
+            call.arguments.append(part)
 
     def count_tokens(self, value: Any, before: int | None) -> int | None:
         """The reported count if it is valid, else ``before``."""
@@ -259,9 +264,13 @@ class HttpModel(ABC):
             try:
                 chunks = response.aiter_bytes()
                 while not reader.ended and (chunk := await deadlines.limit(anext(chunks, None))) is not None:
-                    text = "".join([self._read(reader, data) for data in decoder.feed(chunk)])
-                    if text and (text := reader.text(text)):
-                        yield TextDelta(text)
+                    events = decoder.feed(chunk)
+                    for at in range(0, len(events), EVENTS_AT_ONCE):
+                        if at:
+                            await asyncio.sleep(0)
+                        text = "".join([self._read(reader, data) for data in events[at : at + EVENTS_AT_ONCE]])
+                        if text and (text := reader.text(text)):
+                            yield TextDelta(text)
                 for event in reader.finish():
                     yield event
                 await deadlines.drain(chunks)
@@ -284,7 +293,7 @@ class HttpModel(ABC):
         if reader.ended:
             return ""
         try:
-            event = json.loads(data)
+            event = read_event(data)
             failure = event.get("error")
             if not failure:
                 return reader.read(event) + ""
@@ -319,6 +328,7 @@ class HttpModel(ABC):
         message = error.get("message") if isinstance(error, dict) else error
         if not isinstance(message, str) or not message.strip():
             return NO_REASON
+        message = message[:ERROR_BODY_MAX_BYTES]
         message = message.replace(self._key, "[key]") if self._key else message
         return shorten(KEY_LIKE.sub("[key]", join_surrogates(message)), ERROR_DETAIL_MAX_CHARS)
 

@@ -21,7 +21,7 @@ import argparse
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs
@@ -67,8 +67,10 @@ class ModelServer:
         self.asked = asyncio.Event()
         """Set once there is a request."""
         self.connections = 0
-        self.raw: list[bytes] | None = None
+        self.raw: Iterable[bytes] | None = None
         """Answer every request with exactly these pieces as the stream's body."""
+        self.bare: Iterable[bytes] | None = None
+        """Send exactly these pieces in place of an answer, its head included."""
         self._server: asyncio.Server
         self._open: set[asyncio.Task[None]] = set()
 
@@ -129,6 +131,12 @@ class ModelServer:
 
     async def _answer(self, request: Recorded, writer: asyncio.StreamWriter) -> bool:
         """Answer, and return whether the connection can be used again."""
+        if self.bare is not None:
+            for piece in self.bare:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0)
+            return False
         anthropic = request.path.endswith("/messages")
         wish = Wish(str(request.body.get("model", "")))
         fault = wish.text("fault")
@@ -309,9 +317,10 @@ def _faulty(frames: list[bytes], end: list[bytes], error: bytes, wish: Wish) -> 
     return frames + end
 
 
-async def _pieces(pieces: list[bytes]) -> AsyncIterator[bytes]:
+async def _pieces(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
     for piece in pieces:
         yield piece
+        await asyncio.sleep(0)
 
 
 async def _paced(frames: list[bytes], wish: Wish) -> AsyncIterator[bytes]:

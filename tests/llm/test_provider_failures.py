@@ -8,7 +8,6 @@ import traceback
 
 import pytest
 
-from runs.llm import sse
 from runs.llm.base import ModelError, ModelTimeout, TextDelta
 from runs.llm.registry import client_for
 from tests.llm.helpers import Heard, data, failure, hear, request_of
@@ -90,8 +89,8 @@ def test_output_and_calls_are_limited(turn, settings):
     assert "more than 2 tools" in failure(turn, "call=a&call=b&call=c").message
 
 
-def test_an_event_without_end_is_an_error(turn, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sse, "EVENT_MAX_BYTES", 1000)
+def test_an_event_without_end_is_an_error(turn, settings):
+    settings.MODEL_EVENT_MAX_BYTES = 1000
 
     assert "too long" in failure(turn, "x", raw=[b"data: " + b"x" * 600, b"x" * 600]).message
     assert "too long" in failure(turn, "x", raw=[b"data: " + b"x" * 600 + b"\n"] * 2).message

@@ -1,0 +1,162 @@
+"""A provider that breaks the rules: each turn ends with an error, in bounded memory."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import tracemalloc
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from runs.llm.base import ModelError
+from runs.llm.registry import client_for
+from tests.llm.helpers import OPENAI_END, Heard, data, hear, openai_delta, request_of
+from tests.llm.model_server import ModelServer
+
+MIB = 1024 * 1024
+MEMORY_MAX_BYTES = 32 * MIB
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+
+
+@pytest.fixture
+def lie(serve, turn, provider: str):
+    """A turn whose answer is ``raw``, the stream's body, or ``bare``, the whole answer."""
+
+    def run(*, raw: Iterable[bytes] | None = None, bare: Iterable[bytes] | None = None) -> Heard:
+        async def main(server: ModelServer) -> Heard:
+            server.raw, server.bare, server.record = raw, bare, False
+            return await hear(client_for(provider), request_of("Hi"))
+
+        turn("text=x")  # imports the adapter, whose memory does not count
+        tracemalloc.start()
+        try:
+            return serve(main)
+        finally:
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert peak < MEMORY_MAX_BYTES
+
+    return run
+
+
+def delta(provider: str, text: str) -> bytes:
+    """An event with a piece of text."""
+    if provider == "openai":
+        return data(openai_delta(content=text))[0]
+    return data({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}})[0]
+
+
+def call(provider: str, index: int, arguments: str = "") -> bytes:
+    """An event that begins a call."""
+    if provider == "openai":
+        function = {"name": "t", "arguments": arguments}
+        return data(openai_delta(tool_calls=[{"index": index, "id": f"c{index}", "function": function}]))[0]
+    block = {"type": "tool_use", "id": f"c{index}", "name": "t", "input": {}}
+    return data({"type": "content_block_start", "index": index, "content_block": block})[0]
+
+
+def more_arguments(provider: str, text: str) -> bytes:
+    if provider == "openai":
+        return data(openai_delta(tool_calls=[{"index": 0, "function": {"arguments": text}}]))[0]
+    part = {"type": "input_json_delta", "partial_json": text}
+    return data({"type": "content_block_delta", "index": 0, "delta": part})[0]
+
+
+def usage(provider: str, **counts: Any) -> list[bytes]:
+    """A complete answer with these token counts."""
+    if provider == "openai":
+        return data({"choices": [], "usage": counts}, *OPENAI_END)
+    names = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens"}
+    counts = {names.get(name, name): value for name, value in counts.items()}
+    ended = [{"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": counts}, {"type": "message_stop"}]
+    return data({"type": "message_start", "message": {"usage": counts}}, *ended)
+
+
+@pytest.mark.parametrize("piece", [b"x" * 65536, b"data:\n" * 10_000, b"data: x\n" * 5000, b"data: " + b"[" * 60_000])
+def test_an_event_without_end_is_an_error(lie, piece: bytes) -> None:
+    with pytest.raises(ModelError):
+        lie(raw=itertools.repeat(piece))
+
+
+@pytest.mark.parametrize("piece", [b": comment\n\n" * 1000, b"\n" * 10_000, b"event: ping\n\n" * 1000, b"data:{}\n\n"])
+def test_events_that_say_nothing_end_with_the_time_of_the_turn(lie, settings, piece: bytes) -> None:
+    settings.MODEL_TIMEOUT_SECONDS = 0.5
+    with pytest.raises(ModelError):
+        lie(raw=itertools.repeat(piece))
+
+
+def test_many_deltas_of_one_character_are_limited(lie, provider: str, settings) -> None:
+    settings.MODEL_OUTPUT_MAX_CHARS = 5000
+    with pytest.raises(ModelError):
+        lie(raw=itertools.repeat(delta(provider, "x") * 100))
+
+
+@pytest.mark.parametrize("part", ["x" * 100_000, "[" * 100_000, ""])
+def test_arguments_without_end_are_limited(lie, provider: str, settings, part: str) -> None:
+    settings.MODEL_TIMEOUT_SECONDS = 2
+    with pytest.raises(ModelError):
+        lie(raw=itertools.chain([call(provider, 0)], itertools.repeat(more_arguments(provider, part))))
+
+
+def test_ten_thousand_calls_in_a_turn_are_an_error(lie, provider: str) -> None:
+    with pytest.raises(ModelError):
+        lie(raw=[b"".join(call(provider, index) for index in range(10_000))])
+
+
+@pytest.mark.parametrize(
+    "count",
+    ["-1", "-9e99", "1e400", "NaN", "Infinity", "0.5", '"12"', "true", "null", "[1]", "{}", str(2**70), "9" * 5000],
+)
+def test_impossible_token_counts_are_an_error_or_not_used(lie, provider: str, count: str) -> None:
+    marked = dict.fromkeys(("prompt_tokens", "completion_tokens", "cache_read_input_tokens"), "COUNT")
+    frames = [frame.replace(b'"COUNT"', count.encode()) for frame in usage(provider, **marked)]
+    try:
+        heard = lie(raw=frames)
+    except ModelError:
+        return
+    assert 0 <= heard.usage.input_tokens < 100
+    assert 0 <= heard.usage.output_tokens < 100
+
+
+def test_a_deep_or_wide_event_is_an_error(lie) -> None:
+    for wide in (b"[" * 100_000, b'{"a":' * 100_000, b"[" + b"[]," * 600_000 + b"[]]"):
+        with pytest.raises(ModelError):
+            lie(raw=[b"data: " + wide + b"\n\n"])
+
+
+@pytest.mark.parametrize(
+    ("head", "forever"),
+    [
+        (HEAD, b"X-Header: value\r\n" * 100),
+        (HEAD, b"X" * 65536),
+        (HEAD + b"X-Header: ", b"v" * 65536),
+        (b"HTTP/1.1 ", b"2" * 65536),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"0" * 65536),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n1;", b"x" * 65536),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"X-Trailer: value\r\n" * 100),
+    ],
+    ids=["headers", "name", "value", "status", "continue", "chunk-size", "chunk-extension", "trailers"],
+)
+def test_a_head_without_end_is_an_error(lie, settings, head: bytes, forever: bytes) -> None:
+    settings.MODEL_STALL_SECONDS = 2
+    with pytest.raises(ModelError):
+        lie(bare=itertools.chain([head], itertools.repeat(forever)))
+
+
+@pytest.mark.parametrize("status", [200, 400])
+def test_a_compressed_answer_is_refused(lie, status: int) -> None:
+    bomb = gzip.compress(b"data: " + bytes(64 * MIB))
+    head = f"HTTP/1.1 {status} Status\r\nContent-Type: text/event-stream\r\nContent-Encoding: gzip\r\n"
+    with pytest.raises(ModelError):
+        lie(bare=[f"{head}Content-Length: {len(bomb)}\r\n\r\n".encode(), bomb])
+
+
+def test_an_error_of_any_length_is_short(lie) -> None:
+    error = json.dumps({"error": {"message": "no " * 300_000}}).encode()
+    with pytest.raises(ModelError) as caught:
+        lie(raw=[b"data: " + error + b"\n\n"])
+    assert len(str(caught.value)) < 2000
