@@ -63,6 +63,7 @@ STREAM_MILLISECONDS_MAX = 60_000
 USAGE_TOKENS_MAX = 1_000_000_000
 # The number of words after which the other runs of the event loop continue.
 WORDS_AT_ONCE = 50
+WORDS = re.compile(r"\S+\s*|\s+")
 STREAM_WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog")
 
 
@@ -89,7 +90,10 @@ class DemoModel:
         since = request.messages[start + 1 :]
         done = sum(isinstance(message, AssistantMessage) for message in since)
         results = [message.content for message in since if isinstance(message, ToolMessage)]
-        turns = parse_script(opening.text) if isinstance(opening, UserMessage) else []
+        turns: list[ScriptTurn] = []
+        if isinstance(opening, UserMessage):
+            # Other runs of the event loop continue while a thread reads a long script.
+            turns = await asyncio.to_thread(parse_script, opening.text)
         turn = turns[done] if done < len(turns) else ScriptTurn()
         output = _Output(_plain(results[-1]) if results else None)
         for step in turn.steps:
@@ -109,12 +113,13 @@ class DemoModel:
 
 
 class _Output:
-    """The output of one turn: the characters and lines so far, and the seconds slept."""
+    """The output of one turn: the characters, lines and words so far, and the seconds slept."""
 
     def __init__(self, result: str | None) -> None:
         self.result = result
         self.characters = 0
         self.lines = 0
+        self.words = 0
         self.slept = 0.0
 
     async def run(self, command: str, values: Any) -> AsyncIterator[TextDelta]:
@@ -138,10 +143,11 @@ class _Output:
             # Before the replacement: many placeholders and a long result would fill the memory.
             self._check_room(len(text) + text.count(RESULT) * (len(self.result) - len(RESULT)))
             text = text.replace(RESULT, self.result)
-        for index, word in enumerate(re.findall(r"\S+\s*|\s+", text)):
-            if index % WORDS_AT_ONCE == WORDS_AT_ONCE - 1:
+        for match in WORDS.finditer(text):
+            self.words += 1
+            if self.words % WORDS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            yield self._delta(word)
+            yield self._delta(match[0])
 
     def _delta(self, text: str) -> TextDelta:
         self._check_room(len(text))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
+
+from django.conf import settings
 
 from config.kernel.jsontext import MalformedJSON, parse_object, to_text
 from runs.llm.base import AttachedFile
@@ -11,11 +14,11 @@ MALFORMED_ARGUMENTS = "malformed_arguments"
 
 
 def arguments_object(arguments: str) -> dict[str, Any]:
-    """A call's arguments as a JSON object. Malformed arguments become the only value of an object, as text."""
-    try:
-        return parse_object(arguments, floats=True)
-    except MalformedJSON:
-        return {MALFORMED_ARGUMENTS: arguments}
+    """A call's arguments as a JSON object. Malformed or too long ones become the only value of an object, as text."""
+    if len(arguments) <= settings.TOOL_INPUT_MAX_CHARS:
+        with suppress(MalformedJSON):
+            return parse_object(arguments, floats=True)
+    return {MALFORMED_ARGUMENTS: arguments}
 
 
 def file_text(file: AttachedFile) -> str:

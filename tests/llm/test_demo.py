@@ -228,6 +228,17 @@ def test_output_limit_is_checked_before_the_text_is_built(settings):
     assert "1000 characters" in failure(*transcript).message
 
 
+def test_other_runs_continue_during_a_long_script(monkeypatch: pytest.MonkeyPatch):
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(demo.asyncio, "sleep", sleep)
+    turn("/say a\n" * 1000)
+    assert len(pauses) == 1000 // demo.WORDS_AT_ONCE
+
+
 def test_number_of_calls_in_a_turn_is_limited(settings):
     settings.TOOL_CALLS_PER_TURN_MAX = 2
 
