@@ -11,6 +11,8 @@ from credits.models import LedgerEntry
 from credits.serializers import LedgerEntrySerializer
 
 FREE_TEXT = {"toolKey", "reason"}
+# A spreadsheet would execute text that begins like a formula. Some read the full-width signs in the same way.
+FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
 class CsvRenderer(ExactJSONRenderer):
@@ -43,5 +45,4 @@ def csv_lines(entries: Iterable[LedgerEntry]) -> Iterator[str]:
 def _cell(column: str, value: Any) -> str:
     if value is None:
         return ""
-    # A spreadsheet would execute text that begins like a formula.
-    return f"'{value}" if column in FREE_TEXT and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+    return f"'{value}" if column in FREE_TEXT and value.startswith(FORMULA_SIGNS) else value

@@ -163,7 +163,7 @@ class TestCsv:
         assert answer["Cache-Control"] == "no-store"
 
     def test_free_text_is_quoted_and_cannot_be_a_formula(self, session, user):
-        formulas = ['=HYPERLINK("http://x")', "+1", "-1", "@x"]
+        formulas = ['=HYPERLINK("http://x")', "+1", "-1", "@x", "\uff1d1", "\uff20x"]
         texts = ['says "no", twice', "two\r\nlines", "; =", "größer €"]
         for reason in formulas + texts:
             ledger.adjust(user.pk, -5, reason=reason, staff=clerk())
