@@ -1,0 +1,183 @@
+"""Text from outside never costs much time. The inputs and their limits are in ``worst_inputs``."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import gc
+import time
+from collections.abc import Iterator
+
+import pytest
+from rest_framework.exceptions import APIException
+
+from apikeys.serializers import ApiKeyInputSerializer
+from chats.serializers import AttachmentInput, ChatChanges, ChatInput
+from config.api import session_tokens
+from config.api.errors import envelope, to_domain_error
+from config.api.serializers import CamelSerializer
+from config.kernel.errors import DomainError
+from config.kernel.jsontext import dumps
+from config.outbound.addresses import LookupFailed
+from config.serve import garbage
+from runs.llm import sse
+from runs.llm.base import ModelError
+from runs.mcp.protocol import RpcError
+from runs.mcp.tools import TOOLS
+from runs.serializers import ANSWERS, AnswerKind, RunInput
+from runs.tools.base import ToolFailure
+from tests.architecture.test_rules import ROOT, sources
+from tests.architecture.worst_inputs import BODY, ON_EVENT_LOOPS, PATTERNS, SCANNERS, Work
+from webhooks.serializers import DeliveryFilter, EndpointChanges, EndpointInput
+
+SECONDS = 0.5
+# All others wait for an event loop: about 20 ms, and a margin for a busy machine.
+LOOP_SECONDS = 0.06
+ANSWER_MAX_BYTES = 64 * 1024
+# What the readers raise for text that they do not accept, all with a message for the sender.
+REFUSALS = (DomainError, APIException, ToolFailure, ModelError, session_tokens.InvalidToken, RpcError, ValueError)
+REFUSALS += (LookupFailed, RecursionError)
+SEARCHES = {"compile", "match", "fullmatch", "search", "findall", "finditer", "sub", "subn", "split", "template"}
+WITH_PATTERNS = {"RegexValidator", "RegexField", "re_path"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def garbage_is_collected_as_in_a_process() -> Iterator[None]:
+    thresholds = gc.get_threshold()
+    garbage.freeze_loaded_objects()
+    yield
+    gc.set_threshold(*thresholds)
+    gc.unfreeze()
+
+
+def cpu_seconds(work: Work) -> float:
+    begun = time.process_time()
+    with contextlib.suppress(*REFUSALS):
+        work()
+    return time.process_time() - begun
+
+
+def too_slow(work: Work, limit: float) -> bool:
+    """A busy machine may slow one attempt down, but not three."""
+    return all(cpu_seconds(work) > limit for _ in range(3))
+
+
+@pytest.mark.parametrize("name", sorted(name for name, works in PATTERNS.items() if not isinstance(works, str)))
+def test_a_pattern_is_searched_in_linear_time(name: str) -> None:
+    slow = [index for index, work in enumerate(PATTERNS[name]) if too_slow(work, SECONDS)]  # type: ignore[arg-type]
+    assert slow == []
+
+
+@pytest.mark.parametrize("name", sorted(SCANNERS))
+def test_a_scanner_needs_linear_time(name: str, settings) -> None:
+    settings.TRUSTED_PROXIES = 1
+    assert [index for index, work in enumerate(SCANNERS[name]) if too_slow(work, SECONDS)] == []
+
+
+@pytest.mark.parametrize("name", sorted(ON_EVENT_LOOPS))
+def test_an_event_loop_is_not_held_up(name: str) -> None:
+    assert [index for index, work in enumerate(ON_EVENT_LOOPS[name]) if too_slow(work, LOOP_SECONDS)] == []
+
+
+class Names(ast.NodeVisitor):
+    """The names of the functions and values of a module that hold a regular expression."""
+
+    def __init__(self) -> None:
+        self.found: set[str] = set()
+        self.within: list[str] = []
+
+    def visit(self, node: ast.AST) -> None:
+        name = None
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            name = node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            name = ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+        if isinstance(node, ast.Call) and self.is_pattern(node.func):
+            # A value of a module or a class by its own name; what a function uses by the function's name.
+            self.found.add(self.within[0] if self.within else "(module)")
+        if name is not None:
+            self.within.append(name)
+        self.generic_visit(node)
+        if name is not None:
+            self.within.pop()
+
+    @staticmethod
+    def is_pattern(called: ast.expr) -> bool:
+        if isinstance(called, ast.Attribute):
+            of_re = isinstance(called.value, ast.Name) and called.value.id == "re" and called.attr in SEARCHES
+            return of_re or called.attr in WITH_PATTERNS
+        return isinstance(called, ast.Name) and called.id in WITH_PATTERNS
+
+
+def test_each_pattern_of_the_product_has_an_entry() -> None:
+    """A new regular expression needs its worst inputs in ``PATTERNS``, or the reason why it reads no outside text."""
+    found = set()
+    for path in sources():
+        names = Names()
+        tree = ast.parse(path.read_text())
+        names.visit(tree)
+        found |= {f"{path.relative_to(ROOT)}: {name}" for name in names.found}
+        imports = [
+            node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module in ("re", "regex")
+        ]
+        assert imports == [], f"{path}: import the module, so that this test finds its calls"
+    assert found - PATTERNS.keys() == set(), "without an entry"
+    assert PATTERNS.keys() - found == set(), "no longer in the product"
+
+
+INPUTS: list[type[CamelSerializer]] = [ChatInput, ChatChanges, AttachmentInput, RunInput, AnswerKind, *ANSWERS.values()]
+INPUTS += [ApiKeyInputSerializer, EndpointInput, EndpointChanges, DeliveryFilter]
+INPUTS += [tool.input for tool in TOOLS.values()]
+# As many items or characters as a body can have.
+VALUES = {
+    "numbers": [1] * (BODY // 2),
+    "lists": [[]] * (BODY // 3),
+    "texts": ["a"] * (BODY // 4),
+    "object": {str(number): 1 for number in range(BODY // 10)},
+    "text": "a" * BODY,
+    "number": 2**63 - 1,
+}
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("kind", dict.fromkeys(INPUTS), ids=lambda kind: kind.__name__)
+def test_a_wrong_body_has_a_short_answer_at_little_cost(kind: type[CamelSerializer], value: str) -> None:
+    body = dict.fromkeys(kind().fields, VALUES[value]) | {"unknown": VALUES[value]}
+    assert not too_slow(lambda: kind.validated(body), SECONDS)
+    with pytest.raises(APIException) as caught:
+        kind.validated(body)
+    answer = to_domain_error(caught.value)
+    assert len(dumps(envelope(answer.code, answer.message, answer.details))) < ANSWER_MAX_BYTES
+
+
+def test_lines_without_a_value_count_for_the_size_of_an_event(settings) -> None:
+    decoder = sse.SseDecoder()
+    chunk = b"data:\n" * 1000
+    for _ in range(settings.MODEL_EVENT_MAX_BYTES // len(chunk)):
+        decoder.feed(chunk)
+    with pytest.raises(sse.EventTooLong):
+        decoder.feed(chunk)
+
+
+def test_many_chunks_of_one_event_need_linear_time() -> None:
+    def read() -> None:
+        decoder = sse.SseDecoder()
+        for _ in range(50_000):
+            decoder.feed(b"data:x\n")
+
+    assert not too_slow(read, SECONDS)
+
+
+@pytest.mark.parametrize("length", ["9" * 5000, "9" * 18, "1" * 19])
+def test_a_length_of_any_number_of_digits_is_refused(client, length: str) -> None:
+    assert client.post("/playground", b"x", content_type="text/plain", CONTENT_LENGTH=length).status_code == 413
+
+
+def test_cookies_cost_little(client) -> None:
+    worst = 'a="' + "\\" * 60_000 + '"'
+    begun = time.process_time()
+    page = client.get("/admin/login/", headers={"Cookie": worst})
+    assert page.status_code == 431
+    answer = client.get("/api/v1/me", headers={"Cookie": worst})
+    assert answer.status_code == 401
+    assert time.process_time() - begun < SECONDS
