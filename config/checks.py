@@ -64,6 +64,13 @@ def check_environment(app_configs: Any = None, **kwargs: Any) -> list[CheckMessa
             wrong(8, f"{name} is not an amount of credits.", f"Set {name} to a number of at least 0, for example 12.5")
     if settings.API_PAGE_SIZE > settings.API_PAGE_SIZE_MAX:
         wrong(9, "API_PAGE_SIZE is greater than API_PAGE_SIZE_MAX.", "Lower API_PAGE_SIZE or raise API_PAGE_SIZE_MAX.")
+    for origin in settings.CORS_ALLOWED_ORIGINS:
+        if "*" in origin:
+            hint = "List each origin, for example https://app.example.com"
+            wrong(14, "CORS_ALLOWED_ORIGINS contains *, but each origin must be named.", hint)
+        elif not is_origin(origin):
+            hint = "Write https://app.example.com or https://app.example.com:8443: in lower case, without a path."
+            wrong(14, f"CORS_ALLOWED_ORIGINS: {origin[:100]} is not the origin of a web app.", hint)
     for share, whole in (
         ("TOOL_THREADS_PER_USER", "RUN_WORKER_TOOL_THREADS"),
         ("FILE_THREADS_PER_USER", "RUN_WORKER_FILE_THREADS"),
@@ -151,6 +158,19 @@ def is_http_url(text: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname)
     except ValueError:
         return False
+
+
+def is_origin(text: str) -> bool:
+    """Whether browsers send exactly this text as the origin of a page: no path, user or default port."""
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        return False
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    usual = {"http": 80, "https": 443}.get(parts.scheme)
+    written = f"{parts.scheme}://{host}" + ("" if port in (None, usual) else f":{port}")
+    return is_http_url(text) and text.isascii() and text == written
 
 
 def is_amount(text: str) -> bool:

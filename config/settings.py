@@ -72,6 +72,7 @@ MIDDLEWARE = [
     "config.api.middleware.RequestIdMiddleware",
     "config.api.middleware.ProbeMiddleware",
     "config.api.middleware.MeasureMiddleware",
+    "corsheaders.middleware.CorsMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "config.api.middleware.PagePolicyMiddleware",
@@ -203,6 +204,33 @@ RATE_LIMIT_UNAUTHENTICATED = ENV.whole("RATE_LIMIT_UNAUTHENTICATED", 300)
 RATE_LIMIT_PAGES = ENV.whole("RATE_LIMIT_PAGES", 300)
 # The number of proxies in front of the service that append to X-Forwarded-For. With 0, the header is ignored.
 TRUSTED_PROXIES = ENV.whole("TRUSTED_PROXIES", 0, 0, 10)
+# The origins of web apps that may call the API. Callers send a token and never a cookie.
+CORS_ALLOWED_ORIGINS = ENV.items("CORS_ALLOWED_ORIGINS")
+CORS_URLS_REGEX = r"/(api/(public/)?v1|files|uploads)(/|$)"
+CORS_ALLOW_HEADERS = (
+    "accept",
+    "authorization",
+    "cache-control",
+    "content-type",
+    "idempotency-key",
+    "if-none-match",
+    "if-range",
+    "last-event-id",
+    "range",
+    "traceparent",
+    "tracestate",
+    "x-request-id",
+)
+CORS_EXPOSE_HEADERS = (
+    "X-Request-Id",
+    "Retry-After",
+    "X-RateLimit-Limit",
+    "X-RateLimit-Remaining",
+    "X-RateLimit-Reset",
+    "Idempotent-Replayed",
+    "Link",
+    "Location",
+)
 SPECTACULAR_SETTINGS = {
     "TITLE": "Agent Workflow Service",
     "VERSION": "1.0.0",

@@ -13,8 +13,9 @@ import ssl
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+from corsheaders.middleware import CorsMiddleware
 from django.conf import settings
 from django.core.handlers.asgi import ASGIRequest
 from django.core.handlers.base import BaseHandler
@@ -71,12 +72,12 @@ class Application:
             taken += len(message.get("body", b""))
             if taken <= limit:
                 return message
-            await answer_with(error_response(413), send)
+            await answer_with(refusal_to(scope, 413), send)
             return {"type": "http.disconnect"}
 
         announced = dict(scope["headers"]).get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > limit:
-            await answer_with(error_response(413), send)
+            await answer_with(refusal_to(scope, 413), send)
         else:
             await self.django(scope, bounded, send)
 
@@ -115,6 +116,12 @@ class Application:
         response.close()  # the hub makes the body of a stream
         close_old_connections()
         return admitted(response, self.hub) if isinstance(response, StreamResponse) else response
+
+
+def refusal_to(scope: Any, status: int) -> HttpResponseBase:
+    """An error that no view answers, with the headers that let web apps of allowed origins read it."""
+    with_headers = CorsMiddleware(lambda request: error_response(status))
+    return cast(HttpResponseBase, with_headers(ASGIRequest(scope | {"query_string": b""}, io.BytesIO())))
 
 
 async def begin(response: HttpResponseBase, send: Any) -> None:
@@ -174,7 +181,8 @@ def admitted(response: StreamResponse, hub: Hub | None) -> HttpResponseBase:
 def refusal_of(response: StreamResponse, error: DomainError) -> HttpResponse:
     refusal = response_to(error)
     for name, value in response.items():
-        if name.startswith("X-R"):  # the request's id and the rate limit's state
+        # The request's id, the rate limit's state, and what lets web apps of other origins read the answer.
+        if name.lower().startswith(("x-r", "access-control-", "vary")):
             refusal[name] = value
     return refusal
 

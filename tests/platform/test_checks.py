@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from cryptography.fernet import Fernet
 from django.core.checks import run_checks
+from django.test import override_settings
 
-from config.checks import LIMITS, check_production
+from config.checks import LIMITS, check_environment, check_production
 from runs.models import AgentModel
 
 # Each test starts a process.
@@ -98,6 +99,45 @@ def test_a_catalogue_whose_only_or_default_model_is_demo_is_a_warning(names):
 @pytest.mark.parametrize("url", ["postgres://service:secret@127.0.0.1:1/service", "nonsense", ""])
 def test_the_catalogue_is_not_checked_without_a_database(tmp_path, url):
     assert "runs.W001" not in check(tmp_path, PRODUCTION | {"DATABASE_URL": url}, "--tag", "catalogue")
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        *(
+            "*",
+            "https://*.example.com",
+            "null",
+            "app.example.com",
+            "https://app.example.com/",
+            "https://me@example.com",
+        ),
+        *(
+            "https://App.example.com",
+            "https://app.example.com:443",
+            "https://a:99999",
+            "ftp://a",
+            "https://",
+            "https://é",
+        ),
+    ],
+)
+def test_what_is_no_origin_is_refused(origin):
+    with override_settings(CORS_ALLOWED_ORIGINS=["https://app.example.com", origin]):
+        (error,) = [found for found in check_environment() if found.id == "api.E014"]
+    assert "CORS_ALLOWED_ORIGINS" in error.msg
+    assert "https://app.example.com" in error.hint
+
+
+def test_exact_origins_are_accepted():
+    origins = ["https://app.example.com", "http://localhost:3000", "https://[::1]:8443", "http://10.0.0.1:443"]
+    with override_settings(CORS_ALLOWED_ORIGINS=origins):
+        assert [found for found in check_environment() if found.id == "api.E014"] == []
+
+
+def test_no_server_starts_with_any_origin(tmp_path):
+    printed = check(tmp_path, PRODUCTION | {"CORS_ALLOWED_ORIGINS": "*"})
+    assert "each origin must be named" in printed
 
 
 def test_a_local_issuer_is_a_warning(tmp_path):
