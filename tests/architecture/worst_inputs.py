@@ -36,6 +36,7 @@ from runs.tools import base, files
 from runs.tools import http as http_tool
 from runs.tools.base import ToolDefinition, ToolResult
 from runs.tools.builtin import calculate, draw_chart, web_fetch
+from runs.tools.mcp.transport import Values
 
 Work = Callable[[], object]
 
@@ -166,6 +167,9 @@ PATTERNS: dict[str, list[Work] | str] = {
     ),
     "runs/tools/builtin/draw_chart.py: _NOT_XML": around(
         lambda title: draw_chart.draw(title, [1e15, -1e15, 5e-324] * 333), draw_chart.TITLE_MAX_CHARS, "\x00", "<"
+    ),
+    "runs/tools/mcp/transport.py: _TEXT": around(
+        lambda text: Values().add(text.encode()), ANSWER, *UNCLOSED, '"",', "1,", '"\n', '\\"'
     ),
     "runs/tools/files.py: TOKEN_PATTERN": around(files.TOKEN_PATTERN.fullmatch, HEADER, "a"),
     "runs/tools/files.py: is_file_name": around(files.is_file_name, HEADER, "a", " ", "a "),

@@ -7,6 +7,7 @@ connects to exactly one of them.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
@@ -21,6 +22,10 @@ from config.outbound.addresses import AddressRefused, LookupFailed, resolve
 SSL_CONTEXT = httpx2.create_ssl_context(trust_env=False)
 # The DELETE that ends a session must not delay a result.
 CLOSE_SECONDS = 2.0
+# The SDK makes several errors for each value of a wrong type, and its event loop waits meanwhile.
+VALUES_MAX = 20_000
+# A text of JSON. It has no line break, so a quotation mark in a comment of an event stream opens no text.
+_TEXT = re.compile(rb'"(?:[^"\\\r\n]|\\.)*+("?)')
 
 
 class GuardedBackend(httpcore2.AsyncNetworkBackend):
@@ -117,19 +122,40 @@ class TooLarge(Exception):
     pass
 
 
+class Values:
+    """Counts the values of JSON that arrives in parts: the commas outside of texts."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._open = b""
+
+    def add(self, part: bytes) -> None:
+        data, end, match = self._open + part, 0, None
+        for match in _TEXT.finditer(data):
+            self.count += data.count(b",", end, match.start())
+            end = match.end()
+        self.count += data.count(b",", end)
+        # The part may end within a text, or after the backslash of an escape.
+        unfinished = match is not None and not match[1] and data[end:] in (b"", b"\\")
+        self._open = b'"' + data[end:] if unfinished else b""
+
+
 class Bounded(httpx2.AsyncByteStream):
-    """An answer's body, of at most ``max_bytes``."""
+    """An answer's body, of at most ``max_bytes`` and VALUES_MAX."""
 
     def __init__(self, transport: GuardedTransport, request: httpx2.Request, answer: httpcore2.Response) -> None:
         self.transport, self.request, self.answer = transport, request, answer
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
+        size, values = 0, Values()
         try:
             async for part in self.answer.aiter_stream():
                 size += len(part)
                 if size > self.transport.max_bytes:
                     raise TooLarge(f"The answer has more than {self.transport.max_bytes} bytes.")
+                values.add(part)
+                if values.count > VALUES_MAX:
+                    raise TooLarge(f"The answer has more than {VALUES_MAX} values.")
                 yield part
         except Exception as error:
             raise self.transport.failed(self.request, error) from None

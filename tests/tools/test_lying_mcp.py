@@ -1,0 +1,80 @@
+"""An MCP server whose answer has a million values of a wrong type costs an error and little time."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+import pytest
+
+from runs.tools.base import ToolFailure
+from runs.tools.mcp.transport import Values
+from tests.http_server import serving
+from tests.tools.conftest import http_tool
+
+RESULTS = {
+    "initialize": {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {"tools": {}},
+        "serverInfo": {"name": "liar", "version": "1"},
+    },
+    "tools/list": {"tools": [{"name": "lie", "inputSchema": {"type": "object"}}]},
+}
+
+
+@pytest.fixture
+def liar() -> Iterator[Any]:
+    """A server; ``content`` is the content of the result of its tool, as an event if ``as_event``."""
+
+    class Handler(BaseHTTPRequestHandler):
+        content: Any = []
+        as_event = False
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            result = {"content": self.content} if asked["method"] == "tools/call" else RESULTS.get(asked["method"])
+            answer: dict[str, Any] = {"jsonrpc": "2.0", "id": asked.get("id")}
+            answer |= {"error": {"code": -32601, "message": "no"}} if result is None else {"result": result}
+            body = json.dumps(answer, separators=(",", ":")).encode()
+            kind = "text/event-stream" if self.as_event else "application/json"
+            if self.as_event:
+                body = b': "\r\ndata: ' + body + b"\n\n"
+            self.send_response(200 if "id" in asked else 202)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_DELETE(self) -> None:
+            self.send_error(405)
+
+        do_GET = do_DELETE
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with serving(Handler) as Handler.url:  # type: ignore[attr-defined]
+        yield Handler
+
+
+@pytest.mark.parametrize("as_event", [False, True])
+@pytest.mark.parametrize("value", [1, {"type": "text", "text": ""}, []], ids=["number", "block", "list"])
+def test_too_many_values_are_an_error(call, liar, value: Any, as_event: bool) -> None:
+    liar.content, liar.as_event = [value] * 30_000, as_event
+    definition = http_tool(f"{liar.url}/mcp", name="lie", node_type="mcp")
+    begun = time.process_time()
+    with pytest.raises(ToolFailure, match="values"):
+        call(definition, {})
+    assert time.process_time() - begun < 5
+
+
+def test_values_are_counted_across_parts() -> None:
+    body = b'{"a": [1, 2, "x, \\", y\\\\", {}], "b\\\\\\"": ", ,", "c": [1,\n2]}\r\n: it is "quoted, here\ndata: [1, 2]'
+    for size in range(1, len(body) + 1):
+        values = Values()
+        for at in range(0, len(body), size):
+            values.add(body[at : at + size])
+        assert values.count == 7, size
