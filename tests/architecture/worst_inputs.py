@@ -172,7 +172,7 @@ PATTERNS: dict[str, list[Work] | str] = {
         lambda text: Values().add(text.encode()), ANSWER, *UNCLOSED, '"",', "1,", '"\n', '\\"'
     ),
     "runs/tools/files.py: TOKEN_PATTERN": around(files.TOKEN_PATTERN.fullmatch, HEADER, "a"),
-    "runs/tools/files.py: is_file_name": around(files.is_file_name, HEADER, "a", " ", "a "),
+    "runs/tools/files.py: FILE_NAME_PATTERN": around(files.is_file_name, HEADER, "a", " ", "a "),
     "runs/streams/servers.py: STREAM_PATH": around(
         servers.STREAM_PATH.fullmatch, HEADER, "a", "/stream", "/", before="/api/v1/runs/"
     ),
