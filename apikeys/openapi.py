@@ -14,7 +14,12 @@ class ApiKeyScheme(OpenApiAuthenticationExtension):
     name = "apiKey"
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
-        return {"type": "http", "scheme": "bearer", "bearerFormat": "awk_…"}
+        return {
+            "type": "http",
+            "scheme": "bearer",
+            "bearerFormat": "awk_…",
+            "description": "An API key of `/api/public/v1`, with the scopes that operations name.",
+        }
 
 
 PART = Part(

@@ -19,18 +19,29 @@ PART = Part(
         "attachments": "Files for messages: announced, uploaded, completed.",
     },
     operations={
-        "POST chats": Operation("Create a chat", sent={"title": "Sales of the third quarter"}, answered=CHAT),
-        "GET chats": Operation("List chats", answered={"items": [CHAT], "nextCursor": None}),
-        "GET chats/{chatId}": Operation("Get a chat", answered=CHAT),
+        "POST chats": Operation(
+            "Create a chat",
+            "Creates a chat, in which runs can be started.",
+            sent={"title": "Sales of the third quarter"},
+            answered=CHAT,
+        ),
+        "GET chats": Operation(
+            "List chats", "The caller's chats, newest first.", answered={"items": [CHAT], "nextCursor": None}
+        ),
+        "GET chats/{chatId}": Operation("Get a chat", "A chat, with the run that is active in it now.", answered=CHAT),
         "PATCH chats/{chatId}": Operation(
             "Rename a chat",
+            "Changes the title of a chat.",
             sent={"title": "Sales"},
             answered=CHAT | {"title": "Sales", "updatedAt": "2026-11-20T12:40:00.000Z"},
         ),
-        "DELETE chats/{chatId}": Operation("Delete a chat"),
-        "GET chats/{chatId}/messages": Operation("List a chat's messages"),
+        "DELETE chats/{chatId}": Operation(
+            "Delete a chat",
+            "Cancels the chat's runs, and hides the chat with its messages, runs and files at once. Ledger rows stay.",
+        ),
+        "GET chats/{chatId}/messages": Operation("List a chat's messages", "The messages of a chat, oldest first."),
         "POST attachments": Operation("Announce a file"),
-        "GET attachments/{attachmentId}": Operation("Get an attachment"),
+        "GET attachments/{attachmentId}": Operation("Get an attachment", "An attachment, with its status."),
         "POST attachments/{attachmentId}/complete": Operation("Complete an upload"),
         "GET attachments/{attachmentId}/content": Operation("Download a file"),
     },

@@ -16,41 +16,57 @@ from config.api.serializers import CamelSerializer, StrictCharField, StrictInteg
 
 class ChatSerializer(CamelSerializer):
     id = serializers.CharField()
-    title = serializers.CharField(allow_null=True)
-    active_run_id = serializers.CharField(allow_null=True)
+    title = serializers.CharField(
+        allow_null=True,
+        help_text="Null until the first message; then its first line, unless the chat was given a title.",
+    )
+    active_run_id = serializers.CharField(
+        allow_null=True, help_text="The run that is queued, running or waiting now, or null."
+    )
     created_at = TimestampField()
     updated_at = TimestampField()
 
 
 class ChatInput(CamelSerializer):
-    title = StrictCharField(min_length=1, max_length=200, required=False, allow_null=True)
+    title = StrictCharField(
+        min_length=1,
+        max_length=200,
+        required=False,
+        allow_null=True,
+        help_text="1 to 200 characters. Without a title, the chat is named after its first message.",
+    )
 
 
 class ChatChanges(CamelSerializer):
-    title = StrictCharField(min_length=1, max_length=200, allow_null=True)
+    title = StrictCharField(min_length=1, max_length=200, allow_null=True, help_text="1 to 200 characters, or null.")
 
 
 class AttachmentSerializer(CamelSerializer):
     id = serializers.CharField()
-    file_name = serializers.CharField()
-    content_type = serializers.CharField()
-    size_bytes = serializers.IntegerField(min_value=1)
-    sha256 = serializers.CharField(allow_null=True)
-    status = serializers.ChoiceField(choices=AttachmentStatus.values)
+    file_name = serializers.CharField(help_text="The name that people see. It is never part of a path.")
+    content_type = serializers.CharField(help_text="The media type, in lower case.")
+    size_bytes = serializers.IntegerField(min_value=1, help_text="The size in bytes.")
+    sha256 = serializers.CharField(
+        allow_null=True, help_text="The SHA-256 digest in hexadecimal, or null if none was given."
+    )
+    status = serializers.ChoiceField(
+        choices=AttachmentStatus.values,
+        help_text="`PENDING` until the upload is completed, then `READY`; `EXPIRED` if it was not completed in time.",
+    )
     created_at = TimestampField()
 
 
 class UploadSerializer(CamelSerializer):
     """How to upload the file: one request with the raw bytes as its body, these headers and no bearer token."""
 
-    url = serializers.CharField()
-    method = serializers.ChoiceField(choices=["PUT"])
-    headers = serializers.DictField(child=serializers.CharField())
-    expires_at = TimestampField()
+    url = serializers.CharField(help_text="The signed address. It needs no other credential.")
+    method = serializers.ChoiceField(choices=["PUT"], help_text="The HTTP method of the upload.")
+    headers = serializers.DictField(child=serializers.CharField(), help_text="The headers that the upload must have.")
+    expires_at = TimestampField(help_text="When the address stops working.")
 
 
 class CreatedAttachmentSerializer(AttachmentSerializer):
-    upload = UploadSerializer()
+    upload = UploadSerializer(help_text="How to upload the file.")
 
 
 class MediaTypeField(StrictCharField):
@@ -72,23 +88,32 @@ class DigestField(StrictCharField):
 
 class AttachmentInput(CamelSerializer):
     # For display only, so any text is allowed; it is never part of a path.
-    file_name = StrictCharField(min_length=1, max_length=255, trim_whitespace=False)
-    content_type = MediaTypeField(min_length=3, max_length=255)
-    size_bytes = StrictIntegerField(min_value=1)
+    file_name = StrictCharField(
+        min_length=1, max_length=255, trim_whitespace=False, help_text="The name that people see: 1 to 255 characters."
+    )
+    content_type = MediaTypeField(
+        min_length=3, max_length=255, help_text="A media type that the service accepts, such as `text/plain`."
+    )
+    size_bytes = StrictIntegerField(min_value=1, help_text="The size of the file in bytes.")
     sha256 = DigestField(
         required=False,
         allow_null=True,
         validators=[RegexValidator(r"^[0-9a-fA-F]{64}$", "Use 64 hexadecimal characters.")],
+        help_text="The SHA-256 digest of the file, 64 hexadecimal characters.",
     )
 
 
 class MessageSerializer(CamelSerializer):
     id = serializers.CharField()
     chat_id = serializers.CharField()
-    run_id = serializers.CharField()
-    role = serializers.ChoiceField(choices=Message.Role.values)
-    content = serializers.CharField()
-    attachments = serializers.SerializerMethodField()
+    run_id = serializers.CharField(help_text="The run that the message started, or that wrote it.")
+    role = serializers.ChoiceField(
+        choices=Message.Role.values, help_text="Who wrote the message: the user or the assistant."
+    )
+    content = serializers.CharField(
+        help_text="The text. The content of an assistant's message grows while its run executes."
+    )
+    attachments = serializers.SerializerMethodField(help_text="The files of the message.")
     created_at = TimestampField()
     updated_at = TimestampField()
 

@@ -234,6 +234,7 @@ CORS_EXPOSE_HEADERS = (
 SPECTACULAR_SETTINGS = {
     "TITLE": "Agent Workflow Service",
     "VERSION": "1.0.0",
+    "LICENSE": {"name": "MIT", "identifier": "MIT"},
     "OAS_VERSION": "3.1.0",
     "SERVE_INCLUDE_SCHEMA": False,
     "SWAGGER_UI_DIST": "SIDECAR",

@@ -95,20 +95,36 @@ PART = Part(
     operations={
         "POST chats/{chatId}/runs": Operation(
             "Start a run",
+            "Sends a message to the agent. The run is `queued` and executes as soon as a worker takes it.",
             sent={"message": "Draw our sales.", "tools": ["draw_chart"], "maxCredits": 20, "onActiveRun": "enqueue"},
             answered=STARTED,
         ),
-        "GET chats/{chatId}/runs": Operation("List a chat's runs"),
-        "GET runs": Operation("List runs"),
-        "GET runs/{runId}": Operation("Get a run", answered=WAITING),
-        "POST runs/{runId}/cancel": Operation("Cancel a run", answered=CANCELLED),
-        "GET runs/{runId}/stream": Operation("Stream a run's events"),
-        "GET waitpoints/{waitpointId}": Operation("Get a waitpoint", answered=WAITPOINT),
-        "POST waitpoints/{waitpointId}/respond": Operation(
-            "Respond to a waitpoint", sent={"kind": "CREDIT_APPROVAL", "approved": True}, answered=ANSWERED
+        "GET chats/{chatId}/runs": Operation(
+            "List a chat's runs", "The runs of a chat without their tool calls, newest first."
         ),
-        "GET models": Operation("List models"),
-        "GET tools": Operation("List tools"),
+        "GET runs": Operation("List runs", "The caller's runs without their tool calls, newest first."),
+        "GET runs/{runId}": Operation(
+            "Get a run", "A run with its tool calls, costs and pending waitpoint.", answered=WAITING
+        ),
+        "POST runs/{runId}/cancel": Operation(
+            "Cancel a run",
+            "Stops the run: at once while it is queued or waiting, within a second while it is running. A finished run "
+            "stays unchanged.",
+            answered=CANCELLED,
+        ),
+        "GET runs/{runId}/stream": Operation("Stream a run's events"),
+        "GET waitpoints/{waitpointId}": Operation(
+            "Get a waitpoint", "What a run waits for, or waited for.", answered=WAITPOINT
+        ),
+        "POST waitpoints/{waitpointId}/respond": Operation(
+            "Respond to a waitpoint",
+            "Answers a waitpoint, and the run continues. Only the first answer has an effect; every "
+            "answer gets the waitpoint as it then is.",
+            sent={"kind": "CREDIT_APPROVAL", "approved": True},
+            answered=ANSWERED,
+        ),
+        "GET models": Operation("List models", "All models that runs may use, as one page."),
+        "GET tools": Operation("List tools", "All tools that runs may call, as one page."),
     },
     components={
         "Model": "A model with its prices in credits per 1,000 tokens.",

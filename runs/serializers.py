@@ -26,24 +26,33 @@ class ToolInvocationSerializer(CamelSerializer):
     """Needs a call of ``services.runs_of``."""
 
     id = serializers.CharField()
-    agent_run_id = serializers.CharField(source="run_id")
-    turn_index = serializers.IntegerField(min_value=1)
-    call_index = serializers.IntegerField(min_value=1)
-    tool_call_id = serializers.CharField()
-    name = serializers.CharField()
-    node_type = serializers.CharField()
-    input = serializers.DictField()
-    status = serializers.ChoiceField(choices=InvocationStatus.values)
-    credit_estimate = CreditsNumberField()
-    credit_used = CreditsNumberField()
-    result = serializers.SerializerMethodField()
-    result_truncated = serializers.SerializerMethodField()
-    result_urls = serializers.ListField(child=serializers.CharField())
-    error_code = serializers.CharField(allow_null=True)
-    error_message = serializers.CharField(allow_null=True)
-    started_at = TimestampField(allow_null=True)
-    finished_at = TimestampField(allow_null=True)
-    duration_ms = serializers.IntegerField(allow_null=True)
+    agent_run_id = serializers.CharField(source="run_id", help_text="The run that made the call.")
+    turn_index = serializers.IntegerField(min_value=1, help_text="The model turn that made the call, from 1.")
+    call_index = serializers.IntegerField(min_value=1, help_text="The position of the call within its turn, from 1.")
+    tool_call_id = serializers.CharField(help_text="The id that the model gave the call.")
+    name = serializers.CharField(help_text="The name of the tool.")
+    node_type = serializers.CharField(help_text="The type of the tool: `builtin`, `http` or `mcp`.")
+    input = serializers.DictField(help_text="The arguments as the model gave them.")
+    status = serializers.ChoiceField(
+        choices=InvocationStatus.values,
+        help_text="`PENDING`, `DISPATCHING`, then `COMPLETED` or `FAILED`; `REFUSED` or `CANCELLED` without a call.",
+    )
+    credit_estimate = CreditsNumberField(help_text="The most that the call may cost, in credits.")
+    credit_used = CreditsNumberField(help_text="What the call cost, in credits; 0 unless it is completed.")
+    result = serializers.SerializerMethodField(
+        help_text="The first 8 KiB of the text that the model received; null unless the call is completed."
+    )
+    result_truncated = serializers.SerializerMethodField(help_text="Whether `result` is only the beginning.")
+    result_urls = serializers.ListField(
+        child=serializers.CharField(), help_text="Files and pages that the tool created."
+    )
+    error_code = serializers.CharField(allow_null=True, help_text="Why the call failed, for programs; otherwise null.")
+    error_message = serializers.CharField(allow_null=True, help_text="Why the call failed, for people; otherwise null.")
+    started_at = TimestampField(allow_null=True, help_text="When the call was made, or null.")
+    finished_at = TimestampField(allow_null=True, help_text="When the call ended, or null.")
+    duration_ms = serializers.IntegerField(
+        allow_null=True, help_text="How long the call took, in milliseconds, or null."
+    )
     created_at = TimestampField()
     updated_at = TimestampField()
 
@@ -59,24 +68,26 @@ class ToolInvocationSerializer(CamelSerializer):
 
 
 class CreditApprovalQuestion(CamelSerializer):
-    tool_name = serializers.CharField()
-    estimated_credits = CreditsNumberField()
-    threshold = CreditsNumberField()
+    tool_name = serializers.CharField(help_text="The tool that the model wants to call.")
+    estimated_credits = CreditsNumberField(help_text="The most that the call may cost, in credits.")
+    threshold = CreditsNumberField(help_text="The threshold of the run, in credits.")
 
 
 class ClarificationQuestion(CamelSerializer):
-    question = serializers.CharField()
-    options = serializers.ListField(child=serializers.CharField(), required=False)
+    question = serializers.CharField(help_text="The question of the agent.")
+    options = serializers.ListField(
+        child=serializers.CharField(), required=False, help_text="Answers that the agent suggests."
+    )
 
 
 class CreditApprovalResolution(CamelSerializer):
-    approved = serializers.BooleanField()
-    responded_at = TimestampField()
+    approved = serializers.BooleanField(help_text="Whether the call was approved.")
+    responded_at = TimestampField(help_text="When the answer was given.")
 
 
 class ClarificationResolution(CamelSerializer):
-    answer = serializers.CharField()
-    responded_at = TimestampField()
+    answer = serializers.CharField(help_text="The answer.")
+    responded_at = TimestampField(help_text="When the answer was given.")
 
 
 QUESTION = PolymorphicProxySerializer(
@@ -92,13 +103,20 @@ RESOLUTION = PolymorphicProxySerializer(
 
 class WaitpointSerializer(CamelSerializer):
     id = serializers.CharField()
-    agent_run_id = serializers.CharField(source="run_id")
-    kind = serializers.ChoiceField(choices=WaitpointKind.values)
-    status = serializers.ChoiceField(choices=WaitpointStatus.values)
-    request_payload = serializers.SerializerMethodField()
-    resolved_payload = serializers.SerializerMethodField()
-    expires_at = TimestampField()
-    resolved_at = TimestampField(allow_null=True)
+    agent_run_id = serializers.CharField(source="run_id", help_text="The run that waits.")
+    kind = serializers.ChoiceField(
+        choices=WaitpointKind.values, help_text="What the run needs: an approval of credits, or an answer."
+    )
+    status = serializers.ChoiceField(
+        choices=WaitpointStatus.values,
+        help_text="`PENDING` until the first answer (`COMPLETED`) or the end of the time limit (`EXPIRED`).",
+    )
+    request_payload = serializers.SerializerMethodField(help_text="What is asked. Its fields depend on `kind`.")
+    resolved_payload = serializers.SerializerMethodField(
+        help_text="The answer that counted, or null. Its fields depend on `kind`."
+    )
+    expires_at = TimestampField(help_text="Until when an answer is accepted.")
+    resolved_at = TimestampField(allow_null=True, help_text="When the waitpoint was answered or expired, or null.")
 
     @extend_schema_field(QUESTION)
     def get_request_payload(self, waitpoint: Any) -> dict[str, Any]:
@@ -115,21 +133,31 @@ class RunFields(CamelSerializer):
 
     id = serializers.CharField()
     chat_id = serializers.CharField()
-    status = serializers.ChoiceField(choices=RunStatus.values)
-    user_message_id = serializers.CharField()
-    assistant_message_id = serializers.CharField(allow_null=True)
-    last_stream_index = serializers.IntegerField(min_value=0)
-    cancel_requested_at = TimestampField(allow_null=True)
-    requested_model = serializers.CharField(allow_null=True)
-    resolved_model = serializers.CharField(allow_null=True)
-    error_code = serializers.CharField(allow_null=True)
-    error_message = serializers.CharField(allow_null=True)
+    status = serializers.ChoiceField(
+        choices=RunStatus.values, help_text="`completed`, `failed` and `cancelled` are final."
+    )
+    user_message_id = serializers.CharField(help_text="The message that started the run.")
+    assistant_message_id = serializers.CharField(
+        allow_null=True, help_text="The message with the agent's answer; null until the run first executes."
+    )
+    last_stream_index = serializers.IntegerField(
+        min_value=0, help_text="The index of the newest stream event; 0 before the first."
+    )
+    cancel_requested_at = TimestampField(allow_null=True, help_text="When the run was asked to stop, or null.")
+    requested_model = serializers.CharField(allow_null=True, help_text="The model that the request named, or null.")
+    resolved_model = serializers.CharField(
+        allow_null=True, help_text="The model that the run uses; null until it first executes."
+    )
+    error_code = serializers.CharField(allow_null=True, help_text="Why the run failed, for programs; otherwise null.")
+    error_message = serializers.CharField(allow_null=True, help_text="Why the run failed, for people; otherwise null.")
     created_at = TimestampField()
     updated_at = TimestampField()
-    started_at = TimestampField(allow_null=True)
-    finished_at = TimestampField(allow_null=True)
-    total_credits_used = CreditsNumberField(source="credits_spent")
-    pending_waitpoint = serializers.SerializerMethodField()
+    started_at = TimestampField(allow_null=True, help_text="When the run first executed, or null.")
+    finished_at = TimestampField(allow_null=True, help_text="When the run ended, or null.")
+    total_credits_used = CreditsNumberField(
+        source="credits_spent", help_text="What the run cost so far: captures and usage minus refunds, in credits."
+    )
+    pending_waitpoint = serializers.SerializerMethodField(help_text="The waitpoint that the run waits for, or null.")
 
     @extend_schema_field(WaitpointSerializer(allow_null=True))
     def get_pending_waitpoint(self, run: Any) -> dict[str, Any] | None:
@@ -139,17 +167,21 @@ class RunFields(CamelSerializer):
 class RunSerializer(RunFields):
     """Needs a run of ``services.runs_of``."""
 
-    tool_invocations = ToolInvocationSerializer(many=True, source="calls")
+    tool_invocations = ToolInvocationSerializer(
+        many=True, source="calls", help_text="The tool calls of the run, in order."
+    )
 
 
 class RunSummarySerializer(RunFields):
     """A run in a list: nothing that grows with the run. Needs a run of ``services.summaries_of``."""
 
-    tool_invocation_count = serializers.IntegerField(min_value=0)
+    tool_invocation_count = serializers.IntegerField(min_value=0, help_text="The number of tool calls.")
 
 
 class RunInput(CamelSerializer):
-    message = StrictCharField(min_length=1, max_length=settings.MESSAGE_MAX_CHARS, trim_whitespace=False)
+    message = StrictCharField(
+        min_length=1, max_length=settings.MESSAGE_MAX_CHARS, trim_whitespace=False, help_text="The message of the user."
+    )
     attachment_ids = BoundedListField(
         child=StrictCharField(),
         required=False,
@@ -192,18 +224,20 @@ class RunInput(CamelSerializer):
 
 
 class CreditApprovalAnswer(CamelSerializer):
-    kind = serializers.ChoiceField(choices=[WaitpointKind.CREDIT_APPROVAL.value])
+    kind = serializers.ChoiceField(
+        choices=[WaitpointKind.CREDIT_APPROVAL.value], help_text="The kind of the waitpoint."
+    )
     approved = StrictBooleanField(help_text="For CREDIT_APPROVAL.")
 
 
 class ClarificationAnswer(CamelSerializer):
-    kind = serializers.ChoiceField(choices=[WaitpointKind.CLARIFICATION.value])
+    kind = serializers.ChoiceField(choices=[WaitpointKind.CLARIFICATION.value], help_text="The kind of the waitpoint.")
     answer = StrictCharField(min_length=1, max_length=10_000, trim_whitespace=False, help_text="For CLARIFICATION.")
 
 
 class AnswerKind(CamelSerializer):
     ignores_unknown = True
-    kind = serializers.ChoiceField(choices=WaitpointKind.values)
+    kind = serializers.ChoiceField(choices=WaitpointKind.values, help_text="The kind of the waitpoint.")
 
 
 ANSWERS = {
@@ -215,21 +249,21 @@ ANSWERS = {
 class ModelSerializer(CamelSerializer):
     """Prices are credits per 1,000 tokens."""
 
-    name = serializers.CharField()
-    display_name = serializers.CharField()
-    provider = serializers.CharField()
-    input_price = CreditsNumberField(source="price_in")
-    output_price = CreditsNumberField(source="price_out")
-    is_default = serializers.BooleanField()
+    name = serializers.CharField(help_text="The name that requests use.")
+    display_name = serializers.CharField(help_text="The name that people see.")
+    provider = serializers.CharField(help_text="The provider of the model.")
+    input_price = CreditsNumberField(source="price_in", help_text="Credits per 1,000 tokens of input.")
+    output_price = CreditsNumberField(source="price_out", help_text="Credits per 1,000 tokens of output.")
+    is_default = serializers.BooleanField(help_text="Whether runs use this model when they name none.")
 
 
 class ToolSerializer(CamelSerializer):
     """The price is the maximum number of credits for one call."""
 
-    name = serializers.CharField()
-    display_name = serializers.CharField()
-    description = serializers.CharField()
-    node_type = serializers.CharField()
-    input_schema = serializers.DictField()
-    price = CreditsNumberField()
-    approval = serializers.CharField()
+    name = serializers.CharField(help_text="The name that requests use.")
+    display_name = serializers.CharField(help_text="The name that people see.")
+    description = serializers.CharField(help_text="What the tool does, as models are told.")
+    node_type = serializers.CharField(help_text="The type of the tool: `builtin`, `http` or `mcp`.")
+    input_schema = serializers.DictField(help_text="The JSON Schema of the arguments.")
+    price = CreditsNumberField(help_text="The most that a call may cost, in credits.")
+    approval = serializers.CharField(help_text="When a call needs an approval: `threshold`, `always` or `never`.")

@@ -20,12 +20,18 @@ class Field:
 
 
 TEXT = {"type": "string"}
+
+
+def text(description: str) -> dict[str, Any]:
+    return TEXT | {"description": description}
+
+
 NO_FIELDS: dict[str, Field] = {}
 CALL_FIELDS = {
-    "toolInvocationId": Field(TEXT, "inv_01kb5w3v4z5a6b7c8d9e0f1g2h"),
-    "name": Field(TEXT, "draw_chart"),
-    "status": Field({"type": "string", "enum": ["COMPLETED"]}, "COMPLETED"),
-    "creditUsed": Field({"type": "number"}, 12),
+    "toolInvocationId": Field(text("The id of the tool invocation."), "inv_01kb5w3v4z5a6b7c8d9e0f1g2h"),
+    "name": Field(text("The name of the tool."), "draw_chart"),
+    "status": Field(text("The status of the call.") | {"enum": ["COMPLETED"]}, "COMPLETED"),
+    "creditUsed": Field({"type": "number", "description": "What the call cost, in credits."}, 12),
 }
 
 
@@ -46,7 +52,7 @@ class Event(StrEnum):
         "agent.failed",
         "A run has failed.",
         ("run.status", "failed"),
-        {"errorCode": Field(TEXT, "MODEL_TIMEOUT")},
+        {"errorCode": Field(text("Why the run failed, for programs."), "MODEL_TIMEOUT")},
     )
     TOOL_COMPLETED = (
         "tool.completed",
@@ -71,10 +77,10 @@ class Event(StrEnum):
     def fields(self) -> dict[str, Field]:
         """The body's fields in order: those of every event, then the event's own."""
         return {
-            "id": Field(TEXT, "evt_01kb5w3v2m8x4c9z6t7q0r1s2d"),
-            "type": Field({"type": "string", "const": self.value}, self.value),
-            "runId": Field(TEXT, "run_01kb5w3v1c4d5e6f7g8h9j0k1m"),
-            "chatId": Field(TEXT, "chat_01kb5w3tzp2q3r4s5t6v7w8x9y"),
-            "occurredAt": Field({"type": "string", "format": "date-time"}, "2026-11-20T12:34:56.789Z"),
+            "id": Field(text("The id of the event, the same on every attempt."), "evt_01kb5w3v2m8x4c9z6t7q0r1s2d"),
+            "type": Field(text("The name of the event.") | {"const": self.value}, self.value),
+            "runId": Field(text("The id of the run."), "run_01kb5w3v1c4d5e6f7g8h9j0k1m"),
+            "chatId": Field(text("The id of the chat."), "chat_01kb5w3tzp2q3r4s5t6v7w8x9y"),
+            "occurredAt": Field(text("When it happened.") | {"format": "date-time"}, "2026-11-20T12:34:56.789Z"),
             **self.own_fields,
         }

@@ -30,9 +30,11 @@ HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
 PART = Part(
     tags={"webhooks": "The endpoint that receives the events of runs and tool calls."},
     operations={
-        "GET webhooks": Operation("Get the webhook endpoint"),
+        "GET webhooks": Operation("Get the webhook endpoint", "The caller's webhook endpoint."),
         "POST webhooks": Operation(
             "Create, change or rotate the webhook endpoint",
+            "The first call creates the endpoint. Later calls change its address, and its secret if `rotateSecret` is "
+            "true.",
             sent={"url": "https://receiver.example.com/agents"},
             answered={
                 "id": "whe_01kb5w3v7d8e9f0g1h2j3k4m5n",
@@ -44,9 +46,11 @@ PART = Part(
                 "updatedAt": "2026-11-20T12:31:00.000Z",
             },
         ),
-        "PATCH webhooks": Operation("Switch the webhook endpoint on or off"),
-        "DELETE webhooks": Operation("Delete the webhook endpoint"),
-        "GET webhooks/deliveries": Operation("List webhook deliveries"),
+        "PATCH webhooks": Operation("Switch the webhook endpoint on or off", "A disabled endpoint gets no events."),
+        "DELETE webhooks": Operation("Delete the webhook endpoint", "Deletes the endpoint. No more events are sent."),
+        "GET webhooks/deliveries": Operation(
+            "List webhook deliveries", "The deliveries of events with their attempts, newest first."
+        ),
     },
     components={
         "Attempt": "One try of a delivery, with the answer's status code or an error.",
@@ -74,6 +78,7 @@ def operation(event: Event) -> dict[str, Any]:
     return {
         "operationId": "webhook" + "".join(word.capitalize() for word in event.split(".")),
         "summary": event.sent_when,
+        "description": f"The POST that a receiver gets for `{event.value}`. Answer with a 2xx status.",
         "tags": ["webhooks"],
         # The signature is the proof: a receiver asks for no credential.
         "security": [],

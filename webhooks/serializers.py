@@ -22,10 +22,14 @@ class EndpointSerializer(CamelSerializer):
     """Shows both secrets in full if the context holds ``reveal``."""
 
     id = serializers.CharField()
-    url = serializers.CharField()
-    secret = serializers.SerializerMethodField()
-    secondary_secret = serializers.SerializerMethodField()
-    enabled = serializers.BooleanField()
+    url = serializers.CharField(help_text="Where events are sent.")
+    secret = serializers.SerializerMethodField(
+        help_text="The key of the signatures: in full when it is created, later its last 4 characters."
+    )
+    secondary_secret = serializers.SerializerMethodField(
+        help_text="The previous secret while it is still used after a rotation; otherwise null."
+    )
+    enabled = serializers.BooleanField(help_text="Whether events are sent.")
     created_at = TimestampField()
     updated_at = TimestampField()
 
@@ -41,33 +45,44 @@ class EndpointSerializer(CamelSerializer):
 
 
 class EndpointInput(CamelSerializer):
-    url = StrictCharField(max_length=URL_MAX_CHARS, trim_whitespace=False)
-    rotate_secret = StrictBooleanField(default=False)
+    url = StrictCharField(
+        max_length=URL_MAX_CHARS,
+        trim_whitespace=False,
+        help_text="An absolute http or https address without credentials or fragment.",
+    )
+    rotate_secret = StrictBooleanField(default=False, help_text="Whether to create a new secret.")
 
 
 class EndpointChanges(CamelSerializer):
-    enabled = StrictBooleanField()
+    enabled = StrictBooleanField(help_text="Whether events are sent.")
 
 
 class AttemptSerializer(CamelSerializer):
-    number = serializers.IntegerField()
-    started_at = TimestampField()
-    duration_ms = serializers.IntegerField()
-    status_code = serializers.IntegerField(allow_null=True)
-    error = serializers.CharField(allow_null=True)
+    number = serializers.IntegerField(help_text="The number of the attempt, from 1.")
+    started_at = TimestampField(help_text="When the attempt started.")
+    duration_ms = serializers.IntegerField(help_text="How long the attempt took, in milliseconds.")
+    status_code = serializers.IntegerField(
+        allow_null=True, help_text="The HTTP status of the answer, or null if there was no answer."
+    )
+    error = serializers.CharField(allow_null=True, help_text="Why there was no answer, or null.")
 
 
 class DeliverySerializer(CamelSerializer):
     id = serializers.CharField()
-    event_id = serializers.CharField()
-    event_type = serializers.CharField()
-    run_id = serializers.CharField()
-    chat_id = serializers.CharField()
-    status = serializers.ChoiceField(choices=Delivery.Status.choices)
-    next_attempt_at = serializers.SerializerMethodField()
+    event_id = serializers.CharField(help_text="The id of the event, the same in all its deliveries.")
+    event_type = serializers.CharField(help_text="The name of the event.")
+    run_id = serializers.CharField(help_text="The run that caused the event.")
+    chat_id = serializers.CharField(help_text="The chat of the run.")
+    status = serializers.ChoiceField(
+        choices=Delivery.Status.choices,
+        help_text="`PENDING` until an attempt succeeds (`DELIVERED`) or the last one fails (`DEAD`).",
+    )
+    next_attempt_at = serializers.SerializerMethodField(
+        help_text="When the next attempt is due. Null when the delivery is finished, and during an attempt."
+    )
     created_at = TimestampField()
-    finished_at = TimestampField(allow_null=True)
-    attempts = AttemptSerializer(many=True)
+    finished_at = TimestampField(allow_null=True, help_text="When the delivery succeeded or was given up, or null.")
+    attempts = AttemptSerializer(many=True, help_text="The attempts so far, oldest first.")
 
     @extend_schema_field({"type": ["string", "null"], "format": "date-time"})
     def get_next_attempt_at(self, delivery: Delivery) -> Any:
@@ -77,4 +92,6 @@ class DeliverySerializer(CamelSerializer):
 
 class DeliveryFilter(CamelSerializer):
     ignores_unknown = True
-    status = serializers.ChoiceField(choices=Delivery.Status.choices, required=False)
+    status = serializers.ChoiceField(
+        choices=Delivery.Status.choices, required=False, help_text="Only deliveries with this status."
+    )

@@ -58,7 +58,13 @@ class KeysetPagination(BasePagination):
         return {
             "type": "object",
             "required": ["items", "nextCursor"],
-            "properties": {"items": schema, "nextCursor": {"type": ["string", "null"]}},
+            "properties": {
+                "items": {**schema, "description": "The rows of this page."},
+                "nextCursor": {
+                    "type": ["string", "null"],
+                    "description": "The `cursor` of the next page; null on the last page.",
+                },
+            },
         }
 
     def get_schema_operation_parameters(self, view: Any) -> list[dict]:
@@ -66,6 +72,7 @@ class KeysetPagination(BasePagination):
             {
                 "name": "limit",
                 "in": "query",
+                "description": "The most rows that the page may have.",
                 "schema": {
                     "type": "integer",
                     "minimum": 1,

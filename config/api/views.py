@@ -23,9 +23,9 @@ from config.api.viewsets import ServiceViewSet
 class MeSerializer(CamelSerializer):
     """``GET /me``: the signed-in user (docs/api.md, "Two surfaces")."""
 
-    id = serializers.CharField(source="pk", read_only=True)
-    username = serializers.CharField(read_only=True)
-    email = serializers.CharField(read_only=True)
+    id = serializers.CharField(source="pk", read_only=True, help_text="The id of the user.")
+    username = serializers.CharField(read_only=True, help_text="The `sub` of the session token.")
+    email = serializers.CharField(read_only=True, help_text="The e-mail address, or an empty text.")
     created_at = TimestampField(source="date_joined")
 
 

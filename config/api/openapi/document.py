@@ -7,7 +7,7 @@ the texts that hold for every operation are here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from http import HTTPStatus
 from typing import Any
@@ -21,9 +21,13 @@ from config.kernel.errors import BY_STATUS, DomainError
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation's summary, with an example of the body sent and of the body answered."""
+    """An operation's summary and description, with an example of the body sent and of the body answered.
+
+    Without a description, the operation has the one that its view gives.
+    """
 
     summary: str
+    description: str = ""
     sent: Any = None
     answered: Any = None
 
@@ -33,12 +37,14 @@ class Part:
     """What one app adds to the document.
 
     ``operations`` are by method and path within a surface, for both surfaces. ``components`` are the descriptions of
-    schemas by name. ``errors`` are examples of the app's own codes, or better examples of the shared codes.
+    schemas by name, ``fields`` those of fields that mean the same in all schemas. ``errors`` are examples of the app's
+    own codes, or better examples of the shared codes.
     """
 
     tags: Mapping[str, str]
     operations: Mapping[str, Operation]
     components: Mapping[str, str]
+    fields: Mapping[str, str] = field(default_factory=dict)
     errors: tuple[DomainError, ...] = ()
 
 
@@ -94,6 +100,7 @@ def load_parts(endpoints: Any) -> Any:
 def complete(result: dict[str, Any], generator: Any, request: Any, public: Any) -> dict[str, Any]:
     """A drf-spectacular post-processing hook."""
     result["info"]["description"] = import_string(settings.OPENAPI_DESCRIPTION)
+    result["info"]["contact"] = {"name": "The operator of this service", "url": settings.BASE_URL}
     result["servers"] = [{"url": settings.BASE_URL, "description": "This service"}, PRODUCTION]
     result["tags"] = [{"name": name, "description": text} for part in parts() for name, text in part.tags.items()]
     components = result["components"]
@@ -105,11 +112,15 @@ def complete(result: dict[str, Any], generator: Any, request: Any, public: Any) 
         response_name(status): error_response(status) for status in sorted(errors()) if str(status) in given
     }
     descriptions = {name: text for part in parts() for name, text in part.components.items()}
+    fields = {name: text for part in parts() for name, text in part.fields.items()}
     for name, schema in components["schemas"].items():
         if name in descriptions:
             schema["description"] = descriptions[name]
         elif "enum" not in schema:
             schema.pop("description", None)
+        for property_name, shape in schema.get("properties", {}).items():
+            if property_name in fields:
+                shape.setdefault("description", fields[property_name])
     for path, methods in result["paths"].items():
         for method, operation in methods.items():
             describe(f"{method.upper()} {relative(path)}", operation)
@@ -129,10 +140,10 @@ def close(body: dict[str, Any], schemas: dict[str, Any]) -> None:
         schema["additionalProperties"] = False
         if schema.get("required"):
             body["required"] = True
-        for field in schema.get("properties", {}).values():
-            if "default" in field:
+        for shape in schema.get("properties", {}).values():
+            if "default" in shape:
                 # Some generators make a field with a default required.
-                field["description"] = f"{field.get('description', '')} Default: `{field.pop('default')}`.".strip()
+                shape["description"] = f"{shape['description']} Default: `{shape.pop('default')}`."
 
 
 def relative(path: str) -> str:
@@ -146,6 +157,8 @@ def describe(name: str, operation: dict[str, Any]) -> None:
     known = operations().get(name, Operation(""))
     if known.summary:
         operation["summary"] = known.summary
+    if known.description:
+        operation["description"] = known.description
     if known.sent is not None:
         operation["requestBody"]["content"]["application/json"]["examples"] = {"example": {"value": known.sent}}
     idempotent = any(parameter["name"] == "Idempotency-Key" for parameter in operation.get("parameters", ()))

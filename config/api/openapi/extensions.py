@@ -22,15 +22,20 @@ API_ERROR = {
     "properties": {
         "error": {
             "type": "object",
+            "description": "What went wrong.",
             "required": ["code", "message"],
             "properties": {
-                "code": {"type": "string"},
-                "message": {"type": "string"},
+                "code": {"type": "string", "description": "The kind of error. Programs decide by it."},
+                "message": {"type": "string", "description": "The error for people. The text may change."},
                 "details": {"description": "Depends on the code; for VALIDATION_ERROR, the messages of each field."},
             },
         }
     },
 }
+IDEMPOTENCY_KEY = (
+    "Any text of the caller, such as a UUID. A repeated request with the same key gets the first answer and has no "
+    "second effect."
+)
 ALWAYS = {401, 406, 429, 431, 500, 503}
 WITH_BODY = {400, 413, 415}
 BODY_METHODS = {"POST", "PUT", "PATCH"}
@@ -41,7 +46,12 @@ class SessionTokenScheme(OpenApiAuthenticationExtension):
     name = "sessionToken"
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
-        return {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}
+        return {
+            "type": "http",
+            "scheme": "bearer",
+            "bearerFormat": "JWT",
+            "description": "A session token of `/api/v1`: a JWT of the identity provider.",
+        }
 
 
 class CreditsNumber(OpenApiSerializerFieldExtension):
@@ -107,13 +117,16 @@ class ServiceSchema(AutoSchema):
         for parameter in parameters:
             if parameter["schema"].get("type") == "string":
                 parameter["schema"]["minLength"] = 1
+            parameter.setdefault("description", f"The id of the {parameter['name'].removesuffix('Id')}.")
         return parameters
 
     def _get_parameters(self) -> list[dict[str, Any]]:
         parameters = super()._get_parameters()
         if self._is_idempotent():
             schema = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"}
-            parameters.append({"in": "header", "name": "Idempotency-Key", "schema": schema})
+            parameters.append(
+                {"in": "header", "name": "Idempotency-Key", "description": IDEMPOTENCY_KEY, "schema": schema}
+            )
         return parameters
 
     def _get_response_bodies(self, direction: Direction = "response") -> dict[str, Any]:

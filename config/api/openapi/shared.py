@@ -10,6 +10,7 @@ PART = Part(
     operations={
         "GET me": Operation(
             "Get the caller",
+            "The user whose session token the request bears. The first valid token of a user creates the user.",
             answered={
                 "id": "1",
                 "username": "ada",
@@ -17,6 +18,13 @@ PART = Part(
                 "createdAt": "2026-11-20T12:00:00.000Z",
             },
         )
+    },
+    fields={
+        "id": "Its id.",
+        "chatId": "The id of the chat.",
+        "runId": "The id of the run.",
+        "createdAt": "When it was created.",
+        "updatedAt": "When it last changed.",
     },
     components={"ApiError": "Every error has this shape.", "Me": "The user whose session token the request bears."},
     errors=(KeyReused(), KeyInUse()),
