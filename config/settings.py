@@ -370,6 +370,7 @@ RUN_EVENT_RETENTION_DAYS = ENV.whole("RUN_EVENT_RETENTION_DAYS", 30, 1)
 # MCP (docs/mcp.md): the web origins that may send requests, and the calls that may wait for a run at the same time, per
 # user and per process.
 MCP_ALLOWED_ORIGINS = ENV.items("MCP_ALLOWED_ORIGINS")
+MCP_BATCH_MAX = ENV.whole("MCP_BATCH_MAX", 20, 1, 1000)
 MCP_WAITS_PER_USER = ENV.whole("MCP_WAITS_PER_USER", 4, 1, 10_000)
 MCP_WAITS_MAX = ENV.whole("MCP_WAITS_MAX", 8, 0, 10_000)
 PLAYGROUND = ENV.flag("PLAYGROUND", EMBEDDED or DEBUG)

@@ -1,4 +1,4 @@
-"""JSON-RPC 2.0 as the Model Context Protocol uses it: reading a request, settling its revision, writing the answer.
+"""JSON-RPC 2.0 as the Model Context Protocol uses it: reading requests, settling their revision, writing answers.
 
 This module does not use tools, runs or Django's views. Each refusal is an ``RpcError``.
 """
@@ -13,8 +13,10 @@ from typing import Any
 
 from config.kernel.jsontext import MalformedJSON, dumps, parse_value
 
-MODERN, LEGACY = "2026-07-28", "2025-11-25"
-VERSIONS = [MODERN, LEGACY]
+MODERN = "2026-07-28"
+# The revisions with a handshake, newest first. A request without a version is of the oldest, which alone has batches.
+LEGACY = ["2025-11-25", "2025-06-18", "2025-03-26"]
+VERSIONS = [MODERN, *LEGACY]
 VERSION_HEADER = "MCP-Protocol-Version"
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
 CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
@@ -26,7 +28,7 @@ HEADER_MISMATCH, UNSUPPORTED_VERSION = -32020, -32022
 
 
 class RpcError(Exception):
-    """A JSON-RPC error. ``status`` is the HTTP status in the revision MODERN, and with ``always`` in both revisions."""
+    """A JSON-RPC error. ``status`` is the HTTP status in the revision MODERN, and with ``always`` in all revisions."""
 
     def __init__(self, code: int, message: str, data: Any = None, *, status: int = 400, always: bool = False) -> None:
         super().__init__(message)
@@ -35,7 +37,7 @@ class RpcError(Exception):
 
 @dataclass(frozen=True)
 class Message:
-    """A JSON-RPC request, in the revision MODERN or LEGACY."""
+    """A JSON-RPC request, in the revision MODERN or one of LEGACY."""
 
     id: str | int
     method: str
@@ -49,15 +51,28 @@ class Message:
         return token if is_id(token) else None
 
 
-def read_body(raw: bytes) -> dict[str, Any]:
-    """One JSON-RPC request or notification. Raises RpcError."""
+def read_body(raw: bytes) -> Any:
+    """The JSON value of a body: a batch is a list. Raises RpcError."""
     try:
-        body = parse_value(raw)
+        return parse_value(raw)
     except MalformedJSON as error:
         raise RpcError(PARSE_ERROR, error.message, always=True) from None
+
+
+def check_batch(batch: list[Any], headers: Mapping[str, str], most: int) -> None:
+    """Raises RpcError if this is no batch that the revision allows, or has more than ``most`` members."""
+    if headers.get(VERSION_HEADER, LEGACY[-1]) != LEGACY[-1]:
+        raise RpcError(INVALID_REQUEST, f"Only the revision {LEGACY[-1]} has batches.", always=True)
+    if not 1 <= len(batch) <= most:
+        raise RpcError(INVALID_REQUEST, f"A batch has 1 to {most} members.", always=True)
+    if any(isinstance(body, dict) and body.get("method") == "initialize" for body in batch):
+        raise RpcError(INVALID_REQUEST, "initialize must not be part of a batch.", always=True)
+
+
+def check_shape(body: Any) -> None:
+    """Raises RpcError if this is no JSON-RPC request or notification."""
     if not isinstance(body, dict) or body.get("jsonrpc") != "2.0" or not isinstance(body.get("method"), str):
-        raise RpcError(INVALID_REQUEST, "The body must be one JSON-RPC 2.0 request or notification.", always=True)
-    return body
+        raise RpcError(INVALID_REQUEST, "The body must be a JSON-RPC 2.0 request or notification.", always=True)
 
 
 def read_message(body: dict[str, Any], headers: Mapping[str, str]) -> Message:
@@ -72,7 +87,7 @@ def read_message(body: dict[str, Any], headers: Mapping[str, str]) -> Message:
     meta = meta if isinstance(meta, dict) else {}
     if VERSION_KEY in meta or version == MODERN:
         check_modern(body["method"], params, meta, headers)
-    elif version is not None and version != LEGACY:
+    elif version is not None and version not in LEGACY:
         raise unsupported(version)
     return Message(identifier, body["method"], params, modern=version == MODERN)
 
@@ -118,9 +133,11 @@ def result_of(message: Message, result: dict[str, Any]) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": message.id, "result": result}
 
 
-def error_of(identifier: Any, code: int, message: str, data: Any = None) -> dict[str, Any]:
-    error = {"code": code, "message": message} | ({"data": data} if data is not None else {})
-    return {"jsonrpc": "2.0", "id": identifier if is_id(identifier) else None, "error": error}
+def error_of(body: Any, error: RpcError) -> dict[str, Any]:
+    """The answer to the request ``body``, of which anything may be wrong."""
+    identifier = body.get("id") if isinstance(body, dict) else None
+    shown = {"code": error.code, "message": error.message} | ({"data": error.data} if error.data is not None else {})
+    return {"jsonrpc": "2.0", "id": identifier if is_id(identifier) else None, "error": shown}
 
 
 def progress(token: str | int, step: int, text: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """``/api/mcp``: the Model Context Protocol over streamable HTTP (docs/mcp.md), for callers with an API key.
 
-There are no sessions: each POST is a request of its own. What HTTP refuses (credential, limits, size, media type,
-method) is answered with the API's envelope, what JSON-RPC refuses with its error object, and what a tool refuses with a
-result that has ``isError``.
+There are no sessions: each POST is a request or a batch of its own. What HTTP refuses (credential, limits, size, media
+type, method) is answered with the API's envelope, what JSON-RPC refuses with its error object, and what a tool refuses
+with a result that has ``isError``.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ from runs.mcp.protocol import (
     VERSIONS,
     Message,
     RpcError,
+    check_batch,
+    check_shape,
     error_of,
     progress,
     read_body,
@@ -70,31 +72,62 @@ class McpViewSet(ServiceViewSet):
         check_origin(request.headers.get("Origin"))
         super().initial(request, *args, **kwargs)
 
+    def perform_content_negotiation(self, request: Request, force: bool = False) -> tuple[Any, str]:
+        # A client that opens a stream by GET must get 405, whatever it accepts.
+        negotiated: tuple[Any, str] = super().perform_content_negotiation(request, force or request.method != "POST")
+        return negotiated
+
     def handle(self, request: Request) -> HttpResponseBase:
         check_media_type(request.content_type)
-        request_id: Any = None
-        modern = request.headers.get(VERSION_HEADER) == MODERN
+        body: Any = None
         try:
             body = read_body(load_body(request._request))
-            if "id" not in body:
-                return HttpResponse(status=202, content_type="application/json")
-            request_id = body["id"]
-            message = read_message(body, request.headers)
-            modern = message.modern
-            return self.answer(message, request)
+            answer = self.answer_batch(body, request) if isinstance(body, list) else self.answer(body, request)
         except RpcError as error:
-            status = error.status if modern or error.always else 200
-            return rpc_response(error_of(request_id, error.code, error.message, error.data), status)
+            modern = request.headers.get(VERSION_HEADER) == MODERN
+            return rpc_response(error_of(body, error), error.status if modern or error.always else 200)
+        if isinstance(answer, HttpResponseBase):
+            return answer
+        return rpc_response(answer) if answer else HttpResponse(status=202, content_type="application/json")
 
-    def answer(self, message: Message, request: Request) -> HttpResponseBase:
+    def answer_batch(self, batch: list[Any], request: Request) -> list[Any]:
+        """The answers to the requests of a batch. Each member counts against the rate limit. No call waits, because
+        the waits would add up.
+        """
+        check_batch(batch, request.headers, settings.MCP_BATCH_MAX)
+        for _ in batch[1:]:
+            self.check_throttles(request)
+        answers: list[Any] = []
+        for position, body in enumerate(batch):
+            try:
+                answers.append(self.answer(body, request, may_wait=False))
+            except RpcError as error:
+                answers.append(error_of(body, error))
+            except Exception:
+                if not position:
+                    raise
+                # What the members before have done must be told.
+                logger.exception("a batch ended at its member %d of %d", position + 1, len(batch))
+                fault = RpcError(INTERNAL_ERROR, "Something went wrong on our side.")
+                rest = [each for each in batch[position:] if isinstance(each, dict) and "id" in each]
+                answers += [error_of(each, fault) for each in rest]
+                break
+        return [answer for answer in answers if answer is not None]
+
+    def answer(self, body: Any, request: Request, *, may_wait: bool = True) -> Any:
+        """The answer as JSON or as an HTTP response. None: the body is a notification. Raises RpcError."""
+        check_shape(body)
+        if "id" not in body:
+            return None
+        message = read_message(body, request.headers)
         if message.method == "tools/call":
-            return self.call(message, request)
+            return self.call(message, request, may_wait=may_wait)
         method = METHODS[message.modern].get(message.method)
         if method is None:
             raise RpcError(METHOD_NOT_FOUND, f"There is no method {message.method[:100]}.", status=404)
-        return rpc_response(result_of(message, method()))
+        return result_of(message, method(message.params))
 
-    def call(self, message: Message, request: Request) -> HttpResponseBase:
+    def call(self, message: Message, request: Request, *, may_wait: bool) -> Any:
         name, arguments = message.params.get("name"), message.params.get("arguments", {})
         tool = TOOLS.get(name) if isinstance(name, str) else None
         if tool is None:
@@ -105,18 +138,18 @@ class McpViewSet(ServiceViewSet):
         caller = Caller(request.user, key, request._request)
         with ExitStack() as place:
             # Before the run starts: a client that is refused repeats the call.
-            if tool.starts_run and is_positive(arguments.get("waitSeconds")):
+            if may_wait and tool.starts_run and is_positive(arguments.get("waitSeconds")):
                 place.callback(user_places.free, user_places.take(caller.user.pk, settings.MCP_WAITS_PER_USER))
             result = outcome(lambda: call_tool(tool, caller, arguments))
             if not isinstance(result, Started):
-                return rpc_response(result_of(message, result))
+                return result_of(message, result)
             token = message.progress_token
-            if token is not None and result.wait_seconds and accepts_streams(request):
+            if token is not None and may_wait and result.wait_seconds and accepts_streams(request):
                 body = stream(message, token, caller, result, place.pop_all())
                 return StreamingHttpResponse(body, content_type=EVENT_STREAM, headers=HEADERS)
-            for _ in follow(result.opening, result.wait_seconds):
+            for _ in follow(result.opening, result.wait_seconds if may_wait else 0):
                 pass
-        return rpc_response(result_of(message, outcome(lambda: after_waiting(caller, result.opening.run_id))))
+        return result_of(message, outcome(lambda: after_waiting(caller, result.opening.run_id)))
 
 
 def is_positive(value: Any) -> bool:
@@ -137,23 +170,24 @@ def accepts_streams(request: Request) -> bool:
     return bool({EVENT_STREAM, "text/*", "*/*"} & set(accepted))
 
 
-def initialize() -> dict[str, Any]:
-    """The handshake of LEGACY. A client that asks for another revision is offered this one."""
-    return {"protocolVersion": LEGACY, "serverInfo": SERVER} | ABOUT
+def initialize(params: dict[str, Any]) -> dict[str, Any]:
+    """The handshake of LEGACY. A client that asks for another revision is offered the newest of these."""
+    asked = params.get("protocolVersion")
+    return {"protocolVersion": asked if asked in LEGACY else LEGACY[0], "serverInfo": SERVER} | ABOUT
 
 
-def discover() -> dict[str, Any]:
+def discover(params: dict[str, Any]) -> dict[str, Any]:
     return {"supportedVersions": VERSIONS} | ABOUT | CACHED
 
 
-def list_tools() -> dict[str, Any]:
+def list_tools(params: dict[str, Any]) -> dict[str, Any]:
     return {"tools": [tool.listing() for tool in TOOLS.values()]}
 
 
 # By whether the revision is MODERN.
-METHODS: dict[bool, dict[str, Callable[[], dict[str, Any]]]] = {
-    True: {"server/discover": discover, "tools/list": lambda: list_tools() | CACHED},
-    False: {"initialize": initialize, "ping": dict, "tools/list": list_tools},
+METHODS: dict[bool, dict[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
+    True: {"server/discover": discover, "tools/list": lambda params: list_tools(params) | CACHED},
+    False: {"initialize": initialize, "ping": lambda params: {}, "tools/list": list_tools},
 }
 
 
@@ -173,7 +207,7 @@ def content(value: dict[str, Any]) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": dumps(value).decode()}], "structuredContent": value}
 
 
-def rpc_response(message: dict[str, Any], status: int = 200) -> HttpResponse:
+def rpc_response(message: Any, status: int = 200) -> HttpResponse:
     return HttpResponse(dumps(message), status=status, content_type="application/json")
 
 
@@ -188,7 +222,8 @@ def stream(message: Message, token: str | int, caller: Caller, started: Started,
         answer = result_of(message, outcome(lambda: after_waiting(caller, started.opening.run_id)))
     except Exception:
         logger.exception("the run %s could not be read after waiting", started.opening.run_id)
-        answer = error_of(message.id, INTERNAL_ERROR, "Something went wrong on our side; look at the run with get_run.")
+        fault = RpcError(INTERNAL_ERROR, "Something went wrong on our side; look at the run with get_run.")
+        answer = error_of({"id": message.id}, fault)
     yield sse(answer)
 
 

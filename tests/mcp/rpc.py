@@ -1,4 +1,4 @@
-"""Helpers that call /api/mcp with raw JSON-RPC, in both revisions of the protocol."""
+"""Helpers that call /api/mcp with raw JSON-RPC, in all revisions of the protocol."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 from rest_framework.test import APIClient
 
 URL = "/api/mcp"
-MODERN, LEGACY = "2026-07-28", "2025-11-25"
+MODERN, LEGACY, OLDEST = "2026-07-28", "2025-11-25", "2025-03-26"
+HANDSHAKES = [LEGACY, "2025-06-18", OLDEST]
+VERSIONS = [MODERN, *HANDSHAKES]
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
 ENVELOPE = {VERSION_KEY: MODERN, "io.modelcontextprotocol/clientCapabilities": {}}
 # Each tool with the scope that it needs.
@@ -31,7 +33,7 @@ def post(client: APIClient, body: Any, **headers: str) -> Any:
 
 
 def rpc(client: APIClient, method: str, params: dict[str, Any] | None = None, **headers: str) -> Any:
-    """Send a request of the older revision."""
+    """Send a request of an older revision."""
     body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params or {}}
     return post(client, body, **{"MCP-Protocol-Version": LEGACY, **headers})
 

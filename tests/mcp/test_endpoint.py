@@ -1,4 +1,4 @@
-"""Tests of POST /api/mcp with raw JSON-RPC: both revisions, the HTTP layer and invalid requests."""
+"""Tests of POST /api/mcp with raw JSON-RPC: all revisions, the HTTP layer and invalid requests."""
 
 from __future__ import annotations
 
@@ -9,33 +9,53 @@ from django.conf import settings
 from rest_framework.test import APIClient
 
 from apikeys.keys import create_key, revoke_key
+from chats.models import Chat
 from config.api import ratelimit
 from config.api.ratelimit import Verdict
-from tests.mcp.rpc import ENVELOPE, LEGACY, MODERN, TOOLS, URL, VERSION_KEY, error_of, modern, post, rpc
+from credits import ledger
+from tests.mcp.rpc import (
+    ENVELOPE,
+    HANDSHAKES,
+    LEGACY,
+    MODERN,
+    OLDEST,
+    TOOLS,
+    URL,
+    VERSION_KEY,
+    VERSIONS,
+    error_of,
+    modern,
+    post,
+    rpc,
+)
 
 pytestmark = pytest.mark.django_db
 
 
 # --- the revisions ---------------------------------------------------------------------------------------------------
 class TestLegacy:
-    def test_handshake(self, public):
-        params = {"protocolVersion": LEGACY, "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
+    @pytest.mark.parametrize("version", HANDSHAKES)
+    def test_handshake(self, public, version):
+        params = {"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
         response = post(public, {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params})
         assert response.status_code == 200
         result = response.json()["result"]
-        assert result["protocolVersion"] == LEGACY
+        assert result["protocolVersion"] == version
         assert result["capabilities"] == {"tools": {"listChanged": False}}
         assert result["serverInfo"]["name"] == "agent-workflow-service"
         assert "Mcp-Session-Id" not in response
         acknowledged = post(public, {"jsonrpc": "2.0", "method": "notifications/initialized"})
         assert (acknowledged.status_code, acknowledged.content) == (202, b"")
 
-    def test_unknown_version_gets_the_supported_version(self, public):
-        body = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": "1999-01-01"}}
+    @pytest.mark.parametrize("asked", ["1999-01-01", "2024-11-05", MODERN, None, [], 3])
+    def test_unknown_version_gets_the_newest(self, public, asked):
+        body = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": asked}}
         assert post(public, body).json()["result"]["protocolVersion"] == LEGACY
 
-    def test_ping(self, public):
-        assert rpc(public, "ping").json() == {"jsonrpc": "2.0", "id": 1, "result": {}}
+    @pytest.mark.parametrize("version", HANDSHAKES)
+    def test_ping(self, public, version):
+        answer = rpc(public, "ping", **{"MCP-Protocol-Version": version})
+        assert answer.json() == {"jsonrpc": "2.0", "id": 1, "result": {}}
 
     def test_without_a_version_header(self, public):
         body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
@@ -48,13 +68,13 @@ class TestLegacy:
 
     def test_another_version_header(self, public):
         error = error_of(rpc(public, "ping", **{"MCP-Protocol-Version": "2024-11-05"}), 400, -32022)["error"]
-        assert error["data"] == {"supported": [MODERN, LEGACY], "requested": "2024-11-05"}
+        assert error["data"] == {"supported": VERSIONS, "requested": "2024-11-05"}
 
 
 class TestModern:
     def test_discover(self, public):
         result = modern(public, "server/discover").json()["result"]
-        assert result["supportedVersions"] == [MODERN, LEGACY]
+        assert result["supportedVersions"] == VERSIONS
         assert result["resultType"] == "complete"
         assert result["_meta"]["io.modelcontextprotocol/serverInfo"]["version"] == "1.0.0"
 
@@ -88,7 +108,7 @@ class TestModern:
     def test_versions(self, public):
         meta = ENVELOPE | {VERSION_KEY: "2027-01-01"}
         response = modern(public, "tools/list", {"_meta": meta}, **{"MCP-Protocol-Version": "2027-01-01"})
-        assert error_of(response, 400, -32022)["error"]["data"]["supported"] == [MODERN, LEGACY]
+        assert error_of(response, 400, -32022)["error"]["data"]["supported"] == VERSIONS
 
     @pytest.mark.parametrize("meta", [None, {}, {VERSION_KEY: MODERN}, "text", 3])
     def test_a_missing_envelope(self, public, meta):
@@ -103,7 +123,7 @@ class TestModern:
         error_of(modern(public, "tools/call", {"name": "get_credits", "arguments": []}), 400, -32602)
 
 
-@pytest.mark.parametrize("version", [MODERN, LEGACY])
+@pytest.mark.parametrize("version", VERSIONS)
 class TestMessages:
     @pytest.mark.parametrize("body", [b"{", b"\xff", b"", b'{"a": 1, "a": 2}', b"[" * 100_000])
     def test_invalid_json(self, public, version, body):
@@ -113,7 +133,6 @@ class TestMessages:
         "body",
         [
             [],
-            [{"jsonrpc": "2.0", "id": 1, "method": "ping"}],
             3,
             None,
             {"id": 1, "method": "ping"},
@@ -139,6 +158,70 @@ class TestMessages:
         assert (response.status_code, response.content) == (202, b"")
 
 
+PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+NOTE = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}
+
+
+def tool_call(identifier: Any, name: str, **arguments: Any) -> dict[str, Any]:
+    params = {"name": name, "arguments": arguments}
+    return {"jsonrpc": "2.0", "id": identifier, "method": "tools/call", "params": params}
+
+
+class TestBatches:
+    @pytest.mark.parametrize("headers", [{}, {"MCP-Protocol-Version": OLDEST}])
+    def test_each_request_is_answered(self, public, headers):
+        batch = [PING, NOTE, tool_call("a", "get_credits"), tool_call(3, "rm"), {"id": 4, "method": "ping"}, 5]
+        response = post(public, batch, **headers)
+        assert response.status_code == 200
+        first, second, third, fourth, fifth = response.json()
+        assert first == {"jsonrpc": "2.0", "id": 1, "result": {}}
+        assert (second["id"], second["result"]["structuredContent"]["available"]) == ("a", "100")
+        assert (third["id"], third["error"]["code"]) == (3, -32602)
+        assert (fourth["id"], fourth["error"]["code"]) == (4, -32600)
+        assert (fifth["id"], fifth["error"]["code"]) == (None, -32600)
+
+    def test_notifications_alone_have_no_answer(self, public):
+        response = post(public, [NOTE, NOTE])
+        assert (response.status_code, response.content) == (202, b"")
+
+    @pytest.mark.parametrize("version", VERSIONS[:-1])
+    def test_other_revisions_have_none(self, public, version):
+        error_of(post(public, [PING], **{"MCP-Protocol-Version": version}), 400, -32600)
+
+    def test_the_number_of_members_is_limited(self, public, settings):
+        settings.MCP_BATCH_MAX = 3
+        assert len(post(public, [PING] * 3).json()) == 3
+        error_of(post(public, [PING] * 4), 400, -32600)
+        error_of(post(public, [0] * 200_000), 400, -32600)
+
+    def test_the_handshake_stands_alone(self, public):
+        start = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": OLDEST}}
+        error_of(post(public, [start, PING]), 400, -32600)
+
+    def test_each_member_counts_against_the_rate_limit(self, public, monkeypatch):
+        left = [3]
+
+        def charge(*buckets: Any) -> Verdict:
+            left[0] -= 1
+            return Verdict(left[0] >= 0, 300, max(0, left[0]), 60, 7)
+
+        monkeypatch.setattr(ratelimit, "charge", charge)
+        response = post(public, [tool_call(number, "create_chat") for number in range(4)])
+        assert response.status_code == 429
+        assert response["Retry-After"] == "7"
+        assert not Chat.objects.exists()
+        left[0] = 3
+        assert len(post(public, [tool_call(number, "create_chat") for number in range(3)]).json()) == 3
+
+    def test_a_fault_does_not_hide_what_was_done(self, public, monkeypatch):
+        monkeypatch.setattr(ledger, "account_for", None)
+        batch = [tool_call(1, "create_chat"), tool_call(2, "get_credits"), NOTE, tool_call(3, "create_chat"), 4]
+        done, *faults = post(public, batch).json()
+        assert done["result"]["structuredContent"]["id"] == Chat.objects.get().pk
+        assert [(fault["id"], fault["error"]["code"]) for fault in faults] == [(2, -32603), (3, -32603)]
+        assert post(public, batch[1:]).status_code == 500
+
+
 # --- HTTP ------------------------------------------------------------------------------------------------------------
 class TestHttp:
     def envelope(self, response: Any, status: int, code: str) -> None:
@@ -160,6 +243,12 @@ class TestHttp:
     @pytest.mark.parametrize("method", ["GET", "DELETE", "PUT", "PATCH", "OPTIONS"])
     def test_other_methods(self, public, method):
         response = public.generic(method, URL)
+        self.envelope(response, 405, "METHOD_NOT_ALLOWED")
+        assert response["Allow"] == "POST"
+
+    @pytest.mark.parametrize("accept", ["text/event-stream", "application/json", "image/png", "nonsense"])
+    def test_get_is_405_whatever_it_accepts(self, public, accept):
+        response = public.get(URL, headers={"Accept": accept})
         self.envelope(response, 405, "METHOD_NOT_ALLOWED")
         assert response["Allow"] == "POST"
 
