@@ -38,6 +38,12 @@ from runs.streams.hub import Opening
 WAIT_MAX_SECONDS = 60
 # Arguments that change the call and not what it creates: a repeated call may wait for a different time.
 OF_THE_CALL = ("idempotency_key", "wait_seconds")
+# What a key without the scope runs:read sees of a run and of a waitpoint: their state, and none of their text.
+RUN_STATE = {
+    *("id", "chatId", "status", "lastStreamIndex", "cancelRequestedAt", "requestedModel", "resolvedModel"),
+    *("errorCode", "createdAt", "updatedAt", "startedAt", "finishedAt", "totalCreditsUsed"),
+}
+WAITPOINT_STATE = {"id", "agentRunId", "kind", "status", "expiresAt", "resolvedAt"}
 
 
 @dataclass(frozen=True)
@@ -178,7 +184,9 @@ def made_once(caller: Caller, tool: str, given: dict[str, Any], make: Callable[[
 
 def make_chat(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
     key = made_once(caller, "create_chat", given, lambda: create_chat(caller.user, given.get("title")).pk)
-    return dict(ChatSerializer(find(chats_of(caller.user), key)).data)
+    chat = ChatSerializer(find(chats_of(caller.user), key)).data
+    # The chat of an earlier call can have been named after its first message since then.
+    return chat if "chats:read" in caller.key.scopes else chat | {"title": given.get("title")}
 
 
 def start_run(caller: Caller, given: dict[str, Any]) -> Started:
@@ -194,16 +202,17 @@ def start_run(caller: Caller, given: dict[str, Any]) -> Started:
 
 
 def get_run(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
-    return shown(find(services.runs_of(caller.user), given["run_id"]))
+    return shown(caller, find(services.runs_of(caller.user), given["run_id"]))
 
 
 def cancel_run(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
-    return shown(services.cancel_run(find(services.runs_of(caller.user), given["run_id"])))
+    return shown(caller, services.cancel_run(find(services.runs_of(caller.user), given["run_id"])))
 
 
 def respond(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
     waitpoint = find(services.waitpoints_of(caller.user), given["waitpoint_id"])
-    return dict(WaitpointSerializer(services.respond(waitpoint, given["answer"])).data)
+    resolved = WaitpointSerializer(services.respond(waitpoint, given["answer"])).data
+    return dict(resolved) if reads_runs(caller.key) else only(WAITPOINT_STATE, resolved)
 
 
 def get_credits(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
@@ -212,11 +221,23 @@ def get_credits(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
 
 def after_waiting(caller: Caller, run_id: str) -> dict[str, Any]:
     """The run in its current state. Raises NotFound if its chat was deleted meanwhile."""
-    return shown(find(services.runs_of(caller.user), run_id))
+    return shown(caller, find(services.runs_of(caller.user), run_id))
 
 
-def shown(run: Run) -> dict[str, Any]:
-    """The run with the agent's text so far, because a caller of tools has no stream to read it from."""
+def reads_runs(key: ApiKey) -> bool:
+    return "runs:read" in key.scopes
+
+
+def only(names: set[str], shape: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in shape.items() if name in names}
+
+
+def shown(caller: Caller, run: Run) -> dict[str, Any]:
+    """The run with the agent's text so far, because a caller of tools has no stream to read it from. A key that may
+    not read runs gets the state alone.
+    """
+    if not reads_runs(caller.key):
+        return only(RUN_STATE, RunSerializer(run).data)
     answer = Message.objects.filter(pk=run.assistant_message_id).values_list("content", flat=True).first()
     return {**RunSerializer(run).data, "answer": answer}
 

@@ -45,7 +45,7 @@ from runs.mcp.protocol import (
     result_of,
     sse,
 )
-from runs.mcp.tools import TOOLS, Caller, Started, after_waiting, call_tool
+from runs.mcp.tools import TOOLS, Caller, Started, after_waiting, call_tool, reads_runs
 from runs.mcp.wait import follow, user_places
 from runs.streams.frames import CONTENT_TYPE as EVENT_STREAM
 from runs.streams.frames import HEADERS
@@ -144,7 +144,7 @@ class McpViewSet(ServiceViewSet):
             if not isinstance(result, Started):
                 return result_of(message, result)
             token = message.progress_token
-            if token is not None and may_wait and result.wait_seconds and accepts_streams(request):
+            if token is not None and may_wait and result.wait_seconds and accepts_streams(request) and reads_runs(key):
                 body = stream(message, token, caller, result, place.pop_all())
                 return StreamingHttpResponse(body, content_type=EVENT_STREAM, headers=HEADERS)
             for _ in follow(result.opening, result.wait_seconds if may_wait else 0):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from django.conf import settings
@@ -68,6 +70,39 @@ class TestTools:
         assert (error["code"], error["details"]) == ("FORBIDDEN", {"requiredScope": scope})
         alone = call(factories.public_client(user, [scope]), name)
         assert alone["structuredContent"].get("error", {}).get("code") != "FORBIDDEN"
+
+    @pytest.mark.parametrize("missing", ["runs:read", "chats:read"])
+    def test_no_tool_shows_text_to_a_key_that_may_not_read_it(self, user, missing):
+        secret = "TEXT-OF-A-RUN"
+        run = factories.RunFactory(chat__user=user, chat__title=secret, status="waiting", error_message=secret)
+        factories.ToolInvocationFactory(run=run, input={"q": secret}, result=secret)
+        waitpoint = factories.WaitpointFactory(run=run, request_payload={"question": secret})
+        Chat.objects.filter(pk=run.chat_id).update(active_run_id=run.pk)
+        everyone, partial = (
+            factories.public_client(user, [scope for scope in DEFAULT_SCOPES if scope != left_out])
+            for left_out in ("", missing)
+        )
+        chat = done(everyone, "create_chat", idempotencyKey="a")["id"]
+        Chat.objects.filter(pk=chat).update(title=secret)
+        answer = {"waitpointId": waitpoint.pk, "kind": "CLARIFICATION", "answer": secret}
+        calls: dict[str, dict[str, Any]] = {
+            "list_chats": {},
+            "create_chat": {"idempotencyKey": "a"},
+            "start_run": {"chatId": run.chat_id, "message": secret, "idempotencyKey": "b", "onActiveRun": "enqueue"},
+            "get_run": {"runId": run.pk},
+            "respond_to_waitpoint": answer,
+            "cancel_run": {"runId": run.pk},
+            "get_credits": {},
+        }
+        assert calls.keys() == TOOLS.keys()
+        of_chats = {"list_chats", "create_chat"}
+        hidden = of_chats if missing == "chats:read" else TOOLS.keys() - of_chats
+        for name in [name for name in calls if name in hidden]:
+            assert secret not in json.dumps(call(partial, name, **calls[name])), name
+        shown = {name for name in calls if secret in json.dumps(call(everyone, name, **calls[name]))}
+        assert shown == TOOLS.keys() - {"get_credits", "start_run"}
+        if missing == "runs:read":
+            assert done(partial, "cancel_run", runId=run.pk)["status"] == "cancelled"
 
     @pytest.mark.parametrize(
         ("name", "key", "arguments"),
