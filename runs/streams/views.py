@@ -14,6 +14,7 @@ from django.http import HttpResponse, HttpResponseBase, StreamingHttpResponse
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework.request import Request
+from rest_framework.response import Response
 
 from config.api.negotiation import AnyMediaType
 from config.api.viewsets import ServiceViewSet
@@ -60,11 +61,19 @@ class StreamViewSet(ServiceViewSet):
                 description="The same, as clients that reconnect send it; it counts before `after`.",
             ),
         ],
-        responses={(200, CONTENT_TYPE): OpenApiResponse(OpenApiTypes.STR, description="The events.")},
+        responses={
+            (200, CONTENT_TYPE): OpenApiResponse(OpenApiTypes.STR, description="The events."),
+            204: OpenApiResponse(
+                description="`Last-Event-ID` is the last index of a finished run, or larger: do not reconnect."
+            ),
+        },
     )
     def stream(self, request: Request, runId: str) -> HttpResponseBase:
         after = position_of(request)
         run: Run = self.get_object()
+        over = run.status in FINAL_RUN_STATUSES
+        if over and request.headers.get("Last-Event-ID") and after >= run.last_stream_index:
+            return Response(status=204)  # an EventSource reconnects after every other end of a stream
         if request.method == "HEAD":
             return HttpResponse(content_type=CONTENT_TYPE, headers=HEADERS)
         user: Any = request.user
@@ -75,7 +84,7 @@ class StreamViewSet(ServiceViewSet):
                 run_id=run.pk,
                 after=after,
                 last=run.last_stream_index,
-                over=run.status in FINAL_RUN_STATUSES,
+                over=over,
                 user_id=user.pk,
                 key_id=None if session else auth.pk,
                 expires_at=auth["exp"] + settings.SESSION_LEEWAY_SECONDS if session else None,

@@ -72,6 +72,27 @@ def test_stream_starts_after_the_given_index(listen, make_run, user, query, head
     assert [index for index, *_ in received] == (list(range(first, 7)) if first else [])
 
 
+@pytest.mark.parametrize("index", ["6", "7", "999999999999999999"])
+def test_a_reconnection_past_the_end_of_a_finished_run_is_204(client, base, make_run, user, index):
+    run = make_run(user)
+    append(run, *(("message.delta", {"text": "a"}),) * 2)
+    live = client.get(f"{base}/runs/{run.pk}/stream", headers={"Last-Event-ID": index})
+    assert live.status_code == 200
+    finish(run, "b")
+    assert run.last_stream_index == 7
+    expected = 200 if index == "6" else 204
+    for method in (client.get, client.head):
+        answer = method(f"{base}/runs/{run.pk}/stream", headers={"Last-Event-ID": index})
+        assert answer.status_code == expected
+    if expected == 204:
+        answer = client.get(f"{base}/runs/{run.pk}/stream?after=1", headers={"Last-Event-ID": index})
+        assert (answer.status_code, answer.content) == (204, b"")
+        assert "Content-Type" not in answer
+        assert answer["X-Request-Id"]
+    # The query is the client's own question, not a reconnection.
+    assert client.get(f"{base}/runs/{run.pk}/stream?after={index}").status_code == 200
+
+
 @pytest.mark.parametrize("wrong", ["", "-1", "1.5", "x", "1e3", "٣", "1" * 19, "1,2"])
 def test_a_malformed_index_is_refused(client, base, make_run, user, wrong):
     run = make_run(user)
