@@ -87,6 +87,7 @@ lock: $(VENV)/.installed-dev ## Write requirements*.txt from requirements*.in (U
 	@$(LOCK) -o requirements-dev.txt requirements-dev.in
 	@$(LOCK) -c requirements-dev.txt -o requirements-observability.txt requirements-observability.in
 	@$(LOCK) -c requirements-dev.txt -o requirements.txt requirements.in
+	@$(LOCK) -o tests/clients/requirements.txt tests/clients/requirements.in
 
 clean: ## Remove the virtual environment and caches; keep var/ (your data)
 	@rm -rf $(VENV) var/check .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .grimp_cache .hypothesis

@@ -14,7 +14,7 @@ from config.queue import nudges as queue_nudges
 from tests import factories
 
 # Folders with slow tests: real processes, or loops over all operations or pages. `make test-services` runs them.
-SLOW = {"admin", "concurrency", "contract", "deployed", "e2e", "faults", "isolation", "mcp", "streams"}
+SLOW = {"admin", "clients", "concurrency", "contract", "deployed", "e2e", "faults", "isolation", "mcp", "streams"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

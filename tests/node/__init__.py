@@ -1,4 +1,4 @@
-"""What the tests use of npm: the packages that package-lock.json pins, installed once in the virtual environment."""
+"""What the tests use of npm: the packages that a package-lock.json pins, installed once under var/check."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from tests.stack.process import ROOT
 
 HERE = Path(__file__).resolve().parent
 PINS = ("package.json", "package-lock.json")
 
 
 @cache
-def modules() -> Path:
-    """The directory ``node_modules``; AssertionError without Node.js or if the packages can't be had."""
+def modules(packages: Path = HERE) -> Path:
+    """The directory ``node_modules`` with what ``packages`` pins; AssertionError if the packages can't be had."""
     npm = shutil.which("npm")
     assert npm, "Node.js and npm are not installed (Debian: apt-get install nodejs npm)"
-    pinned = hashlib.sha256(b"".join((HERE / name).read_bytes() for name in PINS)).hexdigest()[:16]
-    folder = Path(sys.prefix) / "node" / pinned
+    pinned = hashlib.sha256(b"".join((packages / name).read_bytes() for name in PINS)).hexdigest()[:16]
+    folder = ROOT / "var" / "check" / "npm" / pinned
     folder.mkdir(parents=True, exist_ok=True)
     # Tests run side by side in several processes.
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "installed").exists():
             for name in PINS:
-                shutil.copy(HERE / name, folder)
+                shutil.copy(packages / name, folder)
             command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
@@ -37,9 +38,9 @@ def modules() -> Path:
     return folder / "node_modules"
 
 
-def run(*command: str, folder: Path | None = None, text: str = "", **environment: str) -> str:
+def run(*command: str, folder: Path | None = None, text: str = "", packages: Path = HERE, **environment: str) -> str:
     """What a program printed, with the packages within its reach: ``node …``, or one of the packages' own."""
-    installed = modules()
+    installed = modules(packages)
     program = shutil.which(command[0], path=f"{installed / '.bin'}{os.pathsep}{os.environ['PATH']}")
     assert program, f"{command[0]} is not installed"
     options: dict[str, Any] = {"cwd": folder, "input": text, "capture_output": True, "text": True, "timeout": 120}

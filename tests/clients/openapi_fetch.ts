@@ -1,4 +1,5 @@
-// A run on both surfaces by a client of generated types: this must compile under every strict rule, and then work.
+// A run on both surfaces by a client of types that openapi-typescript made: this must compile under strict rules, and
+// then work.
 import createClient from "openapi-fetch";
 import type { components, paths } from "./schema";
 
@@ -47,10 +48,12 @@ async function main(): Promise<void> {
     const now = given(await session.GET("/api/v1/runs/{runId}", { params }));
     return now.status === "completed" ? now : undefined;
   });
+  const page = given(await open.GET("/api/public/v1/runs", { params: { query: { limit: 5 } } }));
+  const listed = page.items.some((each) => each.id === run.id);
   const missing = await session.GET("/api/v1/runs/{runId}", { params: { path: { runId: "run_1" } } });
   const code = missing.error?.error.code;
   const calls = run.toolInvocations.map((call) => ({ name: call.name, status: call.status, used: call.creditUsed }));
-  console.log(JSON.stringify({ status: run.status, calls, code }));
+  console.log(JSON.stringify({ status: run.status, listed, code, calls }));
 }
 
 main().catch((error: unknown) => {
