@@ -84,7 +84,7 @@ def revoke_key(key: ApiKey) -> bool:
 @transaction.atomic
 def narrow_key(key: ApiKey, keep: list[str]) -> list[str]:
     """Remove all scopes except ``keep``, at once. Returns the removed ones; none of a revoked key."""
-    held = ApiKey.objects.select_for_update().filter(pk=key.pk, revoked_at=None).first()
+    held = ApiKey.objects.select_for_update(no_key=True).filter(pk=key.pk, revoked_at=None).first()
     removed = [scope for scope in held.scopes if scope not in keep] if held is not None else []
     if held is not None and removed:
         held.scopes = [scope for scope in held.scopes if scope in keep]

@@ -136,7 +136,7 @@ def receive(attachment: Attachment, parts: Iterator[bytes]) -> None:
 @transaction.atomic
 def _point_to(attachment_id: str, name: str) -> str:
     """Make ``name`` the current upload; returns the previous one, or an empty string."""
-    locked = Attachment.objects.select_for_update().filter(pk=attachment_id).first()
+    locked = Attachment.objects.select_for_update(no_key=True).filter(pk=attachment_id).first()
     if locked is None:
         raise NotFound
     refuse_unless_pending(locked)
@@ -215,7 +215,7 @@ def lock_unused(user: Any, attachment_ids: Sequence[str]) -> list[Attachment]:
         raise ValidationFailed({f"attachmentIds.{most}": [f"A message may have at most {most} attachments."]})
     asked = [key for key in attachment_ids if is_plausible_id(key)]
     # In the order of ids, so that two messages with the same attachments do not deadlock.
-    locked = Attachment.objects.select_for_update().filter(user=user, pk__in=asked).order_by("pk")
+    locked = Attachment.objects.select_for_update(no_key=True).filter(user=user, pk__in=asked).order_by("pk")
     found = {attachment.pk: attachment for attachment in locked}
     problems = {
         f"attachmentIds.{index}": [problem]

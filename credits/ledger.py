@@ -119,7 +119,7 @@ def refund(entry_id: str, amount: int, *, reason: str, staff: Any, cause: str | 
     if spent is None:
         raise NotFound("Only a CAPTURE or USAGE row can be refunded.")
     # The lock serializes the refunds of one row.
-    Account.objects.select_for_update().get(pk=spent.account_id)
+    Account.objects.select_for_update(no_key=True).get(pk=spent.account_id)
     repeated = LedgerEntry.objects.filter(cause=cause).first() if cause else None
     if repeated is not None:
         return repeated

@@ -56,9 +56,8 @@ def kinds() -> list[Kind]:
 def recount(account_ids: Sequence[int]) -> None:
     """Rebuild the totals of these accounts from the ledger. The accounts stay locked meanwhile."""
     # Each movement locks its account before it inserts a row.
-    locked = list(
-        Account.objects.filter(pk__in=account_ids).order_by("pk").select_for_update().values_list("pk", flat=True)
-    )
+    accounts = Account.objects.select_for_update(no_key=True).filter(pk__in=account_ids).order_by("pk")
+    locked = list(accounts.values_list("pk", flat=True))
     if not locked:
         return
     these = f"account_id IN ({', '.join(['%s'] * len(locked))})"

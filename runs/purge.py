@@ -38,7 +38,7 @@ def _purge_batch(runs: QuerySet[Run]) -> int:
     for call_id in calls.values_list("pk", flat=True):
         files.remove_all(call_id)
     with transaction.atomic():
-        taken = batches.take_batch(Run.objects.filter(pk__in=batch).order_by("pk"))
+        taken = batches.take_batch(Run.objects.filter(pk__in=batch).order_by("pk"), to_delete=True)
         for model in (RunEvent, Waitpoint, ToolInvocation, Turn):
             batches.delete_rows(model, "run_id", taken)
         batches.delete_rows(Run, "id", taken)

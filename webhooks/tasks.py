@@ -73,7 +73,7 @@ def _prune() -> int:
 
 @transaction.atomic
 def _remove(deliveries: QuerySet[Delivery]) -> int:
-    taken = batches.take_batch(deliveries, PRUNE_BATCH)
+    taken = batches.take_batch(deliveries, PRUNE_BATCH, to_delete=True)
     batches.delete_rows(Attempt, "delivery_id", taken)
     batches.delete_rows(Delivery, "id", taken)
     return len(taken)

@@ -46,18 +46,19 @@ def limit_lock_wait(seconds: float) -> None:
             cursor.execute("SELECT set_config('lock_timeout', %s, true)", [f"{seconds * 1000:.0f}ms"])
 
 
-def take_batch(rows: QuerySet[Any], size: int = BATCH) -> list[Any]:
-    """The keys of at most ``size`` of ``rows``, locked until the transaction ends. Skips locked rows."""
+def take_batch(rows: QuerySet[Any], size: int = BATCH, *, to_delete: bool = False) -> list[Any]:
+    """The keys of at most ``size`` of ``rows``, locked until the transaction ends. Skips locked rows, and ``to_delete``
+    also those to which a new row of another transaction refers.
+    """
     skip = connection.features.has_select_for_update_skip_locked
-    return list(
-        rows.select_for_update(skip_locked=skip, of=("self",) if skip else ()).values_list("pk", flat=True)[:size]
-    )
+    locked = rows.select_for_update(no_key=not to_delete, skip_locked=skip, of=("self",) if skip else ())
+    return list(locked.values_list("pk", flat=True)[:size])
 
 
 def delete_batch(rows: QuerySet[Any], size: int = BATCH) -> int:
     """Delete at most ``size`` of ``rows``, to which no rows refer. Returns the number of deleted rows."""
     with transaction.atomic():
-        keys = take_batch(rows, size)
+        keys = take_batch(rows, size, to_delete=True)
         if keys:
             delete_rows(rows.model, rows.model._meta.pk.column, keys)
     return len(keys)

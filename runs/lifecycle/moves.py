@@ -90,7 +90,7 @@ def move_run(
 def move_line(chat_id: str, to: str, **changes: Any) -> None:
     """Move all runs in line of a locked chat to their end ``to``, by one UPDATE and one INSERT."""
     line = Run.objects.filter(chat_id=chat_id, status=RunStatus.QUEUED, blocked=True)
-    runs = list(line.select_for_update().order_by("pk"))
+    runs = list(line.select_for_update(no_key=True).order_by("pk"))
     now = clock.now()
     if line.change(_KEY, status=to, last_stream_index=F("last_stream_index") + 1, updated_at=now, **changes) != len(
         runs

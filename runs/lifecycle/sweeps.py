@@ -72,7 +72,7 @@ def reap_workers(seconds: float = math.inf, workers: QuerySet[Worker] | None = N
     if expired.exists():
         with transaction.atomic():
             # The heartbeat updates the same row: either it comes first and the lease holds, or it finds no row.
-            lost = take_batch(expired, BATCH)
+            lost = take_batch(expired, BATCH, to_delete=True)
             Worker.objects.filter(pk__in=lost).delete()
     # Also a claim that was in flight while its worker was reaped.
     gone = ~Exists(Worker.objects.filter(pk=OuterRef("worker_id")))
