@@ -7,7 +7,6 @@ that receivers that hang never take the last free slots, however many they are.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -113,17 +112,16 @@ class Claim:
     url: str = field(repr=False)
     secret: str | None = field(repr=False)
     secondary_secret: str | None = field(repr=False)
-    # The database's time and this process's monotonic clock at the same moment: the signed time does not depend on the
-    # local clock.
+    # The database's time and ``clock.steady`` at the same moment: the signed time does not depend on the local clock.
     claimed_at: datetime
     claimed_tick: float
 
     def is_late(self) -> bool:
-        """Whether the claim may lapse before an attempt that begins now ends: this process was suspended or slow."""
-        return time.monotonic() - self.claimed_tick > settings.WEBHOOK_CLAIM_MARGIN_SECONDS
+        """Whether the claim may lapse before an attempt that begins now ends: the machine was suspended, or slow."""
+        return clock.steady() - self.claimed_tick > settings.WEBHOOK_CLAIM_MARGIN_SECONDS
 
     def now(self) -> datetime:
-        return self.claimed_at + timedelta(seconds=time.monotonic() - self.claimed_tick)
+        return self.claimed_at + timedelta(seconds=clock.steady() - self.claimed_tick)
 
 
 def anything_ready() -> bool:
@@ -194,7 +192,7 @@ def _candidates(after: str) -> tuple[list[Candidate], list[str], str]:
 
 @transaction.atomic
 def _claim(allowances: dict[str, int]) -> list[Claim]:
-    now, tick = clock.now(), time.monotonic()
+    tick, now = clock.steady(), clock.now()
     moment = _adapt(now)
     lock = "FOR NO KEY UPDATE SKIP LOCKED" if connection.features.has_select_for_update_skip_locked else ""
     with connection.cursor() as cursor:

@@ -11,6 +11,7 @@ from queue import SimpleQueue
 import pytest
 from django.db import OperationalError, connection, connections
 
+from config.kernel import clock
 from config.outbound import addresses
 from tests import factories
 from tests.webhooks import receiver as behaviours
@@ -351,18 +352,21 @@ def test_claim_is_returned_if_the_process_stops_before_it_sends(user, endpoint, 
 
 
 @pytest.mark.django_db
-def test_claim_is_returned_if_the_process_was_suspended_before_it_sends(user, endpoint, receiver, monkeypatch):
+def test_claim_is_returned_if_the_machine_was_suspended_before_it_sends(user, endpoint, receiver, monkeypatch):
     """Its claim may lapse during the attempt, so another process could make the next attempt at the same time."""
-    delivery, real, ages = record(user), claims.take_ready, [3600, 0]
+    delivery, real, suspensions = record(user), claims.take_ready, [3600, 0]
+    steady, suspended = clock.steady, [0]
+    monkeypatch.setattr(clock, "steady", lambda: steady() + sum(suspended))
 
-    def suspended(*arguments):
+    def take_ready(*arguments):
         found, *rest = real(*arguments)
-        age = ages.pop(0) if found else 0
-        return [replace(one, claimed_tick=one.claimed_tick - age) for one in found], *rest
+        if found:
+            suspended.append(suspensions.pop(0))
+        return found, *rest
 
-    monkeypatch.setattr(claims, "take_ready", suspended)
+    monkeypatch.setattr(claims, "take_ready", take_ready)
     deliver()
-    assert ages == []
+    assert suspensions == []
     assert [r.header("X-Service-Delivery-Attempt") for r in receiver.requests] == ["1"]
     delivery.refresh_from_db()
     assert (delivery.status, delivery.attempt_count) == ("DELIVERED", 1)
