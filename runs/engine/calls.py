@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -15,8 +16,9 @@ from runs.engine.session import Session
 from runs.errors import CallError
 from runs.llm.base import ToolCall
 from runs.models import InvocationStatus, Run, Tool, ToolInvocation, WaitpointKind
-from runs.tools.base import ASK_USER, BUILTIN, ToolContext, ToolDefinition, ToolFailure
+from runs.tools.base import ASK_USER, BUILTIN, ToolContext, ToolDefinition, ToolFailure, ToolResult
 from runs.tools.dispatch import call_tool
+from runs.tools.places import Held
 from runs.tools.schema import check_input, parse_arguments
 
 
@@ -134,12 +136,17 @@ async def resume(session: Session) -> None:
         await _ask(session, pending[0])
         return
     lifecycle.crash_point("before_dispatch")
-    begun = [call for call in orphans if await _may_repeat(session, call)]
-    if approved := [call for call in ready if _is_approved(session, call)]:
-        begun += await session.move(lifecycle.dispatch_calls, approved, approved=True)
-    if others := [call for call in ready if call not in approved]:
-        begun += await session.move(lifecycle.dispatch_calls, others)
-    await execute(session, begun)
+    begun = [call for call in orphans if call.id not in session.uncertain or await _may_repeat(session, call)]
+    await execute(session, ready, partial(_dispatch, session), begun)
+
+
+async def _dispatch(session: Session, calls: Sequence[ToolInvocation]) -> list[ToolInvocation]:
+    dispatched: list[ToolInvocation] = []
+    if approved := [call for call in calls if _is_approved(session, call)]:
+        dispatched += await session.move(lifecycle.dispatch_calls, approved, approved=True)
+    if others := [call for call in calls if call not in approved]:
+        dispatched += await session.move(lifecycle.dispatch_calls, others)
+    return dispatched
 
 
 async def _may_repeat(session: Session, call: ToolInvocation) -> bool:
@@ -163,40 +170,49 @@ async def _ask(session: Session, call: ToolInvocation) -> None:
     await session.move(lifecycle.open_waitpoint, call, *question)
 
 
-async def execute(session: Session, calls: Sequence[ToolInvocation]) -> None:
-    """Make those of the calls that are dispatched side by side, and record their outcomes."""
-    dispatched = [call for call in calls if call.status == InvocationStatus.DISPATCHING]
-    if len(dispatched) == 1:
-        await _make(session, dispatched[0])
-        return
+Dispatch = Callable[[list[ToolInvocation]], Awaitable[Sequence[ToolInvocation]]]
+
+
+async def execute(
+    session: Session, ready: Sequence[ToolInvocation], dispatch: Dispatch, begun: Sequence[ToolInvocation] = ()
+) -> None:
+    """Make the calls side by side, and record their outcomes.
+
+    ``dispatch`` is called once, with those of the ``ready`` calls that have a place now; it returns them as they now
+    are. The others stay PENDING until they have one: if this process stops meanwhile, another one makes them. ``begun``
+    are dispatched already.
+    """
+    with Held(session.process.tool_places, session.run.user_id) as held:
+        placed = [call for call in ready if call.name == ASK_USER or held.take_now(call.id)]
+        moved = await dispatch(placed)
+        for call in moved:
+            if call.status == InvocationStatus.FAILED:
+                held.give_back(call.id)
+        dispatched = [call for call in moved if call.status == InvocationStatus.DISPATCHING]
+        work = [*begun, *dispatched, *(call for call in ready if call not in placed)]
+        outcomes = await asyncio.gather(*(_make(session, call, held) for call in work), return_exceptions=True)
     # All end before the first failure is raised: a call that was made must be recorded.
-    for outcome in await asyncio.gather(*(_make(session, call) for call in dispatched), return_exceptions=True):
+    for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome
 
 
-async def _make(session: Session, call: ToolInvocation) -> None:
-    lifecycle.crash_point("after_dispatch")
+async def _make(session: Session, call: ToolInvocation, held: Held) -> None:
     if call.name == ASK_USER:
+        lifecycle.crash_point("after_dispatch")
         answer = (session.journal.answers[call.id, WaitpointKind.CLARIFICATION].resolved_payload or {})["answer"]
         await session.record_outcome(lifecycle.record_call_result, call, text=answer)
         return
     try:
-        tool = session.tools().get(call.name)
-        if tool is None:
-            raise ToolFailure(CallError.UNKNOWN_TOOL, f"There is no tool named {call.name} any more.")
-        async with session.process.tool_places.hold(session.run.user_id):
-            await session.confirm_lease()  # the lease may have ended during the wait for the place
-            context = ToolContext(
-                invocation_id=call.id,
-                run_id=session.run.id,
-                chat_id=session.run.chat_id,
-                user_id=session.run.user_id,
-                timeout_seconds=max(0.1, session.remaining_seconds()),
-                threads=session.process.tool_threads,
-                file_threads=session.process.file_threads,
-            )
-            result = await call_tool(tool, call.input, context)
+        async with held.place(call.id):
+            if call.status == InvocationStatus.PENDING:
+                if session.process.draining:
+                    return
+                (call,) = await _dispatch(session, [call])
+            if call.status != InvocationStatus.DISPATCHING:
+                return
+            lifecycle.crash_point("after_dispatch")
+            result = await _call(session, call)
     except ToolFailure as failure:
         await session.record_outcome(lifecycle.record_call_failure, call, failure.code, failure.message)
         return
@@ -204,3 +220,22 @@ async def _make(session: Session, call: ToolInvocation) -> None:
     await session.record_outcome(
         lifecycle.record_call_result, call, text=result.text, urls=result.urls, credit_used=result.credit_used
     )
+
+
+async def _call(session: Session, call: ToolInvocation) -> ToolResult:
+    """Raises ToolFailure."""
+    tool = session.tools().get(call.name)
+    if tool is None:
+        raise ToolFailure(CallError.UNKNOWN_TOOL, f"There is no tool named {call.name} any more.")
+    await session.confirm_lease()  # the lease may have ended during the wait for the place
+    session.uncertain.add(call.id)
+    context = ToolContext(
+        invocation_id=call.id,
+        run_id=session.run.id,
+        chat_id=session.run.chat_id,
+        user_id=session.run.user_id,
+        timeout_seconds=max(0.1, session.remaining_seconds()),
+        threads=session.process.tool_threads,
+        file_threads=session.process.file_threads,
+    )
+    return await call_tool(tool, call.input, context)

@@ -21,7 +21,7 @@ from config.kernel import clock
 from runs import catalogue, lifecycle
 from runs.engine import context, journal
 from runs.engine.journal import Journal
-from runs.models import Run, RunStatus, ToolInvocation
+from runs.models import InvocationStatus, Run, RunStatus, ToolInvocation
 from runs.tools.base import ToolDefinition
 from runs.tools.places import Places, Threads
 
@@ -143,6 +143,8 @@ class Session:
         self.turn_text: list[str] = []
         self.unwritten_text: list[str] = []
         self._take(claimed)
+        # Open calls that may have had an effect outside: dispatched by an earlier worker, or begun here.
+        self.uncertain = {call.id for call in self.journal.open_calls if call.status == InvocationStatus.DISPATCHING}
 
     def _take(self, claimed: Claimed) -> None:
         self.run, self.history, self.journal = claimed.run, claimed.history, claimed.journal

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from datetime import datetime
 
 from django.conf import settings
@@ -17,7 +18,7 @@ from runs.errors import RunError
 from runs.llm.base import ModelError, TextDelta, ToolCall, Usage
 from runs.llm.files import with_files
 from runs.llm.registry import client_for
-from runs.models import AgentModel, Turn
+from runs.models import AgentModel, ToolInvocation, Turn
 
 # A model's own account of its usage is input like any other.
 TOKENS_MAX = 1_000_000_000
@@ -110,7 +111,11 @@ async def _record(
         return
     new = await calls.new_invocations(session, turn.index, tool_calls)
     ready = calls.needs_no_approval(session, new)
-    stored = await session.record(lifecycle.record_turn, turn, new, price=price, ready=ready)
-    session.journal.turns.append(turn)
-    session.turn_text.clear()
-    await calls.execute(session, stored)
+
+    async def record(placed: list[ToolInvocation]) -> Sequence[ToolInvocation]:
+        stored = await session.record(lifecycle.record_turn, turn, new, price=price, ready=placed)
+        session.journal.turns.append(turn)
+        session.turn_text.clear()
+        return stored
+
+    await calls.execute(session, ready, record)

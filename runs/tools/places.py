@@ -65,6 +65,15 @@ class Places:
         finally:
             self.waiting -= 1
 
+    def take_now(self, user_id: int) -> bool:
+        """Take a place, which the caller gives back, if that needs no wait. Returns whether it did."""
+        share = self._shares.setdefault(user_id, _Share())
+        if share.line or share.taken >= self.per_user:
+            return False
+        share.taken += 1
+        self.taken += 1
+        return True
+
     def give_back(self, user_id: int, amount: int = 1) -> None:
         self._shares[user_id].taken -= amount
         self.taken -= amount
@@ -85,6 +94,46 @@ class Places:
             share.line.popleft()
         if not (share.line or share.taken):
             del self._shares[user_id]
+
+
+class Held:
+    """The places that one user's calls hold, by the calls' ids. ``with`` gives back those that are left at its end, of
+    calls whose tasks were cancelled before they began.
+    """
+
+    def __init__(self, places: Places, user_id: int) -> None:
+        self._places, self._user_id = places, user_id
+        self._calls: set[str] = set()
+
+    def take_now(self, call_id: str) -> bool:
+        if not self._places.take_now(self._user_id):
+            return False
+        self._calls.add(call_id)
+        return True
+
+    @contextlib.asynccontextmanager
+    async def place(self, call_id: str) -> AsyncIterator[None]:
+        """Hold the call's place; wait for one if it has none."""
+        if call_id not in self._calls:
+            await self._places.take(self._user_id)
+            self._calls.add(call_id)
+        try:
+            yield
+        finally:
+            self.give_back(call_id)
+
+    def give_back(self, call_id: str) -> None:
+        """Does nothing if the call holds no place."""
+        if call_id in self._calls:
+            self._calls.remove(call_id)
+            self._places.give_back(self._user_id)
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for call_id in list(self._calls):
+            self.give_back(call_id)
 
 
 class Threads:

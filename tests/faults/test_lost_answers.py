@@ -141,6 +141,24 @@ def test_a_lost_answer_interrupts_no_other_call(bench, monkeypatch):
     assert lifecycle.violations() == []
 
 
+@pytest.mark.parametrize("step", ["record_turn", "dispatch_calls"])
+def test_a_call_whose_dispatch_was_not_confirmed_is_made(bench, monkeypatch, step):
+    """The tool must not be called twice, but the worker knows that it has not begun the call."""
+    with receiving(answer(200, b'{"result": "ok"}')) as server:
+        columns = {"approval": "never", "price": 1_000_000, "input_schema": {"type": "object"}}
+        Tool.objects.create(name="book", display_name="Book", node_type="http", url=server.url, **columns)
+        until(lambda: "book" in catalogue.remembered().tools)
+        # So that the second call is dispatched by itself.
+        bench.engine.process.tool_places.per_user = 1
+        loser = Loser(monkeypatch, lifecycle, step, lambda number: number == 1)
+        run = bench.finish("/call book {}\n/call book {}\n/say done")
+        keys = [request.header("Idempotency-Key") for request in server.requests]
+    assert loser.lost == 1
+    assert [(call["status"], call["errorCode"]) for call in run["toolInvocations"]] == [("COMPLETED", None)] * 2
+    assert sorted(keys) == sorted(call["id"] for call in run["toolInvocations"])
+    assert lifecycle.violations() == []
+
+
 @pytest.mark.parametrize("more", [[], [" and"]], ids=["one flush", "two flushes"])
 def test_a_session_that_is_behind_its_stream_reads_the_run_again(bench, events, monkeypatch, more):
     """The answers to flushes are lost in a way that is not recognised. The worker still owns the run."""

@@ -58,6 +58,15 @@ def test_waiting_for_a_place_does_not_count_against_the_calls_time(bench: Bench,
     assert outside.limits[1:] == [OWN_SECONDS, OWN_SECONDS]
 
 
+def test_a_call_is_dispatched_when_it_has_its_place(bench: Bench, outside: Outside, events):
+    run = bench.start('/call patient {"seconds": 1}\n/call outside {"seconds": 0}')["id"]
+    until(lambda: bench.engine.process.tool_places.waiting)
+    assert [call["status"] for call in bench.get(run)["toolInvocations"]] == ["DISPATCHING", "PENDING"]
+    bench.wait(run)
+    told = [(kind, data["name"]) for kind, data in events(run) if kind in ("tool.started", "tool.completed")]
+    assert told == [(kind, name) for name in ("patient", "outside") for kind in ("tool.started", "tool.completed")]
+
+
 def test_the_calls_own_time_still_limits_the_call(bench: Bench, outside: Outside):
     run = bench.finish('/call patient {"seconds": 0.2}\n/call outside {"seconds": 30}')
     assert [call["errorCode"] for call in run["toolInvocations"]] == [None, "TOOL_TIMEOUT"]
