@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
+from django.template.loader import render_to_string
 from django.views import defaults
 from django.views.decorators.csrf import csrf_exempt
 from drf_spectacular.utils import extend_schema
@@ -18,6 +20,11 @@ from config.api import ratelimit
 from config.api.errors import error_response, is_api_path
 from config.api.serializers import CamelSerializer, TimestampField
 from config.api.viewsets import ServiceViewSet
+from config.database.retry import CONNECTION_ERRORS
+
+# After which a browser, or a person, may try a page again. Most restarts of a database take less.
+RETRY_SECONDS = "10"
+PAGE_POLICY = "default-src 'none'; style-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 
 class MeSerializer(CamelSerializer):
@@ -60,4 +67,14 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    return error_response(500) if is_api_path(request.path_info) else defaults.server_error(request)
+    """Django calls this while it handles the exception."""
+    away = isinstance(sys.exc_info()[1], CONNECTION_ERRORS)
+    if is_api_path(request.path_info):
+        return error_response(503 if away else 500)
+    return unavailable_page() if away else defaults.server_error(request)
+
+
+def unavailable_page() -> HttpResponse:
+    """503 of pages, made without the database."""
+    headers = {"Retry-After": RETRY_SECONDS, "Cache-Control": "no-store", "Content-Security-Policy": PAGE_POLICY}
+    return HttpResponse(render_to_string("staff/unavailable.html"), status=503, headers=headers)

@@ -6,6 +6,7 @@ import json
 import logging
 
 import pytest
+from django.contrib.sessions.backends.db import SessionStore
 from django.core.handlers.wsgi import WSGIHandler
 from django.db import OperationalError
 from django.http import HttpResponse
@@ -71,7 +72,6 @@ def test_a_malformed_id_is_404(session, key):
         ("crash", 500, "INTERNAL_ERROR"),
         ("overflow", 500, "INTERNAL_ERROR"),
         ("forbidden", 403, "FORBIDDEN"),
-        ("database", 500, "INTERNAL_ERROR"),
         ("html", 418, "IM_A_TEAPOT"),
     ],
 )
@@ -113,6 +113,32 @@ def test_an_answer_to_head_has_the_headers_only(session, rf, path, status):
     assert (head.status_code, get.status_code) == (status, status)
     assert (head.content, bool(get.content)) == (b"", True)
     assert head["Content-Length"] == str(len(get.content))
+
+
+def test_a_database_that_is_away_is_503_outside_the_framework(anyone):
+    envelope(anyone.get("/api/fail/database"), 503, "UNAVAILABLE")
+
+
+def test_a_page_without_its_database_is_a_page(anyone):
+    answer = anyone.get("/fail/database")
+    assert (answer.status_code, answer["Content-Type"]) == (503, "text/html; charset=utf-8")
+    assert int(answer["Retry-After"]) >= 1
+    assert answer["Cache-Control"] == "no-store"
+    assert b"<h1>" in answer.content
+    assert b"secret" not in answer.content
+    assert "default-src 'none'" in answer["Content-Security-Policy"]
+
+
+def test_a_page_whose_session_cannot_be_read_is_a_page(anyone, monkeypatch):
+    def away(*args, **kwargs):
+        raise OperationalError("secret: no route to host")
+
+    monkeypatch.setattr(SessionStore, "load", away)
+    anyone.cookies["sessionid"] = "x" * 32
+    for path in ("/admin/", "/admin/runs/run/"):
+        answer = anyone.get(path)
+        assert (answer.status_code, answer["Content-Type"]) == (503, "text/html; charset=utf-8")
+        assert b"secret" not in answer.content
 
 
 def test_other_paths_keep_their_own_error_pages(anyone):
