@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
 from django.conf import settings
-from django.db import DatabaseError, InterfaceError, connection
+from django.db import connection
 
-from config.database.retry import CONNECTION_ERRORS
+from config.database.retry import CONNECTION_ERRORS, outage
 from config.outbound.loop import raise_open_file_limit, shared
 from config.queue import nudges
 from webhooks import claims, sender, transitions
@@ -93,9 +93,11 @@ class Dispatcher:
         try:
             while self._step():
                 pass
-        except (DatabaseError, InterfaceError) as error:
+            if not outage.ended():
+                self._recover()
+        except CONNECTION_ERRORS as error:
             # Outcomes that are not recorded yet are kept. If a claim lapses first, its attempt counts as failed.
-            logger.warning("the webhook dispatcher waits for the database (%s)", type(error).__name__)
+            outage.failed(error)
             self._recover()
         except Exception:
             logger.exception("the webhook dispatcher failed")

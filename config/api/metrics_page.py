@@ -25,6 +25,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from config.api.errors import error_response
+from config.database.retry import CONNECTION_ERRORS, outage
 from config.redis import client as redis_client
 from config.telemetry import metrics
 from config.telemetry.metrics import BUCKET, PREFIX, SEPARATOR, TOTAL, Gauge
@@ -112,10 +113,15 @@ def _read_database(found: Reading) -> bool:
         for name in settings.METRICS_SOURCES:
             source: Callable[[], Iterable[Gauge]] = import_string(name)
             found.gauges += source()
+    except CONNECTION_ERRORS as error:
+        connection.close()
+        outage.failed(error)
+        return False
     except Error as error:
         connection.close()
         logger.warning("metrics without the database (%s)", type(error).__name__)
         return False
+    outage.ended()
     return True
 
 

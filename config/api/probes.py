@@ -16,6 +16,7 @@ from django.http import HttpRequest, HttpResponse
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_safe
 
+from config.database.retry import CONNECTION_ERRORS, outage
 from config.kernel.jsontext import dumps
 from config.redis import client
 
@@ -28,6 +29,7 @@ def ask_database() -> None:
     try:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
+        outage.ended()
     finally:
         connection.close()  # each check has its own thread and connection
 
@@ -95,6 +97,8 @@ class Probe:
             self.state = OK
         except NotMigrated as error:
             self.state = str(error)
+        except CONNECTION_ERRORS as error:
+            outage.failed(error)
         except Exception as error:  # any failure means "not ready"
             logger.warning("the %s does not answer (%s)", self.name, type(error).__name__)
 

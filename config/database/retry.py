@@ -21,6 +21,9 @@ T = TypeVar("T")
 
 # Django raises these when a connection is lost or cannot be opened, and when an answer takes too long.
 CONNECTION_ERRORS = (OperationalError, InterfaceError)
+# Answers of PostgreSQL about one statement, while other statements succeed: a lock that was not free in time, a
+# deadlock, a concurrent change, a cancelled statement.
+STATEMENT_CODES = {"55P03", "40P01", "40001", "57014"}
 WAIT_SECONDS, WAIT_SECONDS_MAX = 0.05, 2.0
 # A thousand runs may fail at every step for hours: a process logs one line in this time.
 LOG_SECONDS = 60.0
@@ -44,22 +47,38 @@ class Outage:
             if first or now - self._logged_at >= LOG_SECONDS:
                 self._logged_at = now
                 logger.warning(
-                    "the database is not available (%s, %d failures); trying again",
-                    type(error).__name__,
-                    self._failures,
+                    "the database is not available (%s; %d failures); trying again", reason(error), self._failures
                 )
 
-    def ended(self) -> None:
-        """Call this after each success."""
+    def ended(self) -> bool:
+        """Call this after each success. Returns False if it is too early to say that the outage is over."""
         if not self._failures:
-            return
+            return True
         with self._lock:
             if self._failures and time.monotonic() - self._failed_at >= CALM_SECONDS:
                 logger.warning("the database is available again after %d failures", self._failures)
                 self._failures = 0
+            return not self._failures
 
 
 outage = Outage()
+
+
+def is_unavailable(error: Exception) -> bool:
+    """Whether the error is about the database, so that other statements fail too."""
+    return isinstance(error, CONNECTION_ERRORS) and getattr(error.__cause__, "sqlstate", None) not in STATEMENT_CODES
+
+
+def reason(error: Exception) -> str:
+    """Why the database is not available, in one line. Of an error that the server reports about a statement it is the
+    name of the error, because the message may quote values.
+    """
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    if getattr(cause, "sqlstate", None):
+        return type(cause).__name__
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def attempt(step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -73,6 +92,20 @@ def attempt(step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     except CONNECTION_ERRORS:
         connection.close()
         raise
+
+
+def insist(step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call ``step``, and again with growing waits while the database is not available. Blocks the thread."""
+    wait = WAIT_SECONDS
+    while True:
+        try:
+            done = attempt(step, *args, **kwargs)
+            outage.ended()
+            return done
+        except CONNECTION_ERRORS as error:
+            outage.failed(error)
+        time.sleep(wait)
+        wait = min(wait * 2, WAIT_SECONDS_MAX)
 
 
 async def persist(threads: Executor, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -14,7 +14,7 @@ from celery import signals
 from django.conf import settings
 
 from config.database import batches
-from config.database.retry import CONNECTION_ERRORS, attempt
+from config.database.retry import attempt, is_unavailable, outage
 from config.kernel import clock
 from config.telemetry import metrics
 
@@ -30,9 +30,6 @@ last_success = metrics.Latest(
     "housekeeping_last_success_timestamp_seconds", "When the job last succeeded, in seconds since the epoch.", ["job"]
 )
 
-# Answers of PostgreSQL about one statement, while other statements succeed: a lock that was not free in time, a
-# deadlock, a concurrent change, a cancelled statement.
-STATEMENT_CODES = {"55P03", "40P01", "40001", "57014"}
 LOGGED_MAX = 10
 REMEMBERED_MAX = 10_000
 
@@ -43,13 +40,18 @@ _left_out: dict[tuple[str, Hashable], float] = {}
 def run(job: str, work: Callable[[], int]) -> int:
     """Run the job and record its metrics. Returns the number of rows that ``work`` processed.
 
-    ``job`` is its name in CELERY_BEAT_SCHEDULE. Raises the exceptions of ``work``.
+    ``job`` is its name in CELERY_BEAT_SCHEDULE. Raises the exceptions of ``work``, unless the database is not
+    available: then the next run continues, and the log has one line for the whole outage.
     """
     try:
-        done = work()
-    except Exception:
+        done = attempt(work)
+    except Exception as error:
         failures.inc(job)
-        raise
+        if not is_unavailable(error):
+            raise
+        outage.failed(error)
+        return 0
+    outage.ended()
     rows_done.inc(job, by=done)
     last_success.set(clock.now().timestamp(), job)
     return done
@@ -70,7 +72,7 @@ def each(job: str, keys: Iterable[K], work: Callable[[K], R], seconds: float = m
         try:
             result = attempt(work, key)
         except Exception as error:
-            if _is_unavailable(error):
+            if is_unavailable(error):
                 raise
             failed += 1
             rows_failed.inc(job)
@@ -95,16 +97,11 @@ def stages(job: str, *works: Callable[[], int]) -> int:
         try:
             done += attempt(work)
         except Exception as error:
-            if _is_unavailable(error):
+            if is_unavailable(error):
                 raise
             failures.inc(job)
             logger.exception("a stage of %s failed: %s", job, work.__name__)
     return done
-
-
-def _is_unavailable(error: Exception) -> bool:
-    """Whether the database is, so that no other row can be processed either."""
-    return isinstance(error, CONNECTION_ERRORS) and getattr(error.__cause__, "sqlstate", None) not in STATEMENT_CODES
 
 
 @signals.worker_shutting_down.connect(dispatch_uid="config.queue.jobs")

@@ -16,6 +16,7 @@ import time
 from django.conf import settings
 from django.db import connection
 
+from config.database.retry import insist
 from config.outbound.loop import raise_open_file_limit
 from config.telemetry import logs, tracing
 from runs import catalogue, lifecycle, metrics
@@ -58,8 +59,9 @@ class Engine:
         raise_open_file_limit()  # a run that waits for a model or tools holds sockets
         metrics.tool_calls_open.follow(lambda: self.process.tool_places.taken, "working")
         metrics.tool_calls_open.follow(lambda: self.process.tool_places.waiting, "waiting")
-        self.heartbeat.register()
-        catalogue.refresh()
+        # An outage at the start is like any other.
+        insist(self.heartbeat.register)
+        insist(catalogue.refresh)
         connection.close()
         self.loop_thread.start()
         self.heartbeat.start()
