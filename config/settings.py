@@ -107,6 +107,8 @@ TEMPLATES = [
 # --- database --------------------------------------------------------------------------------------------------------
 DATABASE_LOCK_SECONDS = ENV.number("DATABASE_LOCK_SECONDS", 5, 0.1, 3600)
 DATABASE_ANSWER_SECONDS = ENV.number("DATABASE_ANSWER_SECONDS", 20, 1, 3600)
+# The interval at which each process reads the database's clock.
+DATABASE_CLOCK_SECONDS = ENV.number("DATABASE_CLOCK_SECONDS", 30, 1, 3600)
 # A command, for example a migration or a check of all rows, may take as long as it needs.
 DATABASE_LIMITS_APPLY = Path(sys.argv[0]).name != "manage.py"
 # PgBouncer in transaction mode does not keep a server-side cursor between statements.

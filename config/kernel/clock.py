@@ -10,10 +10,10 @@ import threading
 import time
 from datetime import UTC, datetime, timedelta
 
+from django.conf import settings
 from django.db import Error, connection
 from django.utils import timezone
 
-RESYNC_SECONDS = 30.0
 # After an attempt to read the database's time, other threads do not try for this time.
 RETRY_SECONDS = 5.0
 # An answer that took longer may be old: the process or the network stood still.
@@ -36,7 +36,7 @@ def steady() -> float:
 def now() -> datetime:
     """The database's time in UTC.
 
-    It costs a process one query in ``RESYNC_SECONDS``, and none on a thread with a running event loop. While the
+    It costs a process one query in DATABASE_CLOCK_SECONDS, and none on a thread with a running event loop. While the
     database is away, the time of the last answer continues. SQLite needs no query: its clock is the clock of the
     machine.
     """
@@ -64,7 +64,7 @@ def sync() -> datetime:
         base, answered = cursor.fetchone()[0], steady()
     with _lock:
         if _synced is None or answered - asked <= ANSWER_SECONDS:
-            _synced, _next_sync = (base, answered), answered + RESYNC_SECONDS
+            _synced, _next_sync = (base, answered), answered + settings.DATABASE_CLOCK_SECONDS
         base, answered = _synced
     return base + timedelta(seconds=steady() - answered)
 

@@ -85,9 +85,9 @@ def servers(tmp_path: Path, settings) -> Iterator[str]:
 
 
 @pytest.fixture
-def outdated(monkeypatch) -> None:
+def outdated(monkeypatch, settings) -> None:
     """Every cache is outdated whenever it is asked."""
-    monkeypatch.setattr(clock, "RESYNC_SECONDS", 0.0)
+    settings.DATABASE_CLOCK_SECONDS = 0
     monkeypatch.setattr(clock, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(catalogue, "MAX_AGE_SECONDS", 0.0)
     clock.sync()
