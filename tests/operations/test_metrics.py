@@ -256,11 +256,12 @@ def test_every_scheduled_job_reports_its_result(scrape, limits):
 
 
 def test_a_failed_job_is_counted_as_a_failure_only(scrape):
-    def work() -> int:
-        raise OperationalError
+    def fail(error: Exception) -> int:
+        raise error
 
-    with pytest.raises(OperationalError):
-        jobs.run("test-job", work)
+    with pytest.raises(RuntimeError):
+        jobs.run("test-job", lambda: fail(RuntimeError()))
+    assert jobs.run("test-job", lambda: fail(OperationalError())) == 0
     shown = scrape()
-    assert shown("housekeeping_failures_total", job="test-job") == 1
+    assert shown("housekeeping_failures_total", job="test-job") == 2
     assert shown("housekeeping_last_success_timestamp_seconds", job="test-job") is None
