@@ -116,9 +116,11 @@ class Heartbeat(threading.Thread):
         def reap_workers() -> int:
             # What made this process late (an outage, a suspension) has made others late too. They have the time of a
             # lease to come back; otherwise all processes would take each other's runs.
-            if clock.steady() - self.gap_ended < settings.RUN_LEASE_SECONDS:
+            moment, now = clock.now(), clock.steady()
+            if now >= self.process.lease_until or now - self.gap_ended < settings.RUN_LEASE_SECONDS:
                 return 0
-            return lifecycle.reap_workers(seconds)
+            # If this process is suspended now, the others were not late at that moment.
+            return lifecycle.reap_workers(seconds, Worker.objects.filter(expires_at__lt=moment))
 
         def release_unexecuted() -> int:
             executing, leaving = self.run_ids, self.stopped.is_set

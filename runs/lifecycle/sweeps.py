@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -28,18 +27,9 @@ from runs.models import Run, RunStatus, Waitpoint, WaitpointStatus, Worker
 JOB = "sweep-runs"
 BATCH = 500
 
-
-@dataclass
-class _Late:
-    """The leases that this process has seen expired, as (worker id, end of the lease), each with the time of the first
-    look that saw it. Times are by ``clock.steady``.
-    """
-
-    since: dict[tuple[str, datetime], float] = field(default_factory=dict)
-    looked_at: float = -math.inf
-
-
-_late = _Late()
+# The expired leases, as (worker id, end of the lease), and when this process first and last saw each, by
+# ``clock.steady``.
+_late: dict[tuple[str, datetime], tuple[float, float]] = {}
 
 CLAIMABLE = Q(status=RunStatus.QUEUED, blocked=False, throttled=False) | Q(status=RunStatus.RUNNING, worker_id=None)
 
@@ -51,15 +41,23 @@ def sweep() -> int:
 
 def reap_late_workers() -> int:
     """``reap_workers`` for a process without a lease of its own, which does not know whether an outage has just ended:
-    it gives each late worker the time of another lease to come back.
+    it gives each late worker the time of another lease to come back. That time begins again if this process was
+    suspended, or could not ask, for so long.
     """
-    now = clock.steady()
-    expired = list(Worker.objects.filter(expires_at__lt=clock.now()).values_list("pk", "expires_at"))
-    # After an outage or a suspension of this process, what it saw before says nothing.
-    is_back = now - _late.looked_at >= max(settings.RUN_LEASE_SECONDS, 2 * settings.RUN_SWEEP_SECONDS)
-    before = {} if is_back else _late.since
-    _late.since, _late.looked_at = {lease: before.get(lease, now) for lease in expired}, now
-    due = [worker_id for (worker_id, _), since in _late.since.items() if now - since >= settings.RUN_LEASE_SECONDS]
+    away = max(settings.RUN_LEASE_SECONDS, 2 * settings.RUN_SWEEP_SECONDS)
+    begun = clock.steady()
+    late = set(Worker.objects.filter(expires_at__lt=clock.now()).values_list("pk", "expires_at"))
+    seen = clock.steady()
+    for lease in _late.keys() - late:
+        _late.pop(lease, None)  # another thread may have done it
+    due = []
+    for lease in late:
+        first, last = _late.get(lease, (seen, seen))
+        if begun - last >= away:
+            first = seen
+        _late[lease] = first, seen
+        if begun - first >= settings.RUN_LEASE_SECONDS:
+            due.append(lease[0])
     return reap_workers(workers=Worker.objects.filter(pk__in=due))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +14,9 @@ from django.db import connection, transaction
 from config.kernel import clock
 from runs import catalogue, lifecycle
 from runs.engine.engine import Engine
+from runs.engine.heartbeat import Heartbeat
+from runs.engine.session import Process
+from runs.lifecycle import sweeps
 from runs.llm.demo import DemoModel
 from runs.models import Run, Tool, Worker
 from tests.driver import until
@@ -120,3 +124,49 @@ def test_after_a_suspension_nothing_begins_without_the_lease(bench, settings, mo
     else:
         assert (asked, begun, call["errorCode"]) == ([1, 2], 0, "OUTCOME_UNKNOWN")
     assert lifecycle.violations() == []
+
+
+@pytest.fixture
+def suspend(monkeypatch) -> Callable[[float], None]:
+    """Let the steady clock of this process go on by so many seconds."""
+    steady, ahead = clock.steady, [0.0]
+    monkeypatch.setattr(clock, "steady", lambda: steady() + ahead[0])
+    return lambda seconds: ahead.__setitem__(0, ahead[0] + seconds)
+
+
+@pytest.fixture
+def late() -> Worker:
+    return Worker.objects.create(host="x", pid=1, expires_at=clock.now() - timedelta(seconds=1))
+
+
+def test_a_worker_that_was_suspended_between_its_beat_and_its_sweep_reaps_nobody(late):
+    nothing: Callable[..., Any] = lambda *_: None  # noqa: E731
+    heartbeat = Heartbeat(Process(), [], offer=nothing, cancel=nothing, drop_all=nothing)
+    heartbeat.process.lease_until = clock.steady()
+    heartbeat._sweep()
+    assert Worker.objects.filter(pk=late.pk).exists()
+    heartbeat.process.lease_until = clock.steady() + 60
+    heartbeat._sweep()
+    assert not Worker.objects.filter(pk=late.pk).exists()
+
+
+def test_a_sweep_without_a_lease_gives_late_workers_the_time_of_another(late, settings, suspend):
+    for seconds in (0, settings.RUN_LEASE_SECONDS * 0.6):
+        suspend(seconds)
+        assert sweeps.reap_late_workers() == 0
+    suspend(settings.RUN_LEASE_SECONDS * 0.6)
+    assert sweeps.reap_late_workers() == 1
+
+
+@pytest.mark.parametrize("when", ["between two sweeps", "in the first sweep"])
+def test_a_sweep_that_was_suspended_gives_late_workers_that_time_again(late, settings, suspend, monkeypatch, when):
+    long = settings.RUN_LEASE_SECONDS * 4
+    if when == "in the first sweep":
+        now = clock.now
+        with monkeypatch.context() as patch:
+            patch.setattr(clock, "now", lambda: suspend(long) or now())
+            assert sweeps.reap_late_workers() == 0
+    else:
+        assert sweeps.reap_late_workers() == 0
+        suspend(long)
+    assert sweeps.reap_late_workers() == 0
