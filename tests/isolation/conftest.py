@@ -11,7 +11,9 @@ from tests.stack.plugin import given_services
 from tests.streams.conftest import StreamStack
 from tests.webhooks.receiver import Receiver, receiving
 
+RUN_QUEUE_MAX = 10
 ENVIRONMENT = {
+    "RUN_QUEUE_MAX": str(RUN_QUEUE_MAX),
     "SIGNUP_CREDITS": "100000",
     # Little more than the places of one user, so that a user without a limit would leave none for others.
     "STREAM_CONNECTIONS_MAX": "60",
