@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
+import psycopg
 import pytest
+from django.contrib.auth import get_user_model
 from django.db import OperationalError, connection, transaction
 
 from config.api.authentication import user_named
 from tests import factories
+from tests.stack.pgbouncer import BINARY, MISSING, pgbouncer
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -19,8 +24,10 @@ OFTEN = 8  # psycopg prepares a statement from its fifth execution
 def new_connection():
     factories.UserFactory(username="ada")
     connection.close()
+    settings = dict(connection.settings_dict)
     yield
     connection.close()
+    connection.settings_dict |= settings
 
 
 def execute(sql: str) -> None:
@@ -48,6 +55,35 @@ def test_a_statement_that_the_session_has_not_prepared_is_read_again():
         user_named.first("ada")
     connection.connection.pgconn.exec_(b"DEALLOCATE ALL")  # psycopg does not notice
     assert user_named.first("ada").username == "ada"
+
+
+@pytest.mark.services
+@pytest.mark.skipif(BINARY is None, reason=MISSING)
+def test_a_pooler_that_changes_the_session_or_the_plan_is_not_noticed():
+    """PgBouncer in transaction mode, although the settings say that there is none: statements are prepared."""
+    name = connection.settings_dict["NAME"]
+    with pgbouncer(2, ignore_startup_parameters="options") as url, psycopg.connect(f"{url}/{name}") as other:
+        address = urlsplit(url)
+        connection.settings_dict |= {"HOST": address.hostname, "PORT": address.port, "USER": address.username}
+        for _ in range(OFTEN):
+            user_named.first("ada")
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid()")
+            prepared = cursor.fetchone()
+        # The transaction of another client has that session now, so that the next statement reaches a new one.
+        assert other.execute("SELECT pg_backend_pid()").fetchone() == prepared
+        lost = connection.connection
+        assert user_named.first("ada").username == "ada"
+        assert lost.closed, "the session had not prepared the statement (26000)"
+        other.rollback()
+        for _ in range(OFTEN):
+            user_named.first("ada")
+        length = get_user_model()._meta.get_field("username").max_length
+        for changed in (length + 10, length):
+            other.execute(f"ALTER TABLE auth_user ALTER username TYPE varchar({changed})")
+            other.commit()
+            assert user_named.first("ada").username == "ada"
+        connection.close()
 
 
 def test_an_answer_that_takes_too_long_ends_the_connection():

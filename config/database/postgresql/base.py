@@ -20,7 +20,8 @@ WAKE_SECONDS = 0.1
 LOST_CODES = {
     "25006",  # after a failover, the connection is still to the old server, which is read-only
     "25P03",  # the process was suspended in a transaction for longer than DATABASE_IDLE_TRANSACTION_SECONDS
-    "26000",  # a pooler has moved the connection to a session that has not prepared the statement
+    "26000",  # a pooler has moved the connection to a session that has not prepared the statement,
+    "42P05",  # or on which another client has prepared one of the same name
     "57P01",  # the server shuts down,
     "57P02",  # has crashed,
     "57P03",  # or is starting
