@@ -17,7 +17,8 @@ from runs.tools.base import BUILTIN
 
 logger = logging.getLogger(__name__)
 
-RUNS_BATCH = 50
+# As in streams/prune.py: the statements of a batch must end within DATABASE_ANSWER_SECONDS.
+RUNS_BATCH = 10
 
 
 @receiver(chat_purged, dispatch_uid="runs.purge")

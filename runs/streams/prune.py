@@ -16,7 +16,8 @@ from config.kernel.ids import first_id
 from config.queue import jobs
 from runs.models import FINAL_RUN_STATUSES, Run, RunEvent
 
-PRUNE_RUNS = 200
+# A run of half an hour has up to 36,000 events, and a statement must end within DATABASE_ANSWER_SECONDS.
+PRUNE_RUNS = 10
 
 
 def prune() -> int:
@@ -48,6 +49,6 @@ def _prune_batch(due: QuerySet[RunEvent], between: tuple[str, str]) -> int:
     run_ids = list(among.order_by("run_id").values_list("run_id", flat=True).distinct())
     # Concurrent prunes skip the runs that another one has locked. What was due before the lock may be deleted by now.
     locked = batches.take_batch(Run.objects.filter(pk__in=run_ids).order_by("pk"), len(run_ids))
-    still_due = list(due.filter(run_id__in=locked).values_list("run_id", flat=True).distinct())
+    still_due = list(due.filter(run_id__in=locked).order_by("run_id").values_list("run_id", flat=True).distinct())
     batches.delete_rows(RunEvent, "run_id", still_due)
     return len(still_due)

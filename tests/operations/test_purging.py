@@ -14,6 +14,7 @@ from django.contrib.sessions.models import Session
 from django.core.files.base import ContentFile
 from django.core.files.storage import default_storage
 from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from apikeys.models import ApiKey
 from chats import purge
@@ -30,6 +31,7 @@ from credits import ledger
 from credits.models import LedgerEntry
 from runs.lifecycle import sweeps
 from runs.models import Run, RunEvent, ToolInvocation, Turn, Waitpoint, Worker
+from runs.streams.prune import prune
 from runs.tools import files
 from tests import factories
 from tests.threads import side_by_side
@@ -353,6 +355,16 @@ def test_concurrent_webhook_sweeps_only_publish_messages(user, nudges):
     side_by_side(2, lambda _: celery.app.tasks["webhooks.sweep"].apply(throw=True))
     assert {task for task, *_ in nudges} == {"webhooks.deliver_due"}
     assert Delivery.objects.get().status == "PENDING"
+
+
+def test_a_run_with_many_events_is_pruned_by_a_statement_of_normal_length():
+    """PostgreSQL takes at most 65,535 parameters."""
+    run = factories.RunFactory(id=f"{first_id('run', ago(days=40))}{1:016}", finished_at=ago(days=31))
+    RunEvent.objects.bulk_create(RunEvent(run=run, index=index, type="x", data="{}") for index in range(1, 1001))
+    with CaptureQueriesContext(connection) as queries:
+        assert prune() == 1
+    assert not RunEvent.objects.exists()
+    assert max(len(query["sql"]) for query in queries) < 2000
 
 
 def test_users_keys_and_live_endpoints_are_not_pruned(user):
