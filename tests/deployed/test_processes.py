@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
-import psycopg
 import pytest
 import requests
 
 from tests.deployed.deployment import Deployment
 from tests.driver import Driver, until
+from tests.faults.test_migration import WIDEN
+from tests.stack.pgbouncer import BINARY, MISSING, pgbouncer
 from tests.stack.plugin import given_services
-from tests.stack.postgres import unprivileged_user
-from tests.stack.process import Process, free_port, remove_directory, temporary_directory, wait_for
 from tests.streams.conftest import Listener
 from tests.webhooks.receiver import answer, receiving
 
@@ -106,65 +103,19 @@ LOSSES = "from runs.models import Run; print(max(Run.objects.values_list('lease_
 
 
 # --- behind PgBouncer ------------------------------------------------------------------------------------------------
-BINARY = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
 POOL = 8
+# The paths whose tables the migration changes.
+PATHS = ("/runs", "/chats", "/me/credits", "/webhooks/deliveries")
 
 
-@pytest.fixture
-def pgbouncer() -> Iterator[str]:
-    """The URL, without a database, of a PgBouncer in transaction mode in front of the tests' server. It has fewer
-    connections than the service has clients."""
-    direct = psycopg.conninfo.conninfo_to_dict(os.environ["TEST_DATABASE_URL"])
-    directory, port = temporary_directory("pgbouncer-"), free_port()
-    (directory / "pgbouncer.ini").write_text(
-        f"""
-[databases]
-* = host={direct["host"]} port={direct["port"]} user={direct["user"]}
-[pgbouncer]
-listen_addr = 127.0.0.1
-listen_port = {port}
-unix_socket_dir =
-auth_type = any
-pool_mode = transaction
-default_pool_size = {POOL}
-max_client_conn = 500
-"""
-    )
-    user = unprivileged_user()
-    if user:
-        shutil.chown(directory, user)
-        shutil.chown(directory / "pgbouncer.ini", user)
-    process = Process(
-        "pgbouncer",
-        [str(BINARY), str(directory / "pgbouncer.ini")],
-        log=directory / "log",
-        directory=directory,
-        user=user,
-    )
-    process.start()
-    try:
-        wait_for(lambda: answers(port), 20, "PgBouncer's answer")
-        yield f"postgres://{direct['user']}@127.0.0.1:{port}"
-    finally:
-        process.stop(signal.SIGINT)
-        remove_directory(directory)
-
-
-def answers(port: int) -> bool:
-    try:
-        with psycopg.connect(f"postgres://any@127.0.0.1:{port}/postgres", connect_timeout=5):
-            return True
-    except psycopg.OperationalError:
-        return False
-
-
-@pytest.mark.skipif(BINARY is None, reason="there is no PgBouncer here (apt install pgbouncer)")
-def test_the_service_works_behind_pgbouncer_in_transaction_mode(pgbouncer: str) -> None:
+@pytest.mark.skipif(BINARY is None, reason=MISSING)
+def test_the_service_works_behind_pgbouncer_in_transaction_mode() -> None:
     with (
         receiving() as hook,
+        pgbouncer(POOL) as url,  # fewer connections than the service has clients
         Deployment(
             **given_services(),
-            through=pgbouncer,
+            through=url,
             environment={"DATABASE_PGBOUNCER": "1", "LOG_FORMAT": "json", "CREDIT_EXPIRY_SWEEP_SECONDS": "1"},
         ) as deployed,
     ):
@@ -188,6 +139,17 @@ def test_the_service_works_behind_pgbouncer_in_transaction_mode(pgbouncer: str) 
         key = {"Idempotency-Key": "once"}
         chats = {session.post("/chats", json={}, headers=key).json()["id"] for _ in range(3)}
         assert len(chats) == 1
+        # A migration changes every plan while all processes serve.
+        with ThreadPoolExecutor(1) as pool:
+            migrated = pool.submit(deployed.manage, "shell", "--no-imports", "-c", WIDEN)
+            during = []
+            while not migrated.done():
+                assert {session.get(path).status_code for path in PATHS} == {200}
+                during.append(driver.start('/call calculate {"expression": "6*7"}\n/stream 20 20')["id"])
+            migrated.result()
+        for run_id in during:
+            received = Listener(f"{deployed.stream_url}/api/v1", deployed.token("ada")).all(run_id)
+            assert (received[-1][1], received[-1][2]["status"]) == ("run.status", "completed")
         # These commands use server-side cursors.
         assert "All invariants hold." in deployed.manage("check_invariants")
         assert "Every account agrees" in deployed.manage("reconcile_credits")

@@ -298,11 +298,11 @@ class Load:
 
 
 @contextlib.contextmanager
-def at_work(**options: Any) -> Iterator[Load]:
-    """A service with two run workers, and the load of one user. ``options`` are those of ``Stack``."""
+def at_work(kind: type[Stack] = Stack, **options: Any) -> Iterator[Load]:
+    """A service with two run workers, and the load of one user. ``options`` are those of ``kind``."""
     with receiving(slow_result) as tools:
         prepared = {"run_workers": 2, "environment": QUICK, "prepare": CATALOGUE.format(url=tools.url)}
-        with Stack(**{**given_services(), **prepared, **options}) as stack, Load(stack, tools) as load:
+        with kind(**{**given_services(), **prepared, **options}) as stack, Load(stack, tools) as load:
             yield load
 
 

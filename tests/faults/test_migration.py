@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from tests.faults.load import QUICK, STREAM, Load, at_work
-from tests.streams.conftest import Listener
+from tests.streams.conftest import StreamStack
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(240)]
 
@@ -67,11 +67,14 @@ class Readers:
                     self.wrong.append(f"{path}: {answered.status_code} {answered.text[:200]}")
             self.rounds += 1
 
-    def stream(self) -> None:
-        listener = Listener(f"{self.load.stack.url}/api/v1", self.load.stack.token(self.load.user))
+    def stream(self, server: str) -> None:
+        stack = self.load.stack
+        assert isinstance(stack, StreamStack)
+        listener = stack.listener(server, self.load.user)
         while not self.stopped.is_set():
-            if not listener.all(self.load.start(STREAM)):
-                self.wrong.append("a stream ended without an event")
+            received = listener.all(self.load.start(STREAM))
+            if not received or received[-1][2].get("status") != "completed":
+                self.wrong.append(f"a stream of the {server} process ended early")
 
     def more(self) -> Callable[[], bool]:
         """Whether each thread of the web process has read everything often enough since this call."""
@@ -83,7 +86,8 @@ class Readers:
 def reading(load: Load, run_id: str) -> Iterator[Readers]:
     readers = Readers(load, run_id)
     with ThreadPoolExecutor(4) as pool:
-        work: list[Future[None]] = [pool.submit(step) for step in (readers.read, readers.read, readers.stream)]
+        work: list[Future[None]] = [pool.submit(readers.read) for _ in range(2)]
+        work += [pool.submit(readers.stream, server) for server in ("web", "stream")]
         try:
             yield readers
         finally:
@@ -93,7 +97,7 @@ def reading(load: Load, run_id: str) -> Iterator[Readers]:
 
 
 def test_a_migration_that_widens_columns_fails_no_request_and_no_run() -> None:
-    with at_work(environment={**QUICK, **MIGRATING}) as load, load.going(42, seconds=20):
+    with at_work(StreamStack, environment={**QUICK, **MIGRATING}) as load, load.going(42, seconds=20):
         run_id = load.start(STREAM)
         load.driver.wait(run_id, "completed")
         with reading(load, run_id) as readers:
