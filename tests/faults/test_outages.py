@@ -9,23 +9,24 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import requests
 
 from runs import catalogue
-from tests.faults.load import QUESTION, Kind, Load, at_work
+from tests.faults.load import PLAIN, QUESTION, QUICK, Kind, Load, at_work
 from tests.stack.postgres import PostgresServer
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(300)]
 
-# The longest cache is that of the clock (config/kernel/clock.py), 30 s.
-DATABASE_AWAY_SECONDS = 50
-SUSPENDED_SECONDS = 40
+# An outage is longer than these, the leases of QUICK, and the leases of streams and MCP waits (15 s).
+SHORT_LIVED = QUICK | {"DATABASE_CLOCK_SECONDS": "4", "DATABASE_CONN_MAX_AGE": "8", "PLAYGROUND": "1"}
+OUTAGE_SECONDS = 20
 # The tool answers after 0.15 s, so that one of the calls is always under way.
 TOOLS = Kind("\n".join(["/call look_up {}\n/call look_up {}\n/say next"] * 20 + ["/say done"]), "done")
 
 
 @pytest.fixture(scope="module")
 def load(postgres_server: PostgresServer) -> Iterator[Load]:
-    with at_work(database_url=postgres_server.url()) as load:
+    with at_work(database_url=postgres_server.url(), environment=SHORT_LIVED) as load:
         # A call that is suspended must not reach its time limit.
         load.sql("UPDATE runs_tool SET timeout_seconds = 120 RETURNING id")
         time.sleep(catalogue.MAX_AGE_SECONDS + 1)  # until every process has read it
@@ -61,19 +62,46 @@ def check(load: Load, asked: list[str]) -> None:
 def test_the_database_is_away_for_long(load: Load, postgres_server: PostgresServer) -> None:
     load.nobody_answers()
     # The models end while the database is away, but later than any cache.
-    asked = start(load, 38)
+    asked = start(load, 14)
+    restarted = [load.stack.processes[name] for name in ("webhooks", "maintenance", "beat")]
+    for process in restarted:
+        process.stop()
     postgres_server.stop()
-    time.sleep(DATABASE_AWAY_SECONDS)
+    away_since = time.monotonic()
+    # Processes that start in an outage wait like the others.
+    for process in restarted:
+        process.start()
+    load.stack.add_worker("runs-3", "runs")
+    load.broker().send_task("webhooks.deliver_due", queue="webhooks")
+    for path in ("/admin/", "/admin/runs/run/", "/playground"):
+        answered = requests.get(f"{load.stack.url}{path}", cookies={"sessionid": "x" * 32}, timeout=15)
+        assert (answered.status_code, answered.headers["Content-Type"]) == (503, "text/html; charset=utf-8"), path
+        assert int(answered.headers["Retry-After"]) >= 1
+        assert "Traceback" not in answered.text
+    assert load.http.get("/runs").json()["error"]["code"] == "UNAVAILABLE"
+    time.sleep(max(0.0, away_since + OUTAGE_SECONDS - time.monotonic()))
     postgres_server.start()
-    load.stack.wait_until_ready("web")
+    load.stack.wait_until_ready("web", "runs-3")
     check(load, asked)
-    for name in ("runs-1", "runs-2"):
+    workers = ("runs-1", "runs-2", "runs-3", "webhooks", "maintenance")
+    for name in workers:
         log = load.stack.processes[name].log
         load.stack.wait_for(
-            lambda log=log: "database is available again" in log.read_text(), what="the end of the outage"
+            lambda log=log: "database is available again" in log.read_text(), what=f"the end of the outage of {name}"
         )
         lines = re.findall("the database is .*", log.read_text())
         assert len(lines) == 2, lines
+    for name in (*workers, "beat"):
+        log = load.stack.processes[name].log.read_text()
+        assert not re.search('"exception"|Traceback', log), log
+    # The worker that started in the outage executes runs.
+    for name in ("runs-1", "runs-2"):
+        load.stack.kill(name)
+    load.start(PLAIN)
+    load.check()
+    for name in ("runs-1", "runs-2"):
+        load.stack.restart(name)
+    load.stack.kill("runs-3")
 
 
 def test_all_processes_are_suspended_for_long(load: Load) -> None:
@@ -82,7 +110,7 @@ def test_all_processes_are_suspended_for_long(load: Load) -> None:
     processes = [name for name, process in load.stack.processes.items() if process.running]
     for name in processes:
         load.stack.pause(name)
-    time.sleep(SUSPENDED_SECONDS)
+    time.sleep(OUTAGE_SECONDS)
     for name in processes:
         load.stack.resume(name)
     # gunicorn may replace a worker that was silent for so long, at its next look a second later.
