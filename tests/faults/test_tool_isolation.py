@@ -31,7 +31,7 @@ for name, url in (("stuck", "{stuck}"), ("quick", "{quick}")):
     )
 """
 CALLS_AT_WORK = 32
-SAMPLES = 25
+SAMPLES = 15
 # On a loaded machine, a difference below this is no sign of a queue.
 FLOOR_SECONDS = 0.5
 # Of a worker: Celery's, the database's, CPU and files, loops, heartbeat and publisher. Calls at work need none.
@@ -62,13 +62,13 @@ class Users:
         return int(status.partition("Threads:")[2].split()[0])
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def stuck() -> Iterator[Receiver]:
     with receiving(hang) as receiver:
         yield receiver
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def users(stuck: Receiver) -> Iterator[Users]:
     with receiving(answer(200, b'{"result": "ok"}')) as quick:
         catalogue = CATALOGUE.format(stuck=stuck.url, quick=quick.url)
@@ -78,7 +78,7 @@ def users(stuck: Receiver) -> Iterator[Users]:
 
 def test_calls_to_a_stuck_endpoint_do_not_delay_another_users_calls(users: Users, stuck: Receiver) -> None:
     script = '/call quick {}\n/call calculate {"expression": "6*7"}\n/say done'
-    users.slowest(script)
+    users.slowest(script, {}, {}, {})
     alone = users.slowest(script)
     greedy = [users.greedy.start("\n".join(["/call stuck {}"] * 64))["id"] for _ in range(2)]
     users.stack.wait_for(lambda: stuck.under_way >= CALLS_AT_WORK, what="the greedy user's calls")
@@ -94,7 +94,7 @@ def test_calls_to_a_stuck_endpoint_do_not_delay_another_users_calls(users: Users
 
 def test_pages_that_take_long_to_read_do_not_delay_another_users_calls(users: Users) -> None:
     script = '/call quick {}\n/call calculate {"expression": "6*7"}\n/say done'
-    users.slowest(script)
+    users.slowest(script, {}, {}, {})
     alone = users.slowest(script)
     page = answer(200, b"<b>" * 349_000, "Content-Type: text/html\r\n")
     with receiving(page) as pages:

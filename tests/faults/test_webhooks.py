@@ -23,6 +23,8 @@ from tests.webhooks.receiver import Receiver, answer, receiving
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(300)]
 
+# A claim lapses after both together.
+SHORT = QUICK | {"WEBHOOK_ATTEMPT_TIMEOUT_SECONDS": "1.5", "WEBHOOK_CLAIM_MARGIN_SECONDS": "1"}
 USERS, RUNS, CALLS = 5, 10, 8
 DELIVERIES = USERS * RUNS * (CALLS + 2)
 KILLS_EARLY, KILLS_LATE = 3, 2
@@ -71,7 +73,7 @@ class Arrivals:
 def test_killed_workers_and_a_flushed_broker_lose_no_delivery(
     redis_server: RedisServer, make_stack: Callable[..., Stack]
 ) -> None:
-    stack = make_stack(redis_url=redis_server.url(), environment=QUICK)
+    stack = make_stack(redis_url=redis_server.url(), environment=SHORT)
     arrivals = Arrivals()
     with ThreadPoolExecutor(USERS) as pool:
         drivers = list(pool.map(lambda number: Driver(stack.session(f"user{number}")), range(USERS)))
@@ -147,7 +149,7 @@ def test_five_attempts_are_sent_at_most_if_the_worker_always_dies_before_it_reco
     make_stack: Callable[..., Stack],
 ) -> None:
     """The receiver never answers, and the worker is killed during every attempt, until the deliveries are dead."""
-    stack = make_stack(environment=QUICK)
+    stack = make_stack(environment=SHORT)
     driver = Driver(stack.session())
     with receiving(behaviours.hang) as receiver:
         assert driver.http.post("/webhooks", {"url": receiver.url}).status_code == 200
@@ -181,7 +183,7 @@ CREATE TRIGGER refuse BEFORE INSERT ON webhooks_attempt FOR EACH ROW EXECUTE FUN
 
 
 def test_outcome_that_the_database_refuses_harms_no_other(make_stack: Callable[..., Stack]) -> None:
-    stack = make_stack(environment=QUICK)
+    stack = make_stack(environment=SHORT)
     with psycopg.connect(stack.environment["DATABASE_URL"], autocommit=True) as connection:
         connection.execute(REFUSE)
     driver, other = (Driver(stack.session(name)) for name in ("ada", "ben"))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 ROUNDS = 2
-SAMPLES = 12
+SAMPLES = 8
 RATIO_MAX = 2.0
 # The modest user's p99 may always take this long, because a busy machine can double a few milliseconds by itself.
 FLOOR_SECONDS = 0.5
