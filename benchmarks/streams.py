@@ -101,8 +101,8 @@ class Writer:
 
 def measure(stack: Stack) -> list[Metric]:
     port = free_port()
-    options = ("--http", "config.serve.stream:Protocol", "--no-access-log")
-    server = stack.add("stream", python("-m", "uvicorn", "config.asgi:application", "--port", str(port), *options))
+    options = ("--workers", "1", "--threads", "4", "--bind", f"127.0.0.1:{port}")
+    server = stack.add("stream", python("-m", "gunicorn", "config.wsgi", *options))
     assert server is not None
     users = [stack.session(f"user{number}") for number in range(USERS)]
 

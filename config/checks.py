@@ -85,6 +85,9 @@ def check_environment(app_configs: Any = None, **kwargs: Any) -> list[CheckMessa
     if settings.DATABASE_URL and settings.DATABASE_LOCK_SECONDS >= settings.DATABASE_ANSWER_SECONDS:
         hint = "Lower DATABASE_LOCK_SECONDS or raise DATABASE_ANSWER_SECONDS."
         wrong(12, "DATABASE_LOCK_SECONDS is not less than DATABASE_ANSWER_SECONDS.", hint)
+    if max(settings.ATTACHMENT_MAX_BYTES, settings.API_MAX_BODY_BYTES) > settings.WEB_BODIES_MAX_BYTES:
+        hint = "Raise WEB_BODIES_MAX_BYTES to several times ATTACHMENT_MAX_BYTES and API_MAX_BODY_BYTES."
+        wrong(14, "WEB_BODIES_MAX_BYTES is less than one body.", hint)
     found += [
         Warning(f"{old} is an old name.", hint=f"Use {new} with the same value.", id="api.W020")
         for old, new in settings.ENV.renamed

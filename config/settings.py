@@ -176,6 +176,9 @@ WEB_THREADS = ENV.whole("WEB_THREADS", 16, 1, 1024)
 WEB_KEEPALIVE_SECONDS = ENV.whole("WEB_KEEPALIVE_SECONDS", 75, 0, 3600)
 WEB_READ_SECONDS = ENV.number("WEB_READ_SECONDS", 15, 0.1, 3600)
 WEB_READ_BYTES_PER_SECOND = ENV.whole("WEB_READ_BYTES_PER_SECOND", 1024, 1)
+WEB_BODY_SECONDS = ENV.number("WEB_BODY_SECONDS", 600, 1, 24 * 3600)
+WEB_BODIES_MAX_BYTES = ENV.whole("WEB_BODIES_MAX_BYTES", 256 * 1024 * 1024, 1024 * 1024)
+WEB_CONNECTIONS_MAX = ENV.whole("WEB_CONNECTIONS_MAX", 10_000, 16, 60_000)
 WEB_GRACEFUL_SECONDS = ENV.whole("WEB_GRACEFUL_SECONDS", 25, 0, 3600)
 
 # --- interface -------------------------------------------------------------------------------------------------------
@@ -358,7 +361,6 @@ RUN_CANCEL_POLL_SECONDS = ENV.number("RUN_CANCEL_POLL_SECONDS", 0.2, 0.05, 10)
 STREAM_FLUSH_SECONDS = ENV.number("STREAM_FLUSH_SECONDS", 0.05, 0.01, 5)
 # Streams (docs/streams.md). STREAMS_PER_USER holds for all processes together, the other limits for each process.
 STREAMS_PER_USER = ENV.whole("STREAMS_PER_USER", 50, 1, 100_000)
-STREAM_SERVERS = "runs.streams.servers"
 STREAM_HEARTBEAT_SECONDS = ENV.number("STREAM_HEARTBEAT_SECONDS", 15, 0.1, 600)
 STREAM_CONNECTIONS_MAX = ENV.whole("STREAM_CONNECTIONS_MAX", 5000, 1)
 STREAM_STALL_SECONDS = ENV.number("STREAM_STALL_SECONDS", 30, 0.1, 600)
@@ -367,7 +369,6 @@ STREAM_AUTH_SECONDS = ENV.number("STREAM_AUTH_SECONDS", 10, 0.1, 30)
 STREAM_CHECK_SECONDS = ENV.number("STREAM_CHECK_SECONDS", 2, 0.05, 60)
 STREAM_POLL_SECONDS = ENV.number("STREAM_POLL_SECONDS", 0.2, 0.02, 10)
 STREAM_DB_THREADS = ENV.whole("STREAM_DB_THREADS", 2, 1, 64)
-STREAM_OPEN_THREADS = ENV.whole("STREAM_OPEN_THREADS", 4, 1, 64)
 RUN_EVENT_RETENTION_DAYS = ENV.whole("RUN_EVENT_RETENTION_DAYS", 30, 1)
 # MCP (docs/mcp.md): the web origins that may send requests, and the calls that may wait for a run at the same time, per
 # user and per process.
@@ -629,8 +630,6 @@ UNFOLD = {
 # --- logs ------------------------------------------------------------------------------------------------------------
 LOG_LEVEL = ENV.text("LOG_LEVEL", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR"))
 LOG_FORMAT = ENV.text("LOG_FORMAT", "text" if EMBEDDED or DEBUG else "json", ("text", "json"))
-# The loggers of the servers use the root handler.
-_SERVER = {"handlers": [], "propagate": True, "level": "WARNING"}
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
@@ -653,7 +652,8 @@ LOGGING = {
         # The SDK logs content from MCP servers. The invocation records the result.
         "mcp": {"level": "CRITICAL"},
         "client": {"level": "CRITICAL"},
-        **dict.fromkeys(("gunicorn.error", "uvicorn", "uvicorn.error"), _SERVER),
+        # The server's lines use the root handler.
+        "gunicorn.error": {"handlers": [], "propagate": True, "level": "WARNING"},
         **{key: {"level": "WARNING"} for key in ("celery.app.trace", "celery.worker.strategy", "celery.beat")},
     },
 }

@@ -1,7 +1,7 @@
 """``GET …/runs/{runId}/stream`` on both surfaces (docs/streams.md): permission and position.
 
-The views check a request like any other and answer with a ``StreamResponse``, whose ``opening`` the servers of
-``servers.py`` serve. Any other server sends the events that exist now; the client reconnects for later ones.
+The views check a request like any other and answer with a ``StreamResponse``, which our web server sends from its
+event loop. Any other server sends the events that exist now; the client reconnects for later ones.
 """
 
 from __future__ import annotations
@@ -16,24 +16,41 @@ from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_sche
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from config.api import live
+from config.api.errors import response_to
 from config.api.negotiation import AnyMediaType
 from config.api.viewsets import ServiceViewSet
-from config.kernel.errors import ValidationFailed
+from config.kernel.errors import DomainError, ValidationFailed
 from runs.models import FINAL_RUN_STATUSES, Run
 from runs.streams import reads
 from runs.streams.frames import COMMENT, CONTENT_TYPE, HEADERS, render
 from runs.streams.hub import Opening
+from runs.streams.servers import Frames, admitted
 
 POSITION_MAX_DIGITS = 18
 POSITION = {"type": "integer", "minimum": 0, "maximum": 10**POSITION_MAX_DIGITS - 1}
 
 
 class StreamResponse(StreamingHttpResponse):
-    """``opening`` says what to stream; the body is for servers that cannot keep streams open."""
+    """A ``LiveResponse`` for our server; the ordinary body is for servers that cannot keep streams open."""
 
     def __init__(self, opening: Opening) -> None:
         self.opening = opening
         super().__init__(existing_frames(opening), content_type=CONTENT_TYPE, headers=HEADERS)
+
+    def admitted(self) -> HttpResponseBase:
+        try:
+            self.opening = admitted(self.opening)
+        except DomainError as error:
+            refusal = response_to(error)
+            for name, value in self.items():
+                if name.startswith("X-R"):  # the request's id and the rate limit's state
+                    refusal[name] = value
+            return refusal
+        return self
+
+    def open(self) -> Frames:
+        return Frames(self.opening)
 
 
 class StreamViewSet(ServiceViewSet):
@@ -79,7 +96,7 @@ class StreamViewSet(ServiceViewSet):
         user: Any = request.user
         auth: Any = request.auth
         session = isinstance(auth, dict)
-        return StreamResponse(
+        response = StreamResponse(
             Opening(
                 run_id=run.pk,
                 after=after,
@@ -90,6 +107,8 @@ class StreamViewSet(ServiceViewSet):
                 expires_at=auth["exp"] + settings.SESSION_LEEWAY_SECONDS if session else None,
             )
         )
+        live.offer(request, response)
+        return response
 
 
 def position_of(request: Request) -> int:

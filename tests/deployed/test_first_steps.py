@@ -61,13 +61,12 @@ WRONG = {"PORT": "many", "RATE_LIMIT_PUBLIC": "-1", "SESSION_AUDIENCE": "agents"
     "command",
     [
         ["-m", "gunicorn", "config.wsgi"],
-        ["-m", "uvicorn", "config.asgi:application", "--port", str(free_port())],
         ["-m", "celery", "-q", "-A", "config", "worker", "-P", "threads", "-c", "1", "-Q", "maintenance"],
         ["-m", "celery", "-q", "-A", "config", "beat"],
         ["manage.py", "migrate", "--noinput"],
         ["manage.py", "check"],
     ],
-    ids=["web", "stream", "worker", "beat", "release", "check"],
+    ids=["web", "worker", "beat", "release", "check"],
 )
 def test_every_process_names_invalid_variables_and_their_remedy(tmp_path: Path, command: list[str]) -> None:
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}

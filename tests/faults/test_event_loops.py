@@ -12,15 +12,18 @@ from typing import Any
 
 import httpx
 import pytest
-from django.core.asgi import get_asgi_application
+from django.core.wsgi import get_wsgi_application
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from config.api.session_tokens import mint
 from config.kernel import clock
+from config.serve.connection import Connection
+from config.serve.state import State
 from runs import catalogue
 from runs.models import AgentModel, Tool
-from runs.streams.servers import Application
+from runs.streams.hub import Hub
+from runs.streams.servers import background
 from tests import factories
 from tests.driver import until
 from tests.stack.process import Process, free_port, python, wait_for
@@ -94,17 +97,22 @@ def outdated(monkeypatch, settings) -> None:
 
 
 async def streamed(run_id: str, token: str) -> str:
-    """The run's stream as a stream process answers it."""
-    application = Application(get_asgi_application())
-    transport = httpx.ASGITransport(app=application)
-    async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as http:
+    """The run's stream as the web server sends it."""
+    loop = asyncio.get_running_loop()
+    state, background.hub = State(get_wsgi_application(), 1, 5.0), None
+    server = await loop.create_server(lambda: Connection(state), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
         headers = {"Authorization": f"Bearer {token}"}
         answered = await http.get(f"/api/v1/runs/{run_id}/stream", headers=headers)
         assert (await http.get("/livez")).status_code == 200
-    assert application.hub is not None
-    await asyncio.get_running_loop().run_in_executor(application.hub.threads, connections.close_all)
-    await asyncio.get_running_loop().run_in_executor(application.threads, connections.close_all)
-    await application.hub.close()
+    server.close()
+    hub: Hub | None = background.hub
+    assert hub is not None
+    for threads in (hub.threads, state.threads):
+        await loop.run_in_executor(threads, connections.close_all)
+    await hub.close()
+    background.hub = None
     return answered.text
 
 

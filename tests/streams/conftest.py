@@ -114,10 +114,8 @@ class StreamStack(Stack):
     def start_processes(self) -> None:
         super().start_processes()
         self.stream_port = free_port()
-        options = ("--http", "config.serve.stream:Protocol", "--no-access-log", "--timeout-graceful-shutdown", "1")
-        self.add(
-            "stream", python("-m", "uvicorn", "config.asgi:application", "--port", str(self.stream_port), *options)
-        )
+        options = ("--workers", "1", "--threads", "4", "--bind", f"127.0.0.1:{self.stream_port}")
+        self.add("stream", python("-m", "gunicorn", "config.wsgi", *options))
         self.wait_for(self.stream_answers, 60, "the stream process's readiness")
 
     @property

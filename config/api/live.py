@@ -1,0 +1,35 @@
+"""Responses whose body the web server sends from its event loop, for as long as the body lasts."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from django.http import HttpRequest, HttpResponseBase
+
+# Not an attribute of the response: libraries wrap a response on its way to the server.
+KEY = "service.live_response"
+
+
+class Body(Protocol):
+    """Used on the event loop only. ``leave`` is called in any case."""
+
+    async def next(self) -> bytes | None:
+        """The next part, or None at the end."""
+
+    def close(self) -> None:
+        """End soon: the client has left, or the process stops."""
+
+    def leave(self) -> None: ...
+
+
+class LiveResponse(Protocol):
+    def admitted(self) -> HttpResponseBase:
+        """This response, or the refusal that replaces it. Called on a thread, once all middleware has answered."""
+
+    def open(self) -> Body:
+        """Called on the event loop after ``admitted``."""
+
+
+def offer(request: HttpRequest, response: LiveResponse) -> None:
+    """Let a server that can send ``response`` from an event loop do so. Other servers send its ordinary content."""
+    request.META[KEY] = response
