@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 import time
 from urllib.parse import urlsplit
@@ -69,6 +70,7 @@ BODIES: dict[str, tuple[list[bytes], bytes, set[int]]] = {
     "negative length": ([b"Content-Length: -1"], TITLE, {400}),
     "length that is no number": ([b"Content-Length: 1e3"], TITLE, {400}),
     "length beside chunks": ([length(3), CHUNKED], chunked(TITLE) + b"0\r\n\r\n", {400}),
+    "chunks beside length": ([CHUNKED, length(3)], chunked(TITLE) + b"0\r\n\r\n", {400}),
     "chunks of no size": ([CHUNKED], b"zz\r\n" + TITLE + b"\r\n0\r\n\r\n", {400}),
     "chunks over the limit": ([CHUNKED], chunked(*[b" " * 65536] * 40) + b"0\r\n\r\n", {413, 0}),
     "length over the limit": ([length(50_000_000)], b"{", {413, 0}),
@@ -121,8 +123,9 @@ def test_incomplete_body_creates_nothing(streams: StreamStack, server: tuple[str
     ("lines", "statuses"),
     [
         ([b"Authorization: Bearer x", b"Authorization: Bearer y"], {400, 401}),
-        ([b"Authorization: Bearer " + LONG], {0, 400, 401, 431}),
-        ([b"X-Long: " + LONG], {0, 200, 400, 431}),  # a stream process accepts longer headers than a web process
+        ([b"Authorization: Bearer " + LONG], {431}),
+        ([b"X-%d: 1" % number for number in range(101)], {431}),
+        ([b"X-Long: " + LONG], {431}),
         ([b"Host: evil.example"], {400}),
         ([b"Host: a b"], {400}),
         ([b"Host: 127.0.0.1", b"Host: evil.example"], {400}),
@@ -160,10 +163,65 @@ def test_paths(streams: StreamStack, server: tuple[str, int], path: bytes, statu
     assert set(json.loads(answer)) == {"error"}
 
 
+# What arrives on a connection → the statuses of the answers. The connection ends after a refusal.
+GET = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+POST = b"POST /api/v1/chats HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+WIRE: dict[str, tuple[bytes, list[int]]] = {
+    "three in one packet": ((GET + b"\r\n") * 3, [200, 200, 200]),
+    "one, then garbage": (GET + b"\r\n\0garbage\r\n\r\n", [200, 400]),
+    "empty lines first": (b"\r\n\r\n" + GET + b"\r\n", [200]),
+    "line feeds only": (b"GET /livez HTTP/1.1\nHost: 127.0.0.1\n\n", [400]),
+    "folded header": (GET + b"A: b\r\n c\r\n\r\n", [400]),
+    "space before the colon": (GET + b"Transfer-Encoding : chunked\r\n\r\n", [400]),
+    "other codings": (POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", [501]),
+    "chunked twice": (POST + CHUNKED + b"\r\n" + CHUNKED + b"\r\n\r\n0\r\n\r\n", [400]),
+    "a hidden chunked": (POST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", [501]),
+    "chunks in HTTP/1.0": (POST.replace(b"1.1", b"1.0") + CHUNKED + b"\r\n\r\n0\r\n\r\n", [400]),
+    "a length of 23 digits": (POST + b"Content-Length: " + b"9" * 23 + b"\r\n\r\n{}", [400]),
+    "padded chunks": (POST + CHUNKED + b"\r\n\r\n" + (b"1;" + b"e" * 40_000 + b"\r\n \r\n") * 300, [400]),
+    "another expectation": (POST + b"Expect: tea\r\nContent-Length: 2\r\n\r\n{}", [417]),
+    "expects 100": (POST + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n{}", [100, 401]),
+    "expects 100 for too much": (POST + b"Expect: 100-continue\r\nContent-Length: 5000000\r\n\r\n", [401]),
+    "upgrade": (GET + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAA\r\n\r\n", [200]),
+    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", [400]),
+    "HTTP/2.0 in a request line": (b"GET /livez HTTP/2.0\r\nHost: 127.0.0.1\r\n\r\n", [505]),
+    "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100), [400]),
+    "a proxy's request": (b"CONNECT example.com:443 HTTP/1.1\r\nHost: example.com\r\n\r\n", [400]),
+    "an absolute address": (b"GET http://127.0.0.1/livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", [200]),
+    "an unknown method": (b"FETCH /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", [400]),
+    "a path of 60,000 characters": (b"GET /nowhere/" + b"a" * 60_000 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", [404]),
+    "a path of 70,000 characters": (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", [414]),
+    "a path without end": (b"GET /" + b"a" * 300_000, [414]),
+    "a header without end": (GET + b"X: " + b"a" * 300_000, [431]),
+    "HEAD": (b"HEAD" + GET[3:] + b"\r\n" + GET + b"\r\n", [200, 200]),
+}
+
+
+@pytest.mark.parametrize("name", WIRE)
+def test_what_arrives_on_a_connection(server: tuple[str, int], name: str) -> None:
+    sent, statuses = WIRE[name]
+    with socket.create_connection(server, timeout=20) as connection:
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)  # the server answers what is complete, and closes
+        received = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", received)] == statuses, received[:2000]
+    if statuses[-1] >= 400 and statuses[-1] != 404:
+        assert set(json.loads(received.rpartition(b"\r\n\r\n")[2])) == {"error"}
+        assert (b'"HEADERS_TOO_LARGE"' in received) == (statuses[-1] == 431)
+
+
+def test_a_request_of_single_bytes_is_read(server: tuple[str, int]) -> None:
+    with socket.create_connection(server, timeout=20) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in GET + b"Connection: close\r\n\r\n":
+            connection.sendall(bytes([byte]))
+        assert b"200 OK" in b"".join(iter(lambda: connection.recv(65536), b""))
+
+
 def test_unfinished_requests_do_not_block_other_requests(streams: StreamStack, server: tuple[str, int]) -> None:
     beginnings = [head(streams)[:-30], head(streams, length(1000)) + b"{", head(streams, CHUNKED) + b"3e8\r\n{"]
     stalled = []
-    for number in range(60):  # a web process has 16 threads
+    for number in range(60):  # a web process has 16 threads, a stream process 4
         connection = socket.create_connection(server, timeout=20)
         connection.sendall(beginnings[number % 3])
         stalled.append(connection)

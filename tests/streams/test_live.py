@@ -16,7 +16,7 @@ import pytest
 from httpx_sse import EventSource
 
 from tests.driver import Driver
-from tests.stack.stack import Stack
+from tests.stack.stack import Stack, is_ready
 from tests.streams.conftest import Listener, StreamStack, parse, text_of
 
 pytestmark = pytest.mark.stack
@@ -212,6 +212,26 @@ def test_restart_of_the_server_loses_no_events(streams, driver, server):
     client.join(40)
     assert [index for index, *_ in received] == list(range(1, len(received) + 1))
     assert text_of(received) == driver.content(driver.get(run["id"]))
+
+
+def test_a_server_that_stops_ends_its_streams_in_order(streams, driver, server):
+    """The client sees the end of a whole answer, and connects again; it need not guess from a lost connection."""
+    run = driver.ask("/ask Which?")
+    listener = streams.listener(server)
+    received: list[bytes] = []
+    with (
+        httpx.Client(timeout=30, trust_env=False) as http,
+        http.stream("GET", f"{listener.base}/runs/{run['id']}/stream", headers=listener.headers) as answer,
+    ):
+        parts = answer.iter_bytes()
+        received.append(next(parts))
+        stopping = threading.Thread(target=streams.processes[server].stop, args=(signal.SIGTERM,))
+        stopping.start()
+        received += parts  # a connection that breaks raises an error
+    stopping.join(40)
+    streams.processes[server].start()
+    streams.wait_for(lambda: is_ready(listener.base.partition("/api/")[0]))
+    assert b"waitpoint.opened" in b"".join(received)
 
 
 def test_silent_connections_do_not_block_streams(streams, driver, server):

@@ -1,0 +1,89 @@
+"""Clients that send their requests slowly hold no thread of the web process, and only for a limited time."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import requests
+
+from tests.isolation.compare import assert_isolated
+from tests.streams.conftest import StreamStack
+
+pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(300)]
+
+CONNECTIONS = 200
+# WEB_READ_SECONDS is 15, and the bytes of a body that arrive here extend it by less than a second. The server looks
+# every second; the rest is for a busy machine.
+CLOSED_AFTER_SECONDS = 15 + 1 + 14
+BEGINNINGS = {
+    "head": "GET /api/v1/me HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ",
+    "body": "POST /api/v1/chats HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{credential}"
+    "Content-Length: 1000000\r\n\r\n ",
+    "form": "POST /admin/login/ HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/x-www-form-urlencoded\r\n"
+    "Transfer-Encoding: chunked\r\n\r\n100000\r\n ",
+}
+
+
+class Slow:
+    """Connections that send a byte from time to time. ``left`` are those that the server has not closed."""
+
+    def __init__(self, port: int, beginning: str) -> None:
+        self.left: list[socket.socket] = []
+        self.stopped = threading.Event()
+        for _ in range(CONNECTIONS):
+            connection = socket.create_connection(("127.0.0.1", port), timeout=15)
+            connection.sendall(beginning.encode())
+            connection.setblocking(False)
+            self.left.append(connection)
+        self.sending = threading.Thread(target=self.send, daemon=True)
+        self.sending.start()
+
+    def send(self) -> None:
+        while not self.stopped.wait(0.5):
+            self.left = [connection for connection in self.left if self.sent(connection)]
+
+    def sent(self, connection: socket.socket) -> bool:
+        try:
+            connection.send(b" ")
+            return bool(connection.recv(1000))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    def stop(self) -> None:
+        self.stopped.set()
+        self.sending.join(30)
+        for connection in self.left:
+            connection.close()
+
+
+@pytest.mark.parametrize("kind", BEGINNINGS)
+def test_slow_senders_do_not_delay_other_users(stack: StreamStack, kind: str) -> None:
+    modest = stack.session("modest-senders")
+    credential = f"Authorization: Bearer {stack.token('greedy-senders')}\r\n"
+    probing = requests.Session()
+    probing.trust_env = False
+
+    @contextlib.contextmanager
+    def sending() -> Iterator[None]:
+        slow = Slow(stack.port, BEGINNINGS[kind].format(credential=credential))
+        begun = time.monotonic()
+        try:
+            yield
+            while slow.left and time.monotonic() < begun + CLOSED_AFTER_SECONDS:
+                time.sleep(0.2)
+            assert not slow.left, f"{len(slow.left)} connections are open after {CLOSED_AFTER_SECONDS} s"
+        finally:
+            slow.stop()
+
+    def act() -> None:
+        assert modest.get("/me").status_code == 200
+        assert probing.get(f"{stack.url}/livez", timeout=15).status_code == 200
+
+    assert_isolated(act, sending)
