@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corsheaders.middleware import CorsMiddleware
 from django.conf import settings
 
 from config.kernel.errors import Unavailable

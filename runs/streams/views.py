@@ -44,7 +44,8 @@ class StreamResponse(StreamingHttpResponse):
         except DomainError as error:
             refusal = response_to(error)
             for name, value in self.items():
-                if name.startswith("X-R"):  # the request's id and the rate limit's state
+                # The request's id, the rate limit's state, and what lets web apps of other origins read the answer.
+                if name.lower().startswith(("x-r", "access-control-", "vary")):
                     refusal[name] = value
             return refusal
         return self

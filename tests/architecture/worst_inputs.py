@@ -31,7 +31,6 @@ from runs.admin import catalogue
 from runs.llm import demo, http, sse, transcript
 from runs.mcp import protocol
 from runs.mcp import views as mcp
-from runs.streams import servers
 from runs.tools import base, files
 from runs.tools import http as http_tool
 from runs.tools.base import ToolDefinition, ToolResult
@@ -173,9 +172,6 @@ PATTERNS: dict[str, list[Work] | str] = {
     ),
     "runs/tools/files.py: TOKEN_PATTERN": around(files.TOKEN_PATTERN.fullmatch, HEADER, "a"),
     "runs/tools/files.py: FILE_NAME_PATTERN": around(files.is_file_name, HEADER, "a", " ", "a "),
-    "runs/streams/servers.py: STREAM_PATH": around(
-        servers.STREAM_PATH.fullmatch, HEADER, "a", "/stream", "/", before="/api/v1/runs/"
-    ),
 }
 
 # --- other scanners and parsers --------------------------------------------------------------------------------------
