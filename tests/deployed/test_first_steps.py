@@ -47,6 +47,8 @@ def test_the_links_and_commands_that_make_run_prints_work(tmp_path: Path) -> Non
         )
         assert done.returncode == 0, done.stderr
         assert "Hello! I am the demo model" in done.stdout
+        # Messages, files and secrets of all users.
+        assert (tmp_path / "var").stat().st_mode & 0o777 == 0o700
         # Log lines are plain text, not JSON.
         assert '{"time"' not in service.log.read_text()
     finally:
