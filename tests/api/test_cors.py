@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
-from django.http import HttpResponse
 from django.test import Client
 from rest_framework.test import APIClient
-
-from config.kernel.errors import RateLimited
-from runs.streams import servers
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.api.urls")]
 APP, OTHER = "https://app.example.com", "https://other.example.com"
@@ -118,22 +113,3 @@ def test_errors_are_readable(session: APIClient) -> None:
 def test_a_wrong_host_is_readable() -> None:
     answer = ask(PATHS[0], SERVER_NAME="other.example.com")
     assert (answer.status_code, is_allowed(answer)) == (400, True)
-
-
-def test_a_refusal_of_the_stream_process_is_readable() -> None:
-    sent: list[dict[str, Any]] = []
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    headers = [(b"origin", APP.encode()), (b"content-length", b"99999999")]
-    scope = {"type": "http", "method": "POST", "path": "/api/v1/chats", "headers": headers, "query_string": b"\xff"}
-    asyncio.run(servers.Application(None)(scope, None, send))
-    assert sent[0]["status"] == 413
-    assert (b"access-control-allow-origin", APP.encode()) in sent[0]["headers"]
-
-
-def test_a_refused_stream_is_readable() -> None:
-    kept = {"Access-Control-Allow-Origin": APP, "Vary": "origin", "X-Request-Id": "1", "X-RateLimit-Limit": "1"}
-    refusal = servers.refusal_of(HttpResponse(headers=kept), RateLimited())
-    assert kept.items() <= dict(refusal.items()).items()

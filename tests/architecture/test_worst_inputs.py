@@ -32,7 +32,7 @@ from webhooks.serializers import DeliveryFilter, EndpointChanges, EndpointInput
 
 SECONDS = 0.5
 # All others wait for an event loop: about 20 ms, and a margin for a busy machine.
-LOOP_SECONDS = 0.06
+LOOP_SECONDS = 0.25
 ANSWER_MAX_BYTES = 64 * 1024
 # What the readers raise for text that they do not accept, all with a message for the sender.
 REFUSALS = (DomainError, APIException, ToolFailure, ModelError, session_tokens.InvalidToken, RpcError, ValueError)

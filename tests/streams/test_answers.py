@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from rest_framework.test import APIClient
 
 from config.kernel import clock
+from config.kernel.errors import RateLimited
 from runs import tasks
 from runs.models import Run, RunEvent
-from runs.streams import prune, reads
+from runs.streams import prune, reads, views
 from tests import factories
 from tests.streams.conftest import append, finish, parse, text_of
 
@@ -103,6 +105,22 @@ def test_a_malformed_index_is_refused(client, base, make_run, user, wrong):
         assert answer.status_code == 400
         assert answer.json()["error"]["code"] == "VALIDATION_ERROR"
         assert list(answer.json()["error"]["details"]["fields"]) == [field]
+
+
+def test_a_refused_stream_is_readable_by_web_apps(client, base, make_run, user, settings, monkeypatch):
+    settings.CORS_ALLOWED_ORIGINS = ["https://app.example.com"]
+    run = make_run(user)
+    finish(run)
+
+    def refuse(opening: Any) -> Any:
+        raise RateLimited
+
+    monkeypatch.setattr(views, "admitted", refuse)
+    stream = client.get(f"{base}/runs/{run.pk}/stream", headers={"Origin": "https://app.example.com"})
+    refusal = stream.admitted()
+    assert (refusal.status_code, refusal["Access-Control-Allow-Origin"]) == (429, "https://app.example.com")
+    assert refusal["X-Request-Id"] == stream["X-Request-Id"]
+    assert "origin" in refusal["Vary"].lower()
 
 
 @pytest.mark.parametrize("accept", ["text/event-stream", "application/json", "image/png", "*/*", "nonsense"])
