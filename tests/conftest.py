@@ -14,12 +14,13 @@ from config.queue import nudges as queue_nudges
 from tests import factories
 
 # Folders with slow tests: real processes, or loops over all operations or pages. `make test-services` runs them.
+SLOW_FILES = {"test_worst_inputs.py"}
 SLOW = {"admin", "clients", "concurrency", "contract", "deployed", "e2e", "faults", "isolation", "mcp", "streams"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.parent.name in SLOW:
+        if item.path.parent.name in SLOW or item.path.name in SLOW_FILES:
             item.add_marker(pytest.mark.slow)
     # Files that start processes come first, and among them those with the fewest tests, because these tests take
     # longest. A long test at the end would run while the other workers are idle.

@@ -7,6 +7,7 @@ A call is a POST of ``{invocationId, runId, input}``; the answer is ``{result, r
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, NoReturn
@@ -22,6 +23,10 @@ from runs.errors import CallError
 from runs.tools.base import ToolContext, ToolDefinition, ToolFailure, ToolResult, result_text, tool_error
 
 USER_AGENT = "agent-workflow-service"
+# Far more than a model can read of a result, and few enough to be read and written within a moment.
+VALUES_MAX = 250_000
+# The closing quote is optional, so that an unfinished string is scanned once and not again from each of its quotes.
+_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 
 
 async def send(
@@ -80,6 +85,8 @@ async def execute(definition: ToolDefinition, input: dict[str, Any], context: To
 
 
 def _result(definition: ToolDefinition, body: bytes) -> ToolResult:
+    if _count(body) > VALUES_MAX and _count(_TEXT.sub(b"", body)) > VALUES_MAX:
+        raise tool_error(f"{definition.name} answered with more than {VALUES_MAX} values.")
     try:
         # Lenient where our own API is strict: a result of others may hold wide numbers and text that is cleaned later.
         answer = json.loads(body, parse_float=Decimal, parse_constant=_refuse_constant)
@@ -92,6 +99,11 @@ def _result(definition: ToolDefinition, body: bytes) -> ToolResult:
         _urls(definition, answer.get("resultUrls")),
         _credit_used(definition, answer.get("creditUsed")),
     )
+
+
+def _count(json_text: bytes) -> int:
+    """About the number of values in JSON, and more if texts hold its signs."""
+    return sum(map(json_text.count, (b",", b"[", b"{")))
 
 
 def _refuse_constant(name: str) -> NoReturn:

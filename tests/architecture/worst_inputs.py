@@ -167,6 +167,7 @@ PATTERNS: dict[str, list[Work] | str] = {
     "runs/tools/builtin/draw_chart.py: _NOT_XML": around(
         lambda title: draw_chart.draw(title, [1e15, -1e15, 5e-324] * 333), draw_chart.TITLE_MAX_CHARS, "\x00", "<"
     ),
+    "runs/tools/http.py: _TEXT": around(lambda text: http_tool._TEXT.sub(b"", text.encode()), ANSWER, *UNCLOSED),
     "runs/tools/mcp/transport.py: _TEXT": around(
         lambda text: Values().add(text.encode()), ANSWER, *UNCLOSED, '"",', "1,", '"\n', '\\"'
     ),

@@ -140,6 +140,13 @@ def test_an_answer_over_the_limit_is_a_tool_error(call, server):
     assert (caught.code, "2000 bytes" in caught.message) == ("TOOL_ERROR", True)
 
 
+def test_an_answer_of_too_many_values_is_a_tool_error(call, server):
+    server.answers({"result": [0] * 250_001})
+    assert "250000 values" in failure(call, http_tool(server.url), {}).message
+    server.answers({"result": "[0]," * 250_000})
+    assert call(http_tool(server.url), {}).text.startswith("[0],")
+
+
 def test_text_over_the_limit_is_truncated_with_a_note(call, server):
     server.answers({"result": "x" * 500})
     with override_settings(TOOL_RESULT_MAX_CHARS=200):
