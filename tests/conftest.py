@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.utils import timezone
 from rest_framework.test import APIClient
 from whitenoise.middleware import WhiteNoiseMiddleware
 
+from config.kernel import clock
 from config.queue import nudges as queue_nudges
 from tests import factories
 
@@ -48,6 +51,16 @@ def static_files_are_looked_for_once() -> Iterator[None]:
 def pages_have_no_limit(settings: Any) -> None:
     """All tests send their requests from one address."""
     settings.RATE_LIMIT_PAGES = 0
+
+
+@pytest.fixture(autouse=True)
+def clock_is_right() -> Iterator[None]:
+    """A test that moves the steady clock must not leave this process with a wrong time."""
+    yield
+    if clock._synced is not None:
+        moment, at = clock._synced
+        if abs(moment + timedelta(seconds=clock.steady() - at) - timezone.now()) > timedelta(seconds=1):
+            clock._synced = None
 
 
 @pytest.fixture(autouse=True)
