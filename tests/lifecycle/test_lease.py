@@ -104,10 +104,11 @@ def test_after_a_suspension_nothing_begins_without_the_lease(bench, settings, mo
 
     def crash_point(name: str) -> None:
         if name == point and not suspended:
-            suspended.append(name)
             other = threading.Thread(target=reap)
             other.start()
             other.join()
+            # Last: the heartbeat, which is then late, must not renew the lease before it is lost.
+            suspended.append(name)
 
     monkeypatch.setattr(lifecycle, "crash_point", crash_point)
     with receiving(answer(200, b'{"result": "ok"}')) as receiver:
