@@ -16,7 +16,7 @@ COVERED := $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 # The tests of one file run in one worker, so that the processes of a module start once. tests/conftest.py sets the order.
 PARALLEL ?= -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: FORCE help run test test-services test-faults check lint types contracts format schema bench lock clean venv
+.PHONY: FORCE help run test test-services test-faults check lint types contracts format schema bench lock lock-images clean venv
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,6 +88,18 @@ lock: $(VENV)/.installed-dev ## Write requirements*.txt from requirements*.in (U
 	@$(LOCK) -c requirements-dev.txt -o requirements-observability.txt requirements-observability.in
 	@$(LOCK) -c requirements-dev.txt -o requirements.txt requirements.in
 	@$(LOCK) -o tests/clients/requirements.txt tests/clients/requirements.in
+
+IMAGE := ^(FROM|    image:) ([a-z0-9./-]+:[A-Za-z0-9._-]+)(@sha256:[0-9a-f]+)?
+
+lock-images: ## Write the digests of the images into Dockerfile and compose.yaml (needs docker and its registry)
+	@for image in $$(sed -nE 's#$(IMAGE).*#\2#p' Dockerfile compose.yaml | sort -u); do \
+		digest=$$(docker buildx imagetools inspect "$$image" --format '{{.Manifest.Digest}}') || exit 1; \
+		for file in Dockerfile compose.yaml; do \
+			sed -E "s#^(FROM|    image:) $$image(@sha256:[0-9a-f]+)?#\1 $$image@$$digest#" $$file > $$file.new && \
+			cat $$file.new > $$file; rm -f $$file.new; \
+		done; \
+		echo "$$image@$$digest"; \
+	done
 
 clean: ## Remove the virtual environment and caches; keep var/ (your data)
 	@rm -rf $(VENV) var/check .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .grimp_cache .hypothesis

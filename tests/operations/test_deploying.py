@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -186,3 +187,28 @@ def test_shutdown_limits_are_below_the_grace_period():
 @pytest.mark.parametrize("name", sorted(PROCESSES))
 def test_every_process_is_documented(name):
     assert f"`{name}`" in (ROOT / "docs" / "deploy.md").read_text()
+
+
+def test_images_are_pinned_by_the_digest_that_docker_names(tmp_path):
+    for name in ("Makefile", "Dockerfile", "compose.yaml"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    docker = tmp_path / "bin" / "docker"
+    docker.parent.mkdir()
+    images = {
+        "python:3.11-slim-bookworm",
+        COMPOSE["services"]["postgres"]["image"],
+        COMPOSE["services"]["redis"]["image"],
+    }
+    for digest in ("a" * 64, "b" * 64):  # the second time, the tags have moved
+        docker.write_text(f'#!/bin/sh\n[ "$1 $2 $3" = "buildx imagetools inspect" ] && echo sha256:{digest}\n')
+        docker.chmod(0o755)
+        path = {"PATH": f"{docker.parent}:{os.environ['PATH']}"}
+        subprocess.run(
+            ["make", "-s", "lock-images"], cwd=tmp_path, env=os.environ | path, check=True, capture_output=True
+        )
+        pinned = (tmp_path / "Dockerfile").read_text() + (tmp_path / "compose.yaml").read_text()
+        for image in images:
+            tag = image.partition("@")[0]
+            assert f" {tag}@sha256:{digest}" in pinned
+            assert not re.search(rf" {re.escape(tag)}(?!@sha256:{digest})", pinned)
+    assert yaml.safe_load((tmp_path / "compose.yaml").read_text())["services"].keys() == SERVICES.keys()
