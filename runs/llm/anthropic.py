@@ -1,135 +1,249 @@
-"""The adapter for Anthropic's messages API (ANTHROPIC_BASE_URL)."""
+"""The adapter for Anthropic's messages API and for other servers that speak it."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, cast
+import json
+from dataclasses import replace
+from typing import Any
 
-import anthropic
-from django.conf import settings
-
-from runs.llm.base import AssistantMessage, AttachedFile, Message, ModelRequest, ToolMessage, UserMessage
+from config.kernel.jsontext import to_text
+from runs.catalogue.providers import Server
+from runs.llm.base import AssistantMessage, AttachedFile, Message, ModelRequest, ToolCall, ToolMessage, UserMessage
 from runs.llm.http import HttpModel, TurnReader
-from runs.llm.transcript import arguments_object, file_text
+from runs.llm.names import wire_id, wire_name
+from runs.llm.transcript import arguments_object, file_text, in_order
 
+VERSION = "2023-06-01"
 # The format allows no empty message and begins with a message of the user.
 NO_TEXT = "(no text)"
+THINKING = ("thinking", "redacted_thinking")
+# By ``reasoningEffort``. The provider refuses fewer than the smallest.
+THINKING_TOKENS_MIN = 1024
+THINKING_TOKENS = {"minimal": 1024, "low": 2048, "medium": 8192, "high": 16_384, "xhigh": 32_768, "max": 65_536}
+# Of models that decide themselves how much they think; the others have the provider's names.
+EFFORTS = {"minimal": "low"}
 
 
 class AnthropicTurn(TurnReader):
-    def __init__(self, request: ModelRequest) -> None:
-        super().__init__(request)
-        self._blocks: dict[Any, Any] = {}
+    def __init__(self, request: ModelRequest, secrets: tuple[str, ...] = ()) -> None:
+        super().__init__(request, secrets)
+        self._calls_by_index: dict[Any, Any] = {}
+        # A call's input as the block's start has it: empty, or from some servers whole, with no part after it.
+        self._inputs: dict[Any, str] = {}
+        self._thinking: dict[Any, dict[str, Any]] = {}
 
     def read(self, event: dict[str, Any]) -> str:
         match event.get("type"):
             case "content_block_delta":
                 return self._delta(event["index"], event["delta"])
             case "content_block_start":
-                block = event["content_block"]
-                if block["type"] == "tool_use":
-                    self._blocks[event["index"]] = self.begin_call(block["id"], block["name"])
-                elif block["type"] == "text":
-                    return cast(str, block.get("text") or "")
+                return self._begin_block(event["index"], event["content_block"])
+            case "content_block_stop":
+                self._end_block(event["index"])
             case "message_start":
                 self._count(event["message"].get("usage"))
             case "message_delta":
-                self.finish_reason = event["delta"].get("stop_reason") or self.finish_reason
+                self._end(event["delta"])
                 self._count(event.get("usage"))
             case "message_stop":
                 self.ended = True
         return ""
 
-    def _delta(self, index: int, delta: dict[str, Any]) -> str:
-        if delta["type"] == "text_delta":
-            return cast(str, delta["text"])
-        if delta["type"] == "input_json_delta" and index in self._blocks:
-            self.add_arguments(self._blocks[index], delta["partial_json"])
+    def read_document(self, document: dict[str, Any]) -> str:
+        text: list[str] = []
+        for index, block in enumerate(document["content"]):
+            text.append(self._begin_block(index, block))
+            self._end_block(index)
+        self._end(document)
+        self._count(document.get("usage"))
+        return "".join(text)
+
+    def _begin_block(self, index: int, block: dict[str, Any]) -> str:
+        if block["type"] == "tool_use":
+            self._calls_by_index[index] = self.begin_call(block["id"], block["name"])
+            self._inputs[index] = to_text(block["input"]) if block.get("input") else ""
+            self.grow(len(self._inputs[index]))
+        elif block["type"] in THINKING:
+            self.grow(len(json.dumps(block)))
+            self._thinking[index] = dict(block)
+            self.keep(self._thinking[index])
+        elif block["type"] == "text":
+            return self.said(block.get("text") or "")
         return ""
 
+    def _delta(self, index: int, delta: dict[str, Any]) -> str:
+        kind = delta["type"]
+        if kind == "text_delta":
+            return self.said(delta["text"])
+        if kind == "input_json_delta" and index in self._calls_by_index:
+            self.add_arguments(self._calls_by_index[index], delta["partial_json"])
+        elif kind in ("thinking_delta", "signature_delta") and index in self._thinking:
+            field = kind.removesuffix("_delta")
+            self.grow(len(delta[field]))
+            block = self._thinking[index]
+            block[field] = block.get(field, "") + delta[field]
+        return ""
+
+    def _end_block(self, index: int) -> None:
+        call = self._calls_by_index.get(index)
+        if call is not None and not any(call.arguments):
+            call.arguments.append(self._inputs[index])
+
+    def _end(self, end: dict[str, Any]) -> None:
+        self.finish_reason = end.get("stop_reason") or self.finish_reason
+        self.finish_detail = str((end.get("stop_details") or {}).get("explanation") or "")
+
     def _count(self, usage: dict[str, Any] | None) -> None:
-        """Counts are cumulative. Tokens read from or written to a cache are input too."""
+        """Counts are cumulative: some servers report a part of them at the start and 0 for it at the end, or the other
+        way round. Tokens read from or written to a cache are input too.
+        """
         if not usage:
             return
+        self.cached_tokens = self._most(usage.get("cache_read_input_tokens"), self.cached_tokens)
+        self.cache_write_tokens = self._most(usage.get("cache_creation_input_tokens"), self.cache_write_tokens)
         if type(usage.get("input_tokens")) is int:
-            cached = (usage.get("cache_creation_input_tokens") or 0) + (usage.get("cache_read_input_tokens") or 0)
-            self.input_tokens = self.count_tokens(usage["input_tokens"] + cached, self.input_tokens)
-        self.output_tokens = self.count_tokens(usage.get("output_tokens"), self.output_tokens)
+            total = usage["input_tokens"] + self.cached_tokens + self.cache_write_tokens
+            self.input_tokens = self._most(total, self.input_tokens)
+        self.output_tokens = self._most(usage.get("output_tokens"), self.output_tokens)
+        thinking = (usage.get("output_tokens_details") or {}).get("thinking_tokens")
+        self.reasoning_tokens = self._most(thinking, self.reasoning_tokens)
+
+    def _most(self, value: Any, before: Any) -> Any:
+        count = self.count_tokens(value, before)
+        return count if before is None else max(count, before)
 
 
 class AnthropicModel(HttpModel):
-    """``ModelClient`` of the provider ``anthropic``."""
-
     path = "/v1/messages"
-    sdk: ClassVar[Any] = anthropic
-    sdk_client = anthropic.AsyncAnthropic
-    sdk_error = anthropic.AnthropicError
     reader = AnthropicTurn
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(replace(server, base_url=server.base_url.removesuffix("/v1")))
+        self.headers.setdefault("anthropic-version", VERSION)
+
+    def key_headers(self) -> dict[str, str]:
+        return {"x-api-key": self.server.api_key}
 
     @staticmethod
     def body(request: ModelRequest) -> dict[str, Any]:
+        model = request.model
+        origin = model.origin if model.dialect.reasoning_back else None
         values: dict[str, Any] = {
-            "model": request.model,
-            "max_tokens": settings.MODEL_MAX_OUTPUT_TOKENS,
-            "messages": messages(request.messages),
+            "model": model.provider_model,
+            "max_tokens": request.max_output_tokens,
+            "messages": messages(request.messages, origin),
             "stream": True,
         }
-        if settings.MODEL_SYSTEM_PROMPT:
-            values["system"] = settings.MODEL_SYSTEM_PROMPT
-        tools = {
-            tool.name: {"name": tool.name, "description": tool.description, "input_schema": tool.input_schema}
-            for tool in request.tools
-        }
-        if not tools:
-            # A transcript with calls needs their tools, even if staff have disabled all of them since.
-            for message in request.messages:
-                for call in message.tool_calls if isinstance(message, AssistantMessage) else ():
-                    schema = {"type": "object"}
-                    tools[call.name] = {
-                        "name": call.name,
-                        "description": "No longer available.",
-                        "input_schema": schema,
-                    }
-        if tools:
-            values["tools"] = list(tools.values())
+        if request.instructions.strip():
+            values["system"] = [{"type": "text", "text": request.instructions}]
+        if tools := _tools(request):
+            values["tools"] = tools
+            if model.dialect.parallel_tool_calls is False:
+                values["tool_choice"] = {"type": "auto", "disable_parallel_tool_use": True}
+        values |= _thinking(request)
+        if model.dialect.sampling and "thinking" not in values:
+            names = {"temperature": "temperature", "topP": "top_p"}
+            values |= {names[name]: model.parameters[name] for name in names if name in model.parameters}
+        if "stop" in model.parameters:
+            values["stop_sequences"] = model.parameters["stop"]
+        if model.dialect.prompt_cache_key:
+            _add_breakpoints(values)
         return values
 
 
-def messages(transcript: tuple[Message, ...]) -> list[dict[str, Any]]:
-    """Messages of user and assistant in turn, the user first. Consecutive messages of one role become one."""
+def _thinking(request: ModelRequest) -> dict[str, Any]:
+    effort = request.model.parameters.get("reasoningEffort", "none")
+    if request.model.dialect.adaptive_thinking:
+        if effort == "none":
+            return {}
+        return {"thinking": {"type": "adaptive"}, "output_config": {"effort": EFFORTS.get(effort, effort)}}
+    budget = min(THINKING_TOKENS.get(effort, 0), request.max_output_tokens - 1)
+    if budget < THINKING_TOKENS_MIN or _is_without_thinking(request):
+        return {}
+    return {"thinking": {"type": "enabled", "budget_tokens": budget}}
+
+
+def _is_without_thinking(request: ModelRequest) -> bool:
+    """Whether the turn continues calls of another model: the provider refuses to think after a turn with calls that
+    does not begin with its own thinking.
+    """
+    last = next((message for message in reversed(request.messages) if not isinstance(message, ToolMessage)), None)
+    if not isinstance(last, AssistantMessage) or not last.tool_calls:
+        return False
+    return last.origin != request.model.origin or not last.reasoning
+
+
+def _tools(request: ModelRequest) -> list[dict[str, Any]]:
+    tools = [
+        {"name": wire_name(tool.name), "description": tool.description, "input_schema": tool.input_schema}
+        for tool in request.tools
+    ]
+    if tools:
+        return tools
+    # A transcript with calls needs their tools, even if staff have disabled all of them since.
+    earlier = (message for message in request.messages if isinstance(message, AssistantMessage))
+    names = dict.fromkeys(wire_name(call.name) for message in earlier for call in message.tool_calls)
+    schema = {"type": "object"}
+    return [{"name": name, "description": "No longer available.", "input_schema": schema} for name in names]
+
+
+def _add_breakpoints(values: dict[str, Any]) -> None:
+    """Mark where the provider's cache may end: after the tools, after the instructions, and after the last two steps,
+    of which the next request still has the first.
+    """
+    steps = [message["content"] for message in values["messages"] if message["role"] == "user"]
+    for blocks in (values.get("tools"), values.get("system"), *steps[-2:]):
+        if blocks:
+            blocks[-1] = blocks[-1] | {"cache_control": {"type": "ephemeral"}}
+
+
+def messages(transcript: tuple[Message, ...], origin: str | None) -> list[dict[str, Any]]:
+    """Messages of user and assistant in turn, the user first and last. Consecutive messages of one role become one.
+    Reasoning of ``origin`` goes back.
+    """
     merged: list[dict[str, Any]] = []
     for message in transcript:
         role = "assistant" if isinstance(message, AssistantMessage) else "user"
-        blocks = _blocks(message)
+        blocks = _blocks(message, origin)
         if blocks and merged and merged[-1]["role"] == role:
             merged[-1]["content"] += blocks
         elif blocks:
             merged.append({"role": role, "content": blocks})
-    if not merged or merged[0]["role"] != "user":
-        merged.insert(0, {"role": "user", "content": [{"type": "text", "text": NO_TEXT}]})
+    for place in (0, -1):
+        if not merged or merged[place]["role"] != "user":
+            merged.insert(len(merged) if place else 0, {"role": "user", "content": [_text(NO_TEXT)]})
     return merged
 
 
-def _blocks(message: Message) -> list[dict[str, Any]]:
+def _blocks(message: Message, origin: str | None) -> list[dict[str, Any]]:
     """The blocks of a message, without blank text, which the format refuses."""
     if isinstance(message, ToolMessage):
-        result = {"type": "tool_result", "tool_use_id": message.tool_call_id}
-        return [result | {"content": message.content, "is_error": message.is_error}]
-    blocks: list[dict[str, Any]] = []
+        content = [_text(message.content)] if message.content.strip() else []
+        content += [block for file in message.files for block in _file_blocks(file)]
+        result = {"type": "tool_result", "tool_use_id": wire_id(message.tool_call_id)}
+        return [result | {"content": content if message.files else message.content, "is_error": message.is_error}]
     if isinstance(message, UserMessage):
-        blocks += [block for file in message.files for block in _file_blocks(file)]
-    if message.text.strip():
-        blocks.append({"type": "text", "text": message.text})
-    if isinstance(message, AssistantMessage):
-        blocks += [
-            {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments_object(call.arguments)}
-            for call in message.tool_calls
-        ]
-    return blocks
+        blocks = [block for file in message.files for block in _file_blocks(file)]
+        return [*blocks, _text(message.text)] if message.text.strip() else blocks
+    return [block for part in in_order(message, origin) if (block := _assistant_block(part))]
+
+
+def _assistant_block(part: str | ToolCall | dict[str, Any]) -> dict[str, Any] | None:
+    if isinstance(part, str):
+        return _text(part) if part.strip() else None
+    if isinstance(part, ToolCall):
+        name, input = wire_name(part.name), arguments_object(part.arguments)
+        return {"type": "tool_use", "id": wire_id(part.id), "name": name, "input": input}
+    return part
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
 
 
 def _file_blocks(file: AttachedFile) -> list[dict[str, Any]]:
     """The file's label and text, and the file itself if it is not text."""
-    blocks: list[dict[str, Any]] = [{"type": "text", "text": file_text(file)}]
+    blocks = [_text(file_text(file))]
     if file.data is not None:
         source = {"type": "base64", "media_type": file.content_type, "data": file.data}
         blocks.append({"type": "image" if file.content_type.startswith("image/") else "document", "source": source})

@@ -6,11 +6,12 @@ touches the database.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from runs.errors import RunError
+from runs.catalogue.definitions import ModelDefinition
+from runs.errors import FailureReason
 from runs.tools.base import clean_text, shorten
 
 ERROR_MESSAGE_MAX_CHARS = 1000
@@ -38,8 +39,9 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class AttachedFile:
-    """A file attached to a user's message. For a turn, ``runs.llm.files`` adds ``text`` or ``data`` (base64), or a
-    ``note`` that says why the content is missing or incomplete.
+    """A file of a user's message, or an image that a tool returned. For a turn, ``runs.llm.files`` adds ``text`` or
+    ``data`` (base64), or a ``note`` that says why the content is missing or incomplete. ``size_bytes`` is 0 if it is
+    not known, of an image.
     """
 
     name: str
@@ -53,40 +55,66 @@ class AttachedFile:
 
 @dataclass(frozen=True, slots=True)
 class UserMessage:
+    """``is_note``: the service says it, in the middle of a run."""
+
     text: str
     files: tuple[AttachedFile, ...] = ()
+    is_note: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AssistantMessage:
-    """One earlier turn. One ``ToolMessage`` for each of its calls follows."""
+    """One earlier turn. One ``ToolMessage`` for each of its calls follows.
+
+    ``reasoning`` are the provider's own items in the adapter's form, which go back to the same ``origin`` only.
+    """
 
     text: str
-    tool_calls: tuple[ToolCall, ...]
+    tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: tuple[dict[str, Any], ...] = ()
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolMessage:
+    """The outcome of a call; ``files`` are images."""
+
     tool_call_id: str
     name: str
     content: str
     is_error: bool
+    files: tuple[AttachedFile, ...] = ()
 
 
 Message: TypeAlias = UserMessage | AssistantMessage | ToolMessage
 
 
+@dataclass(slots=True)
+class Progress:
+    """How far the answer to a request is: ``usage`` says what was used so far, once an answer has begun."""
+
+    usage: Callable[[], Usage] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """One turn: the whole transcript, oldest first. ``model`` is the provider's name of the model; ``turn_index``
-    counts from 1.
+    """One turn: the whole transcript, oldest first. ``turn_index`` counts from 1; ``chat_id`` names the transcript for
+    the provider's cache.
     """
 
-    model: str
+    model: ModelDefinition
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
     run_id: str
+    chat_id: str
     turn_index: int
+    max_output_tokens: int
+    instructions: str = ""
+    # Failed requests of this turn so far, over all models.
+    failed_attempts: int = 0
+    # Whether the answer is the summary of a chat, not a turn.
+    summarises: bool = False
+    progress: Progress = field(default_factory=Progress, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,45 +124,78 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The turn's token counts: at most one such event, the last."""
+    """A turn's token counts. ``cached_tokens`` and ``cache_write_tokens`` are parts of ``input_tokens``,
+    ``reasoning_tokens`` are part of ``output_tokens``. ``estimated``: the provider reported none.
+    """
 
     input_tokens: int
     output_tokens: int
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+    reasoning_tokens: int = 0
+    estimated: bool = False
 
 
-ModelEvent: TypeAlias = TextDelta | ToolCall | Usage
+@dataclass(frozen=True, slots=True)
+class TurnEnd:
+    """The last event of a turn. ``finish_reason`` is ``stop``, ``length`` (the output limit was reached) or
+    ``tool_calls``; ``reasoning`` is for ``AssistantMessage``.
+
+    A turn without text and calls is complete too: models end a conversation so after their last tool result, and the
+    same request has the same answer again. A refusal in the model's own words is text; an answer that the provider's
+    filter stopped is a ModelError.
+    """
+
+    usage: Usage
+    finish_reason: str = "stop"
+    reasoning: tuple[dict[str, Any], ...] = ()
+
+
+ModelEvent: TypeAlias = TextDelta | ToolCall | TurnEnd
 
 
 class ModelError(Exception):
-    """The turn failed. People read the message: it has no key, header, full address or stack trace."""
+    """The request failed. Callers read ``message``, which names no provider, setting or address.
 
-    code = RunError.MODEL_ERROR
+    ``detail`` is the provider's text for staff, without keys. ``retry_after``: seconds that the provider asked for.
+    """
 
-    def __init__(self, message: str) -> None:
-        self.message = shorten(clean_text(message), ERROR_MESSAGE_MAX_CHARS)
+    def __init__(
+        self,
+        reason: FailureReason,
+        message: str = "",
+        *,
+        detail: str = "",
+        status: int | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        self.reason, self.status, self.retry_after = reason, status, retry_after
+        self.message = shorten(clean_text(message or reason.message), ERROR_MESSAGE_MAX_CHARS)
+        self.detail = shorten(clean_text(detail), ERROR_MESSAGE_MAX_CHARS)
         super().__init__(self.message)
 
+    @property
+    def code(self) -> str:
+        """The ``errorCode`` of a run that fails with it."""
+        return self.reason.code
 
-class ModelTimeout(ModelError):
-    """The turn took longer than MODEL_TIMEOUT_SECONDS, or sent nothing for MODEL_STALL_SECONDS."""
-
-    code = RunError.MODEL_TIMEOUT
+    @property
+    def retried(self) -> bool:
+        """Whether the same model is asked again. Every 429 passes, whatever its reason."""
+        return self.reason.retried or self.status == 429
 
 
 class ModelClient(Protocol):
-    """A provider's client for one event loop."""
+    """A client of one server for one event loop. It is made with the ``Server``."""
 
     # Whether the requests need the content of attached files.
     reads_files: bool
 
     def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        """The events of one turn, each as soon as it arrives. The iterator ends when the turn is complete.
+        """The events of one turn, each as soon as it arrives. A ``TurnEnd`` is the last one of a complete turn.
 
         Raises ModelError. A cancellation of the task that awaits it closes the connection at once.
         """
-
-    async def aclose(self) -> None:
-        """Close every connection."""
 
 
 def estimate_tokens(characters: int) -> int:

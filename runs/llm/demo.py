@@ -10,11 +10,19 @@ A message without a line that starts with ``/`` gets a short reply. Any other me
 ``/wait SECONDS``      sends nothing for 0 to 600 seconds
 ``/fail TEXT``         the model fails with TEXT
 ``/usage IN OUT``      the token counts of the line's turn
+``/flaky CODE N TEXT`` the turn's first N requests fail with the HTTP status CODE (400 to 599); then says TEXT, if any
+``/cut``               the stream breaks off here, at each attempt
+``/reason TEXT``       reasoning that is not part of the message
+``/length``            the answer stops here, at the output limit
+``/overflow``          the model refuses the request as too long
 =====================  ==============================================================================================
 
-Calls (``/call``, ``/ask``) on consecutive lines belong to one turn and end it; the last turn has no calls. Line breaks
-join the lines of text of one turn. Blanks around a line and empty lines are ignored; a line of a script without ``/``
-is text. The whole script is checked before its first line runs.
+Calls (``/call``, ``/ask``) on consecutive lines belong to one turn and end it, but a call of ``submit_output`` is a
+turn of its own; the last turn has no calls. Line breaks join the lines of text of one turn. Blanks around a line and
+empty lines are ignored; a line of a script without ``/`` is text. The whole script is checked before its first line
+runs.
+
+Asked for a summary of a chat, the model keeps the lines that contain "remember", and the beginnings of others.
 
 The transcript is the only state: the number of turns after the last user message gives the next turn, so that any
 process can continue. MODEL_TIMEOUT_SECONDS limits the time slept; MODEL_STALL_SECONDS does not apply, because
@@ -34,22 +42,26 @@ from typing import Any
 from django.conf import settings
 
 from config.kernel.jsontext import MalformedJSON, parse_value, to_text
+from runs.catalogue.providers import Server
+from runs.errors import FailureReason
 from runs.llm.base import (
+    CHARS_PER_TOKEN,
     TOOL_NAME_MAX_CHARS,
     AssistantMessage,
     ModelError,
     ModelEvent,
     ModelRequest,
-    ModelTimeout,
     TextDelta,
     ToolCall,
     ToolMessage,
+    TurnEnd,
     Usage,
     UserMessage,
     estimate_tokens,
     transcript_chars,
 )
-from runs.llm.registry import Provider
+from runs.llm.refusals import refused
+from runs.models import OUTPUT_TOOL
 from runs.tools.base import ASK_USER, shorten
 
 REPLY = (
@@ -58,12 +70,23 @@ REPLY = (
 )
 RESULT = "{result}"
 WAIT_SECONDS_MAX = 600
+# A longer script is read by a thread.
+SHORT_SCRIPT_CHARS = 1000
 STREAM_WORDS_MAX = 100_000
 STREAM_MILLISECONDS_MAX = 60_000
 USAGE_TOKENS_MAX = 1_000_000_000
 # The number of words after which the other runs of the event loop continue.
 WORDS_AT_ONCE = 50
 WORDS = re.compile(r"\S+\s*|\s+")
+FLAKY_TIMES_MAX = 100
+# The forms of the commands without numbers.
+FORMS = {"/say": "TEXT", "/call": "TOOL {json}", "/ask": "QUESTION", "/fail": "TEXT", "/reason": "TEXT"}
+FORMS |= {"/cut": "", "/length": "", "/overflow": ""}
+COMMANDS = sorted([*FORMS, "/stream", "/wait", "/usage", "/flaky"])
+FAULTS = ("/fail", "/cut", "/overflow", "/length", "/reason", "/flaky")
+# A summary keeps the lines with this word; the beginnings of others have so many characters.
+REMEMBER = "remember"
+SUMMARY_LINE_CHARS = 60
 STREAM_WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog")
 
 
@@ -81,43 +104,65 @@ class DemoModel:
 
     reads_files = False
 
-    def __init__(self, provider: Provider) -> None:
+    def __init__(self, server: Server) -> None:
         """The demo model has no settings."""
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        start = max((at for at, message in enumerate(request.messages) if isinstance(message, UserMessage)), default=-1)
+        if request.summarises:
+            summary = _summary(request)
+            yield TextDelta(summary)
+            yield TurnEnd(Usage(estimate_tokens(transcript_chars(request)), estimate_tokens(len(summary))))
+            return
+        said = enumerate(request.messages)
+        start = max((at for at, part in said if isinstance(part, UserMessage) and not part.is_note), default=-1)
         opening = request.messages[start] if start >= 0 else UserMessage("")
         since = request.messages[start + 1 :]
         done = sum(isinstance(message, AssistantMessage) for message in since)
         results = [message.content for message in since if isinstance(message, ToolMessage)]
         turns: list[ScriptTurn] = []
         if isinstance(opening, UserMessage):
-            # Other runs of the event loop continue while a thread reads a long script.
-            turns = await asyncio.to_thread(parse_script, opening.text)
+            if len(opening.text) <= SHORT_SCRIPT_CHARS:
+                turns = parse_script(opening.text)
+            else:
+                # Other runs of the event loop continue while a thread reads a long script.
+                turns = await asyncio.to_thread(parse_script, opening.text)
         turn = turns[done] if done < len(turns) else ScriptTurn()
-        output = _Output(_plain(results[-1]) if results else None)
+        output = _Output(_plain(results[-1]) if results else None, request, turn.usage)
         for step in turn.steps:
             async for delta in output.run(*step):
                 yield delta
+                if output.is_cut:
+                    break
+            if output.is_cut:
+                yield TurnEnd(output.usage(), "length", tuple(output.reasoning))
+                return
         if len(turn.calls) > settings.TOOL_CALLS_PER_TURN_MAX:
-            most = settings.TOOL_CALLS_PER_TURN_MAX
-            raise ModelError(f"A turn may call at most {most} tools, not {len(turn.calls)}.")
-        characters = output.characters
+            message = f"A turn may call at most {settings.TOOL_CALLS_PER_TURN_MAX} tools, not {len(turn.calls)}."
+            raise ModelError(FailureReason.ANSWER_TOO_LONG, message)
         for index, (name, arguments) in enumerate(turn.calls, 1):
-            characters += len(name) + len(arguments)
+            output.grow(len(name) + len(arguments))
+            if output.is_cut:
+                raise ModelError(FailureReason.OUTPUT_LIMIT)
             yield ToolCall(f"call_{done + 1}_{index}", name, arguments)
-        yield turn.usage or Usage(estimate_tokens(transcript_chars(request)), estimate_tokens(characters))
-
-    async def aclose(self) -> None:
-        """Nothing is open."""
+        finish_reason = "tool_calls" if turn.calls else "stop"
+        yield TurnEnd(output.usage(), finish_reason, tuple(output.reasoning))
 
 
 class _Output:
-    """The output of one turn: the characters, lines and words so far, and the seconds slept."""
+    """The output of one turn: the characters, lines and words so far, and the seconds slept.
 
-    def __init__(self, result: str | None) -> None:
+    ``failures`` are the failed requests of the turn that no ``/flaky`` has accounted for yet.
+    """
+
+    def __init__(self, result: str | None, request: ModelRequest, reported: Usage | None) -> None:
         self.result = result
+        self.request, self.reported = request, reported
+        self.failures = request.failed_attempts
+        self.room = request.max_output_tokens * CHARS_PER_TOKEN
+        self.is_cut = False
+        self.reasoning: list[dict[str, Any]] = []
         self.characters = 0
+        self.reasoning_characters = 0
         self.lines = 0
         self.words = 0
         self.slept = 0.0
@@ -126,8 +171,10 @@ class _Output:
         if command == "/wait":
             await self._sleep(values)
             return
-        if command == "/fail":
-            raise ModelError(values)
+        if command in FAULTS:
+            values = self._fault(command, values)
+            if not values:
+                return
         if self.lines:
             yield self._delta("\n")
         self.lines += 1
@@ -149,21 +196,71 @@ class _Output:
                 await asyncio.sleep(0)
             yield self._delta(match[0])
 
+    def _fault(self, command: str, values: Any) -> str:
+        """What models do in real life. Returns the text that follows, if any."""
+        match command:
+            case "/fail":
+                raise ModelError(FailureReason.MODEL_FAILED, values)
+            case "/cut":
+                raise ModelError(FailureReason.CONNECTION_LOST)
+            case "/overflow":
+                raise ModelError(FailureReason.CONTEXT_TOO_LONG, status=400)
+            case "/length":
+                self.is_cut = True
+            case "/reason":
+                self._check_room(len(values))
+                self.grow(len(values))
+                self.reasoning_characters += len(values)
+                self.reasoning.append({"type": "reasoning", "text": values})
+            case "/flaky":
+                status, times, text = values
+                if self.failures < times:
+                    raise refused(status, b"", {}, "")
+                self.failures -= times
+                return str(text)
+        return ""
+
+    def usage(self) -> Usage:
+        return self.reported or self.usage_so_far()
+
+    def usage_so_far(self) -> Usage:
+        return Usage(
+            estimate_tokens(transcript_chars(self.request)),
+            estimate_tokens(self.characters),
+            reasoning_tokens=estimate_tokens(self.reasoning_characters) if self.reasoning_characters else 0,
+        )
+
+    def grow(self, characters: int) -> None:
+        """Count characters of the answer, which is cut at the request's output limit."""
+        self.request.progress.usage = self.usage_so_far
+        self.characters = min(self.characters + characters, self.room)
+        self.is_cut = self.is_cut or self.characters == self.room
+
     def _delta(self, text: str) -> TextDelta:
         self._check_room(len(text))
-        self.characters += len(text)
+        text = text[: self.room - self.characters]
+        self.grow(len(text))
         return TextDelta(text)
 
     def _check_room(self, characters: int) -> None:
         if self.characters + characters > settings.MODEL_OUTPUT_MAX_CHARS:
-            raise ModelError(f"The model wrote more than {settings.MODEL_OUTPUT_MAX_CHARS} characters in one turn.")
+            raise ModelError(FailureReason.ANSWER_TOO_LONG)
 
     async def _sleep(self, seconds: float) -> None:
         left = settings.MODEL_TIMEOUT_SECONDS - self.slept
         self.slept += seconds
         await asyncio.sleep(min(seconds, max(0.0, left)))
         if seconds > left:
-            raise ModelTimeout(f"The model took longer than {settings.MODEL_TIMEOUT_SECONDS:g} seconds.")
+            raise ModelError(FailureReason.TIME_OUT)
+
+
+def _summary(request: ModelRequest) -> str:
+    """The lines with "remember" word by word, then the beginnings of the others, as far as there is room."""
+    texts = [message.text for message in request.messages if isinstance(message, UserMessage)]
+    lines = [line for text in texts for line in text.split("\n") if line.strip() and not line.endswith(":")]
+    kept = [line for line in lines if REMEMBER in line.lower()]
+    kept += [shorten(line, SUMMARY_LINE_CHARS) for line in lines if REMEMBER not in line.lower()]
+    return "\n".join(dict.fromkeys(kept))[: request.max_output_tokens * CHARS_PER_TOKEN]
 
 
 def _plain(content: str) -> str:
@@ -186,12 +283,15 @@ def parse_script(message: str) -> list[ScriptTurn]:
         if not line.startswith("/"):
             line = f"/say {line}"
         command, *rest = line.split(maxsplit=1)
-        if turns[-1].calls and command not in ("/call", "/ask"):
+        is_output = command == "/call" and (*rest, "")[0].split(maxsplit=1)[:1] == [OUTPUT_TOOL]
+        before = [name for name, _ in turns[-1].calls]
+        if before and (command not in ("/call", "/ask") or is_output or OUTPUT_TOOL in before):
             turns.append(ScriptTurn())
         try:
             _read_line(turns[-1], command, rest[0] if rest else "")
         except ValueError as error:
-            raise ModelError(f"Line {number} of the script, {shorten(line, 100)!r}, is not valid: {error}") from None
+            message = f"Line {number} of the script, {shorten(line, 100)!r}, is not valid: {error}"
+            raise ModelError(FailureReason.MODEL_FAILED, message) from None
     if turns[-1].calls:
         turns.append(ScriptTurn())
     return turns
@@ -200,8 +300,14 @@ def parse_script(message: str) -> list[ScriptTurn]:
 def _read_line(turn: ScriptTurn, command: str, rest: str) -> None:
     """Add a line to its turn. Raises ValueError, whose text gives the correct form."""
     match command:
-        case "/say" | "/fail" if rest:
+        case "/say" | "/fail" | "/reason" if rest:
             turn.steps.append((command, rest))
+        case "/cut" | "/length" | "/overflow" if not rest:
+            turn.steps.append((command, ""))
+        case "/flaky":
+            code, times, *text = [*rest.split(maxsplit=2), "", ""][:3] if rest else ("", "", "")
+            numbers = _whole_numbers(f"{code} {times}", (400, 599), (0, FLAKY_TIMES_MAX), "/flaky CODE TIMES [TEXT]")
+            turn.steps.append((command, (*numbers, text[0])))
         case "/call" if rest:
             name, *arguments = rest.split(maxsplit=1)
             if len(name) > TOOL_NAME_MAX_CHARS:
@@ -219,11 +325,10 @@ def _read_line(turn: ScriptTurn, command: str, rest: str) -> None:
             turn.steps.append((command, seconds))
         case "/usage":
             turn.usage = Usage(*_whole_numbers(rest, (0, USAGE_TOKENS_MAX), (0, USAGE_TOKENS_MAX), "/usage IN OUT"))
-        case "/say" | "/call" | "/ask" | "/fail":
-            wanted = {"/say": "TEXT", "/call": "TOOL {json}", "/ask": "QUESTION", "/fail": "TEXT"}[command]
-            raise ValueError(f"write {command} {wanted}.")
+        case _ if command in FORMS:
+            raise ValueError(f"write {command} {FORMS[command]}".strip() + ".")
         case _:
-            raise ValueError("the commands are /say, /call, /ask, /stream, /wait, /fail and /usage.")
+            raise ValueError(f"the commands are {', '.join(COMMANDS)}.")
 
 
 def _whole_numbers(rest: str, first: tuple[int, int], second: tuple[int, int], usage: str) -> tuple[int, int]:

@@ -1,4 +1,5 @@
-"""Reads the files attached to users' messages for a model: on a thread, for one turn, within limits.
+"""Reads the files attached to users' messages, and the images that tools returned, for a model: on a thread, for one
+turn, within limits.
 
 A run's journal holds only their names, so that runs that wait for their tools keep no file in memory. A user has a
 share of the threads and of the memory, so that slow or huge files delay only the runs of their own user.
@@ -16,11 +17,14 @@ from django.conf import settings
 
 from chats.attachments import read_file
 from chats.media import is_text
-from runs.llm.base import AttachedFile, Message, ModelRequest, UserMessage
+from runs.catalogue.dialects import Dialect
+from runs.llm.base import AssistantMessage, AttachedFile, Message, ModelRequest, UserMessage
+from runs.tools import files as tool_files
 from runs.tools.places import Places, Threads
 
 # The types that providers accept as they are.
-BINARY_TYPES = frozenset({"application/pdf", "image/png", "image/jpeg", "image/gif", "image/webp"})
+IMAGE_TYPES = frozenset(tool_files.IMAGE_TYPES)
+FILE_TYPES = frozenset({"application/pdf"})
 BYTES_PER_CHAR_MAX = 4
 
 
@@ -32,25 +36,30 @@ async def with_files(
 
     Raises Unavailable if the storage does not answer in time.
     """
-    files = [file for message in request.messages if isinstance(message, UserMessage) for file in message.files]
+    holders = [message for message in request.messages if not isinstance(message, AssistantMessage)]
+    files = [file for message in holders for file in message.files]
     if not files:
         yield request
         return
     most = settings.MODEL_ATTACHMENT_TEXT_MAX_CHARS * BYTES_PER_CHAR_MAX + settings.MODEL_ATTACHMENT_MAX_BYTES
-    async with memory.hold(user_id, min(sum(file.size_bytes for file in files), most)):
-        yield replace(request, messages=await threads.run(user_id, read_files, request.messages))
+    async with memory.hold(user_id, min(sum(map(_most_bytes, files)), most)):
+        yield replace(request, messages=await threads.run(user_id, read_files, request.messages, request.model.dialect))
 
 
-def read_files(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The messages with the content of their files, those of the newest message first, up to
+def read_files(messages: tuple[Message, ...], dialect: Dialect) -> tuple[Message, ...]:
+    """The messages with the content of their files that the model accepts, those of the newest message first, up to
     MODEL_ATTACHMENT_TEXT_MAX_CHARS and MODEL_ATTACHMENT_MAX_BYTES. Each other file has a note. Blocks for
     ATTACHMENT_READ_SECONDS and one time-out of the storage at most.
     """
     reader = FileReader(settings.MODEL_ATTACHMENT_TEXT_MAX_CHARS, settings.MODEL_ATTACHMENT_MAX_BYTES)
+    images = IMAGE_TYPES if dialect.image_input else frozenset()
+    of_users = images | FILE_TYPES if dialect.file_input else images
+    of_tools = images if dialect.tool_images else frozenset()
     read: list[Message] = []
     for message in reversed(messages):
-        if isinstance(message, UserMessage) and message.files:
-            message = replace(message, files=tuple(reader.read(file) for file in message.files))
+        if not isinstance(message, AssistantMessage) and message.files:
+            accepted = of_users if isinstance(message, UserMessage) else of_tools
+            message = replace(message, files=tuple(reader.read(file, accepted) for file in message.files))
         read.append(message)
     return tuple(reversed(read))
 
@@ -62,11 +71,12 @@ class FileReader:
         self.characters, self.size = characters, size
         self.end = time.monotonic() + settings.ATTACHMENT_READ_SECONDS
 
-    def read(self, file: AttachedFile) -> AttachedFile:
+    def read(self, file: AttachedFile, accepted: frozenset[str]) -> AttachedFile:
+        """The file with its content, if it is text or of one of the types that the model accepts, else with a note."""
         try:
             if is_text(file.content_type):
                 return self._text(file)
-            if file.content_type in BINARY_TYPES:
+            if file.content_type in accepted:
                 return self._data(file)
         except FileNotFoundError:
             return replace(file, note="the file no longer exists")
@@ -83,10 +93,15 @@ class FileReader:
         return replace(file, text=text, note=f"only the first {len(text)} characters" if cut else "")
 
     def _data(self, file: AttachedFile) -> AttachedFile:
-        if file.size_bytes > self.size:
+        if _most_bytes(file) > self.size:
             return replace(file, note="it is too large to be shown")
-        self.size -= file.size_bytes
-        return replace(file, data=base64.b64encode(self._content(file, file.size_bytes)).decode())
+        content = self._content(file, _most_bytes(file))
+        self.size -= len(content)
+        return replace(file, size_bytes=len(content), data=base64.b64encode(content).decode())
 
     def _content(self, file: AttachedFile, limit: int) -> bytes:
         return read_file(file.stored_name, limit, self.end - time.monotonic())
+
+
+def _most_bytes(file: AttachedFile) -> int:
+    return file.size_bytes or settings.TOOL_ANSWER_MAX_BYTES

@@ -1,119 +1,71 @@
-"""What the adapters of network providers share: the connection, the time limits, the errors, the events of a turn.
+"""What the adapters of network providers share: the request, the time limits, the errors, the events of a turn.
 
-An adapter adds its SDK, the format of a transcript and the format of an event. Requests use the provider's SDK
-(address, authentication, headers), but this module decodes the events: the SDKs' typed events cost several times the
-CPU, and a process has thousands of streams.
+An adapter adds the format of a request, of a stream's event and of a whole answer. Why no SDK is used:
+docs/decisions/0023.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-import json
 import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import aiohttp
-import httpx2
 from django.conf import settings
 
+from config.kernel.jsontext import to_text
+from runs.catalogue.providers import Server
+from runs.errors import FailureReason
+from runs.llm import connections
 from runs.llm.base import (
     TOOL_NAME_MAX_CHARS,
     AssistantMessage,
     ModelError,
     ModelEvent,
     ModelRequest,
-    ModelTimeout,
     TextDelta,
     ToolCall,
+    TurnEnd,
     Usage,
     estimate_tokens,
     transcript_chars,
 )
-from runs.llm.registry import Provider
+from runs.llm.names import WireNames
+from runs.llm.refusals import redacted, refused, stopped
 from runs.llm.sse import EventTooLong, SseDecoder, read_event
-from runs.tools.base import clean_text, is_web_address, shorten
+from runs.tools.base import clean_text
 
 logger = logging.getLogger(__name__)
 
-# ``_Deadlines`` limits the time of a turn.
-HTTP_TIMEOUT = httpx2.Timeout(None, connect=10.0)
-# Shorter than that of servers (uvicorn: 5 s): a request on a connection that the server is closing is lost.
-KEEPALIVE_SECONDS = 4.0
-CONNECTIONS_MIN = 2000
-# Created at import: it takes so long to read the certificates that an event loop would stall.
-SSL_CONTEXT = httpx2.create_ssl_context()
 # The connection can be used again if the end of the body follows the last event within this time.
 DRAIN_SECONDS = 0.25
 # A chunk can hold tens of thousands of tiny events. After so many, the other runs of the event loop continue.
 EVENTS_AT_ONCE = 1000
 ERROR_BODY_MAX_BYTES = 16 * 1024
-ERROR_DETAIL_MAX_CHARS = 300
+# The status is known before the body, which only explains it.
+ERROR_BODY_SECONDS = 5.0
+DOCUMENT_MAX_BYTES = 4 * 1024 * 1024
+STREAM_TYPES = ("text/event-stream", "application/json", "application/octet-stream", "text/plain")
 TOOL_CALL_ID_MAX_CHARS = 200
 TOKENS_MAX = 1_000_000_000
 LONE_SURROGATE = re.compile("[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]")
-NO_REASON = "it gave no reason."
-KEY_LIKE = re.compile(r"\b(sk|pk|key)-[\w*.\-]{6,}|Bearer \S+|//[^/\s@]*@")
-
-# The errors of the layers below the SDK.
-CONNECTION_FAILURES: tuple[type[Exception], ...] = (
-    httpx2.HTTPError,
-    httpx2.StreamError,
-    httpx2.InvalidURL,
-    aiohttp.ClientError,
-    OSError,
-    ValueError,
-)
-
-
-class BadStatus(Exception):
-    """An HTTP status other than 200, with the beginning of the body."""
-
-    def __init__(self, status: int, body: bytes) -> None:
-        self.status, self.body = status, body
-        super().__init__(status)
-
-
-async def check_status(response: httpx2.Response) -> None:
-    """A response hook that raises BadStatus. The SDK would read the whole body of an error, of any length."""
-    if response.status_code == 200:
-        return
-    body = b""
-    if response.status_code >= 400:
-        async for chunk in response.aiter_bytes():
-            body += chunk
-            if len(body) >= ERROR_BODY_MAX_BYTES:
-                break
-    raise BadStatus(response.status_code, body[:ERROR_BODY_MAX_BYTES])
-
-
-def http_options() -> dict[str, Any]:
-    """Arguments for an SDK's aiohttp client, whose pool and parser handle thousands of streams.
-
-    It follows no redirects, which would send the key to another server.
-    """
-    return {
-        "timeout": HTTP_TIMEOUT,
-        "verify": SSL_CONTEXT,
-        "limits": httpx2.Limits(
-            max_connections=max(CONNECTIONS_MIN, settings.RUN_WORKER_CAPACITY), keepalive_expiry=KEEPALIVE_SECONDS
-        ),
-        "follow_redirects": False,
-        "headers": {"Accept-Encoding": "identity"},
-        "event_hooks": {"response": [check_status]},
-    }
+# What an adapter meets in an answer that is not as its protocol says.
+NOT_VALID = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
 
 
 def join_surrogates(text: str) -> str:
     """The text with each surrogate pair as one character, and without NUL and lone surrogates."""
-    if not text.isascii():
-        # Not by the codec's error handler, which is slow.
-        text = LONE_SURROGATE.sub("\ufffd", text).encode("utf-16-le", "surrogatepass").decode("utf-16-le")
-    return clean_text(text)
+    if text.isascii():
+        return text.replace("\x00", "")
+    # Not by the codec's error handler, which is slow.
+    text = LONE_SURROGATE.sub("\ufffd", text)
+    return clean_text(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le"))
 
 
 @dataclass(slots=True)
@@ -126,43 +78,76 @@ class _Call:
 class TurnReader(ABC):
     """Collects the events of one turn. Text is passed on at once, calls and usage at the end."""
 
-    def __init__(self, request: ModelRequest) -> None:
+    def __init__(self, request: ModelRequest, secrets: tuple[str, ...] = ()) -> None:
         self.request = request
+        self.secrets = secrets
         self.ended = False
+        # As the provider says it; see ``LENGTH``, ``FILTERED`` and ``BROKEN``.
         self.finish_reason: str | None = None
+        # Why, for staff.
+        self.finish_detail = ""
         self.input_tokens: int | None = None
         self.output_tokens: int | None = None
+        self.cached_tokens = 0
+        self.cache_write_tokens = 0
+        self.reasoning_tokens = 0
+        self.reasoning: list[dict[str, Any]] = []
         self._calls: list[_Call] = []
         self._characters = 0
+        self._said = 0
         self._half = ""
+
+    LENGTH: ClassVar = frozenset(
+        {"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"}
+    )
+    FILTERED: ClassVar = frozenset({"content_filter", "refusal"})
+    # OpenRouter, Mistral; vLLM; DeepSeek.
+    BROKEN: ClassVar = frozenset({"error", "abort", "insufficient_system_resource"})
 
     @abstractmethod
     def read(self, event: dict[str, Any]) -> str:
-        """Read one event and return its text, not yet cleaned. An exception other than ModelError means that the
-        event is malformed.
+        """Read one event and return its text, not yet cleaned. An exception of NOT_VALID means that the event is
+        malformed.
         """
+
+    @abstractmethod
+    def read_document(self, document: dict[str, Any]) -> str:
+        """Read a whole answer, which some servers send instead of a stream, and return its text, as in ``read``."""
 
     def text(self, part: str) -> str:
         """The text to pass on. The first half of a surrogate pair waits for the second."""
-        self._grow(len(part))
+        self.grow(len(part))
         part = self._half + part
         self._half = part[-1] if "\ud800" <= part[-1:] <= "\udbff" else ""
         return join_surrogates(part[:-1] if self._half else part)
 
+    def said(self, text: str) -> str:
+        """``text``, counted for the places of what ``keep`` records."""
+        self._said += len(text)
+        return text
+
+    def keep(self, item: dict[str, Any]) -> None:
+        """Record an item of reasoning with its place in the turn: after so many characters of text and so many calls.
+        ``runs.llm.transcript.in_order`` puts it back there.
+        """
+        if self.request.model.dialect.reasoning_back:
+            self.reasoning.append({"item": item, "characters": self._said, "calls": len(self._calls)})
+
     def begin_call(self, call_id: str, name: str) -> _Call:
         """Raises TypeError for values that are not strings, as ``add_arguments`` does."""
         if len(self._calls) >= settings.TOOL_CALLS_PER_TURN_MAX:
-            raise ModelError(f"The model called more than {settings.TOOL_CALLS_PER_TURN_MAX} tools in one turn.")
-        self._grow(len(call_id + name + ""))
+            most = settings.TOOL_CALLS_PER_TURN_MAX
+            raise ModelError(FailureReason.ANSWER_TOO_LONG, f"The model called more than {most} tools in one turn.")
+        self.grow(len(call_id + name + ""))
         self._calls.append(_Call(call_id, name))
         return self._calls[-1]
 
     def add_arguments(self, call: _Call, part: str) -> None:
-        self._grow(len(part + ""))
+        self.grow(len(part + ""))
         if part:
             call.arguments.append(part)
 
-    def count_tokens(self, value: Any, before: int | None) -> int | None:
+    def count_tokens(self, value: Any, before: Any) -> Any:
         """The reported count if it is valid, else ``before``."""
         return value if type(value) is int and 0 <= value <= TOKENS_MAX else before
 
@@ -170,25 +155,37 @@ class TurnReader(ABC):
         """Whether the answer is complete, asked after the end of the body."""
         return self.ended
 
+    def grow(self, characters: int) -> None:
+        """Count characters of the answer, also of its reasoning."""
+        self._characters += characters
+        if self._characters > settings.MODEL_OUTPUT_MAX_CHARS:
+            raise ModelError(FailureReason.ANSWER_TOO_LONG)
+
     def finish(self) -> Iterator[ModelEvent]:
         """The events of a complete turn. Raises ModelError if the turn is not complete."""
         if not self.is_complete():
-            raise ModelError("The model provider's answer ended before it was complete.")
-        match self.finish_reason:
-            case "length" | "max_tokens" | "model_context_window_exceeded" if self._calls:
-                raise ModelError(
-                    "The model reached its limit of output tokens within a tool call. "
-                    "Raise MODEL_MAX_OUTPUT_TOKENS or make the task smaller."
-                )
-            case "content_filter" | "refusal":
-                raise ModelError("The model provider's content filter stopped the answer.")
+            raise ModelError(FailureReason.CONNECTION_LOST, detail="The answer ended before it was complete.")
+        cut = self.finish_reason in self.LENGTH
+        if cut and self._calls:
+            raise ModelError(FailureReason.OUTPUT_LIMIT)
+        if self.finish_reason in self.FILTERED:
+            raise ModelError(FailureReason.CONTENT_FILTERED, detail=redacted(self.finish_detail, self.secrets))
+        if self.finish_reason in self.BROKEN:
+            raise ModelError(FailureReason.PROVIDER_UNAVAILABLE, detail=f"The answer ended with {self.finish_reason}.")
         if self._half:
             yield TextDelta(join_surrogates(self._half))
+        yield from self._finished_calls()
+        finish_reason = "length" if cut else "tool_calls" if self._calls else "stop"
+        yield TurnEnd(self._usage(), finish_reason, tuple(self.reasoning))
+
+    def _finished_calls(self) -> Iterator[ToolCall]:
+        names = WireNames(self.request)
         earlier = (message for message in self.request.messages if isinstance(message, AssistantMessage))
         used_ids = {call.id for message in earlier for call in message.tool_calls}
         for index, call in enumerate(self._calls, 1):
-            if not (name := join_surrogates(call.name)[:TOOL_NAME_MAX_CHARS].strip()):
-                raise ModelError("The model called a tool without a name.")
+            name = names.ours(join_surrogates(call.name).strip())[:TOOL_NAME_MAX_CHARS]
+            if not name:
+                raise ModelError(FailureReason.MALFORMED_ANSWER, detail="A tool call has no name.")
             call_id = join_surrogates(call.id)[:TOOL_CALL_ID_MAX_CHARS]
             if not call_id or call_id in used_ids:
                 # Some servers send no ids, or count from 0 in every turn. A result must name its call.
@@ -197,148 +194,169 @@ class TurnReader(ABC):
             used_ids.add(call_id)
             arguments = join_surrogates("".join(call.arguments)).strip() or "{}"
             yield ToolCall(call_id, name, arguments)
-        # Some servers report no counts.
-        yield Usage(
-            estimate_tokens(transcript_chars(self.request)) if self.input_tokens is None else self.input_tokens,
-            estimate_tokens(self._characters) if self.output_tokens is None else self.output_tokens,
+
+    def _usage(self) -> Usage:
+        """The reported counts. Some servers report none, and some report 0: those are estimated. An empty answer may
+        have 0 tokens.
+        """
+        input_tokens = self.input_tokens or estimate_tokens(transcript_chars(self.request))
+        output_tokens = self.output_tokens
+        if not output_tokens and (output_tokens is None or self._characters):
+            output_tokens = estimate_tokens(self._characters)
+        estimated = not self.input_tokens or output_tokens != self.output_tokens
+        cached = min(self.cached_tokens, input_tokens)
+        return Usage(
+            input_tokens,
+            output_tokens,
+            cached,
+            min(self.cache_write_tokens, input_tokens - cached),
+            min(self.reasoning_tokens, output_tokens),
+            estimated,
         )
 
-    def _grow(self, characters: int) -> None:
-        self._characters += characters
-        if self._characters > settings.MODEL_OUTPUT_MAX_CHARS:
-            raise ModelError(f"The model wrote more than {settings.MODEL_OUTPUT_MAX_CHARS} characters in one turn.")
+    def partial_usage(self) -> Usage:
+        """What was used so far. A provider may have counted its output only up to now, or not at all."""
+        usage = self._usage()
+        return replace(usage, output_tokens=max(usage.output_tokens, estimate_tokens(self._characters)))
 
 
 class HttpModel(ABC):
-    """``ModelClient`` of a provider behind HTTP, for one event loop.
-
-    One generator makes the SDKs of all providers: ``sdk`` is the module of one.
-    """
+    """``ModelClient`` of a server behind HTTP."""
 
     path: ClassVar[str]
-    sdk: ClassVar[Any]
-    sdk_client: ClassVar[Any]
-    sdk_error: ClassVar[type[Exception]]
     reader: ClassVar[type[TurnReader]]
     reads_files = True
 
-    def __init__(self, provider: Provider) -> None:
-        """Raises ModelError for a key or an address that is not valid."""
-        url, key = provider.url, provider.key
-        if not re.fullmatch(r"[\x21-\x7e]*", key):
-            raise ModelError(f"{provider.key_setting} holds a character that is not valid in a key, such as a blank.")
-        if not is_web_address(url):
-            raise ModelError(f"{provider.url_setting} is not an http(s) address.")
-        self._provider, self._key = provider, key
-        self._failures: tuple[type[Exception], ...] = (BadStatus, self.sdk_error, *CONNECTION_FAILURES)
-        self._sdk = self.sdk_client(
-            base_url=url,
-            api_key=key or "none",  # the SDK needs a key, even if the server needs none
-            max_retries=0,
-            timeout=HTTP_TIMEOUT,
-            http_client=self.sdk.DefaultAioHttpClient(**http_options()),
-        )
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.url = server.base_url + self.path
+        self.headers = {
+            "Accept": "text/event-stream",
+            "Accept-Encoding": "identity",
+            "Content-Type": "application/json",
+            "User-Agent": "agent-workflow-service",
+            **(self.key_headers() if server.api_key else {}),
+            **dict(server.headers),
+        }
+        self.secrets = server.secrets()
+
+    def key_headers(self) -> dict[str, str]:
+        """The headers that hold the key."""
+        if self.server.is_azure:
+            return {"api-key": self.server.api_key}
+        return {"Authorization": f"Bearer {self.server.api_key}"}
 
     @staticmethod
     @abstractmethod
     def body(request: ModelRequest) -> dict[str, Any]:
-        """The request in the provider's format."""
-
-    async def open(self, request: ModelRequest) -> httpx2.Response:
-        """Post the request and return the response before its body."""
-        # Not the SDK's typed method, which goes through the whole transcript again and takes ten times the CPU.
-        stream: Any = self.sdk.AsyncStream[Any]
-        body = self.body(request)
-        response = await self._sdk.post(self.path, body=body, cast_to=httpx2.Response, stream=True, stream_cls=stream)
-        return cast(httpx2.Response, response)
-
-    async def aclose(self) -> None:
-        await self._sdk.close()
+        """The request in the provider's format, without the parameters' ``extra``."""
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         """See ``ModelClient.stream``."""
-        deadlines = _Deadlines()
-        reader, decoder = self.reader(request), SseDecoder()
+        deadlines, reader = _Deadlines(), self.reader(request, self.secrets)
+        content = to_text(self.body(request) | request.model.parameters.get("extra", {})).encode()
         try:
-            response = await deadlines.limit(self.open(request))
+            post = connections.session().post(self.url, data=content, headers=self.headers, allow_redirects=False)
+            response = await deadlines.limit(post)
             try:
-                chunks = response.aiter_bytes()
-                while not reader.ended and (chunk := await deadlines.limit(anext(chunks, None))) is not None:
-                    events = decoder.feed(chunk)
-                    for at in range(0, len(events), EVENTS_AT_ONCE):
-                        if at:
-                            await asyncio.sleep(0)
-                        text = "".join([self._read(reader, data) for data in events[at : at + EVENTS_AT_ONCE]])
-                        if text and (text := reader.text(text)):
-                            yield TextDelta(text)
+                if response.status != 200:
+                    body = await _error_body(response)
+                    raise refused(response.status, body, response.headers, self.secrets)
+                _check_is_stream(response)
+                async for text in self._texts(response, reader, deadlines):
+                    if text := reader.text(text):
+                        yield TextDelta(text)
                 for event in reader.finish():
                     yield event
-                await deadlines.drain(chunks)
+                await deadlines.drain(response.content.iter_any())
             finally:
-                await response.aclose()
+                if not response.content.at_eof():
+                    response.close()  # at its end, the connection can be used again
         except EventTooLong:
-            raise ModelError("The model provider's answer is malformed: an event is too long.") from None
-        except self._failures as error:
-            # The SDKs wrap the errors of the layers below them.
-            cause = error.__cause__ if isinstance(error, self.sdk_error) and error.__cause__ else error
-            if isinstance(cause, BadStatus):
-                raise self._status_error(cause, request.model) from None
-            logger.warning("no answer from the model provider: %s (%s)", type(error).__name__, type(cause).__name__)
-            raise self._connection_failure(cause) from None
+            raise ModelError(FailureReason.MALFORMED_ANSWER, detail="An event is too long.") from None
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise _failed(FailureReason.PROVIDER_UNREACHABLE, error) from None
+        except aiohttp.ClientResponseError as error:
+            raise _failed(FailureReason.MALFORMED_ANSWER, error) from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise _failed(FailureReason.CONNECTION_LOST, error) from None
 
-    def _read(self, reader: TurnReader, data: bytes) -> str:
+    async def _texts(
+        self, response: aiohttp.ClientResponse, reader: TurnReader, deadlines: _Deadlines
+    ) -> AsyncIterator[str]:
+        """The texts of the answer as they arrive. Some servers answer a whole document instead of a stream, whatever
+        type they name.
+        """
+        decoder, document = SseDecoder(), bytearray()
+        chunks = response.content.iter_any()
+        while not reader.ended and (chunk := await deadlines.limit(anext(chunks, None))) is not None:
+            if document or (decoder.is_fresh and chunk.lstrip()[:1] in (b"{", b"[")):
+                document += chunk
+                if len(document) > DOCUMENT_MAX_BYTES:
+                    raise EventTooLong
+                continue
+            events = decoder.feed(chunk)
+            for first in range(0, len(events), EVENTS_AT_ONCE):
+                if first:
+                    await asyncio.sleep(0)
+                texts, failed = self._read_events(reader, events[first : first + EVENTS_AT_ONCE])
+                if text := "".join(texts):
+                    yield text
+                if failed is not None:
+                    raise failed
+        if document:
+            yield self._read(reader, reader.read_document, bytes(document))
+            reader.ended = True
+
+    def _read_events(self, reader: TurnReader, events: list[bytes]) -> tuple[list[str], ModelError | None]:
+        """The texts before the first event that is an error, and that error."""
+        texts: list[str] = []
+        try:
+            for data in events:
+                texts.append(self._event(reader, data))
+        except ModelError as error:
+            return texts, error
+        return texts, None
+
+    def _event(self, reader: TurnReader, data: bytes) -> str:
         if data == b"[DONE]":
             reader.ended = True
-            return ""
-        if reader.ended:
-            return ""
+        return "" if reader.ended else self._read(reader, reader.read, data)
+
+    def _read(self, reader: TurnReader, read: Any, data: bytes) -> str:
         try:
             event = read_event(data)
-            failure = event.get("error")
-            if not failure:
-                return reader.read(event) + ""
-        except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
-            raise ModelError("The model provider's answer is malformed: an event could not be read.") from None
-        raise ModelError(f"The model provider stopped its answer: {self._detail(event)}")
+            if not event.get("error"):
+                text: str = read(event) + ""
+                reader.request.progress.usage = reader.partial_usage
+                return text
+        except NOT_VALID:
+            raise ModelError(FailureReason.MALFORMED_ANSWER, detail="An event could not be read.") from None
+        raise stopped(event, self.secrets)
 
-    def _status_error(self, error: BadStatus, model: str) -> ModelError:
-        status, url_setting = error.status, self._provider.url_setting
-        what = f"The model provider refused the request (HTTP {status})"
-        if status in (401, 403):
-            return ModelError(f"{what}: check {self._provider.key_setting}.")
-        if status == 404:
-            return ModelError(f"{what}: it has no model {model!r}, or {url_setting} is not its address.")
-        if status == 429:
-            return ModelError(f"{what}: its rate limit or quota is exceeded. Try again later.")
-        if status >= 500:
-            return ModelError(f"The model provider has an internal error (HTTP {status}). Try again later.")
-        if status < 400:
-            return ModelError(
-                f"The model provider answered with HTTP {status} instead of a stream: check {url_setting}."
-            )
-        try:
-            detail = self._detail(json.loads(error.body))
-        except (ValueError, RecursionError):
-            detail = NO_REASON
-        return ModelError(f"{what}: {detail}")
 
-    def _detail(self, body: Any) -> str:
-        """The provider's own message, short and without anything like a key: some providers quote the key."""
-        error = body.get("error") if isinstance(body, dict) else None
-        message = error.get("message") if isinstance(error, dict) else error
-        if not isinstance(message, str) or not message.strip():
-            return NO_REASON
-        message = message[:ERROR_BODY_MAX_BYTES]
-        message = message.replace(self._key, "[key]") if self._key else message
-        return shorten(KEY_LIKE.sub("[key]", join_surrogates(message)), ERROR_DETAIL_MAX_CHARS)
+def _check_is_stream(response: aiohttp.ClientResponse) -> None:
+    if response.headers.get("Content-Encoding", "identity") != "identity":
+        raise ModelError(FailureReason.MALFORMED_ANSWER, detail="The answer is compressed.")
+    if response.content_type not in STREAM_TYPES:
+        raise ModelError(FailureReason.NOT_A_STREAM, detail=f"The answer is {response.content_type}.", status=200)
 
-    def _connection_failure(self, cause: BaseException) -> ModelError:
-        """Without the texts of the exceptions, which hold addresses and headers."""
-        if isinstance(cause, (httpx2.ConnectError, httpx2.ConnectTimeout)):
-            return ModelError(
-                f"The model provider could not be reached. If this continues, check {self._provider.url_setting}."
-            )
-        return ModelError("The connection to the model provider broke.")
+
+async def _error_body(response: aiohttp.ClientResponse) -> bytes:
+    """The first bytes of the body, as far as they come within ERROR_BODY_SECONDS."""
+    body = bytearray()
+    with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
+        async with asyncio.timeout(ERROR_BODY_SECONDS):
+            async for part in response.content.iter_any():
+                body += part
+                if len(body) > ERROR_BODY_MAX_BYTES:
+                    break
+    return bytes(body)
+
+
+def _failed(reason: FailureReason, error: Exception) -> ModelError:
+    """Without the texts of the exceptions, which hold addresses and headers."""
+    return ModelError(reason, detail=type(error).__name__)
 
 
 class _Deadlines:
@@ -349,7 +367,7 @@ class _Deadlines:
         self._end = self._loop.time() + settings.MODEL_TIMEOUT_SECONDS
 
     async def limit(self, awaited: Awaitable[Any]) -> Any:
-        """Raises ModelTimeout. The SDKs limit each read only, so a slow stream would never end."""
+        """Raises ModelError. A limit of each read alone would let a slow stream go on for ever."""
         scope = asyncio.timeout_at(min(self._end, self._loop.time() + settings.MODEL_STALL_SECONDS))
         try:
             async with scope:
@@ -357,9 +375,7 @@ class _Deadlines:
         except TimeoutError:
             if not scope.expired():
                 raise
-        if scope.when() == self._end:
-            raise ModelTimeout(f"The model took longer than {settings.MODEL_TIMEOUT_SECONDS:g} seconds.")
-        raise ModelTimeout(f"The model sent nothing for {settings.MODEL_STALL_SECONDS:g} seconds.")
+        raise ModelError(FailureReason.TIME_OUT if scope.when() == self._end else FailureReason.STALLED)
 
     async def drain(self, chunks: AsyncIterator[bytes]) -> None:
         """Read to the end of the body, if it comes at once."""
@@ -367,5 +383,5 @@ class _Deadlines:
             async with asyncio.timeout(DRAIN_SECONDS):
                 async for _ in chunks:
                     pass
-        except CONNECTION_FAILURES:
+        except (aiohttp.ClientError, OSError):
             return

@@ -1,23 +1,30 @@
-"""The adapter for OpenAI's chat completions and for other servers with the same API (OPENAI_BASE_URL)."""
+"""The adapter for OpenAI's chat completions and for the many servers with the same API, each with its dialect."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, cast
-
-import openai
-from django.conf import settings
+import json
+from typing import Any, cast
 
 from config.kernel.jsontext import to_text
-from runs.llm.base import AssistantMessage, AttachedFile, Message, ModelRequest, ToolCall, ToolMessage
+from runs.catalogue.dialects import Dialect
+from runs.llm.base import AssistantMessage, AttachedFile, ModelRequest, ToolCall, ToolMessage, UserMessage
 from runs.llm.http import HttpModel, TurnReader
-from runs.llm.transcript import arguments_object, data_url, file_text
+from runs.llm.names import wire_id, wire_name
+from runs.llm.transcript import arguments_object, data_url, file_text, schema_with_properties
+
+# What servers call a reasoning text. The first is the profile's name for both: vLLM renamed the field.
+REASONING_TEXT = ("reasoning_content", "reasoning")
+# The texts of an item of ``reasoning_details``, which arrive in parts.
+DETAIL_TEXTS = ("text", "summary")
 
 
 class OpenAITurn(TurnReader):
-    def __init__(self, request: ModelRequest) -> None:
-        super().__init__(request)
+    def __init__(self, request: ModelRequest, secrets: tuple[str, ...] = ()) -> None:
+        super().__init__(request, secrets)
         self._by_index: dict[Any, Any] = {}
         self._last: Any = None
+        field = request.model.dialect.reasoning_field
+        self._reasoning_fields = REASONING_TEXT if field == REASONING_TEXT[0] else (field,) if field else ()
 
     def is_complete(self) -> bool:
         # Some servers omit the last line. After the finish reason only counts can follow.
@@ -25,16 +32,59 @@ class OpenAITurn(TurnReader):
 
     def read(self, event: dict[str, Any]) -> str:
         if usage := event.get("usage"):
-            self.input_tokens = self.count_tokens(usage.get("prompt_tokens"), self.input_tokens)
-            self.output_tokens = self.count_tokens(usage.get("completion_tokens"), self.output_tokens)
+            self._count(usage)
         choices = event.get("choices")
         if not choices:
             return ""
-        delta = choices[0].get("delta") or {}
         self.finish_reason = choices[0].get("finish_reason") or self.finish_reason
-        for part in delta.get("tool_calls") or ():
+        return self._read_message(choices[0].get("delta") or choices[0].get("message") or {})
+
+    def read_document(self, document: dict[str, Any]) -> str:
+        return self.read(document)
+
+    def _count(self, usage: dict[str, Any]) -> None:
+        self.input_tokens = self.count_tokens(usage.get("prompt_tokens"), self.input_tokens)
+        self.output_tokens = self.count_tokens(usage.get("completion_tokens"), self.output_tokens)
+        # DeepSeek has a field of its own.
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", usage.get("prompt_cache_hit_tokens"))
+        self.cached_tokens = self.count_tokens(cached, self.cached_tokens)
+        written = (usage.get("prompt_tokens_details") or {}).get("cache_write_tokens")
+        self.cache_write_tokens = self.count_tokens(written, self.cache_write_tokens)
+        reasoning = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens")
+        self.reasoning_tokens = self.count_tokens(reasoning, self.reasoning_tokens)
+
+    def _read_message(self, message: dict[str, Any]) -> str:
+        for field in self._reasoning_fields:
+            if reasoning := message.get(field):
+                self._reason(field, reasoning)
+                break
+        for part in message.get("tool_calls") or ():
             self._read_call(part)
-        return cast(str, (delta.get("content") or "") + (delta.get("refusal") or ""))
+        content = message.get("content") or ""
+        if isinstance(content, list):
+            content = "".join([self._read_part(part) for part in content])
+        return cast(str, content + (message.get("refusal") or ""))
+
+    def _read_part(self, part: dict[str, Any]) -> str:
+        """A part of a content that is a list: text, or the model's thinking (Mistral)."""
+        if part.get("type") == "thinking":
+            self._reason("content", [part])
+            return ""
+        return cast(str, part.get("text") or part.get("refusal") or "")
+
+    def _reason(self, field: str, value: str | list[dict[str, Any]]) -> None:
+        """Record reasoning as ``{"field", "value"}``, which goes back in that field: a text, or a list of items."""
+        self.grow(len(value) if isinstance(value, str) else len(json.dumps(value)))
+        if not self.request.model.dialect.reasoning_back:
+            return
+        if not self.reasoning or self.reasoning[-1]["field"] != field:
+            self.reasoning.append({"field": field, "value": value[:0]})
+        last = self.reasoning[-1]
+        if isinstance(value, str):
+            last["value"] += value
+        else:
+            for item in value:
+                _add_item(last["value"], item)
 
     def _read_call(self, part: dict[str, Any]) -> None:
         """The index tells calls apart; for servers that omit it or always send 0, a new id does."""
@@ -44,53 +94,126 @@ class OpenAITurn(TurnReader):
         if call is None or (call_id and call.id and call_id != call.id):
             call = self._by_index[index] = self.begin_call(call_id, function.get("name") or "")
         self._last = call
-        self.add_arguments(call, function.get("arguments") or "")
+        arguments = function.get("arguments") or ""
+        # Some servers send the arguments as an object.
+        self.add_arguments(call, to_text(arguments) if isinstance(arguments, dict) else arguments)
+
+
+def _add_item(items: list[dict[str, Any]], part: dict[str, Any]) -> None:
+    """Add a part of a list of reasoning. A part with the type and the index of the last item belongs to it: its texts
+    are appended, and its other fields (a signature comes last) are set.
+    """
+    last = items[-1] if items else None
+    same = last is not None and all(last.get(name) == part.get(name) for name in ("type", "index"))
+    if last is None or not same or "data" in part:  # encrypted data comes whole
+        items.append(dict(part))
+        return
+    for name, value in part.items():
+        if name == "thinking" and isinstance(value, list) and isinstance(last.get(name), list):
+            last[name] = [{"type": "text", "text": "".join(piece.get("text") or "" for piece in last[name] + value)}]
+        elif name in DETAIL_TEXTS and isinstance(last.get(name), str):
+            last[name] += value or ""
+        elif value is not None:
+            last[name] = value
 
 
 class OpenAIModel(HttpModel):
-    """``ModelClient`` of the provider ``openai``."""
-
     path = "/chat/completions"
-    sdk: ClassVar[Any] = openai
-    sdk_client = openai.AsyncOpenAI
-    sdk_error = openai.OpenAIError
     reader = OpenAITurn
 
     @staticmethod
     def body(request: ModelRequest) -> dict[str, Any]:
-        messages = [{"role": "system", "content": settings.MODEL_SYSTEM_PROMPT}] if settings.MODEL_SYSTEM_PROMPT else []
+        model, dialect, parameters = request.model, request.model.dialect, request.model.parameters
         values: dict[str, Any] = {
-            "model": request.model,
-            "messages": messages + [_message(message) for message in request.messages],
-            "max_completion_tokens": settings.MODEL_MAX_OUTPUT_TOKENS,
+            "model": model.provider_model,
+            "messages": _messages(request),
+            dialect.max_tokens_field: request.max_output_tokens,
             "stream": True,
-            "stream_options": {"include_usage": True},
         }
+        if dialect.stream_options:
+            values["stream_options"] = {"include_usage": True}
+        if dialect.prompt_cache_key:
+            values["prompt_cache_key"] = request.chat_id
+        if dialect.sampling:
+            names = {"temperature": "temperature", "topP": "top_p", "stop": "stop"}
+            values |= {names[name]: parameters[name] for name in names if name in parameters}
+        if "seed" in parameters:
+            values[dialect.seed_field] = parameters["seed"]
+        if effort := (request.tools and dialect.effort_with_tools) or parameters.get("reasoningEffort"):
+            values["reasoning_effort"] = effort
         if request.tools:
             values["tools"] = [
                 {
                     "type": "function",
-                    "function": {"name": tool.name, "description": tool.description, "parameters": tool.input_schema},
+                    "function": {
+                        "name": wire_name(tool.name),
+                        "description": tool.description,
+                        "parameters": schema_with_properties(tool.input_schema),
+                    },
                 }
                 for tool in request.tools
             ]
+            if dialect.parallel_tool_calls is not None:
+                values["parallel_tool_calls"] = dialect.parallel_tool_calls
         return values
 
 
-def _message(message: Message) -> dict[str, Any]:
-    if isinstance(message, ToolMessage):
-        # The format has no field for a failure, so the text says it.
-        content = f"Error: {message.content}" if message.is_error else message.content
-        return {"role": "tool", "tool_call_id": message.tool_call_id, "content": content}
-    if not isinstance(message, AssistantMessage):
-        if not message.files:
-            return {"role": "user", "content": message.text}
-        parts = [part for file in message.files for part in _file_parts(file)]
-        return {"role": "user", "content": [*parts, {"type": "text", "text": message.text}]}
-    if not message.tool_calls:
-        return {"role": "assistant", "content": message.text}
-    calls = [_call(call) for call in message.tool_calls]
-    return {"role": "assistant", "content": message.text or None, "tool_calls": calls}
+def _messages(request: ModelRequest) -> list[dict[str, Any]]:
+    """The messages of a request. A turn without text and calls is left out: some servers refuse it."""
+    model, dialect = request.model, request.model.dialect
+    found: list[dict[str, Any]] = []
+    if request.instructions:
+        found.append({"role": dialect.system_role, "content": request.instructions})
+    images: list[dict[str, Any]] = []
+    for message in request.messages:
+        if isinstance(message, ToolMessage):
+            found.append(_tool_message(message, dialect))
+            images += [part for file in message.files if file.data for part in _file_parts(file)]
+            continue
+        if images:
+            found.append({"role": "user", "content": images})
+            images = []
+        if isinstance(message, UserMessage):
+            found.append(_user_message(message))
+        elif message.text or message.tool_calls:
+            found.append(_assistant_message(message, model.origin, dialect))
+    return [*found, {"role": "user", "content": images}] if images else found
+
+
+def _tool_message(message: ToolMessage, dialect: Dialect) -> dict[str, Any]:
+    """The outcome of a call, as text: images, which the format does not allow here, follow the last outcome."""
+    # The format has no field for a failure, so the text says it.
+    content = f"Error: {message.content}" if message.is_error else message.content
+    content = "\n".join([content, *(file_text(file) for file in message.files if not file.data)])
+    return {"role": "tool", "tool_call_id": wire_id(message.tool_call_id, dialect.call_id_length), "content": content}
+
+
+def _user_message(message: UserMessage) -> dict[str, Any]:
+    if not message.files:
+        return {"role": "user", "content": message.text}
+    parts = [part for file in message.files for part in _file_parts(file)]
+    return {"role": "user", "content": [*parts, *_text_parts(message.text)]}
+
+
+def _assistant_message(message: AssistantMessage, origin: str, dialect: Dialect) -> dict[str, Any]:
+    values: dict[str, Any] = {"role": "assistant", "content": message.text}
+    if message.tool_calls:
+        values |= {"content": message.text or None, "tool_calls": [_call(call, dialect) for call in message.tool_calls]}
+    if not dialect.reasoning_back:
+        return values
+    if message.tool_calls and dialect.reasoning_field == REASONING_TEXT[0]:
+        # DeepSeek refuses a turn with calls that has none, also if another model made the calls.
+        values[REASONING_TEXT[0]] = ""
+    for item in message.reasoning if message.origin == origin else ():
+        back = item["value"]
+        if item["field"] == "content":
+            back = [*back, *_text_parts(message.text)]
+        values[item["field"]] = back
+    return values
+
+
+def _text_parts(text: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text}] if text else []
 
 
 def _file_parts(file: AttachedFile) -> list[dict[str, Any]]:
@@ -103,7 +226,7 @@ def _file_parts(file: AttachedFile) -> list[dict[str, Any]]:
     return parts
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
+def _call(call: ToolCall, dialect: Dialect) -> dict[str, Any]:
     # Many servers parse the arguments and refuse the whole transcript if they are malformed.
-    arguments = to_text(arguments_object(call.arguments))
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+    function = {"name": wire_name(call.name), "arguments": to_text(arguments_object(call.arguments))}
+    return {"id": wire_id(call.id, dialect.call_id_length), "type": "function", "function": function}

@@ -35,9 +35,12 @@ class SseDecoder:
         self._data: list[bytes] = []
         # Of the lines in ``_data``, with their field names: a line without a value takes memory too.
         self._data_bytes = 0
+        # Whether nothing but white space was fed yet.
+        self.is_fresh = True
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The data of each event that this chunk completes. Raises EventTooLong."""
+        self.is_fresh = self.is_fresh and chunk.isspace()
         self._rest += chunk
         events: list[bytes] = []
         if b"\n" in chunk:

@@ -1,0 +1,50 @@
+"""The addresses that users configure: how they are read, for the check and for the connection alike."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+from urllib3.exceptions import LocationParseError
+from urllib3.util import Url, parse_url
+
+DEFAULT_PORTS = {"http": 80, "https": 443}
+# A server may redirect to any address. To read a very long one would hold up the event loop.
+URL_MAX_CHARS = 8 * 1024
+
+
+def parse(url: str, https_only: bool) -> Url:
+    """``url`` as both the check and the connection use it. Raises ValueError."""
+    if len(url) > URL_MAX_CHARS:
+        raise ValueError("The URL is too long.")
+    if any(character <= " " or character in "\\\x7f" for character in url):
+        raise ValueError("The URL must not contain spaces, control characters or backslashes.")
+    try:
+        parsed = parse_url(url)
+    except (LocationParseError, ValueError, UnicodeError):
+        raise ValueError("This is not a valid URL.") from None
+    if parsed.scheme not in DEFAULT_PORTS or not host_of(parsed):
+        raise ValueError("The URL must be absolute, with http or https.")
+    if https_only and parsed.scheme != "https":
+        raise ValueError("The URL must be https.")
+    if parsed.auth is not None:
+        raise ValueError("The URL must not contain credentials.")
+    if parsed.port == 0:
+        raise ValueError("This is not a valid URL.")
+    return parsed
+
+
+def host_of(parsed: Url) -> str:
+    """The host for the look-up.
+
+    An IPv4 address in octal, decimal or short form gets its usual form, and the last dot of a name is removed, so that
+    the check and the connection cannot read the host differently.
+    """
+    host = (parsed.host or "").strip("[]").rstrip(".")
+    with contextlib.suppress(OSError):
+        return socket.inet_ntoa(socket.inet_aton(host))
+    return host
+
+
+def port_of(parsed: Url) -> int:
+    return parsed.port or DEFAULT_PORTS[parsed.scheme or "http"]

@@ -1,0 +1,205 @@
+"""The adapter for OpenAI's Responses API, used without state at the provider: each turn sends the whole transcript
+with the encrypted reasoning of earlier turns.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from config.kernel.jsontext import to_text
+from runs.errors import FailureReason
+from runs.llm.base import (
+    AssistantMessage,
+    AttachedFile,
+    Message,
+    ModelError,
+    ModelRequest,
+    ToolCall,
+    ToolMessage,
+    UserMessage,
+)
+from runs.llm.http import HttpModel, TurnReader
+from runs.llm.names import wire_id, wire_name
+from runs.llm.refusals import stopped
+from runs.llm.transcript import (
+    MALFORMED_ARGUMENTS,
+    arguments_object,
+    data_url,
+    file_text,
+    in_order,
+    schema_with_properties,
+)
+
+
+class ResponsesTurn(TurnReader):
+    def __init__(self, request: ModelRequest, secrets: tuple[str, ...] = ()) -> None:
+        super().__init__(request, secrets)
+        # By the index of the output item. A call's arguments come in parts, and whole at the end.
+        self._calls_by_index: dict[Any, Any] = {}
+
+    def read(self, event: dict[str, Any]) -> str:
+        match event.get("type"):
+            case "response.output_text.delta" | "response.refusal.delta":
+                return self.said(event["delta"])
+            case "response.output_item.added":
+                self._begin_item(_index(event), event["item"])
+            case "response.function_call_arguments.delta":
+                self.add_arguments(self._calls_by_index[_index(event)], event["delta"])
+            case "response.output_item.done":
+                self._finish_item(_index(event), event["item"])
+            case "response.completed" | "response.incomplete" | "response.failed":
+                self._end(event["response"])
+            case "error":
+                raise stopped({"error": event}, self.secrets)
+        return ""
+
+    def read_document(self, document: dict[str, Any]) -> str:
+        text = ""
+        for index, item in enumerate(document["output"]):
+            self._begin_item(index, item)
+            if item["type"] == "message":
+                text += self.said("".join([part.get("text") or part.get("refusal") or "" for part in item["content"]]))
+            self._finish_item(index, item)
+        self._end(document)
+        return text
+
+    def _begin_item(self, index: Any, item: dict[str, Any]) -> None:
+        if item["type"] == "function_call":
+            self._calls_by_index[index] = self.begin_call(item["call_id"], item["name"])
+        elif item["type"] == "message" and item.get("phase"):
+            self.keep({"phase": item["phase"]})
+
+    def _finish_item(self, index: Any, item: dict[str, Any]) -> None:
+        if item["type"] == "reasoning":
+            # ``status`` is not accepted back, and without the encrypted content the item means nothing.
+            if item.get("encrypted_content"):
+                self.grow(len(json.dumps(item)))
+                self.keep({name: value for name, value in item.items() if name != "status" and value is not None})
+        elif item["type"] == "function_call":
+            call = self._calls_by_index.get(index) or self.begin_call(item["call_id"], item["name"])
+            if not any(call.arguments):
+                self.add_arguments(call, item["arguments"])
+
+    def _end(self, response: dict[str, Any]) -> None:
+        usage = response.get("usage") or {}
+        self.input_tokens = self.count_tokens(usage.get("input_tokens"), self.input_tokens)
+        self.output_tokens = self.count_tokens(usage.get("output_tokens"), self.output_tokens)
+        details = usage.get("input_tokens_details") or {}
+        self.cached_tokens = self.count_tokens(details.get("cached_tokens"), self.cached_tokens)
+        self.cache_write_tokens = self.count_tokens(details.get("cache_write_tokens"), self.cache_write_tokens)
+        reasoning = (usage.get("output_tokens_details") or {}).get("reasoning_tokens")
+        self.reasoning_tokens = self.count_tokens(reasoning, self.reasoning_tokens)
+        match response.get("status"):
+            case "failed":
+                raise stopped({"error": response.get("error") or {}}, self.secrets)
+            case "incomplete":
+                self.finish_reason = (response.get("incomplete_details") or {}).get("reason")
+            case "cancelled":
+                raise ModelError(FailureReason.CONNECTION_LOST, detail="The provider cancelled the answer.")
+            case "completed" if self._was_cut():
+                self.finish_reason = "max_output_tokens"
+        self.ended = True
+
+    def _was_cut(self) -> bool:
+        """Whether an answer that is said to be completed reached the output limit: llama.cpp does not say so."""
+        if (self.output_tokens or 0) < self.request.max_output_tokens:
+            return False
+        last = self._calls[-1] if self._calls else None
+        return last is None or MALFORMED_ARGUMENTS in arguments_object("".join(last.arguments))
+
+
+def _index(event: dict[str, Any]) -> Any:
+    """The index of an event's output item, or its id: llama.cpp sends no index, and calls have ``call_id`` only."""
+    item = event.get("item") or {}
+    return event.get("output_index", event.get("item_id") or item.get("id") or item.get("call_id"))
+
+
+class ResponsesModel(HttpModel):
+    path = "/responses"
+    reader = ResponsesTurn
+
+    @staticmethod
+    def body(request: ModelRequest) -> dict[str, Any]:
+        model, dialect, parameters = request.model, request.model.dialect, request.model.parameters
+        origin = model.origin if dialect.reasoning_back else None
+        values: dict[str, Any] = {
+            "model": model.provider_model,
+            "input": [item for message in request.messages for item in _items(message, origin)],
+            "max_output_tokens": request.max_output_tokens,
+            "stream": True,
+            "store": False,
+        }
+        if dialect.reasoning_back:
+            values["include"] = ["reasoning.encrypted_content"]
+        if request.instructions:
+            values["instructions"] = request.instructions
+        if dialect.prompt_cache_key:
+            values["prompt_cache_key"] = request.chat_id
+        if dialect.sampling:
+            names = {"temperature": "temperature", "topP": "top_p"}
+            values |= {names[name]: parameters[name] for name in names if name in parameters}
+        if "reasoningEffort" in parameters:
+            values["reasoning"] = {"effort": parameters["reasoningEffort"]}
+        if request.tools:
+            values["tools"] = [
+                {
+                    "type": "function",
+                    "name": wire_name(tool.name),
+                    "description": tool.description,
+                    "parameters": schema_with_properties(tool.input_schema),
+                    "strict": False,
+                }
+                for tool in request.tools
+            ]
+            if dialect.parallel_tool_calls is not None:
+                values["parallel_tool_calls"] = dialect.parallel_tool_calls
+        return values
+
+
+def _items(message: Message, origin: str | None) -> list[dict[str, Any]]:
+    if isinstance(message, ToolMessage):
+        return [_output(message)]
+    if isinstance(message, UserMessage):
+        parts = [part for file in message.files for part in _file_parts(file)]
+        if message.text or not parts:
+            parts.append({"type": "input_text", "text": message.text})
+        return [{"role": "user", "content": parts}]
+    return _turn_items(message, origin)
+
+
+def _output(message: ToolMessage) -> dict[str, Any]:
+    # The format has no field for a failure, so the text says it.
+    text = f"Error: {message.content}" if message.is_error else message.content
+    output: str | list[dict[str, Any]] = text
+    if message.files:
+        output = [{"type": "input_text", "text": text}]
+        output += [part for file in message.files for part in _file_parts(file)]
+    return {"type": "function_call_output", "call_id": wire_id(message.tool_call_id), "output": output}
+
+
+def _turn_items(message: AssistantMessage, origin: str | None) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    phase: dict[str, Any] = {}
+    for part in in_order(message, origin):
+        if isinstance(part, str):
+            items.append({"role": "assistant", "content": part} | phase)
+        elif isinstance(part, ToolCall):
+            arguments = to_text(arguments_object(part.arguments))
+            call = {"type": "function_call", "call_id": wire_id(part.id), "name": wire_name(part.name)}
+            items.append(call | {"arguments": arguments})
+        elif "phase" in part:
+            phase = part
+        else:
+            items.append(part)
+    return items
+
+
+def _file_parts(file: AttachedFile) -> list[dict[str, Any]]:
+    """The file's label and text, and the file itself if it is not text."""
+    parts: list[dict[str, Any]] = [{"type": "input_text", "text": file_text(file)}]
+    if file.data is not None and file.content_type.startswith("image/"):
+        parts.append({"type": "input_image", "image_url": data_url(file), "detail": "auto"})
+    elif file.data is not None:
+        parts.append({"type": "input_file", "filename": file.name, "file_data": data_url(file)})
+    return parts

@@ -1,0 +1,195 @@
+"""Why a provider refused a request or stopped an answer, from its status and its body in all known shapes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Collection, Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from config.kernel import clock
+from runs.errors import FailureReason
+from runs.llm.base import ModelError
+from runs.tools.base import clean_text, shorten
+
+DETAIL_MAX_CHARS = 300
+# Of a provider's message: an error event can be as long as any other.
+SAID_MAX_CHARS = 16 * 1024
+LOCATION_MAX_PARTS = 10
+TRANSIENT = {408, 409, 425}
+BY_STATUS = {
+    401: FailureReason.PROVIDER_UNAUTHORIZED,
+    402: FailureReason.PROVIDER_QUOTA_EXCEEDED,
+    403: FailureReason.PROVIDER_UNAUTHORIZED,
+    404: FailureReason.MODEL_UNKNOWN,
+    413: FailureReason.CONTEXT_TOO_LONG,
+    429: FailureReason.PROVIDER_RATE_LIMITED,
+}
+# What servers say, in lower case, of a request that has more tokens than the model's window.
+TOO_LONG = (
+    "context_length_exceeded",  # OpenAI, Azure, Groq
+    "exceed_context_size",  # llama.cpp
+    "available context size",
+    "context size has been exceeded",
+    "prompt is too long",  # Anthropic
+    "exceed context limit",
+    "model_context_window_exceeded",
+    "maximum context length",  # OpenAI, vLLM, DeepSeek, Mistral, OpenRouter
+    "context window",  # OpenAI Responses
+    "contextwindowexceeded",  # LiteLLM
+    "exceeds the context",
+    "exceeded max context",  # Ollama
+    "longer than the model's context",  # SGLang
+    "greater than the context length",  # LM Studio
+    "context length of only",
+    "exceeds the maximum number of tokens",  # Gemini
+    "maximum prompt length",  # xAI
+    "exceeded model token limit",  # Moonshot
+    "too many tokens",  # Cohere
+    "reduce the length of the messages",
+    "input is too long",  # Bedrock
+    "`inputs` tokens",  # text-generation-inference
+    "max_tokens must be at least 1",  # vLLM, when the input fills the window
+)
+FILTERED = (
+    "content_filter",
+    "content filter",
+    "content_policy",
+    "content management policy",
+    "responsibleaipolicyviolation",
+    "usage polic",
+    "policy_violation",
+    "bio_policy",
+    "was flagged",
+)
+# What servers say with another status than 404.
+UNKNOWN_MODEL = (
+    "model_not_found",  # OpenAI, Groq
+    "invalid model name",  # LiteLLM
+    "not a valid model",  # OpenRouter
+    "model not exist",  # DeepSeek
+    "invalid model:",  # Mistral
+    "model identifier is invalid",  # Bedrock
+)
+NO_QUOTA = ("insufficient_quota", "billing", "credit balance", "insufficient balance", "insufficient credits")
+# The types and codes of errors within a stream.
+BY_TYPE = (
+    ("rate_limit", FailureReason.PROVIDER_RATE_LIMITED),
+    ("authentication", FailureReason.PROVIDER_UNAUTHORIZED),
+    ("permission", FailureReason.PROVIDER_UNAUTHORIZED),
+    ("not_found", FailureReason.MODEL_UNKNOWN),
+    ("invalid", FailureReason.REQUEST_REFUSED),
+)
+# A key of a known form, one with stars in its middle, and the password of an address.
+KEY_LIKE = re.compile(
+    r"(?<![\w.\-])(?:[\w.\-]*+\*{3,}[\w*.\-]*|(?:g?sk|pk|xai|key)[-_][\w.\-]{6,})|Bearer \S+|//[^/\s@]*@"
+)
+
+
+def refused(status: int, body: bytes, headers: Mapping[str, str], secrets: Collection[str]) -> ModelError:
+    """The error for an answer with another status than 200."""
+    document: Any = None
+    # Some servers send the error as the first event of a stream.
+    event = next((line[5:] for line in body.splitlines() if line.startswith(b"data:")), body)
+    with contextlib.suppress(ValueError, RecursionError):
+        document = json.loads(event)
+    return _refused(status, document, headers, secrets)
+
+
+def _refused(status: int, document: Any, headers: Mapping[str, str], secrets: Collection[str]) -> ModelError:
+    reason = BY_STATUS.get(status)
+    if reason is None:
+        if status in TRANSIENT or status >= 500:
+            reason = FailureReason.PROVIDER_UNAVAILABLE
+        elif status < 400:
+            reason = FailureReason.NOT_A_STREAM
+        else:
+            reason = FailureReason.REQUEST_REFUSED
+    text = _said(document)
+    if status >= 400:
+        reason = _by_text(document, text, status) or reason
+    return ModelError(reason, detail=redacted(text, secrets), status=status, retry_after=retry_after(headers))
+
+
+def stopped(document: Any, secrets: Collection[str]) -> ModelError:
+    """The error for an error event within a stream, or for a document that is one."""
+    code, kind = _words(document)
+    if re.fullmatch("[45][0-9][0-9]", code):
+        return _refused(int(code), document, {}, secrets)
+    kind = f"{kind} {code}".lower()
+    reason = next((reason for part, reason in BY_TYPE if part in kind), FailureReason.PROVIDER_UNAVAILABLE)
+    text = _said(document)
+    return ModelError(_by_text(document, text) or reason, detail=redacted(text, secrets))
+
+
+def _words(document: Any) -> tuple[str, str]:
+    """The error's code and type."""
+    if isinstance(document, list) and document:
+        document = document[0]  # Gemini
+    if not isinstance(document, dict):
+        return "", ""
+    error = document.get("error")
+    fields = error if isinstance(error, dict) else document
+    code, kind = (
+        str(word)[:100] if isinstance(word, str | int) else "" for word in (fields.get("code"), fields.get("type"))
+    )
+    return code, kind
+
+
+def _by_text(document: Any, text: str, status: int = 400) -> FailureReason | None:
+    """What the words say. The words of a rate limit (429) may be about the size of a request."""
+    said = " ".join([text, *_words(document)]).lower()
+    if status < 500 and any(sign in said for sign in NO_QUOTA):
+        return FailureReason.PROVIDER_QUOTA_EXCEEDED
+    if status == 429:
+        return None
+    if any(sign in said for sign in TOO_LONG):
+        return FailureReason.CONTEXT_TOO_LONG
+    if status < 500 and any(sign in said for sign in UNKNOWN_MODEL):
+        return FailureReason.MODEL_UNKNOWN
+    return FailureReason.CONTENT_FILTERED if any(sign in said for sign in FILTERED) else None
+
+
+def _said(document: Any) -> str:
+    return _text_of(document)[:SAID_MAX_CHARS]
+
+
+def _text_of(value: Any, depth: int = 0) -> str:
+    """The provider's message in the known shapes: a text, a list with a first error, or an object with ``error``,
+    ``message``, ``detail`` or ``msg``, which has one of these shapes again.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value and depth < 6:
+        return _text_of(value[0], depth + 1)
+    if not isinstance(value, dict) or depth >= 6:
+        return ""
+    found = (value.get(name) for name in ("error", "message", "detail", "msg", "errors"))
+    text = next((text for part in found if part and (text := _text_of(part, depth + 1))), "")
+    if isinstance(value.get("loc"), list):
+        text = f"{'.'.join(map(str, value['loc'][:LOCATION_MAX_PARTS]))}: {text}"
+    metadata = value.get("metadata")
+    if isinstance(metadata, dict) and isinstance(metadata.get("raw"), str):
+        text = f"{text}: {metadata['raw']}"  # OpenRouter, which quotes the server behind it
+    return text
+
+
+def redacted(text: str, secrets: Collection[str]) -> str:
+    """``text`` for staff: short and without anything like a key. Some providers quote the key."""
+    text = clean_text(text)
+    for secret in secrets:
+        text = text.replace(secret, "[key]")
+    return shorten(KEY_LIKE.sub("[key]", text).strip(), DETAIL_MAX_CHARS)
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """The seconds that the provider asks to wait: ``retry-after-ms``, or ``Retry-After`` as seconds or as a date."""
+    for name, unit in (("retry-after-ms", 1000.0), ("Retry-After", 1.0)):
+        text = headers.get(name, "").strip()
+        if re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,9})?", text):
+            return float(text) / unit
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        return max(0.0, (parsedate_to_datetime(headers.get("Retry-After", "")) - clock.now()).total_seconds())
+    return None

@@ -1,0 +1,41 @@
+"""When which model is asked again after a request failed. Decides only; the engine records the decision and waits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django.conf import settings
+
+from runs.llm.base import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class NextRequest:
+    model: str
+    delay_seconds: float
+
+
+def after(error: ModelError, asked: Sequence[str], chain: Sequence[str], seconds_left: float) -> NextRequest | None:
+    """What follows a failed request; None if nothing does.
+
+    ``asked`` are the models of the turn's failed requests, the last one included; ``chain`` are the models that the
+    run may ask, in order. A wait never goes past ``seconds_left``, the run's time.
+    """
+    model = asked[-1]
+    tries = asked.count(model)
+    if error.retried and tries < settings.MODEL_ATTEMPTS:
+        delay = wait_seconds(tries, error.retry_after)
+        if delay < seconds_left:
+            return NextRequest(model, delay)
+    following = next((name for name in chain if name not in asked), None)
+    return NextRequest(following, 0.0) if following is not None and seconds_left > 0 else None
+
+
+def wait_seconds(tries: int, retry_after: float | None) -> float:
+    """What the provider asked for, up to a limit; otherwise a backoff with full jitter."""
+    if retry_after is not None:
+        return min(retry_after, settings.MODEL_RETRY_AFTER_MAX_SECONDS)
+    longest = settings.MODEL_RETRY_SECONDS * 2 ** (tries - 1)
+    return random.uniform(0.0, min(longest, settings.MODEL_RETRY_AFTER_MAX_SECONDS))  # noqa: S311
