@@ -1,4 +1,4 @@
-"""The models and tools that runs may use, cached in each process.
+"""The models, tools and agents that runs may use, cached in each process.
 
 Every turn and every call needs them and the rows change rarely, so a process reads them at most once in
 ``MAX_AGE_SECONDS``.
@@ -7,13 +7,17 @@ Every turn and every call needs them and the rows change rarely, so a process re
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from config.kernel.encryption import DecryptionFailed
-from runs.models import AgentModel, Tool
+from runs.catalogue import versions
+from runs.catalogue.definitions import ModelDefinition
+from runs.catalogue.versions import AgentDefinition, ListedAgent
+from runs.models import Agent, AgentModel, Run, Tool
 from runs.tools.base import ToolDefinition
 
 logger = logging.getLogger(__name__)
@@ -23,16 +27,33 @@ MAX_AGE_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Catalogue:
-    models: dict[str, AgentModel]
+    models: dict[str, ModelDefinition]
     tools: dict[str, ToolDefinition]
-    read_at: float = field(default_factory=time.monotonic)
+    # Of each model, also of a disabled one: runs that use it go on with them.
+    fallbacks: dict[str, list[str]] = field(default_factory=dict)
+    agents: dict[str, ListedAgent] = field(default_factory=dict)
+    read_at: float = 0.0
 
-    def default_model(self) -> AgentModel | None:
+    def default_model(self) -> ModelDefinition | None:
         return next((model for model in self.models.values() if model.is_default), None)
 
-    def model(self, name: str | None) -> AgentModel | None:
+    def model(self, name: str | None) -> ModelDefinition | None:
         """The enabled model of that name; the default one for None."""
         return self.models.get(name) if name is not None else self.default_model()
+
+    def chain(self, requested: str | None, resolved: str | None) -> list[ModelDefinition]:
+        """The models that a run may ask, in order: from the one that answered last, or else the requested one, through
+        the fallbacks of the requested one. A run that named none, or one that is deleted, keeps the one that answered
+        last, with its fallbacks.
+        """
+        default = self.default_model()
+        first = requested or (default.name if default else None)
+        names = [first, *self.fallbacks.get(first, ())] if first else []
+        if resolved and resolved not in names and (requested is None or requested not in self.fallbacks):
+            names = [resolved, *self.fallbacks.get(resolved, ())]
+        models = [self.models[name] for name in dict.fromkeys(names) if name in self.models]
+        at = next((at for at, model in enumerate(models) if model.name == resolved), 0)
+        return models[at:] + models[:at]
 
     def tools_for(self, allowed: list[str] | None) -> dict[str, ToolDefinition]:
         """The enabled tools whose names are in ``allowed``, or all for None."""
@@ -42,14 +63,25 @@ class Catalogue:
 
 
 _lock = threading.Lock()
+_refreshing = threading.Lock()
 _current: Catalogue | None = None
 
 
 def read() -> Catalogue:
-    """The enabled models and tools, at most ``MAX_AGE_SECONDS`` old."""
+    """The enabled models, tools and agents, at most twice ``MAX_AGE_SECONDS`` old.
+
+    Of all threads that find them older than once that time, one reads them. Until it has, the others use the older
+    ones.
+    """
     current = _current
-    if current is None or time.monotonic() - current.read_at > MAX_AGE_SECONDS:
-        current = refresh()
+    age = math.inf if current is None else time.monotonic() - current.read_at
+    if current is None or age > 2 * MAX_AGE_SECONDS:
+        return refresh()
+    if age > MAX_AGE_SECONDS and _refreshing.acquire(blocking=False):
+        try:
+            return refresh()
+        finally:
+            _refreshing.release()
     return current
 
 
@@ -63,18 +95,34 @@ def remembered() -> Catalogue:
 def refresh() -> Catalogue:
     """Read the catalogue now."""
     global _current
+    begun = time.monotonic()
     current = Catalogue(
-        models={model.name: model for model in AgentModel.objects.filter(enabled=True).order_by("name")},
+        models={model.name: model for model in _models()},
         tools={tool.name: tool for tool in _tools()},
+        fallbacks=_fallbacks(),
+        agents=versions.listed(),
+        read_at=begun,
     )
     with _lock:
-        _current = current
+        # Another thread may have begun later, and seen more.
+        if _current is None or _current.read_at < begun:
+            _current = current
     return current
 
 
-def find_model(name: str | None) -> AgentModel | None:
-    """``Catalogue.model``; a name that this process does not know is looked up in the database."""
-    return remembered().model(name) or refresh().model(name)
+def find_models(requested: str | None, resolved: str | None) -> list[ModelDefinition]:
+    """``Catalogue.chain``; if this process knows none, it looks in the database."""
+    return remembered().chain(requested, resolved) or refresh().chain(requested, resolved)
+
+
+def models_of(run: Run) -> list[ModelDefinition]:
+    """``find_models`` for a run."""
+    return find_models(requested_model(run, versions.of_run(run.agent)), run.resolved_model)
+
+
+def requested_model(run: Run, agent: AgentDefinition | None) -> str | None:
+    """The model that the run's request named, or that of its agent; None for the default one."""
+    return run.requested_model or (agent.model if agent else None)
 
 
 def learn_tools(names: Collection[str]) -> None:
@@ -83,14 +131,48 @@ def learn_tools(names: Collection[str]) -> None:
         refresh()
 
 
+def find_agent(reference: str) -> AgentDefinition | None:
+    """The version that ``name`` (its current one) or ``name@3`` means; None if there is no such enabled agent. A name
+    that this process does not know is looked up in the database.
+    """
+    if (parsed := versions.parse_reference(reference)) is None:
+        return None
+    name, number = parsed
+    agents = read().agents
+    if name not in agents and Agent.objects.filter(name=name, enabled=True).exists():
+        agents = refresh().agents
+    return versions.find(name, number or agents[name].version) if name in agents else None
+
+
+def _models() -> Iterator[ModelDefinition]:
+    """The enabled models of enabled providers without those that cannot be read, which are logged."""
+    enabled = AgentModel.objects.filter(enabled=True, provider__enabled=True).select_related("provider")
+    try:
+        rows = list(enabled.order_by("name"))
+    except DecryptionFailed:
+        logger.error("models whose provider has secrets are left out: no key of ENCRYPTION_KEYS decrypts them")
+        rows = list(enabled.filter(provider__api_key=None, provider__headers=None).order_by("name"))
+    for row in rows:
+        try:
+            yield ModelDefinition.from_row(row)
+        except ValueError as error:
+            logger.error("the model %s is left out: %s", row.name, error)
+
+
+def _fallbacks() -> dict[str, list[str]]:
+    rows = AgentModel.objects.values_list("name", "fallbacks")
+    lists = {name: others if isinstance(others, list) else [] for name, others in rows}
+    return {name: [other for other in others if isinstance(other, str)] for name, others in lists.items()}
+
+
 def _tools() -> Iterator[ToolDefinition]:
     """The enabled tools without those that cannot be read, which are logged, so that only their own calls fail."""
     enabled = Tool.objects.filter(enabled=True).order_by("name")
     try:
         rows = list(enabled)
     except DecryptionFailed:
-        logger.error("tools with secret headers are left out: no key of ENCRYPTION_KEYS decrypts them")
-        rows = list(enabled.filter(secret_headers=None))
+        logger.error("tools with secrets are left out: no key of ENCRYPTION_KEYS decrypts them")
+        rows = list(enabled.filter(secret_headers=None, signing_secret=None))
     for row in rows:
         try:
             yield ToolDefinition.from_row(row)
@@ -103,3 +185,4 @@ def forget() -> None:
     global _current
     with _lock:
         _current = None
+    versions.forget()

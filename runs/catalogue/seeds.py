@@ -9,6 +9,12 @@ from django.apps import apps as installed
 from runs.tools import builtin
 
 # Column values, which a migration reads. Prices are micro-credits per 1,000 tokens.
+PROVIDERS: list[dict[str, Any]] = [
+    {"name": "demo", "kind": "demo"},
+    # Their addresses and keys come from the environment until staff set others.
+    {"name": "openai", "kind": "openai"},
+    {"name": "anthropic", "kind": "anthropic"},
+]
 MODELS: list[dict[str, Any]] = [
     {
         "name": "demo",
@@ -17,6 +23,8 @@ MODELS: list[dict[str, Any]] = [
         "provider_model": "demo",
         "price_in": 500_000,
         "price_out": 1_500_000,
+        # So that a new user's credits suffice for many runs side by side: credits are held for it.
+        "max_output_tokens": 4096,
         "is_default": True,
         "enabled": True,
     }

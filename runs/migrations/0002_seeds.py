@@ -8,14 +8,18 @@ from django.contrib.auth.management import create_permissions
 from django.db import migrations
 
 from runs.catalogue import roles
-from runs.catalogue.seeds import MODELS
+from runs.catalogue.seeds import MODELS, PROVIDERS
 
 APPS = ["admin", "apikeys", "auth", "chats", "credits", "runs", "webhooks"]
 
 
 def add_models(apps, schema_editor):
+    Provider = apps.get_model("runs", "Provider")
+    for row in PROVIDERS:
+        Provider.objects.get_or_create(name=row["name"], defaults=row)
     for row in MODELS:
-        apps.get_model("runs", "AgentModel").objects.get_or_create(name=row["name"], defaults=row)
+        values = row | {"provider": Provider.objects.get(name=row["provider"])}
+        apps.get_model("runs", "AgentModel").objects.get_or_create(name=row["name"], defaults=values)
 
 
 def add_roles(apps, schema_editor):

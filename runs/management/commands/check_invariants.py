@@ -1,9 +1,11 @@
 """Look for anything in the database that must never be."""
 
+from contextlib import closing
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from config.management.progress import Progress
 from runs import lifecycle
 
 
@@ -12,8 +14,14 @@ class Command(BaseCommand):
         "Check runs, streams, tool calls, credits, webhooks and chats against their rules; say what is wrong, exit 1."
     )
 
-    def handle(self, *args: Any, **options: Any) -> None:
-        found = lifecycle.violations(self.stderr.write)
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--no-workers", action="store_true", help="for the copy of a backup: runs wait there for workers"
+        )
+
+    def handle(self, *args: Any, no_workers: bool = False, **options: Any) -> None:
+        with closing(Progress(self.stderr, line_seconds=0)) as progress:
+            found = lifecycle.violations(progress.show, workers=not no_workers)
         for line in found:
             self.stdout.write(line)
         if found:

@@ -1,0 +1,165 @@
+"""What a server or a model wants otherwise than its protocol says: profiles by provider and model, and what staff
+set.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from runs.catalogue.providers import Server
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """The names in the admin and in the catalogue file are these in camelCase."""
+
+    # The field of the output limit (chat completions).
+    max_tokens_field: str = "max_tokens"
+    # Whether the request asks for token counts at the end of the stream (chat completions).
+    stream_options: bool = True
+    # The role of the instructions (chat completions): ``system``, ``developer`` or ``user``.
+    system_role: str = "system"
+    image_input: bool = True
+    # PDF files as they are.
+    file_input: bool = True
+    # Whether images that tools return go to the model. Chat completions have them in a user's message.
+    tool_images: bool = True
+    # Sent as given; None leaves the server's default.
+    parallel_tool_calls: bool | None = None
+    # Whether requests have a ``prompt_cache_key``, or cache breakpoints (anthropic).
+    prompt_cache_key: bool = False
+    # The field of a message that holds its reasoning (chat completions); empty if the server has none.
+    reasoning_field: str = "reasoning_content"
+    # Whether the reasoning of earlier turns is sent back.
+    reasoning_back: bool = False
+    # Whether temperature and topP are accepted, and stop (chat completions).
+    sampling: bool = True
+    # The field of the parameter ``seed`` (chat completions): ``seed`` or ``random_seed``.
+    seed_field: str = "seed"
+    # ``reasoning_effort`` of requests with tools, whatever the parameters say (chat completions).
+    effort_with_tools: str = ""
+    # Whether the model decides how much it thinks, by an effort instead of a number of tokens (anthropic).
+    adaptive_thinking: bool = False
+    # The length that the ids of tool calls must have; 0 for any (chat completions).
+    call_id_length: int = 0
+
+
+NAMES = {re.sub(r"_(.)", lambda found: found[1].upper(), field.name): field.name for field in fields(Dialect)}
+CHOICES = {
+    "max_tokens_field": ("max_tokens", "max_completion_tokens"),
+    "system_role": ("system", "developer", "user"),
+    "seed_field": ("seed", "random_seed"),
+}
+REASONING_MODEL = re.compile(r"(?:^|/)(?:gpt-[5-9](?![\d.]*-chat)|o[1-9])")
+# Chat completions with tools are refused unless the model does not reason.
+NO_REASONING_WITH_TOOLS = re.compile(r"(?:^|/)gpt-(?:5\.[1-9]|[6-9])(?![\d.]*-chat)")
+# claude-3-5-haiku-20241022, claude-opus-4-20250514, claude-opus-4-7, claude-sonnet-5, claude-mythos-preview
+CLAUDE = re.compile(r"claude-(?:[a-z]+-)*?(?:(?P<major>\d)(?:[-.](?P<minor>\d)(?!\d))?(?!\d)|(?=mythos|fable))")
+
+
+def _host(*hosts: str) -> Callable[[Server, str], bool]:
+    return lambda server, _: server.host in hosts
+
+
+def _openai(server: Server, model: str) -> bool:
+    return server.kind == "openai" and (server.host == "api.openai.com" or server.is_azure)
+
+
+def _openai_reasoning(server: Server, model: str) -> bool:
+    return _openai(server, model) and REASONING_MODEL.search(model) is not None
+
+
+# Each profile that fits applies, a later one over an earlier one.
+PROFILES: tuple[tuple[Callable[[Server, str], bool], dict[str, Any]], ...] = (
+    (lambda server, _: server.kind == "anthropic", {"reasoning_back": True, "prompt_cache_key": True}),
+    (
+        lambda server, model: server.kind == "anthropic" and _claude_since(model, 4, 6),
+        {"adaptive_thinking": True},
+    ),
+    (lambda server, model: server.kind == "anthropic" and _claude_since(model, 4, 7), {"sampling": False}),
+    # Other models refuse to have encrypted reasoning included.
+    (
+        lambda server, model: server.kind == "openai_responses" and REASONING_MODEL.search(model) is not None,
+        {"sampling": False, "reasoning_back": True},
+    ),
+    # Few servers of chat completions read PDF files.
+    (lambda server, _: server.kind == "openai", {"file_input": False}),
+    (_host("api.openai.com"), {"prompt_cache_key": True}),
+    (_openai, {"max_tokens_field": "max_completion_tokens", "reasoning_field": "", "file_input": True}),
+    (_openai_reasoning, {"system_role": "developer", "sampling": False}),
+    (
+        lambda server, model: _openai(server, model) and NO_REASONING_WITH_TOOLS.search(model) is not None,
+        {"effort_with_tools": "none"},
+    ),
+    # Its thinking models refuse a turn with calls without its reasoning.
+    (lambda server, model: server.kind == "openai" and "deepseek" in model.lower(), {"reasoning_back": True}),
+    (_host("api.deepseek.com"), {"reasoning_back": True, "image_input": False}),
+    (
+        _host("api.mistral.ai"),
+        {
+            "stream_options": False,
+            "call_id_length": 9,
+            "reasoning_field": "",
+            "reasoning_back": False,
+            "seed_field": "random_seed",
+            "tool_images": False,
+        },
+    ),
+    (
+        _host("openrouter.ai"),
+        {"reasoning_field": "reasoning_details", "reasoning_back": True, "file_input": True},
+    ),
+    (
+        _host("api.groq.com"),
+        {"max_tokens_field": "max_completion_tokens", "reasoning_field": "reasoning", "reasoning_back": False},
+    ),
+    (lambda server, _: ":11434" in server.base_url, {"reasoning_field": "reasoning", "reasoning_back": False}),
+)
+
+
+def _claude_since(model: str, *version: int) -> bool:
+    """Whether the model is a Claude of that version or newer. The first ones have the version before the family."""
+    found = CLAUDE.search(model)
+    if found is None:
+        return False
+    return found["major"] is None or (int(found["major"]), int(found["minor"] or 0)) >= version
+
+
+def dialect_of(server: Server, provider_model: str, own: Mapping[str, Any]) -> Dialect:
+    """The dialect of a model: its profile, and over it what staff set. Raises ValueError as ``check_dialect``."""
+    dialect = Dialect()
+    for fits, changes in PROFILES:
+        if fits(server, provider_model):
+            dialect = replace(dialect, **changes)
+    return replace(dialect, **{NAMES[name]: value for name, value in check_dialect(own).items()})
+
+
+def check_dialect(value: Any) -> dict[str, Any]:
+    """``value``, if it is an object of the names of ``Dialect``, each with a value of its type.
+
+    Raises ValueError with a message for people.
+    """
+    if not isinstance(value, dict):
+        raise ValueError("The dialect must be a JSON object.")
+    kinds = {field.name: str(field.type) for field in fields(Dialect)}
+    for name, given in value.items():
+        if name not in NAMES:
+            raise ValueError(f"The dialect has no {name!r}; it has {', '.join(NAMES)}.")
+        column = NAMES[name]
+        match kinds[column]:
+            case "bool":
+                fits, wanted = isinstance(given, bool), "true or false"
+            case "bool | None":
+                fits, wanted = given is None or isinstance(given, bool), "true, false or null"
+            case "int":
+                fits, wanted = type(given) is int and 0 <= given <= 64, "a whole number from 0 to 64"
+            case _:
+                choices = CHOICES.get(column)
+                fits = isinstance(given, str) and (given in choices if choices else len(given) <= 64)
+                wanted = f"one of {', '.join(choices)}" if choices else "a text of at most 64 characters"
+        if not fits:
+            raise ValueError(f"{name} must be {wanted}.")
+    return value

@@ -1,0 +1,113 @@
+"""Tools of an MCP server as rows of the catalogue, from the server's own list."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+
+from config.kernel.jsontext import MalformedJSON, parse_object, to_text
+from runs.models import RESERVED_TOOL_NAMES, Tool
+from runs.tools.base import ToolFailure, clean_text, is_address, parse_headers, shorten
+from runs.tools.mcp import ListedTool, list_tools
+from runs.tools.schema import check_schema
+
+MCP = "mcp"
+NAME_MAX_CHARS, TITLE_MAX_CHARS, REMOTE_NAME_MAX_CHARS, DESCRIPTION_MAX_CHARS = 64, 100, 200, 20_000
+
+
+@dataclass
+class Imported:
+    """``skipped``: the tools that could not be imported, by the server's name, with the reason."""
+
+    added: list[Tool] = field(default_factory=list)
+    changed: list[Tool] = field(default_factory=list)
+    unchanged: list[Tool] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.added)} added, {len(self.changed)} changed, {len(self.unchanged)} unchanged, "
+            f"{len(self.skipped)} skipped"
+        )
+
+
+def import_mcp(url: str, *, headers: str = "", prefix: str = "", price: int = 0) -> Imported:
+    """Add the tools of the server at ``url``, and update what it says of those that are known: title, description and
+    input schema.
+
+    ``headers`` is the JSON text of secret headers; without it, known tools keep theirs. ``price`` is that of new tools
+    in micro-credits; a known tool keeps whatever staff decide. Raises ValueError, with a message for staff, if the
+    server does not answer with a list of tools.
+    """
+    if not is_address(url):
+        raise ValueError("Use an http(s) address without credentials.")
+    if not re.fullmatch(rf"[A-Za-z0-9_-]{{0,{NAME_MAX_CHARS // 2}}}", prefix):
+        raise ValueError(f"A prefix has at most {NAME_MAX_CHARS // 2} letters, digits, _ and -.")
+    try:
+        listed = list_tools(url, parse_headers(headers))
+    except ToolFailure as failure:
+        raise ValueError(failure.message) from None
+    if len(listed) > settings.TOOL_IMPORT_MAX:
+        raise ValueError(f"The server has {len(listed)} tools; the limit is {settings.TOOL_IMPORT_MAX}.")
+    imported = Imported()
+    with transaction.atomic():
+        rows = Tool.objects.defer("secret_headers", "signing_secret").select_for_update(no_key=True)
+        known = {tool.name: tool for tool in rows}
+        for tool in listed:
+            _import(imported, known, tool, {"url": url, "secret_headers": headers or None}, prefix, price)
+    return imported
+
+
+def _import(
+    imported: Imported, known: dict[str, Tool], listed: ListedTool, server: dict[str, Any], prefix: str, price: int
+) -> None:
+    try:
+        described = _described(listed)
+    except ValueError as error:
+        imported.skipped.append((shorten(clean_text(listed.name), NAME_MAX_CHARS), str(error)))
+        return
+    same = (
+        tool
+        for tool in known.values()
+        if (tool.node_type, tool.url, tool.remote_name or tool.name) == (MCP, server["url"], listed.name)
+    )
+    tool = next(same, None)
+    if tool is not None:
+        changes = described | ({"secret_headers": server["secret_headers"]} if server["secret_headers"] else {})
+        changed = any(getattr(tool, column) != value for column, value in described.items())
+        if changed or server["secret_headers"]:
+            for column, value in changes.items():
+                setattr(tool, column, value)
+            tool.save(update_fields=list(changes))
+        (imported.changed if changed else imported.unchanged).append(tool)
+        return
+    name = prefix + re.sub(r"[^A-Za-z0-9_-]+", "_", listed.name)
+    if name in known or name in RESERVED_TOOL_NAMES or len(name) > NAME_MAX_CHARS:
+        reason = f"has more than {NAME_MAX_CHARS} characters" if len(name) > NAME_MAX_CHARS else "is taken"
+        imported.skipped.append((listed.name, f"The name {name} {reason}. A prefix may help."))
+        return
+    remote_name = listed.name if name != listed.name else ""
+    tool = Tool(name=name, remote_name=remote_name, node_type=MCP, price=price, **server, **described)
+    tool.save(force_insert=True)
+    known[name] = tool
+    imported.added.append(tool)
+
+
+def _described(listed: ListedTool) -> dict[str, Any]:
+    """The columns that the server decides. Raises ValueError if they cannot be stored."""
+    if not 0 < len(listed.name) <= REMOTE_NAME_MAX_CHARS or clean_text(listed.name) != listed.name:
+        raise ValueError(f"The server's name must have 1 to {REMOTE_NAME_MAX_CHARS} characters.")
+    try:
+        schema = parse_object(to_text(listed.input_schema), subject="The input schema", floats=True)
+    except (MalformedJSON, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    check_schema(schema)
+    return {
+        "display_name": shorten(clean_text(listed.title), TITLE_MAX_CHARS),
+        "description": shorten(clean_text(listed.description), DESCRIPTION_MAX_CHARS),
+        "input_schema": schema,
+    }

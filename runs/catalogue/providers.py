@@ -1,0 +1,146 @@
+"""The kinds of providers, presets for known services, and what a provider's row and the environment say together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from django.conf import settings
+
+from config.kernel.encryption import DecryptionFailed
+from runs.models import Provider
+from runs.tools.base import is_web_address, parse_headers
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A protocol. ``adapter`` is the dotted name of a ``runs.llm.base.ModelClient`` class.
+
+    ``counts_as_we_do``: its count of tokens is this service's own estimate.
+    """
+
+    label: str
+    adapter: str
+    needs_address: bool = True
+    counts_as_we_do: bool = False
+
+
+KINDS = {
+    "demo": Kind("Demo (offline)", "runs.llm.demo.DemoModel", needs_address=False, counts_as_we_do=True),
+    "openai": Kind("OpenAI chat completions", "runs.llm.openai_chat.OpenAIModel"),
+    "openai_responses": Kind("OpenAI Responses", "runs.llm.openai_responses.ResponsesModel"),
+    "anthropic": Kind("Anthropic Messages", "runs.llm.anthropic.AnthropicModel"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A known service, which staff choose instead of typing its address."""
+
+    label: str
+    kind: str
+    base_url: str
+    needs_key: bool = True
+
+
+PRESETS = {
+    "openai": Preset("OpenAI", "openai_responses", "https://api.openai.com/v1"),
+    "anthropic": Preset("Anthropic", "anthropic", "https://api.anthropic.com"),
+    "ollama": Preset("Ollama", "openai", "http://127.0.0.1:11434/v1", needs_key=False),
+    "vllm": Preset("vLLM", "openai", "http://127.0.0.1:8000/v1", needs_key=False),
+    "openrouter": Preset("OpenRouter", "openai", "https://openrouter.ai/api/v1"),
+    "mistral": Preset("Mistral", "openai", "https://api.mistral.ai/v1"),
+    "deepseek": Preset("DeepSeek", "openai", "https://api.deepseek.com/v1"),
+    "groq": Preset("Groq", "openai", "https://api.groq.com/openai/v1"),
+    "azure": Preset("Azure OpenAI", "openai", "https://RESOURCE.openai.azure.com/openai/v1"),
+}
+# A server at another address may need no key.
+KEY_HOSTS = {urlsplit(preset.base_url).hostname for preset in PRESETS.values() if preset.needs_key}
+AZURE_HOSTS = (".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")
+
+# Shorter ones (``true``, ``v1``) are no secrets, and ordinary words.
+SECRET_MIN_CHARS = 6
+
+# The rows whose empty fields mean the environment's: (setting of the address, setting of the key).
+ENVIRONMENT = {
+    "openai": ("OPENAI_BASE_URL", "OPENAI_API_KEY"),
+    "anthropic": ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A provider as a model client needs it. Equal servers share their connections."""
+
+    name: str
+    kind: str
+    base_url: str = ""
+    api_key: str = field(default="", repr=False)
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    max_concurrent: int | None = None
+    requests_per_minute: int | None = None
+
+    @classmethod
+    def from_row(cls, row: Provider) -> Server:
+        """Raises ValueError for headers that are not valid."""
+        url, key = row.base_url, row.api_key or ""
+        if row.name in ENVIRONMENT:
+            url_setting, key_setting = ENVIRONMENT[row.name]
+            # A key of the environment is for the environment's address only.
+            key = key or (getattr(settings, key_setting) if not url else "")
+            url = url or getattr(settings, url_setting)
+        return cls(
+            name=row.name,
+            kind=row.kind,
+            base_url=url.rstrip("/"),
+            api_key=key,
+            headers=tuple(parse_headers(row.headers).items()) if row.headers else (),
+            max_concurrent=row.max_concurrent,
+            requests_per_minute=row.requests_per_minute,
+        )
+
+    @property
+    def is_limited(self) -> bool:
+        return bool(self.max_concurrent or self.requests_per_minute)
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.base_url).hostname or ""
+
+    @property
+    def is_azure(self) -> bool:
+        return self.host.endswith(AZURE_HOSTS)
+
+    @property
+    def has_key(self) -> bool:
+        """Whether it has a key, or needs none."""
+        return bool(self.api_key or self.headers) or not (self.host in KEY_HOSTS or self.is_azure)
+
+    def secrets(self) -> tuple[str, ...]:
+        """What no message may repeat: the key and the values of headers, also without their first word (Bearer)."""
+        values = [self.api_key, *(value for _, value in self.headers)]
+        values += [value.partition(" ")[2] for _, value in self.headers]
+        return tuple(sorted((value for value in values if len(value) >= SECRET_MIN_CHARS), key=len, reverse=True))
+
+    def problem(self) -> str | None:
+        """Why no request can be made, for staff."""
+        kind = KINDS.get(self.kind)
+        if kind is None:
+            return f"There is no kind of provider named {self.kind}."
+        if not kind.needs_address:
+            return None
+        if not is_web_address(self.base_url):
+            return "Its address is missing or not an http(s) address."
+        if not all("!" <= character <= "~" for character in self.api_key):
+            return "Its key holds a character that is not valid in a key, such as a blank."
+        return None if self.has_key else "Its key is missing."
+
+
+def problem_of(provider: Provider) -> str | None:
+    """Why the stored provider cannot be used, for staff."""
+    try:
+        return Server.from_row(Provider.objects.get(pk=provider.pk)).problem()
+    except DecryptionFailed:
+        return "No key of ENCRYPTION_KEYS decrypts its secrets."
+    except ValueError as error:
+        return str(error)

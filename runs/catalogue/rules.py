@@ -1,0 +1,37 @@
+"""The rules of the catalogue that staff's forms and the catalogue file share, as messages for people."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+
+from runs.tools import builtin
+from runs.tools.base import BUILTIN, is_address
+from runs.tools.dispatch import TYPES
+
+TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+FALLBACKS_MAX = 10
+TIMEOUT_MIN_SECONDS, TIMEOUT_MAX_SECONDS = 0.1, 3600
+# Of secrets, which the database stores encrypted.
+API_KEY_MAX_CHARS, HEADERS_MAX_CHARS, SIGNING_SECRET_MAX_CHARS = 4096, 10_000, 500
+NO_ADDRESS = "Use an http(s) address without credentials."
+
+
+def problem_of_fallbacks(names: Sequence[str], others: Collection[str]) -> str | None:
+    """``others``: the names of all other models."""
+    if len(names) > FALLBACKS_MAX or len(set(names)) < len(names):
+        return f"At most {FALLBACKS_MAX} names, each once."
+    unknown = next((name for name in names if name not in others), None)
+    return f"There is no other model named {unknown[:100]}." if unknown is not None else None
+
+
+def problems_of_tool(*, name: str, node_type: str, url: str) -> dict[str, str]:
+    """The problems by column."""
+    found = {}
+    if not TOOL_NAME.fullmatch(name):
+        found["name"] = "Use letters, digits, _ and - only: models accept no other names."
+    if node_type in TYPES and TYPES[node_type].needs_url and not is_address(url):
+        found["url"] = "A tool of this type needs an http(s) address without credentials."
+    if node_type == BUILTIN and name not in builtin.TOOLS:
+        found["node_type"] = f"The built-in tools are {', '.join(builtin.TOOLS)}."
+    return found

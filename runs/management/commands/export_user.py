@@ -1,0 +1,24 @@
+"""Print all that is kept of a person."""
+
+from contextlib import closing
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandParser
+
+from config.management.progress import Progress
+from runs.export import export
+from runs.management.people import user_named
+
+
+class Command(BaseCommand):
+    help = "Print all that is kept of USERNAME as lines of JSON (docs/privacy.md), without secrets."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("username")
+
+    def handle(self, *args: Any, username: str, **options: Any) -> None:
+        user = user_named(username)
+        with closing(Progress(self.stderr)) as progress:
+            # Lines that scroll over a terminal show the progress themselves.
+            for line in export(user) if self.stdout.isatty() else export(user, progress.show):
+                self.stdout.write(line)

@@ -1,0 +1,40 @@
+"""The tables of this app. Only ``runs.lifecycle`` writes a status."""
+# ruff: noqa: F401
+
+from runs.models.catalogue import (
+    OUTPUT_TOOL,
+    PROVIDER_COST_MAX,
+    RESERVED_TOOL_NAMES,
+    Agent,
+    AgentModel,
+    AgentVersion,
+    Provider,
+    ProviderUse,
+    Tool,
+)
+from runs.models.journal import (
+    FINAL_INVOCATION_STATUSES,
+    Compaction,
+    CompactionKind,
+    InvocationStatus,
+    ModelAttempt,
+    ToolInvocation,
+    Turn,
+    Waitpoint,
+    WaitpointKind,
+    WaitpointStatus,
+)
+from runs.models.runs import (
+    FINAL_RUN_STATUSES,
+    HAS_MODEL_OF_RUN,
+    LIVE_RUN_STATUSES,
+    METADATA_KEY_MAX_CHARS,
+    METADATA_PAIRS_MAX,
+    METADATA_VALUE_MAX_CHARS,
+    MODEL_OF_RUN,
+    Run,
+    RunEvent,
+    RunMetadata,
+    RunStatus,
+    Worker,
+)

@@ -1,0 +1,218 @@
+"""The catalogue: providers, their models, tools, and agents. Prices are micro-credits."""
+
+from typing import Any
+
+from django.core.validators import MaxValueValidator, MinValueValidator
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from config.database.protected import ProtectedModel
+from config.kernel.encryption import EncryptedField
+from credits.usage import MODEL_KEY
+
+# The tool by whose call a model gives a run's output. No tool of the catalogue has this name.
+OUTPUT_TOOL = "submit_output"
+RESERVED_TOOL_NAMES = (MODEL_KEY, OUTPUT_TOOL)
+PROVIDER_COST_MAX = 1000
+PROVIDER_COST = Q(provider_cost_percent=None) | Q(
+    provider_cost_percent__gte=0, provider_cost_percent__lte=PROVIDER_COST_MAX
+)
+
+
+def provider_cost_field() -> "models.FloatField[Any, Any]":
+    """What the provider gets of what users pay; None: not known."""
+    return models.FloatField(
+        "provider's cost in percent",
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(0), MaxValueValidator(PROVIDER_COST_MAX)],
+        help_text="Of what users pay, for the cost and the margin in reports of staff. Empty: not known.",
+    )
+
+
+class Provider(models.Model):
+    """A server that answers for models. What the rows ``openai`` and ``anthropic`` leave empty comes from the
+    environment.
+    """
+
+    name = models.CharField(max_length=64, unique=True)
+    # A name of ``runs.catalogue.providers.KINDS``.
+    kind = models.CharField(max_length=20)
+    base_url = models.CharField("address", max_length=2048, default="", blank=True)
+    # The address in the catalogue file, if it contains a variable.
+    base_url_source = models.TextField(default="", blank=True, editable=False)
+    api_key = EncryptedField("API key", null=True, blank=True)
+    # A JSON object of header names to values.
+    headers = EncryptedField(null=True, blank=True)
+    # Over all workers.
+    max_concurrent = models.PositiveIntegerField(
+        "requests at the same time", null=True, blank=True, validators=[MinValueValidator(1)]
+    )
+    requests_per_minute = models.PositiveIntegerField(null=True, blank=True, validators=[MinValueValidator(1)])
+    enabled = models.BooleanField(default=True)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class ProviderUse(models.Model):
+    """Who uses a provider with limits and who waits for it, unless Redis holds this (``runs.llm.limits``)."""
+
+    # The provider's name.
+    provider = models.CharField(max_length=64, unique=True)
+    document = models.JSONField(default=dict)
+
+    def __str__(self) -> str:
+        return self.provider
+
+
+class AgentModel(models.Model):
+    """A model that a run may request by ``name``. Prices are for 1,000 tokens."""
+
+    name = models.CharField(max_length=100, unique=True)
+    display_name = models.CharField(max_length=100)
+    provider = models.ForeignKey(Provider, models.PROTECT, related_name="models")
+    provider_model = models.CharField(max_length=200)
+    price_in = models.BigIntegerField()
+    price_out = models.BigIntegerField()
+    # Tokens that the provider reads from its cache, or writes to it; without a price of their own at ``price_in``.
+    price_cached_in = models.BigIntegerField(null=True, blank=True)
+    price_cache_write = models.BigIntegerField(null=True, blank=True)
+    provider_cost_percent = provider_cost_field()
+    context_tokens = models.PositiveIntegerField(default=128_000, validators=[MinValueValidator(1000)])
+    max_output_tokens = models.PositiveIntegerField(null=True, blank=True, validators=[MinValueValidator(1)])
+    # See ``runs.catalogue.parameters``.
+    parameters = models.JSONField(default=dict, blank=True)
+    # See ``runs.catalogue.dialects``.
+    dialect = models.JSONField(default=dict, blank=True)
+    # Names of models that are asked, in this order, when this one fails.
+    fallbacks = models.JSONField(default=list, blank=True)
+    is_default = models.BooleanField(default=False)
+    enabled = models.BooleanField(default=True)
+
+    class Meta:
+        verbose_name = "model"
+        constraints = [
+            models.UniqueConstraint(fields=["is_default"], condition=Q(is_default=True), name="model_one_default"),
+            models.CheckConstraint(
+                condition=Q(price_in__gte=0, price_out__gte=0)
+                & (Q(price_cached_in=None) | Q(price_cached_in__gte=0))
+                & (Q(price_cache_write=None) | Q(price_cache_write__gte=0)),
+                name="model_prices_not_negative",
+            ),
+            models.CheckConstraint(condition=PROVIDER_COST, name="model_provider_cost_in_range"),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def validate_constraints(self, exclude: Any = None) -> None:
+        # The admin saves a new default in place of the present one, which the constraint of one default would refuse.
+        super().validate_constraints(exclude={*(exclude or ()), "is_default"})
+
+
+class Tool(models.Model):
+    """A tool that runs may call by ``name``. ``price``: micro-credits a call, both the estimate and the maximum."""
+
+    class Approval(models.TextChoices):
+        THRESHOLD = "threshold", "when the estimate is over the run's threshold"
+        ALWAYS = "always", "before every call"
+        NEVER = "never", "never"
+
+    name = models.CharField(max_length=64, unique=True)
+    display_name = models.CharField(max_length=100)
+    description = models.TextField()
+    # A name of ``runs.tools.dispatch.TYPES``.
+    node_type = models.CharField(max_length=10)
+    input_schema = models.JSONField(default=dict, blank=True)
+    price = models.BigIntegerField()
+    provider_cost_percent = provider_cost_field()
+    approval = models.CharField(max_length=10, choices=Approval.choices, default=Approval.THRESHOLD)
+    timeout_seconds = models.FloatField(null=True, blank=True)
+    # Whether a call whose outcome was lost with its worker may be repeated, with the same idempotency key.
+    repeatable = models.BooleanField(default=False)
+    # Of an http tool the address of its calls, of an mcp tool its server's.
+    url = models.CharField(max_length=2048, default="", blank=True)
+    # The address in the catalogue file, if it contains a variable.
+    url_source = models.TextField(default="", blank=True, editable=False)
+    # An mcp tool's name on its server; empty if it is the same.
+    remote_name = models.CharField(max_length=200, default="", blank=True)
+    # What authenticates this service there: a JSON object of header names to values.
+    secret_headers = EncryptedField(null=True, blank=True)
+    # With it, calls of an http tool are signed: base64, optionally after "whsec_" (Standard Webhooks).
+    signing_secret = EncryptedField(null=True, blank=True)
+    enabled = models.BooleanField(default=True)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=Q(price__gte=0), name="tool_price_not_negative"),
+            models.CheckConstraint(condition=PROVIDER_COST, name="tool_provider_cost_in_range"),
+            models.CheckConstraint(
+                condition=~Q(name__in=RESERVED_TOOL_NAMES),
+                name="tool_name_not_reserved",
+                violation_error_message=f"No tool can be named {' or '.join(RESERVED_TOOL_NAMES)}.",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Agent(models.Model):
+    """What a run can be started with by name: one of its versions. Never renamed and never deleted, because runs name
+    it; ``runs.catalogue.agents`` writes both tables.
+    """
+
+    name = models.CharField(max_length=64, unique=True)
+    display_name = models.CharField(max_length=100)
+    description = models.TextField(default="", blank=True)
+    enabled = models.BooleanField(default=True)
+    # The number of the version that runs get which name none.
+    version = models.PositiveIntegerField(default=0)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class AgentVersion(ProtectedModel):
+    """What an agent gives to its runs. Written once: a change of the agent makes a new row, and runs keep theirs."""
+
+    agent = models.ForeignKey(Agent, models.PROTECT, related_name="versions", db_index=False)
+    # Counts from 1 in an agent.
+    number = models.PositiveIntegerField()
+    instructions = models.TextField(default="", blank=True)
+    # The name of a model; None for the default one.
+    model = models.CharField(max_length=100, null=True, blank=True)
+    # Names; None for all tools.
+    tools = models.JSONField(null=True, blank=True)
+    # In place of the model's own; see ``runs.catalogue.parameters``.
+    parameters = models.JSONField(default=dict, blank=True)
+    credit_approval_threshold = models.BigIntegerField(null=True, blank=True)
+    max_credits = models.BigIntegerField(null=True, blank=True)
+    # The JSON Schema of the output.
+    output_schema = models.JSONField(null=True, blank=True)
+    created_at = models.DateTimeField(db_default=Now())
+
+    # Nobody takes the key.
+    protected_fields = frozenset(
+        {
+            "agent",
+            "number",
+            "instructions",
+            "model",
+            "tools",
+            "parameters",
+            "credit_approval_threshold",
+            "max_credits",
+            "output_schema",
+            "created_at",
+        }
+    )
+
+    class Meta:
+        ordering = ["agent", "-number"]
+        constraints = [models.UniqueConstraint(fields=["agent", "number"], name="agent_version_once_per_number")]
+
+    def __str__(self) -> str:
+        return f"{self.agent.name}@{self.number}"

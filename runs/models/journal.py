@@ -1,0 +1,244 @@
+"""The journal of a run: its turns, tool invocations and waitpoints. A worker that takes the run over continues from it.
+Only ``runs.lifecycle`` writes a status.
+"""
+
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from chats.models import Chat
+from config.database.protected import ProtectedModel
+from config.kernel.choices import StatusChoices
+from config.kernel.ids import IdField, RefField
+from runs.models.runs import Run
+
+
+class InvocationStatus(StatusChoices):
+    PENDING = "PENDING", "warning", False
+    DISPATCHING = "DISPATCHING", "info", False
+    COMPLETED = "COMPLETED", "success", True
+    FAILED = "FAILED", "danger", True
+    REFUSED = "REFUSED", "default", True
+    CANCELLED = "CANCELLED", "default", True
+
+
+class WaitpointKind(models.TextChoices):
+    CREDIT_APPROVAL = "CREDIT_APPROVAL"
+    CLARIFICATION = "CLARIFICATION"
+
+
+class CompactionKind(models.TextChoices):
+    RESULTS = "results", "results of earlier turns replaced by notes"
+    SUMMARY = "summary", "earlier runs summarised"
+    LEFT_OUT = "left_out", "earlier runs left out"
+
+
+class WaitpointStatus(StatusChoices):
+    PENDING = "PENDING", "warning", False
+    COMPLETED = "COMPLETED", "success", True
+    EXPIRED = "EXPIRED", "default", True
+
+
+FINAL_INVOCATION_STATUSES = InvocationStatus.all_final()
+
+
+class Turn(models.Model):
+    """One recorded model response. ``tool_calls``: ``[{"id", "name", "arguments"}]``, arguments as the model's text.
+    Those of OUTPUT_TOOL, which have no ToolInvocation, have also "key" and "told": what the model was told, or null if
+    they gave the output.
+
+    ``input_tokens`` are all tokens of the request, ``cached_tokens`` and ``cache_write_tokens`` those of them that the
+    provider read from its cache and wrote to it. ``reasoning`` are the provider's own items, which only ``origin`` (its
+    name and its model's) gets back.
+    """
+
+    run = models.ForeignKey(Run, models.CASCADE, related_name="turns", db_index=False)
+    index = models.PositiveIntegerField()
+    model = models.CharField(max_length=100)
+    origin = models.CharField(max_length=300, default="")
+    text = models.TextField(default="")
+    tool_calls = models.JSONField(default=list)
+    reasoning = models.JSONField(default=list)
+    finish_reason = models.CharField(max_length=20, default="stop")
+    input_tokens = models.PositiveBigIntegerField(default=0)
+    cached_tokens = models.PositiveBigIntegerField(default=0)
+    cache_write_tokens = models.PositiveBigIntegerField(default=0)
+    output_tokens = models.PositiveBigIntegerField(default=0)
+    reasoning_tokens = models.PositiveBigIntegerField(default=0)
+    # The provider reported no counts.
+    estimated = models.BooleanField(default=False)
+    # What was held before the request; 0 for a free model.
+    held = models.BigIntegerField(default=0)
+    cost = models.BigIntegerField(default=0)
+    # The request's size as ``runs.engine.spending`` measures it.
+    request_size = models.PositiveBigIntegerField(default=0)
+    # The request's size as ``runs.engine.budget`` measures it.
+    context_bytes = models.PositiveBigIntegerField(default=0)
+    started_at = models.DateTimeField()
+    finished_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["run", "index"]
+        constraints = [models.UniqueConstraint(fields=["run", "index"], name="turn_once_per_index")]
+
+    def __str__(self) -> str:
+        return f"turn {self.index} of {self.run_id}"
+
+
+class Compaction(models.Model):
+    """A step of ``run`` that shortens the chat's transcript from then on: for the run's turn ``turn_index``, and for
+    the chat's later runs. Messages stay as they are.
+
+    Each row has the whole state, so that a chat's newest row says what its next request leaves out: the runs up to
+    ``last_run_id``, for which ``text`` stands, and the results up to the turn ``notes_turn`` of ``notes_run_id``. In
+    the rest of ``run`` also the texts and arguments up to ``short_turn``, and up to ``result_turn`` the end of results
+    that are longer than ``result_chars``. Tokens and cost are those of a summary.
+    """
+
+    chat = models.ForeignKey(Chat, models.CASCADE, related_name="compactions", db_index=False)
+    run = models.ForeignKey(Run, models.CASCADE, related_name="compactions", db_index=False)
+    # Counts from 1 in a run.
+    index = models.PositiveIntegerField()
+    turn_index = models.PositiveIntegerField()
+    # The failed requests of that turn so far: a provider's refusal as too long is one of them.
+    failed_attempts = models.PositiveIntegerField(default=0)
+    kind = models.CharField(max_length=10, choices=CompactionKind.choices)
+    # Later runs do not use it: the shortest form of a request that the provider refused, runs that were left out
+    # because no model could summarise them at the time, and what follows in the same run.
+    only_run = models.BooleanField(default=False)
+    last_run_id = RefField(null=True)
+    text = models.TextField(default="")
+    notes_run_id = RefField(null=True)
+    notes_turn = models.PositiveIntegerField(default=0)
+    short_turn = models.PositiveIntegerField(default=0)
+    result_chars = models.PositiveIntegerField(null=True)
+    result_turn = models.PositiveIntegerField(default=0)
+    # Estimates of the run's next request.
+    tokens_before = models.PositiveBigIntegerField()
+    tokens_after = models.PositiveBigIntegerField()
+    model = models.CharField(max_length=100, default="")
+    input_tokens = models.PositiveBigIntegerField(default=0)
+    cached_tokens = models.PositiveBigIntegerField(default=0)
+    output_tokens = models.PositiveBigIntegerField(default=0)
+    held = models.BigIntegerField(default=0)
+    cost = models.BigIntegerField(default=0)
+    # Why the runs were left out instead of summarised, for staff: a ``runs.errors.FailureReason``.
+    failure_reason = models.CharField(max_length=40, default="")
+    started_at = models.DateTimeField()
+    finished_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["run", "index"]
+        constraints = [models.UniqueConstraint(fields=["run", "index"], name="compaction_once_per_index")]
+        indexes = [models.Index("chat", "id", name="compaction_by_chat")]
+
+    def __str__(self) -> str:
+        return f"compaction {self.index} of {self.run_id}"
+
+
+class ModelAttempt(models.Model):
+    """A request to a model that failed. The attempts of a turn, or of a summary, say when which model is asked next."""
+
+    run = models.ForeignKey(Run, models.CASCADE, related_name="model_attempts", db_index=False)
+    turn_index = models.PositiveIntegerField()
+    # The index of the compaction that was to have the summary; 0 if the turn itself was asked for.
+    compaction = models.PositiveIntegerField(default=0)
+    # Counts from 1 in a turn or a summary, over all its models.
+    number = models.PositiveIntegerField()
+    model = models.CharField(max_length=100)
+    provider = models.CharField(max_length=64)
+    reason = models.CharField(max_length=40)
+    http_status = models.PositiveSmallIntegerField(null=True)
+    # The provider's own words, without keys. They may quote the conversation.
+    detail = models.TextField(default="")
+    # Empty if the run failed, or if its summary did.
+    next_model = models.CharField(max_length=100, default="")
+    next_at = models.DateTimeField(null=True)
+    started_at = models.DateTimeField()
+    finished_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["run", "turn_index", "compaction", "number"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["run", "turn_index", "compaction", "number"], name="model_attempt_once_per_number"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"attempt {self.turn_index}.{self.number} of {self.run_id}"
+
+    @property
+    def step(self) -> str:
+        """What was asked for, for people."""
+        return f"Compaction {self.compaction}" if self.compaction else f"Turn {self.turn_index}"
+
+
+class ToolInvocation(ProtectedModel):
+    id = IdField(prefix="inv")
+    run = models.ForeignKey(Run, models.CASCADE, related_name="invocations", db_index=False)
+    turn_index = models.PositiveIntegerField()
+    call_index = models.PositiveIntegerField()
+    tool_call_id = models.CharField(max_length=200)
+    name = models.CharField(max_length=200)
+    node_type = models.CharField(max_length=10)
+    input = models.JSONField(default=dict)
+    status = models.CharField(max_length=12, choices=InvocationStatus.choices, default=InvocationStatus.PENDING)
+    # Snapshots of the catalogue at the time of the call.
+    credit_estimate = models.BigIntegerField(default=0)
+    repeatable = models.BooleanField(default=False)
+    credit_used = models.BigIntegerField(default=0)
+    result = models.TextField(default="")
+    result_urls = models.JSONField(default=list)
+    error_code = models.CharField(max_length=40, null=True)
+    error_message = models.TextField(null=True)
+    started_at = models.DateTimeField(null=True)
+    finished_at = models.DateTimeField(null=True)
+    created_at = models.DateTimeField(db_default=Now())
+    updated_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        ordering = ["run", "turn_index", "call_index"]
+        constraints = [
+            models.UniqueConstraint(fields=["run", "turn_index", "call_index"], name="invocation_once_per_call")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.id}"
+
+    @property
+    def duration_ms(self) -> int | None:
+        """From dispatch to result, in milliseconds."""
+        if self.started_at is None or self.finished_at is None:
+            return None
+        return max(0, round((self.finished_at - self.started_at).total_seconds() * 1000))
+
+
+class Waitpoint(ProtectedModel):
+    """A question about one invocation, whose answer by the user the run waits for.
+
+    A call of ``ask_user`` that needs an approval has two: first the approval, then the question.
+    """
+
+    id = IdField(prefix="wp")
+    run = models.ForeignKey(Run, models.CASCADE, related_name="waitpoints")
+    invocation = models.ForeignKey(ToolInvocation, models.CASCADE, related_name="waitpoints", db_index=False)
+    kind = models.CharField(max_length=20, choices=WaitpointKind.choices)
+    status = models.CharField(max_length=10, choices=WaitpointStatus.choices, default=WaitpointStatus.PENDING)
+    request_payload = models.JSONField()
+    resolved_payload = models.JSONField(null=True)
+    expires_at = models.DateTimeField()
+    resolved_at = models.DateTimeField(null=True)
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["run"], condition=Q(status="PENDING"), name="waitpoint_one_pending_per_run"
+            ),
+            models.UniqueConstraint(fields=["invocation", "kind"], name="waitpoint_one_of_a_kind_per_call"),
+        ]
+        indexes = [models.Index("expires_at", condition=Q(status="PENDING"), name="waitpoint_expiring")]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.id}"

@@ -1,0 +1,216 @@
+"""Runs, their workers and the events of their streams. Only ``runs.lifecycle`` writes a status."""
+
+from django.conf import settings
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Coalesce, Now
+
+from chats.models import Chat
+from config.database.protected import ProtectedModel
+from config.kernel.choices import StatusChoices
+from config.kernel.ids import IdField, RefField
+
+
+class RunStatus(StatusChoices):
+    QUEUED = "queued", "default", False
+    RUNNING = "running", "info", False
+    WAITING = "waiting", "warning", False
+    COMPLETED = "completed", "success", True
+    FAILED = "failed", "danger", True
+    CANCELLED = "cancelled", "default", True
+
+
+FINAL_RUN_STATUSES = RunStatus.all_final()
+LIVE_RUN_STATUSES = RunStatus.all_live()
+
+
+# The model by which callers find a run: the one that answered last, or the requested one until it first executes.
+MODEL_OF_RUN = Coalesce("resolved_model", "requested_model")
+HAS_MODEL_OF_RUN = Q(resolved_model__isnull=False) | Q(requested_model__isnull=False)
+
+METADATA_PAIRS_MAX = 16
+METADATA_KEY_MAX_CHARS = 64
+METADATA_VALUE_MAX_CHARS = 512
+
+
+class Worker(models.Model):
+    """A run worker process. Its heartbeat renews the lease of all its runs at once."""
+
+    id = IdField(prefix="wrk")
+    host = models.CharField(max_length=255)
+    pid = models.PositiveIntegerField()
+    expires_at = models.DateTimeField(db_index=True)
+    created_at = models.DateTimeField(db_default=Now())
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.pid}"
+
+
+class Run(ProtectedModel):
+    """One agent execution.
+
+    While a run is running, ``worker_id`` names the process that owns it, and ``lease_token`` fences the writes of that
+    process: each owner increments the token, and a write with an older token changes nothing. Any worker may take over
+    a running run without ``worker_id``.
+    """
+
+    protected_fields = frozenset({"status", "worker_id", "lease_token"})
+
+    id = IdField(prefix="run")
+    chat = models.ForeignKey(Chat, models.CASCADE, related_name="runs", db_index=False)
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="runs", db_index=False)
+    status = models.CharField(max_length=10, choices=RunStatus.choices, default=RunStatus.QUEUED)
+    # Queued behind another run of the chat.
+    blocked = models.BooleanField(default=False)
+    # Queued because the user has RUN_USER_LIMIT running runs; when one of them ends, the oldest throttled one starts.
+    throttled = models.BooleanField(default=False)
+    user_message_id = RefField()
+    assistant_message_id = RefField(null=True)
+    requested_model = models.CharField(max_length=100, null=True)
+    resolved_model = models.CharField(max_length=100, null=True)
+    # The version of an agent, ``name@3``, and the agent's name, for lists.
+    agent = models.CharField(max_length=80, null=True)
+    agent_name = models.CharField(max_length=64, null=True)
+    # Added after the agent's.
+    instructions = models.TextField(null=True)
+    tools = models.JSONField(null=True)
+    credit_approval_threshold = models.BigIntegerField(null=True)
+    max_credits = models.BigIntegerField(null=True)
+    # The caller's own pairs of text; ``RunMetadata`` has them for lists.
+    metadata = models.JSONField(default=dict)
+    # In place of the agent's: the JSON Schema of the output.
+    output_schema = models.JSONField(null=True)
+    output = models.JSONField(null=True)
+    request_id = models.CharField(max_length=128, default="")
+    # The trace span of the request that started the run, for workers that find the run without a message.
+    trace_parent = models.CharField(max_length=55, null=True)
+    # Counted here, because a page of runs shows it.
+    tool_invocation_count = models.PositiveIntegerField(default=0)
+    last_stream_index = models.PositiveIntegerField(default=0)
+    # Whether the stream has text that no recorded turn holds; the next owner then sends message.reset.
+    unrecorded_text = models.BooleanField(default=False)
+    cancel_requested_at = models.DateTimeField(null=True)
+    error_code = models.CharField(max_length=40, null=True)
+    error_message = models.TextField(null=True)
+    # Why it failed, for staff: a ``runs.errors.FailureReason``.
+    failure_reason = models.CharField(max_length=40, null=True)
+    # Of the turn that completed the run: ``stop`` or ``length``.
+    finish_reason = models.CharField(max_length=10, null=True)
+    # Sums over the turns, because a page of runs shows them.
+    input_tokens = models.PositiveBigIntegerField(default=0)
+    cached_input_tokens = models.PositiveBigIntegerField(default=0)
+    output_tokens = models.PositiveBigIntegerField(default=0)
+    turn_count = models.PositiveIntegerField(default=0)
+    model_retries = models.PositiveIntegerField(default=0)
+    created_at = models.DateTimeField(db_default=Now())
+    updated_at = models.DateTimeField(db_default=Now())
+    started_at = models.DateTimeField(null=True)
+    finished_at = models.DateTimeField(null=True)
+    # Running time before running_since.
+    ran_ms = models.BigIntegerField(default=0)
+    running_since = models.DateTimeField(null=True)
+    worker_id = RefField(null=True)
+    lease_token = models.PositiveIntegerField(default=0)
+    lease_losses = models.PositiveSmallIntegerField(default=0)
+    # When the sweep may nudge a worker again.
+    due_at = models.DateTimeField(null=True, db_default=Now())
+
+    class Meta:
+        ordering = ["-created_at", "-id"]
+        permissions = [
+            ("cancel_run", "Can cancel runs"),
+            ("read_run_content", "Can read the messages, inputs and results of runs"),
+        ]
+        constraints = [
+            # A chat has at most one running or waiting run: only queued runs are blocked.
+            models.UniqueConstraint(
+                fields=["chat"],
+                condition=Q(status__in=LIVE_RUN_STATUSES, blocked=False),
+                name="run_one_unblocked_per_chat",
+            ),
+            models.CheckConstraint(condition=Q(status="queued") | Q(blocked=False), name="run_blocked_only_if_queued"),
+        ]
+        indexes = [
+            models.Index("chat", "created_at", "id", name="run_by_chat"),
+            models.Index("user", "created_at", "id", name="run_by_user"),
+            models.Index("user", "status", "created_at", "id", name="run_by_user_status"),
+            models.Index(
+                "user", MODEL_OF_RUN, "created_at", "id", condition=HAS_MODEL_OF_RUN, name="run_by_user_model"
+            ),
+            models.Index(
+                "user",
+                "agent_name",
+                "created_at",
+                "id",
+                condition=Q(agent_name__isnull=False),
+                name="run_by_user_agent",
+            ),
+            models.Index(
+                "user",
+                "agent",
+                "created_at",
+                "id",
+                condition=Q(agent__isnull=False),
+                name="run_by_user_agent_version",
+            ),
+            models.Index("agent", "id", condition=Q(agent__isnull=False), name="run_by_agent_version"),
+            # Ids are in the order of creation: for the lists of the admin, and the oldest run in a status.
+            models.Index("status", "id", name="run_by_status"),
+            models.Index("error_code", "id", condition=Q(error_code__isnull=False), name="run_by_error"),
+            models.Index("due_at", condition=Q(status="queued", blocked=False), name="run_due"),
+            models.Index("user", "created_at", "id", condition=Q(throttled=True), name="run_throttled"),
+            models.Index("chat", "created_at", condition=Q(blocked=True), name="run_in_line"),
+            models.Index("worker_id", condition=Q(status="running"), name="run_by_worker"),
+            models.Index(
+                "worker_id",
+                condition=Q(status="running", cancel_requested_at__isnull=False),
+                name="run_cancel_by_worker",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.id
+
+
+class RunMetadata(models.Model):
+    """A pair of a run's metadata, for lists that are filtered by it: written with the run and never changed.
+
+    The columns of the run are repeated here, so that one index has the pairs in the order of the list.
+    """
+
+    run = models.ForeignKey(Run, models.CASCADE, related_name="metadata_pairs", db_index=False)
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="+", db_index=False)
+    key = models.CharField(max_length=METADATA_KEY_MAX_CHARS)
+    value = models.CharField(max_length=METADATA_VALUE_MAX_CHARS)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["run", "key"], name="run_metadata_once_per_key")]
+        indexes = [models.Index("user", "key", "value", "created_at", "run", name="run_metadata_by_value")]
+
+    def __str__(self) -> str:
+        return f"{self.key} of {self.run_id}"
+
+    @classmethod
+    def of(cls, run: Run) -> "list[RunMetadata]":
+        columns = {"run": run, "user_id": run.user_id, "created_at": run.created_at}
+        return [cls(key=key, value=value, **columns) for key, value in run.metadata.items()]
+
+
+class RunEvent(models.Model):
+    """An event of the run's stream, indexed from 1 without gaps. ``data`` is the JSON text that clients receive."""
+
+    run = models.ForeignKey(Run, models.CASCADE, related_name="events", db_index=False)
+    index = models.PositiveIntegerField()
+    type = models.CharField(max_length=30)
+    data = models.TextField()
+    # The last event of a run that has ended.
+    final = models.BooleanField(default=False)
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        ordering = ["run", "index"]
+        constraints = [models.UniqueConstraint(fields=["run", "index"], name="event_once_per_index")]
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.index} of {self.run_id}"
