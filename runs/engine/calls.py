@@ -17,7 +17,7 @@ from runs.errors import CallError
 from runs.llm.base import ToolCall
 from runs.models import InvocationStatus, Run, Tool, ToolInvocation, WaitpointKind
 from runs.tools.base import ASK_USER, BUILTIN, ToolContext, ToolDefinition, ToolFailure, ToolResult
-from runs.tools.dispatch import call_tool
+from runs.tools.dispatch import TYPES, call_tool
 from runs.tools.places import Held
 from runs.tools.schema import check_input, parse_arguments
 
@@ -34,9 +34,7 @@ async def new_invocations(session: Session, turn_index: int, calls: list[ToolCal
     await session.learn_tools(call.name for call in calls)
     offered = session.tools()
     tools = [offered.get(call.name) for call in calls]
-    characters = sum(len(call.arguments) for call in calls)
-    threads = session.process.tool_threads
-    inputs = await threads.compute(session.run.user_id, characters, _parse, calls, tools)
+    inputs = await session.process.tool_threads.run(session.run.user_id, _parse, calls, tools)
     return [
         _new_invocation(session.run, turn_index, index, *call)
         for index, call in enumerate(zip(calls, tools, inputs, strict=True), 1)
@@ -107,6 +105,8 @@ def _question(session: Session, call: ToolInvocation) -> tuple[str, dict[str, An
             "toolName": call.name,
             "estimatedMicro": call.credit_estimate,
             "thresholdMicro": threshold,
+            "toolInvocationId": call.id,
+            "input": call.input,
         }
     if call.name == ASK_USER and (call.id, WaitpointKind.CLARIFICATION) not in session.journal.answers:
         payload = {"question": call.input["question"]}
@@ -222,6 +222,10 @@ async def _make(session: Session, call: ToolInvocation, held: Held) -> None:
     )
 
 
+def _user_name(run: Run) -> str:
+    return Run.objects.values_list("user__username", flat=True).get(pk=run.pk)
+
+
 async def _call(session: Session, call: ToolInvocation) -> ToolResult:
     """Raises ToolFailure."""
     tool = session.tools().get(call.name)
@@ -234,6 +238,7 @@ async def _call(session: Session, call: ToolInvocation) -> ToolResult:
         run_id=session.run.id,
         chat_id=session.run.chat_id,
         user_id=session.run.user_id,
+        user_name=await session.db(_user_name) if TYPES[tool.node_type].needs_url else "",
         timeout_seconds=max(0.1, session.remaining_seconds()),
         threads=session.process.tool_threads,
         file_threads=session.process.file_threads,

@@ -1,97 +1,74 @@
-"""What a run's next turn is given: the transcript for the model, and whether limits and budget allow the turn."""
+"""What a run's next turn is given: the request for the model, and how much of the window it takes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from django.conf import settings
-from django.db import DEFAULT_DB_ALIAS, connections
 
-from chats.attachments import attached_to
-from chats.models import Attachment, Message
-from credits import ledger
-from runs.engine.journal import Journal
-from runs.errors import RunError
-from runs.llm.base import AssistantMessage, AttachedFile, ModelRequest, ToolCall, ToolMessage, ToolSpec, UserMessage
-from runs.models import InvocationStatus, Run, ToolInvocation
-from runs.tools.base import ToolDefinition
-
-History = tuple[UserMessage | AssistantMessage, ...]
+from config.kernel.jsontext import to_text
+from runs.catalogue.definitions import ModelDefinition
+from runs.engine import output
+from runs.engine.budget import Plan, output_limit
+from runs.engine.history import Report
+from runs.engine.session import Session
+from runs.engine.transcript import MESSAGE_BYTES, messages
+from runs.llm.base import ModelRequest, ToolSpec
 
 
-def request(
-    run: Run, history: History, journal: Journal, tools: Mapping[str, ToolDefinition], provider_model: str
-) -> ModelRequest:
+def plan(session: Session, model: ModelDefinition) -> Plan:
+    """The transcript of the run's next request to a model."""
+    return Plan(
+        model=model,
+        run_id=session.run.id,
+        history=session.history,
+        turns=session.parts(),
+        fixed=_fixed_size(session.instructions, _tools(session)),
+        report=_report(session, model.origin),
+    )
+
+
+def request(session: Session, plan: Plan) -> ModelRequest:
     """The request for the run's next turn."""
-    messages: list[UserMessage | AssistantMessage | ToolMessage] = list(history)
-    for turn in journal.turns:
-        calls = tuple(ToolCall(call["id"], call["name"], call["arguments"]) for call in turn.tool_calls)
-        messages.append(AssistantMessage(turn.text, calls))
-        for call in journal.calls:
-            if call.turn_index == turn.index:
-                messages.append(ToolMessage(call.tool_call_id, call.name, *_outcome(call)))
+    model, history = plan.model, plan.history
     return ModelRequest(
-        model=provider_model,
-        messages=tuple(messages),
-        tools=tuple(ToolSpec(tool.name, tool.description, dict(tool.input_schema)) for tool in tools.values()),
-        run_id=run.id,
-        turn_index=len(journal.turns) + 1,
+        model=model,
+        messages=tuple(messages(plan.cut, history.runs, plan.run_id, history.message, plan.turns)),
+        tools=_tools(session),
+        run_id=session.run.id,
+        chat_id=session.run.chat_id,
+        turn_index=len(session.journal.turns) + 1,
+        max_output_tokens=_output_tokens(plan),
+        instructions=session.instructions,
+        failed_attempts=len(session.journal.failed_attempts),
     )
 
 
-def _outcome(call: ToolInvocation) -> tuple[str, bool]:
-    """A call's outcome for the model: content, and whether it is an error."""
-    if call.status == InvocationStatus.COMPLETED:
-        missing = [url for url in call.result_urls if url not in call.result]
-        return "\n".join([call.result, *missing]), False
-    return f"{call.error_code}: {call.error_message}", True
+def _tools(session: Session) -> tuple[ToolSpec, ...]:
+    """What the model may call: the run's tools, and last the tool for its output."""
+    tools = [
+        ToolSpec(tool.name, tool.description, dict(tool.input_schema)) for _, tool in sorted(session.tools().items())
+    ]
+    return (*tools, output.spec(session.output_schema)) if session.output_schema is not None else tuple(tools)
 
 
-# The messages of the chat's runs up to this one, run by run, the user's before the answer.
-_MESSAGES = """
-    SELECT message.id, message.run_id, message.role, message.content,
-           EXISTS (SELECT 1 FROM chats_attachment WHERE message_id = message.id)
-    FROM (
-        SELECT id, created_at FROM runs_run WHERE chat_id = %s AND created_at <= %s
-        ORDER BY created_at DESC, id DESC LIMIT %s
-    ) run
-    JOIN chats_message message ON message.run_id = run.id
-    ORDER BY run.created_at, run.id, message.role DESC
-"""
+def _output_tokens(plan: Plan) -> int:
+    """The output limit: less than the model's for a request that leaves no room for it."""
+    limit = output_limit(plan.model)
+    left = plan.model.context_tokens - plan.now
+    return max(min(limit, left), min(limit, settings.MODEL_MIN_OUTPUT_TOKENS))
 
 
-def history(run: Run) -> History:
-    """The chat up to this run's own message, run by run: the message of a run that was enqueued later comes after it,
-    even if the message is older.
-    """
-    db = connections[DEFAULT_DB_ALIAS]
-    with db.cursor() as cursor:
-        begun = db.ops.adapt_datetimefield_value(run.created_at)
-        cursor.execute(_MESSAGES, [run.chat_id, begun, settings.RUN_HISTORY_RUNS + 1])
-        rows = cursor.fetchall()
-    own = [row for row in rows if row[0] == run.user_message_id]
-    rows = [row for row in rows if row[1] != run.pk and row[3]] + own
-    attached = attached_to([message_id for message_id, *_, has_attachments in rows if has_attachments])
-    return tuple(
-        UserMessage(content, tuple(map(_file, attached.get(message_id, ()))))
-        if role == Message.Role.USER
-        else AssistantMessage(content, ())
-        for message_id, _, role, content, _ in rows
-    )
+def _fixed_size(instructions: str, tools: Sequence[ToolSpec]) -> int:
+    size = MESSAGE_BYTES + len(instructions.encode())
+    for tool in tools:
+        size += MESSAGE_BYTES + len(to_text([tool.name, tool.description, tool.input_schema]).encode())
+    return size
 
 
-def _file(attachment: Attachment) -> AttachedFile:
-    return AttachedFile(attachment.file_name, attachment.content_type, attachment.size_bytes, attachment.stored_name)
-
-
-def refusal(run: Run, turns: int, *, available: int | None = None) -> tuple[str, str] | None:
-    """Why the run may not begin another turn, as (errorCode, message); None if it may. ``available`` are its user's
-    credits; without them they are read.
-    """
-    if turns >= settings.RUN_TURN_LIMIT:
-        return RunError.TURN_LIMIT_EXCEEDED, f"The run reached its limit of {settings.RUN_TURN_LIMIT} turns."
-    if (ledger.available(run.user_id) if available is None else available) <= 0:
-        return RunError.INSUFFICIENT_CREDITS, "No credits are available."
-    if run.max_credits is not None and ledger.run_spent(run.id) >= run.max_credits:
-        return RunError.BUDGET_EXCEEDED, "The run has spent its maxCredits."
-    return None
+def _report(session: Session, origin: str) -> Report | None:
+    """What the model's provider counted last, in this run or in an earlier one of the chat."""
+    for turn in reversed(session.journal.turns):
+        if turn.origin == origin and not turn.estimated and turn.input_tokens and turn.context_bytes:
+            return Report(origin, turn.input_tokens, turn.context_bytes)
+    return next((report for report in session.history.reports if report.origin == origin), None)

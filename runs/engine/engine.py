@@ -86,6 +86,7 @@ class Engine:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.loop_thread.join(timeout=1)
         self.heartbeat.join(timeout=1)
+        self.process.model_places.stop()
         self.process.db_threads.shutdown(wait=True, cancel_futures=True)
         self.process.tool_threads.shutdown()
         self.process.file_threads.shutdown()
@@ -133,7 +134,8 @@ class Engine:
         except Exception:
             logger.exception("run %s could not be executed; it may be taken over", run_id)
         finally:
-            self.process.unwritten.pop(run_id, None)
+            for gathered in (self.process.unwritten, self.process.begun):
+                gathered.remove(run_id)
             self.sessions.pop(run_id, None)
             self.tasks.pop(run_id, None)
 

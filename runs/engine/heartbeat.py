@@ -26,6 +26,8 @@ from runs.models import Run, RunStatus, Worker
 logger = logging.getLogger(__name__)
 
 BEATS_PER_LEASE = 5
+# Until the thread continues with the runs of a lost worker that it could not release in one go.
+CONTINUE_SECONDS = 0.01
 
 
 class Heartbeat(threading.Thread):
@@ -57,23 +59,34 @@ class Heartbeat(threading.Thread):
         logs.task_id.set(self.process.worker_id)
         beat_every = settings.RUN_LEASE_SECONDS / BEATS_PER_LEASE
         # Spread over the processes, which all look for the same work.
-        sweep_every = settings.RUN_SWEEP_SECONDS * random.uniform(0.8, 1.2)  # noqa: S311
-        due = {self._beat: beat_every, self._sweep: sweep_every, self._refresh: catalogue.MAX_AGE_SECONDS}
+        spread = random.uniform(0.8, 1.2)  # noqa: S311
+        due: dict[Callable[[], bool | None], float] = {
+            self._beat: beat_every,
+            # As often as leases are renewed, so that a takeover takes little longer than a lease.
+            self._reap: min(beat_every, settings.RUN_SWEEP_SECONDS) * spread,
+            self._sweep: settings.RUN_SWEEP_SECONDS * spread,
+            self._refresh: catalogue.MAX_AGE_SECONDS,
+        }
         next_at = dict.fromkeys(due, 0.0)
 
-        def work() -> None:
+        def work() -> bool:
+            """Whether a step has more to do at once."""
+            more = False
             for step, every in due.items():
                 if clock.steady() >= next_at[step]:
-                    step()
-                    next_at[step] = clock.steady() + every
+                    unfinished = bool(step())
+                    next_at[step] = clock.steady() + (0.0 if unfinished else every)
+                    more = more or unfinished
             self._look_for_cancels()
+            return more
 
-        wait = pause = settings.RUN_CANCEL_POLL_SECONDS
+        look_every = min(settings.RUN_CANCEL_POLL_SECONDS, beat_every)
+        wait = pause = look_every
         while not self.stopped.wait(wait):
             try:
-                attempt(work)
+                more = attempt(work)
                 outage.ended()
-                wait = pause = settings.RUN_CANCEL_POLL_SECONDS
+                wait, pause = CONTINUE_SECONDS if more else look_every, look_every
                 continue
             except CONNECTION_ERRORS as error:
                 outage.failed(error)
@@ -109,9 +122,14 @@ class Heartbeat(threading.Thread):
             self.register()
             logs.task_id.set(self.process.worker_id)
 
-    def _sweep(self) -> None:
-        # Together they must not delay the next beat for long.
-        seconds = settings.RUN_LEASE_SECONDS / BEATS_PER_LEASE / 2
+    @property
+    def _step_seconds(self) -> float:
+        """The time limit of a step, which must not delay the next beat for long."""
+        return settings.RUN_LEASE_SECONDS / BEATS_PER_LEASE / 2
+
+    def _reap(self) -> bool:
+        """Release the runs of lost workers. Returns whether the time did not suffice."""
+        begun = clock.steady()
 
         def reap_workers() -> int:
             # What made this process late (an outage, a suspension) has made others late too. They have the time of a
@@ -120,7 +138,13 @@ class Heartbeat(threading.Thread):
             if now >= self.process.lease_until or now - self.gap_ended < settings.RUN_LEASE_SECONDS:
                 return 0
             # If this process is suspended now, the others were not late at that moment.
-            return lifecycle.reap_workers(seconds, Worker.objects.filter(expires_at__lt=moment))
+            return lifecycle.reap_workers(self._step_seconds, Worker.objects.filter(expires_at__lt=moment))
+
+        jobs.stages("sweep-runs", reap_workers)
+        return clock.steady() - begun >= self._step_seconds
+
+    def _sweep(self) -> None:
+        seconds = self._step_seconds
 
         def release_unexecuted() -> int:
             executing, leaving = self.run_ids, self.stopped.is_set
@@ -134,7 +158,6 @@ class Heartbeat(threading.Thread):
 
         jobs.stages(
             "sweep-runs",
-            reap_workers,
             release_unexecuted,
             expire_waitpoints,
             self._take_due_runs,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from runs import lifecycle
-from runs.models import FINAL_INVOCATION_STATUSES, Run, ToolInvocation, Turn, Waitpoint, WaitpointStatus
+from runs.models import FINAL_INVOCATION_STATUSES, ModelAttempt, Run, ToolInvocation, Turn, Waitpoint, WaitpointStatus
 
 
 @dataclass(slots=True)
@@ -16,6 +16,10 @@ class Journal:
     turns: list[Turn] = field(default_factory=list)
     calls: list[ToolInvocation] = field(default_factory=list)
     answers: dict[tuple[str, str], Waitpoint] = field(default_factory=dict)
+    # The failed requests of the turn that comes next.
+    failed_attempts: list[ModelAttempt] = field(default_factory=list)
+    # The failed requests for summaries before that turn.
+    failed_summaries: list[ModelAttempt] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -27,9 +31,10 @@ class Journal:
         return [call for call in self.calls if call.status not in FINAL_INVOCATION_STATUSES]
 
     @property
-    def length(self) -> tuple[int, int]:
-        """The number of turns, and of calls that have an outcome."""
-        return len(self.turns), len(self.calls) - len(self.open_calls)
+    def length(self) -> tuple[int, int, int]:
+        """The number of turns, of calls that have an outcome, and of failed attempts before the next turn."""
+        failed = len(self.failed_attempts) + len(self.failed_summaries)
+        return len(self.turns), len(self.calls) - len(self.open_calls), failed
 
     def take(self, calls: Sequence[ToolInvocation]) -> None:
         """New calls, and known calls as they now are."""
@@ -38,11 +43,15 @@ class Journal:
 
 
 def load(run: Run) -> Journal:
+    turns = list(Turn.objects.filter(run=run).order_by("index"))
+    attempts = list(ModelAttempt.objects.filter(run=run, turn_index=len(turns) + 1).order_by("compaction", "number"))
     return Journal(
-        turns=list(Turn.objects.filter(run=run).order_by("index")),
+        turns=turns,
         calls=list(ToolInvocation.objects.filter(run=run).order_by("turn_index", "call_index")),
         answers={
             (waitpoint.invocation_id, waitpoint.kind): waitpoint
             for waitpoint in Waitpoint.objects.filter(run=run, status=WaitpointStatus.COMPLETED)
         },
+        failed_attempts=[attempt for attempt in attempts if not attempt.compaction],
+        failed_summaries=[attempt for attempt in attempts if attempt.compaction],
     )

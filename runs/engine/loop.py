@@ -13,10 +13,11 @@ from typing import Any
 from django.db import IntegrityError
 
 from config.telemetry.logs import request_id
-from runs import catalogue, lifecycle
+from runs import lifecycle
 from runs.engine import calls
+from runs.engine.failure import RunFailed
 from runs.engine.session import Interruption, Session
-from runs.engine.turns import RunFailed, make_turn
+from runs.engine.turns import try_turn
 from runs.errors import RunError
 from runs.models import RunStatus
 
@@ -34,7 +35,7 @@ async def execute(session: Session) -> None:
     end: tuple[Any, ...] | None = (lifecycle.cancel,) if session.run.cancel_requested_at is not None else None
     is_behind = False
     # The journal's length when the database last refused a write because its row was already there.
-    refused_at: tuple[int, int] | None = None
+    refused_at: tuple[int, int, int] | None = None
     while True:
         try:
             if is_behind:
@@ -45,7 +46,7 @@ async def execute(session: Session) -> None:
             if end is None:
                 await _steps(session)
             elif session.run.status == RunStatus.RUNNING:
-                await session.record(*end)
+                await session.record(*end, partial=session.partial_charge())
             return
         except asyncio.CancelledError:
             if session.interruption is Interruption.BEHIND:
@@ -57,7 +58,7 @@ async def execute(session: Session) -> None:
         except lifecycle.LeaseLost:
             is_behind = True
         except RunFailed as failure:
-            end = (lifecycle.fail, failure.code, failure.message)
+            end = (lifecycle.fail, failure.code, failure.message, failure.attempt, failure.reason)
         except Exception as error:
             if end is not None:
                 raise
@@ -75,12 +76,6 @@ async def _steps(session: Session) -> None:
     """Step until the run is no longer running here. Raises RunFailed."""
     try:
         async with asyncio.timeout(max(0.0, session.remaining_seconds())) as scope:
-            name = session.run.resolved_model or session.run.requested_model
-            model = catalogue.remembered().model(name)
-            if model is None:
-                model = await session.process.db_for(session.run.user_id, catalogue.find_model, name)
-            if model is None:
-                raise RunFailed(RunError.MODEL_ERROR, "The model is no longer offered.")
             while session.run.status == RunStatus.RUNNING:
                 if session.process.draining:
                     await session.move(lifecycle.hand_over)
@@ -88,7 +83,7 @@ async def _steps(session: Session) -> None:
                 if session.journal.open_calls:
                     await calls.resume(session)
                 else:
-                    await make_turn(session, model)
+                    await try_turn(session)
     except TimeoutError:
         if not scope.expired():
             raise

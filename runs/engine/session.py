@@ -7,21 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 from django.conf import settings
 
+from config.database.queries import read
 from config.database.retry import persist
 from config.kernel import clock
+from config.kernel.ids import any_of, array
 from runs import catalogue, lifecycle
-from runs.engine import context, journal
+from runs.catalogue.versions import AgentDefinition, of_run
+from runs.engine import history, journal
+from runs.engine.history import History
 from runs.engine.journal import Journal
-from runs.models import InvocationStatus, Run, RunStatus, ToolInvocation
+from runs.engine.model_places import ModelPlaces
+from runs.engine.transcript import TurnPart, turn_parts
+from runs.models import InvocationStatus, ModelAttempt, Run, RunStatus, ToolInvocation
 from runs.tools.base import ToolDefinition
 from runs.tools.places import Places, Threads
 
@@ -30,6 +36,8 @@ T = TypeVar("T")
 
 # Between two looks whether the heartbeat has renewed the lease.
 LEASE_WAIT_SECONDS = 0.05
+# Between two looks whether the process drains.
+DRAIN_LOOK_SECONDS = 0.5
 
 
 class Interruption(enum.Enum):
@@ -39,6 +47,26 @@ class Interruption(enum.Enum):
     BEHIND = "the database is ahead of the session, which must read the run again"
     LOST = "another worker owns the run"
     SHUT_DOWN = "this process ends"
+
+
+class Gathered:
+    """Sessions whose text a flush writes next. ``added`` is set while there are any."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, Session] = {}
+        self.added = asyncio.Event()
+
+    def add(self, session: Session) -> None:
+        self.sessions[session.run.id] = session
+        self.added.set()
+
+    def take(self) -> list[Session]:
+        taken, self.sessions = list(self.sessions.values()), {}
+        self.added.clear()
+        return taken
+
+    def remove(self, run_id: str) -> None:
+        self.sessions.pop(run_id, None)
 
 
 @dataclass
@@ -60,9 +88,10 @@ class Process:
     # Until when, by ``clock.steady``, the lease certainly holds.
     lease_until: float = 0.0
     draining: bool = False
-    # The sessions with streamed text that is not written yet.
-    unwritten: dict[str, Session] = field(default_factory=dict)
-    text_was_added: asyncio.Event = field(default_factory=asyncio.Event)
+    model_places: ModelPlaces = field(init=False)
+    # The sessions with streamed text that is not written yet, and those of them whose turn has shown no text yet.
+    unwritten: Gathered = field(default_factory=Gathered)
+    begun: Gathered = field(default_factory=Gathered)
     # Each user's share of the database threads, while one of the user's steps needs it.
     shares: WeakValueDictionary[int, asyncio.Semaphore] = field(default_factory=WeakValueDictionary)
 
@@ -70,6 +99,13 @@ class Process:
     first_claims: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(max(1, settings.RUN_WORKER_DB_THREADS // 4))
     )
+    # The runs whose users are wanted, and those users that are found.
+    wanted: set[str] = field(default_factory=set)
+    users: dict[str, int] = field(default_factory=dict)
+    look_up: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        self.model_places = ModelPlaces(leaving=lambda: self.draining)
 
     async def claim(self, run_id: str) -> Claimed | None:
         """None if the run may not be claimed. A claim waits for the user's other claims in all processes, so only a few
@@ -78,8 +114,23 @@ class Process:
         if not self.first_claims.locked():
             async with self.first_claims:
                 return await self.db(claim_and_load, run_id, self.worker_id)
-        user_id = await self.db(user_of, run_id)
+        user_id = await self._user_of(run_id)
         return None if user_id is None else await self.db_for(user_id, claim_and_load, run_id, self.worker_id)
+
+    async def _user_of(self, run_id: str) -> int | None:
+        """The id of the run's user; None if there is no such run. All who wait share the next query."""
+        self.wanted.add(run_id)
+        try:
+            async with self.look_up:
+                if run_id in self.wanted:
+                    asked = list(self.wanted)
+                    found = await self.db(users_of, asked)
+                    self.users.update((key, user) for key, user in found.items() if key in self.wanted)
+                    self.wanted.difference_update(asked)
+            return self.users.get(run_id)
+        finally:
+            self.wanted.discard(run_id)
+            self.users.pop(run_id, None)
 
     async def db(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """A step of the process itself."""
@@ -101,16 +152,15 @@ class Claimed:
     """A run with all that its session begins with."""
 
     run: Run
-    history: context.History
+    agent: AgentDefinition | None
+    history: History
     journal: Journal
-    # Whether the first turn was already checked, and what ``context.refusal`` said.
-    checked: bool = False
-    refusal: tuple[str, str] | None = None
 
 
-def user_of(run_id: str) -> int | None:
-    """The id of the run's user; None if there is no such run."""
-    return Run.objects.filter(pk=run_id).values_list("user_id", flat=True).first()
+def users_of(run_ids: Sequence[str]) -> dict[str, int]:
+    """The ids of the runs' users, by run."""
+    sql = f"SELECT CAST(id AS varchar), CAST(user_id AS bigint) FROM runs_run WHERE id {any_of()}"  # noqa: S608
+    return {row[0]: row[1] for row in read(sql, [array(run_ids)])}
 
 
 def claim_and_load(run_id: str, worker_id: str) -> Claimed | None:
@@ -118,11 +168,13 @@ def claim_and_load(run_id: str, worker_id: str) -> Claimed | None:
     run = lifecycle.claim(run_id, worker_id)
     if run is None:
         return None
-    if run.lease_token > 1:
-        return Claimed(run, context.history(run), journal.load(run))
     # Nothing can be recorded of a run that is claimed for the first time.
-    refusal = context.refusal(run, 0, available=vars(run)["available"])
-    return Claimed(run, context.history(run), Journal(), checked=True, refusal=refusal)
+    return Claimed(run, of_run(run.agent), _history(run), journal.load(run) if run.lease_token > 1 else Journal())
+
+
+def _history(run: Run) -> History:
+    models = catalogue.models_of(run)
+    return history.load(run, max((model.context_tokens for model in models), default=0))
 
 
 def reload(run: Run) -> Claimed | None:
@@ -130,7 +182,7 @@ def reload(run: Run) -> Claimed | None:
     current = Run.objects.filter(
         pk=run.pk, status=RunStatus.RUNNING, lease_token=run.lease_token, worker_id=run.worker_id
     ).first()
-    return Claimed(current, context.history(current), journal.load(current)) if current else None
+    return Claimed(current, of_run(current.agent), _history(current), journal.load(current)) if current else None
 
 
 class Session:
@@ -139,6 +191,9 @@ class Session:
         # The run's own steps, the results of its tool calls and the flush of its text take turns.
         self.lock = asyncio.Lock()
         self.interruption: Interruption | None = None
+        # The number of requests to models, and what the one that is under way cost so far, if it is to be charged.
+        self.requests = 0
+        self.partial_charge: Callable[[], lifecycle.Charge | None] = lambda: None
         # The text of the turn that is being streamed, and the part of it that no event holds yet.
         self.turn_text: list[str] = []
         self.unwritten_text: list[str] = []
@@ -148,7 +203,12 @@ class Session:
 
     def _take(self, claimed: Claimed) -> None:
         self.run, self.history, self.journal = claimed.run, claimed.history, claimed.journal
-        self.checked, self.refusal = claimed.checked, claimed.refusal
+        self.agent = claimed.agent
+        given = self.run.output_schema
+        self.output_schema: Mapping[str, Any] | None = (
+            self.agent.output_schema if given is None and self.agent is not None else given
+        )
+        self._parts: list[TurnPart] = []
 
     async def db(self, step: Callable[Concatenate[Run, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """A database step of this run that changes nothing: ``step(run, *args)``."""
@@ -171,6 +231,15 @@ class Session:
             text = {"content": self.content(), "delta": self.take_unwritten()}
             return await self.process.db_for(self.run.user_id, self._move, transition, args, kwargs | text)
 
+    async def record_attempt(self, attempt: ModelAttempt, partial: lifecycle.Charge | None) -> None:
+        """A request failed and another one follows: the text that was streamed of it is void."""
+        async with self.lock:
+            self.turn_text.clear()
+            self.unwritten_text.clear()
+            args = (attempt, self.journal.text, partial)
+            await self.process.db_for(self.run.user_id, self._move, lifecycle.record_attempt, args, {})
+            self.journal.failed_attempts.append(attempt)
+
     def _move(
         self, transition: Callable[..., lifecycle.Moved], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Sequence[ToolInvocation]:
@@ -179,6 +248,12 @@ class Session:
         self.run = moved.run
         self.journal.take(moved.calls)
         return moved.calls
+
+    async def record_failed_summary(self, attempt: ModelAttempt) -> None:
+        """A request for a summary failed."""
+        await self.move(lifecycle.record_failed_summary, attempt, self.partial_charge())
+        self.partial_charge = lambda: None
+        self.journal.failed_summaries.append(attempt)
 
     async def record_outcome(
         self, transition: Callable[..., lifecycle.Moved], call: ToolInvocation, *args: Any, **kwargs: Any
@@ -207,8 +282,9 @@ class Session:
         self._take(claimed)
         self.turn_text.clear()
         self.unwritten_text.clear()
-        if streamed:
-            await self.move(lifecycle.reset_text, self.journal.text)
+        if streamed or not self.journal.open_calls:
+            await self.move(lifecycle.drop_request, self.journal.text, self.partial_charge(), streamed=streamed)
+        self.partial_charge = lambda: None
         return True
 
     async def confirm_lease(self) -> None:
@@ -225,13 +301,14 @@ class Session:
             return
         if not self.turn_text and self.journal.text:
             self.unwritten_text.append("\n\n")  # as join_text separates the texts of turns
+        if not self.turn_text:
+            self.process.begun.add(self)
         self.turn_text.append(text)
         self.unwritten_text.append(text)
         self.wait_for_flush()
 
     def wait_for_flush(self) -> None:
-        self.process.unwritten[self.run.id] = self
-        self.process.text_was_added.set()
+        self.process.unwritten.add(self)
 
     def content(self) -> str:
         """The message with the text of the present turn."""
@@ -242,6 +319,24 @@ class Session:
         self.unwritten_text.clear()
         return text
 
+    def parts(self) -> list[TurnPart]:
+        """The run's own turns for the transcript. All their calls have ended."""
+        known = len(self._parts)
+        if known < len(self.journal.turns):
+            calls = [call for call in self.journal.calls if call.turn_index > known]
+            self._parts += turn_parts(self.journal.turns[known:], calls)
+        return self._parts
+
+    @property
+    def requested_model(self) -> str | None:
+        return catalogue.requested_model(self.run, self.agent)
+
+    @property
+    def instructions(self) -> str:
+        """The system prompt: the same text at every turn."""
+        given = settings.MODEL_SYSTEM_PROMPT if self.agent is None else self.agent.instructions
+        return "\n\n".join(filter(None, (given, self.run.instructions))) if self.run.instructions else given
+
     def tools(self) -> dict[str, ToolDefinition]:
         return catalogue.remembered().tools_for(self.run.tools)
 
@@ -250,6 +345,16 @@ class Session:
         allowed, known = self.run.tools, self.tools()
         if unknown := {name for name in names if name not in known and (allowed is None or name in allowed)}:
             await self.process.db_for(self.run.user_id, catalogue.learn_tools, unknown)
+
+    async def wait_until(self, due: datetime | None) -> bool:
+        """Wait until the next request to a model is due, without a thread, a connection or a place at the provider.
+        False if the process drains, so that the run is handed over.
+        """
+        while due is not None and (left := (due - clock.now()).total_seconds()) > 0:
+            if self.process.draining:
+                return False
+            await asyncio.sleep(min(left, DRAIN_LOOK_SECONDS))
+        return True
 
     def remaining_seconds(self) -> float:
         """The running time that the run has left."""

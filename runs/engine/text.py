@@ -1,4 +1,7 @@
-"""Writes the streamed text of all runs of a process: one transaction for all, at most once in STREAM_FLUSH_SECONDS."""
+"""Writes the streamed text of all runs of a process: one transaction for all, at most once in STREAM_FLUSH_SECONDS.
+
+The first text of a turn does not wait that long, because its reader waits for it.
+"""
 
 from __future__ import annotations
 
@@ -9,40 +12,48 @@ from collections.abc import Callable
 from django.conf import settings
 
 from runs import lifecycle
-from runs.engine.session import Interruption, Process, Session
+from runs.engine.session import Gathered, Interruption, Process, Session
 
 logger = logging.getLogger(__name__)
 
 # After an error other than the database's absence, which ``Database.run`` waits out.
 PAUSE_SECONDS = 1.0
+# First texts that arrive within this time are written together. A short answer is often complete by then.
+FIRST_TEXT_SECONDS = 0.01
 
 Interrupt = Callable[[Session, Interruption], None]
 
 
 async def flush_forever(process: Process, interrupt: Interrupt) -> None:
     """``interrupt`` is called for each session whose run turns out to be another's, or ahead of the session."""
-    while True:
-        await process.text_was_added.wait()
-        await asyncio.sleep(settings.STREAM_FLUSH_SECONDS)
-        process.text_was_added.clear()
-        try:
-            await flush(process, interrupt)
-        except Exception:
-            logger.exception("streamed text could not be written; the next flush tries again")
-            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def work(gathered: Gathered, seconds: Callable[[], float]) -> None:
+        while True:
+            await gathered.added.wait()
+            await asyncio.sleep(seconds())
+            try:
+                await flush(process, gathered.take(), interrupt)
+            except Exception:
+                logger.exception("streamed text could not be written; the next flush tries again")
+                await asyncio.sleep(PAUSE_SECONDS)
+
+    await asyncio.gather(
+        work(process.unwritten, lambda: settings.STREAM_FLUSH_SECONDS),
+        work(process.begun, lambda: FIRST_TEXT_SECONDS),
+    )
 
 
-async def flush(process: Process, interrupt: Interrupt) -> None:
+async def flush(process: Process, waiting: list[Session], interrupt: Interrupt) -> None:
     """While one flush is slow, more text gathers for the next."""
-    waiting, process.unwritten = process.unwritten, {}
     sessions: list[Session] = []
-    for session in waiting.values():
+    for session in waiting:
         if session.lock.locked():
             # The step that holds the lock may record the text; if it does not, the next flush writes it.
             session.wait_for_flush()
         elif session.unwritten_text:
             sessions.append(session)
-    for session in sessions:
+    # In one order, because the other flush may want the same sessions.
+    for session in sorted(sessions, key=lambda session: session.run.id):
         await session.lock.acquire()
     try:
         taken = [(session, text) for session in sessions if (text := session.take_unwritten())]

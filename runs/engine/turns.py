@@ -4,117 +4,206 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
 from django.conf import settings
 
-from config.kernel import clock, money
+from config.kernel import clock
 from config.kernel.errors import Unavailable
 from config.telemetry import tracing
-from runs import lifecycle
-from runs.engine import calls, context
+from runs import catalogue, lifecycle
+from runs.catalogue.definitions import ModelDefinition
+from runs.engine import calls, compaction, context, output, spending
+from runs.engine.budget import Plan
+from runs.engine.failure import RunFailed, failed_request
 from runs.engine.session import Session
-from runs.errors import RunError
-from runs.llm.base import ModelError, TextDelta, ToolCall, Usage
+from runs.errors import FailureReason, RunError
+from runs.llm import retry
+from runs.llm.base import ModelError, ModelRequest, TextDelta, ToolCall, TurnEnd
 from runs.llm.files import with_files
 from runs.llm.registry import client_for
-from runs.models import AgentModel, ToolInvocation, Turn
-
-# A model's own account of its usage is input like any other.
-TOKENS_MAX = 1_000_000_000
+from runs.models import ToolInvocation, Turn
 
 
-class RunFailed(Exception):
-    """The run cannot continue. ``code`` is an ``errorCode`` of docs/api.md, "Runs"; ``message`` is for people."""
-
-    def __init__(self, code: str, message: str) -> None:
-        self.code, self.message = code, message
-        super().__init__(code, message)
-
-
-async def make_turn(session: Session, model: AgentModel) -> None:
-    """Raises RunFailed."""
-    if session.checked:
-        session.checked, refusal = False, session.refusal
-    else:
-        refusal = await session.db(context.refusal, len(session.journal.turns))
-    if refusal:
-        raise RunFailed(*refusal)
-    lifecycle.crash_point("before_model")
-    started_at = clock.now()
+async def try_turn(session: Session) -> None:
+    """One request for the next turn, which records the turn or its failure; another request follows a failure that may
+    pass. Returns without a request if the process drains, or if staff have changed the model meanwhile.
+    Raises RunFailed.
+    """
+    if len(session.journal.turns) >= settings.RUN_TURN_LIMIT:
+        message = f"The run reached its limit of {settings.RUN_TURN_LIMIT} turns."
+        raise RunFailed(RunError.TURN_LIMIT_EXCEEDED, message)
+    failed = session.journal.failed_attempts
+    if not await session.wait_until(failed[-1].next_at if failed else None):
+        return
+    chain = await _chain(session)
+    model = _model(session, chain)
     session.turn_text.clear()
-    tool_calls, usage = await _ask_model(session, model)
-    lifecycle.crash_point("after_model")
-    await _record(session, model, started_at, tool_calls, usage)
-
-
-async def _ask_model(session: Session, model: AgentModel) -> tuple[list[ToolCall], Usage]:
-    tool_calls: list[ToolCall] = []
-    usage = Usage(0, 0)
+    started_at = clock.now()
     try:
-        client = client_for(model.provider)
-        request = context.request(session.run, session.history, session.journal, session.tools(), model.provider_model)
-        process, user_id = session.process, session.run.user_id
-        files = with_files(request, user_id, process.file_threads, process.attachment_bytes)
+        plan = await compaction.fit(session, model)
+        if plan is None:
+            return
+        async with session.process.model_places.hold(model.server, session.run.user_id) as may_begin:
+            started_at = clock.now()
+            if not may_begin:
+                return
+            # Staff can have changed the model during the wait.
+            chain = await _chain(session)
+            if _model(session, chain) != model:
+                return
+            request, allowance = await _hold(session, plan)
+            lifecycle.crash_point("before_model")
+            tool_calls, end = await _ask_model(session, request)
+    except ModelError as error:
+        await _record_failure(session, chain, model, started_at, error)
+        return
+    lifecycle.crash_point("after_model")
+    await _record(session, request, plan, allowance, started_at, tool_calls, end)
+
+
+async def _chain(session: Session) -> list[ModelDefinition]:
+    """The models that the run may ask, as they are now."""
+    names = session.requested_model, session.run.resolved_model
+    chain = catalogue.remembered().chain(*names)
+    if not chain:
+        chain = await session.process.db_for(session.run.user_id, catalogue.find_models, *names)
+    if session.agent is None or not session.agent.parameters:
+        return chain
+    return [replace(model, parameters={**model.parameters, **session.agent.parameters}) for model in chain]
+
+
+def _model(session: Session, chain: list[ModelDefinition]) -> ModelDefinition:
+    """The model to ask: what the last failed attempt decided, or the first of the chain. Raises RunFailed."""
+    failed = session.journal.failed_attempts
+    if failed:
+        asked = {attempt.model for attempt in failed}
+        model = next((model for model in chain if model.name == failed[-1].next_model), None)
+        model = model or next((model for model in chain if model.name not in asked), None)
+    else:
+        model = chain[0] if chain else None
+    if model is None:
+        reason = FailureReason.MODEL_UNKNOWN
+        raise RunFailed(reason.code, "The model is no longer offered.", reason=reason)
+    return model
+
+
+async def _hold(session: Session, plan: Plan) -> tuple[ModelRequest, spending.Allowance]:
+    """The request for the next turn, with the most that it can cost held. Raises RunFailed."""
+    request = context.request(session, plan)
+    session.requests += 1
+    turns = () if compaction.is_fresh(session) else session.journal.turns
+    allowance = await session.db(spending.allow, request, turns, (request.turn_index, session.requests))
+    if not isinstance(allowance, spending.Allowance):
+        raise RunFailed(*allowance)
+    request = replace(request, max_output_tokens=allowance.output_tokens)
+    session.partial_charge = partial(spending.partial_charge, request, allowance)
+    return request, allowance
+
+
+async def _ask_model(session: Session, request: ModelRequest) -> tuple[list[ToolCall], TurnEnd]:
+    """Raises ModelError and RunFailed."""
+    tool_calls: list[ToolCall] = []
+    model = request.model
+    client = client_for(model.server)
+    process, user_id = session.process, session.run.user_id
+    files = with_files(request, user_id, process.file_threads, process.attachment_bytes)
+    try:
         async with files if client.reads_files else contextlib.nullcontext(request) as request:
             await session.confirm_lease()
-            with tracing.span("model", model=model.name, provider=model.provider):
+            with tracing.span("model", model=model.name, provider=model.server.name):
                 async for event in client.stream(request):
                     if isinstance(event, TextDelta):
                         session.add_text(event.text)
                     elif isinstance(event, ToolCall):
                         tool_calls.append(event)
                     else:
-                        usage = event
-    except ModelError as error:
-        raise RunFailed(error.code, str(error)) from None
+                        return tool_calls, event
     except Unavailable:
         raise RunFailed(RunError.INTERNAL_ERROR, "The message's attachments could not be read.") from None
-    return tool_calls, Usage(min(usage.input_tokens, TOKENS_MAX), min(usage.output_tokens, TOKENS_MAX))
+    raise ModelError(FailureReason.MALFORMED_ANSWER, detail="The adapter sent no end.")
+
+
+async def _record_failure(
+    session: Session, chain: list[ModelDefinition], model: ModelDefinition, started_at: datetime, error: ModelError
+) -> None:
+    """Record the failed request and what follows it. Raises RunFailed if nothing does."""
+    failed = session.journal.failed_attempts
+    asked = [earlier.model for earlier in failed] + [model.name]
+    following = retry.after(error, asked, [model.name for model in chain], session.remaining_seconds())
+    if error.reason is FailureReason.CONTEXT_TOO_LONG and compaction.can_shorten(session, model):
+        following = retry.NextRequest(model.name, 0.0)
+    turn_index, number = len(session.journal.turns) + 1, len(failed) + 1
+    attempt = failed_request(session.run, turn_index, model, error, started_at, following, number=number)
+    if following is None:
+        raise RunFailed(error.code, error.message, attempt)
+    lifecycle.crash_point("before_failed_attempt")
+    await session.record_attempt(attempt, session.partial_charge())
+    session.partial_charge = lambda: None
+    lifecycle.crash_point("after_failed_attempt")
 
 
 async def _record(
-    session: Session, model: AgentModel, started_at: datetime, tool_calls: list[ToolCall], usage: Usage
+    session: Session,
+    request: ModelRequest,
+    plan: Plan,
+    allowance: spending.Allowance,
+    started_at: datetime,
+    tool_calls: list[ToolCall],
+    end: TurnEnd,
 ) -> None:
-    """Record the turn, which completes the run if it has no calls and fails it if it has too many; otherwise make the
-    calls that need no approval.
+    """Record the turn, which completes the run if it gives the run's answer, and fails it if that does not fit too
+    often, or if there are too many calls; otherwise make the calls that need no approval.
     """
-    cost_in = money.price(usage.input_tokens, model.price_in)
-    cost_out = money.price(usage.output_tokens, model.price_out)
+    model, usage = request.model, end.usage
+    answer = await output.read(session, tool_calls)
+    tool_calls = answer.others
+    charge = spending.charge_of(model, usage, allowance.hold)
     turn = Turn(
         run=session.run,
         index=len(session.journal.turns) + 1,
         model=model.name,
+        origin=model.origin,
         text="".join(session.turn_text),
-        tool_calls=[{"id": call.id, "name": call.name, "arguments": call.arguments} for call in tool_calls],
+        tool_calls=answer.recorded,
+        reasoning=list(end.reasoning),
+        finish_reason=end.finish_reason,
         input_tokens=usage.input_tokens,
+        cached_tokens=usage.cached_tokens,
+        cache_write_tokens=usage.cache_write_tokens,
         output_tokens=usage.output_tokens,
-        cost=cost_in + cost_out,
+        reasoning_tokens=usage.reasoning_tokens,
+        estimated=usage.estimated,
+        held=allowance.hold.amount if allowance.hold else 0,
+        cost=charge.charged if charge else 0,
+        request_size=allowance.size,
+        context_bytes=plan.size(plan.cut),
         started_at=started_at,
         finished_at=clock.now(),
     )
-    price = {
-        "model": model.name,
-        "inputTokens": usage.input_tokens,
-        "outputTokens": usage.output_tokens,
-        "in": model.price_in,
-        "out": model.price_out,
-    }
     lifecycle.crash_point("before_dispatch")
-    if not tool_calls:
-        await session.record(lifecycle.complete, turn, price=price)
+    if not tool_calls and (session.output_schema is None or answer.output is not None):
+        await session.record(lifecycle.complete, turn, charge=charge, output=answer.output)
+        return
+    if not tool_calls and output.tries([*session.journal.turns, turn]) >= settings.OUTPUT_ATTEMPTS:
+        message = f"The model gave no output that fits the schema, {settings.OUTPUT_ATTEMPTS} times."
+        await session.record(lifecycle.fail, RunError.OUTPUT_INVALID, message, turn=turn, charge=charge)
         return
     if len(session.journal.calls) + len(tool_calls) > settings.RUN_CALLS_MAX:
         turn.tool_calls = []
         message = f"The run needed more than its limit of {settings.RUN_CALLS_MAX} tool calls."
-        await session.record(lifecycle.fail, RunError.CALL_LIMIT_EXCEEDED, message, turn=turn, price=price)
+        await session.record(lifecycle.fail, RunError.CALL_LIMIT_EXCEEDED, message, turn=turn, charge=charge)
         return
     new = await calls.new_invocations(session, turn.index, tool_calls)
     ready = calls.needs_no_approval(session, new)
 
     async def record(placed: list[ToolInvocation]) -> Sequence[ToolInvocation]:
-        stored = await session.record(lifecycle.record_turn, turn, new, price=price, ready=placed)
+        stored = await session.record(lifecycle.record_turn, turn, new, charge=charge, ready=placed)
+        session.partial_charge = lambda: None
         session.journal.turns.append(turn)
+        session.journal.failed_attempts.clear()
         session.turn_text.clear()
         return stored
 

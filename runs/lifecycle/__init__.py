@@ -12,26 +12,26 @@ from runs.lifecycle.calls import (
     record_call_result,
     reject_new_call,
 )
+from runs.lifecycle.compactions import record_compaction, record_failed_summary
 from runs.lifecycle.crash import crash_point
 from runs.lifecycle.invariants import violations
 from runs.lifecycle.line import EXECUTE
-from runs.lifecycle.moves import LeaseLost, Moved
+from runs.lifecycle.moves import LeaseLost, Moved, still_owned
 from runs.lifecycle.runs import (
-    append_text,
+    ChatChanged,
     cancel,
     cancel_line,
     claim,
     complete,
+    drop_request,
     enqueue,
     fail,
     hand_over,
-    join_text,
+    record_attempt,
     record_turn,
     request_cancel,
-    reset_text,
-    still_owned,
-    streamed_text,
 )
+from runs.lifecycle.spending import Charge, compaction_key, held_turn, hold_turn
 from runs.lifecycle.sweeps import (
     expire_waitpoints,
     reap_workers,
@@ -40,4 +40,5 @@ from runs.lifecycle.sweeps import (
     take_due_runs,
     wakeable_runs,
 )
+from runs.lifecycle.text import append_text, join_text, streamed_text
 from runs.lifecycle.waitpoints import answer_waitpoint, expire_waitpoint, open_waitpoint

@@ -9,7 +9,7 @@ from django.db import transaction
 
 from config.database.writes import Writes
 from config.kernel import clock
-from credits import ledger
+from credits import ledger, sums
 from runs import events, metrics
 from runs.errors import CallError
 from runs.events import StreamEvent
@@ -93,7 +93,7 @@ def place_hold(run: Run, call: ToolInvocation) -> tuple[str, str] | None:
 
 def exceeds_budget(run: Run, estimate: int) -> bool:
     """Whether ``estimate`` micro-credits would take the run over its maxCredits. Reads only."""
-    return run.max_credits is not None and ledger.would_exceed(run.id, run.max_credits, estimate)
+    return run.max_credits is not None and sums.would_exceed(run.id, run.max_credits, estimate)
 
 
 @transaction.atomic
@@ -133,9 +133,10 @@ def approve_call(run: Run, call: ToolInvocation) -> ToolInvocation:
     return call if refusal is None else _fail(call, *refusal)
 
 
-def refuse_call(call: ToolInvocation) -> ToolInvocation:
-    """PENDING → REFUSED: it costs nothing, and the model receives the refusal."""
-    return _end(call, InvocationStatus.REFUSED, code=CallError.APPROVAL_REFUSED, message="The user refused the call.")
+def refuse_call(call: ToolInvocation, reason: str | None) -> ToolInvocation:
+    """PENDING → REFUSED: it costs nothing, and the model receives the refusal with its reason."""
+    message = f"The user refused the call: {reason}" if reason else "The user refused the call."
+    return _end(call, InvocationStatus.REFUSED, code=CallError.APPROVAL_REFUSED, message=message)
 
 
 def close_open(run: Run) -> list[StreamEvent]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
 from django.conf import settings
@@ -35,13 +35,14 @@ from django.db.models.functions import Cast, Coalesce
 
 from chats.models import Chat
 from config.kernel import clock
-from credits import reconcile
-from credits.models import SETTLEMENTS, EntryType, LedgerEntry
+from credits import reconcile, sums
+from credits.models import SETTLEMENTS, Account, EntryType, LedgerEntry
 from runs.events import StreamType
 from runs.models import (
     FINAL_INVOCATION_STATUSES,
     FINAL_RUN_STATUSES,
     LIVE_RUN_STATUSES,
+    Compaction,
     InvocationStatus,
     Run,
     RunEvent,
@@ -62,12 +63,13 @@ ENDPOINT_MARGIN = timedelta(seconds=1)
 FINAL = Q(status__in=FINAL_RUN_STATUSES)
 
 
-def violations(report: Callable[[str], object] = lambda line: None) -> list[str]:
-    """One line for each violation, at most MOST for a rule. ``report`` gets the progress, because large tables take
-    minutes.
+def violations(report: Callable[[str, int, int], object] = lambda *step: None, *, workers: bool = True) -> list[str]:
+    """One line for each violation, at most MOST for a rule. ``report`` gets the progress (step, its number, total),
+    because large tables take minutes. Without ``workers``, as in the copy of a backup, nobody takes runs over.
     """
     rules: dict[str, Callable[[], Iterator[str]]] = {
         "states": _states,
+        **({"takeovers": _takeovers} if workers else {}),
         "chats": _chats,
         "streams": _streams,
         "ends": _ends,
@@ -79,7 +81,7 @@ def violations(report: Callable[[str], object] = lambda line: None) -> list[str]
     }
     found: list[str] = []
     for number, (name, rule) in enumerate(rules.items(), 1):
-        report(f"{number} of {len(rules)}: {name}")
+        report(name, number, len(rules))
         found += _limited(rule)
     return found
 
@@ -124,6 +126,10 @@ def _states() -> Iterator[str]:
     )
     claimable = Q(status=RunStatus.QUEUED, blocked=False, throttled=False) | Q(status=RunStatus.RUNNING, worker_id=None)
     yield from _named(runs.filter(claimable, due_at=None), "the run could execute, but no sweep will find it")
+
+
+def _takeovers() -> Iterator[str]:
+    runs = Run.objects.all()
     long_since = _grace()
     alive = Exists(Worker.objects.filter(pk=OuterRef("worker_id"), expires_at__gte=long_since))
     yield from _named(
@@ -222,11 +228,11 @@ def _calls() -> Iterator[str]:
 
 
 def _outcomes() -> Iterator[str]:
-    """At most one webhook event reports the end of a run, with its status, and one the end of a call."""
+    """At most one delivery to an endpoint reports the end of a run, with its status, and one the end of a call."""
     ending = [event for event in Event if event.stream_status in FINAL_RUN_STATUSES]
     ends = Delivery.objects.filter(event_type__in=ending).order_by()
     for key in (
-        ends.values("run_id")
+        ends.values("run_id", "endpoint_id")
         .annotate(times=Count("pk"))
         .filter(times__gt=1)
         .values_list("run_id", flat=True)[: MOST + 1]
@@ -241,7 +247,7 @@ def _outcomes() -> Iterator[str]:
     calls = Delivery.objects.filter(event_type=Event.TOOL_COMPLETED).annotate(
         call=KeyTextTransform("toolInvocationId", Cast("body", JSONField()))
     )
-    twice = calls.order_by().values("call").annotate(times=Count("pk")).filter(times__gt=1)
+    twice = calls.order_by().values("call", "endpoint_id").annotate(times=Count("pk")).filter(times__gt=1)
     for key in twice.values_list("call", flat=True)[: MOST + 1]:
         yield f"{key}: more than one webhook event reports the call's end"
 
@@ -268,46 +274,62 @@ def _charges() -> Iterator[str]:
         ),
         "the call's creditUsed is not what it was charged",
     )
-    used = LedgerEntry.objects.filter(run_id=OuterRef("pk"), type=EntryType.USAGE)
+    used = LedgerEntry.objects.filter(run_id=OuterRef("pk"), type=EntryType.USAGE).exclude(price__has_key="partial")
     turns = Turn.objects.filter(run=OuterRef("pk"))
+    compactions = Compaction.objects.filter(run=OuterRef("pk"))
     charged = Run.objects.annotate(
-        turn_count=_count(turns, "run"),
+        turns_recorded=_count(turns, "run"),
+        requests_held=_count(turns.filter(held__gt=0), "run") + _count(compactions.filter(held__gt=0), "run"),
+        tokens_recorded=_sum(turns, "run", "input_tokens") + _sum(compactions, "run", "input_tokens"),
         usage_count=_count(used, "run_id"),
-        turn_cost=_sum(turns, "run", "cost"),
+        cost=_sum(turns, "run", "cost") + _sum(compactions, "run", "cost"),
         usage_cost=_sum(used, "run_id", "amount"),
     )
     yield from _named(
-        charged.filter(~Q(turn_count=F("usage_count")) | ~Q(turn_cost=F("usage_cost"))),
+        charged.filter(~Q(requests_held=F("usage_count")) | ~Q(cost=F("usage_cost"))),
         "the run's turns are not what it was charged for",
     )
+    yield from _named(
+        charged.filter(~Q(turns_recorded=F("turn_count")) | ~Q(tokens_recorded=F("input_tokens"))),
+        "the run's usage is not that of its turns",
+    )
+    spent = Run.objects.filter(max_credits__isnull=False).annotate(spent=sums.run_spent_subquery())
+    yield from _named(spent.filter(spent__gt=F("max_credits")), "the run spent more than its maxCredits")
+    staff = LedgerEntry.objects.filter(account_id=OuterRef("pk"), type=EntryType.ADJUSTMENT, amount__lt=0)
+    below = Account.objects.filter(balance__lt=F("held")).exclude(Exists(staff))
+    yield from _named(below, "the available credits are below zero without an adjustment by staff")
 
 
 # Deliveries have no index by run, so both sides are counted as a whole and joined.
 _UNEQUAL = """
-    SELECT run.*, COALESCE(happened.times, 0) AS happened, COALESCE(sent.times, 0) AS sent
+    SELECT run.*, endpoint.id AS endpoint_id, COALESCE(happened.times, 0) AS happened, COALESCE(sent.times, 0) AS sent
     FROM runs_run run
     JOIN webhooks_endpoint endpoint
-      ON endpoint.user_id = run.user_id AND endpoint.enabled AND endpoint.deleted_at IS NULL
+      ON {whose} AND endpoint.enabled AND endpoint.deleted_at IS NULL AND (endpoint.extended_events OR %s)
     LEFT JOIN (
         SELECT run_id, count(*) AS times FROM runs_runevent WHERE type = %s AND data LIKE %s GROUP BY run_id
     ) happened ON happened.run_id = run.id
     LEFT JOIN (
-        SELECT run_id, count(*) AS times FROM webhooks_delivery WHERE event_type = %s GROUP BY run_id
-    ) sent ON sent.run_id = run.id
+        SELECT run_id, endpoint_id, count(*) AS times FROM webhooks_delivery WHERE event_type = %s
+        GROUP BY run_id, endpoint_id
+    ) sent ON sent.run_id = run.id AND sent.endpoint_id = endpoint.id
     WHERE run.created_at > endpoint.updated_at AND run.created_at > %s
       AND COALESCE(happened.times, 0) <> COALESCE(sent.times, 0)
 """
+# The user's endpoint and the installation endpoint. One condition for both would compare every run with every endpoint.
+_WHOSE = ("endpoint.user_id = run.user_id", "endpoint.user_id IS NULL")
 
 
 def _deliveries() -> Iterator[str]:
     """Each reported change has its delivery. Runs that began before the last change of the endpoint are left out."""
     kept_since = connection.ops.adapt_datetimefield_value(clock.now() - timedelta(days=settings.WEBHOOK_RETENTION_DAYS))
-    for event in Event:
-        parameters = [event.stream_type, f'%"status":"{event.stream_status}"%', event, kept_since]
-        found: Iterator[Any] = Run.objects.raw(_UNEQUAL, parameters).iterator()
+    for event, whose in product(Event, _WHOSE):
+        status = f'%"status":"{event.stream_status}"%'
+        parameters = [not event.extended, event.stream_type, status, event, kept_since]
+        found: Iterator[Any] = Run.objects.raw(_UNEQUAL.format(whose=whose), parameters).iterator()
         for run in found:
             if Endpoint.objects.filter(
-                user_id=run.user_id, deleted_at=None, updated_at__lt=run.created_at - ENDPOINT_MARGIN
+                pk=run.endpoint_id, deleted_at=None, updated_at__lt=run.created_at - ENDPOINT_MARGIN
             ).exists():
                 yield f"{run.pk}: {event} happened {run.happened} times, but has {run.sent} deliveries"
 

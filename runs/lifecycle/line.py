@@ -10,16 +10,16 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib.auth import get_user_model
+from django.db import transaction
 from django.db.models import Count, OuterRef, Q, QuerySet, Subquery, Value
 from django.db.models.expressions import Combinable, RawSQL
 from django.db.models.functions import Coalesce
 
 from chats.models import Chat
 from config.database.queries import CompiledQuery
-from config.database.writes import update
+from config.database.writes import Writes, update
 from config.kernel import clock
 from config.queue.nudges import nudge_after_commit
-from credits import ledger
 from runs.models import Run, RunStatus
 
 EXECUTE = "runs.execute_run"
@@ -32,30 +32,42 @@ def throttled_runs(user_id: int) -> QuerySet[Run]:
     return Run.objects.filter(user_id=user_id, throttled=True).order_by("created_at", "pk").only("pk")
 
 
-_next_throttled: CompiledQuery[Run] = CompiledQuery(lambda user_id: throttled_runs(user_id)[:1], int)
+def _not_nudged(user_id: int) -> QuerySet[Run]:
+    return throttled_runs(user_id).filter(due_at=None)
+
+
+_next_throttled: CompiledQuery[Run] = CompiledQuery(lambda user_id: _not_nudged(user_id)[:1], int)
 
 
 def nudge_next_throttled(user_id: int) -> None:
-    """One of the user's runs has stopped running: the oldest throttled run may have its place."""
-    for waiting in _next_throttled(user_id):
-        nudge_after_commit(EXECUTE, waiting.pk)
+    """One of the user's runs has stopped running: the oldest throttled run may have its place.
+
+    Its ``due_at`` says that it was nudged. Otherwise runs that end before its claim would nudge it too, and their
+    places would be empty until the next sweep.
+    """
+    if _next_throttled.first(user_id) is None:
+        return
+    with transaction.atomic():
+        waiting = _not_nudged(user_id).select_for_update(no_key=True, skip_locked=True).first()
+        if waiting is not None:
+            Run.objects.filter(pk=waiting.pk).update(due_at=clock.now())
+            nudge_after_commit(EXECUTE, waiting.pk)
 
 
 def _to_claim(run_id: str) -> QuerySet[Run]:
-    """The run, locked, with two annotations: its user's ``available`` credits, and the number of the user's other runs
-    that go ``before`` it, which are the running ones and the throttled ones that are older.
+    """The run, locked, with the number of its user's other runs that go ``before`` it: the running ones and the
+    throttled ones that are older.
     """
-    older = Q(created_at__lt=OuterRef("created_at")) | Q(created_at=OuterRef("created_at"), pk__lt=OuterRef("pk"))
+    # The first condition is where PostgreSQL ends its reading of the index.
+    older = Q(created_at__lte=OuterRef("created_at")) & (
+        Q(created_at__lt=OuterRef("created_at")) | Q(pk__lt=OuterRef("pk"))
+    )
     others = Run.objects.filter(user_id=OuterRef("user_id")).exclude(pk=OuterRef("pk")).order_by()
     # Two counts, because each has an index of its own; no run is in both. The status is a literal: with a parameter,
     # PostgreSQL may keep a plan for all values, which reads every run that the user ever had.
     running = RawSQL(f"'{RunStatus.RUNNING.value}'", ())  # noqa: S611  (a constant of our own)
     before = _count(others.filter(status=running)) + _count(others.filter(older, throttled=True))
-    return (
-        Run.objects.select_for_update(no_key=True)
-        .filter(pk=run_id)
-        .annotate(available=ledger.available_subquery(), before=before)
-    )
+    return Run.objects.select_for_update(no_key=True).filter(pk=run_id).annotate(before=before)
 
 
 def _count(rows: QuerySet[Run]) -> Combinable:
@@ -76,7 +88,7 @@ _locked_user: CompiledQuery[Any] = CompiledQuery(
 
 
 def lock_to_claim(run_id: str) -> Run | None:
-    """The run's row, locked, with its user's ``available`` credits as an attribute."""
+    """The run's row, locked."""
     if settings.RUN_USER_LIMIT:
         # Serializes the claims of one user's runs in all processes, so that each claim counts the claims before it.
         # Nothing else locks a user's row and then a run's.
@@ -110,14 +122,27 @@ def promote_next(run: Run) -> str | None:
     changes.
     """
     active = {"id": run.chat_id, "active_run_id": run.pk}
-    if not update(Chat, active, {"active_run_id": None, "updated_at": clock.now()}):
+    if not update(Chat, active, _idle(run) | {"has_line": False}):
         return None
     # A second statement sees the runs that were enqueued while the first one waited for the chat's lock.
     following = _next_blocked.first(run.chat_id)
     if following is None:
         return None
-    update(Chat, {"id": run.chat_id}, {"active_run_id": following.pk})
+    update(Chat, {"id": run.chat_id}, {"active_run_id": following.pk, "has_line": True})
     return following.pk
+
+
+def leave_chat(run: Run, guards: Writes, also: Writes) -> None:
+    """What ``promote_next`` does if no run waits behind ``run``, without a statement of its own: a guard that finds no
+    row if one does, and then the chat's change.
+    """
+    guards.lock(Chat, {"id": run.chat_id, "active_run_id": run.pk, "has_line": False})
+    also.update(Chat, {"id": run.chat_id}, _idle(run))
+
+
+def _idle(run: Run) -> dict[str, Any]:
+    # The chat's next message is later than this time, and so than the message of ``run``.
+    return {"active_run_id": None, "updated_at": clock.after(run.started_at or run.created_at)}
 
 
 def unblock(run_id: str | None) -> None:

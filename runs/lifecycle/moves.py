@@ -7,12 +7,14 @@ UPDATE: the insert of a row that refers to a locked row does not wait.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from django.conf import settings
-from django.db import models
+from django.db import models, transaction
 from django.db.models import F
 
 from chats.models import Chat
@@ -26,9 +28,20 @@ from runs import events, metrics
 from runs.events import StreamEvent
 from runs.lifecycle import line
 from runs.lifecycle.crash import crash_after_commit
-from runs.models import FINAL_RUN_STATUSES, Run, RunEvent, RunStatus, ToolInvocation, Waitpoint, WaitpointStatus
+from runs.models import (
+    FINAL_RUN_STATUSES,
+    ModelAttempt,
+    Run,
+    RunEvent,
+    RunStatus,
+    ToolInvocation,
+    Waitpoint,
+    WaitpointStatus,
+)
 from webhooks import outbox
 from webhooks.catalogue import Event
+
+logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=models.Model)
 _KEY = take_key(Run, ToolInvocation, Waitpoint)
@@ -55,23 +68,29 @@ def changed(row: M, **changes: Any) -> M:
 
 
 def move_run(
-    run: Run, to: str, happened: Sequence[StreamEvent], *, owned: bool, also: Writes | None = None, **changes: Any
+    run: Run,
+    to: str,
+    happened: Sequence[StreamEvent],
+    *,
+    owned: bool,
+    before: Writes | None = None,
+    also: Writes | None = None,
+    **changes: Any,
 ) -> Run:
     """Move ``run`` to ``to`` and append ``happened`` to its stream; for a change within a status, ``to`` is that
     status. Returns the run as it then is.
 
     ``owned``: only if the lease that ``run`` was claimed under still holds. Raises LeaseLost if the row is not as
-    ``run`` says; then ``also``, which is part of the same statement, is not written either.
+    ``run`` says, or a guard of ``before`` finds no row; then ``also``, which is part of the same statement, is not
+    written either.
     """
-    # The index is a condition too: if the answer to a commit was lost, the row is ahead of ``run``, and the same step
-    # must not be written twice.
-    found = {"id": run.pk, "status": run.status, "last_stream_index": run.last_stream_index}
-    if owned:
-        found |= {"lease_token": run.lease_token, "worker_id": run.worker_id}
     now = clock.now()
     changes |= {"status": to, "last_stream_index": run.last_stream_index + len(happened), "updated_at": now}
     writes = Writes()
-    writes.update(Run, found, changes, _KEY)
+    if before is not None:
+        writes.include(before)
+    writes.update(Run, as_known(run, owned=owned), changes, _KEY)
+    writes.guards = len(writes.shapes)
     writes.insert(*new_events(run, happened, now, ends=to in FINAL_RUN_STATUSES))
     if also is not None:
         writes.include(also)
@@ -82,13 +101,26 @@ def move_run(
     if run.status != to:
         crash_after_commit(to)
         metrics.run_moved(run, to, changes)
-        if run.status == RunStatus.RUNNING:
-            line.nudge_next_throttled(run.user_id)
-    return changed(run, **changes)
+    moved = changed(run, **changes)
+    if to in FINAL_RUN_STATUSES:
+        _log_after_commit(moved)
+    if run.status == RunStatus.RUNNING != to:
+        line.nudge_next_throttled(run.user_id)
+    return moved
 
 
-def move_line(chat_id: str, to: str, **changes: Any) -> None:
-    """Move all runs in line of a locked chat to their end ``to``, by one UPDATE and one INSERT."""
+def as_known(run: Run, *, owned: bool) -> dict[str, Any]:
+    """The conditions under which the row is as ``run`` says. The index is one of them: if the answer to a commit was
+    lost, the row is ahead of ``run``, and the same step must not be written twice.
+    """
+    found = {"id": run.pk, "status": run.status, "last_stream_index": run.last_stream_index}
+    return found | ({"lease_token": run.lease_token, "worker_id": run.worker_id} if owned else {})
+
+
+def move_line(chat_id: str, to: str, **changes: Any) -> list[Run]:
+    """Move all runs in line of a locked chat to their end ``to``, by one UPDATE and one INSERT. Returns them as they
+    were.
+    """
     line = Run.objects.filter(chat_id=chat_id, status=RunStatus.QUEUED, blocked=True)
     runs = list(line.select_for_update(no_key=True).order_by("pk"))
     now = clock.now()
@@ -103,6 +135,8 @@ def move_line(chat_id: str, to: str, **changes: Any) -> None:
     crash_after_commit(to)
     for run in runs:
         metrics.run_moved(run, to, changes)
+        _log_after_commit(changed(run, status=to))
+    return runs
 
 
 def fence(run: Run) -> None:
@@ -183,3 +217,30 @@ def close_waitpoint(waitpoint: Waitpoint, to: str, **changes: Any) -> Waitpoint:
     if not update(Waitpoint, {"id": waitpoint.pk, "status": WaitpointStatus.PENDING}, changes, _KEY):
         raise LeaseLost(waitpoint.run_id)
     return changed(waitpoint, **changes)
+
+
+def still_owned(runs: Sequence[Run]) -> set[str]:
+    """The ids of those runs that are still their owners', even if the rows are ahead of ``runs``. Reads only."""
+    leases = {(run.pk, run.lease_token, run.worker_id) for run in runs}
+    found = Run.objects.filter(pk__in=[run.pk for run in runs], status=RunStatus.RUNNING)
+    return {lease[0] for lease in found.values_list("pk", "lease_token", "worker_id") if lease in leases}
+
+
+def _log_after_commit(run: Run) -> None:
+    transaction.on_commit(partial(_log_end, run), robust=True)
+
+
+def _log_end(run: Run) -> None:
+    """One line for each run that ended, of ids, names of the catalogue and numbers only."""
+    logger.info(
+        "run %s ended: %s, error %s, model %s, agent %s, %.3f s, %d turns, %d tool calls",
+        *(run.pk, run.status, run.error_code or "-", run.resolved_model or "-", run.agent or "-"),
+        *(run.ran_ms / 1000, run.turn_count, run.tool_invocation_count),
+    )
+
+
+def log_failure(run_id: str, code: str | None, reason: str | None, attempt: ModelAttempt | None) -> None:
+    """One line for staff, of names of this service and numbers only: it quotes nobody."""
+    request = (attempt.provider, attempt.http_status or "-", attempt.number) if attempt else ("-", "-", "-")
+    line = "run %s failed: %s, reason %s, provider %s, HTTP status %s, attempt %s"
+    logger.warning(line, run_id, code, reason or "-", *request)

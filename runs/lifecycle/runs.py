@@ -7,57 +7,90 @@ another worker has taken over; the others lock the run first. ``moves`` has the 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import F, QuerySet
+from django.db.models import QuerySet
 
 from chats.models import Chat, Message
 from chats.services import add_message, write_content
 from config.database.batches import limit_lock_wait
 from config.database.writes import Writes, insert
 from config.kernel import clock
-from config.kernel.jsontext import to_text
-from config.queue import wakeups
 from config.queue.nudges import nudge_after_commit
 from credits import ledger
 from runs import catalogue, events, metrics
 from runs.errors import RunError
-from runs.events import StreamEvent, StreamType
+from runs.events import StreamEvent
 from runs.lifecycle import calls as call_transitions
+from runs.lifecycle import spending
 from runs.lifecycle.crash import crash_after_commit
-from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, is_throttled, lock_to_claim, promote_next, unblock
-from runs.lifecycle.moves import Moved, changed, emit, fence, lock_run, move_line, move_run, new_events, stop_running
-from runs.models import FINAL_RUN_STATUSES, InvocationStatus, Run, RunEvent, RunStatus, ToolInvocation, Turn
+from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, is_throttled, leave_chat, lock_to_claim, promote_next, unblock
+from runs.lifecycle.moves import (
+    LeaseLost,
+    Moved,
+    changed,
+    emit,
+    fence,
+    lock_run,
+    log_failure,
+    move_line,
+    move_run,
+    new_events,
+    stop_running,
+)
+from runs.lifecycle.spending import Charge
+from runs.lifecycle.text import recorded_text, reset_events, streamed_text, text_events, unrecorded_text
+from runs.models import (
+    FINAL_RUN_STATUSES,
+    InvocationStatus,
+    ModelAttempt,
+    Run,
+    RunMetadata,
+    RunStatus,
+    ToolInvocation,
+    Turn,
+)
 from webhooks.catalogue import Event
 
 
-def enqueue(run: Run, chat: Chat, title: str | None, also: Writes) -> Run:
-    """(new) → queued, in the chat that the caller has locked: active at once, or blocked behind the chat's live runs.
+class ChatChanged(Exception):
+    """The chat is not as it was read; nothing was written."""
 
-    Returns the run as it is stored.
+
+def enqueue(run: Run, chat: Chat, title: str | None, also: Writes, *, locked: bool) -> Run:
+    """(new) → queued, in the chat that the caller has read: active at once, or blocked behind the chat's live runs. The
+    run's ``created_at`` is the present.
+
+    Returns the run as it is stored. Raises ChatChanged if a chat that is not ``locked`` has changed since.
     """
-    now = clock.now()
+    now = run.created_at
     happened = new_events(run, [events.run_status(run, RunStatus.QUEUED)], now)
     run = changed(
         run,
         status=RunStatus.QUEUED,
         blocked=chat.active_run_id is not None,
         last_stream_index=len(happened),
-        created_at=now,
         updated_at=now,
         due_at=now + NUDGE_GRACE,
     )
     writes = Writes()
+    # Whatever changes a chat changes one of these fields.
+    read = {"active_run_id": chat.active_run_id, "updated_at": chat.updated_at, "deleted_at": None}
+    changes: dict[str, Any] = {"active_run_id": chat.active_run_id or run.pk, "title": title, "updated_at": now}
+    if run.blocked:
+        changes["has_line"] = True
+    writes.update(Chat, {"id": chat.pk} | ({} if locked else read), changes)
     writes.insert(run)
+    writes.insert(*RunMetadata.of(run))
     writes.insert(*happened)
-    changes = {"active_run_id": chat.active_run_id or run.pk, "title": title, "updated_at": now}
-    writes.update(Chat, {"id": chat.pk}, changes)
     writes.include(also)
-    writes.do()
+    if not writes.do():
+        raise ChatChanged
     crash_after_commit(RunStatus.QUEUED)
     if not run.blocked:
         nudge_after_commit(EXECUTE, run.pk)
@@ -83,7 +116,7 @@ def cancel_line(chat_id: str) -> None:
     no calls, waitpoints, holds or text to end.
     """
     now = clock.now()
-    move_line(
+    cancelled = move_line(
         chat_id,
         RunStatus.CANCELLED,
         blocked=False,
@@ -91,6 +124,12 @@ def cancel_line(chat_id: str) -> None:
         finished_at=now,
         due_at=None,
     )
+    # If there is no endpoint for the first event, there is none for the others: they are of one user.
+    reports = Writes()
+    for run in cancelled:
+        emit(reports, run, Event.AGENT_CANCELLED)
+    if cancelled:
+        reports.do()
 
 
 @transaction.atomic
@@ -99,7 +138,7 @@ def claim(run_id: str, worker_id: str) -> Run | None:
     may not execute now.
 
     A worker claims a run that it owns but does not execute like any other run: the answer to the claim's commit was
-    lost, or the step after the claim failed. The claimed run has its user's ``available`` credits as an attribute.
+    lost, or the step after the claim failed.
     """
     run = lock_to_claim(run_id)
     if run is None or run.blocked or run.worker_id not in (None, worker_id):
@@ -109,7 +148,7 @@ def claim(run_id: str, worker_id: str) -> Run | None:
     begins = run.status == RunStatus.QUEUED
     if begins and is_throttled(run):
         return None
-    now = clock.now()
+    now = clock.after(run.created_at)
     changes: dict[str, Any] = {
         "worker_id": worker_id,
         "lease_token": run.lease_token + 1,
@@ -122,76 +161,19 @@ def claim(run_id: str, worker_id: str) -> Run | None:
     happened: list[StreamEvent] = []
     also = Writes()
     if run.assistant_message_id is None:
-        changes["assistant_message_id"] = add_message(also, run.chat_id, run.id, Message.Role.ASSISTANT).id
-    if run.resolved_model is None and (model := catalogue.find_model(run.requested_model)):
-        changes["resolved_model"] = model.name
+        changes["assistant_message_id"] = add_message(also, run.chat_id, run.id, Message.Role.ASSISTANT, now).id
+    if run.resolved_model is None and (models := catalogue.models_of(run)):
+        changes["resolved_model"] = models[0].name
     if begins:
         changes["started_at"] = run.started_at or now
         happened.append(events.run_status(run, RunStatus.RUNNING))
         emit(also, run, Event.AGENT_STARTED)
-    elif run.unrecorded_text:
-        turns = Turn.objects.filter(run=run).order_by("index")
-        happened += _reset(run, join_text(turns.values_list("text", flat=True)))
-        changes["unrecorded_text"] = False
+    else:
+        spending.charge_lost(run, unrecorded_text(run))
+        if run.unrecorded_text:
+            happened += reset_events(run, recorded_text(run))
+            changes["unrecorded_text"] = False
     return move_run(run, RunStatus.RUNNING, happened, owned=False, also=also, **changes)
-
-
-def _reset(run: Run, recorded: str) -> list[StreamEvent]:
-    """The message starts again with the text that turns have recorded."""
-    return [events.message_reset(run)] + ([events.message_delta(recorded)] if recorded else [])
-
-
-@transaction.atomic
-def reset_text(run: Run, recorded: str) -> Moved:
-    """The owner repeats a turn: the text that was streamed of it is void."""
-    return Moved(move_run(run, RunStatus.RUNNING, _reset(run, recorded), owned=True, unrecorded_text=False))
-
-
-@transaction.atomic
-def append_text(batch: Sequence[tuple[Run, str]]) -> dict[str, Run]:
-    """Append streamed text to many runs at once. Returns those runs by id as they then are; the row of a run that is
-    missing is not as ``batch`` says. A run that another transaction has locked is returned as it was given, and nothing
-    is written.
-    """
-    ordered = sorted(batch, key=lambda item: item[0].pk)
-    running = Run.objects.filter(pk__in=[run.pk for run, _ in ordered], status=RunStatus.RUNNING).order_by("pk")
-    columns = ("pk", "last_stream_index", "lease_token", "worker_id")
-    # One locked run must not hold up the text of all runs.
-    locked = running.select_for_update(no_key=True, skip_locked=True)
-    found = {pk: (index, lease) for pk, index, *lease in locked.values_list(*columns)}
-    before = [(run.last_stream_index, [run.lease_token, run.worker_id]) for run, _ in ordered]
-    owned = [item for item, as_known in zip(ordered, before, strict=True) if found.get(item[0].pk) == as_known]
-    skipped: list[Run] = []
-    if len(found) < len(ordered):
-        others = {pk: (index, lease) for pk, index, *lease in running.exclude(pk__in=found).values_list(*columns)}
-        skipped = [run for (run, _), as_known in zip(ordered, before, strict=True) if others.get(run.pk) == as_known]
-        found |= others
-    # Only its owner adds to the stream of a running run: a row that is ahead by one under the same lease was written by
-    # a commit whose answer was lost. It holds less than ``text`` if more text came before the repetition.
-    written = [
-        run
-        for (run, text), (index, lease) in zip(ordered, before, strict=True)
-        if found.get(run.pk) == (index + 1, lease) and _is_last(run, text)
-    ]
-    now = clock.now()
-    RunEvent.objects.bulk_create(
-        event for run, text in owned for event in new_events(run, [events.message_delta(text)], now)
-    )
-    Run.objects.filter(pk__in=[run.pk for run, _ in owned]).update(
-        last_stream_index=F("last_stream_index") + 1, unrecorded_text=True, updated_at=now
-    )
-    wakeups.after_commit(*(run.pk for run, _ in owned))
-    return {run.pk: run for run in skipped} | {
-        run.pk: changed(run, last_stream_index=run.last_stream_index + 1, unrecorded_text=True)
-        for run in [run for run, _ in owned] + written
-    }
-
-
-def _is_last(run: Run, text: str) -> bool:
-    """Whether the event after the last one that ``run`` knows is this text."""
-    ((kind, data),) = _text(text)
-    after = RunEvent.objects.filter(run_id=run.pk, index=run.last_stream_index + 1)
-    return after.filter(type=kind, data=to_text(data)).exists()
 
 
 @transaction.atomic
@@ -202,7 +184,7 @@ def record_turn(
     *,
     content: str,
     delta: str,
-    price: dict[str, Any],
+    charge: Charge | None,
     ready: Sequence[ToolInvocation] = (),
 ) -> Moved:
     """Record a model's response that has tool calls: its text, its usage and its calls.
@@ -211,34 +193,74 @@ def record_turn(
     and those that cannot be made are FAILED; those in ``ready`` are dispatched. Returns all calls as they are stored.
     """
     fence(run)
-    ledger.usage(run.user_id, turn.cost, run_id=run.id, chat_id=run.chat_id, turn_index=turn.index, price=price)
-    happened = _text(delta) + [events.tool_completed(call) for call in calls if call.status == InvocationStatus.FAILED]
+    spending.charge(turn, charge)
+    happened = text_events(delta) + [
+        events.tool_completed(call) for call in calls if call.status == InvocationStatus.FAILED
+    ]
     dispatched = {call.id: call_transitions.dispatch_new_call(run, call) for call in ready}
     happened += [call_transitions.dispatch_event(call) for call in dispatched.values()]
     stored = [dispatched.get(call.id, call) for call in calls]
     also = _turn(run, turn, content)
     also.insert(*stored)
-    changes = {"unrecorded_text": False, "tool_invocation_count": run.tool_invocation_count + len(stored)}
+    changes = spending.usage(run, turn) | {"tool_invocation_count": run.tool_invocation_count + len(stored)}
     return Moved(move_run(run, RunStatus.RUNNING, happened, owned=True, also=also, **changes), stored)
 
 
-@transaction.atomic
-def complete(run: Run, turn: Turn, *, content: str, delta: str, price: dict[str, Any]) -> Moved:
-    """running → completed, with a model's response that has no tool calls; the arguments are as in ``record_turn``."""
-    promoted = promote_next(run)
-    happened = _text(delta)
+def complete(
+    run: Run, turn: Turn, *, content: str, delta: str, charge: Charge | None, output: dict[str, Any] | None = None
+) -> Moved:
+    """running → completed, with a model's response that has no tool calls, but perhaps the run's ``output``; the other
+    arguments are as in ``record_turn``.
+    """
+    happened = text_events(delta)
     happened += [events.message_completed(run, content), events.run_status(run, RunStatus.COMPLETED)]
     also = _turn(run, turn, content)
     emit(also, run, Event.AGENT_COMPLETED)
-    changes = stop_running(run) | {"unrecorded_text": False, "finished_at": clock.now()}
-    run = move_run(run, RunStatus.COMPLETED, happened, owned=True, also=also, **changes)
-    ledger.usage(run.user_id, turn.cost, run_id=run.id, chat_id=run.chat_id, turn_index=turn.index, price=price)
-    unblock(promoted)
+    changes = stop_running(run) | spending.usage(run, turn)
+    changes |= {"finished_at": clock.now(), "finish_reason": turn.finish_reason}
+    if output is not None:
+        changes |= {"output": output, "finish_reason": "stop"}
+    move = partial(move_run, run, RunStatus.COMPLETED, happened, owned=True, **changes)
+    # Usually no run waits behind this one: then all is one statement (docs/decisions/0011).
+    guards, alone = Writes(), Writes()
+    leave_chat(run, guards, alone)
+    spending.charge_with(run, turn, charge, guards, alone)
+    alone.include(also)
+    with contextlib.suppress(LeaseLost), Writes.transaction():
+        return Moved(move(before=guards, also=alone))
+    with transaction.atomic():
+        promoted = promote_next(run)
+        run = move(also=also)
+        spending.charge(turn, charge)
+        unblock(promoted)
     return Moved(run)
 
 
-def _text(delta: str) -> list[StreamEvent]:
-    return [events.message_delta(delta)] if delta else []
+@transaction.atomic
+def record_attempt(run: Run, attempt: ModelAttempt, recorded: str, partial: Charge | None) -> Moved:
+    """A request to a model failed, and the next one is decided. The text that was streamed of it is void, but what the
+    provider used is charged.
+    """
+    fence(run)
+    spending.charge_partial(partial)
+    ledger.release_run(run.id)
+    happened = reset_events(run, recorded) if run.unrecorded_text else []
+    happened.append(events.model_retrying(attempt))
+    also = Writes()
+    also.insert(attempt)
+    changes: dict[str, Any] = {"unrecorded_text": False, "model_retries": run.model_retries + 1}
+    return Moved(move_run(run, RunStatus.RUNNING, happened, owned=True, also=also, **changes))
+
+
+@transaction.atomic
+def drop_request(run: Run, recorded: str, partial: Charge | None, *, streamed: bool) -> Moved:
+    """The owner is behind the database, and will make a request again of which it cannot record the answer. What the
+    provider used is charged, and the text that was ``streamed`` is void.
+    """
+    fence(run)
+    spending.charge_dropped(run, partial)
+    happened = reset_events(run, recorded) if streamed else []
+    return Moved(move_run(run, RunStatus.RUNNING, happened, owned=True, unrecorded_text=False))
 
 
 def _turn(run: Run, turn: Turn, content: str) -> Writes:
@@ -254,47 +276,51 @@ def fail(
     run: Run,
     code: str,
     message: str,
+    attempt: ModelAttempt | None = None,
+    reason: str | None = None,
     *,
     content: str,
     delta: str,
     turn: Turn | None = None,
-    price: dict[str, Any] | None = None,
+    charge: Charge | None = None,
+    partial: Charge | None = None,
 ) -> Moved:
     """running → failed, by its owner. ``content`` is the message with the text of an unrecorded turn, ``delta`` the
-    part of it that was not streamed yet. A complete ``turn`` that fails the run is recorded and charged.
+    part of it that was not streamed yet. A complete ``turn`` that fails the run is recorded and charged; the failed
+    request that ends the run is recorded. ``reason`` is for staff, if no request failed.
     """
     promoted = promote_next(run)
     fence(run)
+    changes: dict[str, Any] = {}
+    if attempt is not None:
+        insert(attempt)
     if turn is not None:
         insert(turn)
-        ledger.usage(
-            run.user_id, turn.cost, run_id=run.id, chat_id=run.chat_id, turn_index=turn.index, price=price or {}
-        )
-    return finish(run, RunStatus.FAILED, promoted, owned=True, code=code, message=message, content=content, delta=delta)
+        spending.charge(turn, charge)
+        changes |= spending.usage(run, turn)
+    spending.charge_partial(partial)
+    why: dict[str, Any] = {"code": code, "message": message, "attempt": attempt, "reason": reason}
+    return finish(run, RunStatus.FAILED, promoted, owned=True, content=content, delta=delta, **why, **changes)
 
 
 @transaction.atomic
-def cancel(run: Run, *, content: str, delta: str) -> Moved:
-    """running → cancelled, by its owner; the text is that of ``fail``."""
+def cancel(run: Run, *, content: str, delta: str, partial: Charge | None = None) -> Moved:
+    """running → cancelled, by its owner; the text is that of ``fail``. ``partial``: what the unrecorded turn cost."""
     promoted = promote_next(run)
     fence(run)
+    spending.charge_partial(partial)
     return finish(run, RunStatus.CANCELLED, promoted, owned=True, content=content, delta=delta)
 
 
 @transaction.atomic
 def hand_over(run: Run) -> Moved:
     """The owner gives up its lease: another worker continues at the next step. This is not a loss."""
+    fence(run)
+    spending.charge_lost(run, unrecorded_text(run))
     changes = stop_running(run) | {"lease_token": run.lease_token + 1, "due_at": clock.now() + NUDGE_GRACE}
     run = move_run(run, RunStatus.RUNNING, (), owned=True, **changes)
     nudge_after_commit(EXECUTE, run.pk)
     return Moved(run)
-
-
-def still_owned(runs: Sequence[Run]) -> set[str]:
-    """The ids of those runs that are still their owners', even if the rows are ahead of ``runs``. Reads only."""
-    leases = {(run.pk, run.lease_token, run.worker_id) for run in runs}
-    found = Run.objects.filter(pk__in=[run.pk for run in runs], status=RunStatus.RUNNING)
-    return {lease[0] for lease in found.values_list("pk", "lease_token", "worker_id") if lease in leases}
 
 
 @transaction.atomic
@@ -306,6 +332,7 @@ def release(rows: QuerySet[Run], run_id: str) -> str | None:
     run = rows.select_for_update(no_key=True, skip_locked=True).filter(pk=run_id, status=RunStatus.RUNNING).first()
     if run is None:
         return None
+    spending.charge_lost(run, unrecorded_text(run))
     changes = stop_running(run) | {
         "lease_token": run.lease_token + 1,
         "lease_losses": run.lease_losses + 1,
@@ -336,6 +363,8 @@ def finish(
     owned: bool,
     code: str | None = None,
     message: str | None = None,
+    attempt: ModelAttempt | None = None,
+    reason: str | None = None,
     content: str | None = None,
     delta: str = "",
     **changes: Any,
@@ -345,8 +374,11 @@ def finish(
 
     Without ``content``, the text of an unrecorded turn is read from the stream.
     """
-    happened = _text(delta)
+    happened = text_events(delta)
     happened += call_transitions.close_open(run)
+    if run.status == RunStatus.RUNNING and not owned:
+        spending.charge_lost(run, unrecorded_text(run))
+    reason = attempt.reason if attempt else reason
     ledger.release_run(run.id)
     also = Writes()
     if run.assistant_message_id and (delta or run.unrecorded_text):
@@ -361,29 +393,14 @@ def finish(
         "finished_at": clock.now(),
         "error_code": code,
         "error_message": message,
+        "failure_reason": reason,
         "due_at": None,
     }
-    if to == RunStatus.FAILED:
+    if to == RunStatus.CANCELLED:
+        emit(also, run, Event.AGENT_CANCELLED)
+    else:
         emit(also, run, Event.AGENT_FAILED, errorCode=code)
+        transaction.on_commit(partial(log_failure, run.pk, code, reason, attempt), robust=True)
     run = move_run(run, to, happened, owned=owned, also=also, **changes)
     unblock(promoted)
     return Moved(run)
-
-
-def join_text(texts: Iterable[str]) -> str:
-    """A message's content from its turns' texts."""
-    return "\n\n".join(text for text in texts if text)
-
-
-def streamed_text(run: Run) -> str:
-    """The message as its stream has it: the deltas since the last reset."""
-    parts: list[str] = []
-    rows = RunEvent.objects.filter(run=run, type__in=[StreamType.MESSAGE_DELTA, StreamType.MESSAGE_RESET]).order_by(
-        "index"
-    )
-    for kind, data in rows.values_list("type", "data"):
-        if kind == StreamType.MESSAGE_RESET:
-            parts.clear()
-        else:
-            parts.append(json.loads(data)["text"])
-    return "".join(parts)

@@ -8,6 +8,7 @@ from typing import Any
 from django.conf import settings
 from django.db import transaction
 
+from config.database.writes import Writes
 from config.kernel import clock
 from config.kernel.ids import new_id
 from config.queue.nudges import nudge_after_commit
@@ -16,7 +17,7 @@ from runs.errors import RunError
 from runs.events import StreamEvent
 from runs.lifecycle import calls, runs
 from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, promote_next
-from runs.lifecycle.moves import Moved, close_waitpoint, lock_run, move_run, stop_running
+from runs.lifecycle.moves import Moved, close_waitpoint, emit, lock_run, move_run, stop_running
 from runs.models import (
     FINAL_INVOCATION_STATUSES,
     Run,
@@ -26,6 +27,7 @@ from runs.models import (
     WaitpointKind,
     WaitpointStatus,
 )
+from webhooks.catalogue import Event
 
 
 @transaction.atomic
@@ -42,7 +44,10 @@ def open_waitpoint(run: Run, call: ToolInvocation, kind: str, payload: dict[str,
         expires_at=now + timedelta(seconds=settings.WAITPOINT_EXPIRY_SECONDS),
     )
     happened = [events.waitpoint_opened(waitpoint), events.run_status(run, RunStatus.WAITING)]
-    run = move_run(run, RunStatus.WAITING, happened, owned=True, **stop_running(run))
+    also = Writes()
+    expires_at = clock.iso(waitpoint.expires_at)
+    emit(also, run, Event.AGENT_WAITING, waitpointId=waitpoint.id, kind=kind, expiresAt=expires_at)
+    run = move_run(run, RunStatus.WAITING, happened, owned=True, also=also, **stop_running(run))
     waitpoint.save(force_insert=True)
     return Moved(run)
 
@@ -66,7 +71,7 @@ def answer_waitpoint(waitpoint_id: str, payload: dict[str, Any]) -> Waitpoint:
     happened: list[StreamEvent] = [events.waitpoint_resolved(waitpoint)]
     if waitpoint.kind == WaitpointKind.CREDIT_APPROVAL:
         call = waitpoint.invocation
-        call = calls.approve_call(run, call) if payload["approved"] else calls.refuse_call(call)
+        call = calls.approve_call(run, call) if payload["approved"] else calls.refuse_call(call, payload.get("reason"))
         if call.status in FINAL_INVOCATION_STATUSES:
             happened.append(events.tool_completed(call))
     happened.append(events.run_status(run, RunStatus.QUEUED))

@@ -44,7 +44,11 @@ def input_schema(
 
 
 def field_schema(field: serializers.Field) -> dict[str, Any]:
-    """Raises LookupError for a field of an unknown type. The schema does not say that a field may be null."""
+    """Raises LookupError for a field of an unknown type, unless it has a ``json_schema`` of its own. The schema does
+    not say that a field may be null.
+    """
+    if own := getattr(field, "json_schema", None):
+        return own | {"description": str(field.help_text)}
     kind = next((name for known, name in TYPES if isinstance(field, known)), None)
     if kind is None:
         raise LookupError(f"{type(field).__name__} has no JSON Schema")

@@ -17,12 +17,11 @@ from django.http import HttpRequest
 from rest_framework import serializers
 
 from apikeys.models import ApiKey
-from chats.models import Message
 from chats.serializers import ChatInput, ChatSerializer
 from chats.services import chats_of, create_chat
 from config.api import idempotency, ratelimit
 from config.api.pagination import KeysetPagination
-from config.api.serializers import CamelSerializer, StrictCharField, StrictIntegerField
+from config.api.serializers import CamelSerializer, NoInput, StrictCharField, StrictIntegerField
 from config.kernel.errors import Forbidden, NotFound
 from config.kernel.ids import is_plausible_id
 from config.kernel.jsontext import dumps
@@ -32,17 +31,13 @@ from credits.serializers import AccountSerializer
 from runs import services
 from runs.mcp.schema import input_schema
 from runs.models import FINAL_RUN_STATUSES, Run
-from runs.serializers import ANSWERS, AnswerKind, RunInput, RunSerializer, WaitpointSerializer
+from runs.serializers import ANSWERS, RUN_STATE, AnswerKind, RunInput, RunSerializer, WaitpointSerializer
 from runs.streams.hub import Opening
 
 WAIT_MAX_SECONDS = 60
 # Arguments that change the call and not what it creates: a repeated call may wait for a different time.
 OF_THE_CALL = ("idempotency_key", "wait_seconds")
-# What a key without the scope runs:read sees of a run and of a waitpoint: their state, and none of their text.
-RUN_STATE = {
-    *("id", "chatId", "status", "lastStreamIndex", "cancelRequestedAt", "requestedModel", "resolvedModel"),
-    *("errorCode", "createdAt", "updatedAt", "startedAt", "finishedAt", "totalCreditsUsed"),
-}
+# What a key without the scope runs:read sees of a waitpoint.
 WAITPOINT_STATE = {"id", "agentRunId", "kind", "status", "expiresAt", "resolvedAt"}
 
 
@@ -75,10 +70,6 @@ class StrictNumberField(serializers.FloatField):
 def check_key(value: str) -> None:
     if not idempotency.KEY.fullmatch(value):
         raise serializers.ValidationError("Use 1 to 255 printable ASCII characters.")
-
-
-class NoInput(CamelSerializer):
-    pass
 
 
 class PageInput(CamelSerializer):
@@ -191,6 +182,7 @@ def make_chat(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
 
 def start_run(caller: Caller, given: dict[str, Any]) -> Started:
     body = {name: value for name, value in given.items() if name not in ("chat_id", *OF_THE_CALL)}
+    services.require_allowed_to_keys(body)
 
     def make() -> str:
         return services.start_run(caller.user, given["chat_id"], request_id=request_id.get() or "", **body).pk
@@ -233,13 +225,10 @@ def only(names: set[str], shape: dict[str, Any]) -> dict[str, Any]:
 
 
 def shown(caller: Caller, run: Run) -> dict[str, Any]:
-    """The run with the agent's text so far, because a caller of tools has no stream to read it from. A key that may
-    not read runs gets the state alone.
-    """
+    """The run; its state alone for a key that may not read runs."""
     if not reads_runs(caller.key):
         return only(RUN_STATE, RunSerializer(run).data)
-    answer = Message.objects.filter(pk=run.assistant_message_id).values_list("content", flat=True).first()
-    return {**RunSerializer(run).data, "answer": answer}
+    return dict(RunSerializer(run).data)
 
 
 TOOLS = {

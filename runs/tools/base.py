@@ -6,8 +6,9 @@ and a price. The registry of the types is in ``dispatch``.
 
 from __future__ import annotations
 
+import base64
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import urlsplit
@@ -18,7 +19,7 @@ from config.kernel.jsontext import MalformedJSON, parse_object, to_text
 from runs.errors import CallError
 from runs.tools.places import Threads
 
-BUILTIN = "builtin"
+BUILTIN, HTTP = "builtin", "http"
 # The engine does not call this built-in tool: it opens a waitpoint.
 ASK_USER = "ask_user"
 FAILURE_MESSAGE_MAX_CHARS = 1000
@@ -39,6 +40,8 @@ class ToolContext:
     run_id: str
     chat_id: str
     user_id: int
+    # The ``sub`` of the user's session tokens.
+    user_name: str
     timeout_seconds: float
     threads: Threads
     file_threads: Threads
@@ -63,22 +66,35 @@ class ToolDefinition:
     url: str = ""
     # Left out of repr, so that no log line can show them.
     secret_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    signing_secret: str = field(default="", repr=False)
     remote_name: str = ""
 
     @classmethod
     def from_row(cls, row: Any) -> ToolDefinition:
-        """The snapshot of a catalogue row. Raises ValueError if its secret headers are not valid."""
+        """The snapshot of a catalogue row. Raises ValueError if its secret headers or signing secret are not valid."""
         values = {column.name: getattr(row, column.name) for column in fields(cls)}
-        return cls(**values | {"secret_headers": parse_headers(row.secret_headers)})
+        secret = parse_signing_secret(row.signing_secret)
+        return cls(**values | {"secret_headers": parse_headers(row.secret_headers), "signing_secret": secret})
+
+
+@dataclass(frozen=True, slots=True)
+class ToolImage:
+    """An image of one of ``runs.tools.files.IMAGE_TYPES``."""
+
+    content: bytes = field(repr=False)
+    content_type: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """``text`` is what the model reads. ``credit_used`` is micro-credits; None means the full price."""
+    """``text`` is what the model reads. ``credit_used`` is micro-credits; None means the full price. ``images`` are
+    stored: their addresses are added to ``urls``.
+    """
 
     text: str
     urls: tuple[str, ...] = ()
     credit_used: int | None = None
+    images: tuple[ToolImage, ...] = ()
 
 
 class ToolFailure(Exception):
@@ -140,6 +156,11 @@ def clean_text(text: str) -> str:
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
+def as_told(result: str, urls: Sequence[str]) -> str:
+    """A result as the model is told it: with the addresses that it does not contain."""
+    return "\n".join([result, *(url for url in urls if url not in result)])
+
+
 def shorten(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
@@ -187,6 +208,11 @@ def is_web_address(url: str) -> bool:
         return False
 
 
+def is_address(url: str) -> bool:
+    """Whether ``url`` can be the address of a server that staff connect: an absolute one, without credentials in it."""
+    return is_web_address(url) and "@" not in urlsplit(url).netloc
+
+
 def parse_headers(text: str | None) -> dict[str, str]:
     """A tool's secret headers from JSON text such as ``{"Authorization": "Bearer …"}``.
 
@@ -205,10 +231,21 @@ def parse_headers(text: str | None) -> dict[str, str]:
     return headers
 
 
+def parse_signing_secret(text: str | None) -> str:
+    """The base64 text of a tool's signing secret. Raises ValueError with a message that does not repeat it."""
+    secret = (text or "").removeprefix("whsec_")
+    try:
+        if text and not base64.b64decode(secret, validate=True):
+            raise ValueError
+    except ValueError:
+        raise ValueError("A signing secret is base64, for example of 32 random bytes; whsec_ may precede it.") from None
+    return secret
+
+
 RESERVED_HEADERS = frozenset(
     re.findall(
         r"\S+",
         "accept accept-encoding connection content-length content-type expect host idempotency-key keep-alive te "
-        "trailer transfer-encoding upgrade user-agent",
+        "trailer transfer-encoding upgrade user-agent webhook-id webhook-signature webhook-timestamp",
     )
 )

@@ -14,6 +14,7 @@ from runs.errors import CallError
 from runs.tools import builtin, http, mcp
 from runs.tools.base import (
     BUILTIN,
+    HTTP,
     Executor,
     ToolContext,
     ToolDefinition,
@@ -22,6 +23,7 @@ from runs.tools.base import (
     clean_result,
     tool_error,
 )
+from runs.tools.files import store_images
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ class ToolType:
 
 TYPES = {
     BUILTIN: ToolType("Built in", builtin.execute, needs_url=False),
-    "http": ToolType("HTTP endpoint", http.execute, needs_url=True),
+    HTTP: ToolType("HTTP endpoint", http.execute, needs_url=True),
     "mcp": ToolType("MCP server", mcp.execute, needs_url=True),
 }
 
@@ -55,7 +57,8 @@ async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: 
     try:
         async with asyncio.timeout(limit) as scope:
             with tracing.span("tool", tool=definition.name, **{"invocation.id": context.invocation_id}):
-                return clean_result(await execute(definition, input, replace(context, timeout_seconds=limit)))
+                result = await execute(definition, input, replace(context, timeout_seconds=limit))
+                return clean_result(await store_images(context, result) if result.images else result)
     except ToolFailure:
         raise
     except Exception as error:

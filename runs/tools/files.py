@@ -7,6 +7,7 @@ token, which is also a part of the path, so that old addresses stay valid after 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from urllib.parse import quote
 
 from django.conf import settings
@@ -15,7 +16,8 @@ from django.core.files.storage import default_storage
 from django.utils.crypto import salted_hmac
 
 from chats.files import storage_errors
-from runs.tools.base import ToolContext, tool_error
+from chats.media import SIGNATURES
+from runs.tools.base import ToolContext, ToolFailure, ToolImage, ToolResult, tool_error
 
 FOLDER = "tools"
 FILE_NAME_MAX_CHARS = 100
@@ -26,7 +28,9 @@ FILE_NAME_PATTERN = re.compile(r"^\w(?:[\w .,()+@=-]*[\w)])?$")
 TOKEN_PATTERN = re.compile(r"[0-9a-f]{64}")
 WRITE_ATTEMPTS = 3
 
-CONTENT_TYPES = {
+# The images that models accept, with the endings of their names.
+IMAGE_TYPES = {"image/gif": "gif", "image/jpeg": "jpg", "image/png": "png", "image/webp": "webp"}
+CONTENT_TYPES = {ending: kind for kind, ending in IMAGE_TYPES.items()} | {
     "csv": "text/csv; charset=utf-8",
     "htm": "text/html; charset=utf-8",
     "html": "text/html; charset=utf-8",
@@ -68,6 +72,39 @@ def store(invocation_id: str, file_name: str, content: bytes) -> str:
     except Exception as error:
         raise tool_error("The file could not be stored.") from error
     return f"{settings.BASE_URL}/files/{invocation_id}/{token}/{quote(file_name)}"
+
+
+def image_of(content: bytes, kind: str) -> ToolImage | None:
+    """An image that a tool returned, if models accept its type and its bytes agree with the type."""
+    kind = kind.partition(";")[0].strip().lower()
+    fits = kind in IMAGE_TYPES and SIGNATURES[kind].match(content)
+    return ToolImage(content, kind) if fits else None
+
+
+async def store_images(context: ToolContext, result: ToolResult) -> ToolResult:
+    """The result with its images as stored files, whose addresses models and users get."""
+    text, urls = [result.text] if result.text else [], list(result.urls)
+    for number, image in enumerate(result.images[: settings.TOOL_RESULT_URLS_MAX], 1):
+        name = f"image-{number}.{IMAGE_TYPES[image.content_type]}"
+        try:
+            urls.append(await store_file(context, name, image.content))
+            text.append(f"[{name}]")
+        except ToolFailure:
+            text.append(f"[{name}, which could not be stored]")
+    return replace(result, text="\n".join(text), urls=tuple(urls), images=())
+
+
+def stored_image(invocation_id: str, url: str) -> tuple[str, str, str] | None:
+    """The name in the storage, the file name and the content type of an image that this call stored; None for any
+    other address.
+    """
+    name = url.rpartition("/")[2]
+    kind = content_type(name)
+    if kind not in IMAGE_TYPES or not is_file_name(name):
+        return None
+    token = _token(invocation_id, name)
+    own = url == f"{settings.BASE_URL}/files/{invocation_id}/{token}/{name}"
+    return (f"{FOLDER}/{invocation_id}/{token}/{name}", name, kind) if own else None
 
 
 def _token(invocation_id: str, file_name: str) -> str:

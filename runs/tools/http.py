@@ -1,7 +1,8 @@
 """HTTP requests of tools, and the tool type ``http``: an endpoint that staff add to the catalogue.
 
-A call is a POST of ``{invocationId, runId, input}``; the answer is ``{result, resultUrls?, creditUsed?}``. The
-``Idempotency-Key`` is the invocation's id, the same at each attempt of a call.
+A call is a POST of ``{invocationId, runId, chatId, userId, input}``. Any 2xx answer is its result: a JSON object with
+``result`` is ``{result, resultUrls?, creditUsed?}``; an image is stored; any other JSON or text is the result itself.
+The ``Idempotency-Key`` is the invocation's id, the same at each attempt of a call.
 """
 
 from __future__ import annotations
@@ -14,17 +15,22 @@ from typing import Any, NoReturn
 
 from django.conf import settings
 
+from config.kernel import clock
 from config.kernel.jsontext import dumps
 from config.kernel.money import MICRO
 from config.outbound import client
 from config.outbound.client import Answer
 from config.outbound.loop import shared
 from runs.errors import CallError
-from runs.tools.base import ToolContext, ToolDefinition, ToolFailure, ToolResult, result_text, tool_error
+from runs.tools.base import ToolContext, ToolDefinition, ToolFailure, ToolResult, result_text, shorten, tool_error
+from runs.tools.files import image_of
+from webhooks.signing import standard_signature
 
 USER_AGENT = "agent-workflow-service"
 # Far more than a model can read of a result, and few enough to be read and written within a moment.
 VALUES_MAX = 250_000
+# Of the body of an answer that is not a result.
+REASON_CHARS = 300
 # The closing quote is optional, so that an unfinished string is scanned once and not again from each of its quotes.
 _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 
@@ -64,41 +70,79 @@ def is_too_long(answer: Answer) -> bool:
 
 
 async def execute(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
-    """Post the call. Raises ToolFailure ``TOOL_ERROR`` unless the answer is 2xx, complete and of the right shape."""
-    body = dumps({"invocationId": context.invocation_id, "runId": context.run_id, "input": input})
+    """Post the call. Raises ToolFailure ``TOOL_ERROR`` unless the answer is 2xx, complete and within the limits."""
+    call = {
+        "invocationId": context.invocation_id,
+        "runId": context.run_id,
+        "chatId": context.chat_id,
+        "userId": context.user_name,
+        "input": input,
+    }
+    body = dumps(call)
     headers = {
         **definition.secret_headers,
         "Content-Type": "application/json",
-        "Accept": "application/json",
+        "Accept": "application/json, image/*;q=0.5",
         "Idempotency-Key": context.invocation_id,
+        **_signature(definition, context.invocation_id, body),
     }
     answer = await send(
         context, "POST", definition.url, headers=headers, body=body, timeout_seconds=context.timeout_seconds
     )
     if not 200 <= answer.status < 300:
-        raise tool_error(f"{definition.name} answered with HTTP status {answer.status}.")
+        raise tool_error(f"{definition.name} answered with HTTP status {answer.status}{_reason(answer.body)}")
     if is_too_long(answer):
         raise tool_error(f"{definition.name} answered with more than {settings.TOOL_ANSWER_MAX_BYTES} bytes.")
     if answer.truncated:
         raise tool_error(f"The connection broke during the answer of {definition.name}.")
-    return await context.threads.compute(context.user_id, len(answer.body), _result, definition, answer.body)
+    if image := image_of(answer.body, answer.headers.get("Content-Type", "")):
+        return ToolResult("", images=(image,))
+    return await context.threads.compute(context.user_id, len(answer.body), _result, definition, answer)
 
 
-def _result(definition: ToolDefinition, body: bytes) -> ToolResult:
+def _signature(definition: ToolDefinition, call_id: str, body: bytes) -> dict[str, str]:
+    """The headers of the Standard Webhooks specification, if the tool has a signing secret."""
+    if not definition.signing_secret:
+        return {}
+    timestamp = str(int(clock.now().timestamp()))
+    signature = standard_signature(definition.signing_secret, call_id, timestamp, body)
+    return {"webhook-id": call_id, "webhook-timestamp": timestamp, "webhook-signature": signature}
+
+
+def _reason(body: bytes) -> str:
+    """The end of the sentence about a status: the beginning of the body, which often says why."""
+    # A character has at most 4 bytes.
+    text = body[: 4 * REASON_CHARS].decode(errors="replace").strip()[:REASON_CHARS]
+    return f": {text}" if text else "."
+
+
+def _result(definition: ToolDefinition, answered: Answer) -> ToolResult:
+    body = answered.body
     if _count(body) > VALUES_MAX and _count(_TEXT.sub(b"", body)) > VALUES_MAX:
         raise tool_error(f"{definition.name} answered with more than {VALUES_MAX} values.")
     try:
         # Lenient where our own API is strict: a result of others may hold wide numbers and text that is cleaned later.
         answer = json.loads(body, parse_float=Decimal, parse_constant=_refuse_constant)
     except (ValueError, ArithmeticError, RecursionError):
-        raise tool_error(f"{definition.name} did not answer with valid JSON.") from None
+        return ToolResult(_text(answered))
     if not isinstance(answer, dict) or "result" not in answer:
-        raise tool_error(f"{definition.name} answered without a result.")
+        return ToolResult(result_text(definition, answer))
     return ToolResult(
         result_text(definition, answer["result"]),
         _urls(definition, answer.get("resultUrls")),
         _credit_used(definition, answer.get("creditUsed")),
     )
+
+
+def _text(answer: Answer) -> str:
+    try:
+        return answer.body.decode()
+    except UnicodeDecodeError:
+        kind, _, charset = answer.headers.get("Content-Type", "").partition("charset=")
+    try:
+        return answer.body.decode(charset.strip('" ') or "ascii")
+    except (LookupError, ValueError):
+        return f"[{shorten(kind.strip(' ;'), 100) or 'bytes'}, which is not text]"
 
 
 def _count(json_text: bytes) -> int:

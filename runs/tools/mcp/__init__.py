@@ -6,6 +6,8 @@ on the event loop of outbound requests, so that it cannot delay the engine's loo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from django.utils.module_loading import import_string
@@ -23,3 +25,21 @@ async def execute(definition: ToolDefinition, input: dict[str, Any], context: To
         _call = await in_thread(context, import_string, "runs.tools.mcp.client.call")
     result: ToolResult = await shared.run(_call(definition, input, context))
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class ListedTool:
+    """A tool as its server describes it: nothing of it is checked."""
+
+    name: str
+    title: str
+    description: str
+    input_schema: dict[str, Any]
+
+
+def list_tools(url: str, headers: Mapping[str, str]) -> list[ListedTool]:
+    """The tools of a server. For a thread: blocks for some seconds at most. Raises ToolFailure."""
+    listed = shared.submit(import_string("runs.tools.mcp.client.list_tools")(url, headers)).result()
+    return [
+        ListedTool(tool.name, tool.title or tool.name, tool.description or "", tool.input_schema) for tool in listed
+    ]

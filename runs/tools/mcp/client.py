@@ -1,26 +1,46 @@
-"""One call of a tool of an MCP server, with the official SDK. ``execute`` imports this module at the first call."""
+"""One call of a tool of an MCP server, or its list of tools, with the official SDK.
+
+The package imports this module when it is first needed.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import contextlib
 import logging
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import httpx2
 from django.conf import settings
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
-from mcp_types import CallToolResult, EmbeddedResource, Implementation, ResourceLink, TextContent, TextResourceContents
+from mcp_types import (
+    BlobResourceContents,
+    CallToolResult,
+    ContentBlock,
+    EmbeddedResource,
+    ImageContent,
+    Implementation,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+    Tool,
+)
 
 from config.outbound.client import check_url
 from runs.tools.base import (
     ToolContext,
     ToolDefinition,
     ToolFailure,
+    ToolImage,
     ToolResult,
     is_web_address,
     result_text,
     tool_error,
 )
+from runs.tools.files import image_of
 from runs.tools.http import USER_AGENT
 from runs.tools.mcp.transport import GuardedTransport
 
@@ -37,70 +57,94 @@ async def call(definition: ToolDefinition, input: dict[str, Any], context: ToolC
     name = definition.remote_name or definition.name
     result: CallToolResult | None = None
     try:
-        check_url(definition.url, allow_private=True)  # the form only; the transport checks the address
-        async with http_client(definition, context, transport) as http:
-            streams = streamable_http_client(
-                definition.url, http_client=http, max_sse_event_size=settings.TOOL_ANSWER_MAX_BYTES
-            )
-            async with Client(
-                streams, client_info=Implementation(name=USER_AGENT, version="1.0.0"), cache=None
-            ) as client:
-                await find_tool(client, definition, name)
-                result = await client.call_tool(name, input)
+        headers = {**definition.secret_headers, "Idempotency-Key": context.invocation_id}
+        async with connected(definition.url, headers, transport) as client:
+            await find_tool(client, definition, name)
+            result = await client.call_tool(name, input)
     except Exception as error:
         # The result is complete, so a failure while the connection closes does not matter.
         if result is None:
-            raise failure_of(definition, transport, error) from None
+            raise failure_of(definition.name, transport, error) from None
     if result is None:
         raise tool_error(f"{definition.name} did not answer.")
     return read_result(definition, result)
 
 
-def http_client(definition: ToolDefinition, context: ToolContext, transport: GuardedTransport) -> httpx2.AsyncClient:
-    headers = {
-        **definition.secret_headers,
-        "User-Agent": USER_AGENT,
-        "Accept-Encoding": "identity",
-        "Idempotency-Key": context.invocation_id,
-    }
+async def list_tools(url: str, headers: Mapping[str, str]) -> list[Tool]:
+    """All tools of a server. Raises ToolFailure."""
+    transport = GuardedTransport(
+        allow_private=settings.OUTBOUND_ALLOW_PRIVATE, max_bytes=settings.TOOL_ANSWER_MAX_BYTES, owner=""
+    )
+    limit = settings.STAFF_REQUEST_SECONDS
+    found: list[Tool] = []
+    complete = False
+    try:
+        async with asyncio.timeout(limit), connected(url, headers, transport) as client:
+            async for tools in pages(client):
+                found += tools
+            complete = True
+    except TimeoutError:
+        if not complete:
+            raise tool_error(f"The server did not answer within {limit:g} seconds.") from None
+    except Exception as error:
+        if not complete:
+            raise failure_of("The server", transport, error) from None
+    return found
+
+
+@contextlib.asynccontextmanager
+async def connected(url: str, headers: Mapping[str, str], transport: GuardedTransport) -> AsyncIterator[Client]:
+    check_url(url, allow_private=True)  # the form only; the transport checks the address
     timeout = httpx2.Timeout(None, connect=settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS)
-    return httpx2.AsyncClient(transport=transport, headers=headers, timeout=timeout, trust_env=False)
+    headers = {**headers, "User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
+    async with httpx2.AsyncClient(transport=transport, headers=headers, timeout=timeout, trust_env=False) as http:
+        streams = streamable_http_client(url, http_client=http, max_sse_event_size=settings.TOOL_ANSWER_MAX_BYTES)
+        who = Implementation(name=USER_AGENT, version="1.0.0")
+        async with Client(streams, client_info=who, cache=None) as client:
+            yield client
+
+
+async def pages(client: Client) -> AsyncIterator[list[Tool]]:
+    """The server's tools, page by page."""
+    cursor: str | None = None
+    for _ in range(LIST_PAGES_MAX):
+        page = await client.list_tools(cursor=cursor)
+        yield page.tools
+        cursor = page.next_cursor
+        if cursor is None:
+            break
 
 
 async def find_tool(client: Client, definition: ToolDefinition, name: str) -> None:
     """Find the tool before the call: otherwise the SDK asks for its schemas after the call."""
-    cursor: str | None = None
-    for _ in range(LIST_PAGES_MAX):
-        page = await client.list_tools(cursor=cursor)
-        if any(tool.name == name for tool in page.tools):
+    async for tools in pages(client):
+        if any(tool.name == name for tool in tools):
             return
-        cursor = page.next_cursor
-        if cursor is None:
-            break
     raise tool_error(f"The server of {definition.name} has no tool {name}.")
 
 
-def failure_of(definition: ToolDefinition, transport: GuardedTransport, error: BaseException) -> ToolFailure:
+def failure_of(name: str, transport: GuardedTransport, error: BaseException) -> ToolFailure:
     """The first failure: that of the transport, else the server's own error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, ToolFailure):
         return error
     if transport.problem is not None:
-        return tool_error(f"{definition.name}: {transport.problem}")
+        return tool_error(f"{name}: {transport.problem}")
     if transport.status_code > 400:  # an error of the protocol has status 400, and its message says more
-        return tool_error(f"{definition.name} answered with HTTP status {transport.status_code}.")
+        return tool_error(f"{name} answered with HTTP status {transport.status_code}.")
     if isinstance(error, MCPError):
-        return tool_error(f"{definition.name} answered with an error: {error.message}")
+        return tool_error(f"{name} answered with an error: {error.message}")
     if isinstance(error, ValueError):
-        return tool_error(f"{definition.name}: {error}")
-    logger.warning("MCP tool %s failed", definition.name, exc_info=error)
-    return tool_error(f"{definition.name} broke the MCP protocol.")
+        return tool_error(f"{name}: {error}")
+    logger.warning("MCP tool %s failed", name, exc_info=error)
+    return tool_error(f"{name} broke the MCP protocol.")
 
 
 def read_result(definition: ToolDefinition, result: CallToolResult) -> ToolResult:
-    """Text unchanged, links to resources as addresses, and the type of all other content."""
+    """Text unchanged, links to resources as addresses, images, and the type of all other content."""
     parts: list[str] = []
+    images: list[ToolImage] = []
     urls: list[str] = []
     for block in result.content:
         if isinstance(block, TextContent):
@@ -112,6 +156,8 @@ def read_result(definition: ToolDefinition, result: CallToolResult) -> ToolResul
             parts.append(f"{block.title or block.name}: {uri}")
         elif isinstance(block, EmbeddedResource) and isinstance(block.resource, TextResourceContents):
             parts.append(block.resource.text)
+        elif image := _image(block):
+            images.append(image)
         else:
             kind = getattr(block, "mime_type", None) or block.type
             parts.append(f"[{kind}, which is not text]")
@@ -120,4 +166,18 @@ def read_result(definition: ToolDefinition, result: CallToolResult) -> ToolResul
     text = "\n".join(parts)
     if result.is_error:
         raise tool_error(text or f"{definition.name} failed.")
-    return ToolResult(text, tuple(urls))
+    return ToolResult(text, tuple(urls), images=tuple(images))
+
+
+def _image(block: ContentBlock) -> ToolImage | None:
+    """The image of a block, which is base64 text; None for any other content."""
+    if isinstance(block, ImageContent):
+        data, kind = block.data, block.mime_type
+    elif isinstance(block, EmbeddedResource) and isinstance(block.resource, BlobResourceContents):
+        data, kind = block.resource.blob, block.resource.mime_type or ""
+    else:
+        return None
+    try:
+        return image_of(base64.b64decode(data, validate=True), kind)
+    except ValueError:
+        return None

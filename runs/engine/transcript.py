@@ -1,0 +1,278 @@
+"""The transcript of a chat as messages for a model: earlier runs with calls and results, then the run's own turns.
+The same rows and the same cut always give the same messages. No query, and no decision what is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from django.conf import settings
+
+from chats.media import is_text
+from config.kernel.jsontext import to_text
+from runs.lifecycle import join_text
+from runs.llm.base import AssistantMessage, AttachedFile, Message, ToolCall, ToolMessage, UserMessage
+from runs.models import OUTPUT_TOOL, Compaction, InvocationStatus, ToolInvocation, Turn
+from runs.tools import files
+from runs.tools.base import as_told
+
+# What stands for the end of a run without an answer, so that user and assistant speak in turn.
+NO_ANSWER = "(no answer)"
+# What the model is told after an answer in plain words, if the run has a schema for its output.
+NOT_A_CALL = f"[Give your answer as the input of a call of {OUTPUT_TOOL}.]"
+LEFT_OUT = "[The earlier part of this chat is not shown.]"
+SUMMARY = "[The earlier part of this chat is not shown. This is a summary of it.]"
+UNDERSTOOD = "Understood."
+# A result that is not longer is never replaced by a note.
+NOTE_CHARS = 200
+# What a message takes beside its text, and about what a file takes that is not text.
+MESSAGE_BYTES = 32
+IMAGE_BYTES = 4500
+DOCUMENT_BYTES_MAX = 150_000
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The outcome of a call. ``content`` is empty if it was not loaded because a note stands for it."""
+
+    key: str
+    call_id: str
+    name: str
+    content: str
+    chars: int
+    is_error: bool = False
+    files: tuple[AttachedFile, ...] = ()
+
+    def message(self, call_id: str, most: int | None) -> ToolMessage:
+        """With at most ``most`` characters; a note of its size for 0."""
+        content, shown = self.content, self.files
+        if most is not None and self.chars > max(most, NOTE_CHARS):
+            note = f"[A result of {self.chars} characters, which is no longer shown.]"
+            if most:
+                note = f"[… the result has {self.chars} characters.]"
+            content = f"{content[:most]}\n{note}" if most else note
+        if most == 0 and shown:
+            content, shown = f"{content}\n[{len(shown)} images, which are no longer shown.]", ()
+        return ToolMessage(call_id, self.name, content, self.is_error, shown)
+
+
+@dataclass(frozen=True)
+class TurnPart:
+    """One turn. ``calls`` and ``results`` are in the same order."""
+
+    index: int
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+    results: tuple[Result, ...] = ()
+    reasoning: tuple[dict[str, object], ...] = ()
+    origin: str = ""
+    # Another turn of its run follows, although it has no calls.
+    is_refused: bool = False
+
+    def messages(self, most: int | None, *, short: bool, used: set[str]) -> Iterator[Message]:
+        """``most``: see ``Result.message``. ``short``: without text, arguments and reasoning. ``used`` are the ids of
+        calls so far: some servers count them from 1 in each conversation, and others refuse an id that comes twice.
+        """
+        ids = [call.id if call.id not in used else result.key for call, result in self._pairs]
+        used.update(ids)
+        calls = tuple(
+            ToolCall(call_id, call.name, "{}" if short else call.arguments)
+            for call_id, call in zip(ids, self.calls, strict=True)
+        )
+        text, reasoning = (self.text, self.reasoning) if not short else (self.text[:NOTE_CHARS], ())
+        if self.is_refused and not text.strip():
+            text, reasoning = NO_ANSWER, ()
+        yield AssistantMessage(text, calls, reasoning, self.origin)
+        for call_id, (_, result) in zip(ids, self._pairs, strict=True):
+            yield result.message(call_id, most)
+        if self.is_refused:
+            yield UserMessage(NOT_A_CALL, is_note=True)
+
+    @property
+    def _pairs(self) -> Iterable[tuple[ToolCall, Result]]:
+        return zip(self.calls, self.results, strict=True)
+
+    @cached_property
+    def size(self) -> int:
+        return sum(map(size_of, self.messages(None, short=False, used=set())))
+
+    @cached_property
+    def noted_size(self) -> int:
+        return sum(map(size_of, self.messages(0, short=False, used=set())))
+
+    @cached_property
+    def short_size(self) -> int:
+        return sum(map(size_of, self.messages(0, short=True, used=set())))
+
+
+@dataclass(frozen=True)
+class RunPart:
+    """An earlier run. ``ending`` is the text that no turn has recorded. ``full_size`` counts all results, also those
+    that are not loaded.
+    """
+
+    run_id: str
+    message: UserMessage
+    turns: tuple[TurnPart, ...]
+    ending: str = ""
+    full_size: int = 0
+
+    def after_turns(self) -> Iterator[Message]:
+        last = self.turns[-1] if self.turns else None
+        if self.ending:
+            yield AssistantMessage(self.ending)
+        elif last is None or last.calls or not last.text.strip():
+            yield AssistantMessage(NO_ANSWER)
+
+    @cached_property
+    def base_size(self) -> int:
+        return size_of(self.message) + sum(map(size_of, self.after_turns()))
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What the transcript leaves out: the state in a ``Compaction``, whose fields have the same names."""
+
+    last_run_id: str | None = None
+    text: str = ""
+    notes_run_id: str | None = None
+    notes_turn: int = 0
+    short_turn: int = 0
+    result_chars: int | None = None
+    result_turn: int = 0
+
+    def limit(self, turn: int) -> int | None:
+        """The most characters of a result of one of the run's own turns."""
+        return self.result_chars if turn <= self.result_turn else None
+
+    def head(self) -> tuple[Message, ...]:
+        if self.last_run_id is None:
+            return ()
+        return UserMessage(f"{SUMMARY}\n\n{self.text}" if self.text else LEFT_OUT), AssistantMessage(UNDERSTOOD)
+
+
+def cut_of(compaction: Compaction, run_id: str) -> Cut:
+    """The cut of a later request of the run."""
+    own = compaction.run_id == run_id
+    return Cut(
+        last_run_id=compaction.last_run_id,
+        text=compaction.text,
+        notes_run_id=compaction.notes_run_id,
+        notes_turn=compaction.notes_turn,
+        short_turn=compaction.short_turn if own else 0,
+        result_chars=compaction.result_chars if own else None,
+        result_turn=compaction.result_turn if own else 0,
+    )
+
+
+def messages(
+    cut: Cut, runs: Sequence[RunPart], own_id: str, own: UserMessage, turns: Sequence[TurnPart]
+) -> list[Message]:
+    """The whole transcript: ``runs`` are the chat's earlier runs, ``own`` and ``turns`` belong to the run itself."""
+    found: list[Message] = list(cut.head())
+    used: set[str] = set()
+    places = {run.run_id: place for place, run in enumerate(runs)} | {own_id: len(runs)}
+    noted = places.get(cut.notes_run_id or "", -1)
+    for place, run in enumerate(runs):
+        found.append(run.message)
+        for turn in run.turns:
+            is_noted = place < noted or (place == noted and turn.index <= cut.notes_turn)
+            found += turn.messages(0 if is_noted else None, short=False, used=used)
+        found += run.after_turns()
+    found.append(own)
+    for turn in turns:
+        is_noted = noted == len(runs) and turn.index <= cut.notes_turn
+        short = turn.index <= cut.short_turn
+        found += turn.messages(0 if is_noted else cut.limit(turn.index), short=short, used=used)
+    return found
+
+
+def turn_parts(turns: Iterable[Turn], calls: Iterable[ToolInvocation]) -> list[TurnPart]:
+    """The recorded turns of the run itself. A call without an outcome is not in them: the run cannot be asked."""
+    by_turn: dict[int, list[Result]] = {}
+    for call in calls:
+        ended = outcome(call.status, call.result, call.result_urls, call.error_code, call.error_message)
+        result = Result(call.id, call.tool_call_id, call.name, *ended, images(call.id, call.result_urls))
+        by_turn.setdefault(call.turn_index, []).append(result)
+    return [
+        turn_part(
+            turn.index,
+            turn.text,
+            turn.tool_calls,
+            by_turn.get(turn.index, ()),
+            tuple(turn.reasoning),
+            turn.origin,
+        )
+        for turn in turns
+    ]
+
+
+def turn_part(
+    index: int,
+    text: str,
+    calls: Sequence[dict[str, Any]],
+    results: Sequence[Result],
+    reasoning: tuple[dict[str, object], ...],
+    origin: str,
+) -> TurnPart:
+    """A recorded turn. ``results`` are those of tools, in the order of their calls. The output of an earlier run stands
+    there as text: the tool for it is not there any more.
+    """
+    for call in calls:
+        if "key" in call and call["told"] is None:
+            return TurnPart(index, join_text([text, call["arguments"]]), origin=origin)
+    left = iter(results)
+    pairs = [(call, _told(call) if "key" in call else next(left, None)) for call in calls]
+    ended = [(call, result) for call, result in pairs if result is not None]
+    return TurnPart(
+        index,
+        text,
+        tuple(ToolCall(call["id"], call["name"], call["arguments"]) for call, _ in ended),
+        tuple(result for _, result in ended),
+        reasoning,
+        origin,
+        is_refused=not calls,
+    )
+
+
+def _told(call: dict[str, Any]) -> Result:
+    return Result(call["key"], call["id"], call["name"], call["told"], len(call["told"]), is_error=True)
+
+
+def outcome(
+    status: str, result: str, urls: Sequence[str], code: str | None, message: str | None, chars: int | None = None
+) -> tuple[str, int, bool]:
+    """A call's outcome for the model: content, the length of its text, and whether it is an error. Addresses do not
+    count: which of them are missing is not known of a result that was not loaded.
+    """
+    if status == InvocationStatus.COMPLETED:
+        return as_told(result, urls), len(result) if chars is None else chars, False
+    content = f"{code or status}: {message or 'The call did not end.'}"
+    return content, len(content), True
+
+
+def images(call_id: str, urls: Sequence[str]) -> tuple[AttachedFile, ...]:
+    """The images that a call returned."""
+    found = (files.stored_image(call_id, url) for url in urls)
+    return tuple(AttachedFile(name, kind, 0, stored_name) for stored_name, name, kind in filter(None, found))
+
+
+def size_of(message: Message) -> int:
+    """About the bytes of a message in a request."""
+    match message:
+        case UserMessage():
+            return MESSAGE_BYTES + len(message.text.encode()) + sum(map(_file_size, message.files))
+        case AssistantMessage():
+            size = MESSAGE_BYTES + len(message.text.encode())
+            size += sum(MESSAGE_BYTES + len(call.name) + len(call.arguments.encode()) for call in message.tool_calls)
+            return size + (len(to_text(message.reasoning)) if message.reasoning else 0)
+    return MESSAGE_BYTES + len(message.content.encode()) + sum(map(_file_size, message.files))
+
+
+def _file_size(file: AttachedFile) -> int:
+    if is_text(file.content_type):
+        return min(file.size_bytes, settings.MODEL_ATTACHMENT_TEXT_MAX_CHARS * 3)
+    return IMAGE_BYTES if file.content_type.startswith("image/") else min(file.size_bytes, DOCUMENT_BYTES_MAX)

@@ -1,0 +1,47 @@
+"""One call of an HTTP tool by staff, who see what came. No run knows of it, and nothing is charged or stored."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from django.conf import settings
+
+from config.kernel.ids import new_id
+from config.outbound import client
+from runs.tools import http
+from runs.tools.base import ToolContext, ToolDefinition, ToolFailure, ToolResult, clean_result
+from runs.tools.places import Threads
+from runs.tools.schema import check_input, parse_arguments
+
+
+@dataclass(frozen=True)
+class Trial:
+    """``result`` or ``failure``: what the model would be told. ``sent``: the call's id; empty if none was made."""
+
+    seconds: float
+    sent: str = ""
+    result: ToolResult | None = None
+    failure: ToolFailure | None = None
+    images: int = 0
+
+
+def try_tool(definition: ToolDefinition, arguments: str, user_id: int, user_name: str) -> Trial:
+    """Call the tool with ``arguments``, a JSON object as text. Blocks for STAFF_REQUEST_SECONDS at most."""
+    begun, call_id, threads = time.monotonic(), "", Threads(1, 1, "trial")
+    own_limit = settings.TOOL_TIMEOUT_SECONDS if definition.timeout_seconds is None else definition.timeout_seconds
+    limit = min(own_limit, settings.STAFF_REQUEST_SECONDS)
+    try:
+        input = parse_arguments(arguments)
+        check_input(definition, input)
+        call_id = new_id("inv")
+        client.prepare()
+        context = ToolContext(call_id, "trial", "trial", user_id, user_name, limit, threads, threads)
+        result = asyncio.run(http.execute(definition, input, context))
+        shown = clean_result(result)
+        return Trial(time.monotonic() - begun, call_id, result=shown, images=len(result.images))
+    except ToolFailure as failure:
+        return Trial(time.monotonic() - begun, call_id, failure=failure)
+    finally:
+        threads.shutdown()
