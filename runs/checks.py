@@ -21,7 +21,7 @@ HINT = "Add a model in the admin and make it the default."
 def check_models(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     """Nothing without a database with tables: other checks and the release report that."""
     try:
-        enabled = set(AgentModel.objects.filter(enabled=True).values_list("provider", "is_default"))
+        enabled = set(AgentModel.objects.filter(enabled=True).values_list("provider__kind", "is_default"))
     except (Error, ImproperlyConfigured):
         return []
     if {provider for provider, _ in enabled} <= {DEMO}:

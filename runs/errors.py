@@ -1,5 +1,5 @@
-"""The error codes of runs and of tool calls, each with a sentence for staff. What a caller reads is the message that is
-given where the error is raised.
+"""The error codes of runs and of tool calls, and the reasons why models fail, each with a sentence for staff. What a
+caller reads is the message that is given where the error is raised.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ class RunError(_Code):
 
     MODEL_ERROR = "MODEL_ERROR", "The model, or the connection to it, failed."
     MODEL_TIMEOUT = "MODEL_TIMEOUT", "The model did not answer in time."
+    CONTEXT_LENGTH_EXCEEDED = "CONTEXT_LENGTH_EXCEEDED", "One message alone is too long for the model."
+    OUTPUT_INVALID = "OUTPUT_INVALID", "The model gave no output that fits the schema."
     TURN_LIMIT_EXCEEDED = "TURN_LIMIT_EXCEEDED", "The run needed more turns than the limit allows."
     CALL_LIMIT_EXCEEDED = "CALL_LIMIT_EXCEEDED", "The run needed more tool calls than the limit allows."
     RUN_TIMEOUT = "RUN_TIMEOUT", "The run took longer than the limit allows."
@@ -44,3 +46,64 @@ class CallError(_Code):
     BUDGET_EXCEEDED = "BUDGET_EXCEEDED", "The call would have taken the run over its own budget."
     APPROVAL_REFUSED = "APPROVAL_REFUSED", "The user refused the call."
     OUTCOME_UNKNOWN = "OUTCOME_UNKNOWN", "A worker died during the call, and the tool may not be called twice."
+
+
+# What callers read: nothing about providers, settings or addresses.
+_AWAY = "The model is not available at the moment. Try again later."
+_NOT_SET_UP = "The model is not available at the moment."
+_REFUSED = "The model could not process the request."
+_BROKE = "The model's answer broke off. Try again later."
+_SLOW = "The model did not answer in time."
+_FILTERED = "The model's content filter stopped the answer."
+_TOO_LONG = "The conversation is too long for the model."
+_CUT = "The model reached its output limit within a tool call. Make the task smaller."
+_TOO_MUCH = "The model's answer was too long."
+
+
+class FailureReason(StrEnum):
+    """Why a request to a model failed, for staff: a closed list that quotes nobody.
+
+    A member is ``NAME = value, sentence, message for callers, whether the same model is asked again``. After a 429 it
+    is, whatever the reason.
+    """
+
+    sentence: str
+    message: str
+    retried: bool
+
+    PROVIDER_MISSING = "provider_missing", "The provider is not set up: its kind or address is wrong.", _NOT_SET_UP
+    PROVIDER_KEY_MISSING = "provider_key_missing", "The provider has no key.", _NOT_SET_UP
+    PROVIDER_UNAUTHORIZED = "provider_unauthorized", "The provider refused the key (401, 403).", _NOT_SET_UP
+    PROVIDER_RATE_LIMITED = "provider_rate_limited", "The provider's rate limit is reached (429).", _AWAY, True
+    PROVIDER_QUOTA_EXCEEDED = "provider_quota_exceeded", "The provider's quota or balance is used up.", _NOT_SET_UP
+    PROVIDER_UNAVAILABLE = "provider_unavailable", "The provider failed (408, 409, 425, 5xx).", _AWAY, True
+    PROVIDER_UNREACHABLE = "provider_unreachable", "No connection to the provider.", _AWAY, True
+    CONNECTION_LOST = "connection_lost", "The connection broke before the answer was complete.", _BROKE, True
+    MODEL_UNKNOWN = "model_unknown", "The catalogue or the provider does not know the model.", _NOT_SET_UP
+    REQUEST_REFUSED = "request_refused", "The provider refused the request (400, 413, 422).", _REFUSED
+    CONTEXT_TOO_LONG = "context_too_long", "The request is too long for the model.", _TOO_LONG
+    MALFORMED_ANSWER = "malformed_answer", "The provider's answer was not valid.", _BROKE, True
+    NO_TEXT = "no_text", "The answer, which is to be a summary, has no text.", _BROKE
+    NOT_A_STREAM = "not_a_stream", "The address answers, but not as a model does.", _NOT_SET_UP
+    CONTENT_FILTERED = "content_filtered", "The provider's content filter stopped the answer.", _FILTERED
+    OUTPUT_LIMIT = "output_limit", "The output limit was reached within a tool call.", _CUT
+    ANSWER_TOO_LONG = "answer_too_long", "The answer has more text or tool calls than the limits allow.", _TOO_MUCH
+    TIME_OUT = "time_out", "The answer took longer than MODEL_TIMEOUT_SECONDS.", _SLOW
+    STALLED = "stalled", "The provider sent nothing for MODEL_STALL_SECONDS.", _SLOW, True
+    MODEL_FAILED = "model_failed", "The model said that it failed.", _REFUSED
+
+    def __new__(cls, value: str, sentence: str, message: str, retried: bool = False) -> Self:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.sentence, member.message, member.retried = sentence, message, retried
+        return member
+
+    @property
+    def code(self) -> RunError:
+        """The run's ``errorCode``."""
+        match self:
+            case FailureReason.TIME_OUT | FailureReason.STALLED:
+                return RunError.MODEL_TIMEOUT
+            case FailureReason.CONTEXT_TOO_LONG:
+                return RunError.CONTEXT_LENGTH_EXCEEDED
+        return RunError.MODEL_ERROR

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from config.kernel import clock, money
-from runs.models import Run, ToolInvocation, Waitpoint, WaitpointKind
+from runs.models import Compaction, ModelAttempt, Run, ToolInvocation, Waitpoint, WaitpointKind
 
 
 class StreamType(StrEnum):
@@ -18,6 +18,8 @@ class StreamType(StrEnum):
     MESSAGE_RESET = "message.reset"
     TOOL_STARTED = "tool.started"
     TOOL_COMPLETED = "tool.completed"
+    MODEL_RETRYING = "model.retrying"
+    CONTEXT_COMPACTED = "context.compacted"
     WAITPOINT_OPENED = "waitpoint.opened"
     WAITPOINT_RESOLVED = "waitpoint.resolved"
 
@@ -43,6 +45,23 @@ def message_reset(run: Run) -> StreamEvent:
 
 def message_completed(run: Run, content: str) -> StreamEvent:
     return StreamType.MESSAGE_COMPLETED, {"messageId": run.assistant_message_id, "content": content}
+
+
+def model_retrying(attempt: ModelAttempt) -> StreamEvent:
+    """A request to a model failed. ``model`` is asked ``delaySeconds`` later."""
+    wait = (attempt.next_at - attempt.finished_at).total_seconds() if attempt.next_at else 0.0
+    return StreamType.MODEL_RETRYING, {
+        "attempt": attempt.number,
+        "reason": attempt.reason,
+        "delaySeconds": round(wait, 3),
+        "model": attempt.next_model,
+    }
+
+
+def context_compacted(compaction: Compaction) -> StreamEvent:
+    """The transcript was shortened. The counts are estimates."""
+    tokens = {"tokensBefore": compaction.tokens_before, "tokensAfter": compaction.tokens_after}
+    return StreamType.CONTEXT_COMPACTED, tokens
 
 
 def tool_started(invocation: ToolInvocation) -> StreamEvent:
@@ -112,4 +131,6 @@ def request_payload(waitpoint: Waitpoint) -> dict[str, Any]:
         "toolName": payload["toolName"],
         "estimatedCredits": money.to_number(payload["estimatedMicro"]),
         "threshold": money.to_number(payload["thresholdMicro"]),
+        "toolInvocationId": payload["toolInvocationId"],
+        "input": payload["input"],
     }

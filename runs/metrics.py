@@ -22,7 +22,11 @@ from runs.models import (
     Worker,
 )
 
-finished = Counter("runs_finished", "Runs that ended, by final status and errorCode.", ["status", "error"])
+finished = Counter(
+    "runs_finished",
+    "Runs that ended, by final status, errorCode, and the model's failure if that is the cause.",
+    ["status", "error", "reason"],
+)
 running_seconds = Histogram("run_seconds", "Running time of runs that ended, without their waiting.", ["status"])
 start_seconds = Histogram("run_start_seconds", "From queued to running.")
 leases_lost = Counter("run_leases_lost", "Runs whose worker was lost.")
@@ -32,6 +36,11 @@ tool_calls = Counter(
 tool_seconds = Histogram("tool_seconds", "From a tool call's dispatch to its result.", ["tool"])
 tool_calls_open = PerProcess(
     "tool_calls_open", "Tool calls that are at work, and that wait for a place of their user.", ["state"]
+)
+model_requests_open = PerProcess(
+    "model_requests_open",
+    "Requests to models that are at work, and that wait for a place at their provider.",
+    ["provider", "state"],
 )
 streams_open = PerProcess("streams_open", "Streams of runs that clients hold open.")
 
@@ -43,11 +52,12 @@ def run_moved(run: Run, to: str, changes: dict[str, Any]) -> None:
         transaction.on_commit(partial(start_seconds.observe, max(0.0, delay)), robust=True)
     elif to in FINAL_RUN_STATUSES:
         ran = changes.get("ran_ms", run.ran_ms) / 1000
-        transaction.on_commit(partial(_count_end, to, changes.get("error_code") or "", ran), robust=True)
+        why = changes.get("error_code") or "", changes.get("failure_reason") or ""
+        transaction.on_commit(partial(_count_end, to, *why, ran), robust=True)
 
 
-def _count_end(status: str, error: str, seconds: float) -> None:
-    finished.inc(status, error)
+def _count_end(status: str, error: str, reason: str, seconds: float) -> None:
+    finished.inc(status, error, reason)
     running_seconds.observe(seconds, status)
 
 

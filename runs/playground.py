@@ -1,41 +1,65 @@
-"""``/playground``: the page of docs/examples that starts a run and shows it live."""
+"""``/playground``: a page for people that uses only the public API.
+
+Its scripts and styles are in runs/static/playground.
+"""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import re
-from functools import lru_cache
-
 from django.conf import settings
-from django.http import Http404, HttpRequest, HttpResponse
-from django.views.decorators.http import require_safe
+from django.contrib.auth.views import redirect_to_login
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.template.loader import render_to_string
+from django.urls import reverse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_POST, require_safe
 
-PAGE = settings.BASE_DIR / "docs" / "examples" / "playground.html"
+from config.api import sign_in_codes
+from config.kernel.ids import is_plausible_id
 
 
+@never_cache
 @require_safe
-def show(request: HttpRequest) -> HttpResponse:
-    """404 unless PLAYGROUND is on."""
-    if not settings.PLAYGROUND:
+def show(request: HttpRequest, chatId: str = "") -> HttpResponseBase:
+    """404 unless PLAYGROUND is on. With PLAYGROUND_STAFF_ONLY, others than staff are sent to the admin's log-in."""
+    if not settings.PLAYGROUND or (chatId and not is_plausible_id(chatId)):
         raise Http404
-    page, policy = read_page(PAGE.stat().st_mtime_ns)
-    return HttpResponse(
-        page, headers={"Content-Security-Policy": policy, "Cache-Control": "no-cache", "Referrer-Policy": "no-referrer"}
+    user = request.user
+    if settings.PLAYGROUND_STAFF_ONLY and not (user.is_active and user.is_staff):
+        return redirect_to_login(request.path, reverse("admin:login"))
+    page = render_to_string("runs/playground.html", {"issues_tokens": not settings.SESSION_ISSUER})
+    return HttpResponse(page, headers={"Content-Security-Policy": policy(), "Referrer-Policy": "no-referrer"})
+
+
+def policy() -> str:
+    """Only the service's own scripts, styles and pictures. Files may be uploaded to the object storage."""
+    reached = " ".join(["'self'", *upload_addresses()])
+    return (
+        f"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src {reached}; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
 
 
-@lru_cache(maxsize=1)
-def read_page(version: int) -> tuple[str, str]:
-    """The page, and a policy that allows only the page's own script and style, by their digests."""
-    page = PAGE.read_text()
-    policy = (
-        f"default-src 'none'; script-src {digests(page, 'script')}; style-src {digests(page, 'style')}; "
-        "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-    return page, policy
+def upload_addresses() -> list[str]:
+    """The bucket in a path and as a part of the host's name, because STORAGE_S3_ADDRESSING=auto uses either."""
+    bucket, region = settings.STORAGE_S3_BUCKET, settings.STORAGE_S3_REGION
+    if not bucket:
+        return []
+    if settings.STORAGE_S3_ENDPOINT:
+        bases = [settings.STORAGE_S3_ENDPOINT.rstrip("/")]
+    else:
+        domain = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
+        # The SDK signs URLs for the region's host or for the global one.
+        bases = [f"https://s3.{region}.{domain}", f"https://s3.{domain}"]
+    return [one for base in bases for one in (f"{base}/{bucket}/", f"{base}/".replace("://", f"://{bucket}."))]
 
 
-def digests(page: str, tag: str) -> str:
-    parts = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
-    return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()}'" for part in parts)
+# The code is the credential, and no cookie counts: another site can do no more than anyone who has the code.
+@csrf_exempt
+@require_POST
+def sign_in(request: HttpRequest) -> JsonResponse:
+    """Exchanges the code of ``make run`` (form field ``code``) for ``{"token"}``; otherwise 404."""
+    token = sign_in_codes.exchange(request.POST.get("code", "")) if settings.PLAYGROUND else None
+    if token is None:
+        raise Http404
+    return JsonResponse({"token": token}, headers={"Cache-Control": "no-store"})

@@ -1,4 +1,4 @@
-"""Deletes the runs of a purged chat, with their turns, calls, files of calls, waitpoints and events."""
+"""Deletes the runs of a purged chat, with their metadata, turns, calls, files of calls, waitpoints and events."""
 
 from __future__ import annotations
 
@@ -6,12 +6,22 @@ import logging
 from typing import Any
 
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.dispatch import receiver
 
 from chats.services import chat_purged
 from config.database import batches
-from runs.models import LIVE_RUN_STATUSES, Run, RunEvent, ToolInvocation, Turn, Waitpoint
+from runs.models import (
+    LIVE_RUN_STATUSES,
+    Compaction,
+    ModelAttempt,
+    Run,
+    RunEvent,
+    RunMetadata,
+    ToolInvocation,
+    Turn,
+    Waitpoint,
+)
 from runs.tools import builtin, files
 from runs.tools.base import BUILTIN
 
@@ -34,13 +44,14 @@ def purge_runs_of(sender: type, chat_id: str, **kwargs: Any) -> bool:
 
 def _purge_batch(runs: QuerySet[Run]) -> int:
     batch = list(runs.order_by("pk").values_list("pk", flat=True)[:RUNS_BATCH])
+    # Also the images that calls of other types returned, which are stored even if no outcome was recorded.
     stores_files = [name for name, tool in builtin.TOOLS.items() if tool.stores_files]
-    calls = ToolInvocation.objects.filter(run__in=batch, node_type=BUILTIN, name__in=stores_files)
+    calls = ToolInvocation.objects.filter(~Q(node_type=BUILTIN) | Q(name__in=stores_files), run__in=batch)
     for call_id in calls.values_list("pk", flat=True):
         files.remove_all(call_id)
     with transaction.atomic():
         taken = batches.take_batch(Run.objects.filter(pk__in=batch).order_by("pk"), to_delete=True)
-        for model in (RunEvent, Waitpoint, ToolInvocation, Turn):
+        for model in (RunEvent, RunMetadata, Waitpoint, ToolInvocation, ModelAttempt, Compaction, Turn):
             batches.delete_rows(model, "run_id", taken)
         batches.delete_rows(Run, "id", taken)
     return len(taken)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, ClassVar
 
 from django.conf import settings
 from drf_spectacular.utils import PolymorphicProxySerializer, extend_schema_field
@@ -16,10 +17,24 @@ from config.api.serializers import (
     StrictCharField,
     TimestampField,
 )
+from config.kernel.jsontext import dumps
+from runs.catalogue.serializers import OutputSchemaField
 from runs.events import request_payload
-from runs.models import InvocationStatus, RunStatus, WaitpointKind, WaitpointStatus
+from runs.models import (
+    METADATA_KEY_MAX_CHARS,
+    METADATA_PAIRS_MAX,
+    METADATA_VALUE_MAX_CHARS,
+    InvocationStatus,
+    RunStatus,
+    WaitpointKind,
+    WaitpointStatus,
+)
+from runs.tools.base import as_told
 
 RESULT_SHOWN_BYTES = 8 * 1024
+# Of a call that waits for an approval, in a list of runs.
+INPUT_LISTED_BYTES = 8 * 1024
+METADATA_KEY = re.compile(rf"[A-Za-z0-9_.-]{{1,{METADATA_KEY_MAX_CHARS}}}")
 
 
 class ToolInvocationSerializer(CamelSerializer):
@@ -60,17 +75,25 @@ class ToolInvocationSerializer(CamelSerializer):
     def get_result(self, call: Any) -> str | None:
         if call.status != InvocationStatus.COMPLETED:
             return None
-        shown: str = call.result_start.encode()[:RESULT_SHOWN_BYTES].decode(errors="ignore")
-        return shown
+        return _told(call)[:RESULT_SHOWN_BYTES].decode(errors="ignore")
 
     def get_result_truncated(self, call: Any) -> bool:
-        return len(call.result_start.encode()) > RESULT_SHOWN_BYTES
+        return len(_told(call)) > RESULT_SHOWN_BYTES
+
+
+def _told(call: Any) -> bytes:
+    """At least the beginning of the result that is shown. If it is all of the result, the addresses follow it."""
+    return as_told(call.result_start, call.result_urls).encode()
 
 
 class CreditApprovalQuestion(CamelSerializer):
     tool_name = serializers.CharField(help_text="The tool that the model wants to call.")
     estimated_credits = CreditsNumberField(help_text="The most that the call may cost, in credits.")
     threshold = CreditsNumberField(help_text="The threshold of the run, in credits.")
+    tool_invocation_id = serializers.CharField(help_text="The call.")
+    input = serializers.DictField(
+        allow_null=True, help_text="The arguments of the call. Null in a list of runs if they have more than 8 KiB."
+    )
 
 
 class ClarificationQuestion(CamelSerializer):
@@ -82,6 +105,7 @@ class ClarificationQuestion(CamelSerializer):
 
 class CreditApprovalResolution(CamelSerializer):
     approved = serializers.BooleanField(help_text="Whether the call was approved.")
+    reason = serializers.CharField(required=False, help_text="The reason that the answer gave.")
     responded_at = TimestampField(help_text="When the answer was given.")
 
 
@@ -128,6 +152,20 @@ class WaitpointSerializer(CamelSerializer):
         return payload
 
 
+class UsageSerializer(CamelSerializer):
+    """Sums over the run's turns so far."""
+
+    input_tokens = serializers.IntegerField(min_value=0, help_text="All tokens that were sent to models.")
+    cached_input_tokens = serializers.IntegerField(
+        min_value=0, help_text="Those of them that a provider read from its cache."
+    )
+    output_tokens = serializers.IntegerField(min_value=0, help_text="The tokens of the models' answers.")
+    turns = serializers.IntegerField(min_value=0, source="turn_count", help_text="The answers of models.")
+    model_retries = serializers.IntegerField(
+        min_value=0, help_text="Requests to models that failed and were followed by another one."
+    )
+
+
 class RunFields(CamelSerializer):
     """What every representation of a run has."""
 
@@ -150,10 +188,22 @@ class RunFields(CamelSerializer):
     )
     error_code = serializers.CharField(allow_null=True, help_text="Why the run failed, for programs; otherwise null.")
     error_message = serializers.CharField(allow_null=True, help_text="Why the run failed, for people; otherwise null.")
+    agent = serializers.CharField(
+        allow_null=True, help_text="The version of the agent that the run is pinned to, `name@3`, or null."
+    )
     created_at = TimestampField()
     updated_at = TimestampField()
     started_at = TimestampField(allow_null=True, help_text="When the run first executed, or null.")
     finished_at = TimestampField(allow_null=True, help_text="When the run ended, or null.")
+    finish_reason = serializers.ChoiceField(
+        choices=["stop", "length"],
+        allow_null=True,
+        help_text="Why the answer ended: `length` says that it was cut at the output limit. Null until then.",
+    )
+    metadata = serializers.DictField(
+        child=serializers.CharField(allow_blank=True), help_text="The pairs of text that the request gave."
+    )
+    usage = UsageSerializer(source="*", help_text="What the run's turns used so far.")
     total_credits_used = CreditsNumberField(
         source="credits_spent", help_text="What the run cost so far: captures and usage minus refunds, in credits."
     )
@@ -167,15 +217,84 @@ class RunFields(CamelSerializer):
 class RunSerializer(RunFields):
     """Needs a run of ``services.runs_of``."""
 
+    answer = serializers.CharField(
+        allow_null=True,
+        help_text="The content of the assistant's message as it stands; null until the run first executes.",
+    )
+    output = serializers.DictField(
+        allow_null=True, help_text="The answer as an object that fits `outputSchema`; null until the run is completed."
+    )
     tool_invocations = ToolInvocationSerializer(
         many=True, source="calls", help_text="The tool calls of the run, in order."
     )
+
+
+# What an API key without the scope runs:read sees of a run, and of the question of a waitpoint: no text.
+RUN_STATE = {
+    *("id", "chatId", "status", "userMessageId", "assistantMessageId", "lastStreamIndex", "cancelRequestedAt"),
+    *("requestedModel", "resolvedModel", "agent", "errorCode", "createdAt", "updatedAt", "startedAt", "finishedAt"),
+    *("finishReason", "usage", "totalCreditsUsed"),
+}
+QUESTION_STATE = {"toolName", "estimatedCredits", "threshold", "toolInvocationId"}
+
+
+def run_without_text(run: dict[str, Any]) -> dict[str, Any]:
+    empty: dict[str, Any] = {"toolInvocations": [], "metadata": {}}
+    return {name: value if name in RUN_STATE else empty.get(name) for name, value in run.items()}
+
+
+def waitpoint_without_text(waitpoint: dict[str, Any]) -> dict[str, Any]:
+    """``resolvedPayload`` stays: it says which answer counts."""
+    asked = {name: value for name, value in waitpoint["requestPayload"].items() if name in QUESTION_STATE}
+    empty = {"input": None} if asked else {"question": ""}
+    return {**waitpoint, "requestPayload": asked | empty}
 
 
 class RunSummarySerializer(RunFields):
     """A run in a list: nothing that grows with the run. Needs a run of ``services.summaries_of``."""
 
     tool_invocation_count = serializers.IntegerField(min_value=0, help_text="The number of tool calls.")
+
+    @extend_schema_field(WaitpointSerializer(allow_null=True))
+    def get_pending_waitpoint(self, run: Any) -> dict[str, Any] | None:
+        waitpoint = super().get_pending_waitpoint(run)
+        if waitpoint and len(dumps(waitpoint["requestPayload"].get("input"))) > INPUT_LISTED_BYTES:
+            waitpoint["requestPayload"]["input"] = None
+        return waitpoint
+
+
+METADATA_SCHEMA = {
+    "type": "object",
+    "propertyNames": {"pattern": f"^{METADATA_KEY.pattern}$"},
+    "additionalProperties": {"type": "string", "maxLength": METADATA_VALUE_MAX_CHARS},
+    "maxProperties": METADATA_PAIRS_MAX,
+}
+
+
+@extend_schema_field(METADATA_SCHEMA)
+class MetadataField(serializers.Field):
+    """Pairs of text that belong to the caller."""
+
+    json_schema: ClassVar[dict[str, Any]] = METADATA_SCHEMA
+
+    def to_internal_value(self, data: Any) -> dict[str, str]:
+        if not isinstance(data, dict):
+            raise serializers.ValidationError("An object is required.")
+        if len(data) > METADATA_PAIRS_MAX:
+            raise serializers.ValidationError(f"At most {METADATA_PAIRS_MAX} pairs.")
+        problems = {}
+        for key, value in data.items():
+            if not METADATA_KEY.fullmatch(key):
+                message = f"A key has 1 to {METADATA_KEY_MAX_CHARS} of the characters A-Z, a-z, 0-9, _, . and -."
+                problems[key[:METADATA_KEY_MAX_CHARS]] = [message]
+            elif not isinstance(value, str) or len(value) > METADATA_VALUE_MAX_CHARS:
+                problems[key] = [f"A value is text of at most {METADATA_VALUE_MAX_CHARS} characters."]
+        if problems:
+            raise serializers.ValidationError(problems)
+        return data
+
+    def to_representation(self, value: dict[str, str]) -> dict[str, str]:
+        return value
 
 
 class RunInput(CamelSerializer):
@@ -189,19 +308,40 @@ class RunInput(CamelSerializer):
         max_length=settings.ATTACHMENTS_PER_MESSAGE_MAX,
         help_text="Completed attachments, each used once.",
     )
+    agent = StrictCharField(
+        min_length=1,
+        max_length=100,
+        required=False,
+        allow_null=True,
+        help_text="An agent, `name`, or a version of it, `name@3`. It gives what the other fields leave out.",
+    )
     model = StrictCharField(
         min_length=1,
         max_length=100,
         required=False,
         allow_null=True,
-        help_text="The name of a model; the default one if left out.",
+        help_text="The name of a model; the agent's or else the default one if left out.",
     )
     tools = BoundedListField(
         child=StrictCharField(min_length=1, max_length=64),
         required=False,
         allow_null=True,
         max_length=200,
-        help_text="The names of the tools that the agent may call; all if left out.",
+        help_text="The names of the tools that the run may call; all that the agent has if left out.",
+    )
+    instructions = StrictCharField(
+        min_length=1,
+        max_length=settings.RUN_INSTRUCTIONS_MAX_CHARS,
+        required=False,
+        allow_null=True,
+        trim_whitespace=False,
+        help_text="What the model is told beside the agent's own instructions. API keys may be refused it.",
+    )
+    output_schema = OutputSchemaField(
+        required=False,
+        allow_null=True,
+        help_text="The JSON Schema of an object, at most 16 KiB and 16 levels deep: the run answers with `output`, "
+        "which fits it.",
     )
     credit_approval_threshold = CreditsNumberField(
         minimum=0,
@@ -213,7 +353,12 @@ class RunInput(CamelSerializer):
         minimum=1,
         required=False,
         allow_null=True,
-        help_text="Credits, with up to 6 decimals: the most that the run may spend.",
+        help_text="Credits, with up to 6 decimals: the most that the run may spend. An agent's own limit holds too.",
+    )
+    metadata = MetadataField(
+        required=False,
+        allow_null=True,
+        help_text="Pairs of text of the caller's own, at most 16. Lists of runs can be filtered by them.",
     )
     on_active_run = serializers.ChoiceField(
         choices=["reject", "enqueue"],
@@ -228,6 +373,14 @@ class CreditApprovalAnswer(CamelSerializer):
         choices=[WaitpointKind.CREDIT_APPROVAL.value], help_text="The kind of the waitpoint."
     )
     approved = StrictBooleanField(help_text="For CREDIT_APPROVAL.")
+    reason = StrictCharField(
+        min_length=1,
+        max_length=1000,
+        required=False,
+        allow_null=True,
+        trim_whitespace=False,
+        help_text="For CREDIT_APPROVAL: why. The model is told the reason of a refusal.",
+    )
 
 
 class ClarificationAnswer(CamelSerializer):
@@ -244,26 +397,3 @@ ANSWERS = {
     WaitpointKind.CREDIT_APPROVAL.value: CreditApprovalAnswer,
     WaitpointKind.CLARIFICATION.value: ClarificationAnswer,
 }
-
-
-class ModelSerializer(CamelSerializer):
-    """Prices are credits per 1,000 tokens."""
-
-    name = serializers.CharField(help_text="The name that requests use.")
-    display_name = serializers.CharField(help_text="The name that people see.")
-    provider = serializers.CharField(help_text="The provider of the model.")
-    input_price = CreditsNumberField(source="price_in", help_text="Credits per 1,000 tokens of input.")
-    output_price = CreditsNumberField(source="price_out", help_text="Credits per 1,000 tokens of output.")
-    is_default = serializers.BooleanField(help_text="Whether runs use this model when they name none.")
-
-
-class ToolSerializer(CamelSerializer):
-    """The price is the maximum number of credits for one call."""
-
-    name = serializers.CharField(help_text="The name that requests use.")
-    display_name = serializers.CharField(help_text="The name that people see.")
-    description = serializers.CharField(help_text="What the tool does, as models are told.")
-    node_type = serializers.CharField(help_text="The type of the tool: `builtin`, `http` or `mcp`.")
-    input_schema = serializers.DictField(help_text="The JSON Schema of the arguments.")
-    price = CreditsNumberField(help_text="The most that a call may cost, in credits.")
-    approval = serializers.CharField(help_text="When a call needs an approval: `threshold`, `always` or `never`.")

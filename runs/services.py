@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Prefetch, QuerySet
+from django.db.models import OuterRef, Prefetch, QuerySet, Subquery
 from django.db.models.functions import Left
 from django.dispatch import receiver
 
 from chats import attachments
 from chats.models import Chat, Message
-from chats.services import add_message, chat_deleted, locking, title_from
+from chats.services import add_message, chat_deleted, chats_of, locking, title_from
 from config.database.queries import CompiledQuery
 from config.database.writes import Writes
+from config.kernel import clock
 from config.kernel.errors import Conflict, NotFound, ValidationFailed
 from config.kernel.ids import is_plausible_id, new_id
 from config.telemetry import logs, tracing
-from credits import ledger
+from credits import ledger, sums
 from runs import catalogue, lifecycle
-from runs.models import LIVE_RUN_STATUSES, Run, RunStatus, ToolInvocation, Waitpoint, WaitpointKind, WaitpointStatus
+from runs.catalogue.versions import AgentDefinition
+from runs.models import LIVE_RUN_STATUSES, Run, RunStatus, ToolInvocation, Waitpoint, WaitpointStatus
 from runs.serializers import ANSWERS, RESULT_SHOWN_BYTES, AnswerKind
 
 
@@ -41,14 +44,18 @@ def summaries_of(user: Any) -> QuerySet[Run]:
     pending = Waitpoint.objects.filter(status=WaitpointStatus.PENDING)
     return (
         Run.objects.filter(user=user, chat__deleted_at=None)
-        .annotate(credits_spent=ledger.run_spent_subquery())
+        .defer("instructions", "output_schema", "output")
+        .annotate(credits_spent=sums.run_spent_subquery())
         .prefetch_related(Prefetch("waitpoints", pending, to_attr="pending_waitpoints"))
     )
 
 
 def runs_of(user: Any) -> QuerySet[Run]:
     """``summaries_of`` with all that a run's representation shows."""
-    return summaries_of(user).prefetch_related(Prefetch("invocations", _shown_calls(), to_attr="calls"))
+    answer = Message.objects.filter(pk=OuterRef("assistant_message_id")).values("content")
+    calls = Prefetch("invocations", _shown_calls(), to_attr="calls")
+    runs = summaries_of(user).defer(None).defer("instructions", "output_schema")
+    return runs.annotate(answer=Subquery(answer)).prefetch_related(calls)
 
 
 _run: CompiledQuery[Run] = CompiledQuery(
@@ -69,12 +76,14 @@ def find_run(user_id: int, run_id: str) -> Run | None:
     if run.status == RunStatus.WAITING and not (pending := _pending(run_id)):
         # The waitpoint was answered between the two reads, so the run no longer waits.
         run = _run.first(user_id, run_id) or run
-    return _with(run, calls=_calls(run_id), pending_waitpoints=pending)
+    # The run's row counts its calls: most runs have none.
+    calls = _calls(run_id) if run.tool_invocation_count else []
+    return _with(run, calls=calls, pending_waitpoints=pending)
 
 
 def as_new(run: Run) -> Run:
     """A run that was just started, as ``runs_of`` returns it, without queries: it has no calls yet."""
-    return _with(run, credits_spent=0, calls=[], pending_waitpoints=[])
+    return _with(run, credits_spent=0, answer=None, calls=[], pending_waitpoints=[])
 
 
 def _with(run: Run, **shown: Any) -> Run:
@@ -86,41 +95,69 @@ def waitpoints_of(user: Any) -> QuerySet[Waitpoint]:
     return Waitpoint.objects.filter(run__user=user, run__chat__deleted_at=None)
 
 
-_chat_and_credits: CompiledQuery[Chat] = CompiledQuery(
-    lambda user_id, chat_id: locking(user_id, chat_id).annotate(available=ledger.available_subquery()), int, str
+def _with_credits(chats: QuerySet[Chat]) -> QuerySet[Chat]:
+    return chats.annotate(available=ledger.available_subquery())
+
+
+_chat: CompiledQuery[Chat] = CompiledQuery(
+    lambda user_id, chat_id: _with_credits(chats_of(user_id).filter(pk=chat_id)), int, str
+)
+_locked_chat: CompiledQuery[Chat] = CompiledQuery(
+    lambda user_id, chat_id: _with_credits(locking(user_id, chat_id)), int, str
 )
 
 
-@transaction.atomic
-def start_run(
+def start_run(user: Any, chat_id: str, **asked: Any) -> Run:
+    """The user's message and the run that answers it, queued. ``asked`` are the arguments of ``_start_run``.
+
+    One statement writes all of it, and only if the chat is as it was read. So it needs neither a transaction nor a
+    lock, unless another request changed the chat meanwhile, or attachments are locked (docs/decisions/0033).
+
+    Raises ValidationFailed for an agent, model or tool that is not offered or an attachment that can't be used,
+    RunInProgress, Conflict if RUN_QUEUE_MAX runs are queued, InsufficientCredits, NotFound if the user has no such
+    chat.
+    """
+    if Writes.are_one_statement() and not asked.get("attachment_ids"):
+        with suppress(lifecycle.ChatChanged):
+            return _start_run(user, chat_id, locked=False, **asked)
+    with transaction.atomic():
+        return _start_run(user, chat_id, locked=True, **asked)
+
+
+def _start_run(
     user: Any,
     chat_id: str,
     *,
+    locked: bool,
     message: str,
     attachment_ids: list[str] | None = None,
+    agent: str | None = None,
     model: str | None = None,
     tools: list[str] | None = None,
+    instructions: str | None = None,
+    output_schema: dict[str, Any] | None = None,
     credit_approval_threshold: int | None = None,
     max_credits: int | None = None,
+    metadata: dict[str, str] | None = None,
     on_active_run: str = "reject",
     request_id: str = "",
 ) -> Run:
-    """The user's message and the run that answers it, queued. Amounts are micro-credits.
-
-    Raises ValidationFailed for a model or tool that is not offered or an attachment that can't be used, RunInProgress,
-    Conflict if RUN_QUEUE_MAX runs are queued, InsufficientCredits, NotFound if the user has no such chat.
+    """Amounts are micro-credits. ``agent`` is a name or a version, ``name@3``: it gives what the other arguments leave
+    out; ``tools`` and ``max_credits`` can only be less than its own.
     """
-    locked = _chat_and_credits.first(user.pk, chat_id) if is_plausible_id(chat_id) else None
-    if locked is None:
+    read = _locked_chat if locked else _chat
+    chat = read.first(user.pk, chat_id) if is_plausible_id(chat_id) else None
+    if chat is None:
         raise NotFound
-    _check_offered(model, tools)
+    given = catalogue.find_agent(agent) if agent is not None else None
+    _check_offered(agent, given, model, tools)
     attached = attachments.lock_unused(user, attachment_ids or ())
-    if locked.active_run_id is not None:
+    if chat.active_run_id is not None:
         if on_active_run != "enqueue":
             raise RunInProgress
-        if Run.objects.filter(chat=locked, blocked=True).count() >= settings.RUN_QUEUE_MAX:
+        if Run.objects.filter(chat=chat, blocked=True).count() >= settings.RUN_QUEUE_MAX:
             raise Conflict(f"The chat has {settings.RUN_QUEUE_MAX} queued runs; wait until one of them starts.")
-    available = vars(locked)["available"]
+    available = vars(chat)["available"]
     if available is None:
         available = ledger.available(user.pk)
     if available <= 0:
@@ -128,42 +165,87 @@ def start_run(
     run_id = new_id("run")
     logs.run_id.set(run_id)
     also = Writes()
-    user_message = add_message(also, locked.pk, run_id, Message.Role.USER, message)
+    now = clock.after(chat.updated_at)
+    user_message = add_message(also, chat.pk, run_id, Message.Role.USER, now, message)
     run = Run(
         id=run_id,
-        chat=locked,
+        chat=chat,
         user=user,
         user_message_id=user_message.pk,
         requested_model=model,
+        instructions=instructions,
         tools=tools,
         credit_approval_threshold=credit_approval_threshold,
         max_credits=max_credits,
+        output_schema=output_schema,
+        metadata=metadata or {},
         request_id=request_id,
         trace_parent=tracing.current(),
+        created_at=now,
     )
-    run = lifecycle.enqueue(run, locked, locked.title or title_from(message), also)
+    if given is not None:
+        _take_from_agent(run, given)
+    run = lifecycle.enqueue(run, chat, chat.title or title_from(message), also, locked=locked)
     attachments.use(attached, user_message.pk)
     return run
 
 
-def _check_offered(model: str | None, tools: list[str] | None) -> None:
+def _check_offered(
+    agent: str | None, given: AgentDefinition | None, model: str | None, tools: list[str] | None
+) -> None:
     offered = catalogue.read()
+    named = model if given is None or model is not None else given.model
+    if offered.model(named) is None or not offered.tools.keys() >= set(tools or ()):
+        offered = catalogue.refresh()  # perhaps it was added a moment ago
     problems: dict[str, list[str]] = {}
-    if offered.model(model) is None:
+    agents_model = given.model if given is not None and model is None else None
+    if agent is not None and given is None:
+        problems["agent"] = [f"There is no agent named {agent}."]
+    elif agents_model is not None:
+        if offered.model(agents_model) is None:
+            problems["agent"] = [f"The agent's model, {agents_model}, is not offered."]
+    elif offered.model(model) is None:
         problems["model"] = [
             "There is no default model; name one." if model is None else f"There is no model named {model}."
         ]
     for index, name in enumerate(tools or ()):
         if name not in offered.tools:
             problems[f"tools.{index}"] = [f"There is no tool named {name}."]
+        elif given is not None and given.tools is not None and name not in given.tools:
+            problems[f"tools.{index}"] = [f"The agent {given.reference} has no tool named {name}."]
     if problems:
         raise ValidationFailed(problems)
+
+
+def _take_from_agent(run: Run, agent: AgentDefinition) -> None:
+    """What the request left out. The engine reads the agent's instructions, model, parameters and schema itself."""
+    run.agent, run.agent_name = agent.reference, agent.name
+    if run.tools is None:
+        run.tools = agent.tools
+    if run.credit_approval_threshold is None:
+        run.credit_approval_threshold = agent.credit_approval_threshold
+    if agent.max_credits is not None:
+        run.max_credits = min(run.max_credits or agent.max_credits, agent.max_credits)
+
+
+def require_allowed_to_keys(body: dict[str, Any]) -> None:
+    """For a validated request with an API key. Raises ValidationFailed."""
+    if body.get("instructions") is not None and not settings.RUN_INSTRUCTIONS_PUBLIC:
+        raise ValidationFailed({"instructions": ["This service takes no instructions from API keys."]})
 
 
 def cancel_run(run: Run) -> Run:
     """Request the run's end; a finished run stays unchanged. Returns the run in its new state."""
     lifecycle.request_cancel(run.pk)
     return find_run(run.user_id, run.pk) or run
+
+
+def stop_runs_of(user_id: int) -> list[str]:
+    """Request the end of all runs of the user. Returns the ids of those that have not ended yet."""
+    live = Run.objects.filter(user=user_id, status__in=LIVE_RUN_STATUSES)
+    for run_id in list(live.values_list("pk", flat=True)):
+        lifecycle.request_cancel(run_id)
+    return list(live.values_list("pk", flat=True))
 
 
 def respond(waitpoint: Waitpoint, body: dict[str, Any]) -> Waitpoint:
@@ -177,8 +259,8 @@ def respond(waitpoint: Waitpoint, body: dict[str, Any]) -> Waitpoint:
     answer = ANSWERS[AnswerKind.validated(body)["kind"]].validated(body)
     if answer["kind"] != waitpoint.kind:
         raise ValidationFailed({"kind": [f"This waitpoint is of the kind {waitpoint.kind}."]})
-    field = "approved" if waitpoint.kind == WaitpointKind.CREDIT_APPROVAL else "answer"
-    return lifecycle.answer_waitpoint(waitpoint.pk, {field: answer[field]})
+    given = {name: value for name, value in answer.items() if name != "kind" and value is not None}
+    return lifecycle.answer_waitpoint(waitpoint.pk, given)
 
 
 @receiver(chat_deleted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from celery import shared_task
 from celery.exceptions import ImproperlyConfigured
@@ -12,12 +13,12 @@ from django.conf import settings
 from config.queue import jobs, publisher
 from config.telemetry import logs
 from runs import lifecycle
-from runs.engine.engine import Engine
 from runs.streams.prune import prune
 
 logger = logging.getLogger(__name__)
 
-engine: Engine | None = None
+# The Engine of a run worker.
+engine: Any = None
 
 
 @shared_task(name=lifecycle.EXECUTE)
@@ -53,6 +54,9 @@ def start_engine(sender: str, instance, conf, **kwargs) -> None:
         return
     if not instance.pool_cls.__module__.endswith((".thread", ".solo")):
         raise ImproperlyConfigured("a run worker executes its runs in one process: start it with --pool threads")
+    # The other workers do not need the engine, with its models and tools.
+    from runs.engine.engine import Engine
+
     engine = Engine()
     engine.start()
 

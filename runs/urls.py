@@ -1,6 +1,6 @@
 from django.urls import URLPattern, path
 
-from runs import playground, views
+from runs import front, playground, views
 from runs.downloads import serve_file
 from runs.mcp.views import McpViewSet
 from runs.streams.views import StreamViewSet
@@ -18,11 +18,17 @@ def routes(surface: str) -> list[URLPattern]:
         path("waitpoints/<str:waitpointId>", waitpoints.as_view({"get": "retrieve"}, **on)),
         path("waitpoints/<str:waitpointId>/respond", waitpoints.as_view({"post": "respond"}, **on)),
         path("models", views.ModelViewSet.as_view({"get": "list"}, **on)),
+        path("agents", views.AgentViewSet.as_view({"get": "list"}, **on)),
         path("tools", views.ToolViewSet.as_view({"get": "list"}, **on)),
     ]
 
 
 session, public = routes("session"), routes("public")
-pages = [path("playground", playground.show)]
+pages = [
+    path("", front.show),
+    path("playground", playground.show),
+    path("playground/sign-in", playground.sign_in),
+    path("playground/<str:chatId>", playground.show),
+]
 files = [path("files/<str:invocation_id>/<str:token>/<str:file_name>", serve_file)]
 rpc = [path("api/mcp", McpViewSet.as_view({"post": "handle"}))]

@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from drf_spectacular.utils import OpenApiParameter, PolymorphicProxySerializer, extend_schema
+from django.db.models import QuerySet
+from drf_spectacular.utils import PolymorphicProxySerializer, extend_schema
 from rest_framework import status
 from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from chats.services import chats_of
-from config.api.pagination import KeysetPagination
+from config.api.pagination import KeysetPagination, encode_cursor
+from config.api.serializers import NoInput
 from config.api.viewsets import ServiceViewSet
-from config.kernel.errors import NotFound, ValidationFailed
+from config.kernel.errors import NotFound
 from config.kernel.ids import is_plausible_id
+from config.kernel.jsontext import dumps
 from config.telemetry import logs
 from runs import catalogue, services
-from runs.models import Run, RunStatus, Waitpoint
+from runs.catalogue.serializers import AgentSerializer, ModelSerializer, ToolSerializer
+from runs.filters import PARAMETERS, read_filters
+from runs.models import Run, Waitpoint
+from runs.search import Place
 from runs.serializers import (
     ANSWERS,
-    ModelSerializer,
     RunInput,
     RunSerializer,
     RunSummarySerializer,
-    ToolSerializer,
     WaitpointSerializer,
+    run_without_text,
+    waitpoint_without_text,
 )
 
 WAITPOINT_ANSWER = PolymorphicProxySerializer(
     "WaitpointAnswer", {str(kind): answer for kind, answer in ANSWERS.items()}, resource_type_field_name="kind"
 )
-STATUS_FILTER = OpenApiParameter("status", enum=RunStatus.values, description="Only runs in this status.")
 
 
 class RunActions(ServiceViewSet):
@@ -39,6 +45,17 @@ class RunActions(ServiceViewSet):
 
     def get_serializer_class(self) -> Any:
         return RunSummarySerializer if self.action == "list" else RunSerializer
+
+    def filtered_page(self, runs: QuerySet[Run], chat_id: str | None = None) -> Response:
+        filters = read_filters(self.request.query_params, self.request.user.pk or 0, chat_id)
+        if not filters.needs_search:
+            return self.page(runs.filter(**filters.bounds))
+        pages: Any = self.paginator
+        limit, cursor = pages.read(self.request)
+        found = filters.find(runs, cursor and Place(*cursor), limit)
+        pages.next_cursor = found.end and encode_cursor(*found.end)
+        shown = runs.filter(pk__in=[run.key for run in found.runs]).order_by("-created_at", "-pk")
+        return self.get_paginated_response(self.get_serializer(shown, many=True).data)
 
 
 class RunViewSet(RunActions):
@@ -49,15 +66,9 @@ class RunViewSet(RunActions):
     def queryset_for(self, user: Any) -> Any:
         return services.summaries_of(user)
 
-    @extend_schema(parameters=[STATUS_FILTER], responses=RunSummarySerializer(many=True))
+    @extend_schema(parameters=PARAMETERS, responses=RunSummarySerializer(many=True))
     def list(self, request: Request) -> Response:
-        runs = self.get_queryset()
-        wanted = request.query_params.get("status")
-        if wanted is not None:
-            if wanted not in RunStatus.values:
-                raise ValidationFailed({"status": [f"Use one of {', '.join(RunStatus.values)}."]})
-            runs = runs.filter(status=wanted)
-        return self.page(runs)
+        return self.filtered_page(self.get_queryset())
 
     def get_object(self) -> Run:
         run_id = self.kwargs["runId"]
@@ -68,7 +79,13 @@ class RunViewSet(RunActions):
 
     @extend_schema(request=None, responses=RunSerializer)
     def cancel(self, request: Request, runId: str) -> Response:
-        return self.show(services.cancel_run(self.get_object()))
+        found = self.get_object()
+        self.read(NoInput)
+        run = self.get_serializer(services.cancel_run(found)).data
+        return Response(run if self.has_scope("runs:read") else run_without_text(run))
+
+    def replayed_answer(self, stored: bytes) -> bytes:
+        return stored if self.has_scope("runs:read") else dumps(run_without_text(json.loads(stored)))
 
 
 class ChatRunViewSet(RunActions):
@@ -80,9 +97,10 @@ class ChatRunViewSet(RunActions):
     def queryset_for(self, user: Any) -> Any:
         return chats_of(user)
 
-    @extend_schema(responses=RunSummarySerializer(many=True))
+    @extend_schema(parameters=PARAMETERS, responses=RunSummarySerializer(many=True))
     def list(self, request: Request, chatId: str) -> Response:
-        return self.page(services.summaries_of(request.user).filter(chat=self.get_object()))
+        chat = self.get_object()
+        return self.filtered_page(services.summaries_of(request.user).filter(chat=chat), chat.pk)
 
     @extend_schema(request=RunInput, responses={201: RunSerializer})
     def create(self, request: Request, chatId: str) -> Response:
@@ -91,6 +109,8 @@ class ChatRunViewSet(RunActions):
         except ValidationError:
             self.get_object()  # with any body, a chat of another user is 404
             raise
+        if self.surface == "public":
+            services.require_allowed_to_keys(body)
         run = services.start_run(request.user, chatId, request_id=logs.request_id.get() or "", **body)
         return self.show(services.as_new(run), status.HTTP_201_CREATED)
 
@@ -111,7 +131,8 @@ class WaitpointViewSet(ServiceViewSet):
     @extend_schema(request=WAITPOINT_ANSWER, responses=WaitpointSerializer)
     def respond(self, request: Request, waitpointId: str) -> Response:
         body: Any = request.data or {}
-        return self.show(services.respond(self.get_object(), body))
+        waitpoint = self.get_serializer(services.respond(self.get_object(), body)).data
+        return Response(waitpoint if self.has_scope("runs:read") else waitpoint_without_text(waitpoint))
 
 
 class WholeCatalogue(KeysetPagination):
@@ -141,6 +162,14 @@ class ModelViewSet(CatalogueActions):
     @extend_schema(responses=ModelSerializer(many=True))
     def list(self, request: Request) -> Response:
         return self.answer(catalogue.read().models.values())
+
+
+class AgentViewSet(CatalogueActions):
+    serializer_class = AgentSerializer
+
+    @extend_schema(responses=AgentSerializer(many=True))
+    def list(self, request: Request) -> Response:
+        return self.answer(catalogue.read().agents.values())
 
 
 class ToolViewSet(CatalogueActions):

@@ -1,34 +1,44 @@
-"""The catalogue: the models and tools that runs may use. Prices are in credits; secrets are never shown."""
+"""The catalogue's tools, and what all its pages share. Prices are in credits; secrets are never shown."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 from django import forms
+from django.conf import settings
 from django.contrib import admin
-from django.core.exceptions import ValidationError
+from django.contrib.admin.utils import unquote
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.core.validators import ProhibitNullCharactersValidator
 from django.db.models import QuerySet
 from django.db.models.signals import post_delete, post_save
 from django.dispatch import receiver
-from django.http import HttpRequest
-from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminPasswordWidget, UnfoldAdminSelectWidget
+from django.http import Http404, HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from unfold.widgets import (
+    UnfoldAdminDecimalFieldWidget,
+    UnfoldAdminPasswordWidget,
+    UnfoldAdminSelectWidget,
+    UnfoldAdminTextareaWidget,
+    UnfoldAdminTextInputWidget,
+)
 
 from config.kernel import money
+from config.kernel.encryption import DecryptionFailed
 from config.kernel.jsontext import to_text
 from config.staff.base import StaffAdmin
 from config.staff.forms import CreditsField, ObjectField
 from runs import catalogue
-from runs.llm.registry import PROVIDERS
-from runs.models import AgentModel, Tool
+from runs.catalogue import rules
+from runs.catalogue.imports import import_mcp
+from runs.models import AgentModel, Provider, Tool
 from runs.tools import builtin
-from runs.tools.base import BUILTIN, is_web_address, parse_headers
+from runs.tools.base import BUILTIN, HTTP, ToolDefinition, parse_headers, parse_signing_secret
 from runs.tools.dispatch import TYPES
 from runs.tools.schema import check_schema
-
-NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+from runs.tools.trial import try_tool
 
 
 class CatalogueAdmin(StaffAdmin):
@@ -39,48 +49,11 @@ class CatalogueAdmin(StaffAdmin):
     list_disable_select_all = False
 
 
+@receiver((post_save, post_delete), sender=Provider)
 @receiver((post_save, post_delete), sender=AgentModel)
 @receiver((post_save, post_delete), sender=Tool)
 def forget_catalogue(sender: Any, **kwargs: Any) -> None:
     catalogue.forget()
-
-
-class AgentModelForm(forms.ModelForm):
-    provider = forms.ChoiceField(
-        choices=[(name, provider.label) for name, provider in PROVIDERS.items()], widget=UnfoldAdminSelectWidget
-    )
-    price_in = CreditsField(label="Price of 1,000 tokens in", help_text="Credits")
-    price_out = CreditsField(label="Price of 1,000 tokens out", help_text="Credits")
-
-    class Meta:
-        model = AgentModel
-        fields = [
-            "name",
-            "display_name",
-            "provider",
-            "provider_model",
-            "price_in",
-            "price_out",
-            "is_default",
-            "enabled",
-        ]
-        help_texts = {"is_default": "The model of runs that name none. It replaces the present default."}
-
-
-@admin.register(AgentModel)
-class AgentModelAdmin(CatalogueAdmin):
-    form = AgentModelForm
-
-    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        if obj.is_default:
-            AgentModel.objects.filter(is_default=True).exclude(pk=obj.pk).update(is_default=False)
-        super().save_model(request, obj, form, change)
-
-    list_display = ("name", "provider", "provider_model", "prices", "is_default", "enabled")
-
-    @admin.display(description="credits per 1,000 tokens in / out")
-    def prices(self, model: AgentModel) -> str:
-        return f"{money.to_text(model.price_in)} / {money.to_text(model.price_out)}"
 
 
 class ToolForm(forms.ModelForm):
@@ -100,13 +73,25 @@ class ToolForm(forms.ModelForm):
     new_secret_headers = forms.CharField(
         required=False,
         label="Secret headers",
-        max_length=10_000,
+        max_length=rules.HEADERS_MAX_CHARS,
         widget=UnfoldAdminPasswordWidget,
         help_text='A JSON object such as {"Authorization": "Bearer …"}; empty keeps the stored headers.',
     )
     forget_secret_headers = forms.BooleanField(required=False, label="Delete the stored secret headers")
+    new_signing_secret = forms.CharField(
+        required=False,
+        label="Signing secret",
+        max_length=rules.SIGNING_SECRET_MAX_CHARS,
+        widget=UnfoldAdminPasswordWidget,
+        help_text="With it, calls of an HTTP endpoint are signed (Standard Webhooks): base64, best of 32 random bytes. "
+        "Empty keeps the stored secret.",
+    )
+    forget_signing_secret = forms.BooleanField(required=False, label="Delete the stored signing secret")
     timeout_seconds = forms.FloatField(
-        required=False, min_value=0.1, max_value=3600, widget=UnfoldAdminDecimalFieldWidget
+        required=False,
+        min_value=rules.TIMEOUT_MIN_SECONDS,
+        max_value=rules.TIMEOUT_MAX_SECONDS,
+        widget=UnfoldAdminDecimalFieldWidget,
     )
 
     class Meta:
@@ -118,6 +103,7 @@ class ToolForm(forms.ModelForm):
             "node_type",
             "input_schema",
             "price",
+            "provider_cost_percent",
             "approval",
             "timeout_seconds",
             "repeatable",
@@ -132,15 +118,15 @@ class ToolForm(forms.ModelForm):
             self.fields["price"].help_text += f" This built-in tool's own price is {money.to_text(tool.price)}."
             self.fields["input_schema"].help_text += f" This built-in tool's own is {to_text(tool.input_schema)}"
 
-    def clean_name(self) -> str:
-        if not NAME.fullmatch(self.cleaned_data["name"]):
-            raise ValidationError("Use letters, digits, _ and - only: models accept no other names.")
-        return str(self.cleaned_data["name"])
-
     def clean_new_secret_headers(self) -> str:
         headers: str = self.cleaned_data["new_secret_headers"]
         require(parse_headers, headers)
         return headers
+
+    def clean_new_signing_secret(self) -> str:
+        secret: str = self.cleaned_data["new_signing_secret"]
+        require(parse_signing_secret, secret)
+        return secret
 
     def clean_input_schema(self) -> Any:
         schema = self.cleaned_data["input_schema"] or {}
@@ -149,15 +135,15 @@ class ToolForm(forms.ModelForm):
 
     def clean(self) -> dict[str, Any]:
         data = super().clean() or {}
-        node_type = data.get("node_type")
-        if node_type in TYPES and TYPES[node_type].needs_url and not is_address(data.get("url", "")):
-            self.add_error("url", "A tool of this type needs an http(s) address without credentials.")
-        if node_type == BUILTIN and data.get("name") not in builtin.TOOLS:
-            self.add_error("node_type", f"The built-in tools are {', '.join(builtin.TOOLS)}.")
-        if data.get("forget_secret_headers"):
-            self.instance.secret_headers = None
-        elif data.get("new_secret_headers"):
-            self.instance.secret_headers = data["new_secret_headers"]
+        given = {column: data.get(column, "") for column in ("name", "node_type", "url")}
+        for column, problem in rules.problems_of_tool(**given).items():
+            if column not in self.errors:
+                self.add_error(column, problem)
+        for name in ("secret_headers", "signing_secret"):
+            if data.get(f"forget_{name}"):
+                setattr(self.instance, name, None)
+            elif data.get(f"new_{name}"):
+                setattr(self.instance, name, data[f"new_{name}"])
         return data
 
 
@@ -169,32 +155,150 @@ def require(check: Callable[[Any], Any], value: Any) -> None:
         raise ValidationError(str(error)) from None
 
 
-def is_address(url: str) -> bool:
-    return is_web_address(url) and "@" not in urlsplit(url).netloc
+class ImportForm(forms.Form):
+    url = forms.CharField(
+        label="Address",
+        max_length=2048,
+        widget=UnfoldAdminTextInputWidget,
+        help_text="The server's streamable-HTTP address.",
+    )
+    headers = forms.CharField(
+        required=False,
+        label="Secret headers",
+        max_length=10_000,
+        widget=UnfoldAdminPasswordWidget,
+        help_text='A JSON object such as {"Authorization": "Bearer …"}; empty: none, and known tools keep theirs.',
+    )
+    names_begin_with = forms.CharField(
+        required=False,
+        max_length=32,
+        widget=UnfoldAdminTextInputWidget,
+        help_text="For names that are taken here.",
+    )
+    price = CreditsField(initial="0", label="Price of a call", help_text="Credits, of new tools.")
+
+
+class TryForm(forms.Form):
+    arguments = forms.CharField(
+        initial="{}",
+        max_length=settings.TOOL_INPUT_MAX_CHARS,
+        widget=UnfoldAdminTextareaWidget(attrs={"rows": 8}),
+        validators=[ProhibitNullCharactersValidator()],
+    )
+
+
+def who(request: HttpRequest) -> tuple[int, str]:
+    """The signed-in staff account: its id and its name."""
+    return request.user.pk or 0, request.user.get_username()
 
 
 @admin.register(Tool)
 class ToolAdmin(CatalogueAdmin):
     form = ToolForm
-    list_display = ("name", "node_type", "credits", "approval", "repeatable", "secret", "enabled")
-    # The fields for staff who may view but not change. The secret headers are not one of them.
+    list_display = ("name", "node_type", "credits", "approval", "repeatable", "secret", "signed", "enabled")
+    # The fields for staff who may view but not change. The secrets are not among them.
     view_fields = tuple(name for name in ToolForm.Meta.fields if name != "price")
+    shown = ("credits", "secret", "signed")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Tool]:
-        return super().get_queryset(request).defer("secret_headers")
+        return super().get_queryset(request).defer("secret_headers", "signing_secret")
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         if obj is not None and not self.has_change_permission(request, obj):
-            return (*self.view_fields, "credits", "secret")
+            return (*self.view_fields, *self.shown)
         return super().get_fields(request, obj)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return ("credits", "secret") if obj is not None and not self.has_change_permission(request, obj) else ()
+        return self.shown if obj is not None and not self.has_change_permission(request, obj) else ()
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         # The next migration would add the row again, enabled. Staff disable it instead.
         builtin_row = obj is not None and obj.node_type == BUILTIN and obj.name in builtin.TOOLS
         return not builtin_row and super().has_delete_permission(request, obj)
+
+    def get_urls(self) -> list[Any]:
+        view = self.admin_site.admin_view
+        return [
+            path("import/", view(self.import_view), name="runs_tool_import"),
+            path("<path:object_id>/try/", view(self.try_view), name="runs_tool_try"),
+            *super().get_urls(),
+        ]
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        response = super().changelist_view(request, extra_context)
+        if isinstance(response, TemplateResponse) and response.context_data and self.may_import(request):
+            button = {"title": "Import tools", "icon": "download", "attrs": {}}
+            response.context_data["actions_list"] = [button | {"path": reverse("admin:runs_tool_import")}]
+        return response
+
+    def may_import(self, request: HttpRequest) -> bool:
+        return self.has_add_permission(request) and self.has_change_permission(request)
+
+    def import_view(self, request: HttpRequest) -> HttpResponse:
+        """The tools of an MCP server become rows; POST reads its list."""
+        if not self.may_import(request):
+            raise PermissionDenied
+        form = ImportForm(request.POST or None)
+        imported = None
+        if request.method == "POST" and form.is_valid():
+            try:
+                given = dict(form.cleaned_data)
+                imported = import_mcp(prefix=given.pop("names_begin_with"), **given)
+            except ValueError as error:
+                form.add_error(None, str(error))
+            else:
+                for tool in imported.added:
+                    self.log_addition(request, tool, "Imported it.")
+                for tool in imported.changed:
+                    self.log_change(request, tool, "Imported it again.")
+        context = self.admin_site.each_context(request) | {
+            "title": "Import tools",
+            "opts": self.opts,
+            "form": form,
+            "imported": imported,
+            "back": reverse("admin:runs_tool_changelist"),
+        }
+        return TemplateResponse(request, "admin/runs/tool/import.html", context)
+
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any) -> Any:
+        tool = context.get("original")
+        if tool is not None and tool.node_type == HTTP and self.has_change_permission(request, tool):
+            link = reverse("admin:runs_tool_try", args=[tool.pk])
+            context["actions_detail"] = [{"title": "Try it", "icon": "play_arrow", "attrs": {}, "path": link}]
+        return super().render_change_form(request, context, *args, **options)
+
+    def try_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """One call of an HTTP tool, and what came; POST makes it."""
+        row: Any = self.get_object(request, unquote(object_id))
+        if row is None or row.node_type != HTTP:
+            raise Http404
+        if not self.has_change_permission(request, row):
+            raise PermissionDenied
+        trial = problem = None
+        form = TryForm(request.POST or None)
+        if request.method == "POST" and form.is_valid():
+            try:
+                definition = ToolDefinition.from_row(Tool.objects.get(pk=row.pk))
+                trial = try_tool(definition, form.cleaned_data["arguments"], *who(request))
+                outcome = trial.failure.code if trial.failure else "it answered"
+                self.log_change(request, row, f"Tried it: {outcome}.")
+            except DecryptionFailed:
+                problem = "No key of ENCRYPTION_KEYS decrypts the tool's secrets."
+            except ValueError as error:
+                problem = str(error)
+        used = trial.result.credit_used if trial and trial.result else None
+        context = self.admin_site.each_context(request) | {
+            "title": "Try it",
+            "subtitle": row.name,
+            "opts": self.opts,
+            "original": row,
+            "form": form,
+            "trial": trial,
+            "credits": money.to_text(row.price if used is None else used),
+            "problem": problem,
+            "back": reverse("admin:runs_tool_change", args=[row.pk]),
+        }
+        return TemplateResponse(request, "admin/runs/tool/try.html", context)
 
     @admin.display(description="price (credits)")
     def credits(self, tool: Tool) -> str:
@@ -203,3 +307,7 @@ class ToolAdmin(CatalogueAdmin):
     @admin.display(description="secret headers")
     def secret(self, tool: Tool) -> str:
         return "set" if Tool.objects.filter(pk=tool.pk, secret_headers__isnull=False).exists() else "–"
+
+    @admin.display(description="signed", boolean=True)
+    def signed(self, tool: Tool) -> bool:
+        return Tool.objects.filter(pk=tool.pk, signing_secret__isnull=False).exists()

@@ -1,7 +1,7 @@
 """The first page of the admin: charts and numbers of the service's state.
 
 Each number covers a bounded period. Its query reads a range of the primary key (ids are in the order of creation) or
-an index, and its result is cached for ADMIN_DASHBOARD_SECONDS.
+an index, ends after ADMIN_PANEL_SECONDS on PostgreSQL, and its result is cached for ADMIN_DASHBOARD_SECONDS.
 """
 
 from __future__ import annotations
@@ -10,43 +10,38 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from django.conf import settings
 from django.core.cache import cache
+from django.db import OperationalError, transaction
 from django.db.models import BigIntegerField, Count, F, Q, Sum, Value
 from django.db.models.functions import Cast, Coalesce, TruncDate, TruncHour
 from django.http import HttpRequest
 from django.urls import reverse
 
+from config.database.batches import limit_statements
+from config.database.retry import is_unavailable
 from config.kernel import clock, money
 from config.kernel.ids import first_id
 from config.staff.base import page_of
-from credits.models import EntryType, LedgerEntry
+from config.staff.words import span
 from credits.usage import MODEL_KEY, display_name
-from runs.admin.timeline import span
+from runs.admin import health, reports
+from runs.admin.charts import PALETTE, STACKED, chart
 from runs.models import FINAL_RUN_STATUSES, LIVE_RUN_STATUSES, Run, RunStatus
 from webhooks.metrics import oldest_due
 from webhooks.models import Delivery, Endpoint
 
 HOURS, DAYS, FAILURE_DAYS = 24, 14, 7
 TOOLS_SHOWN = 6
+TOP_DAYS, TOP_ROWS = 7, 5
 LIVE_MAX = 10_000
+# What is remembered of a panel whose query took too long.
+SLOW = {"slow": True}
 COLOURS = {"default": "#94a3b8", "info": "#3b82f6", "warning": "#f59e0b", "success": "#22c55e", "danger": "#ef4444"}
 BAR_ORDER = [*FINAL_RUN_STATUSES, *reversed(LIVE_RUN_STATUSES)]
-PALETTE = ["#3b82f6", "#22c55e", "#f59e0b", "#a855f7", "#14b8a6", "#ec4899", "#94a3b8"]
-LEGEND = {
-    "plugins": {"legend": {"display": True, "position": "bottom", "align": "start", "labels": {"boxWidth": 10}}},
-    "responsive": True,
-    "maintainAspectRatio": False,
-    "animation": False,
-}
-STACKED = LEGEND | {
-    "scales": {
-        "x": {"stacked": True, "grid": {"display": False}, "ticks": {"maxTicksLimit": 8}},
-        "y": {"stacked": True, "beginAtZero": True, "ticks": {"maxTicksLimit": 5}},
-    }
-}
 
 
 def show(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
@@ -56,12 +51,19 @@ def show(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
     if may("runs.view_run"):
         panels |= {"now": remembered("now", runs_now), "runs": remembered("runs", runs_by_hour)}
         panels["failures"] = remembered("failures", failure_codes)
+        panels |= {"health": remembered("health", health.health), "times": remembered("times", health.times)}
     if may("credits.view_ledgerentry"):
         panels["credits"] = remembered("credits", credits_by_day)
     if may("webhooks.view_delivery"):
         panels["webhooks"] = remembered("webhooks", webhook_health)
+    panels["top"] = [
+        (report, f"{reverse('admin:runs_reports')}?by={name}&days={TOP_DAYS}", remembered(f"top:{name}", read))
+        for name, report in reports.REPORTS.items()
+        if request.user.has_perms(report.permissions)
+        for read in [partial(report.read, TOP_DAYS, TOP_ROWS)]
+    ]
     return context | {
-        "panels": panels,
+        "panels": {name: panel for name, panel in panels.items() if panel != [] or name == "failures"},
         "options": json.dumps(STACKED),
         "title": "Dashboard",
         "dashboard": "admin/runs/dashboard.html",
@@ -71,9 +73,21 @@ def show(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
 def remembered(name: str, compute: Any) -> Any:
     found = cache.get(f"staff:{name}") if settings.ADMIN_DASHBOARD_SECONDS else None
     if found is None:
-        found = compute()
+        found = in_time(compute)
         cache.set(f"staff:{name}", found, settings.ADMIN_DASHBOARD_SECONDS or None)
     return found
+
+
+def in_time(compute: Any) -> Any:
+    """What ``compute`` returns, or SLOW if the database needs too long for it: other panels are shown nevertheless."""
+    try:
+        with transaction.atomic():
+            limit_statements(settings.ADMIN_PANEL_SECONDS)
+            return compute()
+    except OperationalError as error:
+        if is_unavailable(error):
+            raise
+        return SLOW
 
 
 def runs_now() -> dict[str, Any]:
@@ -131,12 +145,8 @@ def credits_by_day() -> dict[str, Any]:
 
 
 def _spent_since(first: date) -> list[tuple[date, str, int]]:
-    begin = datetime(first.year, first.month, first.day, tzinfo=UTC)
     rows = (
-        LedgerEntry.objects.filter(
-            pk__gte=first_id("led", begin), created_at__gte=begin, type__in=[EntryType.CAPTURE, EntryType.USAGE]
-        )
-        .order_by()
+        reports.charges_since(first)
         .values(day=TruncDate("created_at", tzinfo=UTC), tool=Coalesce("tool_key", Value(MODEL_KEY)))
         .annotate(total=Cast(Sum("amount"), BigIntegerField()))
     )
@@ -203,15 +213,6 @@ def status_chart(statuses: Iterable[Any], found: dict[Any, int], hours: list[dat
         for status in statuses
     ]
     return chart([f"{hour:%H}:00" for hour in hours], [one for one in series if any(one[2])], total)
-
-
-def chart(labels: list[str], series: list[tuple[str, str, list[Any]]], total: str) -> dict[str, Any]:
-    """The data of a chart for Chart.js, and its total as text."""
-    datasets = [
-        {"label": label, "data": data, "backgroundColor": colour, "borderRadius": 2, "maxBarThickness": 28}
-        for label, colour, data in series
-    ]
-    return {"data": json.dumps({"labels": labels, "datasets": datasets}), "total": total, "empty": not series}
 
 
 def _runs(query: str) -> str:

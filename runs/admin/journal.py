@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from django.contrib import admin
@@ -9,9 +10,17 @@ from django.db.models import Q
 
 from config.kernel import money
 from config.staff.base import NOTHING, ReadOnly, StaffAdmin, link_column, status_column
-from runs.models import InvocationStatus, RunEvent, ToolInvocation, Turn, Waitpoint, WaitpointStatus
+from runs.models import InvocationStatus, RunEvent, ToolInvocation, Turn, Waitpoint, WaitpointKind, WaitpointStatus
 
 RUN = link_column("run_id", "run")
+
+
+def approved_at(calls: set[str]) -> dict[str, datetime]:
+    """When users approved these tool calls; the approval that a policy gave is not among them."""
+    rows = Waitpoint.objects.filter(
+        invocation_id__in=calls, kind=WaitpointKind.CREDIT_APPROVAL, status=WaitpointStatus.COMPLETED
+    ).values_list("invocation_id", "resolved_at", "resolved_payload")
+    return {call: at for call, at, payload in rows if at and (payload or {}).get("approved")}
 
 
 def credits_column(name: str) -> Any:
@@ -89,8 +98,12 @@ class WaitpointAdmin(OfRun):
 
 @admin.register(RunEvent)
 class RunEventAdmin(OfRun):
+    # The table has no index by id: its order is that of the key, and an event has no page of its own.
+    ordering = ("-run_id", "-index")
+    list_display_links = None
     list_display = ("__str__", RUN, "index", "type", "created_at")
-    fields = ("run_id", "index", "type", "created_at")
-    readonly_fields = ("run_id",)
     search_help_text = "A run's id"
     hidden = ("data",)
+
+    def get_object(self, request: Any, object_id: str, from_field: str | None = None) -> None:
+        return None

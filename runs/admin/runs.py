@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.conf import settings
 from django.contrib import admin
 from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
@@ -11,15 +12,22 @@ from django.db.models import Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
+from django.utils.html import format_html
 
 from chats.models import Message
+from config.api.sign_in_codes import DEMO_USER
 from config.staff.actions import Action, Did, WithActions
-from config.staff.base import NOTHING, ReadOnly, of_user, page_of, status_column
+from config.staff.base import NOTHING, ReadOnly, link_column, of_user, page_of, status_column
+from config.staff.words import span
 from config.telemetry import logs
 from runs import services
-from runs.admin import content, timeline
-from runs.errors import RunError
+from runs.admin import content, reports, timeline
+from runs.errors import FailureReason, RunError
 from runs.models import FINAL_RUN_STATUSES, Run, RunStatus, ToolInvocation, Waitpoint
+
+# version-trace-span-flags
+TRACE_PARENT_PARTS = 4
+CHAT = link_column("chat_id", "chat")
 
 
 def cancel(request: HttpRequest, run: Run, data: dict[str, Any]) -> Did | None:
@@ -29,6 +37,14 @@ def cancel(request: HttpRequest, run: Run, data: dict[str, Any]) -> Did | None:
         return None
     services.cancel_run(current)
     return Did(run, "Cancelled.")
+
+
+def trace_of(run: Run) -> tuple[str, str] | None:
+    """The id of the run's trace, and its address in the tracing backend; "" without TRACE_URL."""
+    parts = (run.trace_parent or "").split("-")
+    if len(parts) != TRACE_PARENT_PARTS:
+        return None
+    return parts[1], settings.TRACE_URL.replace("{trace}", parts[1])
 
 
 class ErrorFilter(admin.SimpleListFilter):
@@ -45,12 +61,13 @@ class ErrorFilter(admin.SimpleListFilter):
 
 @admin.register(Run)
 class RunAdmin(ReadOnly, WithActions):
-    list_display = ("id", "state", "who", "created_at", "took", "error_code", "resolved_model", "chat_id")
+    empty_text = "A run appears when a user sends a message."
+    list_display = ("id", "state", "who", "created_at", "took", "error_code", "resolved_model", CHAT)
     list_filter = ("status", ErrorFilter)
     list_select_related = ("user",)
     # A longer text does not fit into the search field; docs/admin.md has the whole list.
     search_help_text = "Run, chat or other id, user, error code"
-    url_lookups = ("user__id__exact",)
+    url_lookups = ("user__id__exact", "agent")
     fields = ()
     state = status_column(RunStatus)
     staff_actions = (
@@ -86,7 +103,7 @@ class RunAdmin(ReadOnly, WithActions):
         return of_user(word)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Run]:
-        return super().get_queryset(request).select_related("user")
+        return super().get_queryset(request).select_related("user").defer("instructions", "output_schema", "output")
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
         run = super().get_object(request, object_id, from_field)
@@ -96,15 +113,19 @@ class RunAdmin(ReadOnly, WithActions):
 
     @admin.display(description="user")
     def who(self, run: Run) -> str:
-        return run.user.get_username()
+        return format_html('<a href="{}">{}</a>', reverse("person", args=[run.user_id]), run.user.get_username())
 
     @admin.display(description="took")
     def took(self, run: Run) -> str:
-        return timeline.span(run.finished_at - run.created_at) if run.finished_at else "–"
+        return span(run.finished_at - run.created_at) if run.finished_at else "–"
 
     def get_urls(self) -> list[Any]:
         view = self.admin_site.admin_view(self.content_view)
-        return [path("<path:object_id>/content/", view, name="runs_run_content"), *super().get_urls()]
+        return [
+            path("reports/", self.admin_site.admin_view(reports.show), name="runs_reports"),
+            path("<path:object_id>/content/", view, name="runs_run_content"),
+            *super().get_urls(),
+        ]
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any) -> Any:
         run = context["original"]
@@ -112,7 +133,9 @@ class RunAdmin(ReadOnly, WithActions):
         context["timeline"] = timeline.build(run)
         context["tone"] = RunStatus.tones()[run.status]
         context["explanation"] = next((code.sentence for code in RunError if code == run.error_code), "")
+        context["reason"] = next((reason for reason in FailureReason if reason == run.failure_reason), None)
         context["links"] = self._links(request, run)
+        context["trace"] = trace_of(run)
         return super().render_change_form(request, context, *args, **options)
 
     def _links(self, request: HttpRequest, run: Run) -> list[tuple[str, str]]:
@@ -135,7 +158,12 @@ class RunAdmin(ReadOnly, WithActions):
                 reverse("admin:runs_run_content", args=[run.pk]),
             ),
         ]
-        return [(label, url) for label, permission, url in links if request.user.has_perm(permission)]
+        shown = [(label, url) for label, permission, url in links if request.user.has_perm(permission)]
+        # The playground shows people their own chats only. After the sign-in of `make run`, that person is DEMO_USER.
+        demo = settings.EMBEDDED and not settings.SESSION_ISSUER and run.user.get_username() == DEMO_USER
+        if settings.PLAYGROUND and (run.user_id == request.user.pk or demo):
+            shown.append(("Open the chat in the playground", f"/playground/{run.chat_id}"))
+        return shown
 
     def content_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """The content of the run, for staff with the permission; each access makes a log entry."""

@@ -15,9 +15,24 @@ from typing import Any
 from django.db.models import Count, Max, Min, Prefetch
 
 from config.kernel import clock, money
+from config.staff.words import span
+from credits import statement
 from credits.models import EntryType, LedgerEntry
 from runs.events import StreamType
-from runs.models import InvocationStatus, Run, RunEvent, RunStatus, ToolInvocation, Turn, Waitpoint, WaitpointStatus
+from runs.lifecycle import compaction_key
+from runs.models import (
+    Compaction,
+    CompactionKind,
+    InvocationStatus,
+    ModelAttempt,
+    Run,
+    RunEvent,
+    RunStatus,
+    ToolInvocation,
+    Turn,
+    Waitpoint,
+    WaitpointStatus,
+)
 from webhooks.catalogue import Event
 from webhooks.models import Attempt, Delivery
 
@@ -50,7 +65,10 @@ class Step:
         if not self.charges:
             return ""
         held = sum(_held(entry) for entry in self.charges)
-        return f"{money.to_text(held)} held" if held else money.to_text(sum(_spent(entry) for entry in self.charges))
+        # A turn's hold is not among its charges, only what settles it.
+        if held > 0:
+            return f"{money.to_text(held)} held"
+        return money.to_text(sum(_spent(entry) for entry in self.charges))
 
     @property
     def webhooks(self) -> list[tuple[Delivery, str]]:
@@ -67,6 +85,18 @@ class Timeline:
     events: list[dict[str, Any]]
     facts: list[tuple[str, str]]
     more: list[str]
+
+    @property
+    def charges(self) -> list[tuple[LedgerEntry, str, str]]:
+        """(row, its amount, what it says) without the holds and releases that are part of a charge."""
+        settled = {entry.against_id for entry in self.entries if entry.against_id}
+        charged = {entry.against_id for entry in self.entries if entry.type in statement.CHARGES}
+        return [
+            (entry, statement.signed(statement.effect(entry)), statement.sentence(entry))
+            for entry in self.entries
+            if not (entry.type == EntryType.HOLD and entry.pk in settled)
+            and not (entry.type == EntryType.RELEASE and entry.against_id in charged)
+        ]
 
 
 def build(run: Run) -> Timeline:
@@ -89,7 +119,8 @@ def build(run: Run) -> Timeline:
     waitpoints = capped(
         Waitpoint.objects.filter(run=run).defer("request_payload", "resolved_payload").order_by("pk"), "waitpoints"
     )
-    entries = capped(LedgerEntry.objects.filter(run_id=run.pk).order_by("created_at", "pk"), "charges")
+    rows = LedgerEntry.objects.filter(run_id=run.pk).select_related("account__user", "against", "staff")
+    entries = capped(rows.order_by("created_at", "pk"), "charges")
     attempts = Prefetch("attempts", Attempt.objects.defer("answer").order_by("number"))
     deliveries = capped(
         Delivery.objects.filter(run_id=run.pk).order_by("pk").prefetch_related(attempts), "webhook deliveries"
@@ -103,7 +134,19 @@ def build(run: Run) -> Timeline:
         .order_by("first", "type")
     )
     now = clock.now()
-    steps = [*_states(run, states), *_turns(turns), *_calls(calls), *_waitpoints(waitpoints)]
+    failed = capped(
+        ModelAttempt.objects.filter(run=run).defer("detail").order_by("turn_index", "compaction", "number"), "attempts"
+    )
+    shortened = capped(Compaction.objects.filter(run=run).defer("text").order_by("index"), "compactions")
+    steps = [
+        *_states(run, states),
+        *_turns(turns),
+        *_compactions(shortened),
+        *_failed_attempts(failed),
+        *_calls(calls),
+        *_waitpoints(waitpoints),
+    ]
+    steps += _charge_turns(run, steps, entries)
     _attach(steps, entries, deliveries)
     steps.sort(key=lambda step: (step.started, step.kind != "state"))
     _draw(run, steps, now)
@@ -135,12 +178,63 @@ def _turns(turns: list[Turn]) -> list[Step]:
             f"Turn {turn.index}",
             turn.started_at,
             turn.finished_at,
-            f"{turn.model}, {turn.input_tokens:,} tokens in, {turn.output_tokens:,} out",
+            f"{turn.model}, {_tokens(turn)}",
             tone="info",
             key=str(turn.index),
         )
         for turn in turns
     ]
+
+
+def _tokens(step: Turn | Compaction) -> str:
+    cached = f" ({step.cached_tokens:,} of them cached)" if step.cached_tokens else ""
+    return f"{step.input_tokens:,} tokens in{cached}, {step.output_tokens:,} out"
+
+
+def _compactions(compactions: list[Compaction]) -> list[Step]:
+    return [
+        Step(
+            "compaction",
+            "compress",
+            f"Compaction {compaction.index}",
+            compaction.started_at,
+            compaction.finished_at,
+            _what_was_shortened(compaction),
+            tone="info",
+            key=compaction_key(compaction.index),
+        )
+        for compaction in compactions
+    ]
+
+
+def _what_was_shortened(compaction: Compaction) -> str:
+    text = f"{compaction.get_kind_display()}, about {compaction.tokens_before:,} tokens to {compaction.tokens_after:,}"
+    if compaction.kind == CompactionKind.SUMMARY:
+        text += f"; {compaction.model}, {_tokens(compaction)}; the summary is among the messages and results"
+    return text + (f"; no summary: {compaction.failure_reason}" if compaction.failure_reason else "")
+
+
+def _failed_attempts(attempts: list[ModelAttempt]) -> list[Step]:
+    return [
+        Step(
+            "attempt",
+            "sync_problem",
+            f"{attempt.step}, attempt {attempt.number} failed",
+            attempt.started_at,
+            attempt.finished_at,
+            _what_failed(attempt),
+            tone="warning",
+        )
+        for attempt in attempts
+    ]
+
+
+def _what_failed(attempt: ModelAttempt) -> str:
+    status = f" (HTTP {attempt.http_status})" if attempt.http_status else ""
+    text = f"{attempt.model} at {attempt.provider}: {attempt.reason}{status}"
+    if attempt.next_at is None:
+        return text
+    return f"{text}; {attempt.next_model} is asked after {span(attempt.next_at - attempt.finished_at)}"
 
 
 def _calls(calls: list[ToolInvocation]) -> list[Step]:
@@ -176,27 +270,73 @@ def _waitpoints(waitpoints: list[Waitpoint]) -> list[Step]:
     ]
 
 
+def _charge_turns(run: Run, steps: list[Step], entries: list[LedgerEntry]) -> list[Step]:
+    """Attach what was held and charged for each request to a model to its turn or failed attempt. Returns steps for the
+    requests that have neither: the one under way, and those that a cancel, a time limit or a lost worker ended.
+    """
+    turns = {step.key: step for step in steps if step.kind in ("turn", "compaction")}
+    attempts = [step for step in steps if step.kind == "attempt"]
+    settled: defaultdict[str | None, list[LedgerEntry]] = defaultdict(list)
+    for entry in entries:
+        settled[entry.against_id].append(entry)
+    more: list[Step] = []
+    for hold in entries:
+        if hold.type != EntryType.HOLD or hold.invocation_id is not None:
+            continue
+        ends, price = settled[hold.pk], hold.price or {}
+        usage = next((entry for entry in ends if entry.type == EntryType.USAGE), None)
+        index = str(price.get("turn", "")) if usage is None else usage.cause.split(":")[2]
+        is_whole = usage is not None and not (usage.price or {}).get("partial")
+        failed = (a for a in attempts if a.ended and a.started <= hold.created_at <= a.ended)
+        step = turns.get(index) if is_whole else next(failed, None)
+        if step is None and ends:
+            detail = f"{price.get('model')}, {_counts(usage)}" if usage else "it costs nothing: no answer had begun"
+            title = f"{_step(index)} ended early"
+            step = Step("turn", "sync_problem", title, hold.created_at, ends[0].created_at, detail, tone="warning")
+            more.append(step)
+        elif step is None and run.status == RunStatus.RUNNING and index not in turns:
+            most = f"{price.get('model')}, at most {price.get('inputTokens', 0):,} tokens in"
+            detail = f"{most}, {price.get('outputTokens', 0):,} out"
+            step = Step("turn", "sync", _step(index), hold.created_at, None, detail, tone="info")
+            more.append(step)
+        if step is not None and ends:
+            step.charges += [hold, *ends]
+        elif step in more:
+            step.charges.append(hold)
+    return more
+
+
+def _step(index: str) -> str:
+    return f"Turn {index}" if index.isdecimal() else "Summary"
+
+
+def _counts(usage: LedgerEntry) -> str:
+    price = usage.price or {}
+    how = ", estimated" if price.get("estimated") else ""
+    return f"{price.get('inputTokens', 0):,} tokens in, {price.get('outputTokens', 0):,} out{how}"
+
+
 def _attach(steps: list[Step], entries: list[LedgerEntry], deliveries: list[Delivery]) -> None:
-    """Attach each charge and each delivery to the step that caused it."""
-    turns = {step.key: step for step in steps if step.kind == "turn"}
+    """Attach each charge of a call and each delivery to the step that caused it."""
     calls = {step.key: step for step in steps if step.kind == "call"}
     for entry in entries:
-        step = calls.get(entry.invocation_id or "")
-        if step is None and entry.type == EntryType.USAGE:
-            step = turns.get(entry.cause.rpartition(":")[2])
-        if step is not None:
+        if step := calls.get(entry.invocation_id or ""):
             step.charges.append(entry)
     states: defaultdict[str, list[Step]] = defaultdict(list)
     for step in steps:
         if step.kind == "state":
             states[step.status].append(step)
+    reported: dict[str, Step] = {}
     for delivery in deliveries:
         call_id = _body(delivery).get("toolInvocationId")
         if call_id in calls:
             calls[call_id].deliveries.append(delivery)
         elif queue := states[_run_status(delivery)]:
-            # Both are in the order of time; the last step takes the remaining deliveries.
-            (queue.pop(0) if len(queue) > 1 else queue[0]).deliveries.append(delivery)
+            # Both are in the order of time; the last step takes the remaining deliveries. The deliveries of one event
+            # to two endpoints belong to one step.
+            step = reported.get(delivery.event_id) or (queue.pop(0) if len(queue) > 1 else queue[0])
+            reported[delivery.event_id] = step
+            step.deliveries.append(delivery)
 
 
 def _run_status(delivery: Delivery) -> str:
@@ -237,6 +377,7 @@ def _facts(run: Run, entries: list[LedgerEntry], turns: list[Turn], calls: list[
         ("Credits spent", money.to_text(sum(_spent(entry) for entry in entries))),
         ("Credits held", money.to_text(sum(_held(entry) for entry in entries))),
         ("Turns and calls", f"{len(turns)} and {len(calls)}"),
+        ("Agent", run.agent or "–"),
         ("Model", run.resolved_model or run.requested_model or "default"),
         ("Workers lost", str(run.lease_losses)),
     ]
@@ -249,17 +390,3 @@ def _spent(entry: LedgerEntry) -> int:
 
 def _held(entry: LedgerEntry) -> int:
     return EntryType[entry.type].held * entry.amount
-
-
-def span(lasted: timedelta) -> str:
-    """A duration as text: ``230 ms``, ``4.2 s``, ``3 min 5 s``, ``2 h 4 min``, ``3 d 2 h``."""
-    seconds = max(0.0, lasted.total_seconds())
-    if seconds < 1:
-        return f"{round(seconds * 1000)} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"

@@ -1,0 +1,253 @@
+"""The catalogue's agents: a save makes a version, and the page of the versions compares and chooses them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.admin.utils import unquote
+from django.core.exceptions import PermissionDenied
+from django.core.validators import ProhibitNullCharactersValidator
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from django.utils.html import format_html
+from django.utils.http import urlencode
+from unfold.widgets import (
+    UnfoldAdminCheckboxSelectMultipleWidget,
+    UnfoldAdminSelectWidget,
+    UnfoldAdminTextareaWidget,
+    UnfoldBooleanSwitchWidget,
+)
+
+from config.kernel import money
+from config.staff.forms import CreditsField, ObjectField
+from runs.admin import difference
+from runs.admin.catalogue import CatalogueAdmin
+from runs.catalogue import agents
+from runs.catalogue.agents import InvalidAgent
+from runs.catalogue.parameters import CHECKS
+from runs.models import Agent, AgentModel, AgentVersion, Tool
+
+VERSIONS_MAX = 200
+
+
+class AgentForm(forms.ModelForm):
+    """The agent and the content of its current version."""
+
+    instructions = forms.CharField(
+        required=False,
+        strip=False,
+        widget=UnfoldAdminTextareaWidget(attrs={"rows": 16}),
+        validators=[ProhibitNullCharactersValidator()],
+        help_text="The system prompt. Those of a run are added after them.",
+    )
+    model = forms.ChoiceField(required=False, widget=UnfoldAdminSelectWidget)
+    all_tools = forms.BooleanField(
+        required=False,
+        initial=True,
+        widget=UnfoldBooleanSwitchWidget,
+        help_text="All tools of the catalogue, also those that are added later.",
+    )
+    tools = forms.MultipleChoiceField(
+        required=False, widget=UnfoldAdminCheckboxSelectMultipleWidget, help_text="Unless it has all."
+    )
+    parameters = ObjectField(
+        required=False, initial=dict, help_text=f"In place of the model's: JSON with any of {', '.join(CHECKS)}."
+    )
+    credit_approval_threshold = CreditsField(
+        required=False,
+        label="Approval threshold",
+        help_text="Credits: calls with a higher estimate wait for an approval. A request may name another. Empty: "
+        "CREDIT_APPROVAL_THRESHOLD.",
+    )
+    max_credits = CreditsField(
+        required=False,
+        minimum=1,
+        label="Budget",
+        help_text="Credits: the most that a run may spend. A request may only lower it. Empty: no limit.",
+    )
+    output_schema = ObjectField(
+        required=False,
+        initial=dict,
+        help_text="The JSON Schema of an object: runs answer with an output that fits it. {}: with text.",
+    )
+
+    class Meta:
+        model = Agent
+        fields = ["name", "display_name", "description", "enabled"]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if "name" not in self.fields:
+            return  # for staff who may only look
+        version = current_version(self.instance)
+        content = {column: getattr(version, column) for column in agents.CONTENT} if version else {}
+        self.initial.update((column, value) for column, value in content.items() if value is not None)
+        if version:
+            self.initial["all_tools"] = version.tools is None
+            self.fields["name"].disabled = True
+        else:
+            self.fields["name"].help_text = "Requests use it. It cannot be changed later."
+        # What the version names may have been deleted. Without it, a save would silently choose something else.
+        used_model, used_tools = content.get("model"), content.get("tools") or []
+        models = AgentModel.objects.order_by("name").values_list("name", flat=True)
+        tools = Tool.objects.order_by("name").values_list("name", flat=True)
+        choices: dict[str, Any] = self.fields
+        choices["model"].choices = [("", "The default model"), *_choices(models, [used_model] if used_model else [])]
+        choices["tools"].choices = _choices(tools, used_tools)
+
+    def clean(self) -> dict[str, Any]:
+        data = super().clean() or {}
+        self.shown = {name: data.get(name) for name in ("display_name", "description", "enabled")}
+        self.content = {column: data.get(column) for column in agents.CONTENT} | {
+            "model": data.get("model") or None,
+            "tools": None if data.get("all_tools") else data.get("tools") or [],
+            "parameters": data.get("parameters") or {},
+            "output_schema": data.get("output_schema") or None,
+            # As the admin's text fields send them.
+            "instructions": (data.get("instructions") or "").replace("\r\n", "\n"),
+        }
+        if not self.errors:
+            try:
+                agents.check(data["name"], self.shown, self.content)
+            except InvalidAgent as error:
+                for column, problem in error.problems.items():
+                    self.add_error(column, problem)
+        return data
+
+
+def _choices(names: Iterable[str], used: Iterable[str]) -> list[tuple[str, str]]:
+    return [(name, name) for name in dict.fromkeys([*names, *used])]
+
+
+def current_version(agent: Agent) -> AgentVersion | None:
+    return AgentVersion.objects.filter(agent=agent.pk, number=agent.version).first() if agent.pk else None
+
+
+def lines(version: AgentVersion | None) -> list[str]:
+    """The content of a version, for people."""
+    if version is None:
+        return []
+    amounts = {
+        "approval threshold": version.credit_approval_threshold,
+        "budget": version.max_credits,
+    }
+    found = [f"model: {version.model or 'the default one'}"]
+    found += [f"{name}: {'–' if amount is None else money.to_text(amount)}" for name, amount in amounts.items()]
+    found += ["tools:", *(["all"] if version.tools is None else version.tools)]
+    for name, value in (("parameters", version.parameters), ("output schema", version.output_schema)):
+        found += [f"{name}:", *("–" if not value else json.dumps(value, indent=2, ensure_ascii=False)).split("\n")]
+    return [*found, "instructions:", *version.instructions.split("\n")]
+
+
+@admin.register(Agent)
+class AgentAdmin(CatalogueAdmin):
+    form = AgentForm
+    list_display = ("name", "display_name", "version", "enabled")
+    fieldsets = (
+        (None, {"fields": ("name", "display_name", "description", "enabled")}),
+        (
+            "Version",
+            {
+                "fields": (
+                    "instructions",
+                    "model",
+                    "all_tools",
+                    "tools",
+                    "parameters",
+                    "credit_approval_threshold",
+                    "max_credits",
+                    "output_schema",
+                ),
+                "description": "A change makes a new version. Runs that have started keep theirs.",
+            },
+        ),
+    )
+    view_fields = ("name", "display_name", "description", "enabled", "version", "content")
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        if obj is not None and not self.has_change_permission(request, obj):
+            return ((None, {"fields": self.view_fields}),)
+        return super().get_fieldsets(request, obj)
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return ("content",) if obj is not None and not self.has_change_permission(request, obj) else ()
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False  # runs name it; staff disable it instead
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        form.saved = agents.save(obj.name, **form.shown, **form.content)
+        obj.pk = form.saved.agent.pk
+
+    def construct_change_message(self, request: HttpRequest, form: Any, formsets: Any, add: bool = False) -> Any:
+        saved = form.saved
+        what = f"Version {saved.agent.version}" if saved.is_new_version else "No new version"
+        return f"{what}: {', '.join(saved.changed) or 'nothing changed'}."
+
+    @admin.display(description="content")
+    def content(self, agent: Agent) -> str:
+        return format_html('<pre class="staff-text">{}</pre>', "\n".join(lines(current_version(agent))))
+
+    def get_urls(self) -> list[Any]:
+        view = self.admin_site.admin_view(self.versions_view)
+        return [path("<path:object_id>/versions/", view, name="runs_agent_versions"), *super().get_urls()]
+
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any) -> Any:
+        agent = context.get("original")
+        if agent is not None:
+            link = reverse("admin:runs_agent_versions", args=[agent.pk])
+            context["actions_detail"] = [{"title": "Versions", "icon": "history", "attrs": {}, "path": link}]
+        return super().render_change_form(request, context, *args, **options)
+
+    def versions_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """The versions, newest first, and two of them side by side; POST makes one the current one."""
+        agent: Any = self.get_object(request, unquote(object_id))
+        if agent is None:
+            raise Http404
+        may_change = self.has_change_permission(request, agent)
+        if not (may_change if request.method == "POST" else self.has_view_permission(request, agent)):
+            raise PermissionDenied
+        if request.method == "POST":
+            return self._choose(request, agent, request.POST.get("version", ""))
+        versions = list(agent.versions.values("number", "created_at")[:VERSIONS_MAX])
+        right = _number(request.GET.get("right")) or agent.version
+        left = _number(request.GET.get("left")) or max(right - 1, 1)
+        found = {version.number: version for version in agent.versions.filter(number__in=[left, right])}
+        if {left, right} - found.keys():
+            raise Http404
+        for version in versions:
+            query = urlencode({"agent": f"{agent.name}@{version['number']}"})
+            version["runs"] = f"{reverse('admin:runs_run_changelist')}?{query}"
+        context = self.admin_site.each_context(request) | {
+            "title": "Versions",
+            "subtitle": agent.name,
+            "opts": self.opts,
+            "original": agent,
+            "versions": versions,
+            "may_change": may_change,
+            "may_see_runs": request.user.has_perm("runs.view_run"),
+            "left": left,
+            "right": right,
+            "rows": difference.rows(lines(found[left]), lines(found[right])),
+            "whole": "\n".join(lines(found[right])),
+            "back": reverse("admin:runs_agent_change", args=[agent.pk]),
+        }
+        return TemplateResponse(request, "admin/runs/agent/versions.html", context)
+
+    def _choose(self, request: HttpRequest, agent: Agent, text: str) -> HttpResponse:
+        try:
+            agents.choose(agent.name, _number(text))
+        except AgentVersion.DoesNotExist:
+            raise Http404 from None
+        self.log_change(request, agent, f"Chose version {_number(text)}.")
+        messages.success(request, f"New runs get {agent.name}@{_number(text)}.")
+        return HttpResponseRedirect(reverse("admin:runs_agent_versions", args=[agent.pk]))
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 10 else 0

@@ -1,0 +1,265 @@
+"""The catalogue's providers and models: presets, write-only secrets, and a test request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.admin.utils import unquote
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
+
+from config.kernel import money
+from config.kernel.encryption import DecryptionFailed
+from config.staff.forms import CreditsField, ObjectField
+from runs.admin.catalogue import CatalogueAdmin, require
+from runs.catalogue import rules
+from runs.catalogue.definitions import ModelDefinition
+from runs.catalogue.dialects import NAMES, check_dialect
+from runs.catalogue.parameters import CHECKS, check_parameters
+from runs.catalogue.providers import ENVIRONMENT, KINDS, PRESETS, problem_of
+from runs.llm.probe import probe
+from runs.models import AgentModel, Provider
+from runs.tools.base import is_address, parse_headers
+
+
+class ProviderForm(forms.ModelForm):
+    """Staff can set the key and the headers but never see them. The stored values are not read: it may be that no key
+    decrypts them.
+    """
+
+    preset = forms.ChoiceField(
+        required=False,
+        choices=[("", "Another service"), *((name, preset.label) for name, preset in PRESETS.items())],
+        widget=UnfoldAdminSelectWidget,
+        help_text="Fills in the kind and the address, where they are left empty.",
+    )
+    kind = forms.ChoiceField(
+        required=False,
+        choices=[("", "As the preset says"), *((name, kind.label) for name, kind in KINDS.items())],
+        widget=UnfoldAdminSelectWidget,
+    )
+    new_api_key = forms.CharField(
+        required=False,
+        label="New API key",
+        max_length=rules.API_KEY_MAX_CHARS,
+        widget=UnfoldAdminPasswordWidget,
+        help_text="Empty keeps the stored key.",
+    )
+    forget_api_key = forms.BooleanField(required=False, label="Delete the stored key")
+    new_headers = forms.CharField(
+        required=False,
+        max_length=rules.HEADERS_MAX_CHARS,
+        widget=UnfoldAdminPasswordWidget,
+        help_text='More headers: a JSON object such as {"X-Project": "…"}; empty keeps the stored ones.',
+    )
+    forget_headers = forms.BooleanField(required=False, label="Delete the stored headers")
+
+    class Meta:
+        model = Provider
+        fields = ["name", "kind", "base_url", "max_concurrent", "requests_per_minute", "enabled"]
+        help_texts = {
+            "base_url": "Without the path of the requests, for example http://127.0.0.1:11434/v1. "
+            f"Empty for {' and '.join(ENVIRONMENT)}: the environment's.",
+            "max_concurrent": "Over all workers. Further runs wait for their turn. Empty: no limit.",
+            "requests_per_minute": "Over all workers. Empty: no limit.",
+        }
+
+    def clean_new_headers(self) -> str:
+        headers: str = self.cleaned_data["new_headers"]
+        if headers:
+            require(parse_headers, headers)
+        return headers
+
+    def clean(self) -> dict[str, Any]:
+        data = super().clean() or {}
+        if preset := PRESETS.get(data.get("preset") or ""):
+            data["kind"] = data.get("kind") or preset.kind
+            data["base_url"] = data.get("base_url") or preset.base_url
+        if not data.get("kind"):
+            self.add_error("kind", "Choose a kind or a preset.")
+        url = data.get("base_url") or ""
+        if url and not is_address(url):
+            self.add_error("base_url", rules.NO_ADDRESS)
+        for name in ("api_key", "headers"):
+            if data.get(f"forget_{name}"):
+                setattr(self.instance, name, None)
+            elif data.get(f"new_{name}"):
+                setattr(self.instance, name, data[f"new_{name}"].strip())
+        return data
+
+
+@admin.register(Provider)
+class ProviderAdmin(CatalogueAdmin):
+    form = ProviderForm
+    list_display = ("name", "kind_label", "key", "enabled", "base_url", "max_concurrent", "requests_per_minute")
+    view_fields = tuple(ProviderForm.Meta.fields)
+    add_fields = ("preset", "name", "kind", "base_url", "new_api_key", "new_headers")
+    change_fields = ("name", "kind", "base_url", "new_api_key", "forget_api_key", "new_headers", "forget_headers")
+    other_fields = ("max_concurrent", "requests_per_minute", "enabled")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Provider]:
+        return super().get_queryset(request).defer("api_key", "headers")
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        if obj is not None and not self.has_change_permission(request, obj):
+            return (*self.view_fields, "key")
+        return (*(self.add_fields if obj is None else self.change_fields), *self.other_fields)
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return ("key",) if obj is not None and not self.has_change_permission(request, obj) else ()
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        super().save_model(request, obj, form, change)
+        if problem := problem_of(obj):
+            messages.warning(request, f"{obj.name} cannot be used yet: {problem}")
+
+    @admin.display(description="kind", ordering="kind")
+    def kind_label(self, provider: Provider) -> str:
+        kind = KINDS.get(provider.kind)
+        return kind.label if kind else provider.kind
+
+    @admin.display(description="key")
+    def key(self, provider: Provider) -> str:
+        stored = Provider.objects.filter(pk=provider.pk).exclude(api_key=None).exists()
+        return "set" if stored else "the environment's" if provider.name in ENVIRONMENT else "–"
+
+
+class AgentModelForm(forms.ModelForm):
+    price_in = CreditsField(label="Price of 1,000 tokens in", help_text="Credits")
+    price_out = CreditsField(label="Price of 1,000 tokens out", help_text="Credits")
+    price_cached_in = CreditsField(
+        required=False,
+        label="Price of 1,000 tokens in, read from the provider's cache",
+        help_text="Credits; empty: as other tokens in",
+    )
+    price_cache_write = CreditsField(
+        required=False,
+        label="Price of 1,000 tokens in, written to the provider's cache",
+        help_text="Credits; empty: as other tokens in",
+    )
+    parameters = ObjectField(required=False, initial=dict, help_text=f"JSON with any of {', '.join(CHECKS)}.")
+    dialect = ObjectField(
+        required=False,
+        initial=dict,
+        help_text=f"What the server wants otherwise than its profile says: JSON with any of {', '.join(NAMES)}.",
+    )
+    fallbacks = forms.CharField(
+        required=False,
+        max_length=2000,
+        widget=UnfoldAdminTextInputWidget,
+        help_text="Names of models that are asked, in this order, when this one fails; separated by commas.",
+    )
+
+    class Meta:
+        model = AgentModel
+        fields = [
+            "name",
+            "display_name",
+            "provider",
+            "provider_model",
+            "price_in",
+            "price_out",
+            "price_cached_in",
+            "price_cache_write",
+            "provider_cost_percent",
+            "context_tokens",
+            "max_output_tokens",
+            "parameters",
+            "dialect",
+            "fallbacks",
+            "is_default",
+            "enabled",
+        ]
+        help_texts = {
+            "is_default": "The model of runs that name none. It replaces the present default.",
+            "provider_model": "The provider's own name of the model.",
+            "context_tokens": "The size of the model's window.",
+            "max_output_tokens": "The most tokens of one answer; empty: MODEL_MAX_OUTPUT_TOKENS.",
+        }
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if "fallbacks" in self.fields:
+            self.initial["fallbacks"] = ", ".join(self.instance.fallbacks)
+
+    def clean_parameters(self) -> Any:
+        parameters = self.cleaned_data["parameters"] or {}
+        require(check_parameters, parameters)
+        return parameters
+
+    def clean_dialect(self) -> Any:
+        dialect = self.cleaned_data["dialect"] or {}
+        require(check_dialect, dialect)
+        return dialect
+
+    def clean_fallbacks(self) -> list[str]:
+        names = [name.strip() for name in self.cleaned_data["fallbacks"].split(",") if name.strip()]
+        known = set(AgentModel.objects.filter(name__in=names).values_list("name", flat=True))
+        if problem := rules.problem_of_fallbacks(names, known - {self.data.get("name")}):
+            raise ValidationError(problem)
+        return names
+
+
+@admin.register(AgentModel)
+class AgentModelAdmin(CatalogueAdmin):
+    form = AgentModelForm
+    list_display = ("name", "provider", "provider_model", "prices", "is_default", "enabled")
+    list_select_related = ("provider",)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[AgentModel]:
+        return super().get_queryset(request).defer("provider__api_key", "provider__headers")
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        if obj.is_default:
+            AgentModel.objects.filter(is_default=True).exclude(pk=obj.pk).update(is_default=False)
+        super().save_model(request, obj, form, change)
+        if problem := problem_of(obj.provider):
+            messages.warning(request, f"{obj.name} cannot be used yet, because of its provider: {problem}")
+
+    @admin.display(description="credits per 1,000 tokens in / out")
+    def prices(self, model: AgentModel) -> str:
+        return f"{money.to_text(model.price_in)} / {money.to_text(model.price_out)}"
+
+    def get_urls(self) -> list[Any]:
+        view = self.admin_site.admin_view(self.test_view)
+        return [path("<path:object_id>/test/", view, name="runs_agentmodel_test"), *super().get_urls()]
+
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any) -> Any:
+        model = context.get("original")
+        if model is not None and self.has_change_permission(request, model):
+            link = reverse("admin:runs_agentmodel_test", args=[model.pk])
+            context["actions_detail"] = [{"title": "Test", "icon": "network_check", "attrs": {}, "path": link}]
+        return super().render_change_form(request, context, *args, **options)
+
+    def test_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """One tiny request to the model, and what came; POST makes it."""
+        row: Any = self.get_object(request, unquote(object_id))
+        if row is None:
+            raise Http404
+        if not self.has_change_permission(request, row):
+            raise PermissionDenied
+        found = problem = None
+        if request.method == "POST":
+            try:
+                found = probe(ModelDefinition.from_row(AgentModel.objects.select_related("provider").get(pk=row.pk)))
+                self.log_change(request, row, "Tested it.")
+            except DecryptionFailed:
+                problem = "No key of ENCRYPTION_KEYS decrypts the provider's secrets."
+            except ValueError as error:
+                problem = str(error)
+        context = self.admin_site.each_context(request) | {
+            "title": "Test",
+            "subtitle": row.name,
+            "opts": self.opts,
+            "original": row,
+            "probe": found,
+            "problem": problem,
+            "back": reverse("admin:runs_agentmodel_change", args=[row.pk]),
+        }
+        return TemplateResponse(request, "admin/runs/agentmodel/test.html", context)

@@ -1,0 +1,190 @@
+"""Reports for staff: what was spent by user, agent, tool or model over some days, as a table, a chart and CSV.
+
+All of them count the same rows: the charges (CAPTURE and USAGE) of these days of UTC. Refunds are not subtracted. Users
+and tools come from the totals by day; models and agents from the rows. The cost is an estimate: the charge times what
+the catalogue now says that the provider gets of it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, NamedTuple
+
+from django.contrib import admin
+from django.contrib.auth import get_user_model
+from django.core.exceptions import PermissionDenied
+from django.db.models import BigIntegerField, Count, F, OuterRef, QuerySet, Subquery, Sum, TextField, Value
+from django.db.models.expressions import Combinable
+from django.db.models.fields.json import KT
+from django.db.models.functions import Cast, Coalesce
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import reverse
+
+from config.kernel import clock, money
+from config.kernel.ids import first_id
+from credits.export import no_formula
+from credits.models import DayTotal, EntryType, LedgerEntry
+from credits.statement import CHARGES
+from credits.usage import MODEL_KEY, display_name
+from runs.admin import charts
+from runs.models import AgentModel, Run, Tool
+
+PERIODS = (1, 7, 30, 90)
+DEFAULT_DAYS = 30
+ROWS_SHOWN, ROWS_DRAWN, CSV_ROWS = 100, 10, 10_000
+CLOCKS_DIFFER = timedelta(hours=1)
+
+
+class Row(NamedTuple):
+    """``cost``: what the provider gets of ``amount``; None if it is not known."""
+
+    name: str
+    amount: int
+    records: int
+    link: str = ""
+    cost: int | None = None
+
+    @property
+    def margin(self) -> int | None:
+        return None if self.cost is None else self.amount - self.cost
+
+
+def first_day(days: int) -> date:
+    return clock.now().astimezone(UTC).date() - timedelta(days=days - 1)
+
+
+def charges_since(first: date) -> QuerySet[LedgerEntry]:
+    """The charges from the beginning of the day ``first``, by a range of the primary key."""
+    begin = datetime(first.year, first.month, first.day, tzinfo=UTC)
+    # An id's time is the process's clock, ``created_at`` the database's, by which the totals count.
+    ids = first_id("led", begin - CLOCKS_DIFFER)
+    return LedgerEntry.objects.filter(pk__gte=ids, created_at__gte=begin, type__in=CHARGES).order_by()
+
+
+def by_user(days: int, limit: int) -> list[Row]:
+    # Not the bare column: SQLite would read all totals in its order, and not only those of these days.
+    found = list(_totals(days, F("account_id") + 0)[:limit])
+    users = get_user_model()._default_manager.in_bulk([row["key"] for row in found])
+    return [
+        Row(users[row["key"]].get_username(), row["total"], row["count"], reverse("person", args=[row["key"]]))
+        for row in found
+    ]
+
+
+def by_tool(days: int, limit: int) -> list[Row]:
+    """The use of all models is one row, whose cost the report by model has."""
+    found = list(_totals(days, F("tool_key"))[:limit])
+    shares = _shares(Tool.objects, [row["key"] for row in found])
+    return [
+        Row(display_name(row["key"] or MODEL_KEY), row["total"], row["count"], cost=_cost(row, shares)) for row in found
+    ]
+
+
+def _totals(days: int, key: Combinable) -> QuerySet[Any, Any]:
+    rows = DayTotal.objects.filter(day__gte=first_day(days)).order_by().values(key=key)
+    return rows.annotate(total=Sum("amount"), count=Sum("records")).order_by("-total", "key")
+
+
+def by_model(days: int, limit: int) -> list[Row]:
+    """The use of models: turns and summaries, also those that ended early; without the calls of tools."""
+    rows = charges_since(first_day(days)).filter(type=EntryType.USAGE)
+    found = list(_summed(rows, Coalesce(KT("price__model"), Value(""), output_field=TextField()))[:limit])
+    shares = _shares(AgentModel.objects, [row["key"] for row in found])
+    return [Row(row["key"] or "Unknown", row["total"], row["count"], cost=_cost(row, shares)) for row in found]
+
+
+def by_agent(days: int, limit: int) -> list[Row]:
+    """All charges of the runs of each agent: of models and of tools."""
+    agent = Subquery(Run.objects.filter(pk=OuterRef("run_id")).order_by().values("agent_name")[:1])
+    found = _summed(charges_since(first_day(days)), Coalesce(agent, Value("")))[:limit]
+    return [Row(row["key"] or "No agent", row["total"], row["count"]) for row in found]
+
+
+def _summed(rows: QuerySet[LedgerEntry], key: Combinable) -> QuerySet[Any, Any]:
+    total = Cast(Sum("amount"), BigIntegerField())
+    return rows.values(key=key).annotate(total=total, count=Count("pk")).order_by("-total", "key")
+
+
+def _shares(rows: Any, names: list[str]) -> dict[str, float]:
+    """What the providers get, by the name of the model or tool."""
+    known = rows.filter(name__in=names, provider_cost_percent__isnull=False)
+    return dict(known.values_list("name", "provider_cost_percent"))
+
+
+def _cost(row: dict[str, Any], shares: dict[str, float]) -> int | None:
+    share = shares.get(row["key"])
+    return None if share is None else round(row["total"] * share / 100)
+
+
+class Report(NamedTuple):
+    """``costs``: whether its rows have a cost and a margin."""
+
+    label: str
+    about: str
+    permissions: tuple[str, ...]
+    read: Callable[[int, int], list[Row]]
+    costs: bool = False
+
+
+REPORTS = {
+    "user": Report("User", "All charges.", ("credits.view_ledgerentry", "auth.view_user"), by_user),
+    "tool": Report("Tool", "All charges.", ("credits.view_ledgerentry",), by_tool, costs=True),
+    "model": Report(
+        "Model",
+        "The use of models only, with summaries and what ended early; no calls of tools.",
+        ("runs.view_turn",),
+        by_model,
+        costs=True,
+    ),
+    "agent": Report("Agent", "All charges, of models and of tools, by the run's agent.", ("runs.view_turn",), by_agent),
+}
+
+
+def show(request: HttpRequest) -> HttpResponse:
+    """``?by=user&days=30``, with ``&as=csv`` for the file."""
+    allowed = {name: report for name, report in REPORTS.items() if request.user.has_perms(report.permissions)}
+    if not allowed:
+        raise PermissionDenied
+    name = request.GET.get("by", "")
+    name = name if name in allowed else next(iter(allowed))
+    given = request.GET.get("days", "")
+    days = int(given) if given in map(str, PERIODS) else DEFAULT_DAYS
+    report = allowed[name]
+    if request.GET.get("as") == "csv":
+        return as_csv(name, report, days)
+    rows = report.read(days, ROWS_SHOWN)
+    drawn = rows[:ROWS_DRAWN]
+    amounts = [row.amount / money.MICRO for row in drawn]
+    context = admin.site.each_context(request) | {
+        "title": "Reports",
+        "by": name,
+        "days": days,
+        "report": report,
+        "choices": [(key, choice.label) for key, choice in allowed.items()],
+        "periods": PERIODS,
+        "rows": rows,
+        "limit": ROWS_SHOWN if len(rows) == ROWS_SHOWN else 0,
+        "chart": charts.chart(
+            [row.name for row in drawn], [("credits", charts.PALETTE[0], amounts)] if rows else [], ""
+        ),
+        "options": json.dumps(charts.STACKED),
+    }
+    return TemplateResponse(request, "admin/runs/reports.html", context)
+
+
+def as_csv(name: str, report: Report, days: int) -> HttpResponse:
+    file = f"{name}-{first_day(days)}-{days}d.csv"
+    answer = HttpResponse(
+        content_type="text/csv; charset=utf-8", headers={"Content-Disposition": f'attachment; filename="{file}"'}
+    )
+    lines = csv.writer(answer)
+    more = ["provider cost", "margin"] if report.costs else []
+    lines.writerow([report.label.lower(), "credits", "charges", *more])
+    for row in report.read(days, CSV_ROWS):
+        known = ["" if amount is None else money.to_text(amount) for amount in (row.cost, row.margin)]
+        lines.writerow([no_formula(row.name), money.to_text(row.amount), row.records, *known[: len(more)]])
+    return answer

@@ -1,0 +1,94 @@
+"""``export``: all that is kept of a person, as lines of JSON."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from django.core.files.storage import default_storage
+from django.core.serializers.json import DjangoJSONEncoder
+from django.db.models import Model, QuerySet
+
+from chats import files
+from runs import people
+from runs.people import TABLES
+from runs.tools import files as tool_files
+from webhooks.models import Delivery
+
+# Rows that are read together. A run has many events.
+BATCH = 50
+PART_BYTES = 1024 * 1024
+Report = Callable[[str, int, int], object]
+
+
+def _quiet(step: str, done: int, total: int) -> None:
+    """The rows of a chat or a run are not counted in the report."""
+
+
+def export(user: Any, report: Report = _quiet) -> Iterator[str]:
+    """Lines ``{"table": …, "row": {…}}``, and for each file ``{"file": …, "offset": …, "base64": …}`` parts.
+
+    A row is followed by the rows that belong to it. Secrets are left out. ``report`` gets the table, and how many of
+    its rows are exported, of how many.
+    """
+    for label, table in TABLES.items():
+        if not table.parent and table.erasure not in people.WITHOUT_ROWS:
+            yield from _lines(label, people.rows_of(label, user), report)
+
+
+def _lines(label: str, rows: QuerySet[Any], report: Report = _quiet) -> Iterator[str]:
+    table, model = TABLES[label], people.model_of(label)
+    keys = list(rows.order_by("pk").values_list("pk", flat=True))
+    for start in range(0, len(keys), BATCH):
+        batch = keys[start : start + BATCH]
+        for row in model._base_manager.filter(pk__in=batch).defer(*table.hidden).order_by("pk"):
+            yield _line(row, table.hidden)
+            yield from _files(label, row.pk)
+        for child, its in people.children(label):
+            its_rows = people.model_of(child)._base_manager.filter(**{f"{its.field}__in": batch})
+            yield from _lines(child, its_rows, _quiet if table.parent else report)
+        if label == "runs.Run":
+            # What the installation endpoint got of them: no other row leads to it.
+            yield from _lines("webhooks.Delivery", Delivery.objects.filter(user=None, run_id__in=batch))
+        report(str(model._meta.verbose_name_plural), start + len(batch), len(keys))
+
+
+def _line(row: Model, hidden: frozenset[str]) -> str:
+    fields = [field for field in row._meta.concrete_fields if field.name not in hidden]
+    values = {field.attname: getattr(row, field.attname) for field in fields}
+    for name, value in values.items():
+        if isinstance(value, bytes | memoryview):
+            values[name] = bytes(value).decode("utf-8", "replace")
+    shown = {"table": row._meta.db_table, "row": values}
+    return json.dumps(shown, cls=DjangoJSONEncoder, ensure_ascii=False)
+
+
+def _files(label: str, key: str) -> Iterator[str]:
+    if label == "chats.Attachment":
+        folders = [f"{files.FOLDER}/{key}"]
+    elif label == "runs.ToolInvocation":
+        folder = f"{tool_files.FOLDER}/{key}"
+        folders = [f"{folder}/{token}" for token in _listed(folder)[0]]
+    else:
+        return
+    for folder in folders:
+        for name in _listed(folder)[1]:
+            yield from _parts(f"{folder}/{name}")
+
+
+def _listed(folder: str) -> tuple[list[str], list[str]]:
+    with files.storage_errors():
+        try:
+            return default_storage.listdir(folder)
+        except FileNotFoundError:
+            return [], []
+
+
+def _parts(name: str) -> Iterator[str]:
+    offset = 0
+    with files.storage_errors(), default_storage.open(name) as file:
+        while part := file.read(PART_BYTES):
+            yield json.dumps({"file": name, "offset": offset, "base64": base64.b64encode(part).decode()})
+            offset += len(part)

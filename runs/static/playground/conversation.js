@@ -1,0 +1,197 @@
+/** The open chat: its messages and runs, and what can be done with them. */
+
+import { call, copyOf } from "./api.js";
+import { $, atEnd, button, copy, make, notice, toEnd } from "./dom.js";
+import { RunView } from "./run.js";
+import { optionsOf, remember } from "./sent.js";
+import { FINAL } from "./stream.js";
+
+const PAGE = 20;
+const AT_ONCE = 3;
+
+/** The open chat. `runs` are views by id, in the order of the page; `answers` the contents of their messages. */
+export const open = { chatId: null, runs: new Map(), active: null, controller: new AbortController(), cursors: null, answers: new Map() };
+const hooks = { describe: () => null, options: () => null, changed: () => {}, selected: () => {}, started: () => {}, edit: () => {}, busy: () => {}, failed: () => {} };
+
+export function configure(given) {
+  Object.assign(hooks, given);
+}
+
+export function close() {
+  open.controller.abort();
+  Object.assign(open, { chatId: null, runs: new Map(), active: null, controller: new AbortController(), cursors: null, answers: new Map() });
+  $("messages").replaceChildren();
+  $("earlier").hidden = true;
+  hooks.busy(false);
+  hooks.selected(null);
+}
+
+/** Shows the newest messages of a chat and continues its run, if one is active. */
+export async function show(chatId) {
+  close();
+  open.chatId = chatId;
+  await earlier();
+  toEnd();
+}
+
+/** Adds one page of older messages above the others. */
+export async function earlier() {
+  const { chatId, controller, cursors } = open;
+  const more = (name, limit, order = "") =>
+    cursors && !cursors[name]
+      ? { items: [], nextCursor: null }
+      : call("GET", `/chats/${chatId}/${name}?limit=${limit}${order}${cursors ? `&cursor=${encodeURIComponent(cursors[name])}` : ""}`);
+  const [messages, runs] = await Promise.all([more("messages", 2 * PAGE, "&order=desc"), more("runs", PAGE)]);
+  if (controller.signal.aborted) return;
+  open.cursors = { messages: messages.nextCursor, runs: runs.nextCursor };
+  $("earlier").hidden = !messages.nextCursor;
+  const box = $("messages"), first = box.firstChild, summaries = new Map(runs.items.map((run) => [run.id, run]));
+  // An answer may be on a newer page than its question.
+  for (const { role, runId, content } of messages.items) {
+    if (role === "assistant") open.answers.set(runId, content);
+  }
+  const asked = messages.items.reverse().filter((message) => message.role === "user" && !open.runs.has(message.runId));
+  const views = asked.map((message) => {
+    const view = viewOf(message.runId, message);
+    box.insertBefore(view.said, first);
+    box.insertBefore(view.node, first);
+    return view;
+  });
+  open.runs = new Map([...views.map((view) => [view.id, view]), ...open.runs]);
+  await restore(views, summaries);
+}
+
+async function restore(views, summaries) {
+  const { signal } = open.controller;
+  const played = [];
+  for (const view of views) {
+    const summary = summaries.get(view.id) || (await call("GET", `/runs/${view.id}`));
+    if (signal.aborted) return;
+    const { requestedModel, agent } = summary;
+    const shown = { ...(agent ? { agent } : {}), ...(requestedModel ? { model: requestedModel } : {}) };
+    const sent = optionsOf(view.id);
+    Object.assign(view.request, { body: { ...view.request.body, ...(sent || shown) }, complete: Boolean(sent) });
+    view.fill(summary, open.answers.get(view.id));
+    finishActions(view);
+    if (!FINAL.includes(summary.status)) watch(view);
+    else if (summary.toolInvocationCount ?? summary.toolInvocations.length) played.push(view);
+  }
+  const last = views.at(-1);
+  if (last) select(last);
+  // Newest first, because people read the end of a chat first.
+  const next = async () => {
+    for (let view = played.pop(); view && !signal.aborted; view = played.pop()) {
+      await view.play(signal).catch(() => {});
+    }
+  };
+  await Promise.all(Array.from({ length: AT_ONCE }, next));
+}
+
+function viewOf(runId, message) {
+  const view = new RunView(runId, { describe: hooks.describe, changed: hooks.changed });
+  const { content, attachments = [] } = message;
+  view.request = { chatId: open.chatId, body: { message: content }, files: attachments, complete: false };
+  const text = make("div", content.startsWith("/") ? "user script" : "user", content);
+  view.said = make("article", "said", text);
+  view.said.setAttribute("aria-label", "Your message");
+  if (attachments.length) view.said.append(make("ul", "attached", ...attachments.map((file) => make("li", "", file.fileName))));
+  const copyButton = button("Copy", "quiet", () => copy(content, copyButton));
+  view.said.append(make("div", "actions", copyButton, button("Edit", "quiet", () => edit(view))));
+  return view;
+}
+
+function finishActions(view) {
+  const copyButton = button("Copy", "quiet", () => copy(view.text, copyButton));
+  view.actions.replaceChildren(
+    copyButton,
+    button(view.request.complete ? "Retry" : "Retry with the current options", "quiet", () => retry(view)),
+    button("Details", "quiet", () => select(view, true)),
+  );
+}
+
+async function select(view, asked = false) {
+  hooks.selected(view, asked);
+  // A finished answer without tools was shown without its events.
+  if (asked && !view.events.length && FINAL.includes(view.status)) {
+    await view.play(open.controller.signal).catch((error) => notice(error.message));
+  }
+}
+
+/** The message goes back into the message box, to be changed and sent as a new one. */
+async function edit(view) {
+  try {
+    hooks.edit(view.request.body.message, await copies(view));
+  } catch (error) {
+    notice(error.message);
+  }
+}
+
+async function retry(view) {
+  const { complete, body } = view.request;
+  const options = complete ? {} : hooks.options();
+  if (open.active || !options) return;
+  try {
+    const files = await copies(view);
+    await send(complete ? body : { message: body.message, ...options }, files);
+  } catch (error) {
+    notice(error.message);
+  }
+}
+
+// A message uses each attachment once.
+const copies = (view) => Promise.all(view.request.files.map(copyOf));
+
+/** Starts a run, in a new chat if none is open. Resolves when the run has started; false if it was refused. */
+export async function send(body, files) {
+  if (open.active) return false;
+  const { controller } = open;
+  const isNew = !open.chatId;
+  hooks.busy(true);
+  open.active = {};
+  try {
+    if (isNew) open.chatId = (await call("POST", "/chats", {})).id;
+    const ids = files.length ? { attachmentIds: files.map((file) => file.id) } : {};
+    const { attachmentIds, ...kept } = body;
+    const run = await call("POST", `/chats/${open.chatId}/runs`, { ...kept, ...ids });
+    if (controller.signal.aborted) return true;
+    const view = viewOf(run.id, { content: body.message, attachments: files });
+    view.request = { chatId: isNew ? null : open.chatId, body: kept, files, complete: true };
+    remember(run.id, kept);
+    open.runs.set(run.id, view);
+    $("messages").append(view.said, view.node);
+    toEnd();
+    hooks.started(open.chatId, isNew);
+    watch(view);
+    return true;
+  } catch (error) {
+    if (controller.signal.aborted) return true;
+    open.active = null;
+    hooks.busy(false);
+    notice(error.message);
+    if (error.status === 401) hooks.failed();
+    return false;
+  }
+}
+
+/** Follows a run that has not ended. */
+async function watch(view) {
+  const { signal } = open.controller;
+  open.active = view;
+  hooks.busy(true);
+  hooks.selected(view);
+  try {
+    await view.play(signal, { live: true });
+  } catch (error) {
+    if (!signal.aborted) notice(error.message);
+    if (error.status === 401) hooks.failed();
+  }
+  if (signal.aborted) return;
+  open.active = null;
+  atEnd(() => finishActions(view));
+  hooks.busy(false);
+  hooks.changed(view);
+}
+
+export async function stop() {
+  if (open.active?.id) await call("POST", `/runs/${open.active.id}/cancel`, {}).catch((error) => notice(error.message));
+}

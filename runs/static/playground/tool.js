@@ -1,0 +1,74 @@
+/** The card of a tool call: input, result, files, cost. */
+
+import { atEnd, counted, make, notice, pretty, seconds } from "./dom.js";
+
+const LABELS = { DISPATCHING: "running" };
+
+function block(card, title, text) {
+  const pre = make("pre", "", text);
+  pre.tabIndex = 0; // so that the keyboard can scroll it
+  pre.setAttribute("aria-label", title);
+  card.append(make("div", "what", title), pre);
+}
+
+export function toolCard() {
+  const card = make("details", "card tool");
+  card.append(make("summary", "", make("b"), make("span", "pill"), make("span", "cost")));
+  return card;
+}
+
+/** `data` is the data of tool.started or tool.completed. */
+export function showCall(card, data) {
+  card.querySelector("b").textContent = data.name;
+  const pill = card.querySelector(".pill");
+  pill.className = `pill ${data.status}`;
+  pill.textContent = LABELS[data.status] || data.status.toLowerCase();
+  if (data.input) block(card, "Input", pretty(data.input));
+  if (data.creditUsed !== undefined) {
+    const took = data.durationMs === null ? "" : ` · ${seconds(data.durationMs)}`;
+    card.querySelector(".cost").textContent = counted(data.creditUsed) + took;
+  }
+  if (data.errorMessage) {
+    notice(data.errorMessage, card);
+    card.open = true;
+  }
+  if (data.resultUrls?.length) {
+    const results = make("div", "results");
+    for (const url of data.resultUrls) results.append(...file(url));
+    card.append(results);
+    card.open = true;
+  }
+}
+
+/** `invocation` is the call as the run shows it: the only place with its result. */
+export function showResult(card, invocation) {
+  if (invocation.result === null || card.dataset.result) return;
+  card.dataset.result = "shown";
+  const cut = invocation.resultTruncated ? "Result (the first 8 KiB)" : "Result";
+  block(card, cut, invocation.result);
+}
+
+/** The path of a URL of http or https, and the name at its end; null for any other text. */
+function parts(url) {
+  try {
+    const { protocol, pathname } = new URL(url);
+    return /^https?:$/.test(protocol) ? { pathname, name: decodeURIComponent(pathname.split("/").pop()) } : null;
+  } catch { // not a URL, or an escape that is no character
+    return null;
+  }
+}
+
+function file(url) {
+  const found = parts(url);
+  if (!found) return [make("span", "", url)];
+  const { pathname, name } = found;
+  const link = make("a", "", name || url);
+  link.href = url;
+  link.rel = "noreferrer";
+  if (!pathname.startsWith("/files/") || !/\.(svg|png|jpe?g|gif|webp)$/.test(pathname)) return [link];
+  const image = make("img");
+  image.alt = link.textContent;
+  image.addEventListener("load", () => atEnd());
+  image.src = pathname; // a path, because the page may be open under another host name
+  return [image, link];
+}
