@@ -1,17 +1,20 @@
-"""The admin of API keys: staff can revoke a key and remove scopes. They cannot create one and so see its secret."""
+"""The admin of API keys: staff can revoke a key and remove scopes. They cannot create one and so see its secret.
+
+Staff create and revoke server keys. The page after the creation shows the secret once.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from django import forms
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.db.models import Q
 from django.http import HttpRequest
-from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
+from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget, UnfoldAdminTextInputWidget
 
 from apikeys import keys
-from apikeys.models import ApiKey
+from apikeys.models import ApiKey, ServerKey
 from config.staff.actions import Action, ActionForm, Did, WithActions
 from config.staff.base import ReadOnly
 
@@ -36,7 +39,7 @@ class ScopesForm(ActionForm):
         return [("Keeps", ", ".join(kept) or "nothing"), ("Loses", ", ".join(removed) or "nothing")]
 
 
-def revoke(request: HttpRequest, key: ApiKey, data: dict[str, Any]) -> Did | None:
+def revoke(request: HttpRequest, key: ApiKey | ServerKey, data: dict[str, Any]) -> Did | None:
     return Did(key, "Revoked.") if keys.revoke_key(key) else None
 
 
@@ -47,6 +50,7 @@ def narrow(request: HttpRequest, key: ApiKey, data: dict[str, Any]) -> Did | Non
 
 @admin.register(ApiKey)
 class ApiKeyAdmin(ReadOnly, WithActions):
+    empty_text = "Users create keys with the API."
     list_display = ("id", "prefix", "name", "user", "created_at", "last_used_at", "expires_at", "revoked_at")
     search_help_text = "Key's id or first 8 characters, or user"
     # Never the digest.
@@ -77,3 +81,47 @@ class ApiKeyAdmin(ReadOnly, WithActions):
 
     def find(self, word: str) -> Q:
         return Q(prefix=word[: keys.PREFIX_LENGTH]) if word.startswith(keys.MARK) else super().find(word)
+
+
+class ServerKeyForm(ActionForm):
+    name = forms.CharField(max_length=100, widget=UnfoldAdminTextInputWidget, help_text="The backend that has the key.")
+
+
+def create_server_key(request: HttpRequest, row: None, data: dict[str, Any]) -> Did:
+    key, secret = keys.create_server_key(data["name"])
+    messages.warning(request, f"The server key, which is shown only now: {secret}")
+    return Did(key, "Created.")
+
+
+@admin.register(ServerKey)
+class ServerKeyAdmin(ReadOnly, WithActions):
+    list_display = ("id", "prefix", "name", "created_at", "last_used_at", "revoked_at")
+    search_help_text = "Key's id or first 8 characters"
+    # Never the digest.
+    fields = ("id", "name", "prefix", "created_at", "last_used_at", "revoked_at")
+    staff_actions = (
+        Action(
+            name="create",
+            label="Create a server key",
+            permission="apikeys.create_serverkey",
+            question="Who has this key can act for every user, except staff.",
+            apply=create_server_key,
+            form=ServerKeyForm,
+            about="none",
+            icon="vpn_key",
+        ),
+        Action(
+            name="revoke",
+            label="Revoke",
+            permission="apikeys.revoke_serverkey",
+            question="These keys make no more session tokens, at once and permanently. Tokens that they made before "
+            "stay valid until they expire.",
+            apply=revoke,
+            icon="block",
+            danger=True,
+            offered=lambda key: key.revoked_at is None,
+        ),
+    )
+
+    def find(self, word: str) -> Q:
+        return Q(prefix=word[: keys.PREFIX_LENGTH]) if word.startswith(keys.SERVER_MARK) else super().find(word)

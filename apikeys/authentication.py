@@ -1,4 +1,4 @@
-"""The authenticator of the public surface."""
+"""The authenticators of the public surface and of server keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.db import DatabaseError
 from rest_framework.exceptions import AuthenticationFailed
 
 from apikeys import keys
-from apikeys.models import ApiKey
+from apikeys.models import ApiKey, ServerKey
 from config.api.authentication import BearerAuthentication
 
 logger = logging.getLogger(__name__)
@@ -34,3 +34,19 @@ class ApiKeyAuthentication(BearerAuthentication):
             except DatabaseError as error:  # a busy database must not refuse a valid key
                 logger.warning("last_used_at of %s was not written (%s)", key.pk, type(error).__name__)
         return key.user, key
+
+
+class ServerKeyAuthentication(BearerAuthentication):
+    """``request.user`` and ``request.auth`` are the ServerKey: the caller is no user."""
+
+    shape = re.compile(f"{keys.SERVER_MARK}.*")
+    token_name, path = "a server key", "/api/v1/session-tokens"
+
+    def authenticate_token(self, token: str) -> tuple[ServerKey, ServerKey]:
+        key = keys.find_server_key(token)
+        if key is None:
+            raise AuthenticationFailed("The server key is not valid.")
+        if not key.is_active:
+            raise AuthenticationFailed("The server key was revoked.")
+        keys.note_use(key)
+        return key, key

@@ -1,7 +1,7 @@
-"""Creating, finding and revoking API keys (docs/api.md, "API keys").
+"""Creating, finding and revoking API keys (docs/api.md, "API keys") and server keys (docs/identity.md).
 
-A secret is ``awk_``, 43 random base62 characters (256 bits) and a checksum of 6. Only its SHA-256 is stored: at this
-entropy a slow hash would add cost but no protection.
+A secret is ``awk_``, or ``aws_`` for a server key, then 43 random base62 characters (256 bits) and a checksum of 6.
+Only its SHA-256 is stored: at this entropy a slow hash would add cost but no protection.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from django.contrib.auth import get_user_model
 from django.db import transaction
 from django.db.models import Q
 
-from apikeys.models import ApiKey
+from apikeys.models import ApiKey, ServerKey
 from config.kernel import clock
 from config.kernel.errors import Conflict
 
@@ -34,11 +34,12 @@ DEFAULT_SCOPES = (
     "credits:read",
 )
 MARK = "awk_"
+SERVER_MARK = "aws_"
 BODY_LENGTH = 43
 CHECKSUM_LENGTH = 6
 PREFIX_LENGTH = 8
 ALPHABET = string.digits + string.ascii_uppercase + string.ascii_lowercase
-_SHAPE = re.compile(rf"{MARK}[0-9A-Za-z]{{{BODY_LENGTH + CHECKSUM_LENGTH}}}")
+_SHAPE = re.compile(rf"aw[ks]_[0-9A-Za-z]{{{BODY_LENGTH + CHECKSUM_LENGTH}}}")
 
 
 def create_key(user: Any, *, name: str, days: int | None = None) -> tuple[ApiKey, str]:
@@ -72,13 +73,26 @@ def find_key(secret: str) -> ApiKey | None:
     return key if key is not None and hmac.compare_digest(key.digest, sought) else None
 
 
+def create_server_key(name: str) -> tuple[ServerKey, str]:
+    """A new server key and its secret, which is not stored."""
+    secret = new_secret(SERVER_MARK)
+    return ServerKey.objects.create(name=name, prefix=secret[:PREFIX_LENGTH], digest=digest(secret)), secret
+
+
+def find_server_key(secret: str) -> ServerKey | None:
+    """The key, even if it was revoked; None if there is none. A malformed secret costs no query."""
+    if not is_well_formed(secret):
+        return None
+    return ServerKey.objects.filter(digest=digest(secret)).first()
+
+
 def is_live(key: ApiKey) -> bool:
     return key.revoked_at is None and key.expires_at > clock.now()
 
 
-def revoke_key(key: ApiKey) -> bool:
+def revoke_key(key: ApiKey | ServerKey) -> bool:
     """Takes effect at once in every process, because none caches keys. False if the key was revoked before."""
-    return bool(ApiKey.objects.filter(pk=key.pk, revoked_at=None).update(revoked_at=clock.now()))
+    return bool(type(key)._default_manager.filter(pk=key.pk, revoked_at=None).update(revoked_at=clock.now()))
 
 
 @transaction.atomic
@@ -92,18 +106,19 @@ def narrow_key(key: ApiKey, keep: list[str]) -> list[str]:
     return removed
 
 
-def note_use(key: ApiKey) -> None:
+def note_use(key: ApiKey | ServerKey) -> None:
     """Write ``last_used_at``, at most once in API_KEY_LAST_USED_SECONDS."""
     now = clock.now()
     stale = now - timedelta(seconds=settings.API_KEY_LAST_USED_SECONDS)
     if key.last_used_at is None or key.last_used_at <= stale:
         # A guarded update: of many concurrent requests one writes.
-        ApiKey.objects.filter(Q(last_used_at=None) | Q(last_used_at__lte=stale), pk=key.pk).update(last_used_at=now)
+        unused = Q(last_used_at=None) | Q(last_used_at__lte=stale)
+        type(key)._default_manager.filter(unused, pk=key.pk).update(last_used_at=now)
 
 
-def new_secret() -> str:
+def new_secret(mark: str = MARK) -> str:
     body = "".join(secrets.choice(ALPHABET) for _ in range(BODY_LENGTH))
-    return MARK + body + checksum(body)
+    return mark + body + checksum(body)
 
 
 def is_well_formed(secret: str) -> bool:

@@ -1,4 +1,4 @@
-"""API keys of the public surface. Only a digest of the secret is stored."""
+"""API keys of the public surface, and server keys. Only a digest of the secret is stored."""
 
 from django.conf import settings
 from django.db import models
@@ -29,3 +29,26 @@ class ApiKey(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} ({self.prefix}…)"
+
+
+class ServerKey(models.Model):
+    """A key of the backend of an app with its own sign-in. It makes session tokens for any user, and nothing else."""
+
+    id = IdField(prefix="swk")
+    name = models.CharField(max_length=100)
+    prefix = models.CharField(max_length=8)
+    digest = models.CharField(max_length=64, unique=True)
+    created_at = models.DateTimeField(db_default=Now())
+    last_used_at = models.DateTimeField(null=True)
+    revoked_at = models.DateTimeField(null=True)
+
+    class Meta:
+        permissions = [("create_serverkey", "Can create server keys"), ("revoke_serverkey", "Can revoke server keys")]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.prefix}…)"
+
+    @property
+    def is_active(self) -> bool:
+        """A request with this key has no user: the key is its caller."""
+        return self.revoked_at is None

@@ -1,10 +1,13 @@
-"""Shapes of API keys (docs/api.md, "API keys")."""
+"""Shapes of API keys (docs/api.md, "API keys") and of session tokens (docs/identity.md)."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from django.conf import settings
 from rest_framework import serializers
 
+from config.api.authentication import EMAIL_MAX, USERNAME_MAX, email_of
 from config.api.serializers import CamelSerializer, StrictCharField, StrictIntegerField, TimestampField
 
 
@@ -35,3 +38,26 @@ class CreatedApiKeySerializer(ApiKeySerializer):
     """The only answer with the secret."""
 
     secret = serializers.CharField(read_only=True, help_text="The API key itself. Only this answer contains it.")
+
+
+class SessionTokenInputSerializer(CamelSerializer):
+    sub = StrictCharField(
+        min_length=1,
+        max_length=USERNAME_MAX,
+        trim_whitespace=False,
+        help_text="Your own id of the person: always the same for the same person, and never given to another.",
+    )
+    email = StrictCharField(
+        required=False, allow_null=True, max_length=EMAIL_MAX, help_text="The e-mail address of the person."
+    )
+    hours = StrictIntegerField(min_value=1, max_value=24, default=12, help_text="How long the token is valid.")
+
+    def validate_email(self, value: str | None) -> Any:
+        if value is not None and email_of(value) is None:
+            raise serializers.ValidationError("This is not an e-mail address.")
+        return value
+
+
+class SessionTokenSerializer(CamelSerializer):
+    token = serializers.CharField(read_only=True, help_text="The session token, for requests to `/api/v1`.")
+    expires_at = TimestampField(help_text="When the token stops working.")

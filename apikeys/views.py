@@ -1,19 +1,41 @@
-"""API keys: users create and revoke them on the session surface; on the public surface a key reads its description."""
+"""API keys: users create and revoke them on the session surface; on the public surface a key reads its description.
+
+Also session tokens, which a server key makes.
+"""
 
 from __future__ import annotations
 
+import logging
+from datetime import UTC, datetime
 from typing import Any
 
+from django.conf import settings
+from django.contrib.auth import get_user_model
 from django.db.models import QuerySet
 from django.http import HttpResponseBase
 from drf_spectacular.utils import extend_schema
+from rest_framework.authentication import BaseAuthentication
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apikeys import keys
+from apikeys.authentication import ServerKeyAuthentication
 from apikeys.models import ApiKey
-from apikeys.serializers import ApiKeyInputSerializer, ApiKeySerializer, CreatedApiKeySerializer, OwnKeySerializer
+from apikeys.serializers import (
+    ApiKeyInputSerializer,
+    ApiKeySerializer,
+    CreatedApiKeySerializer,
+    OwnKeySerializer,
+    SessionTokenInputSerializer,
+    SessionTokenSerializer,
+)
+from config.api import ratelimit, session_tokens
+from config.api.authentication import username_of
 from config.api.viewsets import ServiceViewSet
+from config.kernel import clock
+from config.kernel.errors import Conflict, ValidationFailed
+
+logger = logging.getLogger(__name__)
 
 
 class ApiKeyViewSet(ServiceViewSet):
@@ -50,3 +72,33 @@ class OwnKeyViewSet(ServiceViewSet):
     def retrieve(self, request: Request) -> Response:
         """The API key that this request bears."""
         return self.show(request.auth)
+
+
+class SessionTokenViewSet(ServiceViewSet):
+    """The caller is a server key. Nothing is stored, so an ``Idempotency-Key`` has no effect."""
+
+    serializer_class = SessionTokenSerializer
+    idempotent_actions = frozenset()
+    error_statuses = {"create": {409}}
+
+    def get_authenticators(self) -> list[BaseAuthentication]:
+        return [ServerKeyAuthentication()]
+
+    def check_throttles(self, request: Request) -> None:
+        bucket = ratelimit.Bucket(f"server-key:{request.auth.pk}", settings.RATE_LIMIT_SERVER_KEYS)
+        ratelimit.charge_bucket(request._request, bucket)
+
+    @extend_schema(request=SessionTokenInputSerializer, responses={201: SessionTokenSerializer})
+    def create(self, request: Request) -> Response:
+        if settings.SESSION_ISSUER:
+            raise Conflict("The identity provider issues the session tokens of this service.")
+        body = self.read(SessionTokenInputSerializer)
+        user = get_user_model()._default_manager.filter(username=username_of(body["sub"])).first()
+        if user is not None and (user.is_staff or user.is_superuser):
+            raise ValidationFailed({"sub": ["A session token cannot stand for a staff account."]})
+        if user is not None and not user.is_active:
+            raise ValidationFailed({"sub": ["This account is not active."]})
+        token = session_tokens.mint(body["sub"], body["hours"], email=body.get("email"))
+        expires_at = datetime.fromtimestamp(session_tokens.verify(token)["exp"], UTC)
+        logger.info("server key %s made a session token for user %s", request.auth.pk, user.pk if user else "(new)")
+        return Response({"token": token, "expiresAt": clock.iso(expires_at)}, status=201)

@@ -14,6 +14,7 @@ from config.staff.base import ReadOnly, StaffAdmin, status_column
 
 @admin.register(Chat)
 class ChatAdmin(ReadOnly, StaffAdmin):
+    empty_text = "Users create chats with the API or in the playground."
     list_display = ("id", "user", "active_run_id", "created_at", "updated_at", "deleted_at")
     fields = ("id", "user", "active_run_id", "runs_link", "created_at", "updated_at", "deleted_at")
     readonly_fields = ("runs_link",)

@@ -16,6 +16,8 @@ class Chat(models.Model):
     title = models.CharField(max_length=200, null=True)
     # The run that may execute now; queued runs wait behind it. Written by runs.lifecycle.
     active_run_id = RefField(null=True)
+    # False if no run waits behind it.
+    has_line = models.BooleanField(default=False)
     created_at = models.DateTimeField(db_default=Now())
     updated_at = models.DateTimeField(db_default=Now())
     deleted_at = models.DateTimeField(null=True)

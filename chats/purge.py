@@ -30,7 +30,7 @@ FILES_BATCH = 50
 def purge_chats() -> int:
     """Purge the chats that were deleted more than CHAT_RETENTION_DAYS ago. Returns their number."""
     due = Chat.objects.filter(deleted_at__lt=_cutoff(settings.CHAT_RETENTION_DAYS))
-    return sum(jobs.each("purge-chats", batches.in_order(due, "deleted_at", CHATS_BATCH), _purge_chat))
+    return sum(jobs.each("purge-chats", batches.in_order(due, "deleted_at", CHATS_BATCH), purge_chat))
 
 
 def _cutoff(days: int) -> datetime:
@@ -41,7 +41,7 @@ def _cutoff(days: int) -> datetime:
     return clock.now() - max(timedelta(days=days), lapsed)
 
 
-def _purge_chat(chat_id: str) -> bool:
+def purge_chat(chat_id: str) -> bool:
     """False if a part of it is left for the next purge."""
     try:
         while not batches.stopping.is_set() and _purge_files(chat_id):
@@ -68,6 +68,15 @@ def _delete_with_files(batch: list[str]) -> int:
     for attachment_id in batch:
         files.remove_all(attachment_id)
     return batches.delete_rows(Attachment, "id", batch)
+
+
+def purge_uploads(user_id: int) -> int:
+    """Delete the user's attachments that no message uses, at once. Returns the number of deleted rows.
+
+    Raises Unavailable if the storage cannot delete their files now.
+    """
+    unused = Attachment.objects.filter(message=None, user=user_id).order_by("pk")
+    return batches.in_batches(lambda: _delete_with_files(list(unused.values_list("pk", flat=True)[:FILES_BATCH])))
 
 
 def purge_attachments() -> int:

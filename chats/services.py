@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Prefetch, QuerySet
 from django.dispatch import Signal
 
-from chats.models import Chat, Message
+from chats.models import Attachment, Chat, Message
 from config.database.writes import Writes
 from config.kernel import clock
 from config.kernel.errors import NotFound
@@ -29,6 +30,12 @@ chat_purged = Signal()
 def chats_of(user: Any) -> QuerySet[Chat]:
     """The user's chats that are not deleted."""
     return Chat.objects.filter(user=user, deleted_at=None)
+
+
+def messages_of(user: Any) -> QuerySet[Message]:
+    """The messages of the user's chats that are not deleted, with their attachments in order."""
+    in_order = Prefetch("attachments", Attachment.objects.order_by("position"))
+    return Message.objects.filter(chat__user=user, chat__deleted_at=None).prefetch_related(in_order)
 
 
 def create_chat(user: Any, title: str | None = None) -> Chat:
@@ -67,10 +74,9 @@ def title_from(text: str) -> str | None:
     return line or None
 
 
-def add_message(writes: Writes, chat_id: str, run_id: str, role: str, content: str = "") -> Message:
-    now = clock.now()
+def add_message(writes: Writes, chat_id: str, run_id: str, role: str, at: datetime, content: str = "") -> Message:
     message = Message(
-        id=new_id("msg"), chat_id=chat_id, run_id=run_id, role=role, content=content, created_at=now, updated_at=now
+        id=new_id("msg"), chat_id=chat_id, run_id=run_id, role=role, content=content, created_at=at, updated_at=at
     )
     writes.insert(message)
     return message

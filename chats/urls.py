@@ -13,7 +13,8 @@ def routes(surface: str) -> list[URLPattern]:
     return [
         path("chats", views.ChatViewSet.as_view({"get": "list", "post": "create"}, **on)),
         path("chats/<str:chatId>", views.ChatViewSet.as_view(chat, **on)),
-        path("chats/<str:chatId>/messages", views.MessageViewSet.as_view({"get": "list"}, **on)),
+        path("chats/<str:chatId>/messages", views.ChatMessageViewSet.as_view({"get": "list"}, **on)),
+        path("messages/<str:messageId>", views.MessageViewSet.as_view({"get": "retrieve"}, **on)),
         path("attachments", attachments.as_view({"post": "create"}, **on)),
         path("attachments/<str:attachmentId>", attachments.as_view({"get": "retrieve"}, **on)),
         path("attachments/<str:attachmentId>/complete", attachments.as_view({"post": "complete"}, **on)),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models import Prefetch
 from django.http import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
@@ -13,7 +12,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from chats import attachments, downloads, services
-from chats.models import Attachment, Message
+from chats.models import Attachment
 from chats.serializers import (
     AttachmentInput,
     AttachmentSerializer,
@@ -24,9 +23,13 @@ from chats.serializers import (
     MessageSerializer,
 )
 from config.api.negotiation import AnyMediaType
+from config.api.serializers import NoInput
 from config.api.viewsets import ServiceViewSet
-from config.kernel.errors import NotFound
+from config.kernel.errors import NotFound, ValidationFailed
+from config.kernel.ids import is_plausible_id
 from config.kernel.jsontext import dumps, parse_object
+
+ORDERS = ["asc", "desc"]
 
 
 class ChatViewSet(ServiceViewSet):
@@ -59,18 +62,39 @@ class ChatViewSet(ServiceViewSet):
 
 
 class MessageViewSet(ServiceViewSet):
+    tag = "chats"
+    serializer_class = MessageSerializer
+    lookup_url_kwarg = "messageId"
+    required_scopes = {"retrieve": "chats:read"}
+
+    def queryset_for(self, user: Any) -> Any:
+        return services.messages_of(user)
+
+
+class ChatMessageViewSet(ServiceViewSet):
     serializer_class = MessageSerializer
     lookup_url_kwarg = "chatId"
     required_scopes = {"list": "chats:read"}
-    pagination_ascending = True
 
     def queryset_for(self, user: Any) -> Any:
         return services.chats_of(user)
 
-    @extend_schema(responses=MessageSerializer(many=True))
+    @extend_schema(
+        parameters=[
+            OpenApiParameter("order", enum=ORDERS, default="asc", description="`desc`: the newest message first."),
+            OpenApiParameter("runId", description="Only the messages of this run."),
+        ],
+        responses=MessageSerializer(many=True),
+    )
     def list(self, request: Request, chatId: str) -> Response:
-        in_order = Prefetch("attachments", Attachment.objects.order_by("position"))
-        return self.page(Message.objects.filter(chat=self.get_object()).prefetch_related(in_order))
+        order, run_id = request.query_params.get("order", "asc"), request.query_params.get("runId")
+        if order not in ORDERS:
+            raise ValidationFailed({"order": ["Use asc or desc."]})
+        messages = services.messages_of(request.user).filter(chat=self.get_object())
+        if run_id is not None:
+            messages = messages.filter(run_id=run_id) if is_plausible_id(run_id) else messages.none()
+        self.pagination_ascending = order == "asc"
+        return self.page(messages)
 
 
 class AttachmentViewSet(ServiceViewSet):
@@ -115,7 +139,9 @@ class AttachmentViewSet(ServiceViewSet):
         responses=AttachmentSerializer,
     )
     def complete(self, request: Request, attachmentId: str) -> Response:
-        return self.show(attachments.complete_attachment(self.get_object()))
+        attachment = self.get_object()
+        self.read(NoInput)
+        return self.show(attachments.complete_attachment(attachment))
 
 
 class AttachmentContentViewSet(ServiceViewSet):

@@ -10,22 +10,23 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin
+from django.contrib.admin.views.main import SEARCH_VAR
 from django.core.exceptions import ValidationError
 from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from unfold.decorators import display
+from unfold.views import ChangeList
 from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldAdminTextInputWidget
 
 from config.kernel import clock, money
 from config.staff.actions import Action, ActionForm, Did, WithActions
-from config.staff.base import ReadOnly, link_column, users_named
+from config.staff.base import ReadOnly, model_of, page_of, users_named
 from config.staff.forms import CreditsField, ReasonField
-from credits import ledger
+from credits import ledger, statement, sums
 from credits.models import CORRECTIONS, GRANT_DAYS_MAX, REASON_MAX_CHARS, SETTLEMENTS, Account, EntryType, LedgerEntry
 
-RUN = link_column("run_id", "run")
 REFUNDABLE = (EntryType.CAPTURE, EntryType.USAGE)
 
 
@@ -50,7 +51,34 @@ class UserField(forms.CharField):
         return found[0]
 
 
-class GrantForm(ActionForm):
+class MoneyForm(ActionForm):
+    """A form that moves credits of the account of its row, or of the user that the form names. It shows the balance
+    before and after.
+    """
+
+    def account(self) -> Account | None:
+        user_id = self.target.pk if self.target is not None else self.cleaned_data.get("user")
+        return Account.objects.filter(pk=user_id).first()
+
+    def facts(self) -> list[tuple[str, str]]:
+        account = self.account() if self.target is not None else None
+        return balance_facts(account) if account is not None else []
+
+    def summary(self) -> list[tuple[str, str]]:
+        account, amount = self.account(), self.cleaned_data["amount"]
+        before = account.balance if account is not None else 0
+        after = [("Balance after", statement.in_credits(before + amount))]
+        if self.target is None:
+            after.insert(0, ("Balance now", statement.in_credits(before)))
+        return [*super().summary(), *after]
+
+
+def balance_facts(account: Account) -> list[tuple[str, str]]:
+    held = f" ({money.to_text(account.held)} held)" if account.held else ""
+    return [("Balance now", statement.in_credits(account.balance) + held)]
+
+
+class GrantForm(MoneyForm):
     """For the account on which the action is called, or for the user named in the form."""
 
     user = UserField(max_length=254, help_text="Name, e-mail address or id")
@@ -71,16 +99,34 @@ class GrantForm(ActionForm):
             del self.fields["user"]
 
 
-class AdjustForm(ActionForm):
+class AdjustForm(MoneyForm):
     amount = CreditsField(
         minimum=None, label="Credits", help_text="A negative amount removes credits, even below zero."
     )
     reason = ReasonField(REASON_MAX_CHARS)
 
 
-class RefundForm(ActionForm):
-    amount = CreditsField(minimum=1, label="Credits", help_text="At most the part of the row that is not refunded yet.")
+class RefundForm(MoneyForm):
+    amount = CreditsField(minimum=1, label="Credits")
     reason = ReasonField(REASON_MAX_CHARS)
+
+    def account(self) -> Account:
+        return self.target.account
+
+    def clean_amount(self) -> int:
+        amount: int = self.cleaned_data["amount"]
+        # ``ledger.refund`` checks a confirmation, which may have been sent twice, and the type of the row.
+        checked = self.data.get("step") == "confirm" or self.target.type not in REFUNDABLE
+        if not checked and amount > (rest := sums.refundable(self.target)):
+            raise ValidationError(f"At most {statement.in_credits(rest)} can still be refunded.")
+        return amount
+
+    def facts(self) -> list[tuple[str, str]]:
+        entry = self.target
+        if entry is None or entry.type not in REFUNDABLE:
+            return []
+        rest = statement.in_credits(sums.refundable(entry))
+        return [("Charge", statement.sentence(entry)), ("Can still be refunded", rest), *super().facts()]
 
 
 def once(name: str, done: str, move: Callable[..., Model]) -> Callable[..., Did | None]:
@@ -130,6 +176,7 @@ class AccountAdmin(ReadOnly, WithActions):
     balance_credits = credits_column("balance")
     held_credits = credits_column("held")
     available_credits = credits_column("available")
+    empty_text = "An account appears with a user."
     list_display = ("user", "balance_credits", "held_credits", "available_credits", "updated_at", "rows")
     fields = ("user", "balance_credits", "held_credits", "available_credits", "rows", "created_at", "updated_at")
     readonly_fields = ("balance_credits", "held_credits", "available_credits", "rows")
@@ -155,31 +202,58 @@ class AccountAdmin(ReadOnly, WithActions):
         return format_html('<a href="{}?account__user__id__exact={}">Ledger</a>', url, account.pk)
 
 
+class HoldsFilter(admin.SimpleListFilter):
+    """Settled holds and releases are part of the row that charged them, unless all rows, rows of a type or a row by its
+    id are asked for.
+    """
+
+    title, parameter_name = "holds", "holds"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        # A row that is asked for is shown, whatever it is.
+        named = any(word.startswith("led_") for word in request.GET.get(SEARCH_VAR, "").split())
+        self.as_asked = named or any(name.startswith("type__") for name in request.GET)
+        return [("all", "Rows of their own")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[LedgerEntry]) -> QuerySet[LedgerEntry]:
+        return queryset if self.value() == "all" or self.as_asked else queryset.filter(statement.folded())
+
+
+class Statement(ChangeList):
+    """A page of the ledger whose rows have ``approved_at`` and ``balance`` (after them)."""
+
+    result_list: Any
+
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        rows: list[Any] = list(self.result_list)
+        self.result_list = rows
+        approved, balances = statement.approvals(rows), statement.balances_after(rows)
+        for entry in rows:
+            entry.approved_at, entry.balance = approved.get(entry.invocation_id), balances.get(entry.pk)
+
+
 @admin.register(LedgerEntry)
 class LedgerEntryAdmin(ReadOnly, WithActions):
-    amount_credits = credits_column("amount")
-    list_display = ("id", "account_user", "kind", "amount_credits", "tool_key", RUN, "reason", "created_at")
+    list_display = ("created_at", "account_user", "what", "change", "balance_after", "kind", "id")
+    empty_text = "A row appears with each grant, charge and refund."
     fields = (
         "id",
         "account",
         "type",
-        "amount_credits",
-        "tool_key",
-        "chat_id",
-        "run_id",
-        "invocation_id",
+        "what",
+        "change",
         "against",
         "cause",
-        "price",
         "reason",
         "staff",
         "expires_at",
         "created_at",
     )
-    readonly_fields = ("amount_credits",)
-    list_filter = ("type",)
+    readonly_fields = ("what", "change")
+    list_filter = ("type", HoldsFilter)
     search_help_text = "Entry, run, tool call or user"
-    list_select_related = ("account__user",)
+    list_select_related = ("account__user", "against")
     url_lookups = ("account__user__id__exact",)
     user_field = "account"
     id_fields = {"run": "run_id"}
@@ -204,11 +278,49 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
         return super().find(word)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[LedgerEntry]:
-        return super().get_queryset(request).select_related("account__user", "staff")
+        return super().get_queryset(request).select_related("account__user", "against", "staff")
 
     @admin.display(description="account")
     def account_user(self, entry: LedgerEntry) -> str:
         return entry.account.user.get_username()
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return Statement
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        entry: Any = super().get_object(request, object_id, from_field)
+        if entry is not None:
+            entry.approved_at = statement.approvals([entry]).get(entry.invocation_id)
+        return entry
+
+    @admin.display(description="what")
+    def what(self, entry: Any) -> str:
+        """The sentence, with links to what the row is about."""
+        about = [("run", entry.run_id), ("call", entry.invocation_id), ("chat", entry.chat_id)]
+        if entry.type in CORRECTIONS:
+            about.append(("charge" if entry.type == EntryType.REFUND else "grant", entry.against_id))
+        links = [(page_of(model, key), label) for label, key in about if key and (model := model_of(key))]
+        return format_html(
+            '{}<span class="staff-about">{}</span>',
+            statement.sentence(entry, entry.approved_at),
+            format_html_join(" · ", '<a href="{}">{}</a>', links),
+        )
+
+    @admin.display(description="balance after")
+    def balance_after(self, entry: Any) -> str:
+        return "–" if entry.balance is None else money.to_text(entry.balance)
+
+    @admin.display(description="credits")
+    def change(self, entry: LedgerEntry) -> str:
+        moved = statement.effect(entry)
+        tone = "plus" if moved > 0 else "minus" if moved < 0 else "none"
+        note = statement.held(entry)
+        return format_html(
+            '<span class="staff-sum {}">{}</span>{}',
+            tone,
+            statement.signed(moved),
+            format_html("<small>{}</small>", note) if note else "",
+        )
 
     @display(description="type", label={entry.value: entry.tone for entry in EntryType})
     def kind(self, entry: LedgerEntry) -> str:

@@ -15,6 +15,10 @@ FREE_TEXT = {"toolKey", "reason"}
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
+def no_formula(text: str) -> str:
+    return f"'{text}" if text.startswith(FORMULA_SIGNS) else text
+
+
 class CsvRenderer(ExactJSONRenderer):
     """Makes ``Accept: text/csv`` negotiable. The view streams the rows itself; errors remain JSON."""
 
@@ -45,4 +49,4 @@ def csv_lines(entries: Iterable[LedgerEntry]) -> Iterator[str]:
 def _cell(column: str, value: Any) -> str:
     if value is None:
         return ""
-    return f"'{value}" if column in FREE_TEXT and value.startswith(FORMULA_SIGNS) else value
+    return no_formula(value) if column in FREE_TEXT else value

@@ -8,6 +8,7 @@ without it, two calls with one cause at the same moment move it once, and one of
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from datetime import datetime
 from enum import Enum
@@ -15,21 +16,18 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib.auth import get_user_model
-from django.db import connection, transaction
-from django.db.models import BigIntegerField, Case, Exists, F, OuterRef, QuerySet, Subquery, Sum, Value, When
-from django.db.models.expressions import Combinable
-from django.db.models.functions import Coalesce
+from django.db import transaction
+from django.db.models import Exists, F, OuterRef, QuerySet, Subquery
 
 from config.database.queries import CompiledQuery
 from config.database.writes import Writes
 from config.kernel import clock, money
 from config.kernel.errors import Conflict, DomainError, NotFound, ValidationFailed
-from credits import metrics
+from credits import metrics, sums
+from credits.ledger_sql import Condition, movement
 from credits.models import (
-    BALANCE_LIMIT,
     REASON_MAX_CHARS,
     SETTLEMENTS,
-    SPENDING,
     Account,
     EntryType,
     LedgerEntry,
@@ -105,7 +103,7 @@ def adjust(user_id: int, amount: int, *, reason: str, staff: Any, cause: str | N
     _require(amount != 0, "amount", "An adjustment must not be 0.")
     entry = _entry(EntryType.ADJUSTMENT, user_id, amount, **_correction(reason, staff))
     entry.cause = cause or f"adjustment:{entry.id}"
-    return _move(entry, balance=amount)
+    return _move(entry, balance=amount, by_staff=True)
 
 
 @transaction.atomic
@@ -123,9 +121,9 @@ def refund(entry_id: str, amount: int, *, reason: str, staff: Any, cause: str | 
     repeated = LedgerEntry.objects.filter(cause=cause).first() if cause else None
     if repeated is not None:
         return repeated
-    earlier = _sum(LedgerEntry.objects.filter(against=spent, type=EntryType.REFUND), F("amount"))
-    if earlier + amount > spent.amount:
-        raise Conflict(f"At most {money.to_text(spent.amount - earlier)} credits of this row can still be refunded.")
+    most = sums.refundable(spent)
+    if amount > most:
+        raise Conflict(f"At most {money.to_text(most)} credits of this row can still be refunded.")
     entry = _entry(
         EntryType.REFUND, spent.account_id, amount, against=spent, **_subject(spent), **_correction(reason, staff)
     )
@@ -197,17 +195,77 @@ def release_run(run_id: str) -> int:
         return sum(hold.amount for hold in _open_holds(run_id) if _settle(hold, 0))
 
 
-def usage(
-    user_id: int, amount: int, *, run_id: str, chat_id: str, turn_index: int, price: dict[str, Any]
-) -> LedgerEntry:
-    """Charge one model turn, once; 0 is recorded too. The turn is over, so the balance may go below zero."""
+def hold_turn(
+    user_id: int,
+    amount: int,
+    *,
+    cause: str,
+    run_id: str,
+    chat_id: str,
+    price: dict[str, Any],
+    only_if: Condition | None = None,
+) -> LedgerEntry | None:
+    """Hold the most that a request to a model can cost. ``cause`` names the request. Returns None for 0, which moves
+    nothing.
+
+    Raises InsufficientCredits, without any change, if available would go below zero or ``only_if`` does not hold.
+    """
+    _require(amount >= 0, "amount", "A hold must not be negative.")
+    if amount == 0:
+        return None
+    entry = _entry(EntryType.HOLD, user_id, amount, cause=cause, chat_id=chat_id, run_id=run_id, price=price)
+    outcome = _post([entry], held=amount, covered=True, only_if=only_if)
+    if outcome is Outcome.REFUSED:
+        raise InsufficientCredits(available(user_id))
+    return entry if outcome is Outcome.MOVED else LedgerEntry.objects.get(cause=cause)
+
+
+def charge_turn(hold: LedgerEntry, amount: int, *, turn_index: int | str, price: dict[str, Any]) -> int:
+    """Charge a complete model turn to its hold and release the rest. Returns what is charged: at most the hold."""
     _require(amount >= 0, "amount", "Usage must not be negative.")
-    cause = f"usage:{run_id}:{turn_index}"
-    entry = _entry(EntryType.USAGE, user_id, amount, cause=cause, chat_id=chat_id, run_id=run_id, price=price)
-    recorded = _move(entry, balance=-amount)
-    if recorded is entry:
-        metrics.spend(None, amount)
-    return recorded
+    _notice_excess(hold, amount, turn_index)
+    _settle(hold, amount, cause=f"usage:{hold.run_id}:{turn_index}", price=price)
+    return min(amount, hold.amount)
+
+
+def charge_turn_with(
+    guards: Writes, also: Writes, hold: LedgerEntry, amount: int, *, turn_index: int | str, price: dict[str, Any]
+) -> None:
+    """``charge_turn`` as a part of other writes, which all happen only if this is not a repetition. ``also`` depend on
+    ``guards``.
+    """
+    _require(amount >= 0, "amount", "Usage must not be negative.")
+    charged = min(amount, hold.amount)
+
+    def done() -> None:
+        _notice_excess(hold, amount, turn_index)
+        metrics.spend(hold.tool_key, charged)
+
+    rows = _settlement(hold, charged, f"usage:{hold.run_id}:{turn_index}", price)
+    guards.execute(*movement(rows[0], balance=-charged, held=-hold.amount), done)
+    also.insert(*rows)
+
+
+def _notice_excess(hold: LedgerEntry, amount: int, turn_index: int | str) -> None:
+    if amount > hold.amount:
+        asked, most = money.to_text(amount), money.to_text(hold.amount)
+        logger.warning("turn %s of %s cost %s, more than its hold: %s is charged", turn_index, hold.run_id, asked, most)
+        metrics.over_hold()
+
+
+def charge_partial_turn(hold: LedgerEntry, amount: int, *, turn_index: int | str, price: dict[str, Any]) -> int:
+    """``charge_turn`` for a turn that ended early, which may be made again; 0 releases the whole hold."""
+    if amount <= 0:
+        _settle(hold, 0)
+        return 0
+    cause = f"usage:{hold.run_id}:{turn_index}:{hold.id}"
+    _settle(hold, amount, cause=cause, price=price | {"partial": True})
+    return min(amount, hold.amount)
+
+
+def open_turn_holds(run_id: str) -> list[LedgerEntry]:
+    """The holds of the run's requests to models that are not settled."""
+    return [hold for hold in _open_holds(run_id) if hold.tool_key is None]
 
 
 def expire(pending: PendingExpiry, amount: int, part: int) -> None:
@@ -217,61 +275,37 @@ def expire(pending: PendingExpiry, amount: int, part: int) -> None:
     _move(entry, balance=-amount)
 
 
-def run_spent(run_id: str) -> int:
-    """Captures and usage less refunds."""
-    return _sum(LedgerEntry.objects.filter(run_id=run_id, type__in=SPENDING), net_spending())
-
-
-def would_exceed(run_id: str, limit: int, amount: int) -> bool:
-    """Whether spent + held + amount exceeds ``limit``.
-
-    The caller holds the run's lock; without it two concurrent calls could both pass.
-    """
-    # A capture moves its amount from held to spent, so the sum does not need it.
-    rows = LedgerEntry.objects.filter(run_id=run_id).exclude(type=EntryType.CAPTURE)
-    return _sum(rows, _signed(plus=[EntryType.HOLD, EntryType.USAGE])) + amount > limit
-
-
-def run_spent_subquery(outer: str = "pk") -> Combinable:
-    """``run_spent`` as an expression for a queryset; ``outer`` is the column that holds the run's id."""
-    rows = LedgerEntry.objects.filter(run_id=OuterRef(outer), type__in=SPENDING).order_by()
-    total = rows.values("run_id").annotate(total=Sum(net_spending())).values("total")
-    return Coalesce(Subquery(total), Value(0))
-
-
-def net_spending() -> Combinable:
-    """The signed amount of a SPENDING row: a refund is negative."""
-    return _signed(plus=[EntryType.CAPTURE, EntryType.USAGE])
-
-
-def _signed(plus: list[EntryType]) -> Combinable:
-    return Case(When(type__in=plus, then=F("amount")), default=-F("amount"), output_field=BigIntegerField())
-
-
-def _sum(rows: QuerySet[LedgerEntry], amount: Combinable) -> int:
-    return rows.order_by().aggregate(total=Sum(amount, default=0))["total"]
-
-
 _hold_with_cause: CompiledQuery[LedgerEntry] = CompiledQuery(lambda cause: LedgerEntry.objects.filter(cause=cause), str)
 
 
-def _settle(hold: LedgerEntry, amount: int) -> bool:
-    """Capture ``amount`` of a hold, at most all of it, and release the rest. False if it was settled before."""
-    captured = min(amount, hold.amount)
-    cause = f"settle:{hold.id}"
-    common = {"account_id": hold.account_id, "against_id": hold.id, "created_at": clock.now(), **_subject(hold)}
-    rows = []
-    if captured:
-        rows.append(LedgerEntry(type="CAPTURE", amount=captured, cause=cause, price=hold.price, **common))
-    if captured < hold.amount:
-        rest = f"{cause}:rest" if captured else cause
-        rows.append(LedgerEntry(type="RELEASE", amount=hold.amount - captured, cause=rest, **common))
-    outcome = _post(rows, balance=-captured, held=-hold.amount)
+def _settle(hold: LedgerEntry, amount: int, *, cause: str | None = None, price: dict[str, Any] | None = None) -> bool:
+    """Charge ``amount`` of a hold, at most all of it, and release the rest. False if it was settled before.
+
+    The charge of a tool call is a CAPTURE at the hold's price; that of a turn is a USAGE with its own ``cause`` and
+    ``price``, which is recorded even if it is 0.
+    """
+    charged = min(amount, hold.amount)
+    outcome = _post(_settlement(hold, charged, cause, price), balance=-charged, held=-hold.amount)
     if outcome is Outcome.REFUSED:
         raise RuntimeError(f"an account holds less than its open hold {hold.cause}")
     if outcome is Outcome.MOVED:
-        metrics.spend(hold.tool_key, captured)
+        metrics.spend(hold.tool_key, charged)
     return outcome is Outcome.MOVED
+
+
+def _settlement(hold: LedgerEntry, charged: int, cause: str | None, price: dict[str, Any] | None) -> list[LedgerEntry]:
+    """The rows that settle a hold."""
+    common = {"account_id": hold.account_id, "against_id": hold.id, "created_at": clock.now(), **_subject(hold)}
+    rows = []
+    settle = f"settle:{hold.id}"
+    if cause is not None:
+        rows.append(LedgerEntry(type="USAGE", amount=charged, cause=cause, price=price, **common))
+    elif charged:
+        rows.append(LedgerEntry(type="CAPTURE", amount=charged, cause=settle, price=hold.price, **common))
+    if charged < hold.amount:
+        rest = f"{settle}:rest" if charged else settle
+        rows.append(LedgerEntry(type="RELEASE", amount=hold.amount - charged, cause=rest, **common))
+    return rows
 
 
 def _subject(entry: LedgerEntry) -> dict[str, Any]:
@@ -285,8 +319,8 @@ def _entry(type: EntryType, user_id: int, amount: int, **fields: Any) -> LedgerE
     return LedgerEntry(type=type, account_id=user_id, amount=amount, created_at=clock.now(), **fields)
 
 
-def _move(entry: LedgerEntry, *, balance: int) -> LedgerEntry:
-    outcome = _post([entry], balance=balance)
+def _move(entry: LedgerEntry, *, balance: int, by_staff: bool = False) -> LedgerEntry:
+    outcome = _post([entry], balance=balance, by_staff=by_staff)
     if outcome is Outcome.REFUSED:
         raise Conflict("The account's balance would leave the range that it can hold.")
     return entry if outcome is Outcome.MOVED else LedgerEntry.objects.get(cause=entry.cause)
@@ -295,30 +329,30 @@ def _move(entry: LedgerEntry, *, balance: int) -> LedgerEntry:
 _locked_account: CompiledQuery[Account] = CompiledQuery(
     lambda user_id: Account.objects.select_for_update(no_key=True).filter(pk=user_id), int
 )
-_CHANGE_ACCOUNT = """
-    UPDATE credits_account SET balance = balance + %s, held = held + %s, updated_at = %s
-     WHERE user_id = %s AND held + %s >= 0 AND balance + %s BETWEEN %s AND %s
-       AND NOT EXISTS (SELECT 1 FROM credits_ledgerentry WHERE cause = %s)
-"""
-_COVERED = " AND balance + %s >= held + %s"
 
 
-def _post(rows: list[LedgerEntry], *, balance: int = 0, held: int = 0, covered: bool = False) -> Outcome:
+def _post(
+    rows: list[LedgerEntry],
+    *,
+    balance: int = 0,
+    held: int = 0,
+    covered: bool = False,
+    by_staff: bool = False,
+    only_if: Condition | None = None,
+) -> Outcome:
     """Insert ``rows``, all of one account, and add ``balance`` and ``held`` to the account.
 
     The cause of the first row decides whether the call is a repetition. With ``covered``, available must not go below
     zero. Nothing is written unless the outcome is MOVED.
     """
     user_id, cause = rows[0].account_id, rows[0].cause
-    now = connection.ops.adapt_datetimefield_value(rows[0].created_at)
-    values = [balance, held, now, user_id, held, balance, -BALANCE_LIMIT, BALANCE_LIMIT, cause]
+    change = movement(rows[0], balance=balance, held=held, covered=covered, by_staff=by_staff, only_if=only_if)
     writes = Writes()
-    if covered:
-        writes.execute(_CHANGE_ACCOUNT + _COVERED, [*values, balance, held])
-    else:
-        writes.execute(_CHANGE_ACCOUNT, values)
+    writes.execute(*change)
     writes.insert(*rows)
-    with transaction.atomic(savepoint=False):
+    # A BEGIN and a COMMIT around one statement would be two more round trips.
+    alone = rows[0].run_id is not None and writes.are_one_statement()
+    with contextlib.nullcontext() if alone else transaction.atomic(savepoint=False):
         if rows[0].run_id is None:
             # A concurrent transaction may insert the same cause while this one waits for the account; only a statement
             # that starts after the wait sees that row. The movements of a run need no such wait: their callers hold

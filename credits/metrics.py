@@ -13,6 +13,15 @@ from config.telemetry.metrics import Counter, Gauge
 spent = Counter("credits_spent", "Credits captured for tools and used by models.", ["tool"])
 
 
+turns_over_hold = Counter(
+    "credits_turns_over_hold", "Model turns that cost more than their hold, up to which they were charged."
+)
+
+
+def over_hold() -> None:
+    transaction.on_commit(turns_over_hold.inc, robust=True)
+
+
 def spend(tool_key: str | None, amount: int) -> None:
     """Count spent micro-credits after the commit. Refunds are not subtracted: a counter only grows."""
     if amount:

@@ -10,7 +10,7 @@ from typing import Self
 
 from django.conf import settings
 from django.db import models
-from django.db.models import Q
+from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from config.kernel.ids import IdField, RefField
@@ -36,7 +36,7 @@ class EntryType(models.TextChoices):
     HOLD = "HOLD", "info", 0, +1
     CAPTURE = "CAPTURE", "primary", -1, -1
     RELEASE = "RELEASE", "info", 0, -1
-    USAGE = "USAGE", "primary", -1, 0
+    USAGE = "USAGE", "primary", -1, -1
     REFUND = "REFUND", "success", +1, 0
     ADJUSTMENT = "ADJUSTMENT", "warning", +1, 0  # only this amount may be negative
     EXPIRY = "EXPIRY", "warning", -1, 0
@@ -49,20 +49,24 @@ class EntryType(models.TextChoices):
 
 
 # Lists, not sets: SQLite uses a partial index only if the query repeats its condition literally.
-SETTLEMENTS = [EntryType.CAPTURE, EntryType.RELEASE]
+SETTLEMENTS = [EntryType.CAPTURE, EntryType.RELEASE, EntryType.USAGE]
 SPENDING = [EntryType.CAPTURE, EntryType.USAGE, EntryType.REFUND]
 CORRECTIONS = [EntryType.REFUND, EntryType.EXPIRY]
 STAFF_TYPES = [EntryType.GRANT, EntryType.REFUND, EntryType.ADJUSTMENT, EntryType.EXPIRY]
 
 
 class Account(models.Model):
-    """A user's credits. available = balance − held."""
+    """A user's credits. available = balance − held.
+
+    Only staff can take available below zero; ``debt`` is how far they have.
+    """
 
     user = models.OneToOneField(
         settings.AUTH_USER_MODEL, models.PROTECT, primary_key=True, related_name="credit_account"
     )
     balance = models.BigIntegerField(default=0)
     held = models.BigIntegerField(default=0)
+    debt = models.BigIntegerField(default=0)
     created_at = models.DateTimeField(db_default=Now())
     updated_at = models.DateTimeField(db_default=Now())
 
@@ -74,6 +78,9 @@ class Account(models.Model):
         ]
         constraints = [
             models.CheckConstraint(condition=Q(held__gte=0), name="account_held_not_negative"),
+            models.CheckConstraint(
+                condition=Q(balance__gte=F("held") - F("debt")), name="account_available_not_negative"
+            ),
             models.CheckConstraint(
                 condition=Q(balance__gte=-BALANCE_LIMIT, balance__lte=BALANCE_LIMIT), name="account_balance_in_range"
             ),
@@ -90,8 +97,8 @@ class Account(models.Model):
 class LedgerEntry(models.Model):
     """One movement. ``cause`` is unique: the same cause never moves credits twice.
 
-    ``against`` is the row that this row settles (CAPTURE, RELEASE: the HOLD), refunds (REFUND: the CAPTURE or USAGE) or
-    expires (EXPIRY: the GRANT). ``tool_key`` is the name of a tool, null for model usage.
+    ``against`` is the row that this row settles (CAPTURE, USAGE, RELEASE: the HOLD), refunds (REFUND: the CAPTURE or
+    USAGE) or expires (EXPIRY: the GRANT). ``tool_key`` is the name of a tool, null for model usage.
     """
 
     id = IdField(prefix="led")
@@ -201,6 +208,10 @@ class DayTotal(UsageTotal):
     pk = models.CompositePrimaryKey("account", "day", "tool_key")
     day = models.DateField()
     tool_key = models.CharField(max_length=100)
+
+    class Meta:
+        # For the reports of staff, over all accounts. Without the amount, which every charge changes.
+        indexes = [models.Index("day", name="day_total_by_day")]
 
     def __str__(self) -> str:
         return f"usage of {self.day}"

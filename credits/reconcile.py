@@ -15,12 +15,12 @@ BALANCE_EFFECT = {type: type.balance for type in EntryType if type.balance}
 HELD_EFFECT = {type: type.held for type in EntryType if type.held}
 
 
-def drift(progress: Callable[[str], object] = lambda line: None) -> Iterator[str]:
-    """Yields one line for each difference as soon as it is found. ``progress`` is called with the name of each step."""
+def drift(report: Callable[[str, int, int], object] = lambda *step: None) -> Iterator[str]:
+    """Yields one line for each difference as soon as it is found. ``report`` gets each step, its number and total."""
     rules: dict[str, Callable[[], Iterator[str]]] = {"accounts": _accounts, "holds": _holds, "refunds": _refunds}
     rules |= {str(kind.model._meta.verbose_name_plural): partial(totals.drift, kind) for kind in totals.kinds()}
     for number, (name, rule) in enumerate(rules.items(), 1):
-        progress(f"{number} of {len(rules)}: {name}")
+        report(name, number, len(rules))
         yield from rule()
 
 

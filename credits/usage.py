@@ -19,8 +19,9 @@ from django.db.models.functions import Coalesce, TruncDate
 from django.utils.module_loading import import_string
 
 from config.kernel import clock
-from credits.ledger import account_for, net_spending
+from credits.ledger import account_for
 from credits.models import SPENDING, ChatDayTotal, ChatTotal, DayTotal, EntryType, LedgerEntry, RunTotal
+from credits.sums import net_spending
 
 PERIODS = {"7d": 7, "30d": 30, "90d": 90, "all": None}
 DEFAULT_PERIOD = "all"

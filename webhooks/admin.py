@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlsplit
 
-from django.contrib import admin
+from django import forms
+from django.contrib import admin, messages
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from unfold.admin import TabularInline
+from unfold.widgets import UnfoldAdminTextInputWidget, UnfoldBooleanWidget
 
-from config.staff.actions import Action, Did, WithActions
+from config.kernel.errors import ValidationFailed
+from config.staff.actions import Action, ActionForm, Did, WithActions
 from config.staff.base import NOTHING, ReadOnly, StaffAdmin, link_column, status_column
 from webhooks import services
 from webhooks.catalogue import Event
@@ -26,9 +29,53 @@ def disable(request: HttpRequest, endpoint: Endpoint, data: dict[str, Any]) -> D
     return Did(endpoint, "Disabled.") if services.disable(chosen) else None
 
 
+class InstallationForm(ActionForm):
+    url = forms.CharField(label="URL", max_length=services.URL_MAX_CHARS, widget=UnfoldAdminTextInputWidget)
+    rotate = forms.BooleanField(
+        label="New secret",
+        required=False,
+        widget=UnfoldBooleanWidget,
+        help_text="For an endpoint that exists: its deliveries are signed with both secrets in the grace window.",
+    )
+
+    def clean_url(self) -> str:
+        url: str = self.cleaned_data["url"]
+        try:
+            services.check_url(url)
+        except ValidationFailed as error:
+            raise forms.ValidationError((error.details or {})["fields"]["url"]) from None
+        return url
+
+
+def set_up_installation(request: HttpRequest, row: None, data: dict[str, Any]) -> Did:
+    endpoint, reveal = services.register(services.INSTALLATION, data["url"], rotate=data["rotate"], extended=True)
+    if reveal:
+        messages.warning(request, f"The secret, which is shown only now: {endpoint.secret}")
+    return Did(endpoint, "Set up as the installation endpoint" + (", with a new secret." if reveal else "."))
+
+
+def is_installation(endpoint: Endpoint) -> bool:
+    return endpoint.user_id is None and endpoint.deleted_at is None
+
+
+def enable_installation(request: HttpRequest, endpoint: Endpoint, data: dict[str, Any]) -> Did | None:
+    if not is_installation(endpoint) or endpoint.enabled:
+        return None
+    services.change(services.INSTALLATION, enabled=True)
+    return Did(endpoint, "Enabled.")
+
+
+def delete_installation(request: HttpRequest, endpoint: Endpoint, data: dict[str, Any]) -> Did | None:
+    if not is_installation(endpoint):
+        return None
+    services.delete_endpoint(services.INSTALLATION)
+    return Did(endpoint, "Deleted.")
+
+
 @admin.register(Endpoint)
 class EndpointAdmin(ReadOnly, WithActions):
-    list_display = ("id", "user", "receiver", "enabled", "failing", "created_at", "deleted_at")
+    list_display = ("id", "owner", "receiver", "enabled", "extended_events", "failing", "created_at", "deleted_at")
+    list_select_related = ("user",)
     list_filter = ("enabled", "failing")
     search_help_text = "Endpoint's id or user"
     exclude = (*SECRET_FIELDS, "url")
@@ -45,10 +92,45 @@ class EndpointAdmin(ReadOnly, WithActions):
             danger=True,
             offered=lambda endpoint: endpoint.enabled and endpoint.deleted_at is None,
         ),
+        Action(
+            name="installation",
+            label="Set up the installation endpoint",
+            permission="webhooks.set_installation_endpoint",
+            question="This endpoint gets the events of all users, with their usernames.",
+            apply=set_up_installation,
+            form=InstallationForm,
+            about="none",
+            icon="hub",
+        ),
+        Action(
+            name="enable-installation",
+            label="Enable",
+            permission="webhooks.set_installation_endpoint",
+            question="This endpoint gets the events of all users again.",
+            apply=enable_installation,
+            about="one",
+            icon="notifications",
+            offered=lambda endpoint: is_installation(endpoint) and not endpoint.enabled,
+        ),
+        Action(
+            name="delete-installation",
+            label="Delete",
+            permission="webhooks.set_installation_endpoint",
+            question="Pending deliveries of this endpoint are dropped. It gets no further deliveries.",
+            apply=delete_installation,
+            about="one",
+            icon="delete",
+            danger=True,
+            offered=is_installation,
+        ),
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Endpoint]:
         return super().get_queryset(request).defer(*SECRET_FIELDS)
+
+    @admin.display(description="user", ordering="user")
+    def owner(self, endpoint: Endpoint) -> str:
+        return endpoint.user.get_username() if endpoint.user else "(installation)"
 
     @admin.display(description="receiver")
     def receiver(self, endpoint: Endpoint) -> str:
@@ -79,6 +161,7 @@ class EventTypeFilter(admin.SimpleListFilter):
 
 @admin.register(Delivery)
 class DeliveryAdmin(ReadOnly, StaffAdmin):
+    empty_text = "A delivery appears when something happens in a run of a user with an endpoint."
     list_display = ("id", "event_type", "user", RUN, "state", "attempt_count", "next_attempt_at", "created_at")
     list_filter = ("status", EventTypeFilter)
     list_select_related = ("user",)

@@ -27,6 +27,14 @@ def text(description: str) -> dict[str, Any]:
 
 
 NO_FIELDS: dict[str, Field] = {}
+USER_ID = Field(text("The username of the run's user. Only the installation endpoint gets this field."), "alice")
+WAITING_FIELDS = {
+    "waitpointId": Field(text("The id of the waitpoint."), "wp_01kb5w3v5p6q7r8s9t0v1w2x3y"),
+    "kind": Field(text("What is asked.") | {"enum": ["CREDIT_APPROVAL", "CLARIFICATION"]}, "CREDIT_APPROVAL"),
+    "expiresAt": Field(
+        text("When the run fails if nobody answers.") | {"format": "date-time"}, "2026-11-21T12:34:56.789Z"
+    ),
+}
 CALL_FIELDS = {
     "toolInvocationId": Field(text("The id of the tool invocation."), "inv_01kb5w3v4z5a6b7c8d9e0f1g2h"),
     "name": Field(text("The name of the tool."), "draw_chart"),
@@ -36,9 +44,10 @@ CALL_FIELDS = {
 
 
 class Event(StrEnum):
-    """A member is ``NAME = name, when it is sent, (stream event, status), fields of its own``.
+    """A member is ``NAME = name, when it is sent, (stream event, status), fields of its own[, extended]``.
 
-    The stream event with this status is written by the same transition: the invariants compare their numbers.
+    The stream event with this status is written by the same transition: the invariants compare their numbers. An
+    endpoint gets an ``extended`` event only if it asked for them.
     """
 
     AGENT_STARTED = (
@@ -60,16 +69,27 @@ class Event(StrEnum):
         ("tool.completed", "COMPLETED"),
         CALL_FIELDS,
     )
+    AGENT_WAITING = (
+        "agent.waiting",
+        "A run waits for an answer.",
+        ("run.status", "waiting"),
+        WAITING_FIELDS,
+        True,
+    )
+    AGENT_CANCELLED = "agent.cancelled", "A run was cancelled.", ("run.status", "cancelled"), NO_FIELDS, True
 
     sent_when: str
     stream_type: str
     stream_status: str
     own_fields: dict[str, Field]
+    extended: bool
 
-    def __new__(cls, name: str, sent_when: str, stream: tuple[str, str], own_fields: dict[str, Field]) -> Self:
+    def __new__(
+        cls, name: str, sent_when: str, stream: tuple[str, str], own_fields: dict[str, Field], extended: bool = False
+    ) -> Self:
         member = str.__new__(cls, name)
         member._value_ = name
-        member.sent_when, member.own_fields = sent_when, own_fields
+        member.sent_when, member.own_fields, member.extended = sent_when, own_fields, extended
         member.stream_type, member.stream_status = stream
         return member
 
@@ -84,3 +104,6 @@ class Event(StrEnum):
             "occurredAt": Field(text("When it happened.") | {"format": "date-time"}, "2026-11-20T12:34:56.789Z"),
             **self.own_fields,
         }
+
+
+EXTENDED_EVENTS = frozenset(event for event in Event if event.extended)

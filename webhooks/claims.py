@@ -1,8 +1,9 @@
 """Claims due deliveries for this process. The claim's id fences the writes that follow.
 
-Two limits hold. An endpoint has at most WEBHOOK_ENDPOINT_CONCURRENCY attempts under way in all processes together; the
-lock on its row makes the count exact. The slots of this process are allocated by how the endpoints have answered, so
-that receivers that hang never take the last free slots, however many they are.
+Two limits hold. An endpoint has at most WEBHOOK_ENDPOINT_CONCURRENCY attempts under way in all processes together, the
+installation endpoint WEBHOOK_INSTALLATION_CONCURRENCY; the lock on its row makes the count exact. The slots of this
+process are allocated by how the endpoints have answered, so that receivers that hang never take the last free slots,
+however many they are.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ _CANDIDATES = """
             SELECT count(*) FROM webhooks_delivery
             WHERE claim_id IS NOT NULL AND status = 'PENDING' AND endpoint_id = endpoint.id
             AND next_attempt_at > %s
-        ) AS in_flight
+        ) AS in_flight,
+        endpoint.user_id IS NULL AS of_installation
     FROM waiting JOIN webhooks_endpoint endpoint ON endpoint.id = waiting.endpoint_id
     ORDER BY first_due
 """
@@ -77,7 +79,8 @@ _DUE = """
         (
             SELECT count(*) FROM webhooks_delivery
             WHERE claim_id IS NOT NULL AND status = 'PENDING' AND endpoint_id = endpoint.id AND next_attempt_at > %s
-        )
+        ),
+        endpoint.user_id IS NULL
     FROM webhooks_endpoint endpoint WHERE endpoint.id {any_of}
 """
 _LOCK = """
@@ -94,6 +97,7 @@ class Candidate:
     endpoint_id: str
     failing: bool | None
     in_flight: int
+    of_installation: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,11 @@ class Claim:
 
     def now(self) -> datetime:
         return self.claimed_at + timedelta(seconds=clock.steady() - self.claimed_tick)
+
+
+def concurrency(of_installation: bool) -> int:
+    """How many attempts to an endpoint may be under way."""
+    return settings.WEBHOOK_INSTALLATION_CONCURRENCY if of_installation else settings.WEBHOOK_ENDPOINT_CONCURRENCY
 
 
 def anything_ready() -> bool:
@@ -161,7 +170,8 @@ def allocate_slots(candidates: Sequence[Candidate], busy: int, slots: int, most:
     further_share = {False: slots // 2, None: slots // 4, True: slots // 4}
     allowances: dict[str, int] = {}
     given = 0
-    for under_way in range(settings.WEBHOOK_ENDPOINT_CONCURRENCY):  # endpoints with the fewest attempts first
+    for under_way in range(max(concurrency(False), concurrency(True))):  # endpoints with the fewest attempts first
+        candidates = [candidate for candidate in candidates if concurrency(candidate.of_installation) > under_way]
         for candidate in candidates:
             allowed = allowances.get(candidate.endpoint_id, 0)
             if candidate.in_flight + allowed != under_way:
@@ -182,9 +192,9 @@ def _candidates(after: str) -> tuple[list[Candidate], list[str], str]:
         cursor.execute(_CANDIDATES, [after, CANDIDATES_MAX, _adapt(clock.now())])
         rows = cursor.fetchall()
     found = [
-        Candidate(endpoint_id, None if failing is None else bool(failing), in_flight)
-        for endpoint_id, is_open, dropping, failing, _, in_flight in rows
-        if is_open and not dropping and in_flight < settings.WEBHOOK_ENDPOINT_CONCURRENCY
+        Candidate(endpoint_id, None if failing is None else bool(failing), in_flight, bool(of_installation))
+        for endpoint_id, is_open, dropping, failing, _, in_flight, of_installation in rows
+        if is_open and not dropping and in_flight < concurrency(of_installation)
     ]
     closed = [row[0] for row in rows if not row[1] and not row[2]]
     return found, closed, max(row[0] for row in rows) if len(rows) == CANDIDATES_MAX else ""
@@ -248,14 +258,16 @@ def _opened(secret: str | None) -> str | None:
 
 def _due_ids(endpoint_ids: Iterable[str], allowances: dict[str, int], moment: datetime | str) -> list[str]:
     """The deliveries to claim, counted again under the lock: no other process can claim for these endpoints now."""
-    most = settings.WEBHOOK_ENDPOINT_CONCURRENCY
+    most = max(concurrency(False), concurrency(True))
     sql = _DUE.format(join="string_agg" if connection.vendor == "postgresql" else "group_concat", any_of=any_of())
     with connection.cursor() as cursor:
         cursor.execute(sql, [most, moment, array(endpoint_ids)])
         return [
             key
-            for endpoint_id, keys, in_flight in cursor.fetchall()
-            for key in (keys or "").split()[: max(min(most - in_flight, allowances[endpoint_id]), 0)]
+            for endpoint_id, keys, in_flight, of_installation in cursor.fetchall()
+            for key in (keys or "").split()[
+                : max(min(concurrency(of_installation) - in_flight, allowances[endpoint_id]), 0)
+            ]
         ]
 
 

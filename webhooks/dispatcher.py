@@ -18,6 +18,7 @@ from django.conf import settings
 from django.db import connection
 
 from config.database.retry import CONNECTION_ERRORS, outage
+from config.outbound import client
 from config.outbound.loop import raise_open_file_limit, shared
 from config.queue import nudges
 from webhooks import claims, sender, transitions
@@ -43,6 +44,7 @@ class Dispatcher:
     """``wake`` is for the service. ``drain`` does the same work in the calling thread, until nothing is due."""
 
     def __init__(self) -> None:
+        client.prepare()
         raise_open_file_limit(settings.WEBHOOK_WORKER_CAPACITY * FILES_PER_ATTEMPT)
         self._outcomes: SimpleQueue[Outcome] = SimpleQueue()
         self._unrecorded: list[Outcome] = []

@@ -8,7 +8,7 @@ from datetime import datetime
 from django.conf import settings
 from django.db import models
 from django.db.models import Q
-from django.db.models.functions import Now
+from django.db.models.functions import Coalesce, Now
 
 from config.database.protected import ProtectedModel
 from config.kernel.choices import StatusChoices
@@ -17,19 +17,24 @@ from config.kernel.ids import ID_LENGTH, IdField, RefField
 
 
 class Endpoint(models.Model):
-    """A user's endpoint. A deleted endpoint keeps its row, without secrets, because its deliveries refer to it.
+    """A user's endpoint or, without a user, that of the installation, which gets the events of all users.
+
+    A deleted endpoint keeps its row, without secrets, because its deliveries refer to it.
 
     ``failing`` says whether the latest attempt failed, null before the first. Slots are allocated by it. While
     ``drop_until`` is set, nothing is sent, and the pending deliveries recorded until then are being marked dead.
     """
 
     id = IdField(prefix="whe")
-    user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="webhook_endpoints", db_index=False)
+    user = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.CASCADE, null=True, related_name="webhook_endpoints", db_index=False
+    )
     url = models.CharField(max_length=2048)
     secret = EncryptedField()
     secondary_secret = EncryptedField(null=True)
     secondary_expires_at = models.DateTimeField(null=True)
     enabled = models.BooleanField(default=True)
+    extended_events = models.BooleanField(default=False, db_default=False)
     failing = models.BooleanField(null=True)
     drop_until = models.DateTimeField(null=True)
     created_at = models.DateTimeField(db_default=Now())
@@ -37,9 +42,16 @@ class Endpoint(models.Model):
     deleted_at = models.DateTimeField(null=True)
 
     class Meta:
-        permissions = [("disable_endpoint", "Can disable webhook endpoints")]
+        permissions = [
+            ("disable_endpoint", "Can disable webhook endpoints"),
+            ("set_installation_endpoint", "Can set up the installation endpoint"),
+        ]
         constraints = [
-            models.UniqueConstraint(fields=["user"], condition=Q(deleted_at=None), name="endpoint_one_per_user")
+            models.UniqueConstraint(fields=["user"], condition=Q(deleted_at=None), name="endpoint_one_per_user"),
+            # In a unique index, two nulls are different values.
+            models.UniqueConstraint(
+                Coalesce("user", 0), condition=Q(user=None, deleted_at=None), name="endpoint_one_of_installation"
+            ),
         ]
         indexes = [
             models.Index("user", "id", name="endpoint_by_user"),
@@ -80,7 +92,7 @@ def opened(endpoints: models.QuerySet[Endpoint]) -> Endpoint | None:
 
 
 class Delivery(ProtectedModel):
-    """One event for one endpoint. A user has one endpoint, so an event and its delivery are one row.
+    """One event for one endpoint: the user's, the installation's, or one delivery each.
 
     ``attempt_count`` counts the claims. A pending delivery that is ``ready`` may be claimed. Otherwise it waits until
     ``next_attempt_at``: the time when it is due again or, while ``claim_id`` is set, when that claim lapses.
@@ -92,10 +104,11 @@ class Delivery(ProtectedModel):
         DEAD = "DEAD", "danger", True
 
     id = IdField(prefix="dlv")
-    event_id = models.CharField(max_length=ID_LENGTH, unique=True)
+    event_id = models.CharField(max_length=ID_LENGTH)
     endpoint = models.ForeignKey(Endpoint, models.CASCADE, related_name="deliveries", db_index=False)
-    # The endpoint's user: one index lists all deliveries of a user, those of earlier endpoints included.
-    user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="+", db_index=False)
+    # The endpoint's user: one index lists all deliveries of a user, those of earlier endpoints included. Null for the
+    # installation endpoint, whose deliveries no user sees.
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, null=True, related_name="+", db_index=False)
     event_type = models.CharField(max_length=40)
     run_id = RefField()
     chat_id = RefField()
@@ -115,6 +128,7 @@ class Delivery(ProtectedModel):
         ordering = ["-created_at", "-id"]
         verbose_name_plural = "deliveries"
         constraints = [
+            models.UniqueConstraint(fields=["event_id", "endpoint"], name="delivery_once_per_endpoint"),
             models.CheckConstraint(
                 condition=Q(status__in=["PENDING", "DELIVERED", "DEAD"]), name="delivery_status_known"
             ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from config.api.openapi.document import Operation, Part
-from webhooks.catalogue import TEXT, Event
+from webhooks.catalogue import TEXT, USER_ID, Event
 from webhooks.outcomes import MAX_ATTEMPTS
 
 HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -33,8 +33,8 @@ PART = Part(
         "GET webhooks": Operation("Get the webhook endpoint", "The caller's webhook endpoint."),
         "POST webhooks": Operation(
             "Create, change or rotate the webhook endpoint",
-            "The first call creates the endpoint. Later calls change its address, and its secret if `rotateSecret` is "
-            "true.",
+            "The first call creates the endpoint. Later calls change its address, its secret if `rotateSecret` is "
+            "true, and its events if `extendedEvents` is given.",
             sent={"url": "https://receiver.example.com/agents"},
             answered={
                 "id": "whe_01kb5w3v7d8e9f0g1h2j3k4m5n",
@@ -42,11 +42,16 @@ PART = Part(
                 "secret": "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
                 "secondarySecret": None,
                 "enabled": True,
+                "extendedEvents": False,
                 "createdAt": "2026-11-20T12:31:00.000Z",
                 "updatedAt": "2026-11-20T12:31:00.000Z",
             },
         ),
-        "PATCH webhooks": Operation("Switch the webhook endpoint on or off", "A disabled endpoint gets no events."),
+        "PATCH webhooks": Operation(
+            "Change what the webhook endpoint gets",
+            "A disabled endpoint gets no events. Only an endpoint with `extendedEvents` gets `agent.waiting` and "
+            "`agent.cancelled`.",
+        ),
         "DELETE webhooks": Operation("Delete the webhook endpoint", "Deletes the endpoint. No more events are sent."),
         "GET webhooks/deliveries": Operation(
             "List webhook deliveries", "The deliveries of events with their attempts, newest first."
@@ -54,6 +59,9 @@ PART = Part(
     },
     components={
         "Attempt": "One try of a delivery, with the answer's status code or an error.",
+        "Delivery": "One event for one endpoint, with its attempts.",
+        "DeliveryStatusEnum": "`DEAD`: there will be no more attempts.",
+        "EndpointChangesRequest": "The fields of an endpoint that change.",
         "EndpointInputRequest": "`url` is absolute, http or https, without credentials or fragment.",
         "WebhookEndpoint": "Only the answer that makes a secret shows both in full, others their last 4 characters.",
     },
@@ -72,13 +80,14 @@ def operation(event: Event) -> dict[str, Any]:
     body = {
         "type": "object",
         "required": list(fields),
-        "properties": {name: field.schema for name, field in fields.items()},
+        "properties": {name: field.schema for name, field in (fields | {"userId": USER_ID}).items()},
     }
     example = {name: field.example for name, field in fields.items()}
+    asked = ", if its endpoint has `extendedEvents`" if event.extended else ""
     return {
         "operationId": "webhook" + "".join(word.capitalize() for word in event.split(".")),
         "summary": event.sent_when,
-        "description": f"The POST that a receiver gets for `{event.value}`. Answer with a 2xx status.",
+        "description": f"The POST that a receiver gets for `{event.value}`{asked}. Answer with a 2xx status.",
         "tags": ["webhooks"],
         # The signature is the proof: a receiver asks for no credential.
         "security": [],

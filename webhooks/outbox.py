@@ -1,12 +1,15 @@
-"""Records an event for its user's endpoint, in the transaction of the change that it reports.
+"""Records an event for its user's endpoint and the installation endpoint, in the transaction of the change that it
+reports.
 
 ``dispatcher.py`` sends it.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
+from django.contrib.auth import get_user_model
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from config.database.writes import Writes
@@ -14,20 +17,34 @@ from config.kernel import clock
 from config.kernel.ids import new_id
 from config.kernel.jsontext import dumps
 from config.queue.nudges import nudge_after_commit
-from webhooks.catalogue import Event
+from webhooks.catalogue import EXTENDED_EVENTS, Event
 
 DELIVER = "webhooks.deliver_due"
 
 # The endpoint is locked only against removal of its row, so events of many runs of one user are recorded concurrently,
-# and the lock order with the accounts does not matter.
+# and the lock order with the accounts does not matter. The body ends in SQL, because only the installation endpoint
+# gets the user's name, and most installations have no such endpoint.
 _RECORD = """
     INSERT INTO webhooks_delivery (
         id, event_id, endpoint_id, user_id, event_type, run_id, chat_id, request_id, body,
         status, attempt_count, next_attempt_at, created_at
     )
-    SELECT %s, %s, id, user_id, %s, %s, %s, %s, %s, 'PENDING', 0, %s, %s
-    FROM webhooks_endpoint WHERE user_id = %s AND enabled AND deleted_at IS NULL
+    SELECT
+        CASE WHEN user_id IS NULL THEN %s ELSE %s END, %s, id, user_id, %s, %s, %s, %s,
+        CAST(%s AS text)
+        || CASE
+            WHEN user_id IS NULL THEN ',"userId":' || (SELECT {json}(username) FROM {users} WHERE id = %s) ELSE ''
+        END || '}}',
+        'PENDING', 0, %s, %s
+    FROM webhooks_endpoint
+    WHERE (user_id = %s OR user_id IS NULL) AND enabled AND deleted_at IS NULL AND (extended_events OR %s)
 """
+
+
+@cache
+def _record_sql(vendor: str) -> str:
+    json = "to_json" if vendor == "postgresql" else "json_quote"
+    return _RECORD.format(json=json, users=get_user_model()._meta.db_table)
 
 
 def record(user_id: int, event: Event, **details: Any) -> str | None:
@@ -47,7 +64,8 @@ def add(
     request_id: str = "",
     extra: dict[str, Any] | None = None,
 ) -> str:
-    """Add the event to ``writes``, for the user's endpoint if it is enabled. Returns the event's id.
+    """Add the event to ``writes``, for the user's endpoint and the installation endpoint if they are enabled. Returns
+    the event's id.
 
     ``extra`` holds the event's own fields (``webhooks.catalogue``); Decimals are written exactly. The body's bytes
     never change afterwards. ``request_id`` is of the request that caused the run, for the log lines of attempts.
@@ -63,10 +81,10 @@ def add(
         **(extra or {}),
     }
     moment = connections[DEFAULT_DB_ALIAS].ops.adapt_datetimefield_value(now)
-    body_text = dumps(body).decode()
-    values: list[Any] = [new_id("dlv"), event_id, event, run_id, chat_id, request_id, body_text]
-    values += [moment, moment, user_id]
-    writes.execute(_RECORD, values, then=_nudge)
+    unclosed = dumps(body).decode().removesuffix("}")
+    values: list[Any] = [new_id("dlv"), new_id("dlv"), event_id, event, run_id, chat_id, request_id, unclosed, user_id]
+    values += [moment, moment, user_id, event not in EXTENDED_EVENTS]
+    writes.execute(_record_sql(connections[DEFAULT_DB_ALIAS].vendor), values, then=_nudge)
     return event_id
 
 

@@ -12,6 +12,8 @@ from config.kernel import clock
 from webhooks.models import Delivery, Endpoint
 from webhooks.services import URL_MAX_CHARS
 
+EXTENDED = "Whether `agent.waiting` and `agent.cancelled` are sent too."
+
 
 def mask(secret: str) -> str:
     return f"••••{secret[-4:]}"
@@ -30,6 +32,7 @@ class EndpointSerializer(CamelSerializer):
         help_text="The previous secret while it is still used after a rotation; otherwise null."
     )
     enabled = serializers.BooleanField(help_text="Whether events are sent.")
+    extended_events = serializers.BooleanField(help_text=EXTENDED)
     created_at = TimestampField()
     updated_at = TimestampField()
 
@@ -51,10 +54,20 @@ class EndpointInput(CamelSerializer):
         help_text="An absolute http or https address without credentials or fragment.",
     )
     rotate_secret = StrictBooleanField(default=False, help_text="Whether to create a new secret.")
+    extended_events = StrictBooleanField(
+        required=False,
+        help_text=f"{EXTENDED} False for a new endpoint. A later call without it keeps it.",
+    )
 
 
 class EndpointChanges(CamelSerializer):
-    enabled = StrictBooleanField(help_text="Whether events are sent.")
+    enabled = StrictBooleanField(required=False, help_text="Whether events are sent.")
+    extended_events = StrictBooleanField(required=False, help_text=EXTENDED)
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        if not attrs:
+            raise serializers.ValidationError({"enabled": "Name a field to change: enabled or extendedEvents."})
+        return attrs
 
 
 class AttemptSerializer(CamelSerializer):

@@ -1,4 +1,7 @@
-"""What a user can do with the webhook endpoint: register, rotate, enable, disable, delete."""
+"""What a user can do with the webhook endpoint: register, rotate, enable, disable, delete.
+
+The installation endpoint is the one of the user ``INSTALLATION``. Only staff set it up.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from config.outbound import client
 from webhooks import transitions
 from webhooks.models import LOST_SECRETS, Attempt, Delivery, Endpoint, opened
 
+INSTALLATION: Any = None
 URL_MAX_CHARS = 2048
 SECRET_BYTES = 32
 
@@ -54,15 +58,20 @@ def deliveries_of(user: Any, status: str | None = None) -> QuerySet[Delivery]:
 
 
 @transaction.atomic
-def register(user: Any, url: str, *, rotate: bool) -> tuple[Endpoint, bool]:
+def register(
+    user: Any, url: str, *, rotate: bool, extended: bool | None = None, secret: str | None = None
+) -> tuple[Endpoint, bool]:
     """Create the user's endpoint, or change it in place. Returns it, and whether its secret is new and must be shown.
+    Without ``extended``, a new endpoint gets no extended events, and an existing one keeps its choice. ``secret``: the
+    new secret, if it is not to be a random one.
 
     ``url`` has passed ``check_url``. Of simultaneous first calls one creates the endpoint and the others find it. A
     secret that no key decrypts gets no grace window when it is rotated.
     """
     endpoint, now = opened(endpoints_of(user).select_for_update(no_key=True)), clock.now()
     if endpoint is None:
-        new = Endpoint(user=user, url=url, secret=new_secret(), created_at=now, updated_at=now)
+        chosen: dict[str, Any] = {"url": url, "secret": secret or new_secret(), "extended_events": bool(extended)}
+        new = Endpoint(user=user, created_at=now, updated_at=now, **chosen)
         try:
             with transaction.atomic():
                 new.save(force_insert=True)
@@ -71,8 +80,11 @@ def register(user: Any, url: str, *, rotate: bool) -> tuple[Endpoint, bool]:
             endpoint = endpoints_of(user).select_for_update(no_key=True).get()
     endpoint.url, endpoint.updated_at = url, now
     changed = ["url", "updated_at"]
+    if extended is not None:
+        endpoint.extended_events = extended
+        changed.append("extended_events")
     if rotate:
-        endpoint.secondary_secret, endpoint.secret = endpoint.secret or None, new_secret()
+        endpoint.secondary_secret, endpoint.secret = endpoint.secret or None, secret or new_secret()
         endpoint.secondary_expires_at = now + timedelta(seconds=settings.WEBHOOK_GRACE_SECONDS)
         changed += [*LOST_SECRETS, "secondary_expires_at"]
     endpoint.save(update_fields=changed)
@@ -80,15 +92,19 @@ def register(user: Any, url: str, *, rotate: bool) -> tuple[Endpoint, bool]:
 
 
 @transaction.atomic
-def set_enabled(user: Any, enabled: bool) -> Endpoint:
-    """Disabling drops the pending deliveries. No events are recorded while the endpoint is disabled, and nothing is
-    sent, also after it is enabled again, until all dropped deliveries are marked dead.
+def change(user: Any, **changes: bool) -> Endpoint:
+    """Set ``enabled`` and ``extended_events``. Disabling drops the pending deliveries. No events are recorded while the
+    endpoint is disabled, and nothing is sent, also after it is enabled again, until all dropped deliveries are marked
+    dead.
     """
     endpoint = endpoint_of(user, lock=True)
-    if endpoint.enabled != enabled:
-        endpoint.enabled, endpoint.updated_at = enabled, clock.now()
-        endpoint.save(update_fields=["enabled", "updated_at"])
-    if not enabled:
+    changed = [name for name, value in changes.items() if getattr(endpoint, name) != value]
+    if changed:
+        for name in changed:
+            setattr(endpoint, name, changes[name])
+        endpoint.updated_at = clock.now()
+        endpoint.save(update_fields=[*changed, "updated_at"])
+    if changes.get("enabled") is False:
         transitions.drop([endpoint.pk])
     return endpoint
 
@@ -107,7 +123,7 @@ def disable(endpoints: QuerySet[Endpoint]) -> int:
     """Disable these endpoints for staff. Returns how many were enabled."""
     enabled = list(endpoints.filter(deleted_at=None, enabled=True).select_related("user"))
     for endpoint in enabled:
-        set_enabled(endpoint.user, False)
+        change(endpoint.user, enabled=False)
     return len(enabled)
 
 

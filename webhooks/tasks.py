@@ -7,17 +7,15 @@ from typing import Any
 
 from celery import shared_task, signals
 from django.conf import settings
-from django.db import transaction
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import Exists, OuterRef
 
 from config.database import batches
 from config.kernel import clock
 from config.queue import jobs, nudges
 from webhooks import claims, dispatcher, transitions
-from webhooks.models import Attempt, Delivery, Endpoint
+from webhooks.models import Delivery, Endpoint
 from webhooks.outbox import DELIVER
-
-PRUNE_BATCH = 1000
+from webhooks.purge import remove_deliveries
 
 
 @shared_task(name="webhooks.deliver_due", ignore_result=True)
@@ -63,20 +61,12 @@ def _prune() -> int:
     left = Endpoint.objects.filter(~Exists(Delivery.objects.filter(endpoint=OuterRef("pk"))), deleted_at__lt=cutoff)
 
     def deliveries() -> int:
-        return batches.in_batches(lambda: _remove(old))
+        return batches.in_batches(lambda: remove_deliveries(old))
 
     def endpoints() -> int:
-        return batches.in_batches(lambda: batches.delete_batch(left, PRUNE_BATCH))
+        return batches.in_batches(lambda: batches.delete_batch(left))
 
     return jobs.stages("prune-webhooks", deliveries, endpoints)
-
-
-@transaction.atomic
-def _remove(deliveries: QuerySet[Delivery]) -> int:
-    taken = batches.take_batch(deliveries, PRUNE_BATCH, to_delete=True)
-    batches.delete_rows(Attempt, "delivery_id", taken)
-    batches.delete_rows(Delivery, "id", taken)
-    return len(taken)
 
 
 @signals.worker_shutdown.connect

@@ -71,7 +71,14 @@ _DROPPED = """
     WHERE status = 'PENDING' AND ready = {ready} AND endpoint_id = %s AND created_at <= %s
     ORDER BY next_attempt_at LIMIT %s
 """
-_FULL = "SELECT endpoint_id FROM webhooks_delivery WHERE status = 'PENDING' GROUP BY endpoint_id HAVING count(*) > %s"
+_FULL = """
+    SELECT endpoint.id, CASE WHEN endpoint.user_id IS NULL THEN %s ELSE %s END AS most
+    FROM (
+        SELECT endpoint_id, count(*) AS pending FROM webhooks_delivery WHERE status = 'PENDING' GROUP BY endpoint_id
+    ) AS waiting
+    JOIN webhooks_endpoint endpoint ON endpoint.id = waiting.endpoint_id
+    WHERE pending > CASE WHEN endpoint.user_id IS NULL THEN %s ELSE %s END
+"""
 _NEWEST_EXCESS = """
     SELECT id FROM webhooks_delivery WHERE status = 'PENDING' AND endpoint_id = %s ORDER BY id DESC LIMIT 1 OFFSET %s
 """
@@ -261,13 +268,16 @@ def _drop_batch() -> int:
 
 
 def drop_excess() -> int:
-    """Mark the oldest deliveries dead that wait for endpoints with more than WEBHOOK_PENDING_MAX. Returns how many."""
+    """Mark the oldest deliveries dead that wait for endpoints with more than WEBHOOK_PENDING_MAX, or for the
+    installation endpoint with more than WEBHOOK_INSTALLATION_PENDING_MAX. Returns how many.
+    """
+    limits = [settings.WEBHOOK_INSTALLATION_PENDING_MAX, settings.WEBHOOK_PENDING_MAX]
     with connection.cursor() as cursor:
-        cursor.execute(_FULL, [settings.WEBHOOK_PENDING_MAX])
-        endpoint_ids = [row[0] for row in cursor.fetchall()]
+        cursor.execute(_FULL, limits * 2)
+        full = cursor.fetchall()
         total = 0
-        for endpoint_id in endpoint_ids:
-            cursor.execute(_NEWEST_EXCESS, [endpoint_id, settings.WEBHOOK_PENDING_MAX])
+        for endpoint_id, most in full:
+            cursor.execute(_NEWEST_EXCESS, [endpoint_id, most])
             if newest := cursor.fetchone():
                 dropped = in_batches(partial(_drop_excess_batch, endpoint_id, newest[0]))
                 logger.warning("endpoint %s has too many pending deliveries: %s are dropped", endpoint_id, dropped)

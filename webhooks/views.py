@@ -27,7 +27,12 @@ class WebhookViewSet(ServiceViewSet):
 
     @extend_schema(request=EndpointInput, responses={200: EndpointSerializer})
     def create(self, request: Request) -> Response:
-        endpoint, reveal = services.register(request.user, self.body["url"], rotate=self.body["rotate_secret"])
+        endpoint, reveal = services.register(
+            request.user,
+            self.body["url"],
+            rotate=self.body["rotate_secret"],
+            extended=self.body.get("extended_events"),
+        )
         # Only an answer that shows a secret is not stored.
         self.secret_actions = {"create"} if reveal else frozenset()  # type: ignore[misc]
         return Response(EndpointSerializer(endpoint, context={"reveal": reveal}).data)
@@ -37,7 +42,7 @@ class WebhookViewSet(ServiceViewSet):
 
     @extend_schema(request=EndpointChanges, responses=EndpointSerializer)
     def partial_update(self, request: Request) -> Response:
-        return self.show(services.set_enabled(request.user, **self.read(EndpointChanges)))
+        return self.show(services.change(request.user, **self.read(EndpointChanges)))
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request) -> Response:

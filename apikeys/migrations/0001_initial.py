@@ -36,4 +36,19 @@ class Migration(migrations.Migration):
                 'indexes': [models.Index(models.F('user'), models.F('created_at'), models.F('id'), name='api_key_by_user'), models.Index(models.F('prefix'), name='api_key_by_prefix')],
             },
         ),
+        migrations.CreateModel(
+            name='ServerKey',
+            fields=[
+                ('id', config.kernel.ids.IdField(prefix='swk', serialize=False)),
+                ('name', models.CharField(max_length=100)),
+                ('prefix', models.CharField(max_length=8)),
+                ('digest', models.CharField(max_length=64, unique=True)),
+                ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ('last_used_at', models.DateTimeField(null=True)),
+                ('revoked_at', models.DateTimeField(null=True)),
+            ],
+            options={
+                'permissions': [('create_serverkey', 'Can create server keys'), ('revoke_serverkey', 'Can revoke server keys')],
+            },
+        ),
     ]

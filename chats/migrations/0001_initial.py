@@ -22,6 +22,7 @@ class Migration(migrations.Migration):
                 ('id', config.kernel.ids.IdField(prefix='chat', serialize=False)),
                 ('title', models.CharField(max_length=200, null=True)),
                 ('active_run_id', config.kernel.ids.RefField(max_length=32, null=True)),
+                ('has_line', models.BooleanField(default=False)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('updated_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('deleted_at', models.DateTimeField(null=True)),

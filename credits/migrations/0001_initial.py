@@ -23,12 +23,13 @@ class Migration(migrations.Migration):
                 ('user', models.OneToOneField(on_delete=django.db.models.deletion.PROTECT, primary_key=True, related_name='credit_account', serialize=False, to=settings.AUTH_USER_MODEL)),
                 ('balance', models.BigIntegerField(default=0)),
                 ('held', models.BigIntegerField(default=0)),
+                ('debt', models.BigIntegerField(default=0)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('updated_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
             options={
                 'permissions': [('grant_credits', 'Can grant credits'), ('refund_credits', 'Can refund credits'), ('adjust_credits', 'Can adjust accounts')],
-                'constraints': [models.CheckConstraint(condition=models.Q(('held__gte', 0)), name='account_held_not_negative'), models.CheckConstraint(condition=models.Q(('balance__gte', -9000000000000000000), ('balance__lte', 9000000000000000000)), name='account_balance_in_range')],
+                'constraints': [models.CheckConstraint(condition=models.Q(('held__gte', 0)), name='account_held_not_negative'), models.CheckConstraint(condition=models.Q(('balance__gte', models.expressions.CombinedExpression(models.F('held'), '-', models.F('debt')))), name='account_available_not_negative'), models.CheckConstraint(condition=models.Q(('balance__gte', -9000000000000000000), ('balance__lte', 9000000000000000000)), name='account_balance_in_range')],
             },
         ),
         migrations.CreateModel(
@@ -160,7 +161,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='ledgerentry',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('against__isnull', False), ('type__in', ['CAPTURE', 'RELEASE', 'REFUND', 'EXPIRY'])), models.Q(models.Q(('type__in', ['CAPTURE', 'RELEASE', 'REFUND', 'EXPIRY']), _negated=True), ('against__isnull', True)), _connector='OR'), name='ledger_against_by_type'),
+            constraint=models.CheckConstraint(condition=models.Q(models.Q(('against__isnull', False), ('type__in', ['CAPTURE', 'RELEASE', 'USAGE', 'REFUND', 'EXPIRY'])), models.Q(models.Q(('type__in', ['CAPTURE', 'RELEASE', 'USAGE', 'REFUND', 'EXPIRY']), _negated=True), ('against__isnull', True)), _connector='OR'), name='ledger_against_by_type'),
         ),
         migrations.AddConstraint(
             model_name='ledgerentry',
@@ -180,10 +181,14 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='ledgerentry',
-            constraint=models.UniqueConstraint(condition=models.Q(('type__in', ['CAPTURE', 'RELEASE'])), fields=('against', 'type'), name='ledger_one_settlement_of_a_kind'),
+            constraint=models.UniqueConstraint(condition=models.Q(('type__in', ['CAPTURE', 'RELEASE', 'USAGE'])), fields=('against', 'type'), name='ledger_one_settlement_of_a_kind'),
         ),
         migrations.AddIndex(
             model_name='pendingexpiry',
             index=models.Index(models.F('account'), models.F('expires_at'), name='expiry_by_account'),
+        ),
+        migrations.AddIndex(
+            model_name='daytotal',
+            index=models.Index(models.F('day'), name='day_total_by_day'),
         ),
     ]

@@ -148,24 +148,10 @@ def stop_counting(apps, schema_editor):
         schema_editor.execute(statement, params=None)
 
 
-def drop_like_index(apps, schema_editor):
-    """Django adds an index for LIKE to a text primary key. No query uses it, and every new ledger row would maintain it."""
-    if schema_editor.connection.vendor == "postgresql":
-        with schema_editor.connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT indexname FROM pg_indexes WHERE schemaname = current_schema()"
-                " AND tablename = 'credits_ledgerentry' AND indexname LIKE '%\\_like'"
-            )
-            names = [name for (name,) in cursor.fetchall()]
-        for name in names:
-            schema_editor.execute(f"DROP INDEX {schema_editor.quote_name(name)}", params=None)
-
-
 class Migration(migrations.Migration):
     dependencies = [("credits", "0001_initial")]
 
     operations = [
         migrations.RunPython(seal, unseal),
         migrations.RunPython(start_counting, stop_counting),
-        migrations.RunPython(drop_like_index, migrations.RunPython.noop),
     ]

@@ -1,0 +1,121 @@
+"""The ledger in words, for pages of staff: a sentence, a signed amount and the balance after each row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from django.conf import settings
+from django.db.models import OuterRef, Q, QuerySet, Subquery
+from django.db.models.lookups import IsNull
+from django.utils.module_loading import import_string
+
+from config.kernel import money
+from credits.models import SETTLEMENTS, EntryType, LedgerEntry
+
+# Rows that a page may read to know its balances. A page that shows a few old rows of a busy account shows none.
+LATER_MAX = 10_000
+CHARGES = [EntryType.CAPTURE, EntryType.USAGE]
+
+
+def folded() -> Q:
+    """The rows that a statement shows: a settled hold and what it released are part of the row that charged it."""
+    answers = LedgerEntry.objects.filter(against=OuterRef("pk"), type__in=SETTLEMENTS)
+    # Not type__in=CHARGES: SQLite uses the partial index only if the query repeats its condition.
+    settlements = LedgerEntry.objects.filter(against=OuterRef("against"), type__in=SETTLEMENTS)
+    charges = settlements.exclude(type=EntryType.RELEASE)
+    whole = Q(type=EntryType.RELEASE) & _none(charges)
+    return ~Q(type__in=[EntryType.HOLD, EntryType.RELEASE]) | (Q(type=EntryType.HOLD) & _none(answers)) | whole
+
+
+def _none(rows: QuerySet[LedgerEntry]) -> IsNull:
+    # Not Exists: PostgreSQL would read all settlements of the ledger into a hash table, for a page of 50 rows.
+    return IsNull(Subquery(rows.order_by().values("type")[:1]), True)
+
+
+def effect(entry: LedgerEntry) -> int:
+    """What the row added to the balance; negative if it took from it."""
+    return EntryType[entry.type].balance * entry.amount
+
+
+def in_credits(micro: int) -> str:
+    return f"{money.to_text(micro)} credit{'' if micro == money.MICRO else 's'}"
+
+
+def signed(micro: int) -> str:
+    return f"+{money.to_text(micro)}" if micro > 0 else money.to_text(micro).replace("-", "−")
+
+
+def subject(entry: LedgerEntry) -> str:
+    """The tool, or the model's turn or summary, and whether it ended early, which is charged in part."""
+    if entry.tool_key or not entry.run_id:
+        return entry.tool_key or ""
+    held = (entry.against.price if entry.against else entry.price) or {}
+    turn = str(held.get("turn", ""))
+    step = f", turn {turn}" if turn.isdecimal() else ", summary" if turn else ""
+    return f"{held.get('model', 'model')}{step}" + (", ended early" if (entry.price or {}).get("partial") else "")
+
+
+def sentence(entry: LedgerEntry, approved_at: datetime | None = None) -> str:
+    """``entry`` comes with its account's user, its staff and the row that it is against."""
+    amount, what = in_credits(abs(entry.amount)), subject(entry)
+    by = f" by {entry.staff.get_username()}" if entry.staff else ""
+    reason = f": {entry.reason}" if entry.reason else ""
+    match entry.type:
+        case EntryType.GRANT:
+            until = f", until {entry.expires_at:%Y-%m-%d}" if entry.expires_at else ""
+            return f"{amount} granted{by}{until}{reason}"
+        case EntryType.HOLD:
+            return f"{amount} held for {what}"
+        case EntryType.RELEASE:
+            return f"{amount} released, held for {what}"
+        case EntryType.REFUND:
+            return f"{amount} refunded{by} for {what}{reason}"
+        case EntryType.ADJUSTMENT:
+            return f"{amount} {'added' if entry.amount > 0 else 'removed'}{by}{reason}"
+        case EntryType.EXPIRY:
+            return f"{amount} of a grant expired"
+    who = entry.account.user.get_username()
+    approval = f", approved by {who} {approved_at.astimezone(UTC):%H:%M:%S}" if approved_at else ""
+    return f"{amount} for {what}{approval}"
+
+
+def held(entry: LedgerEntry) -> str:
+    """The hold that the row settled, if it was not charged in full."""
+    if entry.type not in CHARGES or entry.against is None or entry.against.amount == entry.amount:
+        return ""
+    rest = money.to_text(entry.against.amount - entry.amount)
+    return f"{money.to_text(entry.against.amount)} held, {rest} released"
+
+
+def approvals(entries: Iterable[LedgerEntry]) -> dict[str, datetime]:
+    """When the user approved the calls of these rows, by the call's id."""
+    calls = {entry.invocation_id for entry in entries if entry.invocation_id}
+    find: Callable[[set[str]], dict[str, datetime]] = import_string(settings.CREDITS_APPROVALS)
+    return find(calls) if calls else {}
+
+
+def balances_after(entries: Sequence[LedgerEntry]) -> dict[str, int]:
+    """The account's balance after each row, by the row's id; empty if LATER_MAX rows do not suffice."""
+    if not entries:
+        return {}
+    # One statement, so that the rows and the balance are of one moment. Without an order, so that it ends at the limit.
+    rows = LedgerEntry.objects.filter(
+        account_id__in={entry.account_id for entry in entries},
+        created_at__gte=min(entry.created_at for entry in entries),
+    ).order_by()
+    columns = ("account_id", "created_at", "pk", "type", "amount", "account__balance")
+    found = list(rows.values_list(*columns)[: LATER_MAX + 1])
+    if len(found) > LATER_MAX:
+        return {}
+    after: dict[str, int] = {}
+    now: dict[int, int] = {}
+    for account, _, key, kind, amount, balance in sorted(found, key=_newest_first, reverse=True):
+        after[key] = now.setdefault(account, balance)
+        now[account] -= EntryType[kind].balance * amount
+    return after
+
+
+def _newest_first(row: Any) -> Any:
+    return row[1], row[2]

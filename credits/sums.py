@@ -1,0 +1,54 @@
+"""What runs have spent and hold, in micro-credits, read from the ledger's rows."""
+
+from __future__ import annotations
+
+from django.db.models import BigIntegerField, Case, F, OuterRef, QuerySet, Subquery, Sum, Value, When
+from django.db.models.expressions import Combinable
+from django.db.models.functions import Coalesce
+
+from credits.models import SPENDING, EntryType, LedgerEntry
+
+
+def run_spent(run_id: str) -> int:
+    """Captures and usage less refunds."""
+    return _sum(LedgerEntry.objects.filter(run_id=run_id, type__in=SPENDING), net_spending())
+
+
+def refundable(entry: LedgerEntry) -> int:
+    """What of a CAPTURE or USAGE row is not refunded yet."""
+    return entry.amount - _sum(LedgerEntry.objects.filter(against=entry, type=EntryType.REFUND), F("amount"))
+
+
+def would_exceed(run_id: str, limit: int, amount: int) -> bool:
+    """Whether spent + held + amount exceeds ``limit``.
+
+    The caller holds the run's lock; without it two concurrent calls could both pass.
+    """
+    return committed(run_id) + amount > limit
+
+
+def committed(run_id: str) -> int:
+    """What the run has spent and holds."""
+    # A capture or usage moves its amount from held to spent, so the sum does not need it.
+    rows = LedgerEntry.objects.filter(run_id=run_id).exclude(type__in=[EntryType.CAPTURE, EntryType.USAGE])
+    return _sum(rows, _signed(plus=[EntryType.HOLD]))
+
+
+def run_spent_subquery(outer: str = "pk") -> Combinable:
+    """``run_spent`` as an expression for a queryset; ``outer`` is the column that holds the run's id."""
+    rows = LedgerEntry.objects.filter(run_id=OuterRef(outer), type__in=SPENDING).order_by()
+    total = rows.values("run_id").annotate(total=Sum(net_spending())).values("total")
+    return Coalesce(Subquery(total), Value(0))
+
+
+def net_spending() -> Combinable:
+    """The signed amount of a SPENDING row: a refund is negative."""
+    return _signed(plus=[EntryType.CAPTURE, EntryType.USAGE])
+
+
+def _signed(plus: list[EntryType]) -> Combinable:
+    return Case(When(type__in=plus, then=F("amount")), default=-F("amount"), output_field=BigIntegerField())
+
+
+def _sum(rows: QuerySet[LedgerEntry], amount: Combinable) -> int:
+    return rows.order_by().aggregate(total=Sum(amount, default=0))["total"]
