@@ -1,5 +1,11 @@
+from importlib import import_module
+from typing import Any
+
 from django.apps import AppConfig
 from django.conf import settings
+from django.contrib.admin.apps import SimpleAdminConfig
+from django.contrib.admin.checks import check_admin_app, check_dependencies
+from django.core import checks as framework
 
 
 class PlatformConfig(AppConfig):
@@ -21,3 +27,17 @@ class PlatformConfig(AppConfig):
             tracing.start()
         if settings.SENTRY_DSN and checks.is_installed("sentry_sdk"):
             sentry.start()
+
+
+class StaffAdminConfig(SimpleAdminConfig):
+    """The admin without its discovery: ``config.urls`` discovers, so that workers do not load the pages."""
+
+    def ready(self) -> None:
+        framework.register(check_dependencies, framework.Tags.admin)
+        framework.register(check_admin, framework.Tags.admin)
+
+
+def check_admin(app_configs: Any, **kwargs: Any) -> list[framework.CheckMessage]:
+    """Django's checks of the admin, after its discovery."""
+    import_module(settings.ROOT_URLCONF)
+    return check_admin_app(app_configs, **kwargs)

@@ -2,14 +2,25 @@
 
 import os
 import sys
+from typing import Any
 
 from celery import Celery
-from celery.signals import beat_init, setup_logging, worker_init, worker_ready
+from celery.signals import (
+    beat_init,
+    before_task_publish,
+    setup_logging,
+    task_postrun,
+    task_prerun,
+    worker_init,
+    worker_ready,
+)
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 from kombu.transport.redis import Channel, QoS
 
-from config.serve import garbage
+from config.database import start
+from config.kernel import garbage
+from config.telemetry import logs
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 
@@ -34,6 +45,9 @@ class SparingQoS(QoS):
 Channel.QoS = SparingQoS
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks()
+before_task_publish.connect(logs.write_headers)
+task_prerun.connect(logs.read_headers)
+task_postrun.connect(logs.reset)
 
 
 @setup_logging.connect
@@ -42,8 +56,11 @@ def keep_django_logging(**kwargs: object) -> None:
 
 
 @worker_ready.connect
-def freeze_after_start(**kwargs: object) -> None:
+def finish_start(sender: Any, **kwargs: object) -> None:
     garbage.freeze_loaded_objects()
+    queues = ", ".join(sorted(sender.app.amqp.queues.consume_from))
+    logs.announce_ready(f"worker {sender.hostname} of {queues}")
+    start.look_for_database()
 
 
 @worker_init.connect
@@ -54,3 +71,9 @@ def exit_if_settings_are_invalid(**kwargs: object) -> None:
         import_string("config.checks.require_valid_settings")()
     except ImproperlyConfigured as error:
         sys.exit(str(error))
+
+
+@beat_init.connect
+def announce_beat(**kwargs: object) -> None:
+    """After the check of the settings, which is connected first."""
+    logs.announce_ready("beat")

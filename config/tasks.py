@@ -1,6 +1,9 @@
 """Scheduled tasks that remove expired rows of the shared layer. An app's tasks belong in the app."""
 
+from typing import Any
+
 from celery import shared_task
+from celery.signals import worker_shutting_down
 from django.contrib.sessions.models import Session
 
 from config.api import idempotency
@@ -23,3 +26,8 @@ def prune_sessions() -> None:
 def _prune_sessions() -> int:
     expired = Session.objects.filter(expire_date__lt=clock.now()).order_by("expire_date")
     return batches.in_batches(lambda: batches.delete_batch(expired))
+
+
+@worker_shutting_down.connect
+def stop_jobs(**kwargs: Any) -> None:
+    batches.stopping.set()

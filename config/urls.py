@@ -12,7 +12,10 @@ import runs.urls
 import webhooks.urls
 from config.api import views
 from config.api.openapi.views import SchemaView
-from config.staff import one_time
+from config.docs import views as docs
+from config.staff import denied, navigation, one_time, people
+
+admin.autodiscover()
 
 # Django tries the routes in this order, so the most frequent are first.
 session = [
@@ -30,15 +33,29 @@ urlpatterns = [
     path("api/public/v1/", include(public)),
     path("api/schema", conditional_page(views.charged(SchemaView.as_view())), name="schema"),
     path("api/schema/without-webhooks", conditional_page(views.charged(SchemaView.as_view(webhooks=False)))),
-    path("api/docs", views.charged(SpectacularSwaggerSplitView.as_view(url_name="schema")), name="docs"),
+    path("api/schema/session", conditional_page(views.charged(SchemaView.as_view(surface="/api/v1/")))),
+    path(
+        "api/schema/public",
+        conditional_page(views.charged(SchemaView.as_view(surface="/api/public/v1/", webhooks=False))),
+    ),
+    path(
+        "api/docs",
+        views.charged(SpectacularSwaggerSplitView.as_view(url_name="schema", template_name="docs/api.html")),
+        name="docs",
+    ),
     *runs.urls.rpc,
     re_path(r"^api(/.*)?$", views.unknown_path),
     path("admin/own-password/", one_time.choose, name="own-password"),
+    path("admin/find/", admin.site.admin_view(navigation.find), name="find"),
+    path("admin/people/<int:user_id>/", admin.site.admin_view(people.show), name="person"),
     path("admin/", admin.site.urls),
+    *docs.urls,
     *runs.urls.pages,
     *runs.urls.files,
     *chats.urls.uploads,
 ]
 
+handler403 = denied.forbidden
+handler404 = denied.missing
 handler400 = views.bad_request
 handler500 = views.server_error

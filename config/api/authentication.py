@@ -17,6 +17,7 @@ from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 
 from config.api import session_tokens
+from config.api.models import ErasedSubject
 from config.database.queries import CompiledQuery
 
 # RFC 6750's characters. Two Authorization headers arrive joined by a comma, so they never fit.
@@ -93,6 +94,9 @@ def user_of(claims: dict[str, Any]) -> Any:
     email = email_of(claims.get("email"))
     user = user_named.first(username)
     if user is None:
+        erased = ErasedSubject.objects.filter(pk=ErasedSubject.digest_of(username)).first()
+        if erased is not None and "iat" in claims and int(claims["iat"]) <= int(erased.erased_at.timestamp()):
+            raise AuthenticationFailed("The user of this session token was erased.")
         # Of concurrent requests one creates the row, the others read it.
         user, _ = users.get_or_create(
             username=username, defaults={"email": email or "", "password": make_password(None)}

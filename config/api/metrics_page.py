@@ -97,7 +97,7 @@ def _read_redis(found: Reading) -> bool:
             found.processes, gone = metrics.process_values(rows, metrics.redis_time(client))
             if gone:
                 client.hdel(metrics.PROCESSES, *gone)
-            queues = [queue.name for queue in settings.CELERY_TASK_QUEUES]
+            queues = list(settings.CELERY_TASK_QUEUES)
             depths: dict[tuple[str, ...], float] = {(name,): float(client.llen(name)) for name in queues}
     except (redis.RedisError, OSError, ValueError) as error:
         logger.warning("metrics without Redis (%s)", type(error).__name__)

@@ -1,9 +1,11 @@
-"""Records of idempotency keys. ``idempotency.py`` is their only reader and writer."""
+"""Records of idempotency keys, which only ``idempotency.py`` reads and writes, and of erased subjects."""
 
 from __future__ import annotations
 
 from django.conf import settings
 from django.db import models
+from django.db.models.functions import Now
+from django.utils.crypto import salted_hmac
 
 
 class IdempotencyRecord(models.Model):
@@ -27,3 +29,19 @@ class IdempotencyRecord(models.Model):
 
     def __str__(self) -> str:
         return f"{self.surface} {self.key}"
+
+
+class ErasedSubject(models.Model):
+    """A username whose user was erased, as a keyed digest. Session tokens that were issued before are refused: a
+    browser that still has one would bring the name back.
+    """
+
+    digest = models.CharField(max_length=64, primary_key=True)
+    erased_at = models.DateTimeField(db_default=Now())
+
+    def __str__(self) -> str:
+        return self.digest
+
+    @staticmethod
+    def digest_of(username: str) -> str:
+        return salted_hmac("config.api.ErasedSubject", username, algorithm="sha256").hexdigest()

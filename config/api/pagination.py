@@ -22,19 +22,10 @@ class KeysetPagination(BasePagination):
     """Pages by (created_at, id): newest first, or oldest first for a view with ``pagination_ascending``."""
 
     def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> list:
-        limit = self.read_limit(request.query_params.get("limit"))
+        limit, cursor = self.read(request)
         ascending = getattr(view, "pagination_ascending", False)
-        cursor = request.query_params.get("cursor")
         if cursor is not None:
-            moment, key = decode_cursor(cursor)
-            forms = stored_forms(moment)
-            # The redundant bound on the first column lets both databases start at the right position in the index.
-            if ascending:
-                beyond = Q(created_at__gt=forms[-1]) | Q(created_at__in=forms, pk__gt=key)
-                queryset = queryset.filter(beyond, created_at__gte=forms[0])
-            else:
-                beyond = Q(created_at__lt=forms[0]) | Q(created_at__in=forms, pk__lt=key)
-                queryset = queryset.filter(beyond, created_at__lte=forms[-1])
+            queryset = queryset.filter(beyond(*cursor, ascending=ascending))
         order = ("created_at", "pk") if ascending else ("-created_at", "-pk")
         rows = list(queryset.order_by(*order)[: limit + 1])
         self.next_cursor = None
@@ -42,6 +33,11 @@ class KeysetPagination(BasePagination):
             rows = rows[:limit]
             self.next_cursor = encode_cursor(rows[-1].created_at, rows[-1].pk)
         return rows
+
+    def read(self, request: Request) -> tuple[int, tuple[datetime, str] | None]:
+        """How many rows the page may have, and the row before it."""
+        limit, cursor = (request.query_params.get(name) for name in ("limit", "cursor"))
+        return self.read_limit(limit), None if cursor is None else decode_cursor(cursor)
 
     def read_limit(self, value: str | None) -> int:
         if value is None:
@@ -89,6 +85,15 @@ class KeysetPagination(BasePagination):
         ]
 
 
+def beyond(moment: datetime, key: str, *, key_column: str = "pk", ascending: bool = False) -> Q:
+    """The rows after that of this time and key, in the order of a list."""
+    forms = stored_forms(moment)
+    step, first, last = ("gt", forms[0], forms[-1]) if ascending else ("lt", forms[-1], forms[0])
+    after = Q(**{f"created_at__{step}": last}) | Q(**{"created_at__in": forms, f"{key_column}__{step}": key})
+    # The redundant bound on the first column lets both databases start at the right position in the index.
+    return after & Q(**{f"created_at__{step}e": first})
+
+
 def stored_forms(moment: datetime) -> list[Any]:
     """``moment`` as the database may have stored it, lowest first.
 
@@ -97,7 +102,8 @@ def stored_forms(moment: datetime) -> list[Any]:
     """
     if connection.vendor != "sqlite":
         return [moment]
-    second = f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+    # Not by %Y, which writes the year 300 with three digits.
+    second = moment.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "seconds")
     forms = [f"{second}.{moment.microsecond:06d}"]
     if moment.microsecond % 1000 == 0:
         forms.insert(0, forms[0][:-3])

@@ -10,6 +10,7 @@ import ipaddress
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -176,6 +177,11 @@ def charge_run_start(request: HttpRequest, surface: str, user: Any) -> Verdict:
     return _settle(request, charge(_run_starts(surface, user)))
 
 
+def charge_bucket(request: HttpRequest, bucket: Bucket) -> Verdict:
+    """Charge a caller that is no user. Raises RateLimited."""
+    return _settle(request, charge(bucket))
+
+
 def _run_starts(surface: str, user: Any) -> Bucket:
     return Bucket(f"run-starts:{surface}:{user.pk}", settings.RATE_LIMIT_RUN_STARTS)
 
@@ -208,12 +214,16 @@ def verdict_of(request: HttpRequest) -> Verdict | None:
 
 
 def client_address(request: HttpRequest) -> str:
+    return address_of(request.META)
+
+
+def address_of(environ: Mapping[str, Any]) -> str:
     """The client's address as the outermost of TRUSTED_PROXIES saw it; of an IPv6 client the /64, which one subscriber
-    has.
+    has. ``environ`` is that of WSGI.
     """
-    hops = [request.META.get("REMOTE_ADDR", "")]
+    hops = [environ.get("REMOTE_ADDR", "")]
     if settings.TRUSTED_PROXIES:
-        forwarded = request.META.get("HTTP_X_FORWARDED_FOR", "").split(",")
+        forwarded = environ.get("HTTP_X_FORWARDED_FOR", "").split(",")
         hops = [hop.strip() for hop in forwarded if hop.strip()] + hops
     text = hops[max(0, len(hops) - 1 - settings.TRUSTED_PROXIES)]
     if text.startswith("["):  # some proxies add the port

@@ -93,6 +93,10 @@ class CamelSerializer(serializers.Serializer):
         return columns
 
 
+class NoInput(CamelSerializer):
+    """The body of an operation that takes none: empty, or an empty object."""
+
+
 def unknown_fields(data: Mapping[str, Any], known: Collection[str]) -> dict[str, list[str]]:
     """Messages for the names in ``data`` that are not ``known``, with the name that was probably meant."""
     found = {}

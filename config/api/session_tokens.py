@@ -40,10 +40,12 @@ class InvalidToken(Exception):
     """The token is not valid, or not valid any more. The message is for people."""
 
 
-def mint(username: str, hours: float = 12) -> str:
+def mint(username: str, hours: float = 12, *, email: str | None = None) -> str:
     """A token of the local issuer for ``username``."""
     now = int(time.time())
     claims = {"iss": LOCAL_ISSUER, "aud": LOCAL_AUDIENCE, "sub": username, "iat": now, "exp": now + round(hours * 3600)}
+    if email is not None:
+        claims["email"] = email
     return jwt.encode(claims, _local_key(), algorithm="EdDSA")
 
 
@@ -179,6 +181,7 @@ class Jwks:
             pause = settings.SESSION_JWKS_REFETCH_SECONDS if self.keys else COLD_RETRY_SECONDS
             if time.monotonic() - self.tried_at <= pause:
                 return None, False
+            client.prepare()
             self.fetching = shared.submit(self._fetch())
             return self.fetching, True
 

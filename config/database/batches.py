@@ -41,9 +41,18 @@ def in_order(rows: QuerySet[Any], field: str, size: int = BATCH) -> Iterator[Any
 
 def limit_lock_wait(seconds: float) -> None:
     """In this transaction, a statement fails if it waits longer for a lock. PostgreSQL only."""
+    _limit("lock_timeout", seconds)
+
+
+def limit_statements(seconds: float) -> None:
+    """In this transaction, a statement fails if it takes longer. PostgreSQL only."""
+    _limit("statement_timeout", seconds)
+
+
+def _limit(name: str, seconds: float) -> None:
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
-            cursor.execute("SELECT set_config('lock_timeout', %s, true)", [f"{seconds * 1000:.0f}ms"])
+            cursor.execute("SELECT set_config(%s, %s, true)", [name, f"{seconds * 1000:.0f}ms"])
 
 
 def take_batch(rows: QuerySet[Any], size: int = BATCH, *, to_delete: bool = False) -> list[Any]:

@@ -116,6 +116,13 @@ def _with_fixed_types(sql: str, types: Sequence[str]) -> str:
     return f"SELECT {columns} FROM ({sql}) AS read({', '.join(names)})"  # noqa: S608
 
 
+def read(sql: str, parameters: Sequence[Any]) -> list[Sequence[Any]]:
+    """The rows of a query that is written as SQL. It is prepared, so each column is cast to a type that no migration
+    changes.
+    """
+    return _read(connections[DEFAULT_DB_ALIAS], sql, parameters)
+
+
 def _read(database: Any, sql: str, parameters: Sequence[Any]) -> list[Sequence[Any]]:
     """The rows. Outside of a transaction, a read may be repeated safely: it replaces a lost connection once. It does so
     instead of Django's check of the connection's health, and saves the round trip of that check.

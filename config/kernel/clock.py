@@ -53,6 +53,12 @@ def now() -> datetime:
     return synced[0] + timedelta(seconds=steady() - synced[1])
 
 
+def after(moment: datetime) -> datetime:
+    """The present, and later than ``moment``, which another process has stored. The clocks of two processes differ by
+    some milliseconds; lists in order of time must not show an answer before its question."""
+    return max(now(), moment + timedelta(microseconds=1))
+
+
 def sync() -> datetime:
     """Read the database's time now and return it. A process with an event loop calls this before the loop begins."""
     if connection.vendor != "postgresql":
@@ -64,9 +70,11 @@ def sync() -> datetime:
         base, answered = cursor.fetchone()[0], steady()
     with _lock:
         if _synced is None or answered - asked <= ANSWER_SECONDS:
-            _synced, _next_sync = (base, answered), answered + settings.DATABASE_CLOCK_SECONDS
-        base, answered = _synced
-    return base + timedelta(seconds=steady() - answered)
+            # The server read its clock between the two moments. Their middle is wrong by half of the time at most.
+            _synced = base, (asked + answered) / 2
+            _next_sync = answered + settings.DATABASE_CLOCK_SECONDS
+        base, read = _synced
+    return base + timedelta(seconds=steady() - read)
 
 
 def _may_sync() -> bool:

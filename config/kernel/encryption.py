@@ -2,6 +2,8 @@
 
 The first key of ``ENCRYPTION_KEYS`` encrypts. Each key of the list can decrypt. If no key decrypts a value, reading it
 raises an error, because ciphertext must not be shown or used as a signing key.
+
+cryptography is imported at its first use: it takes 7 MiB, and most processes read no secrets.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from django.conf import settings
 from django.db import models
 
@@ -19,7 +20,9 @@ class DecryptionFailed(Exception):
 
 
 @lru_cache(maxsize=4)
-def _fernet(keys: tuple[str, ...]) -> MultiFernet:
+def _fernet(keys: tuple[str, ...]) -> Any:
+    from cryptography.fernet import Fernet, MultiFernet
+
     return MultiFernet([Fernet(key) for key in keys])
 
 
@@ -30,6 +33,8 @@ def encrypt(plain: str) -> str:
 
 def decrypt(cipher: str) -> str:
     """The plain text. Raises DecryptionFailed if no key of ENCRYPTION_KEYS fits."""
+    from cryptography.fernet import InvalidToken
+
     try:
         return _fernet(tuple(settings.ENCRYPTION_KEYS)).decrypt(cipher.encode()).decode()
     except InvalidToken:
@@ -40,8 +45,10 @@ def decrypt(cipher: str) -> str:
 
 def is_current(cipher: str) -> bool:
     """Whether the first key of ENCRYPTION_KEYS encrypted this value."""
+    from cryptography.fernet import InvalidToken
+
     try:
-        Fernet(settings.ENCRYPTION_KEYS[0]).decrypt(cipher.encode())
+        _fernet((settings.ENCRYPTION_KEYS[0],)).decrypt(cipher.encode())
     except InvalidToken:
         return False
     return True

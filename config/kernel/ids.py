@@ -24,12 +24,27 @@ def first_id(prefix: str, moment: datetime) -> str:
     return f"{prefix}_{str(ULID.from_datetime(moment))[:10].lower()}"
 
 
+def short_id(key: str) -> str:
+    """An id for people to tell rows apart: ``run_…0r1s2d``. The characters left out are the time and half the rest."""
+    prefix, mark, rest = key.rpartition("_")
+    return f"{prefix}{mark}…{rest[-6:]}" if len(rest) > 10 else key
+
+
 def is_plausible_id(key: str) -> bool:
     """Whether ``key`` can be an id. Other texts must not reach the database, where NUL causes an error."""
     return 0 < len(key) <= 64 and key.isascii() and key.replace("_", "").isalnum()
 
 
-class IdField(models.CharField):
+class _IdText(models.CharField):
+    def db_type(self, connection) -> str:
+        """Not called ``varchar`` on PostgreSQL, because Django adds an index for LIKE to each index of a type with that
+        name. No query needs it, and each new row would write an entry.
+        """
+        name = str(super().db_type(connection))
+        return name.replace("varchar", "character varying") if connection.vendor == "postgresql" else name
+
+
+class IdField(_IdText):
     """A primary key that ``new_id`` creates with this field's prefix."""
 
     def __init__(self, prefix: str = "", **kwargs) -> None:
@@ -78,7 +93,7 @@ class AnyOf(Lookup):
         return f"{sql} {any_of()}", [*parameters, array(self.rhs)]
 
 
-class RefField(models.CharField):
+class RefField(_IdText):
     """The id of a row whose model this app may not import (docs/architecture.md)."""
 
     def __init__(self, **kwargs) -> None:

@@ -1,4 +1,4 @@
-"""JSON text: the only strict reader and the only exact writer of the service.
+"""JSON text: the only strict reader and the only exact writer of the service, and how its values are compared.
 
 The reader limits depth and numbers. Numbers with a fraction become Decimal unless the caller wants floats. It rejects
 input that JSON readers treat differently (duplicate keys, NaN, lone surrogates) or that cannot be stored (NUL).
@@ -164,3 +164,12 @@ def _other(value: Any) -> Any:
     if isinstance(value, Promise):
         return str(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def same_json(before: Any, after: Any) -> bool:
+    """As ``==``, but true is not 1."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        return before.keys() == after.keys() and all(same_json(before[key], after[key]) for key in before)
+    if isinstance(before, list) and isinstance(after, list):
+        return len(before) == len(after) and all(map(same_json, before, after))
+    return isinstance(before, bool) == isinstance(after, bool) and bool(before == after)

@@ -3,7 +3,7 @@
 honcho starts the processes, prefixes their output, and ends all of them after Ctrl-C, after SIGTERM, or when one of
 them ends. Production uses the Procfile and a supervisor. This module adds:
 
-- the lock, the check of the port, the migrations, the first administrator and the greeting;
+- the lock, the check of the port, the migrations, the catalogue file, the first administrator and the greeting;
 - the embedded broker, which must end after the processes that use it (honcho ends all processes at the same time);
 - the end of all processes when this process is killed (``config.local.reaper``) or when ``make`` ends.
 """
@@ -42,14 +42,14 @@ READY_SECONDS = 90.0
 REPORT_SECONDS = 5.0
 ADMIN = "admin"
 RUNNING_FILE = Path(os.environ["RUNNING_FILE"]) if os.environ.get("RUNNING_FILE") else None
-CELERY = "celery -q -A config worker -P threads --without-gossip --without-mingle --without-heartbeat"
+CELERY = "celery -q --skip-checks -A config worker -P threads --without-gossip --without-mingle --without-heartbeat"
 PROCESSES = {
     "web": f"gunicorn config.wsgi --config gunicorn.conf.py --workers 1 --bind {HOST}:{settings.PORT}",
     "runs": f"{CELERY} -n runs@%h -c 4 -Q runs",
     # A separate process, because a slow webhook receiver must not delay a run.
     "background": f"{CELERY} -n background@%h -c 6 -Q webhooks,webhooks-retry,maintenance",
     # Not part of "background" (-B): if that process is killed, its beat keeps the output open, and honcho waits.
-    "beat": "celery -q -A config beat",
+    "beat": "celery -q -A config.beat beat",
 }
 
 
@@ -149,8 +149,9 @@ def readiness_problem() -> str:
     """The reason why the service is not ready. Empty if it is ready."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(f"http://{HOST}:{settings.PORT}/readyz", timeout=5):
-            return ""
+        with opener.open(f"http://{HOST}:{settings.PORT}/readyz", timeout=5) as answer:
+            found = answer.read(500).decode(errors="replace")
+            return "" if json.loads(found)["status"] == "ok" else found
     except urllib.error.HTTPError as error:
         return f"{error.code} {error.read(500).decode(errors='replace')}"
     except OSError as error:
@@ -192,7 +193,7 @@ def prepared() -> dict[str, str | None]:
     return administrator
 
 
-def greeting(name: str | None, password: str | None) -> str:
+def greeting(name: str | None, password: str | None, code: str | None) -> str:
     base = f"http://{HOST}:{settings.PORT}"
     if password:
         sign_in = f"user {name}, one-time password {password}\n{'':22}(the admin asks for a new password)"
@@ -202,8 +203,10 @@ def greeting(name: str | None, password: str | None) -> str:
         sign_in = f"user {name}. For a new password: .venv/bin/python manage.py changepassword {name}"
     given = [name for name in ("DATABASE_URL", "VAR_DIR") if os.environ.get(name)]
     note = f" (with the same {' and '.join(given)} set)" if given else ""
-    shown = f"  Playground          {base}/playground   start a run and watch it live\n"
-    playground = shown if settings.PLAYGROUND else ""
+    address = f"{base}/playground#code={code}" if code else f"{base}/playground"
+    playground = f"  Playground          {address}\n" if settings.PLAYGROUND else ""
+    if playground and code:
+        playground += f"{'':22}(signs in as the user demo; works for 12 hours)\n"
     return f"""
 The service is running on {base}
 
@@ -223,10 +226,11 @@ Ctrl-C stops it.
 
 
 def prepare() -> None:
-    """Migrate the database and create an administrator if there is none.
+    """Migrate the database, apply the catalogue file and create an administrator if there is none.
 
-    Prints one line of JSON, ``{"name": text or null, "password": text or null}``: the name of the administrator and, if
-    no password was chosen yet, a one-time password.
+    Prints one line of JSON, ``{"name": text or null, "password": text or null, "code": text or null}``: the name of the
+    administrator, a one-time password if no password was chosen yet, and in the embedded default the code that signs in
+    to the playground.
     """
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
     import django
@@ -236,11 +240,15 @@ def prepare() -> None:
     from django.core.management import CommandError, call_command
     from django.db import OperationalError
 
+    from config.api import sign_in_codes
     from config.staff import one_time
 
     try:
         call_command("check", stdout=io.StringIO())
         call_command("migrate", interactive=False, verbosity=0)
+        if settings.CATALOGUE_FILE:
+            # The last line of the standard output is for the parent process.
+            call_command("catalogue", "apply", stdout=sys.stderr)
     except (CommandError, OperationalError) as error:
         sys.exit(str(error))
     # WhiteNoise serves the files of the packages, but warns if this directory does not exist.
@@ -251,8 +259,9 @@ def prepare() -> None:
         administrator = users.create_superuser(ADMIN, f"{ADMIN}@localhost")
     name = administrator and administrator.get_username()
     waits = administrator is not None and not administrator.has_usable_password()
-    password = one_time.tokens.make_token(administrator) if waits else None
-    sys.stdout.write(json.dumps({"name": name, "password": password}) + "\n")
+    password = one_time.make(administrator) if waits else None
+    code = sign_in_codes.make_code() if settings.EMBEDDED and not settings.SESSION_ISSUER else None
+    sys.stdout.write(json.dumps({"name": name, "password": password, "code": code}) + "\n")
 
 
 def check_port() -> None:

@@ -1,6 +1,7 @@
 """Generated secrets for local use: one file per secret in ``VAR_DIR``, with mode 0600.
 
 In production, environment variables set the secrets. ``manage.py check --deploy`` names each missing variable.
+cryptography, which takes 7 MiB, is imported only to generate one.
 """
 
 import os
@@ -9,21 +10,22 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from cryptography.fernet import Fernet
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
 
 def random_text() -> str:
     return secrets.token_urlsafe(64)
 
 
 def fernet_key() -> str:
+    from cryptography.fernet import Fernet
+
     return Fernet.generate_key().decode()
 
 
 def signing_key() -> str:
     """An Ed25519 private key as PEM."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
     return Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
 
 

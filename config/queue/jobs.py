@@ -8,9 +8,8 @@ import logging
 import math
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from celery import signals
 from django.conf import settings
 
 from config.database import batches
@@ -102,8 +101,3 @@ def stages(job: str, *works: Callable[[], int]) -> int:
             failures.inc(job)
             logger.exception("a stage of %s failed: %s", job, work.__name__)
     return done
-
-
-@signals.worker_shutting_down.connect(dispatch_uid="config.queue.jobs")
-def stop(**kwargs: Any) -> None:
-    batches.stopping.set()

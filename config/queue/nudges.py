@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from contextvars import Context, copy_context
 from dataclasses import dataclass, replace
 
-from celery import current_app
 from django.db import transaction
 
 from config.queue.publisher import Source, publisher
@@ -38,9 +37,12 @@ class Nudge:
 
 
 def send(nudges: list[Nudge]) -> None:
+    # The web processes have imported Celery. Most commands of manage.py send nothing and do without it.
+    from config.celery import app
+
     for nudge in grouped(nudges):
         nudge.context.run(
-            current_app.send_task,
+            app.send_task,
             nudge.task,
             args=nudge.ids,
             countdown=nudge.countdown,

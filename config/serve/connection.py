@@ -179,7 +179,7 @@ class Connection(asyncio.Protocol):
             self.finish(request, last=True)
             raise StopParsing
         if request.body is not None:
-            self.state.receiving[self] = self.give_up
+            self.state.bodies.begin(request, self.give_up)
             if request.expects_continue and not self.complete and self.task is None:
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -192,7 +192,7 @@ class Connection(asyncio.Protocol):
         except OSError:
             logger.exception("a body cannot be kept in the directory for temporary files")
             self.stop_parsing(503)
-        self.state.keep(len(part))
+        self.state.bodies.keep(request, len(part))
         allowed = settings.WEB_READ_SECONDS + request.size / settings.WEB_READ_BYTES_PER_SECOND
         self.deadline = self.begun + min(allowed, settings.WEB_BODY_SECONDS)
         if not within and self.request is not None:  # it may have been given up
@@ -206,7 +206,7 @@ class Connection(asyncio.Protocol):
     def finish(self, request: Request, *, last: bool) -> None:
         """The request is complete as far as it is read."""
         self.request = None
-        self.state.receiving.pop(self, None)
+        self.state.bodies.arrived(request)
         request.keep_alive = request.keep_alive and not last
         request.finish()
         self.complete.append(request)
@@ -234,8 +234,7 @@ class Connection(asyncio.Protocol):
         self.begin_to_answer()
 
     def drop(self, request: Request) -> None:
-        self.state.receiving.pop(self, None)
-        self.state.body_bytes -= request.size
+        self.state.bodies.free(request)
         request.close()
 
     # --- answering ---------------------------------------------------------------------------------------------------
@@ -271,7 +270,7 @@ class Connection(asyncio.Protocol):
     async def answer(self, request: Request) -> None:
         loop, begun = asyncio.get_running_loop(), time.perf_counter()
         made = await loop.run_in_executor(self.state.threads, answer, self.state.application, request)
-        self.state.body_bytes -= request.size
+        self.state.bodies.free(request)
         keep_alive = request.keep_alive and not self.state.stopping and self.state.keepalive > 0
         head, chunked, keep_alive = made.head(request.version, keep_alive=keep_alive)
         self.last = self.last or not keep_alive

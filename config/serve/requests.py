@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import sys
 import tempfile
 from functools import lru_cache
@@ -13,6 +14,7 @@ from urllib.parse import unquote_to_bytes
 import httptools
 
 from config import settings
+from config.api.ratelimit import address_of
 
 # A very long id in a path must get 404 from Django.
 REQUEST_LINE_MAX_BYTES = 64 * 1024
@@ -52,6 +54,10 @@ def envelope(status: int) -> tuple[str, list[tuple[str, str]], bytes]:
         "message": MESSAGES.get(status, "The request is not valid HTTP."),
     }
     headers = [("Content-Type", "application/json"), ("X-Content-Type-Options", "nosniff")]
+    headers.append(("X-Request-Id", secrets.token_hex(16)))
+    if settings.CORS_ALLOWED_ORIGINS:
+        # For any origin: the header that names it may not have been read, and the text is the same for all.
+        headers += [("Access-Control-Allow-Origin", "*"), ("Access-Control-Expose-Headers", "X-Request-Id")]
     return f"{status} {HTTPStatus(status).phrase}", headers, json.dumps({"error": error}).encode()
 
 
@@ -59,10 +65,10 @@ class Request:
     """A request whose head is complete. Raises Refused for a head that no server may accept or that ours does not.
 
     ``unread`` stands for a body that is larger than any view accepts. It is not read: Django answers by its announced
-    length.
+    length. ``address`` is the client's, if there is a body.
     """
 
-    __slots__ = ("body", "chunked", "environ", "keep_alive", "limit", "size", "unread", "version", "wire")
+    __slots__ = ("address", "body", "chunked", "environ", "keep_alive", "limit", "size", "unread", "version", "wire")
 
     def __init__(self, base: dict[str, Any], method: bytes, version: str, target: bytes, headers: list[Any]) -> None:
         path, query = split_target(target)
@@ -70,6 +76,7 @@ class Request:
         self.keep_alive = False
         self.size = self.wire = 0
         self.body: Any = None
+        self.address = ""
         self.environ = environ = {
             **base,
             "REQUEST_METHOD": method.decode("ascii"),
@@ -101,6 +108,7 @@ class Request:
         if self.chunked or (announced and not self.unread):
             # Large bodies go to a file. The default directory is Django's for uploads.
             self.body = tempfile.SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115
+            self.address = address_of(environ)
 
     @property
     def expects_continue(self) -> bool:

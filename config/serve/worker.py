@@ -16,10 +16,12 @@ from typing import Any
 
 from gunicorn.workers.base import Worker as BaseWorker
 
+from config.database import start
+from config.kernel import garbage
 from config.outbound.loop import raise_open_file_limit, shared
-from config.serve import garbage
 from config.serve.server import Server
 from config.serve.state import State
+from config.telemetry import logs as telemetry
 
 TICK_SECONDS = 1.0
 
@@ -34,11 +36,16 @@ class Worker(BaseWorker):
         logs = self.log_access if self.cfg.accesslog or self.cfg.syslog else None
         state = State(self.wsgi, self.cfg.threads, self.cfg.keepalive, logs)
         server = Server(state, [listener.sock for listener in self.sockets], self.cfg.worker_connections)
+        is_ready = False
         while self.alive and os.getppid() == self.ppid:
             # gunicorn replaces a worker whose event loop is blocked for its time-out.
             with contextlib.suppress(concurrent.futures.TimeoutError):
                 shared.submit(server.tick()).result(TICK_SECONDS)
                 self.notify()
+                if not is_ready:
+                    is_ready = True
+                    telemetry.announce_ready(f"{self.cfg.proc_name} on {', '.join(map(str, self.sockets))}")
+                    start.look_for_database()
             self.wait_for_signal(TICK_SECONDS)
         ending = shared.submit(server.stop())
         with contextlib.suppress(concurrent.futures.TimeoutError):

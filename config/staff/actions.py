@@ -41,6 +41,10 @@ class ActionForm(forms.Form):
         super().__init__(*args, **options)
         self.target = target
 
+    def facts(self) -> list[tuple[str, str]]:
+        """(label, value) of what one needs to know before one fills in the form."""
+        return []
+
     def summary(self) -> list[tuple[str, str]]:
         """(label, value) of each input, for the confirmation."""
         return [
@@ -144,6 +148,9 @@ class WithActions(StaffAdmin):
             rows = self._rows(request)[: 1 if action.about == "one" else OBJECTS_MAX]
         else:
             return HttpResponseNotAllowed(["POST"])
+        if not rows and action.about != "none":
+            messages.warning(request, "Choose a row first. Nothing was changed.")
+            return HttpResponseRedirect(reverse(f"admin:{self._url_name('changelist')}"))
         if request.method != "POST":
             return self.ask(request, action, rows)
         form = self._form(action, rows, request.POST)
@@ -194,7 +201,7 @@ class WithActions(StaffAdmin):
     def do(self, request: HttpRequest, action: Action, rows: list[Any], form: ActionForm | None) -> HttpResponse:
         done = []
         data = form.cleaned_data if form is not None else {}
-        for row in rows or ([None] if action.about == "none" else []):
+        for row in rows or [None]:
             try:
                 with transaction.atomic():
                     did = action.apply(request, row, data)

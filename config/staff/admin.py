@@ -13,7 +13,7 @@ from django.contrib.auth.models import Group, User
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
-from django.utils.html import format_html_join
+from django.utils.html import format_html, format_html_join
 from unfold.admin import ModelAdmin
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
@@ -32,11 +32,15 @@ class UserAdmin(StaffAdmin, PlainUserAdmin):
     ordering = ("-pk",)
     search_fields = ("pk",)
     search_help_text = "A user's name, e-mail address or id"
-    list_display = ("username", "email", "is_staff", "is_active", "date_joined", "last_login", "more")
+    list_display = ("username", "email", "is_staff", "is_active", "date_joined", "last_login", "page", "more")
     list_filter = ("is_staff", "is_superuser", "is_active")
 
     def find(self, word: str) -> Q:
         return Q(pk__in=users_named(word))
+
+    @admin.display(description="page")
+    def page(self, user: User) -> str:
+        return format_html('<a href="{}">Page of {}</a>', reverse("person", args=[user.pk]), user.get_username())
 
     @admin.display(description="")
     def more(self, user: User) -> str:
@@ -59,9 +63,9 @@ class GroupAdmin(PlainGroupAdmin, ModelAdmin):
 class LogEntryAdmin(ReadOnly, StaffAdmin):
     """The log of staff's actions."""
 
+    empty_text = "Every action of staff appears here."
     list_display = ("action_time", "user", "content_type", "object_repr", "message")
     list_select_related = ("user", "content_type")
-    list_display_links = ("action_time",)
     fields = ("action_time", "user", "content_type", "object_id", "object_repr", "message")
     readonly_fields = ("message",)
     search_help_text = "User"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC
 from typing import Any, ClassVar
 
 from django.apps import apps
 from django.contrib import admin
 from django.contrib.admin import ShowFacets
 from django.contrib.auth import get_user_model
-from django.db.models import Model, Q, QuerySet
+from django.db.models import DateTimeField, Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.html import format_html
@@ -18,7 +19,8 @@ from unfold.admin import ModelAdmin
 from unfold.decorators import display
 
 from config.kernel.choices import StatusChoices
-from config.kernel.ids import IdField
+from config.kernel.ids import IdField, short_id
+from config.staff.words import relative, sidebar_name
 
 PAGE_SIZE = 50
 # A later page would read and discard all rows before it.
@@ -67,6 +69,8 @@ class StaffAdmin(ModelAdmin):
     list_fullwidth = True
     list_filter_sheet = True
     list_disable_select_all = True
+    # What a list says that has no rows yet.
+    empty_text: ClassVar[str] = ""
     url_lookups: ClassVar[tuple[str, ...]] = ("user__id__exact",)
     user_field: ClassVar[str] = "user"
     # Fields that a search looks for an id in, by the id's prefix; besides the primary key.
@@ -88,6 +92,19 @@ class StaffAdmin(ModelAdmin):
             queryset = queryset.filter(self.find(word))
         return queryset, False
 
+    def get_list_display(self, request: HttpRequest) -> list[Any]:
+        """Ids are short and times relative."""
+        return [self._column(name) for name in super().get_list_display(request)]
+
+    def get_list_display_links(self, request: HttpRequest, list_display: Any) -> Any:
+        return None if key_column in list_display else super().get_list_display_links(request, list_display)
+
+    def _column(self, name: Any) -> Any:
+        field = next((field for field in self.opts.concrete_fields if field.name == name), None)
+        if isinstance(field, IdField):
+            return key_column
+        return time_column(field.name, str(field.verbose_name)) if isinstance(field, DateTimeField) else name
+
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
         filtered = {getattr(entry, "parameter_name", entry) for entry in self.list_filter}
         return lookup in self.url_lookups or lookup.partition("__")[0] in filtered
@@ -96,7 +113,7 @@ class StaffAdmin(ModelAdmin):
         # PostgreSQL refuses NUL in a query, and no stored value contains it.
         if any("\0" in value for values in request.GET.lists() for value in values[1]):
             return HttpResponseRedirect(request.path)
-        return super().changelist_view(request, extra_context)
+        return super().changelist_view(request, {"title": sidebar_name(self.opts), **(extra_context or {})})
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Model | None:
         return None if "\0" in object_id else super().get_object(request, object_id, from_field)
@@ -117,6 +134,36 @@ def page_of(model: type[Model], key: str) -> str:
     return reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_change", args=[key])
 
 
+@admin.display(description="id")
+def key_column(row: Model) -> str:
+    """The short id as a link to the row's page, and a button that copies the id."""
+    return format_html(
+        '<a href="{}" title="{}">{}</a> '
+        '<button type="button" class="staff-copy" data-copy="{}" aria-label="Copy {}">Copy</button>',
+        page_of(type(row), row.pk),
+        row.pk,
+        short_id(row.pk),
+        row.pk,
+        row.pk,
+    )
+
+
+def time_column(name: str, label: str) -> Callable[[Any], str]:
+    """A column of lists: how long ago the moment in the field ``name`` was."""
+
+    @admin.display(description=label)
+    def column(row: Any) -> str:
+        moment = getattr(row, name)
+        if moment is None:
+            return "–"
+        at = moment.astimezone(UTC)
+        return format_html(
+            '<time datetime="{}" title="{} UTC">{}</time>', at.isoformat(), f"{at:%Y-%m-%d %H:%M:%S}", relative(moment)
+        )
+
+    return column
+
+
 def link_column(name: str, description: str) -> Callable[[Any], str]:
     """A column of lists: the id in the field ``name`` as a link to its row, whose app need not be known here."""
 
@@ -124,7 +171,9 @@ def link_column(name: str, description: str) -> Callable[[Any], str]:
     def column(row: Any) -> str:
         key = getattr(row, name)
         model = model_of(key) if key else None
-        return format_html('<a href="{}">{}</a>', page_of(model, key), key) if model else key or "–"
+        if model is None:
+            return key or "–"
+        return format_html('<a href="{}" title="{}">{}</a>', page_of(model, key), key, short_id(key))
 
     return column
 

@@ -1,7 +1,7 @@
 """The one-time password that ``make run`` prints. It opens a page of the admin that asks for a new password.
 
-It is Django's token for a forgotten password: signed, not stored, valid for PASSWORD_RESET_TIMEOUT (three days), and
-invalid as soon as the user has signed in or has a password.
+It is signed, not stored, valid for PASSWORD_RESET_TIMEOUT (three days), and invalid as soon as the user has a password.
+Until then it signs in again, so that nobody is locked out who closes the page too early.
 """
 
 from __future__ import annotations
@@ -9,27 +9,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from django.conf import settings
 from django.contrib import admin
 from django.contrib.auth import BACKEND_SESSION_KEY, get_user_model, login
 from django.contrib.auth.backends import ModelBackend
 from django.contrib.auth.forms import SetPasswordForm
-from django.contrib.auth.tokens import PasswordResetTokenGenerator
+from django.core.signing import BadSignature, TimestampSigner
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from unfold.widgets import UnfoldAdminPasswordWidget
 
-from config.kernel import clock
-
 BACKEND = "config.staff.one_time.OneTimeBackend"
 
 
-class Tokens(PasswordResetTokenGenerator):
-    key_salt = "config.staff.one_time"
+def make(user: Any) -> str:
+    return _signer(user).sign(str(user.pk))
 
 
-tokens = Tokens()
+def is_valid(user: Any, password: str | None) -> bool:
+    try:
+        return _signer(user).unsign(password or "", max_age=settings.PASSWORD_RESET_TIMEOUT) == str(user.pk)
+    except BadSignature:
+        return False
+
+
+def _signer(user: Any) -> TimestampSigner:
+    # An unusable password is random, and the user's own one replaces it.
+    return TimestampSigner(salt=f"config.staff.one_time:{user.password}")
 
 
 class OneTimeBackend(ModelBackend):
@@ -40,11 +48,9 @@ class OneTimeBackend(ModelBackend):
     ) -> Any:
         users = get_user_model()._default_manager
         user: Any = users.filter(username=username, is_active=True, is_staff=True).first()
-        if user is None or user.has_usable_password() or not tokens.check_token(user, password):
+        if user is None or user.has_usable_password() or not is_valid(user, password):
             return None
-        # A guarded update: of two concurrent sign-ins with one token only one succeeds.
-        used = users.filter(pk=user.pk, last_login=user.last_login).update(last_login=clock.now())
-        return user if used else None
+        return user
 
 
 class OwnPasswordForm(SetPasswordForm):

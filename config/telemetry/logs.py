@@ -17,8 +17,10 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
 
-from celery import signals
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+
+logger = logging.getLogger(__name__)
 
 NONE = "-"
 request_id: ContextVar[str] = ContextVar("request_id", default=NONE)
@@ -116,22 +118,25 @@ def log_thread_failure(ended: threading.ExceptHookArgs) -> None:
     if ended.exc_type is not SystemExit and ended.exc_value is not None:
         name = ended.thread.name if ended.thread else "?"
         error = ended.exc_value
-        logging.getLogger(__name__).error("the thread %s ended", name, exc_info=error)
+        logger.error("the thread %s ended", name, exc_info=error)
 
 
-@signals.before_task_publish.connect(dispatch_uid="config.telemetry.logs")
+def announce_ready(process: str) -> None:
+    """``process``: its name, and its address or queues."""
+    logger.info("ready: %s, version %s", process, settings.SPECTACULAR_SETTINGS["VERSION"])
+
+
+# config.celery connects these to its signals.
 def write_headers(headers: dict[str, Any] | None = None, **kwargs: Any) -> None:
     if headers is not None and request_id.get() != NONE:
         headers["request_id"] = request_id.get()
 
 
-@signals.task_prerun.connect(dispatch_uid="config.telemetry.logs")
 def read_headers(task: Any = None, **kwargs: Any) -> None:
     request_id.set(task.request.get("request_id") or NONE)
     task_id.set(task.request.id or NONE)
 
 
-@signals.task_postrun.connect(dispatch_uid="config.telemetry.logs")
 def reset(**kwargs: Any) -> None:
     for variable in VARIABLES:
         variable.set(NONE)

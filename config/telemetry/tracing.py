@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from celery import signals
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
@@ -24,6 +23,7 @@ _tasks: dict[str, Any] = {}
 def start() -> None:
     """Send spans from now on, on a background thread. The SDK reads its configuration from the OTEL_ variables."""
     global _tracer
+    from celery import signals
     from opentelemetry import trace
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource

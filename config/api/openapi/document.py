@@ -116,6 +116,8 @@ def complete(result: dict[str, Any], generator: Any, request: Any, public: Any) 
     for name, schema in components["schemas"].items():
         if name in descriptions:
             schema["description"] = descriptions[name]
+        elif name.startswith("Paginated"):
+            schema["description"] = "One page of a list."
         elif "enum" not in schema:
             schema.pop("description", None)
         for property_name, shape in schema.get("properties", {}).items():
@@ -125,12 +127,12 @@ def complete(result: dict[str, Any], generator: Any, request: Any, public: Any) 
         for method, operation in methods.items():
             describe(f"{method.upper()} {relative(path)}", operation)
             if "requestBody" in operation:
-                close(operation["requestBody"], components["schemas"])
+                close(operation["requestBody"], components["schemas"], changes=method == "patch")
     return result
 
 
-def close(body: dict[str, Any], schemas: dict[str, Any]) -> None:
-    """Say that a body has no other fields, and that it is required if one of its fields is."""
+def close(body: dict[str, Any], schemas: dict[str, Any], *, changes: bool) -> None:
+    """Say that a body has no other fields, and that it is required if one of its fields is. Changes name a field."""
 
     def resolve(schema: dict[str, Any]) -> dict[str, Any]:
         return schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
@@ -140,6 +142,8 @@ def close(body: dict[str, Any], schemas: dict[str, Any]) -> None:
         schema["additionalProperties"] = False
         if schema.get("required"):
             body["required"] = True
+        elif changes:
+            body["required"], schema["minProperties"] = True, 1
         for shape in schema.get("properties", {}).values():
             if "default" in shape:
                 # Some generators make a field with a default required.

@@ -26,6 +26,10 @@ PART = Part(
         "createdAt": "When it was created.",
         "updatedAt": "When it last changed.",
     },
-    components={"ApiError": "Every error has this shape.", "Me": "The user whose session token the request bears."},
+    components={
+        "ApiError": "Every error has this shape.",
+        "Me": "The user whose session token the request bears.",
+        "NullEnum": "No value.",
+    },
     errors=(KeyReused(), KeyInUse()),
 )

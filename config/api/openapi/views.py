@@ -25,24 +25,33 @@ class FormatNegotiation(DefaultContentNegotiation):
 
 
 class SchemaView(SpectacularAPIView):
-    """``webhooks``: whether the document describes them. Some generators of clients cannot read such a document."""
+    """``surface``: the prefix of the operations that the document describes. ``webhooks``: whether it describes them;
+    some generators of clients cannot read such a document.
+    """
 
     content_negotiation_class = FormatNegotiation
+    surface = ""
     webhooks = True
 
     @extend_schema(exclude=True)
     def get(self, request: Request, *args: Any, **kwargs: Any) -> HttpResponse:
         renderer = request.accepted_renderer
-        content, etag = document(renderer.format, self.webhooks)
+        content, etag = document(renderer.format, self.surface, self.webhooks)
         headers = {"ETag": etag, "Cache-Control": "no-cache", "Vary": "Accept"}
         headers["Content-Disposition"] = f'inline; filename="schema.{renderer.format}"'
         return HttpResponse(content, content_type=renderer.media_type, headers=headers)
 
 
 @cache
-def document(format: str, webhooks: bool) -> tuple[bytes, str]:
+def document(format: str, surface: str, webhooks: bool) -> tuple[bytes, str]:
     """The document and its ETag."""
     schema = SchemaView.generator_class().get_schema(request=None, public=True)
+    if surface:
+        schema["paths"] = {path: methods for path, methods in schema["paths"].items() if path.startswith(surface)}
+        used = {
+            tag for methods in schema["paths"].values() for operation in methods.values() for tag in operation["tags"]
+        }
+        schema["tags"] = [tag for tag in schema["tags"] if tag["name"] in used]
     if not webhooks:
         schema = {name: part for name, part in schema.items() if name in PARTS}
     renderer = next(kind for kind in SchemaView.renderer_classes if kind.format == format)

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import psycopg
 from django.conf import settings
-from django.db.backends.postgresql import base
+from django.db.backends.postgresql import base, operations
+from django.db.backends.utils import CursorWrapper
 from psycopg.abc import Params, PQGen, Query
 
 R = TypeVar("R")
@@ -60,7 +61,25 @@ class Cursor(base.ServerBindingCursor):
         return super().execute(query, params, prepare=prepare, binary=binary)  # type: ignore[misc]
 
 
+class DatabaseOperations(operations.DatabaseOperations):
+    def last_executed_query(self, cursor: Any, sql: str, params: Params | None) -> str:
+        return sql if isinstance(cursor, psycopg.RawCursor) else super().last_executed_query(cursor, sql, params)
+
+
 class DatabaseWrapper(base.DatabaseWrapper):
+    ops_class = DatabaseOperations
+
+    def raw_cursor(self) -> CursorWrapper:
+        """A cursor for ``stable`` statements with PostgreSQL's own placeholders, such as $1. psycopg parses others in
+        Python, and at each execution if they have more than 50.
+        """
+        self.validate_thread_sharing()
+        self.close_if_health_check_failed()
+        self.ensure_connection()
+        with self.wrap_database_errors:
+            cursor: Any = psycopg.RawCursor(self.connection)
+        return self.make_debug_cursor(cursor) if self.queries_logged else self.make_cursor(cursor)
+
     def get_connection_params(self) -> dict[str, Any]:
         return {**super().get_connection_params(), "cursor_factory": Cursor}
 

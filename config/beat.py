@@ -1,0 +1,40 @@
+"""The Celery application of beat, which sends the names of the scheduled tasks and knows nothing else of them.
+
+It does not load the apps, which would be most of beat's memory. ``celery -A config beat`` works too, and loads them.
+"""
+
+import logging.config
+import os
+import sys
+
+from celery import Celery
+from celery.signals import beat_init, setup_logging
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+
+from config import checks
+from config.telemetry import logs, sentry
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
+
+# Without Celery's extension for Django, which loads the apps.
+app = Celery("config", fixups=[])
+app.config_from_object("django.conf:settings", namespace="CELERY")
+
+
+@setup_logging.connect
+def configure_logging(**kwargs: object) -> None:
+    logging.config.dictConfig(settings.LOGGING)
+    logs.capture_unlogged_output()
+
+
+@beat_init.connect
+def prepare(**kwargs: object) -> None:
+    """End the process if settings are invalid. Celery only logs other exceptions of a signal's receiver."""
+    try:
+        checks.require_valid_settings()
+    except ImproperlyConfigured as error:
+        sys.exit(str(error))
+    if settings.SENTRY_DSN:
+        sentry.start()
+    logs.announce_ready("beat")
