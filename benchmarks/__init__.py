@@ -1,1 +1,1 @@
-"""The benchmarks behind the README's performance numbers: ``make bench``, or one by ``python -m benchmarks NAME``."""
+"""The benchmarks behind docs/benchmarks.md: ``make bench``, or one by ``python -m benchmarks NAME``."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import statistics
@@ -28,6 +29,7 @@ REPEATS = 7
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 CODES = ["MODEL_ERROR", "MODEL_TIMEOUT", "INSUFFICIENT_CREDITS", "RUN_TIMEOUT", "WORKER_LOST"]
 TOOLS = [None, None, "draw_chart", "web_fetch", "calculate", "create_file"]
+MODELS, AGENTS = ["demo", "gpt", "claude"], [None, None, "support", "sales"]
 
 
 def id_of(prefix: str, moment: datetime, number: int) -> str:
@@ -60,12 +62,18 @@ def fill(database_url: str, users: list[int], endpoints: list[str]) -> tuple[str
             status = "failed" if codes[n] else "waiting" if n % 5000 == 0 else "completed"
             done = None if status == "waiting" else moments[n] + timedelta(seconds=4)
             yield (ids("run", n), ids("chat", n), owners[n], status, codes[n], ids("msg", n), moments[n], done, False,
-                   False, 0, False, 0, 0, 0, "")  # fmt: skip
+                   False, 0, False, 0, 0, 0, "", rng.choice(AGENTS), "{}", 0, 0, 0, 0, 0, 0)  # fmt: skip
 
     def entries() -> Iterator[tuple[Any, ...]]:
+        """A charge of each run: its hold, what is charged, and the rest, which is released."""
         for n in range(RUNS):
-            yield (ids("led", n), owners[n], "USAGE", 500_000, rng.choice(TOOLS), ids("chat", n), ids("run", n),
-                   f"usage:{n}", "", moments[n])  # fmt: skip
+            tool, hold = rng.choice(TOOLS), id_of("led", moments[n], 3 * n)
+            common = (tool, ids("chat", n), ids("run", n))
+            price = json.dumps({"model": rng.choice(MODELS)})
+            for number, (kind, amount) in enumerate((("HOLD", 700_000), ("CAPTURE" if tool else "USAGE", 500_000),
+                                                     ("RELEASE", 200_000))):  # fmt: skip
+                yield (id_of("led", moments[n], 3 * n + number), owners[n], kind, amount, *common,
+                       f"{kind}:{n}", "", moments[n], hold if number else None, price)  # fmt: skip
 
     def deliveries() -> Iterator[tuple[Any, ...]]:
         for n in range(RUNS):
@@ -76,9 +84,11 @@ def fill(database_url: str, users: list[int], endpoints: list[str]) -> tuple[str
     tables: list[tuple[str, str, Callable[[], Iterator[tuple[Any, ...]]]]] = [
         ("chats_chat", "id, user_id, created_at, updated_at", chats),
         ("runs_run", "id, chat_id, user_id, status, error_code, user_message_id, created_at, finished_at, blocked, "
-         "throttled, last_stream_index, unrecorded_text, ran_ms, lease_token, lease_losses, request_id", runs),
-        ("credits_ledgerentry", "id, account_id, type, amount, tool_key, chat_id, run_id, cause, reason, created_at",
-         entries),
+         "throttled, last_stream_index, unrecorded_text, ran_ms, lease_token, lease_losses, request_id, agent_name, "
+         "metadata, tool_invocation_count, input_tokens, cached_input_tokens, output_tokens, turn_count, model_retries",
+         runs),
+        ("credits_ledgerentry", "id, account_id, type, amount, tool_key, chat_id, run_id, cause, reason, created_at, "
+         "against_id, price", entries),
         ("webhooks_delivery", "id, event_id, endpoint_id, user_id, event_type, run_id, chat_id, body, status, "
          "attempt_count, created_at, finished_at", deliveries),
     ]  # fmt: skip
@@ -120,9 +130,11 @@ def main() -> None:
 STAFF_INDEXES = ("run_by_status", "run_by_error")
 LIFE = """
     INSERT INTO runs_run (id, chat_id, user_id, status, user_message_id, created_at, blocked, throttled,
-        last_stream_index, unrecorded_text, ran_ms, lease_token, lease_losses, request_id)
+        last_stream_index, unrecorded_text, ran_ms, lease_token, lease_losses, request_id, metadata,
+        tool_invocation_count, input_tokens, cached_input_tokens, output_tokens, turn_count, model_retries)
     SELECT 'run_z' || substr(id, 6), chat_id, user_id, 'queued', user_message_id, now(), false, false, 1, false, 0, 0,
-        0, '' FROM (SELECT * FROM runs_run WHERE status = 'completed' ORDER BY id DESC LIMIT %(rows)s) AS newest;
+        0, '', '{}', 0, 0, 0, 0, 0, 0
+        FROM (SELECT * FROM runs_run WHERE status = 'completed' ORDER BY id DESC LIMIT %(rows)s) AS newest;
     UPDATE runs_run SET status = 'running', started_at = now() WHERE id >= 'run_z';
     UPDATE runs_run SET status = 'completed', finished_at = now() WHERE id >= 'run_z'
 """
@@ -209,10 +221,19 @@ def measure(database: str) -> None:
         page(f"{runs}?status__exact=waiting", "by a rare state", 1),
         page(f"{runs}{run}/change/", "a run's page", 1),
         page(f"/admin/credits/ledgerentry/?q={run}", "its ledger rows", 1),
+        page("/admin/credits/ledgerentry/", "the ledger with folded holds", 1),
+        page(f"/admin/credits/ledgerentry/?account__user__id__exact={users[7].pk}", "a user's ledger", 1),
         page("/admin/credits/ledgerentry/?type__exact=REFUND", "ledger rows of a type without rows", 1),
         page(f"/admin/webhooks/delivery/?q={run}", "its deliveries", 1),
         page("/admin/webhooks/delivery/?status__exact=DEAD", "dead deliveries", 1),
         page("/admin/", "dashboard, without its cache", 3),
+        page(f"/admin/people/{users[7].pk}/", "a user's page", 1),
+        page(f"/admin/people/{users[0].pk}/", "the page of the user who has a tenth of all", 1),
+        page("/admin/find/?q=use", "users whose names begin so", 1),
+        *(
+            page(f"/admin/runs/run/reports/?by={name}&days=90", f"report by {name}, all {DAYS} days", 5)
+            for name in ("user", "tool", "model", "agent")
+        ),
     ]
     metrics.append(lives(database))
     report(f"The admin at {RUNS:,} runs, chats, charges and deliveries", metrics)

@@ -1,10 +1,13 @@
-"""Baselines: an empty Celery task, a task that records its start, a DRF view that returns one row by primary key."""
+"""Baselines: an empty Celery task, a task that records its start, and views that return one row by primary key, with
+DRF and without.
+"""
 
 import time
 from functools import cache
 
 import redis
 from celery import shared_task
+from django.http import HttpRequest, JsonResponse
 from django.urls import path
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -19,7 +22,12 @@ class OneRow(APIView):
         return Response({"id": chat.pk, "title": chat.title})
 
 
-urlpatterns = [path("bare/<str:chat_id>", OneRow.as_view())]
+def plain(request: HttpRequest, chat_id: str) -> JsonResponse:
+    chat = Chat.objects.get(pk=chat_id)
+    return JsonResponse({"id": chat.pk, "title": chat.title})
+
+
+urlpatterns = [path("bare/<str:chat_id>", OneRow.as_view()), path("plain/<str:chat_id>", plain)]
 
 
 @shared_task(name="benchmarks.empty")

@@ -12,9 +12,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
-import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -22,8 +20,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks.harness import Metric, report
-from tests.stack import postgres
+from benchmarks.harness import Metric, django_database, report
 
 ROUNDS, CALLS, WORK_CALLS = 10, 100, 20
 # The compiled queries, by module.
@@ -31,7 +28,7 @@ QUERIES = {
     "config.api.authentication": ["user_named"],
     "credits.ledger": ["_account", "_open_holds"],
     "runs.lifecycle.line": ["_locked_run", "_locked_user", "_next_blocked", "_next_throttled"],
-    "runs.services": ["_calls", "_chat_and_credits", "_pending", "_run"],
+    "runs.services": ["_calls", "_chat", "_pending", "_run"],
 }
 
 
@@ -133,7 +130,7 @@ class Service:
             raise RuntimeError("the run was not claimed")
         now = clock.now()
         turn = Turn(run=claimed.run, index=1, model="demo", text="Hello", started_at=now, finished_at=now)
-        lifecycle.complete(claimed.run, turn, content="Hello", delta="Hello", price={"model": "demo"})
+        lifecycle.complete(claimed.run, turn, content="Hello", delta="Hello", charge=None)
         return run_id
 
     def paths(self) -> dict[str, Callable[[], Any]]:
@@ -195,19 +192,8 @@ def measure() -> list[Metric]:
 
 
 def main() -> None:
-    url = postgres.create_database(os.environ["TEST_DATABASE_URL"])
-    directory = tempfile.TemporaryDirectory(prefix="benchmark-")
-    os.environ |= {"DATABASE_URL": url, "VAR_DIR": directory.name, "DJANGO_SETTINGS_MODULE": "config.settings"}
-    os.environ["REDIS_URL"] = os.environ["TEST_REDIS_URL"]
-    try:
-        importlib.import_module("django").setup()
+    with django_database():
         metrics = measure()
-    finally:
-        from django.db import connections
-
-        connections.close_all()
-        postgres.drop_database(url)
-        directory.cleanup()
     report("queries", metrics)
 
 

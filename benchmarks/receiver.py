@@ -1,12 +1,14 @@
 """``python -m benchmarks.receiver PORT``: a webhook receiver that uses little CPU.
 
-``/instant`` responds at once, ``/slow`` after 50 ms, ``/hang`` never.
+``/instant`` responds at once, ``/slow`` after 50 ms, ``/hang`` never. ``/timed`` responds at once and prints the time
+and the event's id.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import time
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 SLOW_SECONDS = 0.05
@@ -28,7 +30,10 @@ class Receiver(asyncio.Protocol):
             return
         self.received = b""
         path = head.split(b" ", 2)[1].partition(b"?")[0]
-        if path == b"/instant":
+        if path == b"/timed":
+            name = next(line for line in head.split(b"\r\n") if line.lower().startswith(b"webhook-id:"))
+            print(time.time(), name.partition(b":")[2].strip().decode(), flush=True)
+        if path in (b"/instant", b"/timed"):
             self.transport.write(ANSWER)
         elif path == b"/slow":
             asyncio.get_running_loop().call_later(SLOW_SECONDS, self.transport.write, ANSWER)

@@ -16,8 +16,8 @@ import psycopg
 import redis
 
 from benchmarks.harness import Connection, Metric, cpu_seconds, milliseconds, report, rss
-from tests.stack.process import free_port, python, wait_for
-from tests.stack.stack import Stack
+from tests.stack.process import Process, free_port, python, wait_for
+from tests.stack.stack import Stack, is_ready
 
 STREAMS = 500
 USERS = 10
@@ -93,17 +93,25 @@ class Writer:
                 assert row is not None
                 # The time before the commit, so that the latency includes the commit.
                 self.sql.execute(
-                    "INSERT INTO runs_runevent (run_id, index, type, data) VALUES (%s, %s, 'message.delta', %s)",
+                    "INSERT INTO runs_runevent (run_id, index, type, data, final)"
+                    " VALUES (%s, %s, 'message.delta', %s, false)",
                     (run_id, row[0], json.dumps({"text": str(time.time())}, separators=(",", ":"))),
                 )
         self.redis.publish(self.channel, " ".join(run_ids))
 
 
-def measure(stack: Stack) -> list[Metric]:
+def start_server(stack: Stack, name: str) -> tuple[Process, int]:
+    """A stream process as in the Procfile, and its port."""
     port = free_port()
     options = ("--workers", "1", "--threads", "4", "--bind", f"127.0.0.1:{port}")
-    server = stack.add("stream", python("-m", "gunicorn", "config.wsgi", *options))
+    server = stack.add(name, python("-m", "gunicorn", "config.wsgi", *options))
     assert server is not None
+    wait_for(lambda: is_ready(f"http://127.0.0.1:{port}"), 60)
+    return server, port
+
+
+def measure(stack: Stack) -> list[Metric]:
+    server, port = start_server(stack, "stream")
     users = [stack.session(f"user{number}") for number in range(USERS)]
 
     def wait_in_a_chat(number: int) -> tuple[str, str]:
