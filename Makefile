@@ -7,6 +7,8 @@ MAKEFLAGS += --no-print-directory
 VENV ?= .venv
 PY := $(VENV)/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Without files of bytecode, each process would compile the tests and the packages again.
+unexport PYTHONDONTWRITEBYTECODE
 # On a shared machine, failed tests can be run again: make test RERUNS=1. The last line counts the reruns.
 RERUNS ?= 0
 PYTEST := $(PY) -m pytest -p no:cacheprovider --reruns $(RERUNS)
@@ -16,7 +18,7 @@ COVERED := $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 # The tests of one file run in one worker, so that the processes of a module start once. tests/conftest.py sets the order.
 PARALLEL ?= -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: FORCE help run test test-services test-faults check lint types contracts format schema bench lock lock-images clean venv
+.PHONY: FORCE help run test test-services test-faults check lint types contracts format schema docs bench bench-peers bench-check lock lock-images clean venv
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,15 +34,16 @@ $(RUNNING): $(VENV)/.installed FORCE
 FORCE:
 
 test: $(VENV)/.installed-dev ## Run the fast tests, on SQLite and an embedded broker
-	@$(PYTEST) -q $(PARALLEL) $(COVERED) -m "not services and not faults and not slow"
+	@FAST_TESTS=1 $(PYTEST) -q $(PARALLEL) $(COVERED) -m "not services and not faults and not slow"
 
 test-services: $(VENV)/.installed-dev ## Run all tests, on a temporary PostgreSQL and Redis-compatible server
 	@$(PY) -m tests.stack.run_services $(PYTEST) -q $(PARALLEL) -m "not faults"; rest=$$?; \
 	$(MAKE) test-faults && exit $$rest
 
-# Without parallel workers: each test starts and stops several processes, and some tests measure time.
+# Tests that measure time run without parallel workers, after the others.
 test-faults: $(VENV)/.installed-dev ## Run the tests that kill, stop and slow down real processes
-	@$(PY) -m tests.stack.run_services $(PYTEST) -q -m faults --durations=10
+	@$(PY) -m tests.stack.run_services $(PYTEST) -q $(PARALLEL) -m "faults and not alone" --durations=10; rest=$$?; \
+	$(PY) -m tests.stack.run_services $(PYTEST) -q -m "faults and alone" --durations=5 && exit $$rest
 
 check: ## Check lint, types, import rules, migrations, settings, API schema
 	@$(MAKE) -k lint types contracts
@@ -67,18 +70,28 @@ contracts: $(VENV)/.installed-dev
 	@VAR_DIR=$(CHECK_VAR) $(PY) manage.py makemigrations --check --dry-run
 	@VAR_DIR=$(CHECK_VAR) $(PY) manage.py spectacular --validate --fail-on-warn --file /dev/null
 	@VAR_DIR=$(CHECK_VAR) $(DOCUMENT) --file $(CHECK_VAR)/openapi.json; cmp -s $(CHECK_VAR)/openapi.json docs/openapi.json || { echo "docs/openapi.json is stale: make schema" >&2; exit 1; }
+	@VAR_DIR=$(CHECK_VAR) $(PY) manage.py document_settings --file $(CHECK_VAR)/settings.md; cmp -s $(CHECK_VAR)/settings.md docs/settings.md || { echo "docs/settings.md is stale: make docs" >&2; exit 1; }
 
 DOCUMENT := BASE_URL=http://127.0.0.1:8000 $(PY) manage.py spectacular --format openapi-json
 
 schema: $(VENV)/.installed-dev ## Generate docs/openapi.json
 	@VAR_DIR=$(CHECK_VAR) $(DOCUMENT) --file docs/openapi.json
 
+docs: $(VENV)/.installed-dev ## Generate docs/settings.md
+	@VAR_DIR=$(CHECK_VAR) $(PY) manage.py document_settings
+
 format: $(VENV)/.installed-dev ## Format the code
 	@$(VENV)/bin/ruff check --quiet --fix-only .
 	@$(VENV)/bin/ruff format --quiet .
 
-bench: $(VENV)/.installed-dev ## Run the benchmarks of the README
+bench: $(VENV)/.installed-dev ## Run the benchmarks of docs/benchmarks.md
 	@$(PY) -m tests.stack.run_services $(PY) -m benchmarks
+
+bench-peers: $(VENV)/.installed-dev ## Compare the service with other agent servers, installed under var/peers/ (OPTIONS="--help")
+	@$(PY) -m benchmarks.peers $(OPTIONS)
+
+bench-check: $(VENV)/.installed-dev ## Compare the ratios with benchmarks/kept.json (RENEW=1: keep the new ones)
+	@$(PY) -m benchmarks.check $(if $(RENEW),--renew) $(OPTIONS)
 
 # Each .in file names what the code uses; each .txt adds what those packages need, all with their hashes. The three agree.
 LOCK := $(PY) -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url $(if $(UPGRADE),--upgrade)
@@ -88,6 +101,8 @@ lock: $(VENV)/.installed-dev ## Write requirements*.txt from requirements*.in (U
 	@$(LOCK) -c requirements-dev.txt -o requirements-observability.txt requirements-observability.in
 	@$(LOCK) -c requirements-dev.txt -o requirements.txt requirements.in
 	@$(LOCK) -o tests/clients/requirements.txt tests/clients/requirements.in
+	@$(LOCK) -o benchmarks/pins/langgraph.txt benchmarks/pins/langgraph.in
+	@$(subst 3.11,3.12,$(LOCK)) -o benchmarks/pins/aegra.txt benchmarks/pins/aegra.in
 
 IMAGE := ^(FROM|    image:) ([a-z0-9./-]+:[A-Za-z0-9._-]+)(@sha256:[0-9a-f]+)?
 

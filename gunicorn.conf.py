@@ -10,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from config import settings
 
+proc_name = "web"  # for the log; Procfile's other process has its own
 bind = f"0.0.0.0:{settings.PORT}"  # for containers; `make run` binds to loopback
 workers = settings.WEB_WORKERS
 threads = settings.WEB_THREADS

@@ -5,30 +5,64 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import Permission
+from django.contrib.contenttypes.models import ContentType
+from django.core.management.commands import flush
+from django.test import override_settings
 from django.utils import timezone
 from rest_framework.test import APIClient
 from whitenoise.middleware import WhiteNoiseMiddleware
 
 from config.kernel import clock
+from config.kernel.garbage import collect_less_often, freeze_loaded_objects
 from config.queue import nudges as queue_nudges
 from tests import factories
+from tests.tiers import FAST
 
-# Folders with slow tests: real processes, or loops over all operations or pages. `make test-services` runs them.
-SLOW_FILES = {"test_worst_inputs.py"}
+# Folders and files with slow tests: real processes, or loops over all operations or pages. `make test-services` runs
+# them. tests/tiers.py is for single tests and for values of parameters.
+SLOW_FILES = {
+    "test_browser.py",
+    "test_listen.py",
+    "test_samples.py",
+    "test_start_imports.py",
+    "test_tour.py",
+    "test_worst_inputs.py",
+}
 SLOW = {"admin", "clients", "concurrency", "contract", "deployed", "e2e", "faults", "isolation", "mcp", "streams"}
+
+# Tests that measure time, or whose runs must not end or lose their lease before an outage begins.
+ALONE_FILES = {"test_outages.py", "test_tool_isolation.py", "test_webhook_isolation.py", "test_takeover.py"}
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """`make test` runs nothing of these folders and files, so it does not import them."""
+    return True if FAST and collection_path.name in SLOW | SLOW_FILES else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name in SLOW or item.path.name in SLOW_FILES:
             item.add_marker(pytest.mark.slow)
+        if item.path.parent.name == "isolation" or item.path.name in ALONE_FILES:
+            item.add_marker(pytest.mark.alone)
     # Files that start processes come first, and among them those with the fewest tests, because these tests take
     # longest. A long test at the end would run while the other workers are idle.
     tests, most = Counter(item.path for item in items), len(items)
     items.sort(key=lambda item: tests[item.path] if item.get_closest_marker("stack") else most)
+
+
+def pytest_configure() -> None:
+    collect_less_often()
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay until the end. Each full collection of garbage would examine them again."""
+    freeze_loaded_objects()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -51,6 +85,32 @@ def static_files_are_looked_for_once() -> Iterator[None]:
 def pages_have_no_limit(settings: Any) -> None:
     """All tests send their requests from one address."""
     settings.RATE_LIMIT_PAGES = 0
+
+
+@pytest.fixture(autouse=True, scope="session")
+def permissions_are_copied() -> Iterator[None]:
+    """A transactional test ends with a flush, which would otherwise derive all permissions from the models again."""
+    derive, tables = flush.emit_post_migrate_signal, (ContentType, Permission)
+    derived: dict[str, list[list[Any]]] = {}
+
+    def restore(verbosity: int, interactive: bool, db: str) -> None:
+        if db not in derived:
+            derive(verbosity, interactive, db)
+            derived[db] = [list(table.objects.using(db).all()) for table in tables]
+            return
+        for table, rows in zip(tables, derived[db], strict=True):
+            table.objects.using(db).bulk_create(rows)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flush, "emit_post_migrate_signal", restore)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def passwords_are_hashed_fast() -> Iterator[None]:
+    """A secure hash of a password takes a quarter of a second, on purpose."""
+    with override_settings(PASSWORD_HASHERS=["django.contrib.auth.hashers.MD5PasswordHasher"]):
+        yield
 
 
 @pytest.fixture(autouse=True)

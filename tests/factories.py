@@ -11,7 +11,7 @@ import factory
 from django.contrib.auth import get_user_model
 from django.core.files.base import ContentFile
 from django.core.files.storage import default_storage
-from django.db.models import QuerySet
+from django.db.models import F, QuerySet
 from factory.django import DjangoModelFactory
 from rest_framework.test import APIClient
 
@@ -51,6 +51,15 @@ def public_client(user: Any, scopes: list[str] | None = None) -> APIClient:
         key.save(update_fields=["scopes"])
     client = APIClient()
     client.credentials(HTTP_AUTHORIZATION=f"Bearer {secret}")
+    return client
+
+
+def server_client() -> APIClient:
+    """A client of POST /session-tokens, with a real server key."""
+    from apikeys.keys import create_server_key
+
+    client = APIClient()
+    client.credentials(HTTP_AUTHORIZATION=f"Bearer {create_server_key('test')[1]}")
     return client
 
 
@@ -105,6 +114,12 @@ class ToolInvocationFactory(DjangoModelFactory):
     name = "calculate"
     node_type = "builtin"
     status = "COMPLETED"
+
+    @classmethod
+    def _create(cls, model: Any, *args: Any, **values: Any) -> Any:
+        call = super()._create(model, *args, **values)
+        type(call.run).objects.filter(pk=call.run_id).update(tool_invocation_count=F("tool_invocation_count") + 1)
+        return call
 
 
 class WaitpointFactory(DjangoModelFactory):
@@ -178,13 +193,28 @@ class AttachmentFactory(DjangoModelFactory):
     )
 
 
+def charge_turn(user: Any, amount: int, *, run: str, chat: str, index: int) -> Any:
+    """Hold exactly ``amount`` for a model turn (1 for 0) and charge it; returns the USAGE row."""
+    from credits import ledger
+    from credits.models import LedgerEntry
+
+    cause = f"turn:{run}:{index}"
+    hold = ledger.hold_turn(user.pk, max(1, amount), cause=cause, run_id=run, chat_id=chat, price={})
+    assert hold is not None
+    ledger.charge_turn(hold, amount, turn_index=index, price={"model": "demo", "in": 1, "out": 1})
+    return LedgerEntry.objects.get(cause=f"usage:{run}:{index}")
+
+
 def seed_catalogue() -> None:
     """Add the rows of a new installation. A transactional test removes them."""
     from runs import catalogue
-    from runs.catalogue.seeds import MODELS, add_builtin_tools
-    from runs.models import AgentModel
+    from runs.catalogue.seeds import MODELS, PROVIDERS, add_builtin_tools
+    from runs.models import AgentModel, Provider
 
     if not AgentModel.objects.exists():
-        AgentModel.objects.bulk_create(AgentModel(**row) for row in MODELS)
+        for row in PROVIDERS:
+            Provider.objects.get_or_create(name=row["name"], defaults=row)
+        for row in MODELS:
+            AgentModel.objects.create(**row | {"provider": Provider.objects.get(name=row["provider"])})
         add_builtin_tools()
     catalogue.forget()

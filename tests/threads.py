@@ -1,10 +1,10 @@
-"""Parallel calls in threads that close their database connections."""
+"""Calls in threads: parallel ones that close their database connections, and one that is repeated."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from threading import Barrier, Event, Thread
 from typing import TypeVar
 
 from django.db import connection
@@ -25,3 +25,21 @@ def side_by_side(count: int, call: Callable[[int], T]) -> list[T]:
 
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(run, range(count)))
+
+
+class Repeating:
+    """Calls ``action`` every half second, until ``stop`` has returned."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self.action = action
+        self._stopped = Event()
+        self._thread = Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(0.5):
+            self.action()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(30)

@@ -73,7 +73,7 @@ def make_run(user: Any, *, turns: int = 1, **fields: Any) -> Run:
             run=run, index=turn, model="demo", text=CONTENT, input_tokens=1200, output_tokens=34, cost=500_000,
             started_at=now, finished_at=now + timedelta(milliseconds=300),
         )  # fmt: skip
-        ledger.usage(user.pk, 500_000, run_id=run.pk, chat_id=chat.pk, turn_index=turn, price={"in": 1})
+        factories.charge_turn(user, 500_000, run=run.pk, chat=chat.pk, index=turn)
         call = factories.ToolInvocationFactory(
             run=run, turn_index=turn, call_index=1, input={"text": CONTENT}, result=CONTENT, error_message=CONTENT,
             started_at=now, finished_at=now + timedelta(milliseconds=1500),

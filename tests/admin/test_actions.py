@@ -19,6 +19,7 @@ from tests import factories
 from tests.admin.conftest import make_run, unknown
 from tests.credits.helpers import fund, place, rows, spend, state
 from webhooks import services as webhooks
+from webhooks.models import Endpoint
 
 pytestmark = pytest.mark.django_db
 
@@ -122,6 +123,23 @@ def test_a_failed_action_changes_and_logs_nothing(sign_in, waiting, monkeypatch)
     answer = Doing(sign_in("support"), "runs_run", "cancel", waiting).send("confirm")
     waiting.refresh_from_db()
     assert (answer.status_code, waiting.error_message, logged()) == (302, None, [])
+
+
+@pytest.mark.parametrize("step", ["review", "confirm"])
+@pytest.mark.parametrize(
+    ("model", "name", "data"),
+    [
+        ("credits_ledgerentry", "refund", {"amount": "1", "reason": "x"}),
+        ("credits_account", "adjust", {"amount": "1", "reason": "x"}),
+        ("apikeys_apikey", "narrow", {"scopes": []}),
+        ("apikeys_apikey", "revoke", {}),
+        ("runs_run", "cancel", {}),
+    ],
+)
+def test_an_action_without_a_row_goes_back_to_the_list(boss, model, name, data, step):
+    answer = boss.post(reverse(f"admin:{model}_do", args=[name]), {"step": step, **data}, follow=True)
+    assert answer.redirect_chain == [(reverse(f"admin:{model}_changelist"), 302)]
+    assert "Choose a row first." in answer.content.decode()
 
 
 # --- permissions -----------------------------------------------------------------------------------------------------
@@ -233,14 +251,34 @@ def test_a_keys_scopes_are_narrowed_and_never_widened(sign_in, user):
 def test_an_endpoint_is_disabled(sign_in, user, monkeypatch):
     endpoint = factories.EndpointFactory(user=user)
     asked = []
-    real = webhooks.set_enabled
-    monkeypatch.setattr(webhooks, "set_enabled", lambda *args: (asked.append(args), real(*args))[1])
+    real = webhooks.change
+    monkeypatch.setattr(webhooks, "change", lambda *a, **b: (asked.append((*a, b)), real(*a, **b))[1])
     doing = Doing(sign_in("support"), "webhooks_endpoint", "disable", endpoint)
     doing.confirm()
     endpoint.refresh_from_db()
-    assert (endpoint.enabled, asked, logged()) == (False, [(user, False)], [(endpoint.pk, "Disabled.")])
+    assert (endpoint.enabled, asked, logged()) == (False, [(user, {"enabled": False})], [(endpoint.pk, "Disabled.")])
     doing.send("confirm")
     assert len(logged()) == 1
+
+
+def test_the_installation_endpoint_is_set_up(boss, sign_in):
+    doing = Doing(boss, "webhooks_endpoint", "installation")
+    assert "Enter a valid" in doing.send(url="ftp://example.com/").content.decode() or not Endpoint.objects.exists()
+    shown = boss.get(doing.confirm(url="http://127.0.0.1:9000/hook").url).content.decode()
+    endpoint = Endpoint.objects.get()
+    assert (endpoint.user, endpoint.extended_events, endpoint.url) == (None, True, "http://127.0.0.1:9000/hook")
+    assert endpoint.secret in shown
+    assert endpoint.secret not in boss.get(reverse("admin:webhooks_endpoint_changelist")).content.decode()
+    assert logged() == [(endpoint.pk, "Set up as the installation endpoint, with a new secret.")]
+    doing.confirm(url="http://127.0.0.1:9000/other")
+    changed = Endpoint.objects.get()
+    assert (changed.url, changed.secret) == ("http://127.0.0.1:9000/other", endpoint.secret)
+    Doing(boss, "webhooks_endpoint", "disable", endpoint).confirm()
+    Doing(boss, "webhooks_endpoint", "enable-installation", endpoint).confirm()
+    assert Endpoint.objects.get().enabled
+    assert sign_in("support").get(doing.url).status_code == 403
+    Doing(boss, "webhooks_endpoint", "delete-installation", endpoint).confirm()
+    assert Endpoint.objects.get().deleted_at is not None
 
 
 # --- credits ---------------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from base64 import b64encode
 from typing import Any
 
 import pytest
@@ -11,12 +13,14 @@ from django.db import IntegrityError, connection, transaction
 from django.urls import reverse
 
 from runs import catalogue
-from runs.models import AgentModel, Tool
+from runs.admin.models import ProviderForm
+from runs.models import AgentModel, Provider, Tool
 from tests.admin.conftest import SECRET
 
 pytestmark = pytest.mark.django_db
 
 ADD_TOOL, ADD_MODEL = reverse("admin:runs_tool_add"), reverse("admin:runs_agentmodel_add")
+ADD_PROVIDER = reverse("admin:runs_provider_add")
 HEADERS = json.dumps({"Authorization": f"Bearer {SECRET}"})
 
 
@@ -39,7 +43,8 @@ def model(**changes: Any) -> dict[str, Any]:
     return {
         "name": "gpt",
         "display_name": "GPT",
-        "provider": "openai",
+        "provider": str(Provider.objects.get(name="openai").pk),
+        "context_tokens": "8000",
         "provider_model": "gpt-x",
         "price_in": "0.25",
         "price_out": "1",
@@ -81,6 +86,28 @@ def test_a_tools_secret_is_stored_encrypted_and_never_shown(boss, sign_in):
     assert (row.price, row.secret_headers) == (2_000_000, HEADERS)
     boss.post(page, tool(new_secret_headers="", forget_secret_headers="on"))
     assert Tool.objects.get(name="search").secret_headers is None
+
+
+def test_a_signing_secret_is_stored_encrypted_and_never_shown(boss):
+    secret = b64encode(SECRET.encode()).decode()
+    for wrong in ("sesame!", "whsec_"):
+        refused = boss.post(ADD_TOOL, tool(new_signing_secret=wrong))
+        assert list(errors(refused)) == ["new_signing_secret"]
+    boss.post(ADD_TOOL, tool(new_signing_secret=f"whsec_{secret}"))
+    assert catalogue.read().tools["search"].signing_secret == secret
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT signing_secret FROM runs_tool WHERE name = 'search'")
+        cipher = cursor.fetchone()[0]
+    assert secret not in cipher
+    page = reverse("admin:runs_tool_change", args=[Tool.objects.get(name="search").pk])
+    for url in (page, reverse("admin:runs_tool_changelist")):
+        text = boss.get(url).content.decode()
+        assert secret not in text
+        assert cipher not in text
+    boss.post(page, tool(price="2"))
+    assert Tool.objects.get(name="search").signing_secret == f"whsec_{secret}"
+    boss.post(page, tool(forget_signing_secret="on"))
+    assert Tool.objects.get(name="search").signing_secret is None
 
 
 def test_a_tool_with_an_undecryptable_secret_can_be_changed(boss, settings):
@@ -152,7 +179,8 @@ def test_a_new_model_is_available_immediately(boss):
     assert boss.post(ADD_MODEL, model()).status_code == 302
     offered = catalogue.read().model("gpt")
     assert (offered.price_in, offered.price_out) == (250_000, 1_000_000)
-    page = boss.get(reverse("admin:runs_agentmodel_change", args=[offered.pk])).content.decode()
+    row = AgentModel.objects.get(name="gpt")
+    page = boss.get(reverse("admin:runs_agentmodel_change", args=[row.pk])).content.decode()
     assert 'value="0.25"' in page
 
 
@@ -168,6 +196,10 @@ def test_a_new_default_model_replaces_the_old_one(boss):
         *[({"price_in": price}, "price_in") for price in ("-0.1", "NaN", "1e400", "0.0000001", "", "one")],
         *[({"price_out": price}, "price_out") for price in ("-1", "9" * 25)],
         ({"provider": "other"}, "provider"),
+        *[({"parameters": text}, "parameters") for text in ("[]", '{"temperatur": 1}', '{"temperature": 3}', "{")],
+        *[({"dialect": text}, "dialect") for text in ('{"x": 1}', '{"imageInput": 1}', '{"systemRole": "boss"}')],
+        *[({"fallbacks": text}, "fallbacks") for text in ("gone", "gpt", "demo, demo")],
+        ({"context_tokens": "0"}, "context_tokens"),
         ({"provider_model": ""}, "provider_model"),
         ({"name": "demo"}, "name"),
         ({"name": "a\0"}, "name"),
@@ -177,6 +209,84 @@ def test_an_invalid_model_is_a_clear_error_and_is_not_saved(boss, wrong, field):
     before = AgentModel.objects.count()
     assert field in errors(boss.post(ADD_MODEL, model(**wrong)))
     assert AgentModel.objects.count() == before
+
+
+def provider(**changes: Any) -> dict[str, Any]:
+    return {"name": "local", "kind": "openai", "base_url": "http://127.0.0.1:9/v1", "enabled": "on"} | changes
+
+
+def test_a_providers_secrets_are_stored_encrypted_and_never_shown(boss, sign_in):
+    boss.post(ADD_PROVIDER, provider(new_api_key=SECRET, new_headers=HEADERS))
+    row = Provider.objects.get(name="local")
+    assert (row.api_key, row.headers) == (SECRET, HEADERS)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT api_key, headers FROM runs_provider WHERE name = 'local'")
+        ciphers = cursor.fetchone()
+    page = reverse("admin:runs_provider_change", args=[row.pk])
+    for client in (boss, sign_in("viewer")):
+        for url in (
+            page,
+            reverse("admin:runs_provider_changelist"),
+            reverse("admin:runs_provider_history", args=[row.pk]),
+        ):
+            text = client.get(url).content.decode()
+            assert not any(secret in text for secret in (SECRET, *ciphers))
+    boss.post(page, provider(max_concurrent="3"))
+    row.refresh_from_db()
+    assert (row.api_key, row.max_concurrent) == (SECRET, 3)
+    boss.post(page, provider(forget_api_key="on", forget_headers="on"))
+    row.refresh_from_db()
+    assert (row.api_key, row.headers) == (None, None)
+
+
+def test_a_preset_fills_in_the_kind_and_the_address_and_a_missing_key_is_warned_of(boss):
+    answer = boss.post(ADD_PROVIDER, provider(kind="", base_url="", preset="mistral"), follow=True)
+    row = Provider.objects.get(name="local")
+    assert (row.kind, row.base_url) == ("openai", "https://api.mistral.ai/v1")
+    assert "Its key is missing" in answer.content.decode()
+    answer = boss.post(ADD_MODEL, model(provider=str(row.pk)), follow=True)
+    assert "Its key is missing" in answer.content.decode()
+
+
+def test_each_field_of_a_provider_is_in_its_form_once(boss):
+    """A browser sends a field that is there twice twice, and the last one counts."""
+    change = reverse("admin:runs_provider_change", args=[Provider.objects.get(name="openai").pk])
+    for page, only in ((ADD_PROVIDER, {"preset"}), (change, {"forget_api_key", "forget_headers"})):
+        names = re.findall(r'name="(\w+)"', boss.get(page).content.decode().partition('id="provider_form"')[2])
+        fields = [name for name in names if name in ProviderForm.base_fields]
+        others = {"preset", "forget_api_key", "forget_headers"} - only
+        assert sorted(fields) == sorted(set(ProviderForm.base_fields) - others)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"kind": ""}, "kind"),
+        ({"kind": "magic"}, "kind"),
+        ({"name": "openai"}, "name"),
+        ({"base_url": "https://u:p@x.example"}, "base_url"),
+        ({"base_url": "ftp://x"}, "base_url"),
+        ({"new_headers": "x"}, "new_headers"),
+        ({"max_concurrent": "-1"}, "max_concurrent"),
+        ({"max_concurrent": "0"}, "max_concurrent"),
+        ({"requests_per_minute": "0"}, "requests_per_minute"),
+    ],
+)
+def test_an_invalid_provider_is_a_clear_error_and_is_not_saved(boss, wrong, field):
+    before = Provider.objects.count()
+    assert field in errors(boss.post(ADD_PROVIDER, provider(**wrong)))
+    assert Provider.objects.count() == before
+
+
+def test_a_model_can_be_tested(boss, sign_in):
+    page = reverse("admin:runs_agentmodel_test", args=[AgentModel.objects.get(name="demo").pk])
+    assert "it answers" not in boss.get(page).content.decode()
+    assert "it answers" in boss.post(page).content.decode()
+    boss.post(ADD_PROVIDER, provider())
+    boss.post(ADD_MODEL, model(provider=str(Provider.objects.get(name="local").pk)))
+    page = reverse("admin:runs_agentmodel_test", args=[AgentModel.objects.get(name="gpt").pk])
+    assert "provider_unreachable" in boss.post(page).content.decode()
+    assert sign_in("viewer").post(page).status_code == 403
 
 
 def test_changing_the_catalogue_requires_the_permission(sign_in):

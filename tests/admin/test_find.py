@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from django.db import connection
@@ -25,7 +26,7 @@ RUNS = reverse("admin:runs_run_changelist")
 
 def found(client: Any, word: str, listing: str = RUNS) -> list[str]:
     """Return the ids of the rows that a search for ``word`` lists."""
-    page = client.get(listing, {"q": word})
+    page = client.get(f"{listing}{'&' if '?' in listing else '?'}{urlencode({'q': word})}")
     assert page.status_code == 200
     return [row.pk for row in page.context["cl"].result_list]
 
@@ -83,9 +84,12 @@ def test_rows_of_other_models_are_found(boss, user, run):
     for word in (delivery.pk, delivery.event_id, run.pk, user.username):
         assert found(boss, word, listing["webhooks_delivery"]) == [delivery.pk]
     assert len(found(boss, delivery.pk, listing["webhooks_attempt"])) == 2
-    assert len(found(boss, run.pk, listing["credits_ledgerentry"])) == 4  # usage, hold, capture, release
-    assert held.pk in found(boss, call.pk, listing["credits_ledgerentry"])
-    assert len(found(boss, call.pk, listing["credits_ledgerentry"])) == 3
+    ledger_rows = listing["credits_ledgerentry"]
+    assert len(found(boss, run.pk, ledger_rows)) == 2  # usage and capture, with their holds and the release
+    assert len(found(boss, run.pk, f"{ledger_rows}?holds=all")) == 5
+    assert found(boss, call.pk, ledger_rows) == [LedgerEntry.objects.get(type="CAPTURE", invocation_id=call.pk).pk]
+    assert held.pk in found(boss, call.pk, f"{ledger_rows}?holds=all")
+    assert found(boss, held.pk, ledger_rows) == [held.pk]
     for word in (key.pk, key.prefix, secret, user.username):
         assert found(boss, word, listing["apikeys_apikey"]) == [key.pk]
     assert found(boss, run.chat_id, listing["chats_chat"]) == [run.chat_id]
@@ -171,6 +175,8 @@ SEARCHES = [
     ("webhooks_attempt", ""),
 ]
 BIG = re.compile(r"runs_|chats_|credits_|webhooks_|apikeys_")
+# SQLite names a table by its alias in a subquery.
+SCANNED = re.compile(rf"{BIG.pattern}|SCAN [A-Z]\d+\b")
 
 
 @pytest.mark.parametrize(("listing", "word"), SEARCHES)
@@ -195,10 +201,11 @@ def scans(sql: str, *, browsing: bool = False) -> list[str]:
     with connection.cursor() as cursor:
         if connection.vendor == "sqlite":
             cursor.execute(f"EXPLAIN QUERY PLAN {sql}")
-            steps = [row[3] for row in cursor.fetchall()]
-            if browsing and " LIMIT " in sql and not any("TEMP B-TREE FOR ORDER BY" in step for step in steps):
-                return []
-            return [step for step in steps if step.startswith("SCAN") and BIG.search(step)]
+            steps = cursor.fetchall()
+            if browsing and " LIMIT " in sql and not any("TEMP B-TREE FOR ORDER BY" in step[3] for step in steps):
+                for_each_row = {step[0] for step in steps if step[3].startswith("CORRELATED")}
+                steps = [step for step in steps if step[1] in for_each_row]
+            return [step[3] for step in steps if step[3].startswith("SCAN") and SCANNED.search(step[3])]
         # The tables of a test are small, so the planner would choose a sequential scan.
         ways = ("enable_seqscan", "enable_mergejoin", "enable_hashjoin")
         for way in ways:

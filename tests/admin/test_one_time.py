@@ -1,4 +1,4 @@
-"""The one-time password of a new installation: it works once and only opens the page that sets a new password."""
+"""The one-time password of a new installation: it works until a password is chosen, and only opens the page for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from django.test import Client
 from django.urls import reverse
 
 from config.kernel import clock
-from config.staff.one_time import OneTimeBackend, tokens
+from config.staff import one_time
+from config.staff.one_time import OneTimeBackend
 
 pytestmark = pytest.mark.django_db
 
@@ -35,16 +36,29 @@ def enter(password: str, client: Client | None = None) -> tuple[Client, int]:
     return client, client.post(LOGIN, {"username": "admin", "password": password}).status_code
 
 
-def test_it_signs_in_once(newcomer):
-    password = tokens.make_token(newcomer)
+def test_it_signs_in_until_a_password_is_chosen(newcomer):
+    password = one_time.make(newcomer)
     first, status = enter(password)
     assert status == 302
+    first.post(reverse("admin:logout"))
+    second, status = enter(password)
+    assert status == 302
+    third, _ = enter(password)
+    assert second.get(INDEX)["Location"] == CHOOSE
+    assert second.post(CHOOSE, {"new_password1": OWN, "new_password2": OWN})["Location"] == INDEX
     assert enter(password)[1] == 200
-    assert first.get(INDEX)["Location"] == CHOOSE
+    # The session that another sign-in opened ends, too.
+    assert "/login/" in third.get(CHOOSE, follow=True).request["PATH_INFO"]
+
+
+def test_a_password_of_another_user_is_wrong(newcomer):
+    other = get_user_model()._default_manager.create_superuser("other", "other@localhost")
+    assert enter(one_time.make(other))[1] == 200
+    assert enter(one_time.make(newcomer)[:-1])[1] == 200
 
 
 def test_every_page_redirects_until_a_new_password_is_set(newcomer):
-    client, _ = enter(tokens.make_token(newcomer))
+    client, _ = enter(one_time.make(newcomer))
     for page in (INDEX, reverse("admin:runs_run_changelist"), reverse("admin:auth_user_add")):
         assert client.get(page)["Location"] == CHOOSE
         assert client.post(page, {"username": "eve"})["Location"] == CHOOSE
@@ -61,49 +75,27 @@ def test_every_page_redirects_until_a_new_password_is_set(newcomer):
     assert enter(OWN)[1] == 302
 
 
-def test_signing_out_without_a_new_password_requires_another_one(newcomer):
-    old = tokens.make_token(newcomer)
-    client, _ = enter(old)
-    client.post(reverse("admin:logout"))
-    assert enter(old)[1] == 200
-    newcomer.refresh_from_db()
-    assert enter(tokens.make_token(newcomer))[1] == 302
-
-
-def test_only_one_of_two_concurrent_sign_ins_succeeds(newcomer, monkeypatch):
-    password = tokens.make_token(newcomer)
-    real = tokens.check_token
-
-    def overtaken(user: Any, token: str) -> bool:
-        checked = real(user, token)
-        get_user_model()._default_manager.filter(pk=user.pk).update(last_login=clock.now())
-        return checked
-
-    monkeypatch.setattr(tokens, "check_token", overtaken)
-    assert OneTimeBackend().authenticate(None, username="admin", password=password) is None
-
-
 def test_it_expires_and_ends_when_a_password_is_set(newcomer):
-    password = tokens.make_token(newcomer)
+    password = one_time.make(newcomer)
     with time_machine.travel(clock.now() + timedelta(days=4)):
         assert enter(password)[1] == 200
     newcomer.set_password(OWN)
     newcomer.save()
     assert enter(password)[1] == 200
-    assert enter(tokens.make_token(newcomer))[1] == 200
+    assert enter(one_time.make(newcomer))[1] == 200
 
 
 @pytest.mark.parametrize("fields", [{"is_staff": False}, {"is_active": False}])
 def test_it_works_for_active_staff_only(newcomer, fields):
     type(newcomer)._default_manager.filter(pk=newcomer.pk).update(**fields)
     newcomer.refresh_from_db()
-    assert OneTimeBackend().authenticate(None, username="admin", password=tokens.make_token(newcomer)) is None
+    assert OneTimeBackend().authenticate(None, username="admin", password=one_time.make(newcomer)) is None
 
 
 def test_wrong_guesses_count_as_failed_sign_ins(newcomer, settings):
     settings.AXES_FAILURE_LIMIT = 3
     assert [enter(f"guess-{n}")[1] for n in range(3)] == [200, 200, 429]
-    assert enter(tokens.make_token(newcomer))[1] == 429
+    assert enter(one_time.make(newcomer))[1] == 429
 
 
 def test_the_page_redirects_everyone_else(client):

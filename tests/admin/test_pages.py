@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
+from django.contrib.auth import get_user_model
 from django.db import connection
 from django.forms.models import model_to_dict
 from django.test.utils import CaptureQueriesContext
@@ -15,9 +16,11 @@ from django.urls import reverse
 
 from apikeys import keys
 from chats.models import Attachment, Chat
+from config.kernel import clock
+from credits import ledger
 from credits.models import Account, LedgerEntry
 from runs.admin import timeline
-from runs.models import Run, RunEvent, Tool, ToolInvocation, Turn, Waitpoint
+from runs.models import Compaction, ModelAttempt, Run, RunEvent, Tool, ToolInvocation, Turn, Waitpoint
 from tests import factories
 from tests.admin.conftest import CONTENT, SECRET, make_run
 from webhooks.models import Attempt, Delivery, Endpoint
@@ -103,6 +106,66 @@ def test_charges_and_deliveries_are_shown_at_the_step_that_caused_them(run):
     assert [step.started for step in shown.steps] == sorted(step.started for step in shown.steps)
 
 
+def test_the_timeline_shows_cached_tokens_and_compactions_and_their_charges(sign_in, user, run):
+    Turn.objects.filter(run=run, index=2).update(cached_tokens=800)
+    at = run.created_at
+    Compaction.objects.create(
+        chat=run.chat, run=run, index=1, turn_index=2, kind="summary", text=f"{CONTENT} summarised", model="demo",
+        tokens_before=9000, tokens_after=4000, input_tokens=5000, output_tokens=70, held=9, cost=9, started_at=at,
+        finished_at=at,
+    )  # fmt: skip
+    hold = ledger.hold_turn(user.pk, 9, cause="c1", run_id=run.pk, chat_id=run.chat_id, price={})
+    ledger.charge_turn(hold, 9, turn_index="c1", price={})
+    steps = {step.title: step for step in timeline.build(run).steps}
+    assert "1,200 tokens in (800 of them cached), 34 out" in steps["Turn 2"].detail
+    assert "about 9,000 tokens to 4,000; demo, 5,000 tokens in, 70 out" in steps["Compaction 1"].detail
+    assert steps["Compaction 1"].cost == "0.000009"
+    support = sign_in("support")
+    assert CONTENT not in support.get(address(Run, "change", run.pk)).content.decode()
+    assert f"{CONTENT} summarised" in support.get(reverse("admin:runs_run_content", args=[run.pk])).content.decode()
+
+
+def test_a_run_leads_to_the_playground_and_its_trace(boss, run, settings):
+    page = address(Run, "change", run.pk)
+    Run.objects.filter(pk=run.pk).update(trace_parent=f"00-{'ab' * 16}-{'cd' * 8}-01")
+    settings.PLAYGROUND, settings.TRACE_URL = False, ""
+    text = boss.get(page).content.decode()
+    assert "/playground" not in text
+    assert f"<code>{'ab' * 16}</code>" in text
+    settings.PLAYGROUND, settings.TRACE_URL = True, "https://traces.example/t/{trace}"
+    text = boss.get(page).content.decode()
+    assert "/playground" not in text  # it shows nobody the chat of another user
+    assert f'href="https://traces.example/t/{"ab" * 16}"' in text
+
+    settings.EMBEDDED, settings.SESSION_ISSUER = True, ""
+    for owner in (get_user_model().objects.get(is_superuser=True), factories.UserFactory(username="demo")):
+        own = make_run(owner)
+        assert f'href="/playground/{own.chat_id}"' in boss.get(address(Run, "change", own.pk)).content.decode()
+    # Outside the embedded default, nobody signs in to the playground as this user without a token of theirs.
+    settings.EMBEDDED = False
+    assert "/playground" not in boss.get(address(Run, "change", own.pk)).content.decode()
+
+
+def test_every_role_sees_why_a_run_failed(sign_in, run):
+    Run.objects.filter(pk=run.pk).update(failure_reason="provider_unauthorized")
+    for role in ("viewer", "support", "billing"):
+        text = sign_in(role).get(address(Run, "change", run.pk)).content.decode()
+        assert "The model, or the connection to it, failed." in text
+        assert "provider_unauthorized" in text
+
+
+def test_charges_and_deliveries_of_a_run_need_their_permissions(sign_in, boss, run):
+    charge = LedgerEntry.objects.filter(type="CAPTURE", run_id=run.pk)[0]
+    ledger.refund(charge.pk, 1, reason="canary-of-a-reason", staff=boss.person)
+    own = {"credits.view_ledgerentry": ("canary-of-a-reason", "Charges"),
+           "webhooks.view_delivery": ("tool.completed", "Webhook")}  # fmt: skip
+    for held in ([], *([name] for name in own), list(own)):
+        page = sign_in(permissions=("runs.view_run", *held)).get(address(Run, "change", run.pk)).content.decode()
+        for name, texts in own.items():
+            for text in texts:
+                assert (text in page) == (name in held), (name, text)
+
+
 def test_pruned_and_live_runs_have_a_timeline(boss, user):
     over = make_run(user, status="failed", error_code="WORKER_LOST")
     RunEvent.objects.all().delete()
@@ -154,7 +217,8 @@ def test_history_is_read_only_even_for_superusers(boss, world, model):
     row = model._default_manager.order_by("pk").first()
     before = model_to_dict(row), model._default_manager.count()
     body = {field.name: "1" for field in model._meta.concrete_fields} | {"_save": "1", "post": "yes"}
-    assert boss.get(address(model, "change", row.pk)).status_code == 200
+    # An event has no page of its own.
+    assert boss.get(address(model, "change", row.pk)).status_code == (302 if model is RunEvent else 200)
     assert boss.post(address(model, "change", row.pk), body).status_code == 403
     assert boss.get(address(model, "add")).status_code == 403
     assert boss.post(address(model, "add"), body).status_code == 403
@@ -215,6 +279,8 @@ def test_the_content_page_requires_a_permission_and_is_logged(sign_in, run):
     support = sign_in("support")
     text = support.get(page).content.decode()
     assert text.count(CONTENT) >= 8
+    assert all(text.count(f">{label}</h3>") == 2 for label in ("New in the input", "Input", "Asked", "Answer"))
+    assert text.count(">Output</h3>") == 4  # of two turns and two calls
     entry = LogEntry.objects.get()
     assert (entry.user, entry.object_id) == (support.person, run.pk)
     assert "Read its messages" in entry.get_change_message()
@@ -236,3 +302,37 @@ def test_pages_allow_only_their_own_scripts(boss, path):
     assert parts["default-src"] == "'self'"
     assert set(parts["script-src"].split()) <= {"'self'", "'unsafe-eval'"}
     assert (parts["object-src"], parts["frame-ancestors"], parts["form-action"]) == ("'none'", "'none'", "'self'")
+
+
+def test_holds_and_partial_charges_of_turns_are_shown(boss, user):
+    """Of a turn under way, of one that broke off, of a request that failed and of one that cost nothing."""
+    run = make_run(user, status="running", finished_at=None)
+    price = {"model": "demo", "in": 500_000, "out": 1_500_000, "inputTokens": 1234, "outputTokens": 4096}
+
+    def hold(turn: int, number: int) -> Any:
+        cause = f"turn:{run.pk}:{turn}:1.{number}"
+        common = {"run_id": run.pk, "chat_id": run.chat_id, "price": price | {"turn": turn}}
+        return ledger.hold_turn(user.pk, 6_000_000, cause=cause, **common)
+
+    used = price | {"inputTokens": 1000, "outputTokens": 200, "estimated": True}
+    ledger.charge_partial_turn(hold(2, 1), 800_000, turn_index=2, price=used)
+    began = clock.now()
+    ledger.charge_partial_turn(hold(2, 2), 700_000, turn_index=2, price=used)
+    ModelAttempt.objects.create(
+        run=run, turn_index=2, number=1, model="demo", provider="demo", reason="connection_lost",
+        started_at=began, finished_at=clock.now(),
+    )  # fmt: skip
+    ledger.charge_partial_turn(hold(2, 3), 0, turn_index=2, price=used)
+    hold(2, 4)
+    steps = [(step.title, step.detail, step.cost) for step in timeline.build(run).steps if step.charges]
+    assert sorted(steps) == [
+        ("Turn 1", "demo, 1,200 tokens in, 34 out", "0.5"),
+        ("Turn 2", "demo, at most 1,234 tokens in, 4,096 out", "6 held"),
+        ("Turn 2 ended early", "demo, 1,000 tokens in, 200 out, estimated", "0.8"),
+        ("Turn 2 ended early", "it costs nothing: no answer had begun", "0"),
+        ("Turn 2, attempt 1 failed", "demo at demo: connection_lost", "0.7"),
+        ("calculate", "call 1.1", "1.25"),
+    ]
+    page = boss.get(address(LedgerEntry, "changelist") + f"?q={run.pk}").content.decode()
+    assert page.count("demo, turn 2, ended early") == 2
+    assert "demo, turn 2<" in page

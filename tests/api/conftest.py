@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -60,11 +61,20 @@ def limits(redis_server, settings) -> Any:
     ratelimit.limiter_of.cache_clear()
 
 
+@cache
+def private_key(algorithm: str, number: int) -> Any:
+    """The tests share their keys, because it takes long to make one."""
+    if algorithm.startswith("RS"):
+        return rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    return ec.generate_private_key(ec.SECP256R1()) if algorithm == "ES256" else Ed25519PrivateKey.generate()
+
+
 class Provider:
     """An identity provider: its keys, and the number of requests for them."""
 
     def __init__(self) -> None:
         self.signing: dict[str, tuple[str, Any]] = {}
+        self.added = 0
         self.document: dict[str, Any] = {"keys": []}
         self.fetches = 0
         self.delay = threading.Event()
@@ -90,13 +100,8 @@ class Provider:
         self.thread.start()
 
     def add(self, kid: str, algorithm: str, **extra: Any) -> None:
-        private: Any
-        if algorithm.startswith("RS"):
-            private = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-        elif algorithm == "ES256":
-            private = ec.generate_private_key(ec.SECP256R1())
-        else:
-            private = Ed25519PrivateKey.generate()
+        self.added += 1
+        private = private_key(algorithm, self.added)
         self.signing[kid] = (algorithm, private)
         jwk = jwt.get_algorithm_by_name(algorithm).to_jwk(private.public_key(), as_dict=True)
         self.document["keys"].append(jwk | {"kid": kid, "alg": algorithm, "use": "sig"} | extra)

@@ -12,6 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from config.kernel.jsontext import MalformedJSON, dumps, parse_value
+from tests.tiers import examples
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.api.urls")]
 PATH = "/api/v1/groups"
@@ -208,13 +209,13 @@ json_values = st.recursive(
 
 
 @given(json_values)
-@hypothesis_settings(deadline=None, max_examples=100)
+@hypothesis_settings(deadline=None, max_examples=examples(100))
 def test_written_json_is_read_as_the_same_value(value):
     assert parse_value(dumps(value)) == value
 
 
 @given(st.binary(max_size=60) | st.text(alphabet='{}[]",:\\u0 d8e1.-', max_size=60).map(str.encode))
-@hypothesis_settings(deadline=None, max_examples=300)
+@hypothesis_settings(deadline=None, max_examples=examples(300))
 def test_any_bytes_give_a_value_or_a_parse_error(raw):
     try:
         value = parse_value(raw)

@@ -31,11 +31,22 @@ def test_ready_if_the_database_and_the_broker_answer(client, limits):
     assert response["Cache-Control"] == "no-store"
 
 
-def test_an_unreachable_broker_is_named(client, settings):
+def test_without_its_broker_the_service_is_degraded_and_ready(client, settings):
     settings.CACHE_REDIS_URL = "redis://127.0.0.1:1"
     response = client.get("/readyz")
-    assert response.status_code == 503
-    assert response.json()["checks"] == {"database": "ok", "migrations": "ok", "broker": "unavailable"}
+    assert (response.status_code, response.json()) == (
+        200,
+        {"status": "degraded", "checks": {"database": "ok", "migrations": "ok", "broker": "unavailable"}},
+    )
+
+
+def test_a_broker_that_hangs_does_not_take_the_time_of_the_probe(client, settings, monkeypatch):
+    settings.READINESS_TIMEOUT_SECONDS = settings.BROKER_TIMEOUT_SECONDS = 30
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # accepts connections, never answers
+        settings.CACHE_REDIS_URL = f"redis://127.0.0.1:{listener.getsockname()[1]}"
+        monkeypatch.setattr(probes, "BROKER_SHARE", 0.01)
+        response = client.get("/readyz")
+    assert (response.status_code, response.json()["status"]) == (200, "degraded")
 
 
 def test_an_unreachable_database_is_named(client, limits, monkeypatch):
@@ -45,7 +56,10 @@ def test_an_unreachable_database_is_named(client, limits, monkeypatch):
     monkeypatch.setattr(probes, "ask_database", away)
     response = client.get("/readyz")
     assert response.status_code == 503
-    assert response.json()["checks"] == {"database": "unavailable", "migrations": "ok", "broker": "ok"}
+    assert response.json() == {
+        "status": "unavailable",
+        "checks": {"database": "unavailable", "migrations": "ok", "broker": "ok"},
+    }
     assert "secret" not in response.content.decode()
 
 
@@ -83,6 +97,7 @@ def test_a_hanging_check_is_not_ready_and_adds_no_threads(client, settings, monk
         for _ in range(3):
             response = client.get("/readyz")
             checks = response.json()["checks"]
+            assert response.status_code == 503
             assert (checks["database"], checks["broker"]) == ("unavailable", "unavailable")
         hanging = [thread for thread in threading.enumerate() if thread.name == "probe-database"]
         assert len(hanging) == 1

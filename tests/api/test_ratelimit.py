@@ -172,6 +172,7 @@ def test_pages_have_a_limit_by_address(limits, client):
     limits.RATE_LIMIT_PAGES = 2
     assert [client.get("/admin/login/", REMOTE_ADDR="203.0.113.9").status_code for _ in range(3)] == [200, 200, 429]
     assert client.get("/playground", REMOTE_ADDR="203.0.113.9").headers["Retry-After"]
+    assert client.get("/docs/api", REMOTE_ADDR="203.0.113.9").status_code == 429
     assert client.get("/admin/login/", REMOTE_ADDR="203.0.113.10").status_code == 200
     assert client.get("/files/none", REMOTE_ADDR="203.0.113.9").status_code == 404
 

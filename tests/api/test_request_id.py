@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from celery import current_app, shared_task
+from celery import shared_task
 from django.test import Client
 
+from config.celery import app
 from config.telemetry import logs
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.api.urls")]
@@ -44,12 +45,12 @@ def test_it_is_sent_with_a_task_message():
     def note() -> None:
         seen.append(logs.request_id.get())
 
-    with current_app.connection_for_write(url="memory://") as connection:
+    with app.connection_for_write(url="memory://") as connection:
         logs.request_id.set("mine")
         note.apply_async(connection=connection)
         logs.request_id.set("-")
         note.apply_async(connection=connection)
-        queue = connection.SimpleQueue(current_app.conf.task_default_queue)
+        queue = connection.SimpleQueue(app.conf.task_default_queue)
         for _ in range(2):
             message = queue.get(timeout=30)
             message.ack()

@@ -68,7 +68,20 @@ def test_a_summary_has_every_field_of_a_run_but_its_calls(session, chat):
     (summary,) = session.get("/api/v1/runs").json()["items"]
     whole = session.get(f"/api/v1/runs/{run.pk}").json()
     assert len(whole.pop("toolInvocations")) == summary.pop("toolInvocationCount") == CALLS
+    assert (whole.pop("answer"), whole.pop("output")) == (None, None)
     assert summary == whole
+
+
+@pytest.mark.parametrize(("characters", "shown"), [(8000, True), (8192, False), (200_000, False)])
+def test_a_list_leaves_out_a_long_input_that_waits_for_an_approval(session, chat, characters, shown):
+    run, input = factories.RunFactory(chat=chat, status="waiting"), {"text": "x" * characters}
+    payload = {"toolName": "lookup", "estimatedMicro": 1, "thresholdMicro": 0, "toolInvocationId": "inv_1"}
+    waitpoint = factories.WaitpointFactory(run=run, kind="CREDIT_APPROVAL", request_payload=payload | {"input": input})
+    (summary,) = session.get("/api/v1/runs").json()["items"]
+    whole = session.get(f"/api/v1/runs/{run.pk}").json()
+    assert summary["pendingWaitpoint"]["requestPayload"]["input"] == (input if shown else None)
+    assert whole["pendingWaitpoint"]["requestPayload"]["input"] == input
+    assert session.get(f"/api/v1/waitpoints/{waitpoint.pk}").json() == whole["pendingWaitpoint"]
 
 
 def test_the_largest_summary_is_bounded(session, chat):
@@ -100,6 +113,23 @@ def test_a_run_shows_the_first_8_kib_of_a_result(session, chat, result, shown, t
     assert (call["result"], call["resultTruncated"]) == (shown, truncated)
 
 
+@pytest.mark.parametrize(
+    ("result", "urls", "shown", "truncated"),
+    [
+        ("made https://a/1", ["https://a/1", "https://a/2"], "made https://a/1\nhttps://a/2", False),
+        ("", ["https://a/1"], "\nhttps://a/1", False),
+        ("x" * 8181, ["u" * 10], "x" * 8181 + "\n" + "u" * 10, False),
+        ("x" * 8182, ["u" * 10], "x" * 8182 + "\n" + "u" * 9, True),
+        ("x" * 8192 + "u", ["u"], "x" * 8192, True),
+    ],
+)
+def test_a_result_has_the_addresses_that_the_model_was_told(session, chat, result, urls, shown, truncated):
+    run = factories.RunFactory(chat=chat)
+    factories.ToolInvocationFactory(run=run, result=result, result_urls=urls)
+    (call,) = session.get(f"/api/v1/runs/{run.pk}").json()["toolInvocations"]
+    assert (call["result"], call["resultTruncated"]) == (shown, truncated)
+
+
 def test_a_call_without_a_result_shows_none(session, chat):
     run = factories.RunFactory(chat=chat)
     factories.ToolInvocationFactory(run=run, status="FAILED", error_code="TOOL_ERROR", error_message="no")
@@ -107,8 +137,19 @@ def test_a_call_without_a_result_shows_none(session, chat):
     assert (call["result"], call["resultTruncated"]) == (None, False)
 
 
-def test_a_run_with_a_thousand_calls_is_shown_by_few_queries(session, chat):
+def test_the_calls_of_a_run_without_calls_are_not_read(session, chat, django_assert_num_queries):
     run = factories.RunFactory(chat=chat)
+    path = f"/api/v1/runs/{run.pk}"
+    session.get(path)
+    with django_assert_num_queries(2):  # the user, the run
+        assert session.get(path).json()["toolInvocations"] == []
+    call = factories.ToolInvocationFactory(run=run)
+    with django_assert_num_queries(3):
+        assert [shown["id"] for shown in session.get(path).json()["toolInvocations"]] == [call.pk]
+
+
+def test_a_run_with_a_thousand_calls_is_shown_by_few_queries(session, chat):
+    run = factories.RunFactory(chat=chat, tool_invocation_count=1000)
     ToolInvocation.objects.bulk_create(
         factories.ToolInvocationFactory.build(run=run, call_index=index, result="x" * 100_000) for index in range(1000)
     )

@@ -66,6 +66,19 @@ def test_it_is_served_without_webhooks(client):
     assert client.get("/api/schema/without-webhooks?format=json").json() == whole
 
 
+@pytest.mark.parametrize(("surface", "prefix"), [("session", "/api/v1/"), ("public", "/api/public/v1/")])
+def test_each_surface_has_a_document_of_its_own(client, surface, prefix):
+    whole = client.get("/api/schema?format=json").json()
+    part = client.get(f"/api/schema/{surface}?format=json").json()
+    assert part["paths"] == {path: methods for path, methods in whole["paths"].items() if path.startswith(prefix)}
+    assert part["paths"]
+    assert ("webhooks" in part) is (surface == "session")
+    assert {tag["name"] for tag in part["tags"]} == {
+        tag for methods in part["paths"].values() for operation in methods.values() for tag in operation["tags"]
+    }
+    assert f"/api/schema/{surface}?format=json" in client.get("/api/docs?script").content.decode()
+
+
 def test_every_error_is_the_envelope(document):
     for methods in document["paths"].values():
         for operation in methods.values():

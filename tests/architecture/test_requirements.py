@@ -9,8 +9,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ["requirements", "requirements-observability", "requirements-dev"]
-# The tests of clients install their packages in an environment of its own.
-LOCK_FILES = [*NAMES, "tests/clients/requirements"]
+# The tests of clients and the peers of the benchmarks have environments of their own.
+LOCK_FILES = [*NAMES, "tests/clients/requirements", "benchmarks/pins/langgraph", "benchmarks/pins/aegra"]
 PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;\\]+)", re.MULTILINE)
 
 

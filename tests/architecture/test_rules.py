@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from django.apps import apps
 from django.conf import settings
+from django.core.management.base import CommandError
+
+from config.management.commands import document_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = {"auth": 0, "contenttypes": 0, "api": 1, "webhooks": 2, "apikeys": 3, "credits": 3, "chats": 3, "runs": 4}
@@ -52,9 +55,23 @@ def imports_from(node: ast.AST, package: str) -> bool:
     return isinstance(node, ast.Import) and any(name.name.startswith(f"{package}.") for name in node.names)
 
 
-@pytest.mark.parametrize("name", sorted(settings.ENV.known))
-def test_readme_lists_every_variable(name: str) -> None:
-    assert f"`{name}`" in (ROOT / "README.md").read_text()
+def test_the_page_of_settings_is_generated_from_their_declarations() -> None:
+    written = (ROOT / "docs" / "settings.md").read_text()
+    assert written == document_settings.page(document_settings.SOURCE.read_text()), "run make docs"
+    assert set(settings.ENV.known) == set(re.findall(r"^\| `(\w+)` \|", written, re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("source", "refused"),
+    [
+        ('X = ENV.text("X")', "Describe in config/settings.py"),
+        ('#: a\nX = ENV.text("X", default_of_x())', "is computed"),
+        ('#: a\nX = ENV.text("X")\n#: b\nY = ENV.text("X")', "twice"),
+    ],
+)
+def test_a_setting_without_a_clear_description_is_refused(source: str, refused: str) -> None:
+    with pytest.raises(CommandError, match=refused):
+        document_settings.page(f"# --- core ---\n{source}\n")
 
 
 # Only the settings, the URLs and config/local may name apps. config/local prints first calls to make.

@@ -16,10 +16,10 @@ from chats.serializers import AttachmentInput, ChatChanges, ChatInput
 from config.api import session_tokens
 from config.api.errors import envelope, to_domain_error
 from config.api.serializers import CamelSerializer
+from config.kernel import garbage
 from config.kernel.errors import DomainError
 from config.kernel.jsontext import dumps
 from config.outbound.addresses import LookupFailed
-from config.serve import garbage
 from runs.llm import sse
 from runs.llm.base import ModelError
 from runs.mcp.protocol import RpcError

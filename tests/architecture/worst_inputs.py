@@ -7,6 +7,7 @@ and ``ON_EVENT_LOOPS`` for what an event loop executes. An entry is a name and c
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,14 +24,18 @@ from chats import downloads, media
 from chats.serializers import AttachmentInput
 from config.api import authentication, idempotency, middleware, pagination, parsers, ratelimit, session_tokens
 from config.api.negotiation import ExactJSONRenderer, JsonNegotiation
+from config.kernel import yamltext
 from config.kernel.jsontext import parse_value
-from config.outbound import addresses, client
+from config.outbound import addresses, urls
 from config.outbound.client import Answer
 from credits.export import CsvRenderer
-from runs.admin import catalogue
-from runs.llm import demo, http, sse, transcript
+from runs.catalogue import dialects, rules, versions
+from runs.catalogue.file import base as file_base
+from runs.engine import spending
+from runs.llm import demo, http, names, refusals, sse, transcript
 from runs.mcp import protocol
 from runs.mcp import views as mcp
+from runs.serializers import METADATA_KEY
 from runs.tools import base, files
 from runs.tools import http as http_tool
 from runs.tools.base import ToolDefinition, ToolResult
@@ -47,6 +52,8 @@ ANSWER = settings.TOOL_ANSWER_MAX_BYTES
 EVENT = settings.MODEL_EVENT_MAX_BYTES
 OUTPUT = settings.MODEL_OUTPUT_MAX_CHARS
 ARGUMENTS = settings.TOOL_INPUT_MAX_CHARS
+DOCUMENT = http.DOCUMENT_MAX_BYTES
+PROVIDER_MODEL = 200
 SCRIPT = settings.MESSAGE_MAX_CHARS
 # What a stream of a provider or a client brings at once, at most.
 CHUNK = 384 * KIB
@@ -81,6 +88,14 @@ def bearer(header: str) -> None:
     authentication.SessionTokenAuthentication().authenticate(a_request("Authorization", header))
 
 
+def retry_after(header: str) -> object:
+    return refusals.retry_after({"Retry-After": header})
+
+
+def variables(text: str) -> str:
+    return file_base.VARIABLE.sub("", text)
+
+
 def content_type_of_page(value: str) -> None:
     web_fetch._text(Answer(200, {"content-type": value}, b"x", False))
 
@@ -112,6 +127,14 @@ PATTERNS: dict[str, list[Work] | str] = {
     ],
     "chats/media.py: SIGNATURES": [lambda: media.inspect([b"%PDF" * KIB], "application/pdf")],
     "config/database/queries.py: _with_fixed_types": OUR_TEXT,
+    "config/docs/library.py: HEADING": OUR_TEXT,
+    "config/docs/library.py: ITEM": OUR_TEXT,
+    "config/docs/markdown.py: DESCRIPTION": OUR_TEXT,
+    "config/docs/markdown.py: TITLE": OUR_TEXT,
+    "config/docs/markdown.py: add": OUR_TEXT,
+    "config/docs/markdown.py: plain": OUR_TEXT,
+    "config/management/commands/document_settings.py: COMMENT": OUR_TEXT,
+    "config/management/commands/document_settings.py: SECTION": OUR_TEXT,
     "config/database/writes.py: _type": OUR_TEXT,
     "config/api/parsers.py: _MEDIA_TYPE": [
         work
@@ -132,17 +155,48 @@ PATTERNS: dict[str, list[Work] | str] = {
     "config/kernel/jsontext.py: _TEXT": around(parse_value, BODY, *UNCLOSED, before="[" * 65),
     "config/env.py: postgres": OUR_TEXT,
     "config/urls.py: urlpatterns": FIXED,
-    "runs/admin/catalogue.py: NAME": around(catalogue.NAME.fullmatch, BODY, "a"),
-    "runs/llm/http.py: KEY_LIKE": around(
-        lambda text: http.KEY_LIKE.sub("[key]", text), EVENT, "sk-", "//", "/", "//a", "key-a ", "Bearer ", "//aaaaaaa "
+    "runs/catalogue/versions.py: REFERENCE": around(versions.REFERENCE.fullmatch, BODY, "a", "a@1"),
+    "runs/catalogue/rules.py: TOOL_NAME": around(rules.TOOL_NAME.fullmatch, BODY, "a"),
+    "runs/catalogue/file/base.py: VARIABLE": around(variables, BODY, "${", "$${", "$", "${}"),
+    "runs/catalogue/file/base.py: placeholder": OUR_TEXT,
+    "runs/catalogue/file/base.py: _variable": FIXED,
+    "runs/catalogue/file/rows.py: _words": OUR_TEXT,
+    "config/kernel/yamltext.py: NUMBER": around(yamltext.NUMBER.fullmatch, BODY, "1", "1.", ".1", "1e", after=TAIL),
+    "runs/catalogue/dialects.py: CLAUDE": around(dialects.CLAUDE.search, PROVIDER_MODEL, "claude-", "claude-a-", "a-"),
+    "runs/catalogue/dialects.py: NAMES": OUR_TEXT,
+    "runs/catalogue/dialects.py: NO_REASONING_WITH_TOOLS": around(
+        dialects.NO_REASONING_WITH_TOOLS.search, PROVIDER_MODEL, "/gpt-6", "gpt-5.", "5"
+    ),
+    "runs/catalogue/dialects.py: REASONING_MODEL": around(
+        dialects.REASONING_MODEL.search, PROVIDER_MODEL, "/gpt-5", "/o", "5"
+    ),
+    "runs/llm/names.py: ACCEPTED": around(names.wire_name, OUTPUT, "a", "\u00e9"),
+    "runs/llm/names.py: ACCEPTED_ID": around(names.wire_id, OUTPUT, "a", "\u00e9"),
+    "runs/llm/names.py: wire_name": around(names.wire_name, OUTPUT, ".", "a."),
+    "runs/llm/refusals.py: KEY_LIKE": around(
+        lambda text: refusals.redacted(text, ("secret",)),
+        EVENT,
+        *("sk-", "//", "/", "//a", "key-a ", "Bearer ", "//aaaaaaa ", "a*", "***", "a-"),
+    ),
+    "runs/llm/refusals.py: retry_after": [
+        work
+        for before in ("", "Mon, 1 Jan 2026 ", "1 Jan ")
+        for work in around(retry_after, HEADER, "0", " ", "(", "1 ", ":", "Mon, ", "0:", "\\", before=before)
+    ],
+    "runs/llm/refusals.py: stopped": around(
+        lambda text: refusals.stopped({"code": text, "type": text}, ()), EVENT, "4", " "
     ),
     "runs/llm/http.py: LONE_SURROGATE": around(http.join_surrogates, EVENT // 6, "\ud800", "\udc00", "\udc00\ud800"),
-    "runs/llm/http.py: __init__": OUR_TEXT,
     "runs/llm/sse.py: _TEXT": around(lambda text: sse.read_event(text.encode()), EVENT, *UNCLOSED),
     "runs/llm/demo.py: WORDS": around(lambda text: list(demo.WORDS.finditer(text)), SCRIPT, " ", "a", "a "),
     "runs/llm/demo.py: _read_line": around(demo.parse_script, SCRIPT, "1", "1.", before="/wait "),
     "runs/llm/demo.py: _whole_numbers": around(demo.parse_script, SCRIPT, "1", "1 ", before="/stream "),
-    "runs/playground.py: digests": OUR_TEXT,
+    "runs/engine/spending.py: EXPONENT": around(spending.EXPONENT.search, OUTPUT, "1", "e", "1 "),
+    "runs/serializers.py: METADATA_KEY": around(METADATA_KEY.fullmatch, BODY, "a"),
+    "runs/catalogue/imports.py: import_mcp": OUR_TEXT,
+    "runs/catalogue/imports.py: _import": around(partial(re.sub, r"[^A-Za-z0-9_-]+", "_"), ANSWER, "a", " ", "a "),
+    "runs/erasure.py: _hide_in_log": OUR_TEXT,
+    "runs/front.py: read_page": OUR_TEXT,
     "runs/tools/base.py: _SURROGATE": around(base.clean_text, ANSWER, "\ud800", "a"),
     "runs/tools/base.py: is_web_address": around(base.is_web_address, ANSWER, "a", before="http://"),
     "runs/tools/base.py: parse_headers": [
@@ -185,7 +239,8 @@ def negotiated(accept: str) -> object:
 
 
 def tool_result(value: str) -> ToolResult:
-    return base.clean_result(http_tool._result(TOOL, f'{{"result": {value}}}'.encode()))
+    body = f'{{"result": {value}}}'.encode()
+    return base.clean_result(http_tool._result(TOOL, Answer(200, {}, body, False)))
 
 
 def decoded_cursor(text: str) -> object:
@@ -274,8 +329,8 @@ SCANNERS: dict[str, list[Work]] = {
             partial(tool_result, text)
             for text in (filled("[", ANSWER - 20), '"' + filled("\\u00e9", ANSWER - 40) + '"')
         ],
-        partial(http_tool._result, TOOL, b'{"result": 1, "creditUsed": 0.' + b"0" * (ANSWER - 50) + b"1}"),
-        partial(http_tool._result, TOOL, b'{"result": 1, "creditUsed": 1e-999999999}'),
+        partial(tool_result, '1, "creditUsed": 0.' + "0" * (ANSWER - 50) + "1"),
+        partial(tool_result, '1, "creditUsed": 1e-999999999'),
     ],
     "host name": around(lambda host: addresses._getaddrinfo(host, 80), HEADER, "\u00e4", "\u00e4.", "\u0645", "xn--"),
 }
@@ -290,7 +345,7 @@ def fed(*chunks: bytes) -> None:
 
 
 def url_of(text: str) -> Any:
-    return client._parse(text, https_only=False)
+    return urls.parse(text, https_only=False)
 
 
 ON_EVENT_LOOPS: dict[str, list[Work]] = {
@@ -305,6 +360,22 @@ ON_EVENT_LOOPS: dict[str, list[Work]] = {
             partial(sse.read_event, f'"{filled(part, EVENT // 2 - 2)}"'.encode())
             for part in ("a", "\\n", "\u00e9", "[{")
         ],
+    ],
+    "document of a provider": [
+        *[partial(sse.read_event, array(part, DOCUMENT).encode()) for part in JSON_PARTS],
+        *[
+            partial(sse.read_event, f'"{filled(part, DOCUMENT // 2 - 2)}"'.encode())
+            for part in ("a", "\\n", "\u00e9", "[{")
+        ],
+    ],
+    "error of a provider": [
+        *[
+            partial(refusals.stopped, {"error": {"message": filled(part, DOCUMENT), "code": code}}, ("secret",))
+            for part in ("//", "/", "//a", "a*** ", "a", "\u00e9")
+            for code in (429, "invalid")
+        ],
+        partial(refusals.stopped, {"error": {"message": "a", "code": [[0]] * EVENT, "type": {"a": [0] * EVENT}}}, ()),
+        partial(refusals.stopped, {"detail": [{"loc": [0] * EVENT, "msg": "a"}]}, ()),
     ],
     # JSON joins pairs, so that only the halves at the ends of two events make one here.
     "text of a provider": [

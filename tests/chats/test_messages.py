@@ -42,11 +42,43 @@ def test_the_oldest_come_first_page_by_page(session, user):
     assert rest["nextCursor"] is None
 
 
+def test_the_newest_come_first_if_asked_for(session, public, user):
+    chat = factories.ChatFactory(user=user)
+    made = [factories.MessageFactory(chat=chat).pk for _ in range(5)]
+    first = listing(session, chat, "?order=desc&limit=3")
+    rest = listing(public, chat, f"?order=desc&limit=3&cursor={first['nextCursor']}", base="/api/public/v1")
+    assert [item["id"] for item in first["items"] + rest["items"]] == made[::-1]
+    assert rest["nextCursor"] is None
+    assert [item["id"] for item in listing(session, chat, "?order=asc")["items"]] == made
+
+
+def test_only_the_messages_of_a_run(session, user):
+    chat = factories.ChatFactory(user=user)
+    run = factories.RunFactory(chat=chat)
+    elsewhere = factories.MessageFactory(chat__user=user)
+    made = [factories.MessageFactory(chat=chat, run_id=run.pk, role=role).pk for role in ("user", "assistant")]
+    factories.MessageFactory(chat=chat)
+    assert [item["id"] for item in listing(session, chat, f"?runId={run.pk}")["items"]] == made
+    assert [item["id"] for item in listing(session, chat, f"?runId={run.pk}&order=desc")["items"]] == made[::-1]
+    for other in (elsewhere.run_id, "run_none", "", "%00", "x" * 10_000):
+        assert listing(session, chat, f"?runId={other}")["items"] == []
+
+
+def test_one_message(session, public, user):
+    message = factories.MessageFactory(chat__user=user, role="assistant", content="Look: 🦊")
+    factories.AttachmentFactory(user=user, message=message)
+    (listed,) = listing(session, message.chat)["items"]
+    assert session.get(f"/api/v1/messages/{message.pk}").json() == listed
+    assert public.get(f"/api/public/v1/messages/{message.pk}").json() == listed
+    assert session.delete(f"/api/v1/chats/{message.chat_id}").status_code == 204
+    assert code(session.get(f"/api/v1/messages/{message.pk}")) == (404, "NOT_FOUND")
+
+
 def test_an_empty_chat(session, user):
     assert listing(session, factories.ChatFactory(user=user)) == {"items": [], "nextCursor": None}
 
 
-@pytest.mark.parametrize("query", ["?limit=0", "?limit=101", "?cursor=abc"])
+@pytest.mark.parametrize("query", ["?limit=0", "?limit=101", "?cursor=abc", "?order=", "?order=new"])
 def test_invalid_page_parameters_are_400(session, user, query):
     chat = factories.ChatFactory(user=user)
     assert code(session.get(f"/api/v1/chats/{chat.pk}/messages{query}")) == (400, "VALIDATION_ERROR")

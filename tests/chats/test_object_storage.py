@@ -9,9 +9,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import requests
+from django.conf import settings
 from django.core.files.storage import default_storage
 from django.core.files.storage.handler import StorageHandler
-from django.test import Client
+from django.test import Client, override_settings
 
 from chats import attachments, purge
 from chats.models import Attachment, Chat
@@ -26,17 +27,22 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
+    """A server that the settings name. Changed for each test, they would let each make a session of the SDK."""
     with object_storage() as url:
-        yield url
+        changed = {
+            "STORAGE_S3_BUCKET": BUCKET,
+            "STORAGE_S3_ENDPOINT": url,
+            "STORAGE_S3_ACCESS_KEY": "test",
+            "STORAGE_S3_SECRET_KEY": "test",
+            "STORAGES": settings.STORAGES | {"default": {"BACKEND": "config.storage.ObjectStorage"}},
+        }
+        with override_settings(**changed):
+            yield url
 
 
 @pytest.fixture(autouse=True)
-def bucket(server: str, settings: Any) -> Any:
-    """An empty bucket that the settings name."""
-    settings.STORAGE_S3_BUCKET = BUCKET
-    settings.STORAGE_S3_ENDPOINT = server
-    settings.STORAGE_S3_ACCESS_KEY = settings.STORAGE_S3_SECRET_KEY = "test"
-    settings.STORAGES = settings.STORAGES | {"default": {"BACKEND": "config.storage.ObjectStorage"}}
+def bucket(server: str) -> Any:
+    """An empty bucket."""
     requests.post(f"{server}/moto-api/reset", timeout=10)
     made = default_storage.connection.create_bucket(Bucket=BUCKET)
     return made

@@ -122,7 +122,7 @@ def test_only_one_of_many_concurrent_messages_uses_an_attachment():
     assert len(set(Attachment.objects.values_list("message_id", flat=True))) == 1
 
 
-def test_a_run_with_attachments_makes_two_more_queries(session, user, chat):
+def test_a_run_with_attachments_makes_few_more_queries(session, user, chat):
     ids = [factories.AttachmentFactory(user=user).pk for _ in range(8)]
     start(session, chat, [])
     with CaptureQueriesContext(connection) as without:
@@ -130,4 +130,5 @@ def test_a_run_with_attachments_makes_two_more_queries(session, user, chat):
     for chosen in (ids[:1], ids[1:]):
         with CaptureQueriesContext(connection) as queries:
             start(session, chat, chosen)
-        assert len(queries) - len(without) == 2
+        # On PostgreSQL also a begin and a commit: only attachments need a transaction.
+        assert len(queries) - len(without) == (2 if connection.vendor == "sqlite" else 4)

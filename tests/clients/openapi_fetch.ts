@@ -6,7 +6,9 @@ import type { components, paths } from "./schema";
 const [baseUrl = "", sessionToken = "", apiKey = ""] = process.argv.slice(2);
 
 function clientOf(credential: string) {
-  return createClient<paths>({ baseUrl, headers: { Authorization: `Bearer ${credential}` } });
+  const headers = { Authorization: `Bearer ${credential}` };
+  // As the document says. The client's own default is deepObject.
+  return createClient<paths>({ baseUrl, headers, querySerializer: { object: { style: "form", explode: true } } });
 }
 
 function given<T>(answer: { data?: T; error?: components["schemas"]["ApiError"] }): T {
@@ -30,7 +32,10 @@ async function main(): Promise<void> {
   const started = given(
     await open.POST("/api/public/v1/chats/{chatId}/runs", {
       params: { path: { chatId: chat.id } },
-      body: { message: '/call draw_chart {"title": "T", "series": [1, 2]}\n/say done' },
+      body: {
+        message: '/call draw_chart {"title": "T", "series": [1, 2]}\n/call calculate {"expression": "6*7"}\n/say done',
+        metadata: { order: "A-1" },
+      },
     }),
   );
   const params = { path: { runId: started.id } };
@@ -41,19 +46,40 @@ async function main(): Promise<void> {
   given(
     await open.POST("/api/public/v1/waitpoints/{waitpointId}/respond", {
       params: { path: { waitpointId: question.id } },
-      body: { kind: "CREDIT_APPROVAL", approved: true },
+      body: { kind: "CREDIT_APPROVAL", approved: false, reason: "Too dear." },
     }),
   );
   const run = await until(async () => {
     const now = given(await session.GET("/api/v1/runs/{runId}", { params }));
     return now.status === "completed" ? now : undefined;
   });
-  const page = given(await open.GET("/api/public/v1/runs", { params: { query: { limit: 5 } } }));
-  const listed = page.items.some((each) => each.id === run.id);
+  const query = { status: ["completed", "failed"] as ("completed" | "failed")[], metadata: { "metadata.order": "A-1" } };
+  const page = given(await open.GET("/api/public/v1/runs", { params: { query: { ...query, model: "demo" } } }));
+  const listed = page.items.map((each) => each.id).join() === run.id;
+  const messages = given(
+    await session.GET("/api/v1/chats/{chatId}/messages", {
+      params: { path: { chatId: chat.id }, query: { order: "desc", runId: run.id } },
+    }),
+  );
+  const newest = given(
+    await open.GET("/api/public/v1/messages/{messageId}", {
+      params: { path: { messageId: messages.items[0]?.id ?? "" } },
+    }),
+  );
+  const endpoint = given(
+    await session.POST("/api/v1/webhooks", { body: { url: "http://127.0.0.1:9/hook", extendedEvents: true } }),
+  );
   const missing = await session.GET("/api/v1/runs/{runId}", { params: { path: { runId: "run_1" } } });
   const code = missing.error?.error.code;
-  const calls = run.toolInvocations.map((call) => ({ name: call.name, status: call.status, used: call.creditUsed }));
-  console.log(JSON.stringify({ status: run.status, listed, code, calls }));
+  const calls = run.toolInvocations.map(({ name, status, result, creditUsed }) => ({ name, status, result, creditUsed }));
+  const { status, answer, finishReason, metadata } = run;
+  const turns = run.usage.inputTokens > 0 ? run.usage.turns : 0;
+  const extended = endpoint.extendedEvents;
+  const roles = messages.items.map((message) => message.role);
+  const said = newest.content;
+  console.log(
+    JSON.stringify({ status, listed, code, calls, answer, finishReason, metadata, turns, extended, roles, said }),
+  );
 }
 
 main().catch((error: unknown) => {

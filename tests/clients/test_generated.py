@@ -23,7 +23,15 @@ STRICT = {
     "types": [],
 }
 DOCUMENT = str(ROOT / "docs" / "openapi.json")
-EXPECTED = {"status": "completed", "listed": True, "code": "NOT_FOUND"}
+EXPECTED = {
+    "status": "completed",
+    "listed": True,
+    "code": "NOT_FOUND",
+    "answer": "done",
+    "said": "done",
+    "finishReason": "stop",
+    "turns": 1,
+}
 
 
 def compiled(npm: NpmFolder, script: str, **options: Any) -> None:
@@ -39,14 +47,18 @@ def test_openapi_typescript(stack: Stack, npm: NpmFolder) -> None:
     npm.run("openapi-typescript", DOCUMENT, "-o", "schema.ts")
     compiled(npm, "openapi_fetch.ts", exactOptionalPropertyTypes=True, noUncheckedIndexedAccess=True)
     said = npm.run("node", "openapi_fetch.js", stack.url, stack.token("ada"), stack.api_key("ada"))
-    calls = [{"name": "draw_chart", "status": "COMPLETED", "used": 12}]
-    assert json.loads(said) == EXPECTED | {"calls": calls}
+    refused = {"name": "draw_chart", "status": "REFUSED", "result": None, "creditUsed": 0}
+    made = {"name": "calculate", "status": "COMPLETED", "result": "42", "creditUsed": 0.1}
+    more = {"calls": [refused, made], "extended": True, "roles": ["assistant", "user"], "turns": 2}
+    assert json.loads(said) == EXPECTED | {"metadata": {"order": "A-1"}} | more
 
 
 def test_hey_api(stack: Stack, npm: NpmFolder) -> None:
     npm.run("openapi-ts", "--input", DOCUMENT, "--output", "generated", "--silent")
     compiled(npm, "hey_api.ts")
-    assert json.loads(npm.run("node", "hey_api.js", stack.url, stack.api_key("ada"))) == EXPECTED
+    assert json.loads(npm.run("node", "hey_api.js", stack.url, stack.api_key("ada"))) == EXPECTED | {
+        "metadata": {"order": "A-2"}
+    }
 
 
 def test_openapi_generator(stack: Stack, old_python: Path, tmp_path: Path) -> None:
@@ -57,4 +69,4 @@ def test_openapi_generator(stack: Stack, old_python: Path, tmp_path: Path) -> No
     run(generator, "generate", *options)
     script = str(HERE / "openapi_generator_client.py")
     said = run(str(old_python), script, str(tmp_path / "made"), stack.url, stack.api_key("ada"))
-    assert json.loads(said) == EXPECTED
+    assert json.loads(said) == EXPECTED | {"metadata": {"order": "A-3"}}

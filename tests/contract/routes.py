@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.urls import URLPattern, URLResolver, get_resolver
+from rest_framework.test import APIClient
+
+from tests import factories
 
 SURFACES = {"api/v1/": "session", "api/public/v1/": "public"}
 BODY_METHODS = ("POST", "PUT", "PATCH")
@@ -29,6 +32,19 @@ class Operation:
     def relative(self) -> str:
         """The path within its surface, such as ``chats/{chatId}``."""
         return self.path.partition("/v1/")[2]
+
+    @property
+    def credential(self) -> str:
+        """The name of its security scheme in the document."""
+        if self.relative == "session-tokens":
+            return "serverKey"
+        return "sessionToken" if self.surface == "session" else "apiKey"
+
+    def client(self, user: Any) -> APIClient:
+        """A client with a credential of the user, or with a server key."""
+        if self.credential == "serverKey":
+            return factories.server_client()
+        return factories.session_client(user) if self.surface == "session" else factories.public_client(user)
 
     @property
     def parameters(self) -> list[str]:

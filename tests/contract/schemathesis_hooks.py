@@ -21,7 +21,11 @@ FIELDS = {
     "cursor": "opaque: only one that the service has given out will do",
     "url": "a pattern can't say which texts are addresses",
     "contentType": "which types are taken is a setting",
+    "agent": "a name of the catalogue",
     "model": "a name of the catalogue",
+    "outputSchema": "no schema can say which schemas can be checked",
+    "createdAfter": "a date-time may have a leap second, or be the last one that there is",
+    "createdBefore": "the same",
 }
 # The same for elements of a list. Their field names contain an index.
 LISTS = {"tools": "names of the catalogue", "attachmentIds": "what the caller has uploaded"}

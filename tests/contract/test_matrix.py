@@ -11,9 +11,12 @@ from rest_framework.test import APIClient
 
 from apikeys.keys import DEFAULT_SCOPES, create_key, revoke_key
 from apikeys.models import ApiKey
+from chats.models import Chat
 from config.api.session_tokens import mint
 from config.api.viewsets import ServiceViewSet
 from config.kernel import clock
+from config.kernel.jsontext import dumps
+from runs.models import Run, Waitpoint
 from tests import factories
 from tests.contract.routes import Operation, methods_of, operations, routes, surface_of
 from tests.contract.world import World, build, unknown_ids
@@ -28,6 +31,7 @@ SCOPES = {
     "PATCH chats/{chatId}": "chats:write",
     "DELETE chats/{chatId}": "chats:write",
     "GET chats/{chatId}/messages": "chats:read",
+    "GET messages/{messageId}": "chats:read",
     "POST attachments": "attachments:write",
     "POST attachments/{attachmentId}/complete": "attachments:write",
     "GET attachments/{attachmentId}": "chats:read",
@@ -40,6 +44,7 @@ SCOPES = {
     "GET runs/{runId}/stream": "runs:read",
     "GET waitpoints/{waitpointId}": "runs:read",
     "POST waitpoints/{waitpointId}/respond": "waitpoints:respond",
+    "GET agents": "runs:read",
     "GET models": "runs:read",
     "GET tools": "runs:read",
     "GET me/credits": "credits:read",
@@ -74,7 +79,7 @@ def bearing(token: str) -> APIClient:
 
 
 def caller(operation: Operation, user: Any) -> APIClient:
-    return factories.session_client(user) if operation.surface == "session" else factories.public_client(user)
+    return operation.client(user)
 
 
 def refusal(response: Any, status: int, code: str) -> dict[str, Any]:
@@ -190,6 +195,57 @@ def test_a_missing_scope_is_403(operation, user):
     assert alone.status_code not in (401, 403), alone.content
 
 
+WRITES: dict[str, Any] = {
+    "POST chats": {},
+    "PATCH chats/{chatId}": {"title": "mine"},
+    "DELETE chats/{chatId}": {},
+    "POST attachments": {"fileName": "a", "contentType": "text/plain", "sizeBytes": 1},
+    "POST attachments/{attachmentId}/complete": {},
+    "POST chats/{chatId}/runs": {"message": "Hello", "onActiveRun": "enqueue"},
+    "POST runs/{runId}/cancel": {},
+    "POST waitpoints/{waitpointId}/respond": {"kind": "CLARIFICATION", "answer": "mine"},
+}
+
+
+@pytest.mark.parametrize("operation", [each for each in operations("public") if each.method != "GET"], ids=str)
+def test_a_scope_to_write_shows_no_text_of_others(operation, user):
+    secret, ids = "TEXT-OF-A-RUN", build(user).ids
+    factories.ToolInvocationFactory(run_id=ids["runId"], input={"q": secret}, result=secret, error_message=secret)
+    factories.force_update(Run.objects.filter(pk=ids["runId"]), error_message=secret, metadata={"a": secret})
+    factories.force_update(
+        Waitpoint.objects.filter(pk=ids["waitpointId"]),
+        kind="CLARIFICATION",
+        request_payload={"question": secret, "options": [secret]},
+    )
+    Chat.objects.filter(pk=ids["chatId"]).update(title=secret)
+    body = WRITES[f"{operation.method} {operation.relative}"]
+    narrow = factories.public_client(user, [operation.scope])
+    answers = [
+        client.generic(operation.method, operation.url(ids), dumps(body), "application/json", HTTP_IDEMPOTENCY_KEY="a")
+        for client in (factories.public_client(user), narrow)
+    ]
+    if operation.action in ("cancel", "respond"):
+        assert secret in answers[0].text
+        assert answers[1].json().keys() == answers[0].json().keys()
+    assert answers[0].status_code < 300
+    assert secret not in answers[1].text
+
+
+@pytest.mark.parametrize("missing", ["runs:read", ""])
+def test_an_approval_is_shown_to_the_key_that_gives_it(user, missing):
+    payload = {"toolName": "t", "estimatedMicro": 1, "thresholdMicro": 1, "toolInvocationId": "inv_1"}
+    payload["input"] = {"q": "TEXT"}
+    waitpoint = factories.WaitpointFactory(run__chat__user=user, kind="CREDIT_APPROVAL", request_payload=payload)
+    client = factories.public_client(user, [scope for scope in DEFAULT_SCOPES if scope != missing])
+    body = {"kind": "CREDIT_APPROVAL", "approved": True}
+    answer = client.post(f"/api/public/v1/waitpoints/{waitpoint.pk}/respond", body, format="json").json()
+    assert answer["resolvedPayload"]["approved"] is True
+    assert answer["requestPayload"].keys() == {
+        *("toolName", "estimatedCredits", "threshold", "toolInvocationId", "input")
+    }
+    assert answer["requestPayload"]["input"] == (None if missing else payload["input"])
+
+
 # --- objects of other users ------------------------------------------------------------------------------------------
 @pytest.fixture
 def stranger(db) -> World:
@@ -269,6 +325,15 @@ def test_a_malformed_body_is_400(operation, user):
     client, ids = caller(operation, user), build(user).ids
     for body in malformed():
         refusal(call(client, operation, ids, data=body), 400, "VALIDATION_ERROR")
+
+
+@every_with_body
+def test_an_unknown_field_is_400_also_where_no_body_is_needed(operation, user):
+    client, ids = caller(operation, user), build(user).ids
+    # The other fields are those of an answer to the waitpoint, of which the kind is checked first.
+    body = dumps({"kind": "CLARIFICATION", "answer": "x", "unknownField": 1})
+    error = refusal(call(client, operation, ids, data=body), 400, "VALIDATION_ERROR")
+    assert error["details"]["fields"]["unknownField"] == ["Unknown field."]
 
 
 @every_with_body

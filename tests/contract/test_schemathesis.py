@@ -31,6 +31,7 @@ def test_all_schemathesis_checks_pass(stack: Stack, tmp_path: Path, surface: str
         f"--url={stack.url}",
         f"--header=Authorization: Bearer {credential}",
         f"--include-path-regex={prefix}",
+        "--exclude-path=/api/v1/session-tokens",  # it needs a server key
         "--checks=all",
         f"--max-time={SECONDS}",
         "--continue-on-failure",

@@ -13,7 +13,14 @@ from tests import factories
 from tests.credits.helpers import spend, turn
 
 # Path parameter → prefix of its ids.
-PREFIXES = {"chatId": "chat", "runId": "run", "waitpointId": "wp", "keyId": "key", "attachmentId": "att"}
+PREFIXES = {
+    "chatId": "chat",
+    "runId": "run",
+    "waitpointId": "wp",
+    "keyId": "key",
+    "attachmentId": "att",
+    "messageId": "msg",
+}
 
 
 @dataclass
@@ -51,7 +58,7 @@ def build(user: Any, rows: int = 1) -> World:
     attachment = factories.AttachmentFactory(user=user)
     secrets += [attachment.pk, waiting.pk, waitpoint.pk, endpoint.pk, *(key.pk for key in keys)]
     ids = {"chatId": chat.pk, "runId": waiting.pk, "waitpointId": waitpoint.pk, "keyId": keys[0].pk}
-    ids["attachmentId"] = attachment.pk
+    ids |= {"attachmentId": attachment.pk, "messageId": message.pk}
     return World(user, ids, secrets)
 
 

@@ -12,6 +12,7 @@ from config.kernel import clock
 from config.kernel.money import MICRO
 from credits import ledger
 from credits.models import Account, LedgerEntry
+from tests.factories import charge_turn
 
 _numbers = count(1)
 
@@ -59,10 +60,8 @@ def spend(user: Any, amount: int, *, run: str = "run_1", chat: str = "chat_1", t
 
 
 def turn(user: Any, amount: int, *, run: str = "run_1", chat: str = "chat_1", index: int | None = None) -> LedgerEntry:
-    """Charge a model turn."""
-    return ledger.usage(
-        user.pk, amount, run_id=run, chat_id=chat, turn_index=index or next(_numbers), price={"in": 1, "out": 1}
-    )
+    """Hold and charge a model turn; returns the USAGE row."""
+    return charge_turn(user, amount, run=run, chat=chat, index=index or next(_numbers))
 
 
 def state(user: Any) -> tuple[int, int]:

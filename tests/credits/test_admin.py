@@ -53,7 +53,7 @@ def test_lists_make_no_query_per_row(admin_client, user, django_assert_max_num_q
     for _ in range(5):
         spend(UserFactory(), 1)
     for model in ("account", "ledgerentry"):
-        with django_assert_max_num_queries(6):
+        with django_assert_max_num_queries(8):
             admin_client.get(reverse(f"admin:credits_{model}_changelist"))
 
 

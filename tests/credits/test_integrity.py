@@ -12,7 +12,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from credits import ledger
-from credits.models import Account, EntryType, LedgerEntry
+from credits.models import CORRECTIONS, SETTLEMENTS, Account, EntryType, LedgerEntry
 from credits.reconcile import drift
 from tests.credits.helpers import clerk, fund, place, rows, spend, state
 from tests.factories import UserFactory
@@ -46,7 +46,7 @@ def refusal(**fields) -> str:
     ],
 )
 def test_signs_and_types(user, type, amount, rule):
-    against = spend(user, 5) if type in ("CAPTURE", "RELEASE", "REFUND", "EXPIRY") else None
+    against = spend(user, 5) if type in (*SETTLEMENTS, *CORRECTIONS) else None
     row = {"account_id": user.pk, "type": type, "cause": "x", "reason": "r", "staff": clerk(), "against": against}
     assert rule in refusal(amount=amount, **row)
     assert LedgerEntry.objects.filter(cause="x").count() == 0
@@ -56,18 +56,18 @@ def test_signs_and_types(user, type, amount, rule):
     ("type", "amount"), [("USAGE", 0), ("ADJUSTMENT", -1), *((type, 1) for type in EntryType.values)]
 )
 def test_allowed_amounts(user, type, amount):
-    against = spend(user, 5) if type in ("CAPTURE", "RELEASE", "REFUND", "EXPIRY") else None
+    against = spend(user, 5) if type in (*SETTLEMENTS, *CORRECTIONS) else None
     row = {"account_id": user.pk, "type": type, "cause": "x", "reason": "r", "staff": clerk(), "against": against}
     assert refusal(amount=amount, **row) == ""
 
 
-@pytest.mark.parametrize("type", ["CAPTURE", "RELEASE", "REFUND", "EXPIRY"])
+@pytest.mark.parametrize("type", ["CAPTURE", "USAGE", "RELEASE", "REFUND", "EXPIRY"])
 def test_settlements_and_corrections_require_against(user, type):
     row = {"account_id": user.pk, "type": type, "amount": 1, "cause": "x", "reason": "r", "staff": clerk()}
     assert "ledger_against_by_type" in refusal(**row)
 
 
-@pytest.mark.parametrize("type", ["GRANT", "HOLD", "USAGE", "ADJUSTMENT"])
+@pytest.mark.parametrize("type", ["GRANT", "HOLD", "ADJUSTMENT"])
 def test_other_types_forbid_against(user, type):
     row = {"account_id": user.pk, "type": type, "amount": 1, "cause": "x", "reason": "r", "staff": clerk()}
     assert "ledger_against_by_type" in refusal(**row, against=spend(user, 5))
@@ -83,7 +83,7 @@ def test_corrections_require_a_reason_and_staff(user, type):
 
 def test_only_grants_expire(user):
     row = {"account_id": user.pk, "amount": 1, "cause": "x", "expires_at": timezone.now()}
-    assert "ledger_only_grants_expire" in refusal(type="USAGE", **row)
+    assert "ledger_only_grants_expire" in refusal(type="HOLD", **row)
     assert refusal(type="GRANT", **row) == ""
 
 
@@ -109,6 +109,7 @@ def test_a_hold_has_at_most_one_settlement_of_each_type(user, type):
 @pytest.mark.parametrize("change", [{"held": -1}, {"balance": 9 * 10**18 + 1}, {"balance": -9 * 10**18 - 1}])
 def test_accounts_stay_in_range(user, change):
     rule = "account_held_not_negative" if "held" in change else "account_balance_in_range"
+    change |= {"debt": 9 * 10**18 + 1} if change.get("balance", 0) < 0 else {}
     with pytest.raises(IntegrityError, match=rule), transaction.atomic():
         Account.objects.filter(pk=user.pk).update(**change)
 

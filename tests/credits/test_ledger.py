@@ -1,13 +1,14 @@
 """The effect of each movement on the account and the ledger."""
 
 import logging
+from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import IntegrityError, transaction
 
 from config.kernel.errors import Conflict, NotFound, ValidationFailed
 from config.kernel.money import MAX_MICRO
-from credits import ledger
+from credits import ledger, ledger_sql, sums
 from credits.models import Account, LedgerEntry
 from credits.reconcile import drift
 from tests.credits.helpers import CREDIT, clerk, fund, place, rows, spend, state, turn
@@ -80,14 +81,14 @@ class TestGrant:
 
     def test_a_balance_never_overflows(self, user, monkeypatch):
         fund(user, 995)
-        monkeypatch.setattr(ledger, "BALANCE_LIMIT", 1000)
+        monkeypatch.setattr(ledger_sql, "BALANCE_LIMIT", 1000)
         with pytest.raises(Conflict):
             ledger.grant(user.pk, 6, cause="x")
         assert state(user) == (995, 0)
         ledger.grant(user.pk, 5, cause="y")
         ledger.adjust(user.pk, -1995, reason="r", staff=clerk())
         with pytest.raises(Conflict):
-            turn(user, 6)
+            ledger.adjust(user.pk, -6, reason="r", staff=clerk())
         assert state(user) == (-995, 0)
 
     @pytest.mark.parametrize("amount", [MAX_MICRO + 1, 2**63, 10**40])
@@ -226,27 +227,101 @@ class TestSettlement:
         assert state(user) == (89, 0)
 
 
-class TestUsage:
-    def test_the_balance_may_become_negative(self, user):
-        fund(user, 3)
-        turn(user, 5)
-        assert state(user) == (-2, 0)
-        assert ledger.available(user.pk) == -2
+def hold_turn(user: Any, amount: int, cause: str = "turn:run_1:1", **options: Any) -> LedgerEntry:
+    hold = ledger.hold_turn(user.pk, amount, cause=cause, run_id="run_1", chat_id="chat_1", price={"m": 1}, **options)
+    assert hold is not None
+    return hold
 
-    def test_each_turn_makes_one_row_even_if_free(self, user):
+
+class TestTurns:
+    def test_a_turn_is_charged_to_its_hold_and_the_rest_is_released(self, user):
         fund(user, 10)
-        for _ in range(2):
-            turn(user, 4, index=1)
-            turn(user, 0, index=2)
-        turn(user, 1, run="run_2", index=1)
-        assert rows(user) == [("USAGE", 4), ("USAGE", 0), ("USAGE", 1)]
+        hold = hold_turn(user, 10)
+        assert state(user) == (10, 10)
+        assert ledger.charge_turn(hold, 4, turn_index=1, price={"p": 2}) == 4
+        assert ledger.charge_turn(hold, 4, turn_index=1, price={"p": 2}) == 4
+        assert rows(user) == [("HOLD", 10), ("RELEASE", 6), ("USAGE", 4)]
+        assert state(user) == (6, 0)
+        usage = LedgerEntry.objects.get(type="USAGE")
+        assert (usage.tool_key, usage.against_id, usage.price, usage.run_id) == (None, hold.pk, {"p": 2}, "run_1")
+
+    def test_a_hold_never_takes_available_below_zero(self, user):
+        fund(user, 9)
+        with pytest.raises(ledger.InsufficientCredits):
+            hold_turn(user, 10)
+        hold_turn(user, 9)
+        with pytest.raises(ledger.InsufficientCredits):
+            hold_turn(user, 1, cause="turn:run_1:2")
+        assert rows(user) == [("HOLD", 9)]
+
+    def test_a_turn_that_cost_more_is_charged_up_to_its_hold(self, user, caplog):
+        fund(user, 10)
+        hold = hold_turn(user, 5)
+        assert ledger.charge_turn(hold, 50, turn_index=1, price={}) == 5
+        assert rows(user) == [("HOLD", 5), ("USAGE", 5)]
         assert state(user) == (5, 0)
-        assert set(LedgerEntry.objects.filter(type="USAGE").values_list("tool_key", flat=True)) == {None}
+        assert "more than its hold" in caplog.text
+
+    def test_a_complete_turn_has_a_row_even_if_it_cost_nothing(self, user):
+        hold = hold_turn(user, 5)
+        assert ledger.charge_turn(hold, 0, turn_index=1, price={}) == 0
+        assert rows(user) == [("HOLD", 5), ("RELEASE", 5), ("USAGE", 0)]
+
+    def test_a_partial_turn_is_marked_and_may_be_made_again(self, user):
+        fund(user, 30)
+        first = hold_turn(user, 10)
+        assert ledger.charge_partial_turn(first, 3, turn_index=1, price={"p": 2}) == 3
+        second = hold_turn(user, 10, cause="turn:run_1:1.2")
+        assert ledger.charge_partial_turn(second, 0, turn_index=1, price={}) == 0
+        third = hold_turn(user, 10, cause="turn:run_1:1.3")
+        ledger.charge_turn(third, 2, turn_index=1, price={})
+        assert list(LedgerEntry.objects.filter(type="USAGE").order_by("amount").values_list("amount", "price")) == [
+            (2, {}),
+            (3, {"p": 2, "partial": True}),
+        ]
+        assert state(user) == (25, 0)
+
+    def test_a_free_turn_moves_nothing(self, user):
+        cause = {"cause": "turn:run_1:1", "run_id": "run_1", "chat_id": "chat_1", "price": {}}
+        assert ledger.hold_turn(user.pk, 0, **cause) is None
+        assert rows(user) == []
+
+    def test_a_hold_with_a_condition_that_fails_changes_nothing(self, user):
+        with pytest.raises(ledger.InsufficientCredits):
+            hold_turn(user, 1, only_if=ledger.Condition("1 = %s", [2]))
+        assert rows(user) == []
+        hold_turn(user, 1, only_if=ledger.Condition("1 = %s", [1]))
+        assert rows(user) == [("HOLD", 1)]
+
+    def test_the_holds_of_an_ended_run_are_released(self, user):
+        fund(user, 30)
+        hold = hold_turn(user, 10)
+        place(user, 5)
+        assert ledger.open_turn_holds("run_1") == [hold]
+        assert ledger.release_run("run_1") == 15
+        assert ledger.open_turn_holds("run_1") == []
+        assert state(user) == (30, 0)
+
+    def test_the_database_refuses_an_available_below_zero_except_by_staff(self, user):
+        fund(user, 10)
+        hold_turn(user, 8)
+        with pytest.raises(IntegrityError, match="account_available_not_negative"), transaction.atomic():
+            Account.objects.filter(pk=user.pk).update(held=11)
+        ledger.adjust(user.pk, -5, reason="r", staff=clerk())
+        assert ledger.available(user.pk) == -3
+        with pytest.raises(IntegrityError, match="account_available_not_negative"), transaction.atomic():
+            Account.objects.filter(pk=user.pk).update(held=9)
+        ledger.grant(user.pk, 4, cause="more")
+        assert (ledger.available(user.pk), Account.objects.get(pk=user.pk).debt) == (1, 0)
 
     def test_negative_amounts_are_refused(self, user):
         with pytest.raises(ValidationFailed):
-            turn(user, -1)
+            hold_turn(user, -1)
         assert rows(user) == []
+        hold = hold_turn(user, 1)
+        with pytest.raises(ValidationFailed):
+            ledger.charge_turn(hold, -1, turn_index=1, price={})
+        assert rows(user) == [("HOLD", 1)]
 
 
 class TestRefund:
@@ -347,7 +422,7 @@ class TestAdjustment:
 class TestRuns:
     def test_spent_and_held(self, user):
         fund(user, 1000)
-        assert ledger.run_spent("run_1") == 0
+        assert sums.run_spent("run_1") == 0
         refunded = spend(user, 100)
         ledger.refund(refunded.pk, 30, reason="r", staff=clerk())
         ledger.capture(place(user, 50), 20)
@@ -355,9 +430,9 @@ class TestRuns:
         ledger.release(place(user, 11))
         place(user, 40)
         spend(user, 500, run="run_2")
-        assert ledger.run_spent("run_1") == 100 - 30 + 20 + 5
-        assert not ledger.would_exceed("run_1", 136, 1)
-        assert ledger.would_exceed("run_1", 136, 2)
+        assert sums.run_spent("run_1") == 100 - 30 + 20 + 5
+        assert not sums.would_exceed("run_1", 136, 1)
+        assert sums.would_exceed("run_1", 136, 2)
 
     def test_spent_as_a_column_of_a_queryset(self, user):
         """HOLD rows replace runs here: only a column with the run's id matters."""
@@ -365,7 +440,9 @@ class TestRuns:
         ledger.refund(spent.pk, 30, reason="r", staff=clerk())
         turn(user, 5, run="run_1")
         place(user, 9, run="run_3")
-        entries = LedgerEntry.objects.filter(type="HOLD").annotate(spent=ledger.run_spent_subquery("run_id"))
+        entries = LedgerEntry.objects.filter(type="HOLD", tool_key="draw").annotate(
+            spent=sums.run_spent_subquery("run_id")
+        )
         assert list(entries.order_by("run_id").values_list("run_id", "spent")) == [("run_1", 75), ("run_3", 0)]
         assert all(type(value) is int for value in entries.values_list("spent", flat=True))
 

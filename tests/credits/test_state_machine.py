@@ -13,12 +13,13 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from config.kernel import clock
 from config.kernel.errors import Conflict
-from credits import ledger
+from credits import ledger, sums
 from credits.expiry import expire_grants, unspent
 from credits.models import LedgerEntry, PendingExpiry
 from credits.reconcile import drift
 from tests.credits.helpers import Clock, clerk, place, state, stop_clock, turn
 from tests.factories import UserFactory
+from tests.tiers import examples
 
 AMOUNTS = st.integers(0, 60)
 RUNS = st.sampled_from(["run_a", "run_b", "run_c"])
@@ -133,7 +134,7 @@ class Credits(RuleBasedStateMachine):
                 elif what == "settle":
                     for invocation in self.holds:
                         ledger.capture(invocation, amount)
-                elif what == "usage":
+                elif what == "usage" and amount <= self.available:
                     turn(self.user, amount, run=self.name("run_a"), index=99)
                 elif what == "refund":
                     for entry, _, left in self.refundable:
@@ -201,6 +202,10 @@ class Credits(RuleBasedStateMachine):
 
     @rule(run=RUNS, index=st.integers(1, 4), amount=AMOUNTS)
     def usage(self, run: str, index: int, amount: int) -> None:
+        if (run, index) not in self.turns and max(1, amount) > self.available:
+            with pytest.raises(ledger.InsufficientCredits):
+                turn(self.user, amount, run=self.name(run), index=index)
+            return
         row = turn(self.user, amount, run=self.name(run), index=index)
         if (run, index) not in self.turns:
             self.turns.add((run, index))
@@ -233,9 +238,9 @@ class Credits(RuleBasedStateMachine):
         for run in ("run_a", "run_b", "run_c"):
             spent = self.spent.get(run, 0)
             held = sum(amount for of, amount in self.holds.values() if of == run)
-            assert ledger.run_spent(self.name(run)) == spent
-            assert not ledger.would_exceed(self.name(run), spent + held + 1, 1)
-            assert ledger.would_exceed(self.name(run), spent + held, 1)
+            assert sums.run_spent(self.name(run)) == spent
+            assert not sums.would_exceed(self.name(run), spent + held + 1, 1)
+            assert sums.would_exceed(self.name(run), spent + held, 1)
 
         left = {grant: amount for grant, amount in unspent(self.user.pk).items() if amount}
         assert left == {grant: amount for grant, (_, amount) in self.lots.items() if amount}
@@ -250,7 +255,7 @@ def test_any_sequence_agrees_with_the_model(monkeypatch):
     run_state_machine_as_test(
         Credits,
         settings=settings(
-            max_examples=25,
+            max_examples=examples(25),
             stateful_step_count=30,
             deadline=None,
             database=None,

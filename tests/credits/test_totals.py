@@ -21,6 +21,7 @@ from credits.reconcile import drift
 from tests.credits.helpers import clerk, place, spend, stop_clock, turn
 from tests.credits.test_concurrency import side_by_side
 from tests.factories import UserFactory
+from tests.tiers import examples
 
 pytestmark = pytest.mark.django_db
 KIRITIMATI = ZoneInfo("Pacific/Kiritimati")
@@ -45,12 +46,10 @@ def written(model) -> list[tuple[int, int]]:
 
 def test_each_written_row_counts(user):
     spend(user, 5)
-    LedgerEntry.objects.bulk_create(
-        [
-            LedgerEntry(account_id=user.pk, type="USAGE", amount=3, cause="x", chat_id="chat_1", run_id="run_1"),
-            LedgerEntry(account_id=user.pk, type="USAGE", amount=4, cause="y"),
-        ]
-    )
+    against, other = LedgerEntry.objects.get(type="HOLD"), LedgerEntry.objects.get(type="GRANT")
+    usage = {"account_id": user.pk, "type": "USAGE"}
+    LedgerEntry.objects.create(amount=3, cause="x", chat_id="chat_1", run_id="run_1", against=against, **usage)
+    LedgerEntry.objects.create(amount=4, cause="y", against=other, **usage)
     assert written(DayTotal) == [(5, 1), (7, 2)]
     assert written(ChatTotal) == written(ChatDayTotal) == [(8, 2)]
     assert written(RunTotal) == [(3, 1), (5, 1)]
@@ -182,7 +181,7 @@ MOMENTS = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40), deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(
     second=st.integers(0, 86_399),
     rows=st.lists(
@@ -211,7 +210,7 @@ def test_reports_equal_the_sums_of_the_rows(second, rows, user):
         entry = LedgerEntry(account_id=user.pk, type=type, amount=amount, tool_key=tool, chat_id=chat, reason="r")
         entry.staff_id = maker
         entry.cause, entry.created_at = f"{user.pk}:{number}", moment
-        if type == "CAPTURE":
+        if type in ("CAPTURE", "USAGE"):
             entry.against = LedgerEntry.objects.create(
                 account_id=user.pk, type="HOLD", amount=1, cause=f"{user.pk}:{number}:hold"
             )

@@ -39,11 +39,20 @@ pytestmark = [pytest.mark.stack, pytest.mark.services, pytest.mark.timeout(240)]
 CONTENT = (MESSAGE, TOOL_OUTPUT, MODEL_OUTPUT, MODEL_ERROR, FILE, FILE_NAME)
 ANSWERS, ANSWERED = (RECEIVER_ANSWER,), r"/webhooks/(attempt|delivery)/.+/change/"
 PUBLIC = (
-    *("/", "/api/docs", "/api/schema", "/api/schema?format=json", "/api/schema/without-webhooks", "/playground"),
+    *(
+        "/",
+        "/api/docs",
+        "/api/schema",
+        "/api/schema?format=json",
+        "/api/schema/without-webhooks",
+        "/docs/settings",
+        "/playground",
+    ),
+    *("/docs", "/docs/settings", "/docs/search?q=key", "/llms.txt"),
     *("/admin/login/", "/livez", "/readyz", "/metrics", "/nothing", "/api/nothing", "/files/a/b/c", "/uploads/x"),
 )
 SHOWN = (
-    *("runs/run", "runs/turn", "runs/toolinvocation", "runs/waitpoint", "runs/runevent", "runs/tool"),
+    *("runs/run", "runs/turn", "runs/toolinvocation", "runs/waitpoint", "runs/tool"),
     *("runs/agentmodel", "chats/chat", "chats/attachment", "credits/account", "credits/ledgerentry"),
     *("webhooks/endpoint", "webhooks/delivery", "webhooks/attempt", "apikeys/apikey", "auth/user"),
 )
@@ -80,6 +89,7 @@ def ids_of(world: World) -> dict[str, str]:
         "waitpointId": world.asked["pendingWaitpoint"]["id"],
         "keyId": world.key_id,
         "attachmentId": world.attachment,
+        "messageId": world.run["userMessageId"],
     }
 
 
@@ -300,7 +310,7 @@ def test_metrics_of_all_processes_are_on_one_page(world: World) -> None:
     metrics = shown()
     # web · a run worker · the webhook worker · the maintenance worker · the stream process
     assert metrics("http_requests_total", method="POST", route="api/v1/chats/<str:chatId>/runs", status="201") == 8
-    assert metrics("runs_finished_total", status="failed", error="INTERNAL_ERROR") == 2
+    assert metrics("runs_finished_total", status="failed", error="INTERNAL_ERROR", reason="") == 2
     assert metrics("tool_calls_total", tool="tool", outcome="COMPLETED") == 1
     assert metrics("webhook_lag_seconds_count") >= 2
     assert metrics("housekeeping_last_success_timestamp_seconds", job="sweep-runs") > time.time() - 60

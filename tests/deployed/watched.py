@@ -37,7 +37,7 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 UNTOLD_TRACE = "1af7651916cd43dd8448eb211c80319d"
 CALLER = "b7ad6b7169203331"
 CATALOGUE = f"""
-from runs.models import AgentModel, Tool
+from runs.models import AgentModel, Provider, Tool
 for name in ("tool", "broken-tool"):
     Tool.objects.create(
         name=name.replace("-", "_"), display_name=name, description=name, node_type="http", price=0, approval="never",
@@ -46,7 +46,8 @@ for name in ("tool", "broken-tool"):
     )
 for name in ("outside", "broken"):
     AgentModel.objects.create(
-        name=name, display_name=name, provider="openai", provider_model=name, price_in=0, price_out=0
+        name=name, display_name=name, provider_model=name, price_in=0, price_out=0,
+        provider=Provider.objects.get(name="openai")
     )
 """
 # Database errors that quote the row: for a message and an answer in a web process, for a recorded turn in a worker.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
@@ -90,6 +91,12 @@ class Staff:
         assert sent.status_code == 200, sent.text
         assert "errorlist" not in sent.text, sent.text
         return sent
+
+    def choice(self, path: str, label: str) -> str:
+        """The value of an option of a form."""
+        found = re.search(rf'<option value="(\d+)"[^>]*>\s*{label}\b', self.http.get(self.base + path, timeout=30).text)
+        assert found
+        return found[1]
 
     def add_tool(self, name: str, node_type: str, url: str, **fields: str) -> None:
         values = {
@@ -208,7 +215,7 @@ def huge(receiver: Receiver, connection: socket.socket, request: behaviours.Rece
         ("hangs", behaviours.hang, "TOOL_TIMEOUT"),
         ("drips", behaviours.drip_body, "TOOL_TIMEOUT"),
         ("floods", huge, "TOOL_ERROR"),
-        ("lies", answer(200, b"[]"), "TOOL_ERROR"),
+        ("lies", answer(200, b'{"result": "", "creditUsed": -1}'), "TOOL_ERROR"),
     ],
 )
 def test_a_failed_http_tool_call_has_an_error_code(
@@ -259,7 +266,7 @@ def test_a_run_uses_a_new_model(stack: Stack, staff: Staff) -> None:
         "agentmodel_form",
         name="offered",
         display_name="Offered",
-        provider="openai",
+        provider=staff.choice("/runs/agentmodel/add/", "openai"),
         provider_model="text=Made by staff",
         price_in="1000",
         price_out="2000",
@@ -268,7 +275,8 @@ def test_a_run_uses_a_new_model(stack: Stack, staff: Staff) -> None:
     driver = Driver(stack.session("ada"))
     offered = lambda: "offered" in [model["name"] for model in driver.http.get("/models").json()["items"]]  # noqa: E731
     stack.wait_for(offered, 20, "the new model on offer")
-    stack.manage("grant_credits", "ada", "1000", "--reason", "a test")
+    # The most that the turn can cost is held: a price of 2 credits for each token of a long answer.
+    stack.manage("grant_credits", "ada", "100000", "--reason", "a test")
     run = stack.wait_for(lambda: finished(driver), 20, "a run with the new model")
     assert (run["status"], run["resolvedModel"]) == ("completed", "offered")
     assert driver.content(run) == "Made by staff"

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -100,15 +101,15 @@ def test_the_reaper_ends_its_registered_process_groups(tmp_path: Path) -> None:
 
 
 class LocalService:
-    """``python -m config.local`` as ``make run`` starts it, with its own state directory."""
+    """``python -m config.local`` as ``make run`` starts it, or ``make run`` itself, with its own state directory."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, command: Sequence[str] = (sys.executable, "-m", "config.local")) -> None:
         self.port = free_port()
         self.log = state / "output"
         kept = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "REDIS_URL")}
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "config.local"],
+                command,
                 cwd=ROOT,
                 env={**kept, "VAR_DIR": str(state / "var"), "PORT": str(self.port)},
                 stdin=subprocess.DEVNULL,
@@ -129,6 +130,10 @@ def check_printed_links_and_password(service: LocalService) -> None:
     (password,) = re.findall(r"user admin, one-time password (\S+)", text)
     with requests.Session() as browser:
         browser.trust_env = False
+        (code,) = re.findall(r"/playground#code=(\S+)", text)
+        token = browser.post(f"{base}/playground/sign-in", {"code": code}, timeout=20).json()["token"]
+        bearer = {"Authorization": f"Bearer {token}"}
+        assert browser.get(f"{base}/api/v1/me", headers=bearer, timeout=20).json()["username"] == "demo"
         for path in ("/playground", "/api/docs", "/admin/"):
             assert f"{base}{path}" in text
             assert browser.get(f"{base}{path}", timeout=20).status_code == 200
@@ -140,7 +145,8 @@ def check_printed_links_and_password(service: LocalService) -> None:
         form = {"new_password1": chosen, "new_password2": chosen, "csrfmiddlewaretoken": browser.cookies["csrftoken"]}
         answer = browser.post(answer.url, form, timeout=20)
         assert "Oldest queued run" in answer.text
-    assert prepared(service) == {"name": "admin", "password": None}
+    after = prepared(service)
+    assert (after["name"], after["password"]) == ("admin", None)
     var = service.log.parent / "var"
     assert not [path for path in var.rglob("*") if path.is_file() and password.encode() in path.read_bytes()]
 

@@ -43,7 +43,7 @@ def waiting_run(user: Any) -> Waitpoint:
     claimed = lifecycle.claim(run.pk, "wrk_test")
     assert claimed
     now = clock.now()
-    turn = Turn(run=claimed, index=1, model="demo", cost=TURN_COST, started_at=now, finished_at=now)
+    turn = Turn(run=claimed, index=1, model="demo", held=TURN_COST, cost=TURN_COST, started_at=now, finished_at=now)
     call = ToolInvocation(
         run=claimed,
         turn_index=1,
@@ -54,8 +54,12 @@ def waiting_run(user: Any) -> Waitpoint:
         created_at=now,
         updated_at=now,
     )
-    moved = lifecycle.record_turn(claimed, turn, [call], content="", delta="", price={})
+    hold = lifecycle.hold_turn(claimed, 1, 1, TURN_COST, {})
+    assert hold
+    charge = lifecycle.Charge(hold, TURN_COST, {})
+    moved = lifecycle.record_turn(claimed, turn, [call], content="", delta="", charge=charge)
     payload = {"toolName": "draw_chart", "estimatedMicro": PRICE, "thresholdMicro": 0}
+    payload |= {"toolInvocationId": call.id, "input": call.input}
     lifecycle.open_waitpoint(moved.run, call, WaitpointKind.CREDIT_APPROVAL, payload)
     return Waitpoint.objects.get(run=claimed)
 

@@ -21,7 +21,7 @@ from config.kernel import clock
 from config.serve.connection import Connection
 from config.serve.state import State
 from runs import catalogue
-from runs.models import AgentModel, Tool
+from runs.models import AgentModel, Provider, Tool
 from runs.streams.hub import Hub
 from runs.streams.servers import background
 from tests import factories
@@ -123,7 +123,12 @@ def test_no_event_loop_reaches_the_database(outdated, servers, reached, bench, u
         Tool.objects.create(name="look_up", display_name="x", node_type="http", url=receiver.url, **common)
         Tool.objects.create(name="add", display_name="x", node_type="mcp", url=servers, **common)
         AgentModel.objects.create(
-            name="real", display_name="x", provider="openai", provider_model=MODEL, price_in=1, price_out=1
+            name="real",
+            display_name="x",
+            provider=Provider.objects.get(name="openai"),
+            provider_model=MODEL,
+            price_in=1,
+            price_out=1,
         )
         until(lambda: {"look_up", "add"} <= set(catalogue.remembered().tools))
         run, other = bench.start(SCRIPT), bench.start("Hello", model="real")

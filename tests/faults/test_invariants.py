@@ -179,6 +179,14 @@ def test_an_open_waitpoint_of_a_run_that_does_not_wait_is_found(waiting, bench):
     assert not any("a waitpoint is open" in line for line in found())
 
 
+def test_runs_of_a_restored_copy_may_wait_for_workers(ended, bench):
+    bench.engine.stop(0)
+    update(ended, status="running", worker_id="wrk_1", updated_at=ended.updated_at - LONG_AGO)
+    late = "no worker took the run over"
+    assert any(late in line for line in found())
+    assert not any(late in line for line in invariants.violations(workers=False))
+
+
 def test_a_long_list_of_violations_is_cut(ended, bench):
     bench.engine.stop(0)
     for _ in range(invariants.MOST + 5):

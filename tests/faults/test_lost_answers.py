@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection
 
+from credits.models import LedgerEntry
 from runs import catalogue, lifecycle
-from runs.engine import context, session
+from runs.engine import session, spending
 from runs.models import Run, Tool
 from tests.driver import until
 from tests.webhooks.receiver import answer, receiving
@@ -30,7 +31,7 @@ SCRIPT = "\n".join(
 )
 STEPS = (
     (session, "claim_and_load"),
-    (context, "refusal"),
+    (spending, "allow"),
     (lifecycle, "append_text"),
     (lifecycle, "record_turn"),
     (lifecycle, "record_call_result"),
@@ -180,6 +181,38 @@ def test_a_session_that_is_behind_its_stream_reads_the_run_again(bench, events, 
     assert (stored.lease_token, stored.lease_losses) == (1, 0)
     assert lifecycle.streamed_text(stored) == bench.content(run)
     assert "message.reset" in [kind for kind, _ in events(run["id"])]
+    # Both requests are charged.
+    partial, whole = LedgerEntry.objects.filter(run_id=run["id"], type="USAGE").order_by("created_at", "id")
+    assert (partial.price.get("partial"), whole.price.get("partial")) == (True, None)
+    assert 0 < partial.amount < whole.amount
+    assert lifecycle.violations() == []
+
+
+def test_a_cancel_that_is_behind_the_database_charges_what_was_used(bench, monkeypatch):
+    refused, cancel = [], lifecycle.cancel
+
+    def refuse_once(run: Run, **kwargs: Any) -> Any:
+        if not refused:
+            refused.append(run.pk)
+            raise lifecycle.LeaseLost(run.pk)
+        return cancel(run, **kwargs)
+
+    monkeypatch.setattr(lifecycle, "cancel", refuse_once)
+    run = bench.start("/stream 100 10\n/wait 30")
+    until(lambda: len(lifecycle.streamed_text(Run.objects.get())) > 400)
+    bench.cancel(run["id"])
+    run = bench.wait(run["id"])
+    assert (run["status"], refused) == ("cancelled", [run["id"]])
+    usage = LedgerEntry.objects.get(run_id=run["id"], type="USAGE")
+    assert (usage.price["partial"], usage.amount > 100 * 1500) == (True, True)
+    assert lifecycle.violations() == []
+
+
+def test_a_budget_reaches_for_a_hold_whose_answer_was_lost(bench, monkeypatch):
+    loser = Loser(monkeypatch, spending, "allow", lambda number: number == 1)
+    run = bench.finish("/usage 0 1000000\n/say ok", maxCredits=1)
+    assert (loser.lost, run["status"]) == (1, "completed")
+    assert 0.9 < run["totalCreditsUsed"] <= 1
     assert lifecycle.violations() == []
 
 

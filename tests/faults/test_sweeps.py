@@ -80,8 +80,8 @@ def test_a_reference_to_a_run_in_an_open_transaction_delays_no_step(make_load: C
     first = load.start(STREAM)
     chat = load.driver.get(first)["chatId"]
     second = load.driver.start("Hello", chat, onActiveRun="enqueue")["id"]
-    waiting = load.driver.ask(ASK)
     load.nobody_answers()
+    waiting = load.driver.ask(ASK)
     keys = [first, second, waiting["id"]]
     with outside(load, "SELECT 1 FROM runs_run WHERE id = ANY(%s) FOR KEY SHARE", keys):
         assert load.driver.cancel(waiting["id"])["status"] == "cancelled"

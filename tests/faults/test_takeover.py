@@ -1,4 +1,4 @@
-"""A worker is killed under the default settings: another continues its run within fifteen seconds."""
+"""A worker is killed: another continues its run, within fifteen seconds under the default settings."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.load import SIGNUP_CREDITS, Kind, Load, at_work
+from tests.faults.load import QUICK, SIGNUP_CREDITS, Kind, Load, at_work
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(180)]
 
 TAKEOVER_SECONDS = 15.0
 CALL = '/call calculate {"expression": "1+1"}'
 SCRIPT = Kind("\n".join([CALL, "/say one", CALL, "/stream 40 100", CALL, "/say {result} is the end"]), "is the end")
+LONG = Kind("/stream 200 50\n/say and the end", "and the end")
 OWNER = "SELECT w.pid FROM runs_worker w JOIN runs_run r ON r.worker_id = w.id WHERE r.id = %s"
 
 
@@ -27,7 +28,8 @@ def test_another_worker_continues_the_run_within_fifteen_seconds(load: Load) -> 
     run_id = load.start(SCRIPT)
 
     def streaming() -> bool:
-        return load.sql("SELECT unrecorded_text FROM runs_run WHERE id = %s", run_id)[0][0] and turns() == 2
+        # In this order: the second turn has text too.
+        return turns() == 2 and load.sql("SELECT unrecorded_text FROM runs_run WHERE id = %s", run_id)[0][0]
 
     def turns() -> int:
         return int(load.sql("SELECT count(*) FROM runs_turn WHERE run_id = %s", run_id)[0][0])
@@ -50,3 +52,16 @@ def test_another_worker_continues_the_run_within_fifteen_seconds(load: Load) -> 
     after = load.sql("SELECT id, updated_at FROM runs_toolinvocation WHERE run_id = %s ORDER BY 1", run_id)
     assert after[:2] == recorded
     assert load.sql("SELECT count(*) FROM runs_runevent WHERE run_id = %s AND type = 'message.reset'", run_id) == [(1,)]
+
+
+def test_a_takeover_waits_for_no_sweep() -> None:
+    """The lease alone says when."""
+    settings = QUICK | {"RUN_SWEEP_SECONDS": "600"}
+    with at_work(environment=settings, without=("beat", "maintenance")) as load:
+        runs = load.start_all(*[LONG] * 10)
+        load.stack.wait_for(lambda: all(load.sql(OWNER, run_id) for run_id in runs), what="the owners of all runs")
+        (pid,) = load.sql(OWNER, runs[-1])[0]
+        (name,) = [name for name, process in load.stack.processes.items() if process.pid == pid]
+        load.stack.kill(name)
+        load.check()
+        assert load.sql("SELECT count(*) FROM runs_run WHERE lease_losses > 0") > [(0,)]

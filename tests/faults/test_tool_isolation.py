@@ -111,9 +111,10 @@ def test_pages_that_take_long_to_read_do_not_delay_another_users_calls(users: Us
 
 # --- attachments -----------------------------------------------------------------------------------------------------
 MODEL = """
-from runs.models import AgentModel
+from runs.models import AgentModel, Provider
 AgentModel.objects.create(
-    name="reader", display_name="Reader", provider="openai", provider_model="text=read", price_in=0, price_out=0,
+    name="reader", display_name="Reader", provider=Provider.objects.get(name="openai"),
+    provider_model="text=read", price_in=0, price_out=0,
 )
 """
 FILE_THREADS = 8

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,6 +14,7 @@ from tests.driver import until
 from tests.isolation.compare import assert_isolated
 from tests.stack.stack import Client
 from tests.streams.conftest import StreamStack
+from tests.threads import Repeating
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(300)]
 
@@ -44,7 +44,6 @@ class Transfers:
     """
 
     def __init__(self, stack: StreamStack, client: Client, upload: str, stored: str) -> None:
-        self.stopped = threading.Event()
         self.connections: list[socket.socket] = []
         host = f"Host: 127.0.0.1\r\nAuthorization: Bearer {client.credential}\r\n"
         put = (
@@ -53,8 +52,7 @@ class Transfers:
         get = f"GET /api/v1/attachments/{stored}/content HTTP/1.1\r\n{host}\r\n"
         self.uploads = [self.connect(stack.port, put) for _ in range(TRANSFERS // 2)]
         self.downloads = [self.connect(stack.port, get) for _ in range(TRANSFERS // 2)]
-        self.sending = threading.Thread(target=self.send, daemon=True)
-        self.sending.start()
+        self.sending = Repeating(self.send)
 
     def connect(self, port: int, head: str) -> socket.socket:
         connection = socket.socket()
@@ -67,10 +65,9 @@ class Transfers:
         return connection
 
     def send(self) -> None:
-        while not self.stopped.wait(0.5):
-            for connection in self.uploads:
-                with contextlib.suppress(OSError):
-                    connection.sendall(b"x" * 1024)
+        for connection in self.uploads:
+            with contextlib.suppress(OSError):
+                connection.sendall(b"x" * 1024)
 
     def refused(self) -> int:
         """How many of the transfers were answered with 429."""
@@ -83,8 +80,7 @@ class Transfers:
         return found
 
     def stop(self) -> None:
-        self.stopped.set()
-        self.sending.join(30)
+        self.sending.stop()
         for connection in self.connections:
             connection.close()
 

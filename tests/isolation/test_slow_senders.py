@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 import time
 from collections.abc import Iterator
 
@@ -13,6 +12,7 @@ import requests
 
 from tests.isolation.compare import assert_isolated
 from tests.streams.conftest import StreamStack
+from tests.threads import Repeating
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(300)]
 
@@ -34,18 +34,15 @@ class Slow:
 
     def __init__(self, port: int, beginning: str) -> None:
         self.left: list[socket.socket] = []
-        self.stopped = threading.Event()
         for _ in range(CONNECTIONS):
             connection = socket.create_connection(("127.0.0.1", port), timeout=15)
             connection.sendall(beginning.encode())
             connection.setblocking(False)
             self.left.append(connection)
-        self.sending = threading.Thread(target=self.send, daemon=True)
-        self.sending.start()
+        self.sending = Repeating(self.send)
 
     def send(self) -> None:
-        while not self.stopped.wait(0.5):
-            self.left = [connection for connection in self.left if self.sent(connection)]
+        self.left = [connection for connection in self.left if self.sent(connection)]
 
     def sent(self, connection: socket.socket) -> bool:
         try:
@@ -57,8 +54,7 @@ class Slow:
             return False
 
     def stop(self) -> None:
-        self.stopped.set()
-        self.sending.join(30)
+        self.sending.stop()
         for connection in self.left:
             connection.close()
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
+from django.db.models import F
 from rest_framework.test import APIClient
 
 from config.queue import nudges
 from runs import catalogue
-from runs.catalogue.seeds import MODELS, add_builtin_tools
 from runs.engine.engine import Engine
 from runs.engine.session import Interruption
-from runs.models import AgentModel, Run, RunEvent
+from runs.models import Run, RunEvent, Worker
 from tests.driver import Driver, InProcess, until
+from tests.factories import seed_catalogue
 
 
 class Bench(Driver):
@@ -29,14 +31,6 @@ class Bench(Driver):
         self.client, self.engine = client, engine
 
 
-def seed_catalogue() -> None:
-    """Restore the rows of the catalogue's migrations, because transactional tests empty every table."""
-    for row in MODELS:
-        AgentModel.objects.get_or_create(name=row["name"], defaults=row)
-    add_builtin_tools()
-    catalogue.refresh()
-
-
 @pytest.fixture
 def engines(transactional_db, monkeypatch, settings) -> Iterator[Callable[[], Engine]]:
     """Make engines. The last engine receives every published nudge."""
@@ -44,6 +38,7 @@ def engines(transactional_db, monkeypatch, settings) -> Iterator[Callable[[], En
     settings.RUN_CANCEL_POLL_SECONDS = 0.05
     settings.RUN_LEASE_SECONDS = 2
     seed_catalogue()
+    catalogue.refresh()
     made: list[Engine] = []
     opened: list[BaseDatabaseWrapper] = []
 
@@ -69,7 +64,7 @@ def engines(transactional_db, monkeypatch, settings) -> Iterator[Callable[[], En
         if not engine.heartbeat.stopped.is_set():
             engine.stop(0)
     for thread in threading.enumerate():
-        assert not thread.name.startswith(("run-loop", "run-heartbeat")), "an engine outlived its test"
+        assert not thread.name.startswith(("run-loop", "run-heartbeat", "run-places")), "an engine outlived its test"
     connection_created.disconnect(remember)
     # The threads of an engine outlive the test. Their open connections would keep the test database from being dropped.
     for connection in opened:
@@ -84,9 +79,13 @@ def vanish(engine: Engine) -> None:
     until(lambda: not engine.tasks)
     engine.loop.call_soon_threadsafe(engine.loop.stop)
     engine.loop_thread.join()
+    engine.process.model_places.providers.clear()
+    engine.process.model_places.stop()
     engine.process.db_threads.shutdown(wait=True, cancel_futures=True)
     engine.process.tool_threads.shutdown()
     engine.process.file_threads.shutdown()
+    # Its lease ends now, so that no test waits for it.
+    Worker.objects.filter(pk=engine.process.worker_id).update(expires_at=F("expires_at") - timedelta(hours=1))
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ def test_a_turn_beyond_the_limit_fails_the_run_and_none_of_its_calls_is_stored(b
     assert run["totalCreditsUsed"] == 1.2
 
 
+@pytest.mark.slow
 def test_the_calls_before_a_takeover_count(bench, engines, settings):
     settings.RUN_CALLS_MAX = 3
     run = bench.start(f"{turn(2, 'a')}\n/stream 40 50\n{turn(2, 'b')}")

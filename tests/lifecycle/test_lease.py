@@ -20,6 +20,7 @@ from runs.lifecycle import sweeps
 from runs.llm.demo import DemoModel
 from runs.models import Run, Tool, Worker
 from tests.driver import until
+from tests.tiers import slow
 from tests.webhooks.receiver import answer, receiving
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -38,6 +39,7 @@ def lose_lease(engine: Engine) -> None:
     assert lifecycle.reap_workers() == 1
 
 
+@pytest.mark.slow
 def test_a_late_write_of_text_does_not_interrupt_the_next_owner(bench, settings, monkeypatch):
     """The same process claims the run again while the text of the lost lease still waits for the database."""
     settings.RUN_LEASE_SECONDS = 60  # on a busy machine, no other lease may be lost
@@ -82,7 +84,7 @@ def test_a_look_before_a_suspension_takes_no_runs_after_it(settings, monkeypatch
     assert is_lost(4)
 
 
-@pytest.mark.parametrize("point", ["before_model", "after_dispatch"])
+@pytest.mark.parametrize("point", ["before_model", *slow("after_dispatch")])
 def test_after_a_suspension_nothing_begins_without_the_lease(bench, settings, monkeypatch, point):
     """The machine is suspended just before a call, and another worker takes its runs over."""
     settings.RUN_LEASE_SECONDS = 60  # on a busy machine, no other lease may be lost
@@ -140,14 +142,14 @@ def late() -> Worker:
     return Worker.objects.create(host="x", pid=1, expires_at=clock.now() - timedelta(seconds=1))
 
 
-def test_a_worker_that_was_suspended_between_its_beat_and_its_sweep_reaps_nobody(late):
+def test_a_worker_that_was_suspended_between_its_beat_and_its_look_reaps_nobody(late):
     nothing: Callable[..., Any] = lambda *_: None  # noqa: E731
     heartbeat = Heartbeat(Process(), [], offer=nothing, cancel=nothing, drop_all=nothing)
     heartbeat.process.lease_until = clock.steady()
-    heartbeat._sweep()
+    heartbeat._reap()
     assert Worker.objects.filter(pk=late.pk).exists()
     heartbeat.process.lease_until = clock.steady() + 60
-    heartbeat._sweep()
+    heartbeat._reap()
     assert not Worker.objects.filter(pk=late.pk).exists()
 
 
@@ -171,3 +173,10 @@ def test_a_sweep_that_was_suspended_gives_late_workers_that_time_again(late, set
         assert sweeps.reap_late_workers() == 0
         suspend(long)
     assert sweeps.reap_late_workers() == 0
+
+
+def test_a_lease_shorter_than_the_look_for_cancels_is_renewed(engines, settings):
+    settings.RUN_LEASE_SECONDS, settings.RUN_CANCEL_POLL_SECONDS = 5, 600
+    engines()
+    first = Worker.objects.get().expires_at
+    until(lambda: Worker.objects.get().expires_at > first)

@@ -6,12 +6,13 @@ import json
 
 import pytest
 
-from credits import ledger
+from credits import ledger, sums
 from runs import lifecycle, services
 from runs.models import Run, Waitpoint
 from tests import factories
 from tests.driver import until
-from tests.lifecycle.conftest import joined, seed_catalogue
+from tests.factories import seed_catalogue
+from tests.lifecycle.conftest import joined
 from webhooks.catalogue import Event
 from webhooks.models import Delivery
 
@@ -70,6 +71,32 @@ def test_webhook_events_contain_the_id_of_the_causing_request(bench, user, last,
         assert list(json.loads(body)) == list(Event(event).fields)
 
 
+def test_extended_events_report_waits_and_cancels(bench, user):
+    for owner in (user, None):
+        factories.EndpointFactory(user=owner, extended_events=True)
+    run = bench.ask("/ask Which one?")
+    bench.cancel(run["id"])
+    for owner in (user, None):
+        rows = Delivery.objects.filter(endpoint__user=owner).order_by("created_at", "pk")
+        assert [row.event_type for row in rows] == ["agent.started", "agent.waiting", "agent.cancelled"]
+        for row in rows:
+            own = [] if owner else ["userId"]
+            assert list(json.loads(row.body)) == [*Event(row.event_type).fields, *own]
+        waiting = json.loads(rows[1].body)
+        asked = run["pendingWaitpoint"]
+        assert (waiting["waitpointId"], waiting["kind"], waiting["expiresAt"]) == (
+            asked["id"],
+            "CLARIFICATION",
+            asked["expiresAt"],
+        )
+    stopped = bench.start("/wait 60")
+    bench.wait(stopped["id"], "running")
+    bench.cancel(stopped["id"])
+    bench.wait(stopped["id"])
+    assert Delivery.objects.filter(run_id=stopped["id"], event_type="agent.cancelled").count() == 2
+    assert lifecycle.violations() == []
+
+
 def test_usage_is_charged_exactly(bench):
     run = bench.finish("/usage 1000 2000\n/say ok")
     assert run["totalCreditsUsed"] == 3.5
@@ -92,7 +119,14 @@ def test_call_waits_for_approval_and_is_then_charged(bench, events):
     waitpoint = run["pendingWaitpoint"]
     assert waitpoint["kind"] == "CREDIT_APPROVAL"
     assert waitpoint["status"] == "PENDING"
-    assert waitpoint["requestPayload"] == {"toolName": "draw_chart", "estimatedCredits": 12, "threshold": 10}
+    (call,) = run["toolInvocations"]
+    assert waitpoint["requestPayload"] == {
+        "toolName": "draw_chart",
+        "estimatedCredits": 12,
+        "threshold": 10,
+        "toolInvocationId": call["id"],
+        "input": {"title": "T", "series": [1, 2]},
+    }
     assert waitpoint["resolvedPayload"] is None
     assert bench.credits()["held"] == "0"
     assert run["toolInvocations"][0]["status"] == "PENDING"
@@ -122,6 +156,33 @@ def test_refused_call_costs_nothing_and_the_run_continues(bench):
     (call,) = run["toolInvocations"]
     assert (call["status"], call["errorCode"], call["creditUsed"]) == ("REFUSED", "APPROVAL_REFUSED", 0)
     assert bench.credits()["balance"] == "100"
+
+
+@pytest.mark.parametrize("approved", [True, False])
+def test_the_reason_of_an_answer_is_kept_and_a_refusals_is_told_to_the_model(bench, approved):
+    run = bench.ask('/call draw_chart {"title": "T", "series": [1]}\n/say {result}')
+    answered = bench.respond(run, kind="CREDIT_APPROVAL", approved=approved, reason="Too dear 🦊")
+    assert answered["resolvedPayload"] == {
+        "approved": approved,
+        "reason": "Too dear 🦊",
+        "respondedAt": answered["resolvedAt"],
+    }
+    run = bench.wait(run["id"])
+    told = "APPROVAL_REFUSED: The user refused the call: Too dear 🦊"
+    assert (told in run["answer"]) is not approved
+    assert run["toolInvocations"][0]["errorMessage"] == (None if approved else told.partition(": ")[2])
+
+
+@pytest.mark.parametrize("reason", ["", "x" * 1001, 5, []])
+def test_a_reason_has_1_to_1000_characters(bench, reason):
+    run = bench.ask('/call draw_chart {"title": "T", "series": [1]}')
+    path = f"/waitpoints/{run['pendingWaitpoint']['id']}/respond"
+    answer = bench.http.post(path, {"kind": "CREDIT_APPROVAL", "approved": False, "reason": reason})
+    assert answer.status_code == 400
+    assert list(answer.json()["error"]["details"]["fields"]) == ["reason"]
+    assert bench.get(run["id"])["status"] == "waiting"
+    bench.respond(run, kind="CREDIT_APPROVAL", approved=False, reason="x" * 1000)
+    bench.wait(run["id"])
 
 
 def test_approval_threshold_of_the_run_overrides_the_default(bench):
@@ -352,5 +413,5 @@ def test_balance_equals_the_grant_minus_the_costs_of_the_runs(bench, user):
         bench.finish('/call calculate {"expression": "1"}\n/call calculate {"expression": "1/0"}\n/say x')
     account = ledger.account_for(user.pk)
     assert account.held == 0
-    spent = sum(ledger.run_spent(run.pk) for run in Run.objects.all())
+    spent = sum(sums.run_spent(run.pk) for run in Run.objects.all())
     assert account.balance == 100_000_000 - spent

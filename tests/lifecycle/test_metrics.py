@@ -21,9 +21,9 @@ def test_runs_and_calls_are_counted_when_they_end(bench, scrape):  # noqa: F811
     waiting = bench.ask("/ask Which?")
     bench.cancel(waiting["id"])
     shown = scrape()
-    assert shown("runs_finished_total", status="completed", error="") == 1
-    assert shown("runs_finished_total", status="failed", error="MODEL_ERROR") == 1
-    assert shown("runs_finished_total", status="cancelled", error="") == 1
+    assert shown("runs_finished_total", status="completed", error="", reason="") == 1
+    assert shown("runs_finished_total", status="failed", error="MODEL_ERROR", reason="model_failed") == 1
+    assert shown("runs_finished_total", status="cancelled", error="", reason="") == 1
     assert {status: shown("run_seconds_count", status=status) for status in ("completed", "failed", "cancelled")} == {
         "completed": 1,
         "failed": 1,
@@ -46,7 +46,7 @@ def test_rolled_back_transition_is_not_counted(scrape, user):  # noqa: F811
         with transaction.atomic():
             lifecycle.request_cancel(run.pk)
             raise ZeroDivisionError
-    assert scrape()("runs_finished_total", status="cancelled", error="") is None
+    assert scrape()("runs_finished_total", status="cancelled", error="", reason="") is None
 
 
 def test_lost_leases_are_counted(scrape, user):  # noqa: F811

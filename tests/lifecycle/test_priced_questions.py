@@ -13,6 +13,7 @@ from runs import catalogue, lifecycle
 from runs.models import Tool
 from tests.driver import until
 from tests.lifecycle.conftest import Bench, vanish
+from tests.tiers import slow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -68,6 +69,8 @@ def test_a_question_over_the_threshold_is_approved_before_it_is_asked(bench):
         "toolName": "ask_user",
         "estimatedCredits": 12,
         "threshold": 10,
+        "toolInvocationId": run["toolInvocations"][0]["id"],
+        "input": {"question": "Which?"},
     }
     run = approve(bench, run)
     assert run["pendingWaitpoint"]["requestPayload"] == {"question": "Which?"}
@@ -115,7 +118,7 @@ def test_the_hold_of_an_approved_question_is_released_by_a_cancellation(bench):
     check(bench, "100")
 
 
-@pytest.mark.parametrize("credits", [2, 12])
+@pytest.mark.parametrize("credits", [*slow(2), 12])
 def test_a_worker_that_dies_before_the_result_charges_nothing_twice(bench, engines, monkeypatch, credits):
     price(credits)
     run = bench.ask(ASK)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from datetime import timedelta
 from io import StringIO
 from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import connection
+from django.db import IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from config.kernel import clock
@@ -15,7 +17,7 @@ from runs import lifecycle
 from runs.models import Run, RunEvent
 from tests import factories
 from tests.driver import until
-from tests.lifecycle.conftest import seed_catalogue
+from tests.factories import seed_catalogue
 from tests.threads import side_by_side
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -58,6 +60,45 @@ def test_simultaneous_requests_do_not_pass_the_limit(session, user, settings):
     answers = side_by_side(8, lambda index: enqueue(factories.session_client(user), chat))
     assert sorted(answers) == [(201, "")] * 3 + [(409, "CONFLICT")] * 5
     assert Run.objects.filter(blocked=True).count() == 3
+
+
+@pytest.mark.parametrize("status", ["queued", "running", "waiting"])
+@pytest.mark.parametrize("active", ["running", "waiting"])
+def test_the_database_refuses_a_second_active_run_of_a_chat(active, status):
+    chat = factories.RunFactory(status=active).chat
+    with pytest.raises(IntegrityError):
+        factories.RunFactory(chat=chat, status=status)
+    with pytest.raises(IntegrityError):
+        factories.RunFactory(status=active, blocked=True)
+    assert factories.RunFactory(chat=chat, status="queued", blocked=True).pk
+
+
+def test_a_run_that_comes_while_the_active_one_completes_is_next(bench, monkeypatch):
+    """The completion begins before the new run is committed, and waits for the chat."""
+    complete, reached, goes_on = lifecycle.complete, threading.Event(), threading.Event()
+
+    def held_back(*args: Any, **kwargs: Any) -> Any:
+        reached.set()
+        assert goes_on.wait(30)
+        return complete(*args, **kwargs)
+
+    monkeypatch.setattr(lifecycle, "complete", held_back)
+    first = bench.start("/say one")
+    assert reached.wait(30)
+    with transaction.atomic():
+        second = bench.start("/say two", first["chatId"], onActiveRun="enqueue")
+        goes_on.set()
+        until(someone_waits_for_a_lock)
+    assert [bench.wait(run["id"])["status"] for run in (first, second)] == ["completed", "completed"]
+    assert lifecycle.violations() == []
+
+
+def someone_waits_for_a_lock() -> bool:
+    if connection.vendor != "postgresql":
+        return True  # SQLite has one writer, and no view of who waits
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)")
+        return bool(cursor.fetchone()[0])
 
 
 def queries_of_deleting(client: Any, chat: str) -> int:
@@ -105,3 +146,22 @@ def test_a_deleted_chat_stops_its_running_run_and_promotes_none(bench):
     until(lambda: Run.objects.get(pk=run["id"]).status == "cancelled")
     assert Run.objects.filter(started_at__gt=begun).count() == 0
     assert lifecycle.violations() == []
+
+
+def test_lists_are_in_order_though_the_clocks_of_processes_differ(bench, monkeypatch):
+    now, main = clock.now, threading.current_thread()
+    behind = {"request": 0.0, "worker": 0.3}
+
+    def as_a_process_sees_it() -> Any:
+        seconds = behind["request" if threading.current_thread() is main else "worker"]
+        return now() - timedelta(seconds=seconds)
+
+    monkeypatch.setattr(clock, "now", as_a_process_sees_it)
+    chat = bench.chat()
+    first = bench.wait(bench.start("/say First", chat)["id"])
+    behind |= {"request": 0.6, "worker": 0.0}
+    second = bench.wait(bench.start("/say Second", chat)["id"])
+    messages = bench.http.get(f"/chats/{chat}/messages").json()["items"]
+    assert [message["content"] for message in messages] == ["/say First", "First", "/say Second", "Second"]
+    runs = bench.http.get(f"/runs?chatId={chat}").json()["items"]
+    assert [run["id"] for run in runs] == [second["id"], first["id"]]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.db import connection
 
-from chats.services import create_chat
+from chats.models import Chat
+from chats.services import create_chat, delete_chat, rename_chat
 from credits import ledger
+from runs import services
+from runs.models import AgentModel, Provider, Run, Tool
 from tests import factories
 from tests.credits.helpers import spend
 
@@ -37,3 +42,65 @@ def test_body_is_checked_before_the_chat_and_the_chat_before_the_credits(session
     assert start(session, chat_id, UNKNOWN) == (400, "VALIDATION_ERROR")
     assert start(session, chat_id, {"message": "Hello"}) == (409, "RUN_IN_PROGRESS")
     assert start(session, create_chat(user).pk, {"message": "Hello"}) == (402, "INSUFFICIENT_CREDITS")
+
+
+def test_a_name_that_staff_have_just_added_is_known_at_once(session, user):
+    assert start(session, create_chat(user).pk, {"message": "Hello"}) == (201, "")  # the process has read the catalogue
+    AgentModel.objects.create(
+        name="new", display_name="New", provider=Provider.objects.get(name="demo"), provider_model="demo", price_in=0,
+        price_out=0,
+    )  # fmt: skip
+    Tool.objects.create(name="new_tool", display_name="New", node_type="http", url="http://x.test/", price=0)
+    assert start(session, create_chat(user).pk, {"message": "Hello", "model": "new"}) == (201, "")
+    assert start(session, create_chat(user).pk, {"message": "Hello", "tools": ["new_tool"]}) == (201, "")
+
+
+def start_another(chat: Chat) -> None:
+    services.start_run(chat.user, chat.pk, message="the other")
+
+
+def start_and_cancel_another(chat: Chat) -> None:
+    start_another(chat)
+    for run in Run.objects.filter(chat=chat):
+        services.cancel_run(run)
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has one writer at a time")
+@pytest.mark.parametrize(
+    ("change", "answer", "title", "messages"),
+    [
+        (delete_chat, (404, "NOT_FOUND"), None, []),
+        (lambda chat: rename_chat(chat, "New"), (201, ""), "New", ["Hello"]),
+        (start_another, (409, "RUN_IN_PROGRESS"), "the other", ["the other"]),
+        (start_and_cancel_another, (201, ""), "the other", ["the other", "Hello"]),
+    ],
+)
+def test_a_start_sees_what_another_request_does_to_the_chat_meanwhile(
+    session: Any, user: Any, monkeypatch: Any, change: Callable[[Chat], None], answer: Any, title: Any, messages: Any
+) -> None:
+    chat = create_chat(user)
+    add_message = services.add_message
+    changes = [change]
+
+    def after_the_chat_is_read(*arguments: Any) -> Any:
+        if changes:
+            changes.pop()(Chat.objects.get(pk=chat.pk))
+        return add_message(*arguments)
+
+    monkeypatch.setattr(services, "add_message", after_the_chat_is_read)
+    assert start(session, chat.pk, {"message": "Hello"}) == answer
+    chat.refresh_from_db()
+    assert chat.title == title
+    assert list(chat.messages.order_by("created_at").values_list("content", flat=True)) == messages
+    assert list(Run.objects.filter(chat=chat, status="queued").values_list("pk", flat=True)) == (
+        [chat.active_run_id] if chat.active_run_id else []
+    )
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite writes in steps, in a transaction")
+@pytest.mark.django_db(transaction=True)
+def test_a_start_takes_three_statements(session: Any, user: Any, django_assert_num_queries: Any) -> None:
+    chats = [create_chat(user).pk for _ in range(2)]
+    assert start(session, chats[0], {"message": "Hello"}) == (201, "")
+    with django_assert_num_queries(3):  # the user, the chat with the credits, all writes
+        assert start(session, chats[1], {"message": "Hello"}) == (201, "")

@@ -51,6 +51,7 @@ def bench(outside, engines, session) -> Bench:
     return Bench(session, engine)
 
 
+@pytest.mark.slow
 def test_waiting_for_a_place_does_not_count_against_the_calls_time(bench: Bench, outside: Outside):
     run = bench.finish('/call patient {"seconds": 1.5}\n/call outside {"seconds": 0.7}\n/call outside {"seconds": 0}')
     assert [call["status"] for call in run["toolInvocations"]] == ["COMPLETED"] * 3, run
@@ -95,6 +96,7 @@ def test_the_runs_time_limit_ends_the_wait(bench: Bench, outside: Outside, setti
     bench.wait(other)
 
 
+@pytest.mark.slow
 def test_a_stop_of_the_process_ends_the_wait(bench: Bench, outside: Outside, engines):
     bench.start('/call patient {"seconds": 2}\n/call outside {"seconds": 0}')
     until(lambda: bench.engine.process.tool_places.waiting)

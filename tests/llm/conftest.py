@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from runs.llm.registry import aclose_all, client_for
-from tests.llm.helpers import Heard, hear, request_of
+from tests.llm.helpers import Heard, at, hear, model_of, request_of
 from tests.llm.model_server import ModelServer
-
-KEY = "sk-test-Very5ecretKey0123456789"
 
 
 @pytest.fixture(autouse=True)
@@ -22,20 +20,18 @@ def _direct(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.fixture(params=["openai", "anthropic"])
+@pytest.fixture(params=["openai", "openai_responses", "anthropic"])
 def provider(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
 @pytest.fixture
-def serve(settings, provider: str) -> Callable[[Callable[[ModelServer], Awaitable[Any]]], Any]:
-    """Run a coroutine function with a model server. The settings point to this server."""
+def serve(provider: str) -> Callable[[Callable[[ModelServer], Awaitable[Any]]], Any]:
+    """Run a coroutine function with a model server."""
 
     def run(main: Callable[[ModelServer], Awaitable[Any]]) -> Any:
         async def inner() -> Any:
             async with ModelServer() as server:
-                settings.OPENAI_BASE_URL, settings.ANTHROPIC_BASE_URL = f"{server.url}/v1", server.url
-                settings.OPENAI_API_KEY = settings.ANTHROPIC_API_KEY = KEY
                 try:
                     return await main(server)
                 finally:
@@ -50,10 +46,17 @@ def serve(settings, provider: str) -> Callable[[Callable[[ModelServer], Awaitabl
 def turn(serve, provider: str) -> Callable[..., Heard]:
     """Execute one complete turn with the model that ``wish`` describes."""
 
-    def run(wish: str, *messages: Any, raw: list[bytes] | None = None, **fields: Any) -> Heard:
+    def run(
+        wish: str,
+        *messages: Any,
+        raw: list[bytes] | None = None,
+        catalogue: dict[str, Any] | None = None,
+        **fields: Any,
+    ) -> Heard:
         async def main(server: ModelServer) -> Heard:
             server.raw = raw
-            return await hear(client_for(provider), request_of(*(messages or ("Hi",)), model=wish, **fields))
+            model = model_of(at(server.url, provider), wish, **(catalogue or {}))
+            return await hear(client_for(model.server), request_of(*(messages or ("Hi",)), model=model, **fields))
 
         return serve(main)
 
@@ -64,9 +67,10 @@ def turn(serve, provider: str) -> Callable[..., Heard]:
 def sent(serve, provider: str) -> Callable[..., dict[str, Any]]:
     """Return the body of the request that the server received."""
 
-    def run(*messages: Any, **fields: Any) -> dict[str, Any]:
+    def run(*messages: Any, catalogue: Any = None, **fields: Any) -> dict[str, Any]:
         async def main(server: ModelServer) -> dict[str, Any]:
-            await hear(client_for(provider), request_of(*messages, **fields))
+            model = model_of(at(server.url, provider), **(catalogue or {}))
+            await hear(client_for(model.server), request_of(*messages, model=model, **fields))
             return server.requests[0].body
 
         return serve(main)

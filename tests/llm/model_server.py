@@ -1,18 +1,29 @@
 """A model provider on loopback that speaks the real wire formats, and fails on demand.
 
-``POST …/chat/completions`` answers as OpenAI does, ``POST …/messages`` as Anthropic. The model name of the
-request is a query string that selects the behaviour, so that catalogue rows, benchmarks and tests need nothing else:
+``POST …/chat/completions`` and ``POST …/responses`` answer as OpenAI does, ``POST …/messages`` as Anthropic
+(``wire_formats``). The model name of the request is a query string that selects the behaviour, so that catalogue rows,
+benchmarks and tests need nothing else:
 
 ``text=…``        the answer (default: a greeting, or the tool results if there are any)
 ``chunks=N``      answer with N words, one per chunk          ``ms=N``      milliseconds before each chunk
 ``call=TOOL``     call this tool first (repeatable)           ``args=JSON`` its arguments, one for each call
-``split=N``       send the body N bytes at a time             ``usage=0``   report no token counts
-``status=N``      answer with this HTTP status                ``finish=…``  another finish reason
-``fault=…``       ``cut`` (connection lost half-way), ``stall`` (silent half-way), ``stall_headers``, ``drip`` (one
-                  byte at a time, without end), ``malformed`` (not JSON), ``no_end`` (the body ends, but the answer is
-                  incomplete), ``error`` (an error event half-way), ``html`` (not a stream), ``flood`` (endless text)
+``reason=TEXT``   think first                                 ``refusal=1`` the text is a refusal
+``content=list``  content as a list of parts                  ``phase=1``   the text has a phase (responses)
+``split=N``       send the body N bytes at a time             ``finish=…``  another finish reason
+``usage=…``       ``0``: report no token counts, ``zero``: report 0
+``status=N``      answer with this HTTP status, and …
+                  ``says=TEXT`` in the message, ``code=…`` as the error's code, ``shape=…`` as body (``_error_body``)
+                  ``retry_after=…``, ``retry_after_ms=…``, ``retry_at=N`` (a date in N seconds) in the headers
+``fault=…``       ``reset`` (connection lost before the answer), ``cut`` (lost half-way), ``stall`` (silent half-way;
+                  ``at=N``: after N per cent),
+                  ``stall_headers``, ``stall_error`` (silent within the body of an error), ``drip`` (one byte at a time,
+                  without end), ``malformed`` (not JSON), ``no_end`` (the body ends, but the answer is incomplete),
+                  ``error`` (an error event half-way), ``html`` (not a stream), ``flood`` (endless text), ``json`` (a
+                  whole document), ``json_as_stream`` and ``stream_as_json`` (with the other's type), ``empty`` (no
+                  body), ``headers`` (endless headers), ``gzip``
 
 ``python -m tests.llm.model_server --port N`` starts it as a process. It prints its address when it listens.
+``GET /requests`` says which requests came on which connections, and which connections the client closed.
 """
 
 from __future__ import annotations
@@ -20,14 +31,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gzip
 import json
-from collections.abc import AsyncIterator, Iterable
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Any
-from urllib.parse import parse_qs
 
-GREETING = "Hello, wörld! 🦊 How can I help?"
-INPUT_TOKENS, OUTPUT_TOKENS = 21, 13
+from tests.llm.wire_formats import FORMATS, Answer, Wish
+
+STREAM = "text/event-stream"
 
 
 @dataclass
@@ -40,22 +58,9 @@ class Recorded:
     connection: int
     closed_by_client: asyncio.Event = field(default_factory=asyncio.Event)
 
-
-class Wish:
-    """The requested behaviour, parsed from the model's name."""
-
-    def __init__(self, model: str) -> None:
-        self.values = parse_qs(model, keep_blank_values=True)
-
-    def text(self, name: str, default: str = "") -> str:
-        return self.values.get(name, [default])[0]
-
-    def number(self, name: str, default: int = 0) -> int:
-        return int(self.text(name, str(default)))
-
-    def calls(self) -> list[tuple[str, str]]:
-        names, arguments = self.values.get("call", []), self.values.get("args", [])
-        return [(name, arguments[at] if at < len(arguments) else "{}") for at, name in enumerate(names)]
+    @property
+    def closed(self) -> bool:
+        return self.closed_by_client.is_set()
 
 
 class ModelServer:
@@ -63,7 +68,7 @@ class ModelServer:
 
     def __init__(self, *, record: bool = True) -> None:
         self.record = record
-        self.requests: list[Recorded] = []
+        self.requests: deque[Recorded] = deque(maxlen=1000)
         self.asked = asyncio.Event()
         """Set once there is a request."""
         self.connections = 0
@@ -113,7 +118,7 @@ class ModelServer:
                 gone = asyncio.create_task(reader.read(1))
                 answer = asyncio.create_task(self._answer(request, writer))
                 await asyncio.wait({gone, answer}, return_when=asyncio.FIRST_COMPLETED)
-                early = gone.result() if gone.done() else b""
+                early = gone.result() if gone.done() and not gone.exception() else b""
                 if gone.done() and not early:
                     request.closed_by_client.set()
                     answer.cancel()
@@ -137,39 +142,93 @@ class ModelServer:
                 await writer.drain()
                 await asyncio.sleep(0)
             return False
-        anthropic = request.path.endswith("/messages")
+        if request.path == "/requests":
+            seen = [
+                {"model": known.body.get("model"), "connection": known.connection, "closed": known.closed}
+                for known in self.requests
+                if known is not request
+            ]
+            _send_json(writer, 200, seen)
+            return await _drained(writer)
         wish = Wish(str(request.body.get("model", "")))
         fault = wish.text("fault")
+        format_of = next(FORMATS[path] for path in FORMATS if request.path.endswith(path))
+        frames, end, error, document = format_of(Answer(request.body, wish))
         if fault == "stall_headers":
             await asyncio.Event().wait()
+        if fault == "reset":
+            _reset(writer)
+            return False
+        if fault == "headers":
+            writer.write(b"HTTP/1.1 200 OK\r\n")
+            while True:
+                writer.write(b"X-Filler: " + b"x" * 1000 + b"\r\n")
+                await writer.drain()
         if status := wish.number("status"):
-            _send_json(writer, status, _error_body(status, request.headers, anthropic=anthropic))
-            await writer.drain()
-            return True
+            body = _error_body(status, request, wish)
+            if fault == "stall_error":
+                writer.write(f"HTTP/1.1 {status} Status\r\nContent-Length: {len(body) + 1}\r\n\r\n".encode() + body)
+                await asyncio.Event().wait()
+            _send(writer, status, "application/json", body, _retry_headers(wish))
+            return await _drained(writer)
         if fault == "html":
             _send(writer, 200, "text/html", b"<html><body>Welcome</body></html>")
-            await writer.drain()
-            return True
+            return await _drained(writer)
+        if fault in ("json", "json_as_stream"):
+            kind = STREAM if fault == "json_as_stream" else "application/json; charset=utf-8"
+            _send(writer, 200, kind, json.dumps(document).encode())
+            return await _drained(writer)
+        if fault == "gzip":
+            _send(writer, 200, STREAM, gzip.compress(b"".join(frames + end)), ("Content-Encoding: gzip",))
+            return await _drained(writer)
+        if fault == "empty":
+            _send(writer, 200, STREAM, b"")
+            return await _drained(writer)
+        kind = "application/json" if fault == "stream_as_json" else STREAM
         writer.write(
-            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-store\r\n"
-            b"Transfer-Encoding: chunked\r\n\r\n"
+            f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nCache-Control: no-store\r\n"
+            "Transfer-Encoding: chunked\r\n\r\n".encode()
         )
-        if self.raw is not None:
-            pieces = _pieces(self.raw)
-        else:
-            frames = _anthropic_frames(request, wish) if anthropic else _openai_frames(request, wish)
-            pieces = _paced(frames, wish)
+        pieces = _pieces(self.raw) if self.raw is not None else _paced(_faulty(frames, end, error, wish), wish)
         async for piece in pieces:
             writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
             await writer.drain()
         if fault == "cut":
-            writer.transport.abort()
+            _reset(writer)
             return False
         if fault == "stall":
             await asyncio.Event().wait()
         writer.write(b"0\r\n\r\n")
-        await writer.drain()
-        return True
+        return await _drained(writer)
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[ModelServer]:
+    """A server on an event loop of its own, for tests that block."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    server = ModelServer()
+    asyncio.run_coroutine_threadsafe(server.start(0), loop).result(30)
+    try:
+        yield server
+    finally:
+        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(30)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(30)
+        loop.close()
+
+
+async def _drained(writer: asyncio.StreamWriter) -> bool:
+    await writer.drain()
+    return True
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Close with a reset instead of an end."""
+    sock = writer.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
 
 
 async def _read_request(reader: asyncio.StreamReader, early: bytes) -> Recorded | None:
@@ -183,132 +242,63 @@ async def _read_request(reader: asyncio.StreamReader, early: bytes) -> Recorded 
     return Recorded(first.split(" ")[1].partition("?")[0], headers, json.loads(body or b"{}"), 0)
 
 
-def _send(writer: asyncio.StreamWriter, status: int, content_type: str, body: bytes) -> None:
-    location = "Location: /elsewhere\r\n" if 300 <= status < 400 else ""
-    head = f"HTTP/1.1 {status} Status\r\nContent-Type: {content_type}\r\n{location}Content-Length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
+def _send(
+    writer: asyncio.StreamWriter, status: int, content_type: str, body: bytes, headers: tuple[str, ...] = ()
+) -> None:
+    lines = [f"HTTP/1.1 {status} Status", f"Content-Type: {content_type}", f"Content-Length: {len(body)}", *headers]
+    if 300 <= status < 400:
+        lines.append("Location: /elsewhere")
+    writer.write("\r\n".join([*lines, "", ""]).encode() + body)
 
 
 def _send_json(writer: asyncio.StreamWriter, status: int, body: Any) -> None:
     _send(writer, status, "application/json", json.dumps(body).encode())
 
 
-def _error_body(status: int, headers: dict[str, str], *, anthropic: bool) -> dict[str, Any]:
-    """Return an error in the provider's wording. OpenAI's 401 quotes the key."""
-    key = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
-    message = {
-        401: f"Incorrect API key provided: {key}. You can find your API key at https://platform.example/keys.",
-        400: f"Invalid value for 'messages' (key {key}).",
-        404: "The model `test` does not exist.",
-        429: "Rate limit reached for requests.",
-    }.get(status, "The server had an error.")
-    if anthropic:
-        return {"type": "error", "error": {"type": "api_error", "message": message}}
-    return {"error": {"message": message, "type": "api_error", "param": None, "code": None}}
+def _retry_headers(wish: Wish) -> tuple[str, ...]:
+    headers = []
+    if value := wish.text("retry_after"):
+        headers.append(f"Retry-After: {value}")
+    if value := wish.text("retry_after_ms"):
+        headers.append(f"retry-after-ms: {value}")
+    if seconds := wish.number("retry_at"):
+        headers.append(f"Retry-After: {format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True)}")
+    return tuple(headers)
 
 
-# --- answers --------------------------------------------------------------------------------------------------------
-
-
-def _content(request: Recorded, wish: Wish) -> tuple[list[str], list[tuple[str, str]]]:
-    """Return the turn's text deltas and calls. There are no calls once the last question has tool results."""
-    results = _results(request.body.get("messages", []))
-    calls = [] if results else wish.calls()
-    if count := wish.number("chunks"):
-        return [f"word{number} " for number in range(1, count + 1)], calls
-    text = wish.text("text", "" if calls else "; ".join(results) if results else GREETING)
-    return [text[at : at + 3] for at in range(0, len(text), 3)], calls
-
-
-def _results(messages: list[dict[str, Any]]) -> list[str]:
-    found: list[str] = []
-    for message in messages:
-        parts = message["content"] if isinstance(message.get("content"), list) else []
-        tool_results = [part for part in parts if part.get("type") == "tool_result"]
-        if message["role"] == "tool":
-            found.append(message["content"])
-        elif tool_results:
-            found += [str(part.get("content", "")) for part in tool_results]
-        elif message["role"] == "user":
-            found.clear()
-    return found
-
-
-def _halves(text: str) -> list[str]:
-    return [text[: len(text) // 2], text[len(text) // 2 :]]
-
-
-def _frame(data: Any, event: str = "") -> bytes:
-    head = f"event: {event}\n" if event else ""
-    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
-    return f"{head}data: {text}\n\n".encode()
-
-
-def _openai_frames(request: Recorded, wish: Wish) -> list[bytes]:
-    deltas, calls = _content(request, wish)
-    base = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1_750_000_000, "model": "test"}
-
-    def choice(delta: dict[str, Any], finish: str | None = None) -> bytes:
-        return _frame({**base, "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]})
-
-    frames = [choice({"role": "assistant", "content": "", "refusal": None})]
-    frames += [choice({"content": text}) for text in deltas]
-    turn = len(request.body.get("messages", []))
-    for at, (name, arguments) in enumerate(calls):
-        function = {"name": name, "arguments": ""}
-        frames.append(
-            choice({"tool_calls": [{"index": at, "id": f"call_{turn}_{at}", "type": "function", "function": function}]})
-        )
-        for part in _halves(arguments):
-            frames.append(choice({"tool_calls": [{"index": at, "function": {"arguments": part}}]}))
-    end = [choice({}, wish.text("finish", "tool_calls" if calls else "stop"))]
-    if wish.text("usage") != "0" and request.body.get("stream_options", {}).get("include_usage"):
-        counts = {"prompt_tokens": INPUT_TOKENS, "completion_tokens": OUTPUT_TOKENS, "total_tokens": 34}
-        end.append(_frame({**base, "choices": [], "usage": counts}))
-    end.append(_frame("[DONE]"))
-    error = _frame({"error": {"message": "The server had an error.", "type": "server_error"}})
-    return _faulty(frames, end, error, wish)
-
-
-def _anthropic_frames(request: Recorded, wish: Wish) -> list[bytes]:
-    deltas, calls = _content(request, wish)
-
-    def event(name: str, **fields: Any) -> bytes:
-        return _frame({"type": name, **fields}, name)
-
-    counted = wish.text("usage") != "0"
-    message = {"id": "msg_1", "type": "message", "role": "assistant", "content": [], "model": "test"}
-    if counted:
-        message["usage"] = {"input_tokens": INPUT_TOKENS - 5, "cache_read_input_tokens": 5, "output_tokens": 1}
-    frames = [event("message_start", message=message), event("ping")]
-    blocks: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
-    if deltas:
-        blocks.append(({"type": "text", "text": ""}, [{"type": "text_delta", "text": text} for text in deltas]))
-    turn = len(request.body.get("messages", []))
-    for at, (name, arguments) in enumerate(calls):
-        parts = [{"type": "input_json_delta", "partial_json": part} for part in ["", *_halves(arguments)]]
-        blocks.append(({"type": "tool_use", "id": f"toolu_{turn}_{at}", "name": name, "input": {}}, parts))
-    for index, (block, parts) in enumerate(blocks):
-        frames.append(event("content_block_start", index=index, content_block=block))
-        frames += [event("content_block_delta", index=index, delta=part) for part in parts]
-        frames.append(event("content_block_stop", index=index))
-    reason = wish.text("finish", "tool_use" if calls else "end_turn")
-    usage = {"usage": {"output_tokens": OUTPUT_TOKENS}} if counted else {}
-    end = [
-        event("message_delta", delta={"stop_reason": reason, "stop_sequence": None}, **usage),
-        event("message_stop"),
-    ]
-    error = event("error", error={"type": "overloaded_error", "message": "Overloaded"})
-    return _faulty(frames, end, error, wish)
+def _error_body(status: int, request: Recorded, wish: Wish) -> bytes:
+    """An error in the provider's wording. Each quotes the key, as OpenAI's 401 does."""
+    key = request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
+    text = f"{wish.text('says', f'Message of {status}.')} (key {key})"
+    code = wish.text("code") or None
+    error = {"message": text, "type": "api_error", "param": None, "code": code}
+    default: Any = {"error": error}
+    if request.path.endswith("/messages"):
+        default = {"type": "error", "error": {"type": code or "api_error", "message": text}, "request_id": "req_1"}
+    shapes: dict[str, Any] = {
+        "text": {"error": text},
+        "object": {"object": "error", "message": text, "type": "BadRequestError", "code": status},
+        "detail": {"detail": text},
+        "detail_list": {"detail": [{"loc": ["body", "messages", 0], "msg": text, "type": "value_error"}]},
+        "message_detail": {"object": "error", "message": {"detail": [{"loc": ["body"], "msg": text}]}},
+        "array": [{"error": {"code": status, "message": text, "status": "INVALID_ARGUMENT"}}],
+        "metadata": {"error": {"message": "Provider returned error", "code": status, "metadata": {"raw": text}}},
+    }
+    shape = wish.text("shape")
+    if shape == "html":
+        return b"<html><h1>Bad gateway</h1></html>"
+    if shape == "stream":
+        return b": ping\n\nevent: error\ndata: " + json.dumps(default).encode() + b"\n\ndata: [DONE]\n\n"
+    return json.dumps(shapes.get(shape, default)).encode()
 
 
 def _faulty(frames: list[bytes], end: list[bytes], error: bytes, wish: Wish) -> list[bytes]:
     """Return the frames up to the requested fault."""
-    half = frames[: max(1, len(frames) // 2)]
+    half = frames[: max(1, len(frames) * wish.number("at", 50) // 100)]
     match wish.text("fault"):
         case "cut" | "stall":
             return half
-        case "no_end":
+        case "no_end" | "flood":
             return frames
         case "malformed":
             return [*half, b'data: {"choices": [oops\n\n', *end]
@@ -327,7 +317,7 @@ async def _paced(frames: list[bytes], wish: Wish) -> AsyncIterator[bytes]:
     fault, delay, size = wish.text("fault"), wish.number("ms") / 1000, wish.number("split")
     if fault == "flood":
         while True:
-            for frame in frames[1:-3]:
+            for frame in frames:
                 yield frame
     if fault == "drip":
         while True:
@@ -336,14 +326,17 @@ async def _paced(frames: list[bytes], wish: Wish) -> AsyncIterator[bytes]:
     if size:
         body = b"".join(frames)
         frames = [body[at : at + size] for at in range(0, len(body), size)]
-    for frame in frames:
+    # By a schedule, so that a busy machine does not make the answer longer.
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    for number, frame in enumerate(frames, 1):
         if delay:
-            await asyncio.sleep(delay)
+            await asyncio.sleep(begun + number * delay - loop.time())
         yield frame
 
 
 async def _main(port: int) -> None:
-    server = ModelServer(record=False)
+    server = ModelServer()
     await server.start(port)
     print(server.url, flush=True)
     await asyncio.Event().wait()

@@ -6,25 +6,43 @@ import asyncio
 import base64
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from django.core.files.storage import default_storage
 
 from config.kernel.errors import Unavailable
-from runs.engine import context
+from runs import catalogue
+from runs.catalogue.dialects import Dialect
+from runs.engine import history
 from runs.llm import anthropic, openai_chat
-from runs.llm.base import AssistantMessage, AttachedFile, ModelRequest, TextDelta, UserMessage, transcript_chars
+from runs.llm.base import (
+    AssistantMessage,
+    AttachedFile,
+    ModelRequest,
+    TextDelta,
+    ToolCall,
+    ToolMessage,
+    TurnEnd,
+    Usage,
+    UserMessage,
+    transcript_chars,
+)
 from runs.llm.files import read_files, with_files
-from runs.models import Run
+from runs.models import Run, Tool, ToolInvocation
+from runs.purge import purge_runs_of
+from runs.tools.files import stored_image
 from runs.tools.places import Places, Threads
 from tests import factories
 from tests.lifecycle import conftest as engine_fixtures
 from tests.lifecycle.conftest import Bench
-from tests.llm.helpers import request_of
+from tests.llm.helpers import at, client_of, model_of, request_of
+from tests.tools import conftest as tool_fixtures
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"x" * 100
 engines = engine_fixtures.engines
+server = tool_fixtures.server
 bench = engine_fixtures.bench
 
 
@@ -33,8 +51,8 @@ def file_of(content: bytes, kind: str = "text/plain", name: str = "a.txt") -> At
     return AttachedFile(row.file_name, row.content_type, row.size_bytes, row.stored_name)
 
 
-def read(*messages: Any) -> tuple[Any, ...]:
-    return read_files(messages)
+def read(*messages: Any, **dialect: Any) -> tuple[Any, ...]:
+    return read_files(messages, Dialect(**dialect))
 
 
 def test_text_is_read_and_other_files_are_base64():
@@ -116,6 +134,59 @@ def test_files_are_read_on_a_thread_only_if_there_are_any(monkeypatch):
     assert transcript_chars(plain) == len("Hi")
 
 
+def test_what_the_model_does_not_accept_becomes_a_note():
+    image, pdf = file_of(PNG, "image/png"), file_of(b"%PDF-1", "application/pdf")
+    user, tool = UserMessage("Look", (image, pdf)), ToolMessage("c1", "t", "", False, (image,))
+
+    def shown(**dialect: bool) -> list[list[bool]]:
+        return [[bool(file.data) for file in message.files] for message in read(user, tool, **dialect)]
+
+    assert shown() == [[True, True], [True]]
+    assert shown(image_input=False) == [[False, True], [False]]
+    assert shown(file_input=False) == [[True, False], [True]]
+    assert shown(tool_images=False) == [[True, True], [False]]
+    assert read(user, image_input=False)[0].files[0].note == "the content of this type cannot be shown"
+
+
+def with_image(kind: str, **dialect: Any) -> dict[str, Any]:
+    """The request after a call that returned an image and one that did not."""
+    server = at("", kind)
+    model = model_of(server, dialect=dialect)
+    calls = AssistantMessage("", (ToolCall("c1", "t", "{}"), ToolCall("c2", "t", "{}")))
+    image = replace(file_of(PNG, "image/png", "image-1.png"), size_bytes=0)
+    results = (ToolMessage("c1", "t", "[image-1.png]", False, (image,)), ToolMessage("c2", "t", "ok", False))
+    return client_of(server).body(request_of(*read_files((calls, *results), model.dialect), model=model))
+
+
+ENCODED = base64.b64encode(PNG).decode()
+
+
+def test_images_of_tools_are_part_of_an_anthropic_result():
+    result = with_image("anthropic")["messages"][2]["content"][0]
+    assert [block["type"] for block in result["content"]] == ["text", "text", "image"]
+    assert result["content"][2]["source"]["data"] == ENCODED
+
+
+def test_images_of_tools_are_part_of_a_responses_output():
+    (output, _) = [item for item in with_image("openai_responses")["input"] if item["type"] == "function_call_output"]
+    assert [part["type"] for part in output["output"]] == ["input_text", "input_text", "input_image"]
+    assert output["output"][2]["image_url"] == f"data:image/png;base64,{ENCODED}"
+
+
+def test_images_of_tools_follow_the_last_result_of_chat_completions():
+    messages = with_image("openai")["messages"]
+    assert [message["role"] for message in messages] == ["assistant", "tool", "tool", "user"]
+    assert [part["type"] for part in messages[-1]["content"]] == ["text", "image_url"]
+
+
+@pytest.mark.parametrize("dialect", [{"imageInput": False}, {"toolImages": False}])
+def test_images_of_tools_become_a_note(dialect: dict[str, bool]):
+    messages = with_image("openai", **dialect)["messages"]
+    note = 'Attachment "image-1.png" (image/png) [the content of this type cannot be shown]'
+    assert [message["role"] for message in messages] == ["assistant", "tool", "tool"]
+    assert messages[1]["content"] == f"[image-1.png]\n{note}"
+
+
 NAMED = 'Attachment "say \\"hi\\"\\n.txt" (text/plain, 3 bytes)'
 
 
@@ -126,7 +197,7 @@ def shown() -> ModelRequest:
         file_of(b"%PDF-1", "application/pdf", "d.pdf"),
         file_of(b"PK", "application/zip", "z.zip"),
     )
-    return request_of(*read_files((UserMessage("Look", files),)))
+    return request_of(*read(UserMessage("Look", files)))
 
 
 def test_openai_parts():
@@ -167,10 +238,16 @@ class Recording:
 
     def __init__(self) -> None:
         self.requests: list[ModelRequest] = []
+        # Of the first turn.
+        self.calls: list[ToolCall] = []
 
     async def stream(self, request: ModelRequest) -> Any:
         self.requests.append(request)
+        calls, self.calls = self.calls, []
+        for call in calls:
+            yield call
         yield TextDelta("Ok")
+        yield TurnEnd(Usage(1, 1), "tool_calls" if calls else "stop")
 
     async def aclose(self) -> None:
         pass
@@ -203,6 +280,26 @@ def test_model_gets_the_attachments_of_all_messages(bench: Bench, model: Recordi
     ]
 
 
+def test_model_gets_the_images_of_its_tools(bench: Bench, model: Recording, server, settings):
+    """Until the chat is purged, with its files."""
+    settings.OUTBOUND_ALLOW_PRIVATE = True
+    Tool.objects.create(name="paint", display_name="Paint", node_type="http", url=server.url, price=0)
+    catalogue.refresh()
+    server.answers(PNG)
+    server.headers = {"Content-Type": "image/png"}
+    model.calls = [ToolCall("c1", "paint", "{}")]
+
+    run = bench.finish("Paint it")
+    (image,) = [file for message in model.requests[-1].messages for file in getattr(message, "files", ())]
+    assert (image.name, image.data) == ("image-1.png", base64.b64encode(PNG).decode())
+    (invocation,) = ToolInvocation.objects.filter(run=run["id"])
+    assert invocation.result_urls[0].endswith("/image-1.png")
+    stored_name, _, _ = stored_image(invocation.pk, invocation.result_urls[0])
+    assert default_storage.exists(stored_name)
+    assert not purge_runs_of(None, run["chatId"])
+    assert not default_storage.exists(stored_name)
+
+
 def test_storage_failure_fails_the_run(bench: Bench, model: Recording, user, monkeypatch):
     attachment = factories.AttachmentFactory(user=user)
     monkeypatch.setattr("runs.llm.files.read_file", lambda *args: (_ for _ in ()).throw(Unavailable("s3cret")))
@@ -228,8 +325,8 @@ def test_history_without_attachments_takes_no_extra_query(user, django_assert_nu
     Run.objects.filter(pk=run.pk).update(user_message_id=message.pk)
     run.refresh_from_db()
     with django_assert_num_queries(1):
-        context.history(run)
+        history.load(run, 128_000)
     factories.AttachmentFactory(user=user, message=message)
     with django_assert_num_queries(2):
-        (shown,) = context.history(run)
+        shown = history.load(run, 128_000).message
     assert [file.text for file in shown.files] == [None]

@@ -13,8 +13,9 @@ import pytest
 
 from runs.llm.base import ModelError
 from runs.llm.registry import client_for
-from tests.llm.helpers import OPENAI_END, Heard, data, hear, openai_delta, request_of
+from tests.llm.helpers import OPENAI_END, Heard, at, data, hear, model_of, openai_delta, request_of
 from tests.llm.model_server import ModelServer
+from tests.tiers import slow
 
 MIB = 1024 * 1024
 MEMORY_MAX_BYTES = 32 * MIB
@@ -28,7 +29,8 @@ def lie(serve, turn, provider: str):
     def run(*, raw: Iterable[bytes] | None = None, bare: Iterable[bytes] | None = None) -> Heard:
         async def main(server: ModelServer) -> Heard:
             server.raw, server.bare, server.record = raw, bare, False
-            return await hear(client_for(provider), request_of("Hi"))
+            model = model_of(at(server.url, provider))
+            return await hear(client_for(model.server), request_of("Hi", model=model))
 
         turn("text=x")  # imports the adapter, whose memory does not count
         tracemalloc.start()
@@ -46,6 +48,8 @@ def delta(provider: str, text: str) -> bytes:
     """An event with a piece of text."""
     if provider == "openai":
         return data(openai_delta(content=text))[0]
+    if provider == "openai_responses":
+        return data({"type": "response.output_text.delta", "output_index": 0, "content_index": 0, "delta": text})[0]
     return data({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}})[0]
 
 
@@ -54,6 +58,10 @@ def call(provider: str, index: int, arguments: str = "") -> bytes:
     if provider == "openai":
         function = {"name": "t", "arguments": arguments}
         return data(openai_delta(tool_calls=[{"index": index, "id": f"c{index}", "function": function}]))[0]
+    if provider == "openai_responses":
+        item = {"type": "function_call", "id": f"fc{index}", "call_id": f"c{index}", "name": "t"}
+        item["arguments"] = arguments
+        return data({"type": "response.output_item.added", "output_index": index, "item": item})[0]
     block = {"type": "tool_use", "id": f"c{index}", "name": "t", "input": {}}
     return data({"type": "content_block_start", "index": index, "content_block": block})[0]
 
@@ -61,6 +69,8 @@ def call(provider: str, index: int, arguments: str = "") -> bytes:
 def more_arguments(provider: str, text: str) -> bytes:
     if provider == "openai":
         return data(openai_delta(tool_calls=[{"index": 0, "function": {"arguments": text}}]))[0]
+    if provider == "openai_responses":
+        return data({"type": "response.function_call_arguments.delta", "output_index": 0, "delta": text})[0]
     part = {"type": "input_json_delta", "partial_json": text}
     return data({"type": "content_block_delta", "index": 0, "delta": part})[0]
 
@@ -71,17 +81,24 @@ def usage(provider: str, **counts: Any) -> list[bytes]:
         return data({"choices": [], "usage": counts}, *OPENAI_END)
     names = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens"}
     counts = {names.get(name, name): value for name, value in counts.items()}
+    if provider == "openai_responses":
+        response = {"status": "completed", "output": [], "usage": counts}
+        return data({"type": "response.completed", "response": response})
     ended = [{"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": counts}, {"type": "message_stop"}]
     return data({"type": "message_start", "message": {"usage": counts}}, *ended)
 
 
-@pytest.mark.parametrize("piece", [b"x" * 65536, b"data:\n" * 10_000, b"data: x\n" * 5000, b"data: " + b"[" * 60_000])
+@pytest.mark.parametrize(
+    "piece", [b"x" * 65536, *slow(b"data:\n" * 10_000, b"data: x\n" * 5000, b"data: " + b"[" * 60_000)]
+)
 def test_an_event_without_end_is_an_error(lie, piece: bytes) -> None:
     with pytest.raises(ModelError):
         lie(raw=itertools.repeat(piece))
 
 
-@pytest.mark.parametrize("piece", [b": comment\n\n" * 1000, b"\n" * 10_000, b"event: ping\n\n" * 1000, b"data:{}\n\n"])
+@pytest.mark.parametrize(
+    "piece", [b": comment\n\n" * 1000, *slow(b"\n" * 10_000, b"event: ping\n\n" * 1000, b"data:{}\n\n")]
+)
 def test_events_that_say_nothing_end_with_the_time_of_the_turn(lie, settings, piece: bytes) -> None:
     settings.MODEL_TIMEOUT_SECONDS = 0.5
     with pytest.raises(ModelError):
@@ -94,7 +111,7 @@ def test_many_deltas_of_one_character_are_limited(lie, provider: str, settings) 
         lie(raw=itertools.repeat(delta(provider, "x") * 100))
 
 
-@pytest.mark.parametrize("part", ["x" * 100_000, "[" * 100_000, ""])
+@pytest.mark.parametrize("part", ["x" * 100_000, *slow("[" * 100_000, "")])
 def test_arguments_without_end_are_limited(lie, provider: str, settings, part: str) -> None:
     settings.MODEL_TIMEOUT_SECONDS = 2
     with pytest.raises(ModelError):
@@ -134,9 +151,11 @@ def test_a_deep_or_wide_event_is_an_error(lie) -> None:
         (HEAD, b"X" * 65536),
         (HEAD + b"X-Header: ", b"v" * 65536),
         (b"HTTP/1.1 ", b"2" * 65536),
-        (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100),
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"0" * 65536),
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n1;", b"x" * 65536),
+        *slow(
+            (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100),
+            (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"0" * 65536),
+            (HEAD + b"Transfer-Encoding: chunked\r\n\r\n1;", b"x" * 65536),
+        ),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"X-Trailer: value\r\n" * 100),
     ],
     ids=["headers", "name", "value", "status", "continue", "chunk-size", "chunk-extension", "trailers"],
@@ -147,7 +166,7 @@ def test_a_head_without_end_is_an_error(lie, settings, head: bytes, forever: byt
         lie(bare=itertools.chain([head], itertools.repeat(forever)))
 
 
-@pytest.mark.parametrize("status", [200, 400])
+@pytest.mark.parametrize("status", [200, *slow(400)])
 def test_a_compressed_answer_is_refused(lie, status: int) -> None:
     bomb = gzip.compress(b"data: " + bytes(64 * MIB))
     head = f"HTTP/1.1 {status} Status\r\nContent-Type: text/event-stream\r\nContent-Encoding: gzip\r\n"

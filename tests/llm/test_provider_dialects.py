@@ -1,18 +1,22 @@
-"""Tests of deviations in the answers of servers with a chat completions API, and of invalid settings."""
+"""Tests of deviations in the answers of servers with a chat completions API, of profiles, and of servers that are not
+set up.
+"""
 
 from __future__ import annotations
 
-import json
 import traceback
 from typing import Any
 
 import pytest
 
+from runs.catalogue.dialects import Dialect, dialect_of
+from runs.catalogue.providers import Server
+from runs.errors import FailureReason
 from runs.llm.base import AssistantMessage, ModelError, ToolCall, Usage
-from runs.llm.registry import client_for, preload
-from tests.llm.conftest import KEY
-from tests.llm.helpers import OPENAI_END, data, failure, hear, openai_delta, request_of
-from tests.llm.model_server import GREETING, ModelServer
+from runs.llm.registry import client_for
+from tests.llm.helpers import KEY, OPENAI_END, at, client_of, data, failure, hear, model_of, openai_delta, request_of
+from tests.llm.model_server import ModelServer
+from tests.llm.wire_formats import GREETING
 
 
 @pytest.mark.parametrize("provider", ["openai"], indirect=True)
@@ -61,86 +65,204 @@ class TestOpenAIDialects:
     def test_a_call_without_a_name_is_an_error(self, turn):
         raw = data(openai_delta(tool_calls=[{"index": 0, "id": "a", "function": {"arguments": "{}"}}]), *OPENAI_END)
 
-        assert "without a name" in failure(turn, "x", raw=raw).message
+        assert failure(turn, "x", raw=raw).reason is FailureReason.MALFORMED_ANSWER
 
     @pytest.mark.parametrize(
         "delta",
-        [{"content": ["x"]}, {"content": 1}, {"tool_calls": [{"index": 0, "function": {"arguments": {"a": 1}}}]}],
+        [
+            {"content": ["x"]},
+            {"content": 1},
+            {"content": {"text": "x"}},
+            {"tool_calls": [{"index": 0, "id": 7}]},
+            {"tool_calls": [{"index": 0, "function": {"arguments": [1]}}]},
+        ],
     )
     def test_fields_of_the_wrong_type_are_malformed(self, turn, delta: dict[str, Any]):
-        assert "malformed" in failure(turn, "x", raw=data(openai_delta(**delta), *OPENAI_END)).message
+        error = failure(turn, "x", raw=data(openai_delta(**delta), *OPENAI_END))
+        assert error.reason is FailureReason.MALFORMED_ANSWER
+
+    def test_arguments_as_an_object_become_text(self, turn):
+        part = {"index": 0, "id": "a", "function": {"name": "t", "arguments": {"a": 1}}}
+
+        assert turn("x", raw=data(openai_delta(tool_calls=[part]), *OPENAI_END)).calls == [
+            ToolCall("a", "t", '{"a":1}')
+        ]
+
+    @pytest.mark.parametrize("reason", ["error", "abort", "insufficient_system_resource"])
+    def test_a_provider_that_stops_within_the_answer_is_unavailable(self, turn, reason: str):
+        assert failure(turn, f"finish={reason}").reason is FailureReason.PROVIDER_UNAVAILABLE
+
+    def test_counts_after_the_finish_reason_are_read(self, turn):
+        usage = {"prompt_tokens": 7, "completion_tokens": 3, "completion_tokens_details": {"reasoning_tokens": 2}}
+        raw = data(openai_delta(content="x"), OPENAI_END[0], {"choices": [], "usage": usage})
+
+        assert turn("x", raw=raw).usage == Usage(7, 3, reasoning_tokens=2)
 
     @pytest.mark.parametrize("count", [-1, 10**12, "5", None, True, 1.5])
     def test_impossible_token_counts_are_replaced_by_estimates(self, turn, count: Any):
         usage = {"choices": [], "usage": {"prompt_tokens": count, "completion_tokens": count}}
 
-        assert turn("x", "Hi!!", raw=data(openai_delta(content="okay"), usage, *OPENAI_END)).usage == Usage(1, 1)
+        assert turn("x", "Hi!!", raw=data(openai_delta(content="okay"), usage, *OPENAI_END)).usage == Usage(
+            1, 1, estimated=True
+        )
 
     def test_carriage_returns_comments_and_a_missing_last_line(self, turn):
         lines = b"".join([b": ping\r\n\r\n", *data(openai_delta(content="hi"), OPENAI_END[0])]).replace(b"\n", b"\r\n")
 
         assert turn("x", raw=[lines]).text == "hi"
 
-    def test_custom_server_needs_no_key_and_openai_needs_one(self, serve, settings):
-        async def main(server: ModelServer) -> str:
-            settings.OPENAI_API_KEY = ""
-            return (await hear(client_for("openai"), request_of("Hi"))).text
 
-        assert serve(main) == GREETING
-
-        async def at_openai(server: ModelServer) -> None:
-            settings.OPENAI_API_KEY, settings.OPENAI_BASE_URL = "", "https://api.openai.com/v1/"
-            client_for("openai")
-
-        with pytest.raises(ModelError, match="OPENAI_API_KEY is missing"):
-            serve(at_openai)
+@pytest.mark.parametrize("provider", ["openai_responses"], indirect=True)
+def test_items_without_an_index_are_distinguished_by_id(turn):
+    """As llama.cpp sends them."""
+    call = {"type": "function_call", "call_id": "fc_1", "name": "calculate", "arguments": ""}
+    message = {"type": "message", "id": "msg_1", "role": "assistant", "content": []}
+    usage = {"input_tokens": 21, "output_tokens": 13}
+    events = [
+        {"type": "response.output_item.added", "item": message},
+        {"type": "response.output_text.delta", "item_id": "msg_1", "delta": "Let me see."},
+        {"type": "response.output_item.added", "item": call},
+        {"type": "response.function_call_arguments.delta", "item_id": "fc_1", "delta": '{"a":'},
+        {"type": "response.function_call_arguments.delta", "item_id": "fc_1", "delta": "1}"},
+        {"type": "response.output_item.added", "item": call | {"call_id": "fc_2"}},
+        {"type": "response.output_item.done", "item": message},
+        {"type": "response.output_item.done", "item": call | {"arguments": '{"a":1}'}},
+        {"type": "response.output_item.done", "item": call | {"call_id": "fc_2", "arguments": "{}"}},
+        {"type": "response.completed", "response": {"status": "completed", "usage": usage}},
+    ]
+    heard = turn("x", raw=data(*events))
+    assert heard.text == "Let me see."
+    assert heard.calls == [ToolCall("fc_1", "calculate", '{"a":1}'), ToolCall("fc_2", "calculate", "{}")]
 
 
 @pytest.mark.parametrize(
-    ("key", "url", "says"),
+    ("fields", "reason", "says"),
     [
-        (f"{KEY}\n", "", "API_KEY holds a character"),
-        ("schlüssel", "", "API_KEY holds a character"),
-        (KEY, "localhost", "BASE_URL"),
-        (KEY, "http://user:Very5ecret@[", "BASE_URL"),
+        ({"api_key": f"{KEY}\n"}, FailureReason.PROVIDER_MISSING, "key holds a character"),
+        ({"api_key": "schlüssel"}, FailureReason.PROVIDER_MISSING, "key holds a character"),
+        ({"base_url": "localhost"}, FailureReason.PROVIDER_MISSING, "address"),
+        ({"base_url": "http://user:Very5ecret@["}, FailureReason.PROVIDER_MISSING, "address"),
+        (
+            {"base_url": "https://api.openai.com/v1", "api_key": ""},
+            FailureReason.PROVIDER_KEY_MISSING,
+            "key is missing",
+        ),
+        ({"base_url": "https://x.openai.azure.com/openai/v1", "api_key": ""}, FailureReason.PROVIDER_KEY_MISSING, ""),
     ],
 )
-def test_error_names_the_invalid_setting(serve, settings, provider: str, key: str, url: str, says: str):
+def test_a_server_that_is_not_set_up_is_an_error(
+    serve, provider: str, fields: dict[str, str], reason: FailureReason, says: str
+):
     async def main(server: ModelServer) -> None:
-        setattr(settings, f"{provider.upper()}_API_KEY", key)
-        setattr(settings, f"{provider.upper()}_BASE_URL", url or server.url)
-        await hear(client_for(provider), request_of("Hi"))
+        client_for(at(server.url, provider, **fields))
 
-    with pytest.raises(ModelError, match=says) as caught:
+    with pytest.raises(ModelError) as caught:
         serve(main)
-    assert "Very5ecret" not in "".join(traceback.format_exception(caught.value))
+    assert caught.value.reason is reason
+    assert says in caught.value.detail
+    assert "Very5ecret" not in "".join(traceback.format_exception(caught.value)) + caught.value.detail
 
 
-@pytest.mark.parametrize("provider", ["anthropic"], indirect=True)
-def test_anthropic_without_a_key_is_not_configured(serve, settings):
+def test_a_server_of_ones_own_needs_no_key(serve, provider: str):
+    async def main(server: ModelServer) -> tuple[str, dict[str, str]]:
+        model = model_of(at(server.url, provider, api_key=""))
+        text = (await hear(client_for(model.server), request_of("Hi", model=model))).text
+        return text, server.requests[0].headers
+
+    text, headers = serve(main)
+    assert text == GREETING
+    assert not {"authorization", "x-api-key", "api-key"} & headers.keys()
+
+
+def test_azure_gets_its_own_header(provider: str):
+    client = client_of(at("", provider, base_url="https://x.openai.azure.com/openai/v1"))
+    name = "x-api-key" if provider == "anthropic" else "api-key"
+    assert [header for header, value in client.headers.items() if KEY in value] == [name]
+
+
+def test_a_changed_server_gets_a_new_client(serve, provider: str):
     async def main(server: ModelServer) -> None:
-        settings.ANTHROPIC_API_KEY = ""
-        client_for("anthropic")
+        old, new = at(server.url, provider), at(server.url, provider, api_key="sk-other-key")
+        client = client_for(old)
+        assert client_for(old) is client
+        assert client_for(new) is not client
 
-    with pytest.raises(ModelError, match="ANTHROPIC_API_KEY is missing"):
-        serve(main)
-
-
-def test_key_is_sent_only_to_the_provider(serve, provider: str):
-    async def main(server: ModelServer) -> dict[str, str]:
-        await hear(client_for(provider), request_of("Hi"))
-        assert "Very5ecret" not in repr(client_for(provider)) + json.dumps(server.requests[0].body)
-        return server.requests[0].headers
-
-    assert [name for name, value in serve(main).items() if KEY in value] in (["authorization"], ["x-api-key"])
+    serve(main)
 
 
-def test_preloading_skips_providers_that_are_not_configured(settings, monkeypatch: pytest.MonkeyPatch):
-    loaded: list[str] = []
-    monkeypatch.setattr("runs.llm.registry.import_string", loaded.append)
-    settings.OPENAI_API_KEY, settings.OPENAI_BASE_URL = "", "https://api.openai.com/v1"
-    settings.ANTHROPIC_API_KEY = KEY
+# --- profiles --------------------------------------------------------------------------------------------------------
 
-    preload()
 
-    assert loaded == ["runs.llm.demo.DemoModel", "runs.llm.anthropic.AnthropicModel"]
+def dialect(kind: str, url: str, model: str) -> Dialect:
+    return dialect_of(Server("x", kind, url), model, {})
+
+
+OPENAI, MISTRAL = "https://api.openai.com/v1", "https://api.mistral.ai/v1"
+
+
+@pytest.mark.parametrize(
+    ("model", "tools_effort", "sampling", "role"),
+    [
+        ("gpt-4o-mini", "", True, "system"),
+        ("gpt-4.1", "", True, "system"),
+        ("gpt-5-chat-latest", "", True, "system"),
+        ("gpt-5.1-chat-latest", "", True, "system"),
+        ("o3", "", False, "developer"),
+        ("o4-mini", "", False, "developer"),
+        ("gpt-5", "", False, "developer"),
+        ("gpt-5-mini-2025-08-07", "", False, "developer"),
+        ("gpt-5.4", "none", False, "developer"),
+        ("gpt-6-astra", "none", False, "developer"),
+    ],
+)
+def test_models_of_openai(model: str, tools_effort: str, sampling: bool, role: str):
+    found = dialect("openai", OPENAI, model)
+    assert (found.effort_with_tools, found.sampling, found.system_role) == (tools_effort, sampling, role)
+    assert (found.max_tokens_field, found.prompt_cache_key) == ("max_completion_tokens", True)
+    responses = dialect("openai_responses", OPENAI, model)
+    assert (responses.sampling, responses.reasoning_back) == (sampling, not sampling)
+
+
+@pytest.mark.parametrize(
+    ("model", "adaptive", "sampling"),
+    [
+        ("claude-3-5-haiku-20241022", False, True),
+        ("claude-opus-4-20250514", False, True),
+        ("claude-haiku-4-5-20251001", False, True),
+        ("claude-sonnet-4-6", True, True),
+        ("claude-opus-4-7", True, False),
+        ("anthropic.claude-opus-4-8", True, False),
+        ("claude-sonnet-5", True, False),
+        ("claude-mythos-preview", True, False),
+        ("deepseek-chat", False, True),
+    ],
+)
+def test_models_of_anthropic(model: str, adaptive: bool, sampling: bool):
+    found = dialect("anthropic", "https://api.anthropic.com", model)
+    assert (found.adaptive_thinking, found.sampling) == (adaptive, sampling)
+    assert (found.reasoning_back, found.prompt_cache_key) == (True, True)
+
+
+def test_other_services():
+    mistral = dialect("openai", MISTRAL, "mistral-large-latest")
+    assert (mistral.max_tokens_field, mistral.stream_options, mistral.call_id_length) == ("max_tokens", False, 9)
+    assert (mistral.seed_field, mistral.tool_images) == ("random_seed", False)
+    deepseek = dialect("openai", "https://api.deepseek.com/v1", "deepseek-v4-pro")
+    assert (deepseek.reasoning_field, deepseek.reasoning_back) == ("reasoning_content", True)
+    assert (deepseek.image_input, deepseek.file_input) == (False, False)
+    assert dialect("openai", "http://127.0.0.1:8000/v1", "deepseek-r1").reasoning_back
+    assert not dialect("openai", "https://api.groq.com/openai/v1", "deepseek-r1-distill-llama-70b").reasoning_back
+    router = dialect("openai", "https://openrouter.ai/api/v1", "anthropic/claude-opus-4.7")
+    assert (router.reasoning_field, router.reasoning_back, router.file_input) == ("reasoning_details", True, True)
+    vllm = dialect("openai", "http://127.0.0.1:8000/v1", "llama")
+    assert (vllm.image_input, vllm.file_input, vllm.reasoning_back) == (True, False, False)
+
+
+def test_what_staff_set_comes_before_the_profile():
+    server = Server("x", "openai", MISTRAL)
+    assert dialect_of(server, "m", {"callIdLength": 0, "streamOptions": True}) == Dialect(
+        reasoning_field="", seed_field="random_seed", tool_images=False, file_input=False
+    )
+    for wrong in ({"callIdLength": "9"}, {"seedField": "x"}, {"toolImages": 1}, {"unknown": True}, []):
+        with pytest.raises(ValueError):  # noqa: PT011
+            dialect_of(server, "m", wrong)  # type: ignore[arg-type]

@@ -239,7 +239,7 @@ def test_deleted_endpoints_are_pruned_although_deliveries_are_not(monkeypatch):
     def broken(*args: Any) -> int:
         raise RuntimeError
 
-    monkeypatch.setattr(webhook_tasks, "_remove", broken)
+    monkeypatch.setattr(webhook_tasks, "remove_deliveries", broken)
     webhook_tasks.prune()
     assert Delivery.objects.get() == kept
     assert list(Endpoint.objects.all()) == [kept.endpoint]

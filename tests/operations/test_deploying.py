@@ -41,7 +41,7 @@ def test_every_queue_has_a_process():
         for queues in re.findall(r"-Q (\S+)", command)
         for queue in queues.split(",")
     }
-    assert consumed == {queue.name for queue in settings.CELERY_TASK_QUEUES}
+    assert consumed == set(settings.CELERY_TASK_QUEUES)
     routed = {route["queue"] for route in settings.CELERY_TASK_ROUTES.values()} | {settings.CELERY_TASK_DEFAULT_QUEUE}
     assert routed <= consumed
 
@@ -58,6 +58,10 @@ def test_commands_use_exec_so_that_signals_reach_the_process(name):
 
 def test_the_release_phase_migrates():
     assert "manage.py migrate --noinput" in PROCESSES["release"]
+
+
+def test_the_release_phase_applies_the_catalogue_file_to_the_new_tables():
+    assert "migrate --noinput && python manage.py catalogue apply &&" in PROCESSES["release"]
 
 
 @pytest.mark.parametrize("arguments", [[], ["nothing"], ["web", "more"]])

@@ -204,8 +204,10 @@ def test_a_scrape_does_not_scan_finished_runs(user):
         cursor.execute(
             """
             INSERT INTO runs_run (id, chat_id, user_id, status, blocked, throttled, user_message_id, request_id,
-                tool_invocation_count, last_stream_index, unrecorded_text, ran_ms, lease_token, lease_losses, due_at)
-            SELECT 'run_' || n, %s, %s, 'completed', false, false, 'msg', '', 0, 0, false, 0, 0, 0, NULL
+                tool_invocation_count, last_stream_index, unrecorded_text, ran_ms, lease_token, lease_losses, due_at,
+                input_tokens, cached_input_tokens, output_tokens, turn_count, model_retries, metadata)
+            SELECT 'run_' || n, %s, %s, 'completed', false, false, 'msg', '', 0, 0, false, 0, 0, 0, NULL, 0, 0, 0, 0, 0,
+                '{}'
             FROM generate_series(1, 20000) n
             """,
             [chat.pk, user.pk],
@@ -237,7 +239,7 @@ def test_credits_are_counted_once_they_are_spent(scrape, user):
     )
     for _ in range(2):  # a repetition changes nothing
         ledger.capture(call, 1_500_000)
-        ledger.usage(user.pk, 250_000, run_id=run.pk, chat_id=run.chat_id, turn_index=1, price={})
+        factories.charge_turn(user, 250_000, run=run.pk, chat=run.chat_id, index=1)
     shown = scrape()
     assert shown("credits_spent_total", tool="calculate") == 1.5
     assert shown("credits_spent_total", tool="model") == 0.25

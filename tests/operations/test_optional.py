@@ -22,6 +22,7 @@ print([name for name in sys.modules if name.startswith(optional)])
 """
 
 
+@pytest.mark.slow
 def test_optional_packages_are_not_imported_without_their_settings():
     answer = subprocess.run(
         [sys.executable, "-c", LOADED],

@@ -11,12 +11,13 @@ import pytest
 
 from config.outbound import addresses, client
 from tests.outbound.helpers import send
+from tests.tiers import slow
 from tests.webhooks import receiver as behaviours
 from tests.webhooks.receiver import receiving
 
 
 @pytest.mark.parametrize("behaviour", [behaviours.hang, behaviours.drip_header, behaviours.drip_body])
-@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize("reuse", [False, *slow(True)])
 def test_deadline_covers_header_and_body(behaviour, reuse):
     with receiving(behaviour) as receiver:
         start = time.monotonic()

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from config.outbound import client
+from config.outbound import client, transport
 from tests.outbound.helpers import resolve, send
 
 
@@ -59,13 +59,13 @@ def test_untrusted_certificate_is_refused(tls_receiver):
 
 def test_host_name_in_the_certificate_is_verified(tls_receiver, certificate, monkeypatch):
     port, names = tls_receiver
-    client.tls_context.cache_clear()
+    transport.tls_context.cache_clear()
     try:
-        client.tls_context().load_verify_locations(certificate[0])
+        transport.tls_context().load_verify_locations(certificate[0])
         resolve(monkeypatch, "127.0.0.1")
         assert send(f"https://hooks.example:{port}/").status == 200
         assert names == ["hooks.example"]
         with pytest.raises(client.RequestFailed, match="TLS: Hostname mismatch"):
             send(f"https://other.example:{port}/")
     finally:
-        client.tls_context.cache_clear()
+        transport.tls_context.cache_clear()

@@ -13,7 +13,7 @@ from django.core.checks import run_checks
 from django.test import override_settings
 
 from config.checks import LIMITS, check_environment, check_production
-from runs.models import AgentModel
+from runs.models import AgentModel, Provider
 
 # Each test starts a process.
 pytestmark = pytest.mark.slow
@@ -65,7 +65,7 @@ def test_valid_production_settings_give_no_warning(tmp_path):
         ("WEBHOOK_ALLOW_PRIVATE", "1"),
         ("RATE_LIMIT_PAGES", "0"),
         ("RUN_USER_LIMIT", "0"),
-        ("PLAYGROUND", "1"),
+        ("PLAYGROUND_STAFF_ONLY", "0"),
         ("SESSION_JWKS_URL", "http://id.example.com/jwks"),
         ("REDIS_URL", ""),
     ],
@@ -88,9 +88,10 @@ def test_a_catalogue_whose_only_or_default_model_is_demo_is_a_warning(names):
     """The first name is the default."""
     AgentModel.objects.all().delete()
     for name in names:
-        kind = "demo" if name == "demo" else "openai"
+        kind = Provider.objects.get(name="demo" if name == "demo" else "openai")
         AgentModel.objects.create(name=name, provider=kind, price_in=0, price_out=0, is_default=name == names[0])
-    AgentModel.objects.create(name="off", provider="openai", price_in=0, price_out=0, enabled=False)
+    openai = Provider.objects.get(name="openai")
+    AgentModel.objects.create(name="off", provider=openai, price_in=0, price_out=0, enabled=False)
     expected = [] if names[:1] == ["gpt"] else ["runs.W001"]
     assert [warning.id for warning in run_checks(tags=["catalogue"], include_deployment_checks=True)] == expected
     assert run_checks(tags=["catalogue"]) == []
@@ -181,9 +182,11 @@ def test_all_wrong_settings_are_reported_together_with_remedies(tmp_path):
         "ENCRYPTION_KEYS": "a-secret-that-is-none",
         "REDIS_URL": "http://broker.example.com",
         "BASE_URL": "api.example.com",
+        "TRACE_URL": "javascript:{trace}",
         "SESSION_AUDIENCE": "",
         "SESSION_JWKS_URL": "",
         "WEB_BODIES_MAX_BYTES": "1048576",
+        "WEB_ADDRESS_BODIES_MAX_BYTES": "1048576",
         "API_PAGE_SIZE": "100",
         "API_PAGE_SIZE_MAX": "50",
         "TOOL_THREADS_PER_USER": "8",

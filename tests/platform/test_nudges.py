@@ -43,7 +43,7 @@ def fake(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fak
     )  # this fixture replaces ``nudge``, so it must run before the original is set again
     fake = FakeBroker()
     monkeypatch.setattr(nudges, "nudge", NUDGE)
-    monkeypatch.setattr(nudges, "current_app", fake)
+    monkeypatch.setattr("config.celery.app", fake)
     monkeypatch.setattr(nudges, "publisher", Publisher())
     monkeypatch.setattr(nudges, "source", replace(nudges.source))
     return fake

@@ -6,10 +6,12 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from django.apps import apps
 from django.contrib.auth import get_user_model
 from django.db import OperationalError, connection, transaction
 
 from config.api.authentication import user_named
+from config.kernel.ids import IdField, RefField
 from tests import factories
 from tests.stack.pgbouncer import BINARY, MISSING, pgbouncer
 
@@ -93,3 +95,18 @@ def test_an_answer_that_takes_too_long_ends_the_connection():
     with pytest.raises(OperationalError), transaction.atomic():
         execute("SELECT pg_sleep(2)")
     execute("SELECT 1")
+
+
+def test_a_column_of_ids_has_no_index_for_like():
+    """Django makes one for each text with an index of its own, and each new row would write an entry."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT tablename, indexdef FROM pg_indexes WHERE indexdef LIKE '%%_pattern_ops%%'", [])
+        found = {(table, definition.rpartition("(")[2].split()[0]) for table, definition in cursor.fetchall()}
+    ids = {
+        (model._meta.db_table, field.column)
+        for model in apps.get_models()
+        for field in model._meta.local_concrete_fields
+        if isinstance(field.target_field if field.is_relation else field, IdField | RefField)
+    }
+    assert ("runs_run", "id") in ids
+    assert not found & ids

@@ -9,6 +9,7 @@ from config.database import writes as statements
 from config.database.writes import Writes, insert, update
 from config.kernel import clock
 from config.kernel.ids import new_id
+from runs.models import Run
 from tests import factories
 
 pytestmark = pytest.mark.django_db
@@ -83,6 +84,25 @@ def test_a_group_is_one_statement_on_postgresql(chat, django_assert_num_queries)
         writes.do()
 
 
+def test_only_columns_with_a_value_are_parameters_of_an_insert(chat):
+    now = clock.now()
+    run = factories.RunFactory.build(id=new_id("run"), chat=chat, user=chat.user, due_at=None)
+    run.created_at = run.updated_at = now
+    parameters: list[int] = []
+
+    def count(execute, sql, params, many, context):
+        parameters.append(len(params))
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(count):
+        insert(run)
+    stored = Run.objects.get(pk=run.pk)
+    assert [stored.due_at, stored.error_code, stored.created_at] == [None, None, now]
+    nulls = [field.attname for field in Run._meta.concrete_fields if getattr(stored, field.attname) is None]
+    # The database has a default for due_at, which must not replace the row's own None.
+    assert parameters == [len(Run._meta.concrete_fields) - len(nulls) + 1]
+
+
 def test_an_inserted_row_can_be_saved_again(chat):
     row = message(chat)
     insert(row)
@@ -125,5 +145,5 @@ def test_the_compiled_statements_are_bounded(chat):
         writes.execute(f"UPDATE chats_chat SET title = %s WHERE id = 'chat_{number}'", ["New"])
         writes.insert(message(chat))
         assert writes.do() == 0
-    for compiled in (statements._alone, statements._together):
+    for compiled in (statements._alone, statements._numbered):
         assert compiled.cache_info().currsize <= statements.SHAPES_MAX

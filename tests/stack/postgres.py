@@ -22,9 +22,11 @@ MISSING = "There is no PostgreSQL server: install one, or set TEST_DATABASE_URL 
 
 
 class PostgresServer(Server):
-    """``with PostgresServer() as server:``. It accepts every connection and keeps committed rows after ``kill``."""
+    """``with PostgresServer() as server:``. It accepts every connection and keeps committed rows after ``kill``;
+    ``durable``: also after a power failure, so that a commit waits for the disk.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, durable: bool = False) -> None:
         self.data = temporary_directory("postgres-")
         self.port = free_port()
         user = unprivileged_user()
@@ -37,12 +39,12 @@ class PostgresServer(Server):
             "unix_socket_directories": "",
             "max_connections": 300,
             "shared_buffers": "64MB",
-            # Tests only kill processes, and the machine keeps its power. Written data survives that without fsync.
-            "fsync": "off",
-            "full_page_writes": "off",
             "log_min_messages": "fatal",
             "log_min_error_statement": "fatal",
         }
+        if not durable:
+            # Tests only kill processes, and the machine keeps its power. Written data survives that without fsync.
+            options |= {"fsync": "off", "full_page_writes": "off"}
         super().__init__(
             "postgres",
             [

@@ -38,7 +38,7 @@ from tests.stack.process import (
 T = TypeVar("T")
 START_SECONDS = 90.0
 SERVICES = ("DATABASE_URL", "REDIS_URL", "TEST_DATABASE_URL", "TEST_REDIS_URL", "VAR_DIR", "PORT", "BASE_URL")
-CELERY = python("-m", "celery", "-q", "-A", "config")
+CELERY = python("-m", "celery", "-q", "--skip-checks", "-A", "config")
 WORKER = ("worker", "-P", "threads", "--without-gossip", "--without-mingle", "--without-heartbeat")
 
 # All running stacks, for the report of a failed test.
@@ -157,7 +157,7 @@ class Stack:
             self.add_worker(f"runs-{number}", "runs", concurrency=4)
         self.add_worker("webhooks", "webhooks,webhooks-retry", concurrency=4)
         self.add_worker("maintenance", "maintenance", concurrency=2)
-        self.add("beat", [*CELERY, "beat"])
+        self.add("beat", python("-m", "celery", "-q", "-A", "config.beat", "beat"))
         self.wait_until_ready()
 
     def add(self, name: str, command: list[str]) -> Process | None:
@@ -323,7 +323,8 @@ def is_ready(url: str) -> bool:
     try:
         with requests.Session() as http:
             http.trust_env = False
-            return http.get(f"{url}/readyz", timeout=10).status_code == 200
+            answer = http.get(f"{url}/readyz", timeout=10)
+            return answer.status_code == 200 and answer.json()["status"] == "ok"
     except requests.RequestException:
         return False
 

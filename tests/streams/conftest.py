@@ -58,8 +58,8 @@ def make_run() -> Callable[..., Run]:
         made = first_id("run", clock.now() - timedelta(days=days))
         run = Run(id=made + new_id("run")[len(made) :], chat=chat, user=user, status=RunStatus.RUNNING)
         writes = Writes()
-        run.user_message_id = add_message(writes, chat.pk, run.pk, "user", "Hello").pk
-        run.assistant_message_id = add_message(writes, chat.pk, run.pk, "assistant").pk
+        run.user_message_id = add_message(writes, chat.pk, run.pk, "user", clock.now(), "Hello").pk
+        run.assistant_message_id = add_message(writes, chat.pk, run.pk, "assistant", clock.now()).pk
         writes.do()
         run.save(force_insert=True)
         append(run, events.run_status(run, RunStatus.QUEUED), events.run_status(run, RunStatus.RUNNING))
@@ -135,6 +135,11 @@ class StreamStack(Stack):
         return Listener(f"{base}/api/public/v1", self.api_key(user))
 
 
+# Text that fills the buffers of a connection.
+LONG_ANSWERS = """
+from runs.models import AgentModel
+AgentModel.objects.filter(name="demo").update(max_output_tokens=100_000)
+"""
 SHORT = {
     "STREAM_HEARTBEAT_SECONDS": "0.5",
     "STREAM_AUTH_SECONDS": "0.5",
@@ -144,12 +149,13 @@ SHORT = {
     "WEB_READ_SECONDS": "1",
     "DEBUG": "0",
     "PLAYGROUND": "1",
+    "PLAYGROUND_STAFF_ONLY": "0",
 }
 
 
 @pytest.fixture(scope="module")
 def streams() -> Iterator[StreamStack]:
-    with StreamStack(**given_services(), environment=SHORT) as running:
+    with StreamStack(**given_services(), environment=SHORT, prepare=LONG_ANSWERS) as running:
         running.token("ada")
         running.manage("grant_credits", "ada", "100000", "--reason", "tests")
         yield running

@@ -251,7 +251,7 @@ def test_pruned_stream_of_a_failed_run_has_the_error(listen, make_run, user):
     assert (index, kind, data["errorCode"], data["errorMessage"]) == (3, "run.status", "MODEL_ERROR", "It broke.")
 
 
-# --- schema, playground ----------------------------------------------------------------------------------------------
+# --- schema ----------------------------------------------------------------------------------------------------------
 
 
 def test_schema_describes_the_stream(session):
@@ -261,19 +261,3 @@ def test_schema_describes_the_stream(session):
         assert list(operation["responses"]["200"]["content"]) == ["text/event-stream"]
         assert {"after", "Last-Event-ID", "runId"} == {parameter["name"] for parameter in operation["parameters"]}
         assert "406" not in operation["responses"]
-
-
-def test_playground_page_conforms_to_its_content_security_policy(client, settings):
-    settings.PLAYGROUND = True
-    answer = client.get("/playground")
-    assert answer.status_code == 200
-    page = answer.content.decode()
-    policy = answer["Content-Security-Policy"]
-    assert "default-src 'none'" in policy
-    assert "unsafe" not in policy
-    # The policy blocks inline scripts, inline styles and resources of other hosts.
-    assert " style=" not in page
-    assert " onclick" not in page
-    assert "https://" not in page.replace("https?:", "")
-    settings.PLAYGROUND = False
-    assert client.get("/playground").status_code == 404

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
 from tests.http_server import serving
-from tests.stack.browser import FLAGS
+from tests.stack.browser import chromium
 from tests.stack.plugin import given_services
 from tests.streams.conftest import SHORT, StreamStack
 
@@ -81,17 +80,15 @@ def stack(app: str) -> Iterator[StreamStack]:
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    assert path, "Chromium is not installed (Debian: apt-get install chromium)"
-    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=path, args=FLAGS) as browser:
-        yield browser
+def browser() -> Iterator[Browser]:
+    with chromium() as running:
+        yield running
 
 
 @pytest.fixture
-def script(stack: StreamStack, chromium: Browser, app: str):
+def script(stack: StreamStack, browser: Browser, app: str):
     def run(what: str, *, origin: str = app, token: str | None = None, **options: Any) -> Any:
-        page = chromium.new_page()
+        page = browser.new_page()
         try:
             page.goto(origin)
             given = {"base": stack.url, "stream": stack.stream_url, "token": token or stack.token("ada")}
@@ -143,13 +140,15 @@ def test_an_app_reads_files_and_uploads_attachments(script: Any) -> None:
 
 
 def test_an_app_reads_errors(script: Any, stack: StreamStack) -> None:
-    unauthorized, on_stream, unknown, too_large = script(
+    unauthorized, on_stream, unknown, too_large, headers = script(
         """
         const wrong = {headers: {Authorization: 'Bearer wrong'}};
         return [await ask('/api/v1/me', wrong), await ask(`${stream}/api/v1/runs/run_1/stream`, wrong),
-          await ask('/api/v1/runs/run_1'), await post('/api/v1/chats', {title: 'x'.repeat(1100000)})];
+          await ask('/api/v1/runs/run_1'), await post('/api/v1/chats', {title: 'x'.repeat(1100000)}),
+          await ask('/api/v1/me', {headers: {Authorization: 'Bearer ' + 'x'.repeat(20000)}})];
         """
     )
+    assert (headers["status"], headers["body"]["error"]["code"]) == (431, "HEADERS_TOO_LARGE")
     assert [answer["status"] for answer in (unauthorized, on_stream, unknown, too_large)] == [401, 401, 404, 413]
     assert {answer["body"]["error"]["code"] for answer in (unauthorized, on_stream)} == {"UNAUTHORIZED"}
     assert too_large["body"]["error"]["code"] == "PAYLOAD_TOO_LARGE"

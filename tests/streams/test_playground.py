@@ -7,12 +7,11 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.playground import NARROW, WIDE, say, sign_in
 from tests.stack.browser import browsing
 from tests.streams.conftest import StreamStack
 
 pytestmark = [pytest.mark.stack, pytest.mark.services]
-
-WIDE, NARROW = {"width": 1280, "height": 820}, {"width": 390, "height": 780}
 
 
 @pytest.fixture(params=[WIDE, NARROW], ids=["wide", "narrow"])
@@ -21,18 +20,6 @@ def page(streams: StreamStack, request) -> Iterator[Page]:
     with browsing(streams.url, "/playground", viewport=request.param, tolerated="net::ERR_") as page:
         yield page
         assert page.locator("body").bounding_box()["width"] == request.param["width"]
-
-
-def sign_in(page: Page, credential: str) -> None:
-    page.fill("#credential", credential)
-    page.get_by_role("button", name="Continue").click()
-    expect(page.locator("#credits")).to_be_visible(timeout=20_000)
-
-
-def say(page: Page, message: str) -> None:
-    expect(page.locator("#send")).to_be_visible(timeout=20_000)
-    page.fill("#message", message)
-    page.locator("#send").click()
 
 
 @pytest.mark.parametrize("surface", ["session", "public"])
@@ -45,7 +32,7 @@ def test_a_run_is_shown_and_answered(streams, page, surface):
     expect(page.locator(".tool b")).to_have_text("draw_chart")
     picture = page.locator(".tool img")
     expect(picture).to_be_visible()
-    expect(page.locator(".text").last).to_have_text("Here it is.")
+    expect(page.locator(".text").last).to_have_text("Here it is.", timeout=20_000)
     say(page, "/ask Which?\n/say {result} it is")
     page.get_by_label("Your answer").fill("blue")
     page.get_by_role("button", name="Answer").click()

@@ -94,7 +94,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture
 def context() -> Iterator[ToolContext]:
     threads = Threads(4, 2, "tool")
-    yield ToolContext("inv_1", "run_1", "chat_1", 1, 20.0, threads, threads)
+    yield ToolContext("inv_1", "run_1", "chat_1", 1, "ada", 20.0, threads, threads)
     threads.shutdown()
 
 

@@ -8,12 +8,21 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from base64 import b64encode
 from typing import Any
 
 import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
-from mcp_types import CallToolResult, ImageContent, ResourceLink, TextContent
+from mcp_types import (
+    BlobResourceContents,
+    CallToolResult,
+    EmbeddedResource,
+    ImageContent,
+    ResourceLink,
+    TextContent,
+)
 
+PNG = b"\x89PNG\r\n\x1a\nimage"
 server = MCPServer("test tools")
 
 
@@ -45,6 +54,11 @@ def report() -> CallToolResult:
             ResourceLink(type="resource_link", name="chart", uri="https://files.example/chart.svg"),
             ResourceLink(type="resource_link", name="note", uri="note://1"),
             ImageContent(type="image", data="aGk=", mime_type="image/png"),
+            ImageContent(type="image", data=b64encode(PNG).decode(), mime_type="image/png"),
+            EmbeddedResource(
+                type="resource",
+                resource=BlobResourceContents(uri="file://a", mime_type="image/png", blob=b64encode(PNG).decode()),
+            ),
         ]
     )
 

@@ -2,11 +2,15 @@
 
 import dataclasses
 import json
+from base64 import b64encode
 
 import pytest
+from django.core.files.storage import default_storage
 from django.test import override_settings
+from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from runs.tools.base import ToolDefinition, ToolFailure, parse_headers
+from runs.tools.base import ToolDefinition, ToolFailure, ToolResult, parse_headers, parse_signing_secret
+from runs.tools.files import stored_image
 from tests.tools.conftest import http_tool
 
 
@@ -26,11 +30,36 @@ def test_request_contains_ids_input_and_secret(call, server):
     assert received.json == {
         "invocationId": "inv_1",
         "runId": "run_1",
+        "chatId": "chat_1",
+        "userId": "ada",
         "input": {"query": "Größe", "nested": {"a": [1, 2.5, None]}},
     }
     assert received.headers["Idempotency-Key"] == "inv_1"
     assert received.headers["Content-Type"] == "application/json"
     assert received.headers["Authorization"] == "Bearer sesame"
+    assert not [name for name in received.headers if name.lower().startswith("webhook-")]
+
+
+@pytest.mark.parametrize("prefix", ["", "whsec_"])
+def test_a_signed_request_passes_the_library_of_the_specification(call, server, prefix):
+    secret = prefix + b64encode(b"x" * 32).decode()
+    server.answers({"result": "42"})
+    tool = http_tool(server.url, signing_secret=parse_signing_secret(secret))
+    assert call(tool, {"q": "Größe"}).text == "42"
+    (received,) = server.received
+    assert Webhook(secret).verify(received.body, received.headers)["input"] == {"q": "Größe"}
+    assert received.headers["webhook-id"] == "inv_1"
+    with pytest.raises(WebhookVerificationError):
+        Webhook(b64encode(b"y" * 32).decode()).verify(received.body, received.headers)
+    assert secret.removeprefix("whsec_") not in repr(tool)
+
+
+@pytest.mark.parametrize("secret", ["sesame!", "whsec_", "c2VzYW1", "c2Vz\nYW1l"])
+def test_a_signing_secret_is_base64_and_an_error_does_not_contain_it(secret):
+    with pytest.raises(ValueError, match="base64") as refusal:
+        parse_signing_secret(secret)
+    assert secret == "whsec_" or secret not in str(refusal.value)
+    assert parse_signing_secret(None) == parse_signing_secret("") == ""
 
 
 @pytest.mark.parametrize(
@@ -87,23 +116,10 @@ def test_credit_used_is_converted_to_micro_credits_and_limited_to_the_price(call
 @pytest.mark.parametrize(
     "answer",
     [
-        b"",
-        b"<html>",
-        b"[]",
-        b'"ok"',
-        b"{}",
-        b'{"result": "ok"',
-        b'{"result": NaN}',
-        b"\xff\xfe\xfd",
-        b"[" * 100_000,
-        b'{"result": ' + b"[" * 900 + b"]" * 900 + b', "n": ' + b"9" * 5000 + b"}",
         b'{"result": "ok", "creditUsed": -0.1}',
         b'{"result": "ok", "creditUsed": -0.0000001}',
-        b'{"result": "ok", "creditUsed": NaN}',
-        b'{"result": "ok", "creditUsed": Infinity}',
         b'{"result": "ok", "creditUsed": "1"}',
         b'{"result": "ok", "creditUsed": true}',
-        b'{"result": "ok", "creditUsed": 1e99999999999999999999}',
         b'{"result": "ok", "resultUrls": "https://files.example/"}',
         b'{"result": "ok", "resultUrls": [1]}',
         b'{"result": "ok", "resultUrls": ["javascript:alert(1)"]}',
@@ -114,20 +130,63 @@ def test_credit_used_is_converted_to_micro_credits_and_limited_to_the_price(call
         json.dumps({"result": "ok", "resultUrls": ["https://files.example/"] * 51}).encode(),
     ],
 )
-def test_a_malformed_answer_is_a_tool_error(call, server, answer):
+def test_a_malformed_object_with_a_result_is_a_tool_error(call, server, answer):
     server.answers(answer)
     assert failure(call, http_tool(server.url), {}).code == "TOOL_ERROR"
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (b"", ""),
+        (b"Sunny, 21 \xc2\xb0C", "Sunny, 21 °C"),
+        (b"<html>", "<html>"),
+        (b"[]", "[]"),
+        (b'"ok"', "ok"),
+        (b"{}", "{}"),
+        (b'{"temperature": 21.50, "wind": null}', '{"temperature":21.50,"wind":null}'),
+        (b"21", "21"),
+        (b"null", "null"),
+        (b'{"result": "ok"', '{"result": "ok"'),
+        (b'{"result": NaN}', '{"result": NaN}'),
+        (b'{"result": 1, "creditUsed": 1e99999999999999999999}', '{"result": 1, "creditUsed": 1e99999999999999999999}'),
+        (b"\xff\xfe\xfd", "[application/json, which is not text]"),
+        (b"[" * 1000, "[" * 1000),
+        (b"[" * 100_000, "[" * 100_000),
+    ],
+)
+@pytest.mark.parametrize("status", [200, 201, 299])
+def test_any_other_answer_is_the_result_itself(call, server, answer, text, status):
+    server.status = status
+    server.answers(answer)
+    assert call(http_tool(server.url), {}) == ToolResult(text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "text"),
+    [
+        ("text/plain; charset=latin-1", b"Gr\xf6\xdfe", "Größe"),
+        ('text/plain; charset="iso-8859-1"', b"Gr\xf6\xdfe", "Größe"),
+        ("text/plain; charset=none", b"Gr\xf6\xdfe", "[text/plain, which is not text]"),
+        ("text/plain; charset=utf-8", b"Gr\xf6\xdfe", "[text/plain, which is not text]"),
+        ("", b"\xff", "[bytes, which is not text]"),
+        ("application/pdf", b"%PDF\xff", "[application/pdf, which is not text]"),
+    ],
+)
+def test_text_has_the_charset_of_the_answer(call, server, kind, body, text):
+    server.headers = {"Content-Type": kind}
+    server.answers(body)
+    assert call(http_tool(server.url), {}).text == text
 
 
 @pytest.mark.parametrize("status", [199 + 103, 400, 404, 500, 503])
 def test_status_other_than_2xx_is_a_tool_error_and_redirects_are_not_followed(call, server, status):
     server.status = status
     server.headers = {"Location": f"{server.url}/elsewhere"}
-    server.answers({"result": "ok", "secret": "do not show"})
+    server.answers(("€" * 299 + "12").encode())
     caught = failure(call, http_tool(server.url), {})
     assert caught.code == "TOOL_ERROR"
-    assert str(status) in caught.message
-    assert "do not show" not in caught.message
+    assert caught.message == f"lookup answered with HTTP status {status}: {'€' * 299}1"
     assert len(server.received) == 1
 
 
@@ -209,6 +268,7 @@ def test_secret_headers_are_read_from_a_json_object():
         '{"Host": "sesame"}',
         '{"content-length": "sesame"}',
         '{"Idempotency-Key": "sesame"}',
+        '{"Webhook-Signature": "sesame"}',
     ],
 )
 def test_error_about_invalid_secret_headers_does_not_contain_them(text):
@@ -222,7 +282,54 @@ def test_a_definition_is_a_snapshot_of_its_row():
         name, display_name, description, node_type = "lookup", "Look up", "Looks up.", "http"
         input_schema, price, approval, timeout_seconds, repeatable = {}, 5, "always", 3.0, True
         url, secret_headers, remote_name = "https://example.com/", '{"X-Key": "k"}', ""
+        signing_secret = "whsec_a2V5"
 
     definition = ToolDefinition.from_row(Row())
     assert definition.secret_headers == {"X-Key": "k"}
+    assert definition.signing_secret == "a2V5"
     assert (definition.price, definition.approval, definition.timeout_seconds) == (5, "always", 3.0)
+
+
+PNG = b"\x89PNG\r\n\x1a\nimage"
+
+
+def test_an_image_is_stored(call, server):
+    server.answers(PNG)
+    server.headers = {"Content-Type": "image/png"}
+    result = call(http_tool(server.url), {})
+    (url,) = result.urls
+    stored_name, name, _ = stored_image("inv_1", url)
+    assert (result.text, name) == ("[image-1.png]", "image-1.png")
+    assert default_storage.open(stored_name).read() == PNG
+
+
+def test_an_image_that_the_storage_refuses_is_a_note(call, server, monkeypatch):
+    monkeypatch.setattr(default_storage, "save", lambda *args: (_ for _ in ()).throw(OSError))
+    server.answers(PNG)
+    server.headers = {"Content-Type": "image/png"}
+    assert call(http_tool(server.url), {}) == ToolResult("[image-1.png, which could not be stored]")
+
+
+def test_other_bytes_are_no_image(call, server):
+    server.answers(b"\xff<html>")
+    server.headers = {"Content-Type": "image/png"}
+    assert call(http_tool(server.url), {}) == ToolResult("[image/png, which is not text]")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://agents.example/files/" + "0" * 64 + "/image-1.png",
+        "https://elsewhere.example/files/{token}/image-1.png",
+        "https://agents.example/files/{token}/image-1.svg",
+        "https://agents.example/files/{token}/image-2.png",
+        "image-1.png",
+        "",
+    ],
+)
+def test_the_images_of_others_are_not_the_calls_own(call, server, url):
+    """A tool cannot show the file of another call to the model, or have it deleted."""
+    server.answers(PNG)
+    server.headers = {"Content-Type": "image/png"}
+    token = call(http_tool(server.url), {}).urls[0].split("/")[-2]
+    assert stored_image("inv_1", url.format(token=token)) is None

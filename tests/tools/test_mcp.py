@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.files.storage import default_storage
 from django.test import override_settings
 
 from config.outbound import addresses
 from config.outbound.loop import shared
 from runs.tools.base import ToolDefinition, ToolFailure, ToolResult
 from runs.tools.dispatch import call_tool
+from runs.tools.files import stored_image
 from tests.stack.process import Process, free_port, python, wait_for
+from tests.tiers import slow
 from tests.tools.conftest import Server, http_tool
+from tests.tools.mcp_server import PNG
 
 
 def accepts(port: int) -> bool:
@@ -68,13 +72,21 @@ class TestAgainstTheSdk:
         assert headers["accept-encoding"] == "identity"
 
     def test_links_and_binary_content(self, call, address):
+        """Images are stored for models and users, unless their bytes do not agree with their type."""
         result = call(tool(address, "report"), {})
-        assert result.urls == ("https://files.example/chart.svg",)
+        chart, *images = result.urls
+        assert chart == "https://files.example/chart.svg"
+        for number, url in enumerate(images, 1):
+            stored_name, name, kind = stored_image("inv_1", url)
+            assert (name, kind) == (f"image-{number}.png", "image/png")
+            assert default_storage.open(stored_name).read() == PNG
         assert result.text.splitlines() == [
             "Here it is.",
             "chart: https://files.example/chart.svg",
             "note: note://1",
             "[image/png, which is not text]",
+            "[image-1.png]",
+            "[image-2.png]",
         ]
 
     def test_an_answer_in_a_stream(self, call, address):
@@ -93,7 +105,7 @@ class TestAgainstTheSdk:
 
     def test_call_ends_at_its_time_limit(self, call, address):
         began = time.monotonic()
-        error = failure(call, tool(address, "slow", timeout_seconds=2.0), {"seconds": 60})
+        error = failure(call, tool(address, "slow", timeout_seconds=0.5), {"seconds": 60})
         assert error.code == "TOOL_TIMEOUT"
         assert time.monotonic() - began < 30
 
@@ -176,7 +188,7 @@ class TestBadServers:
             (200, b"[]"),
             (200, b"null"),
             (200, b'{"jsonrpc": "2.0", "id": 1, "result": []}'),
-            (200, b'{"jsonrpc": "2.0", "id": 99, "result": {}}'),
+            *slow((200, b'{"jsonrpc": "2.0", "id": 99, "result": {}}')),
             (202, b""),
             (401, b"{}"),
             (404, b"{}"),
@@ -196,7 +208,7 @@ class TestBadServers:
 
     def test_a_silent_server(self, call, server: Server):
         server.hold = True
-        assert failure(call, tool(server.url, "add", timeout_seconds=1.0), {}).code == "TOOL_TIMEOUT"
+        assert failure(call, tool(server.url, "add", timeout_seconds=0.5), {}).code == "TOOL_TIMEOUT"
 
     def test_a_compressed_answer(self, call, server: Server):
         server.headers, server.body = {"Content-Type": "application/json", "Content-Encoding": "gzip"}, b"\x1f\x8b"

@@ -1,6 +1,8 @@
 """Tests of the input of calls: valid input is passed on unchanged, other input is refused with path and rule."""
 
 import json
+import random
+import time
 from typing import Any
 
 import pytest
@@ -90,9 +92,15 @@ def test_error_message_is_short_for_long_input():
     assert len(message) <= 1000
 
 
+def nested(levels: int) -> dict[str, Any]:
+    return {"items": nested(levels - 1)} if levels else {}
+
+
 @pytest.mark.parametrize(
     "schema",
     [
+        {"properties": {"a": nested(300)}},
+        {"properties": {"\ud800": {}}},
         {"$ref": "https://schemas.example/remote.json"},
         {"$ref": "file:///etc/hostname"},
         {"$ref": "#/$defs/missing"},
@@ -105,6 +113,8 @@ def test_invalid_schema_is_a_tool_error(schema):
     code, message = refusal(http_tool("", input_schema=schema), '{"a": "b"}')
     assert code == "TOOL_ERROR"
     assert "lookup" in message
+    with pytest.raises(ValueError, match=r"^(At|The input schema's type) "):
+        check_schema(schema)
 
 
 # Matched by backtracking, the first pattern takes 2 ** 60 steps, and stopped every run of the process.
@@ -141,10 +151,45 @@ OPTIONAL_LIST = {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"typ
 )
 def test_the_worst_input_is_refused_in_a_moment(settings, schema, input, path, rule):
     settings.TOOL_INPUT_MAX_CHARS = 2 * LONG
+    settings.TOOL_CHECK_SECONDS = 20
     code, message = refusal(http_tool("", input_schema=schema), json.dumps(input))
     assert code == "INVALID_INPUT"
     assert f"at {path}:" in message
     assert message.endswith(f"(rule: {rule})")
+
+
+def halves(*, levels: int) -> dict[str, Any]:
+    """A small schema whose check doubles its time with each level."""
+    parts = {f"p{level}": {"allOf": [{"$ref": f"#/$defs/p{level - 1}"}] * 2} for level in range(1, levels + 1)}
+    return {"$defs": parts | {"p0": {}}, "properties": {"a": {"$ref": f"#/$defs/p{levels}"}}}
+
+
+def within_each_other(*, levels: int) -> dict[str, Any]:
+    part: dict[str, Any] = {"properties": {"x": True}}
+    for _ in range(levels):
+        part = {"allOf": [part], "unevaluatedProperties": False}
+    return {"properties": {"a": part}}
+
+
+LETTERS = "".join(random.Random(1).choices("ab", k=199_980))
+EXPLOSIONS = [
+    (halves(levels=40), {"a": 1}),
+    (within_each_other(levels=40), {"a": {"x": 1}}),
+    ({"properties": {"a": {"pattern": "^[ab]*a[ab]{900}$"}}}, {"a": LETTERS}),
+    ({"properties": {"a": {"items": {"enum": [*({"a": n} for n in range(9_000)), 0]}}}}, {"a": [0] * 66_000}),
+]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(("schema", "input"), EXPLOSIONS)
+def test_a_check_that_takes_too_long_is_ended(settings, schema, input):
+    """Without the limit, these take from a second to years, with Python's lock held."""
+    settings.TOOL_CHECK_SECONDS = 0.1
+    begun = time.process_time()
+    code, message = refusal(http_tool("", input_schema=schema), json.dumps(input))
+    assert (code, "takes too long" in message) == ("INVALID_INPUT", True)
+    assert time.process_time() - begun < 0.5
+    assert parse_input(CHART, '{"title": "t", "series": [1]}')  # the next check has a process
 
 
 NODES = {"properties": {"nodes": {"items": {"$ref": "#/$defs/node"}}}}

@@ -8,7 +8,7 @@ from django.db.models.signals import post_migrate
 
 from config.kernel.money import to_text
 from runs.catalogue import seeds
-from runs.models import AgentModel, Tool
+from runs.models import AgentModel, Provider, Tool
 from runs.tools import builtin
 from runs.tools.base import BuiltinTool
 from runs.tools.builtin import TOOLS
@@ -36,7 +36,8 @@ def test_every_tool_is_a_valid_row(tool):
 
 def test_the_demo_model_is_a_valid_row_and_the_only_default():
     (row,) = seeds.MODELS
-    AgentModel(**row).clean_fields()
+    (provider,) = [Provider(**values) for values in seeds.PROVIDERS if values["name"] == row["provider"]]
+    AgentModel(**row | {"provider": provider}).clean_fields(exclude=["provider"])
     assert (row["name"], row["price_in"], row["price_out"], row["is_default"]) == ("demo", 500_000, 1_500_000, True)
 
 

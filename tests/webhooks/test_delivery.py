@@ -11,7 +11,7 @@ from tests import factories
 from tests.webhooks import receiver as behaviours
 from tests.webhooks.conftest import attempt, deliver, pass_time, record
 from tests.webhooks.receiver import answer
-from webhooks import claims, sender, services, tasks, transitions
+from webhooks import claims, purge, sender, services, tasks, transitions
 from webhooks.models import Attempt, Delivery
 from webhooks.outcomes import WAITS
 
@@ -171,12 +171,12 @@ def test_disabled_endpoint_gets_no_more_deliveries(user, endpoint, receivers, st
     elif state == "claimed":
         claims.take_ready(0)
     sent = len(receiver.requests)
-    services.set_enabled(user, False)
+    services.change(user, enabled=False)
     assert claims.take_ready(0)[0] == []
     deliver()
     pending.refresh_from_db()
     assert pending.status == "DEAD"
-    services.set_enabled(user, True)
+    services.change(user, enabled=True)
     deliver()
     assert len(receiver.requests) == sent
     record(user)
@@ -189,8 +189,8 @@ def test_endpoint_that_is_enabled_again_gets_nothing_until_all_dropped_deliverie
 ):
     monkeypatch.setattr(transitions, "BATCH", 2)
     dropped = [record(user).pk for _ in range(5)]
-    services.set_enabled(user, False)
-    services.set_enabled(user, True)
+    services.change(user, enabled=False)
+    services.change(user, enabled=True)
     kept = record(user)
     while transitions.anything_due()[1]:
         assert claims.take_ready(0)[0] == []
@@ -351,7 +351,7 @@ def test_attempt_without_an_answer_stores_none(user, endpoint, receivers):
 
 
 def test_prune_deletes_deliveries_past_their_retention(user, endpoint, receiver, settings, monkeypatch):
-    monkeypatch.setattr(tasks, "PRUNE_BATCH", 2)
+    monkeypatch.setattr(purge, "BATCH", 2)
     old = [record(user) for _ in range(5)]
     deliver()
     kept = record(user)

@@ -14,6 +14,7 @@ from django.db import OperationalError, connection, connections
 from config.kernel import clock
 from config.outbound import addresses
 from tests import factories
+from tests.tiers import slow
 from tests.webhooks import receiver as behaviours
 from tests.webhooks.conftest import attempt, deliver, pass_time, record
 from tests.webhooks.receiver import answer
@@ -373,7 +374,7 @@ def test_claim_is_returned_if_the_machine_was_suspended_before_it_sends(user, en
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("task", [tasks.deliver_due, tasks.retry_due])
+@pytest.mark.parametrize("task", [*slow(tasks.deliver_due), tasks.retry_due])
 def test_tasks_wake_the_dispatcher_of_their_process(user, receiver, monkeypatch, task):
     monkeypatch.setattr(dispatcher, "_dispatcher", None)
     factories.EndpointFactory(user=user, url=receiver.url)

@@ -19,7 +19,7 @@ from webhooks.models import Delivery, Endpoint
 pytestmark = pytest.mark.django_db
 
 URL = "/api/v1/webhooks"
-FIELDS = {"id", "url", "secret", "secondarySecret", "enabled", "createdAt", "updatedAt"}
+FIELDS = {"id", "url", "secret", "secondarySecret", "enabled", "extendedEvents", "createdAt", "updatedAt"}
 
 
 def post(session, **body):

@@ -1,0 +1,131 @@
+"""Tests of what staff write of agents: versions that never change, and the checks of their content."""
+
+from __future__ import annotations
+
+import pytest
+
+from config.database.protected import FieldIsProtected
+from runs import catalogue
+from runs.catalogue import agents
+from runs.models import OUTPUT_TOOL, Agent, AgentVersion
+from tests.threads import side_by_side
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+pytestmark = pytest.mark.django_db
+
+
+def nested(depth: int) -> dict[str, object]:
+    """A schema of so many levels."""
+    schema: dict[str, object] = {"type": "object"}
+    for _ in range((depth - 1) // 2):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+def save(**changes):
+    return agents.save("support", **{"display_name": "Support", "instructions": "Help."} | changes)
+
+
+def test_a_version_is_made_only_when_its_content_changes():
+    first = save(tools=["calculate"], parameters={"temperature": 0.2}, output_schema=SCHEMA)
+    assert (first.is_new, first.is_new_version, first.agent.version) == (True, True, 1)
+    same = save(tools=["calculate"], parameters={"temperature": 0.2}, output_schema=SCHEMA)
+    assert (same.changed, same.is_new_version) == ([], False)
+    shown = save(tools=["calculate"], parameters={"temperature": 0.2}, output_schema=SCHEMA, description="Helps.")
+    assert (shown.changed, shown.is_new_version, shown.agent.version) == (["description"], False, 1)
+    assert save(max_credits=1).agent.version == 2
+    assert [version.number for version in AgentVersion.objects.all()] == [2, 1]
+    assert agents.resolve("support").max_credits == 1
+    assert agents.resolve("support@1").output_schema == SCHEMA
+
+
+def test_the_order_of_tools_means_nothing():
+    assert save(tools=["calculate", "ask_user"]).agent.version == 1
+    assert save(tools=["ask_user", "calculate"]).agent.version == 1
+
+
+def test_a_chosen_version_is_the_current_one_and_the_next_has_a_new_number():
+    save()
+    save(instructions="Help more.")
+    agents.choose("support", 1)
+    catalogue.forget()
+    assert agents.resolve("support").instructions == "Help."
+    assert save(instructions="Help most.").agent.version == 3
+    with pytest.raises(AgentVersion.DoesNotExist):
+        agents.choose("support", 4)
+
+
+@pytest.mark.parametrize("reference", ["other", "support@2", "support@0", "support@", "support@x", "", "support\0"])
+def test_a_name_or_version_that_is_not_there(reference):
+    save()
+    assert agents.resolve(reference) is None
+
+
+def test_a_disabled_agent_is_not_there():
+    save(enabled=False)
+    assert agents.resolve("support") is None
+    assert agents.resolve("support@1") is None
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("instructions", "a" * 100_001),
+        ("instructions", "a\0"),
+        ("model", "no-such-model"),
+        ("tools", ["no_such_tool"]),
+        ("tools", ["calculate", "calculate"]),
+        ("tools", [OUTPUT_TOOL]),
+        ("tools", "calculate"),
+        ("parameters", {"temperature": 3}),
+        ("parameters", []),
+        ("credit_approval_threshold", -1),
+        ("max_credits", 0),
+        ("max_credits", 2**63),
+        ("output_schema", {}),
+        ("output_schema", {"type": "array"}),
+        ("output_schema", {"type": "object", "properties": 1}),
+        ("output_schema", {"type": "object", "properties": {"a": {"pattern": "(?=a)"}}}),
+        ("output_schema", {"type": "object", "description": "a" * 16 * 1024}),
+        ("output_schema", nested(17)),
+        ("display_name", ""),
+        ("display_name", "a" * 101),
+        ("description", "a" * 20_001),
+    ],
+)
+def test_wrong_content_names_its_column_and_changes_nothing(column, value):
+    with pytest.raises(agents.InvalidAgent) as error:
+        save(**{column: value})
+    assert list(error.value.problems) == [column]
+    assert not Agent.objects.exists()
+
+
+@pytest.mark.parametrize("name", ["", "a b", "support@2", "a" * 65])
+def test_a_wrong_name(name):
+    with pytest.raises(agents.InvalidAgent) as error:
+        agents.save(name, display_name="Support")
+    assert list(error.value.problems) == ["name"]
+
+
+def test_the_largest_content_is_stored():
+    saved = save(instructions="ä" * 100_000, tools=[], parameters={}, output_schema=nested(15), max_credits=2**63 - 1)
+    assert saved.agent.version == 1
+
+
+def test_nothing_can_change_a_version():
+    save()
+    version = AgentVersion.objects.get()
+    with pytest.raises(FieldIsProtected):
+        version.save()
+    with pytest.raises(FieldIsProtected):
+        AgentVersion.objects.update(instructions="Other.")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_saves_at_the_same_moment_make_a_version_each():
+    saved = side_by_side(8, lambda number: save(instructions=f"Help {number}."))
+    assert sorted(one.agent.version for one in saved) == list(range(1, 9))
+    for one in saved:
+        assert AgentVersion.objects.get(number=one.agent.version).instructions.startswith("Help")
+    assert Agent.objects.get().version == 8

@@ -1,0 +1,46 @@
+"""The catalogue that a process keeps in memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from runs import catalogue
+
+SECONDS = 10
+
+
+@pytest.mark.parametrize(("age", "waits"), [(1.5, False), (2.5, True)])
+def test_one_thread_reads_an_old_catalogue_and_only_then_do_others_wait(
+    monkeypatch: Any, age: float, waits: bool
+) -> None:
+    """``age`` is in units of the age at which a catalogue is read again."""
+    monkeypatch.setattr(catalogue, "MAX_AGE_SECONDS", 600.0)
+    old = catalogue.Catalogue({}, {}, read_at=time.monotonic() - age * 600)
+    new = catalogue.Catalogue({}, {}, read_at=time.monotonic())
+    reads, begun, done = [], threading.Event(), threading.Event()
+
+    def slow_refresh() -> catalogue.Catalogue:
+        reads.append(threading.get_ident())
+        begun.set()
+        assert done.wait(SECONDS)
+        return new
+
+    monkeypatch.setattr(catalogue, "_current", old)
+    monkeypatch.setattr(catalogue, "refresh", slow_refresh)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(catalogue.read)
+        assert begun.wait(SECONDS)
+        second = threads.submit(catalogue.read)
+        try:
+            if not waits:
+                assert second.result(SECONDS) is old
+        finally:
+            done.set()
+        assert first.result() is new
+        assert second.result() is (new if waits else old)
+    assert len(reads) == (2 if waits else 1)

@@ -1,0 +1,98 @@
+"""The documentation and the reference of the API in a real browser: wide, narrow, light, dark, with the keyboard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.stack.accessibility import serious_problems
+from tests.stack.browser import browsing
+from tests.stack.stack import Stack
+
+pytestmark = pytest.mark.stack
+
+NARROW, WIDE = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
+PAGES = ("/docs", "/docs/readme", "/docs/api", "/docs/settings", "/docs/architecture", "/docs/search?q=refund", "/")
+
+SURFACES = {
+    "Session surface: /api/v1, session tokens": "#operations-chats-sessionChatsList",
+    "Public surface: /api/public/v1, API keys": "#operations-chats-publicChatsList",
+}
+
+
+@pytest.fixture
+def page(stack: Stack) -> Iterator[Page]:
+    # Navigation to another page aborts the unfinished requests of the previous page.
+    with browsing(stack.url, "/docs", viewport=WIDE) as page:
+        yield page
+
+
+def test_no_page_is_wider_than_a_phone(stack: Stack, page: Page) -> None:
+    page.set_viewport_size(NARROW)
+    for path in PAGES:
+        page.goto(stack.url + path)
+        assert page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"], path
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_axe_finds_nothing_serious(stack: Stack, page: Page, viewport: dict[str, int], scheme: str) -> None:
+    page.set_viewport_size(viewport)  # type: ignore[arg-type]
+    page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    found = {}
+    for path in PAGES:
+        page.goto(stack.url + path)
+        found[path] = serious_problems(page)
+    page.goto(f"{stack.url}/api/docs")
+    for surface, operation in SURFACES.items():
+        page.locator("#select").select_option(label=surface, timeout=20_000)
+        shown = page.locator(operation)
+        expect(shown).to_be_visible(timeout=20_000)
+        found[surface] = serious_problems(page)
+        shown.locator("button").first.click()
+        expect(shown.locator(".opblock-body")).to_be_visible(timeout=20_000)
+        found[f"{surface}, an operation"] = serious_problems(page)
+    assert {where: problems for where, problems in found.items() if problems} == {}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_diagrams_are_shown(stack: Stack, page: Page, scheme: str) -> None:
+    page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    page.goto(f"{stack.url}/docs/architecture")
+    pictures = page.locator("figure img")
+    expect(pictures).to_have_count(2)
+    for picture in pictures.all():
+        width, source = picture.evaluate("image => [image.naturalWidth, image.currentSrc]")
+        assert width > 300
+        assert source.endswith(f"-{scheme}.svg")
+
+
+@pytest.mark.parametrize("path", ["/docs", "/"])
+def test_pages_follow_the_system_s_dark_mode(stack: Stack, page: Page, path: str) -> None:
+    page.goto(stack.url + path)
+    backgrounds = []
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        backgrounds.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert backgrounds == ["rgb(255, 255, 255)", "rgb(15, 17, 21)"]
+
+
+def test_a_section_is_found_with_the_keyboard(page: Page) -> None:
+    page.get_by_role("searchbox").focus()
+    page.keyboard.type("rotate the secret")
+    page.keyboard.press("Enter")
+    page.get_by_role("link", name="Webhooks › Rotate the secret").click()
+    expect(page.get_by_role("heading", name="Rotate the secret")).to_be_in_viewport()
+
+
+def test_the_api_reference_shows_each_surface(stack: Stack, page: Page) -> None:
+    page.emulate_media(color_scheme="dark")
+    page.goto(f"{stack.url}/api/docs")
+    expect(page.locator("html")).to_have_attribute("class", "dark-mode")
+    expect(page.locator("#operations-chats-sessionChatsList")).to_be_visible(timeout=20_000)
+    expect(page.get_by_label("servers")).to_be_visible()
+    page.locator("#select").select_option(label="Public surface: /api/public/v1, API keys")
+    expect(page.locator("#operations-chats-publicChatsList")).to_be_visible(timeout=20_000)
+    expect(page.locator("#operations-chats-sessionChatsList")).to_have_count(0)
