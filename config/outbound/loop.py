@@ -19,6 +19,8 @@ T = TypeVar("T")
 FILES_MAX = 65536
 # Open files of a process in addition to its planned connections.
 OTHER_FILES = 256
+# A busy event loop is late by less.
+STOOD_STILL_SECONDS = 1.0
 
 
 class Loop:
@@ -44,6 +46,11 @@ class Loop:
 
 # For all outbound requests and for the streams of a web process.
 shared = Loop()
+
+
+def stood_still(seconds: float, limit: float) -> bool:
+    """Whether a step that may wait for ``limit`` ended so late, after ``seconds``, that the process was suspended."""
+    return seconds > limit + STOOD_STILL_SECONDS
 
 
 def raise_open_file_limit(wanted: int | None = None) -> None:

@@ -11,11 +11,12 @@ import contextlib
 import os
 import socket
 import ssl
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import aiohttp
@@ -26,8 +27,10 @@ from yarl import URL
 
 from config.outbound.addresses import LOOKUP_TIMED_OUT, LookupFailed, check_socket_address, resolve
 from config.outbound.answers import Answer, RequestFailed, RequestTimedOut
-from config.outbound.loop import shared
+from config.outbound.loop import shared, stood_still
 from config.outbound.urls import host_of, parse, port_of
+
+T = TypeVar("T")
 
 # Shorter than the keep-alive of common servers (2 to 75 s). If a server closes a connection during a request, the
 # request is lost and cannot be repeated safely.
@@ -69,7 +72,8 @@ async def request(
             async with asyncio.timeout(total_timeout):
                 # The event loop runs once and notices which idle connections the servers have closed.
                 await asyncio.sleep(0)
-                response = await _session(allow_private, reuse).request(
+                send = partial(
+                    _session(allow_private, reuse).request,
                     method,
                     _target(parsed),
                     data=body,
@@ -78,6 +82,7 @@ async def request(
                     allow_redirects=False,
                     timeout=_connect_timeout(connect_timeout),
                 )
+                response = await _once_connected(send, connect_timeout)
                 content, complete = await _read(response, max_bytes)
                 if complete:
                     response.release()
@@ -86,6 +91,17 @@ async def request(
     finally:
         _call.reset(token)
         call.close()
+
+
+async def _once_connected(send: Callable[[], Awaitable[T]], limit: float) -> T:
+    """A process that was suspended while it connected has sent nothing yet: it connects again."""
+    while True:
+        begun = time.monotonic()
+        try:
+            return await send()
+        except aiohttp.ConnectionTimeoutError:
+            if not stood_still(time.monotonic() - begun, limit):
+                raise
 
 
 @dataclass

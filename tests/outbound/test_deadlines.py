@@ -9,7 +9,9 @@ import time
 
 import pytest
 
-from config.outbound import addresses, client
+from config.outbound import addresses, client, loop
+from config.outbound.loop import shared
+from runs.tools.mcp.transport import GuardedBackend
 from tests.outbound.helpers import send
 from tests.tiers import slow
 from tests.webhooks import receiver as behaviours
@@ -77,6 +79,43 @@ def test_deadline_covers_a_hanging_look_up(monkeypatch):
     with pytest.raises(ValueError, match="resolved in time"):
         client.check_url("http://slow.example/", False, timeout=0.1)
     release.set()
+
+
+def test_a_suspension_during_a_connection_is_no_time_out(suspended_look_up):
+    """Nothing was sent yet, so the connection begins again."""
+    with receiving() as receiver:
+        assert send(f"http://good.example:{receiver.port}/", connect_timeout=0.4).status == 200
+    assert len(receiver.requests) == 1
+
+
+def test_a_suspension_during_a_connection_to_an_mcp_server(suspended_look_up):
+    async def connect(port: int) -> None:
+        stream = await GuardedBackend(allow_private=True, owner="").connect_tcp("good.example", port, timeout=0.4)
+        await stream.aclose()
+
+    with receiving() as receiver:
+        shared.submit(connect(receiver.port)).result(10)
+
+
+@pytest.fixture
+def suspended_look_up(monkeypatch):
+    """The event loop stands still during the first look-up for longer than a limit of 0.4 s, as in a suspended process.
+    The look-up ends a moment after it.
+    """
+    monkeypatch.setattr(loop, "STOOD_STILL_SECONDS", 0.1)
+    looked_up = threading.Event()
+
+    def stand_still() -> None:
+        time.sleep(0.8)
+        shared.loop.call_later(0.1, looked_up.set)
+
+    def getaddrinfo(host, port, *args, **kwargs):
+        if host == "good.example" and not looked_up.is_set():
+            shared.loop.call_soon_threadsafe(stand_still)
+            looked_up.wait(10)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(addresses.socket, "getaddrinfo", getaddrinfo)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import httpx2
 from django.conf import settings
 
 from config.outbound.addresses import AddressRefused, LookupFailed, resolve
+from config.outbound.loop import stood_still
 
 # Created at import, because it takes long to read the certificates.
 SSL_CONTEXT = httpx2.create_ssl_context(trust_env=False)
@@ -42,6 +43,16 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
         limit = settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS if timeout is None else timeout
+        while True:
+            begun = time.monotonic()
+            try:
+                return await self._connect(host, port, limit)
+            except (TimeoutError, LookupFailed, httpcore2.ConnectTimeout):
+                # A process that was suspended meanwhile did not really wait.
+                if not stood_still(time.monotonic() - begun, limit):
+                    raise
+
+    async def _connect(self, host: str, port: int, limit: float) -> httpcore2.AsyncNetworkStream:
         deadline = time.monotonic() + limit
         targets = await resolve(host, port, allow_private=self.allow_private, timeout=limit, owner=self.owner)
         async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
