@@ -73,8 +73,8 @@ def _count_call(call: ToolInvocation, was_made: bool) -> None:
         tool_seconds.observe(max(0.0, (call.finished_at - call.started_at).total_seconds()), call.name)
 
 
-def lost() -> None:
-    transaction.on_commit(leases_lost.inc, robust=True)
+def lost(runs: int) -> None:
+    transaction.on_commit(partial(leases_lost.inc, by=runs), robust=True)
 
 
 def gauges() -> Iterator[Gauge]:

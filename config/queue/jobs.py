@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from itertools import chain, islice
 from typing import TypeVar
 
 from django.conf import settings
@@ -56,6 +57,10 @@ def run(job: str, work: Callable[[], int]) -> int:
     return done
 
 
+def _is_left_out(job: str, key: Hashable) -> bool:
+    return time.monotonic() < _left_out.get((job, key), 0)
+
+
 def each(job: str, keys: Iterable[K], work: Callable[[K], R], seconds: float = math.inf) -> Iterator[R]:
     """The results of ``work(key)``, which processes one row. Ends when the worker stops, or after ``seconds``.
 
@@ -66,7 +71,7 @@ def each(job: str, keys: Iterable[K], work: Callable[[K], R], seconds: float = m
     for key in keys:
         if batches.stopping.is_set() or time.monotonic() > end:
             return
-        if time.monotonic() < _left_out.get((job, key), 0):
+        if _is_left_out(job, key):
             continue
         try:
             result = attempt(work, key)
@@ -84,6 +89,27 @@ def each(job: str, keys: Iterable[K], work: Callable[[K], R], seconds: float = m
                 logger.error("%s could not process more than %d rows; the others are not logged", job, LOGGED_MAX)
         else:
             yield result
+
+
+def each_batch(
+    job: str, keys: Iterable[K], work: Callable[[list[K]], Iterable[R]], size: int, seconds: float = math.inf
+) -> Iterator[R]:
+    """``each``, for ``work`` that processes several rows, at most ``size``, in one transaction. If it raises, it is
+    called with each of these rows alone.
+    """
+    end = time.monotonic() + seconds
+    left = (key for key in keys if not _is_left_out(job, key))
+    while batch := list(islice(left, size)):
+        if batches.stopping.is_set() or time.monotonic() > end:
+            return
+        try:
+            results = attempt(work, batch)
+        except Exception as error:
+            if is_unavailable(error):
+                raise
+            alone = each(job, batch, lambda key: work([key]), end - time.monotonic())
+            results = chain.from_iterable(alone)
+        yield from results
 
 
 def stages(job: str, *works: Callable[[], int]) -> int:

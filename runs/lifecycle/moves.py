@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from django.conf import settings
 from django.db import models, transaction
-from django.db.models import F
+from django.db.models import Case, F, Value, When
 
 from chats.models import Chat
 from config.database.batches import limit_lock_wait
@@ -137,6 +137,24 @@ def move_line(chat_id: str, to: str, **changes: Any) -> list[Run]:
         metrics.run_moved(run, to, changes)
         _log_after_commit(changed(run, status=to))
     return runs
+
+
+def move_lost(runs: Sequence[Run], *, due_at: datetime) -> None:
+    """Running runs that lost their worker, locked, give up their leases, by one UPDATE."""
+    rows = Run.objects.filter(pk__in=[run.pk for run in runs], status=RunStatus.RUNNING)
+    ran = [When(pk=run.pk, then=Value(stop_running(run)["ran_ms"])) for run in runs]
+    changed = rows.change(
+        _KEY,
+        worker_id=None,
+        running_since=None,
+        ran_ms=Case(*ran, output_field=models.BigIntegerField()),
+        lease_token=F("lease_token") + 1,
+        lease_losses=F("lease_losses") + 1,
+        due_at=due_at,
+        updated_at=clock.now(),
+    )
+    if changed != len(runs):
+        raise LeaseLost(runs[0].pk)
 
 
 def fence(run: Run) -> None:

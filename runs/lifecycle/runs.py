@@ -39,12 +39,13 @@ from runs.lifecycle.moves import (
     lock_run,
     log_failure,
     move_line,
+    move_lost,
     move_run,
     new_events,
     stop_running,
 )
 from runs.lifecycle.spending import Charge
-from runs.lifecycle.text import recorded_text, reset_events, streamed_text, text_events, unrecorded_text
+from runs.lifecycle.text import recorded_text, reset_events, streamed_text, text_events
 from runs.models import (
     FINAL_RUN_STATUSES,
     InvocationStatus,
@@ -169,7 +170,7 @@ def claim(run_id: str, worker_id: str) -> Run | None:
         happened.append(events.run_status(run, RunStatus.RUNNING))
         emit(also, run, Event.AGENT_STARTED)
     else:
-        spending.charge_lost(run, unrecorded_text(run))
+        spending.charge_lost(run)
         if run.unrecorded_text:
             happened += reset_events(run, recorded_text(run))
             changes["unrecorded_text"] = False
@@ -316,7 +317,7 @@ def cancel(run: Run, *, content: str, delta: str, partial: Charge | None = None)
 def hand_over(run: Run) -> Moved:
     """The owner gives up its lease: another worker continues at the next step. This is not a loss."""
     fence(run)
-    spending.charge_lost(run, unrecorded_text(run))
+    spending.charge_lost(run)
     changes = stop_running(run) | {"lease_token": run.lease_token + 1, "due_at": clock.now() + NUDGE_GRACE}
     run = move_run(run, RunStatus.RUNNING, (), owned=True, **changes)
     nudge_after_commit(EXECUTE, run.pk)
@@ -324,24 +325,23 @@ def hand_over(run: Run) -> Moved:
 
 
 @transaction.atomic
-def release(rows: QuerySet[Run], run_id: str) -> str | None:
-    """The run, which is one of ``rows``, lost its worker: another may take it over. Returns its id; None if it is not
-    one of them any more, or locked.
+def release(rows: QuerySet[Run], run_ids: Sequence[str]) -> list[str]:
+    """The runs, which are some of ``rows``, lost their worker: another may take them over. Returns their ids, without
+    those that are not of ``rows`` any more, or locked.
+
+    What their open turns cost is charged by their next owner's claim, or by their end: here it would lock the accounts
+    of many users at once, and the runs would wait for each other's.
     """
     limit_lock_wait(settings.HOUSEKEEPING_LOCK_SECONDS)
-    run = rows.select_for_update(no_key=True, skip_locked=True).filter(pk=run_id, status=RunStatus.RUNNING).first()
-    if run is None:
-        return None
-    spending.charge_lost(run, unrecorded_text(run))
-    changes = stop_running(run) | {
-        "lease_token": run.lease_token + 1,
-        "lease_losses": run.lease_losses + 1,
-        "due_at": clock.now() + NUDGE_GRACE,
-    }
-    move_run(run, RunStatus.RUNNING, (), owned=False, **changes)
-    nudge_after_commit(EXECUTE, run.pk)
-    metrics.lost()
-    return run.pk
+    running = rows.filter(pk__in=run_ids, status=RunStatus.RUNNING).order_by("pk")
+    runs = list(running.select_for_update(no_key=True, skip_locked=True).only("running_since", "ran_ms"))
+    if not runs:
+        return []
+    released = [run.pk for run in runs]
+    move_lost(runs, due_at=clock.now() + NUDGE_GRACE)
+    nudge_after_commit(EXECUTE, *released)
+    metrics.lost(len(released))
+    return released
 
 
 @transaction.atomic
@@ -377,7 +377,7 @@ def finish(
     happened = text_events(delta)
     happened += call_transitions.close_open(run)
     if run.status == RunStatus.RUNNING and not owned:
-        spending.charge_lost(run, unrecorded_text(run))
+        spending.charge_lost(run)
     reason = attempt.reason if attempt else reason
     ledger.release_run(run.id)
     also = Writes()

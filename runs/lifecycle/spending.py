@@ -15,6 +15,7 @@ from config.database.writes import Writes
 from credits import ledger
 from credits.models import LedgerEntry
 from runs.lifecycle.moves import LeaseLost, as_known
+from runs.lifecycle.text import unrecorded_text
 from runs.models import Compaction, Run, RunStatus, Turn
 
 logger = logging.getLogger(__name__)
@@ -118,11 +119,13 @@ def charge_dropped(run: Run, partial: Charge | None) -> None:
         charge_partial(partial if partial and partial.hold.pk == hold.pk else Charge(hold, 0, {}))
 
 
-def charge_lost(run: Run, streamed: str) -> None:
-    """Charge the turn whose worker was lost, or gave the run up, by the text that was ``streamed`` of it, and release
-    its hold. The run is locked.
+def charge_lost(run: Run) -> None:
+    """Charge the turn whose worker was lost, or gave the run up, by the text that was streamed of it, and release its
+    hold. The run is locked.
     """
-    for hold in ledger.open_turn_holds(run.id):
+    holds = ledger.open_turn_holds(run.id)
+    streamed = unrecorded_text(run) if holds else ""
+    for hold in holds:
         price: dict[str, Any] = hold.price or {}
         output_tokens = -(-len(streamed) // price["charsPerToken"])
         amount = 0

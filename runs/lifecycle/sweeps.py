@@ -26,6 +26,8 @@ from runs.models import Run, RunStatus, Waitpoint, WaitpointStatus, Worker
 
 JOB = "sweep-runs"
 BATCH = 500
+# Runs that are released in one transaction.
+RELEASE_BATCH = 100
 
 # The expired leases, as (worker id, end of the lease), and when this process first and last saw each, by
 # ``clock.steady``.
@@ -102,8 +104,7 @@ def release_unexecuted(
 
 def _release(rows: QuerySet[Run], run_ids: Iterable[str], seconds: float) -> list[str]:
     """Those that were released."""
-    release = partial(runs.release, rows)
-    return [run_id for run_id in jobs.each(JOB, run_ids, release, seconds) if run_id is not None]
+    return list(jobs.each_batch(JOB, run_ids, partial(runs.release, rows), RELEASE_BATCH, seconds))
 
 
 def take_due_runs(limit: int) -> list[str]:

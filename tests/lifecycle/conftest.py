@@ -55,7 +55,8 @@ def engines(transactional_db, monkeypatch, settings) -> Iterator[Callable[[], En
 
     def nudge(task: str, *args: Any, countdown: float | None = None) -> None:
         if task == "runs.execute_run" and made:
-            made[-1].offer(args[0])
+            for run_id in args:
+                made[-1].offer(run_id)
 
     monkeypatch.setattr(nudges, "nudge", nudge)
     connection_created.connect(remember)

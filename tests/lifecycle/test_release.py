@@ -1,0 +1,126 @@
+"""The runs of a lost worker are released in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from config.kernel import clock
+from config.queue import jobs
+from credits import ledger
+from credits.models import LedgerEntry
+from runs import lifecycle
+from runs.lifecycle import runs as transitions
+from runs.models import Run, RunEvent, Worker
+from tests import factories
+
+pytestmark = pytest.mark.django_db
+
+LOST = "wrk_lost"
+
+
+def lost_run(**columns: Any) -> Run:
+    since = clock.now() - timedelta(seconds=10)
+    given = {"status": "running", "worker_id": LOST, "lease_token": 1, "running_since": since, "ran_ms": 500}
+    return factories.RunFactory(**given | columns)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_only_the_running_runs_of_lost_workers_are_released(nudges):
+    worker = Worker.objects.create(host="x", pid=1, expires_at=clock.now() + timedelta(hours=1))
+    kept = [
+        lost_run(status="completed"),
+        lost_run(status="cancelled"),
+        lost_run(status="waiting"),
+        lost_run(worker_id=worker.pk),
+    ]
+    columns = Run.objects.filter(pk__in=[run.pk for run in kept]).order_by("pk").values()
+    before = list(columns.all())
+    lost = [lost_run(lease_losses=number) for number in range(3)]
+    lifecycle.reap_workers()
+    for number, run in enumerate(lost):
+        run.refresh_from_db()
+        assert (run.status, run.worker_id, run.running_since) == ("running", None, None)
+        assert (run.lease_token, run.lease_losses) == (2, number + 1)
+        assert 10_500 <= run.ran_ms < 100_000
+        assert run.due_at > clock.now()
+    assert list(columns.all()) == before
+    assert sorted(run_id for _, ids, _ in nudges for run_id in ids) == [run.pk for run in lost]
+
+
+def test_a_run_that_ended_or_was_released_meanwhile_is_left_as_it_is():
+    ended, released, lost = lost_run(), lost_run(), lost_run()
+    rows = Run.objects.filter(worker_id=LOST, status="running")
+    asked = [ended.pk, released.pk, lost.pk]
+    factories.force_update(Run.objects.filter(pk=ended.pk), status="cancelled")
+    assert transitions.release(rows, [released.pk]) == [released.pk]
+    assert transitions.release(rows, asked) == [lost.pk]
+    assert dict(Run.objects.values_list("pk", "lease_losses")) == {ended.pk: 0, released.pk: 1, lost.pk: 1}
+
+
+def test_runs_that_lost_their_worker_too_often_fail(settings):
+    settings.RUN_LEASE_LOSSES_MAX = 3
+    worn, other = [lost_run(lease_losses=2) for _ in range(3)], lost_run(lease_losses=1)
+    lifecycle.reap_workers()
+    ended = Run.objects.filter(pk__in=[run.pk for run in worn]).values_list("status", "error_code")
+    assert list(ended) == [("failed", "WORKER_LOST")] * 3
+    assert Run.objects.get(pk=other.pk).status == "running"
+
+
+def test_the_number_of_queries_does_not_depend_on_the_number_of_runs():
+    def queries(number: int) -> int:
+        for _ in range(number):
+            lost_run()
+        with CaptureQueriesContext(connection) as asked:
+            lifecycle.reap_workers()
+        return len(asked)
+
+    assert queries(2) == queries(30)
+    assert Run.objects.filter(worker_id=None).count() == 32
+
+
+def test_a_run_that_cannot_be_released_keeps_no_other_run_of_its_batch(monkeypatch, settings):
+    settings.HOUSEKEEPING_RETRY_SECONDS = 600
+    lost = [lost_run().pk for _ in range(5)]
+    bad, batches, failed = lost[2], [], []
+    move_lost = transitions.move_lost
+
+    def refuse(runs: Sequence[Run], **options: Any) -> None:
+        batches.append([run.pk for run in runs])
+        if bad in batches[-1]:
+            raise RuntimeError("corrupt")
+        move_lost(runs, **options)
+
+    monkeypatch.setattr(transitions, "move_lost", refuse)
+    monkeypatch.setattr(jobs.rows_failed, "inc", failed.append)
+    lifecycle.reap_workers()
+    assert batches == [lost, *[[run_id] for run_id in lost]]
+    assert list(Run.objects.filter(worker_id=LOST).values_list("pk", "lease_losses")) == [(bad, 0)]
+    assert Run.objects.filter(lease_losses=1).count() == 4
+    # For a time it is left out, so that later batches do not fail with it.
+    later = [lost_run().pk for _ in range(2)]
+    lifecycle.reap_workers()
+    assert (batches[6:], failed) == ([later], ["sweep-runs"])
+
+
+@pytest.mark.parametrize("then", ["claim", "cancel", "give up"])
+def test_a_lost_turn_is_charged_once_when_its_run_continues_or_ends(settings, then):
+    run = lost_run(unrecorded_text=True, last_stream_index=1)
+    RunEvent.objects.create(run=run, index=1, type="message.delta", data='{"text": "twelve chars"}')
+    ledger.grant(run.user_id, 1000, cause="test")
+    price = {"model": "m", "in": 1000, "out": 1000, "estimatedTokens": 5, "charsPerToken": 4}
+    lifecycle.hold_turn(run, 1, 1, 100, price)
+    settings.RUN_LEASE_LOSSES_MAX = 1 if then == "give up" else 5
+    lifecycle.reap_workers()
+    if then == "claim":
+        assert lifecycle.claim(run.pk, "wrk_next") is not None
+    elif then == "cancel":
+        lifecycle.request_cancel(run.pk)
+    usage = LedgerEntry.objects.filter(run_id=run.pk, type="USAGE")
+    assert list(usage.values_list("amount", flat=True)) == [8]
+    assert ledger.account_for(run.user_id).held == 0
