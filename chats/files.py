@@ -119,15 +119,20 @@ def remove(name: str) -> None:
         logger.warning("a file of an attachment was not removed (%s)", type(error).__name__)
 
 
+def listed(folder: str) -> tuple[list[str], list[str]]:
+    """The names of the folders and of the files in ``folder``: none if another process has removed it."""
+    with storage_errors():
+        try:
+            return default_storage.listdir(folder)
+        except FileNotFoundError:
+            return [], []
+
+
 def remove_all(attachment_id: str, *, but: str = "") -> None:
     """Remove every file of the attachment except ``but``, also those of interrupted and replaced uploads."""
     folder = f"{FOLDER}/{attachment_id}"
     with storage_errors():
-        try:
-            names = default_storage.listdir(folder)[1]
-        except FileNotFoundError:
-            return
-        for name in names:
+        for name in listed(folder)[1]:
             if f"{folder}/{name}" != but:
                 default_storage.delete(f"{folder}/{name}")
         if not but:

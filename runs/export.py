@@ -70,20 +70,12 @@ def _files(label: str, key: str) -> Iterator[str]:
         folders = [f"{files.FOLDER}/{key}"]
     elif label == "runs.ToolInvocation":
         folder = f"{tool_files.FOLDER}/{key}"
-        folders = [f"{folder}/{token}" for token in _listed(folder)[0]]
+        folders = [f"{folder}/{token}" for token in files.listed(folder)[0]]
     else:
         return
     for folder in folders:
-        for name in _listed(folder)[1]:
+        for name in files.listed(folder)[1]:
             yield from _parts(f"{folder}/{name}")
-
-
-def _listed(folder: str) -> tuple[list[str], list[str]]:
-    with files.storage_errors():
-        try:
-            return default_storage.listdir(folder)
-        except FileNotFoundError:
-            return [], []
 
 
 def _parts(name: str) -> Iterator[str]:

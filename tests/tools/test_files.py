@@ -276,3 +276,23 @@ def test_a_storage_that_does_not_answer_is_503(call, client):
         answer = get(client, url)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "UNAVAILABLE")
     assert "secret" not in answer.content.decode()
+
+
+@pytest.mark.parametrize("listing", [1, 2, 3])
+def test_files_that_another_process_removes_meanwhile(monkeypatch, listing):
+    """The other process removes all after this one has listed the ``listing``-th folder."""
+    for name in ("a.txt", "b.txt"):
+        files.store("inv_1", name, b"x")
+    listdir, listings = default_storage.listdir, []
+
+    def interrupted(folder):
+        found = listdir(folder)
+        listings.append(folder)
+        if len(listings) == listing:
+            files.remove_all("inv_1")
+        return found
+
+    monkeypatch.setattr(default_storage, "listdir", interrupted)
+    files.remove_all("inv_1")
+    assert len(listings) >= listing
+    assert not default_storage.exists(f"{files.FOLDER}/inv_1")
