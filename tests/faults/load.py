@@ -22,9 +22,9 @@ import psycopg
 import requests
 from celery import Celery
 
-from tests.driver import FINAL, Driver
+from tests.driver import FINAL, Driver, Http
 from tests.stack.plugin import given_services
-from tests.stack.stack import Stack
+from tests.stack.stack import Client, Stack
 from tests.webhooks.receiver import Received, Receiver, answer, receiving
 
 SIGNUP_CREDITS = 100_000
@@ -81,6 +81,41 @@ def slow_result(receiver: Receiver, connection: socket.socket, request: Received
     answer(200, b'{"result": "ok"}')(receiver, connection, request)
 
 
+class Careful:
+    """A careful client, for ``Driver``: it repeats a request that got no response, or one by which the service may
+    refuse while the database is down. The repetitions of a POST have one Idempotency-Key.
+    """
+
+    def __init__(self, http: Client) -> None:
+        self.http = http
+
+    def get(self, path: str) -> requests.Response:
+        return self._repeated(lambda: self.http.get(path), f"GET {path}")
+
+    def post(self, path: str, json: Any = None) -> requests.Response:
+        headers = {"Idempotency-Key": uuid.uuid4().hex}
+        return self._repeated(lambda: self.http.post(path, json, headers=headers), f"POST {path}")
+
+    def _repeated(self, send: Callable[[], requests.Response], what: str) -> requests.Response:
+        deadline = time.monotonic() + 60
+        while True:
+            with contextlib.suppress(requests.RequestException):
+                answered = send()
+                if not is_excused(answered):
+                    return answered
+            assert time.monotonic() < deadline, f"{what} was not accepted in 60 s"
+            time.sleep(0.1)
+
+
+def is_excused(answered: requests.Response) -> bool:
+    """Whether the service may give this response while the database is down."""
+    try:
+        code = answered.json()["error"]["code"]
+    except (ValueError, KeyError, TypeError):
+        return False
+    return (answered.status_code, code) in {(503, "UNAVAILABLE"), (409, "IDEMPOTENCY_KEY_IN_USE")}
+
+
 class Load:
     """One user of a stack. Use as a context manager: a thread answers the waiting runs until the end."""
 
@@ -96,7 +131,8 @@ class Load:
 
     def __enter__(self) -> Load:
         self.http = self.stack.session(self.user)
-        self.driver = Driver(self.http)
+        self.careful = Careful(self.http)
+        self.driver = Driver(self.careful)
         answered = self.http.post("/webhooks", {"url": self.hooks.url})
         assert answered.status_code == 200, answered.text
         # The invariants do not require deliveries for runs that start within one second after the endpoint.
@@ -143,50 +179,36 @@ class Load:
             starting.shutdown(wait=False, cancel_futures=True)
 
     def _insist(self, path: str, body: dict[str, Any], *, timed: bool = False) -> dict[str, Any]:
-        """Repeat the POST with one Idempotency-Key until the status is 201, as a careful client does."""
-        headers = {"Idempotency-Key": uuid.uuid4().hex}
-        deadline = time.monotonic() + 60
-        while True:
-            begun = time.monotonic()
-            with contextlib.suppress(requests.RequestException):
-                answered = self.http.post(path, body, headers=headers)
-                if answered.status_code == 201:
-                    if timed:
-                        self.slowest_start = max(self.slowest_start, time.monotonic() - begun)
-                    return dict(answered.json())
-                if not self._excused(answered):
-                    raise AssertionError(f"POST {path}: {answered.status_code} {answered.text}")
-            assert time.monotonic() < deadline, f"POST {path} was not accepted in 60 s"
-            time.sleep(0.1)
+        answered = self.careful.post(path, body)
+        if answered.status_code != 201:
+            self._note(answered)
+            raise AssertionError(f"POST {path}: {answered.status_code} {answered.text}")
+        if timed:
+            self.slowest_start = max(self.slowest_start, answered.elapsed.total_seconds())
+        return dict(answered.json())
 
-    def _excused(self, answered: requests.Response) -> bool:
-        """Whether the service may give this response while the database is down. ``check`` reports any other."""
-        try:
-            code = answered.json()["error"]["code"]
-        except (ValueError, KeyError, TypeError):
-            code = ""
-        if (answered.status_code, code) in {(503, "UNAVAILABLE"), (409, "IDEMPOTENCY_KEY_IN_USE")}:
-            return True
-        self.wrong.append(f"{answered.request.method} {answered.url}: {answered.status_code} {answered.text[:300]}")
-        return False
+    def _note(self, answered: requests.Response) -> None:
+        """``check`` reports a response that the service may not even give while the database is down."""
+        if not is_excused(answered):
+            self.wrong.append(f"{answered.request.method} {answered.url}: {answered.status_code} {answered.text[:300]}")
 
     def _answer(self) -> None:
         while not self._stopped.wait(0.2):
             with contextlib.suppress(requests.RequestException):
                 found = self.http.get("/runs?status=waiting&limit=100")
                 if found.status_code != 200:
-                    self._excused(found)
+                    self._note(found)
                     continue
                 for run in found.json()["items"]:
                     if (waitpoint := run["pendingWaitpoint"]) is not None:
-                        self.respond(waitpoint)
+                        self.respond(waitpoint, self.http)  # the next look repeats it
 
-    def respond(self, waitpoint: dict[str, Any]) -> None:
+    def respond(self, waitpoint: dict[str, Any], http: Http | None = None) -> None:
         body: dict[str, Any] = {"kind": waitpoint["kind"]}
         body |= {"answer": "blue"} if waitpoint["kind"] == "CLARIFICATION" else {"approved": True}
-        answered = self.http.post(f"/waitpoints/{waitpoint['id']}/respond", body)
+        answered = (http or self.careful).post(f"/waitpoints/{waitpoint['id']}/respond", body)
         if answered.status_code != 200:
-            self._excused(answered)
+            self._note(answered)
 
     def nobody_answers(self) -> None:
         """Stop the automatic answers: from now on a run waits until the test responds."""
@@ -211,7 +233,7 @@ class Load:
             self.stack.wait_for(all_ended, timeout, "the end of all runs")
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.live()}") from None
-        pending = lambda: self.http.get("/webhooks/deliveries?status=PENDING").json()["items"]  # noqa: E731
+        pending = lambda: self.careful.get("/webhooks/deliveries?status=PENDING").json()["items"]  # noqa: E731
         self.stack.wait_for(lambda: not pending(), timeout, "the delivery of all webhooks")
         return ended
 
