@@ -146,7 +146,7 @@ def measure_reconcile() -> list[Metric]:
     own = psutil.Process().memory_info
     steps: list[tuple[str, float]] = []
     before, begun = own().rss, time.perf_counter()
-    found = list(drift(lambda step: steps.append((step, time.perf_counter()))))
+    found = list(drift(lambda step, *_: steps.append((step, time.perf_counter()))))
     end, grown = time.perf_counter(), own().rss - before
     if found:
         raise RuntimeError(f"the ledger does not add up: {found[0]}")

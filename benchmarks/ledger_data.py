@@ -13,6 +13,8 @@ USERS = 2_000
 HEAVIEST = 500_000
 DAYS = 365
 RUNS_A_CHAT = 12
+# Without the refund that one in 20 runs has.
+ROWS_A_RUN = 13
 # Rows of the chat that the heaviest user uses all the time.
 LONG_CHAT = 12_000
 TOOLS = ("web_fetch", "calculate", "draw_chart", "create_file", "search", "translate", "crawl", "mail")
@@ -102,15 +104,18 @@ def fill(database: psycopg.Connection[tuple[object, ...]], user_ids: list[int]) 
                 SELECT account_id,
                        sum(CASE WHEN type IN ('CAPTURE', 'USAGE') THEN -amount
                                 WHEN type IN ('GRANT', 'REFUND') THEN amount ELSE 0 END) AS balance,
-                       sum(CASE type WHEN 'HOLD' THEN amount WHEN 'CAPTURE' THEN -amount
-                                     WHEN 'RELEASE' THEN -amount ELSE 0 END) AS held
+                       sum(CASE WHEN type = 'HOLD' THEN amount
+                                WHEN type IN ('CAPTURE', 'USAGE', 'RELEASE') THEN -amount ELSE 0 END) AS held
                 FROM credits_ledgerentry GROUP BY account_id
             ) booked WHERE user_id = booked.account_id
             """
         )
-        with database.cursor() as cursor, cursor.copy("COPY chats_chat (id, user_id, title) FROM STDIN") as copy:
+        with (
+            database.cursor() as cursor,
+            cursor.copy("COPY chats_chat (id, user_id, title, has_line) FROM STDIN") as copy,
+        ):
             for chat_id, user_id in _chats(user_ids):
-                copy.write_row((chat_id, user_id, f"About {chat_id[-6:]}"))
+                copy.write_row((chat_id, user_id, f"About {chat_id[-6:]}", False))
     database.execute(f"VACUUM ANALYZE {TABLE}, chats_chat")
 
 
@@ -122,7 +127,7 @@ def _chats(user_ids: list[int]) -> Iterator[tuple[str, int]]:
 
 
 def _runs(size: int) -> int:
-    return max(1, (size - 1) // 10)
+    return max(1, (size - 1) // ROWS_A_RUN)
 
 
 def _blocks(user_id: int, size: int, now: datetime, share: float) -> Iterator[str]:
@@ -146,26 +151,26 @@ def _blocks(user_id: int, size: int, now: datetime, share: float) -> Iterator[st
         run_id = f"run_{user_id:06d}{run:020d}"
         key = f"{user_id:06d}{run:018d}"
         for turn in range(3):
+            asked, answered, ended = moments[turn * 3 : turn * 3 + 3]
             cost = luck.randrange(1, 2_000_000)
+            hold, about = f"led_{key}{turn + 11:02d}", f"\\N\t{chat}\t{run_id}\t\\N"
+            lines.append(f"{hold}\t{user_id}\tHOLD\t{cost}\t{about}\t\\N\tturn:{run_id}:{turn}\t\t{asked}\t\\N\n")
             lines.append(
-                f"led_{key}{turn:02d}\t{user_id}\tUSAGE\t{cost}\t\\N\t{chat}\t{run_id}\t\\N\t\\N\tusage:{run_id}:{turn}\t\t"
-                f"{moments[turn * 3]}\t\\N\n"
+                f"led_{key}{turn:02d}\t{user_id}\tUSAGE\t{cost}\t{about}\t{hold}\tusage:{run_id}:{turn}\t\t"
+                f"{asked}\t\\N\n"
             )
             invocation, hold = f"inv_{key}{turn:02d}", f"led_{key}{turn + 3:02d}"
             about = f"{TOOLS[int(luck.random() ** 2 * len(TOOLS))]}\t{chat}\t{run_id}\t{invocation}"
             held = luck.randrange(100_000, 12_000_000)
             used = held // 2 if turn == 0 else held
+            lines.append(f"{hold}\t{user_id}\tHOLD\t{held}\t{about}\t\\N\thold:{invocation}\t\t{answered}\t\\N\n")
             lines.append(
-                f"{hold}\t{user_id}\tHOLD\t{held}\t{about}\t\\N\thold:{invocation}\t\t{moments[turn * 3 + 1]}\t\\N\n"
-            )
-            lines.append(
-                f"led_{key}{turn + 6:02d}\t{user_id}\tCAPTURE\t{used}\t{about}\t{hold}\tsettle:{hold}\t\t"
-                f"{moments[turn * 3 + 2]}\t\\N\n"
+                f"led_{key}{turn + 6:02d}\t{user_id}\tCAPTURE\t{used}\t{about}\t{hold}\tsettle:{hold}\t\t{ended}\t\\N\n"
             )
             if turn == 0:
                 lines.append(
                     f"led_{key}09\t{user_id}\tRELEASE\t{held - used}\t{about}\t{hold}\tsettle:{hold}:rest\t\t"
-                    f"{moments[2]}\t\\N\n"
+                    f"{ended}\t\\N\n"
                 )
         if run % 20 == 19:
             lines.append(

@@ -41,7 +41,7 @@ COPY = """
     ) copied
     WHERE original.id = %(original)s
 """
-# The most calls that a run may have, with as many rows of the ledger.
+# The most calls that a run may have, each with its hold and its charge in the ledger.
 CALLS = """
     INSERT INTO runs_toolinvocation (
         id, run_id, turn_index, call_index, tool_call_id, name, node_type, input, status, credit_estimate, repeatable,
@@ -53,9 +53,12 @@ CALLS = """
     UPDATE runs_run SET tool_invocation_count = 1000 WHERE user_id = %(user)s;
     -- The triggers of the ledger would update one row of the totals for each of these.
     SET session_replication_role = replica;
-    INSERT INTO credits_ledgerentry (id, account_id, type, amount, run_id, cause, reason, created_at)
-    SELECT replace(run.id, 'run_', '') || n, %(user)s, 'USAGE', 1, run.id, run.id || ':' || n, '', now()
-    FROM runs_run run, generate_series(1, 1000) n WHERE run.user_id = %(user)s;
+    INSERT INTO credits_ledgerentry (id, account_id, type, amount, run_id, against_id, cause, reason, created_at)
+    SELECT key || row.letter || n, %(user)s, row.type, 1, run.id, CASE row.type WHEN 'CAPTURE' THEN key || 'h' || n END,
+           run.id || row.letter || n, '', now()
+    FROM runs_run run, replace(run.id, 'run_', '') key, generate_series(1, 1000) n,
+         (VALUES ('h', 'HOLD'), ('c', 'CAPTURE')) row(letter, type)
+    WHERE run.user_id = %(user)s;
     SET session_replication_role = origin
 """
 # Path → the table, and the SQL condition for the rows of the list.
@@ -93,7 +96,9 @@ class Person:
             "chats_message": self.one("SELECT user_message_id FROM runs_run WHERE id = %s", run),
             "runs_run": run,
             "webhooks_delivery": self.one("SELECT id FROM webhooks_delivery WHERE run_id = %s LIMIT 1", run),
-            "credits_ledgerentry": self.one("SELECT id FROM credits_ledgerentry WHERE run_id = %s LIMIT 1", run),
+            "credits_ledgerentry": self.one(
+                "SELECT id FROM credits_ledgerentry WHERE run_id = %s AND type = 'HOLD'", run
+            ),
         }
         key = f"lpad(n::text, 20, '0') || lpad('{self.user}', 6, '0')"
         for table, changes in COPIES.items():
