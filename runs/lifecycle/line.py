@@ -11,8 +11,8 @@ from typing import Any
 from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.db import transaction
-from django.db.models import Count, OuterRef, Q, QuerySet, Subquery, Value
-from django.db.models.expressions import Combinable, RawSQL
+from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Subquery, Value
+from django.db.models.expressions import RawSQL
 from django.db.models.functions import Coalesce
 
 from chats.models import Chat
@@ -54,25 +54,26 @@ def nudge_next_throttled(user_id: int) -> None:
             nudge_after_commit(EXECUTE, waiting.pk)
 
 
-def _to_claim(run_id: str) -> QuerySet[Run]:
-    """The run, locked, with the number of its user's other runs that go ``before`` it: the running ones and the
-    throttled ones that are older.
-    """
+def _older(created_at: Any, run_id: Any) -> Q:
     # The first condition is where PostgreSQL ends its reading of the index.
-    older = Q(created_at__lte=OuterRef("created_at")) & (
-        Q(created_at__lt=OuterRef("created_at")) | Q(pk__lt=OuterRef("pk"))
-    )
+    return Q(created_at__lte=created_at) & (Q(created_at__lt=created_at) | Q(pk__lt=run_id))
+
+
+def _to_claim(run_id: str) -> QuerySet[Run]:
+    """The run, locked, with the number of its user's other runs that are ``running``, and whether it ``is_behind`` a
+    throttled one that is older.
+    """
     others = Run.objects.filter(user_id=OuterRef("user_id")).exclude(pk=OuterRef("pk")).order_by()
-    # Two counts, because each has an index of its own; no run is in both. The status is a literal: with a parameter,
-    # PostgreSQL may keep a plan for all values, which reads every run that the user ever had.
-    running = RawSQL(f"'{RunStatus.RUNNING.value}'", ())  # noqa: S611  (a constant of our own)
-    before = _count(others.filter(status=running)) + _count(others.filter(older, throttled=True))
-    return Run.objects.select_for_update(no_key=True).filter(pk=run_id).annotate(before=before)
-
-
-def _count(rows: QuerySet[Run]) -> Combinable:
-    """The number of ``rows``, which are one user's, as an expression."""
-    return Coalesce(Subquery(rows.values("user_id").values(number=Count("*"))), Value(0))
+    # The status is a literal: with a parameter, PostgreSQL may keep a plan for all values, which reads every run that
+    # the user ever had.
+    status = RawSQL(f"'{RunStatus.RUNNING.value}'", ())  # noqa: S611  (a constant of our own)
+    running = others.filter(status=status).values("user_id").values(number=Count("*"))
+    older = others.filter(_older(OuterRef("created_at"), OuterRef("pk")), throttled=True)
+    return (
+        Run.objects.select_for_update(no_key=True)
+        .filter(pk=run_id)
+        .annotate(running=Coalesce(Subquery(running), Value(0)), is_behind=Exists(older))
+    )
 
 
 _locked_run: CompiledQuery[Run] = CompiledQuery(_to_claim, str)
@@ -97,11 +98,21 @@ def lock_to_claim(run_id: str) -> Run | None:
 
 
 def is_throttled(run: Run) -> bool:
-    """Whether the user limit keeps a run of ``lock_to_claim`` queued. If so, the run is marked as throttled."""
-    if not settings.RUN_USER_LIMIT or vars(run)["before"] < settings.RUN_USER_LIMIT:
+    """Whether the user limit keeps a run of ``lock_to_claim`` queued: the running runs and the older throttled ones go
+    before it. If so, the run is marked as throttled.
+    """
+    if not settings.RUN_USER_LIMIT:
+        return False
+    room = settings.RUN_USER_LIMIT - vars(run)["running"]
+    if room > 0 and not (vars(run)["is_behind"] and _are_before(run, room)):
         return False
     Run.objects.filter(pk=run.pk).update(throttled=True, due_at=None)
     return True
+
+
+def _are_before(run: Run, count: int) -> bool:
+    """Whether so many throttled runs of the user are older. A long backlog costs no more than ``count``."""
+    return throttled_runs(run.user_id).filter(_older(run.created_at, run.pk))[:count].count() == count
 
 
 _next_blocked: CompiledQuery[Run] = CompiledQuery(

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from datetime import timedelta
 
 import pytest
-from django.db import connection
-from django.db.models import QuerySet
+from django.db import connection, transaction
 
 from config.kernel import clock
 from runs import lifecycle, services
@@ -14,16 +12,10 @@ from runs.engine.session import Claimed, Process
 from runs.lifecycle import line
 from runs.models import Run
 from tests import factories
+from tests.plans import plans_of
 from tests.threads import side_by_side
 
 LIMIT, STARTED, BACKLOG = 3, 12, 300
-
-
-def rows_read(query: QuerySet[Run]) -> float:
-    """The rows that the steps of the query read, with those that they drop."""
-    plan = query.explain(analyze=True, timing=False)
-    steps = re.findall(r"actual rows=(\d+) loops=(\d+)|Rows Removed by (?:Index Recheck|Filter): (\d+)", plan)
-    return sum(int(rows or dropped) * int(loops or 1) for rows, loops, dropped in steps)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -56,24 +48,41 @@ def test_runs_that_end_at_the_same_moment_start_as_many(settings, user, nudges):
     assert Run.objects.filter(status="running").count() == LIMIT
 
 
-@pytest.mark.django_db
-def test_claim_of_the_oldest_run_reads_nothing_of_those_behind_it(user):
-    if connection.vendor != "postgresql":
-        pytest.skip("about PostgreSQL's plans")
-    chats = factories.ChatFactory.create_batch(BACKLOG, user=user)
+def backlog(user, count: int, **fields) -> list[Run]:
+    """Throttled runs of the user, the oldest first."""
+    chats = factories.ChatFactory.create_batch(count, user=user)
     begun = clock.now()
-    rows = [
-        Run(chat=chat, user=user, throttled=True, user_message_id="msg_1", created_at=begun + timedelta(seconds=number))
-        for number, chat in enumerate(chats)
-    ]
-    Run.objects.bulk_create(rows)
-    with connection.cursor() as cursor:
-        cursor.execute("ANALYZE runs_run")
-        # The table is small, and all of it is this user's.
-        cursor.execute("SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off")
-    oldest, newest = (rows_read(line._to_claim(run.pk)) for run in (rows[0], rows[-1]))
-    assert oldest < 10
-    assert newest > BACKLOG
+    common = {"user": user, "throttled": True, "due_at": None, "user_message_id": "msg_1"} | fields
+    return Run.objects.bulk_create(
+        Run(chat=chat, created_at=begun + timedelta(seconds=number), **common) for number, chat in enumerate(chats)
+    )
+
+
+@pytest.mark.django_db
+def test_a_run_starts_if_the_runs_before_it_leave_room(settings, user):
+    settings.RUN_USER_LIMIT = LIMIT
+    rows = backlog(user, LIMIT + 1)
+    factories.RunFactory(chat__user=user, status="running")
+    throttled = []
+    for row in rows:
+        with transaction.atomic():
+            throttled.append(line.is_throttled(line.lock_to_claim(row.pk)))
+    assert throttled == [False] * (LIMIT - 1) + [True] * 2
+    settings.RUN_USER_LIMIT = 1
+    with transaction.atomic():
+        assert line.is_throttled(line.lock_to_claim(rows[0].pk))
+
+
+@pytest.mark.django_db
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="about PostgreSQL's plans")
+@pytest.mark.parametrize("at", [0, BACKLOG // 2, -1])
+def test_a_claim_reads_no_more_of_a_backlog_than_the_limit(settings, user, at):
+    settings.RUN_USER_LIMIT = LIMIT
+    rows = backlog(user, BACKLOG)
+    with plans_of("runs_run") as plans:
+        assert line.is_throttled(line.lock_to_claim(rows[at].pk)) is (at != 0)
+    assert plans.texts
+    assert plans.rows < 20
 
 
 @pytest.mark.django_db(transaction=True)
