@@ -85,6 +85,20 @@ def test_a_claim_reads_no_more_of_a_backlog_than_the_limit(settings, user, at):
     assert plans.rows < 20
 
 
+@pytest.mark.django_db
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="about PostgreSQL's plans")
+def test_a_search_for_throttled_runs_reads_one_of_each_user(settings):
+    settings.RUN_USER_LIMIT = 1
+    users = factories.UserFactory.create_batch(3)
+    for owner in users:
+        factories.RunFactory(chat__user=owner, status="running")
+        backlog(owner, BACKLOG)
+    with plans_of("runs_run") as plans:
+        assert lifecycle.wakeable_runs(STARTED) == ([], 0)
+    assert plans.texts
+    assert plans.rows < 20 * len(users)
+
+
 @pytest.mark.django_db(transaction=True)
 def test_runs_of_several_users_are_claimed_at_the_same_moment(settings, user):
     settings.RUN_WORKER_DB_THREADS = 1
