@@ -14,7 +14,6 @@ from config.telemetry.metrics import Counter, Gauge, Histogram, PerProcess
 from runs.models import (
     FINAL_INVOCATION_STATUSES,
     FINAL_RUN_STATUSES,
-    LIVE_RUN_STATUSES,
     InvocationStatus,
     Run,
     RunStatus,
@@ -80,16 +79,23 @@ def lost(runs: int) -> None:
 def gauges() -> Iterator[Gauge]:
     """Live runs by state, the longest wait of a run that could execute, and live workers.
 
-    The queries read indexes of live runs, so finished runs cost nothing.
+    Finished runs cost nothing. Runs that wait for a person or for other runs may be many, so an index alone counts
+    them.
     """
-    counts = {(state,): 0.0 for state in (*(status.value for status in LIVE_RUN_STATUSES), "in_line", "throttled")}
-    oldest = 0.0
-    active = Run.objects.filter(blocked=False, status__in=LIVE_RUN_STATUSES).order_by().values("status", "throttled")
-    for row in active.annotate(count=Count("pk"), since=Min("updated_at")):
-        counts[("throttled" if row["throttled"] else row["status"],)] += row["count"]
-        if row["status"] == RunStatus.QUEUED and not row["throttled"]:
-            oldest = max(0.0, (clock.now() - row["since"]).total_seconds())
-    counts[("in_line",)] = float(Run.objects.filter(blocked=True).count())
+    # Only a queued run is blocked or throttled, and a run that could execute is due at some time.
+    could_execute = Run.objects.filter(
+        status=RunStatus.QUEUED, blocked=False, throttled=False, due_at__isnull=False
+    ).aggregate(count=Count("pk"), since=Min("updated_at"))
+    since = could_execute["since"]
+    oldest = max(0.0, (clock.now() - since).total_seconds()) if since else 0.0
+    live = {
+        RunStatus.QUEUED.value: could_execute["count"],
+        RunStatus.RUNNING.value: Run.objects.filter(status=RunStatus.RUNNING).count(),
+        RunStatus.WAITING.value: Run.objects.filter(status=RunStatus.WAITING).count(),
+        "in_line": Run.objects.filter(blocked=True).count(),
+        "throttled": Run.objects.filter(throttled=True).count(),
+    }
+    counts = {(state,): float(count) for state, count in live.items()}
     help = "Live runs. Of the queued: in_line waits for earlier runs of the chat, throttled for other runs of the user."
     yield Gauge("runs", help, counts, ["state"])
     yield Gauge("runs_oldest_queued_seconds", "How long the oldest run that could execute has waited.", {(): oldest})

@@ -18,6 +18,7 @@ from config.telemetry import metrics
 from credits import ledger
 from runs.metrics import gauges
 from tests import factories
+from tests.plans import plans_of
 
 pytestmark = pytest.mark.django_db
 
@@ -174,8 +175,8 @@ def test_live_runs_by_state(scrape, user):
     for _ in range(2):
         factories.RunFactory(chat=chat, status="queued", blocked=True, updated_at=old - timedelta(days=1))
     factories.RunFactory(chat__user=user, status="queued", throttled=True, updated_at=old - timedelta(days=1))
-    factories.RunFactory(chat__user=user, status="queued", updated_at=old)
-    factories.RunFactory(chat__user=user, status="queued", updated_at=now)
+    factories.RunFactory(chat__user=user, status="queued", updated_at=old, due_at=now)
+    factories.RunFactory(chat__user=user, status="queued", updated_at=now, due_at=now)
     factories.RunFactory(chat__user=user, status="waiting", updated_at=old - timedelta(days=1))
     factories.RunFactory(chat__user=user, status="completed")
     shown = scrape()
@@ -224,9 +225,25 @@ def test_a_scrape_does_not_scan_finished_runs(user):
     with connection.execute_wrapper(explain):
         list(gauges())
     about_runs = [plan for plan in asked if "runs_run" in plan]
-    assert len(about_runs) == 2
+    assert len(about_runs) == 5
     for plan in about_runs:
         assert "Seq Scan" not in plan, plan
+
+
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="about PostgreSQL's plans")
+def test_an_index_alone_counts_the_runs_that_wait(user):
+    chat = factories.ChatFactory(user=user)
+    for fields in ({"status": "waiting"}, {"status": "queued", "throttled": True, "due_at": None}):
+        factories.RunFactory.create_batch(30, chat__user=user, **fields)
+    factories.RunFactory.create_batch(30, chat=chat, status="queued", blocked=True)
+    with plans_of("runs_run") as plans:
+        shown = next(iter(gauges())).values
+    assert [shown[state,] for state in ("waiting", "throttled", "in_line")] == [30, 30, 30]
+    counting = [plan for plan in plans.texts if "actual rows=30" in plan]
+    assert len(counting) == 3
+    for plan in counting:
+        assert "Index Only Scan" in plan, plan
+    assert not any("Removed by Filter" in plan for plan in plans.texts)
 
 
 # --- credits and housekeeping ----------------------------------------------------------------------------------------
