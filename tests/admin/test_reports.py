@@ -193,6 +193,14 @@ def test_who_may_open_a_report_finds_it_in_the_sidebar(sign_in, report):
     ]
 
 
+def test_the_sidebar_marks_only_the_report(boss):
+    page = boss.get(REPORTS)
+    marked = [
+        item["title"] for group in page.context["sidebar_navigation"] for item in group["items"] if item["active"]
+    ]
+    assert marked == ["Reports"]
+
+
 @pytest.mark.parametrize("by", reports.REPORTS)
 def test_a_report_takes_a_fixed_number_of_queries_that_use_indexes(boss, spent, by):
     def queries() -> list[str]:

@@ -16,8 +16,9 @@ pytestmark = pytest.mark.django_db
 
 
 def reencrypt() -> str:
-    said = StringIO()
-    call_command("reencrypt_secrets", stdout=said)
+    said, progress = StringIO(), StringIO()
+    call_command("reencrypt_secrets", stdout=said, stderr=progress)
+    assert "1 of 1 checked: secret of webhooks.Endpoint" in progress.getvalue()
     return said.getvalue()
 
 

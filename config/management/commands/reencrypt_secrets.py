@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 from django.apps import apps
@@ -11,37 +12,39 @@ from django.db import models
 from django.db.models.functions import Cast
 
 from config.kernel.encryption import DecryptionFailed, EncryptedField, decrypt, is_current
+from config.management.progress import Progress
 
-PROGRESS_EVERY = 10_000
+SHOW_EVERY = 100
 
 
 class Command(BaseCommand):
     help = "Re-encrypt each stored secret with the first key of ENCRYPTION_KEYS. Exit 1 if no key decrypts one of them."
 
     def handle(self, *args: Any, **options: Any) -> None:
-        renewed = lost = seen = 0
-        for model, field in encrypted_fields():
-            rows = model._default_manager.annotate(cipher=Cast(field.name, models.TextField()))
-            for key, cipher in rows.exclude(cipher=None).values_list("pk", "cipher").iterator():
-                seen += 1
-                if seen % PROGRESS_EVERY == 0:
-                    self.stderr.write(f"{seen} checked")
-                if is_current(cipher):
-                    continue
-                try:
-                    plain = decrypt(cipher)
-                except DecryptionFailed:
-                    lost += 1
-                    self.stdout.write(
-                        f"No key of ENCRYPTION_KEYS decrypts {field.verbose_name} of {model._meta.label} {key}."
-                    )
-                    continue
-                # Filtered by the old ciphertext, so that a secret that changed in the meantime is kept.
-                renewed += rows.filter(pk=key, cipher=cipher).update(**{field.name: plain})
+        renewed, lost = 0, []
+        with closing(Progress(self.stderr)) as progress:
+            for model, field in encrypted_fields():
+                name = f"{field.verbose_name} of {model._meta.label}"
+                rows = model._default_manager.annotate(cipher=Cast(field.name, models.TextField())).exclude(cipher=None)
+                total = rows.count()
+                for done, (key, cipher) in enumerate(rows.values_list("pk", "cipher").iterator(), 1):
+                    if done % SHOW_EVERY == 0 or done >= total:
+                        progress.show(f"checked: {name}", done, max(done, total))
+                    if is_current(cipher):
+                        continue
+                    try:
+                        plain = decrypt(cipher)
+                    except DecryptionFailed:
+                        lost.append(f"{name} {key}")
+                        continue
+                    # Filtered by the old ciphertext, so that a secret that changed in the meantime is kept.
+                    renewed += rows.filter(pk=key, cipher=cipher).update(**{field.name: plain})
+        for secret in lost:
+            self.stdout.write(f"No key of ENCRYPTION_KEYS decrypts {secret}.")
         self.stdout.write(f"{renewed} re-encrypted.")
         if lost:
             raise CommandError(
-                f"{lost} not decrypted. Add the old key to ENCRYPTION_KEYS again, or replace these secrets."
+                f"{len(lost)} not decrypted. Add the old key to ENCRYPTION_KEYS again, or replace these secrets."
             )
 
 
