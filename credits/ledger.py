@@ -180,7 +180,7 @@ def release(invocation_id: str) -> None:
         _settle(hold, 0)
 
 
-def _open_holds_of(run_id: str) -> QuerySet[LedgerEntry]:
+def _open_holds_of(run_id: str | OuterRef) -> QuerySet[LedgerEntry]:
     # Settled holds could not be settled again; to leave them out saves statements.
     settled = LedgerEntry.objects.filter(against=OuterRef("pk"), type__in=SETTLEMENTS)
     return LedgerEntry.objects.filter(~Exists(settled), run_id=run_id, type=EntryType.HOLD)
@@ -266,6 +266,11 @@ def charge_partial_turn(hold: LedgerEntry, amount: int, *, turn_index: int | str
 def open_turn_holds(run_id: str) -> list[LedgerEntry]:
     """The holds of the run's requests to models that are not settled."""
     return [hold for hold in _open_holds(run_id) if hold.tool_key is None]
+
+
+def has_open_turn_hold(run_id: OuterRef) -> Exists:
+    """Whether ``open_turn_holds`` has any, as a condition on a query's rows."""
+    return Exists(_open_holds_of(run_id).filter(tool_key=None))
 
 
 def expire(pending: PendingExpiry, amount: int, part: int) -> None:

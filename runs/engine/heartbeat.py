@@ -153,12 +153,16 @@ class Heartbeat(threading.Thread):
                 logger.warning("%d runs that this worker owned but did not execute may be taken over", len(released))
             return len(released)
 
+        def settle_lost_turns() -> int:
+            return lifecycle.settle_lost_turns(seconds)
+
         def expire_waitpoints() -> int:
             return lifecycle.expire_waitpoints(seconds)
 
         jobs.stages(
             "sweep-runs",
             release_unexecuted,
+            settle_lost_turns,
             expire_waitpoints,
             self._take_due_runs,
             self._wake_throttled_runs,

@@ -36,6 +36,7 @@ from runs.lifecycle.sweeps import (
     expire_waitpoints,
     reap_workers,
     release_unexecuted,
+    settle_lost_turns,
     sweep,
     take_due_runs,
     wakeable_runs,

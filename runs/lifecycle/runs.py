@@ -329,8 +329,8 @@ def release(rows: QuerySet[Run], run_ids: Sequence[str]) -> list[str]:
     """The runs, which are some of ``rows``, lost their worker: another may take them over. Returns their ids, without
     those that are not of ``rows`` any more, or locked.
 
-    What their open turns cost is charged by their next owner's claim, or by their end: here it would lock the accounts
-    of many users at once, and the runs would wait for each other's.
+    What their open turns cost is charged by their next owner's claim, by their end or by ``settle_lost``: here it would
+    lock the accounts of many users at once, and the runs would wait for each other's.
     """
     limit_lock_wait(settings.HOUSEKEEPING_LOCK_SECONDS)
     running = rows.filter(pk__in=run_ids, status=RunStatus.RUNNING).order_by("pk")
@@ -342,6 +342,15 @@ def release(rows: QuerySet[Run], run_ids: Sequence[str]) -> list[str]:
     nudge_after_commit(EXECUTE, *released)
     metrics.lost(len(released))
     return released
+
+
+@transaction.atomic
+def settle_lost(run_id: str) -> None:
+    """Charge the open turn of a released run that no worker has taken over yet, and release its hold."""
+    limit_lock_wait(settings.HOUSEKEEPING_LOCK_SECONDS)
+    rows = Run.objects.filter(pk=run_id, status=RunStatus.RUNNING, worker_id=None)
+    if run := rows.select_for_update(no_key=True, skip_locked=True).first():
+        spending.charge_lost(run)
 
 
 @transaction.atomic

@@ -20,6 +20,7 @@ from config.database.batches import in_order, take_batch
 from config.kernel import clock
 from config.queue import jobs
 from config.queue.nudges import nudge
+from credits import ledger
 from runs.lifecycle import runs, waitpoints
 from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, throttled_runs
 from runs.models import Run, RunStatus, Waitpoint, WaitpointStatus, Worker
@@ -56,7 +57,9 @@ _THROTTLED_USERS = """
 
 def sweep() -> int:
     """One pass over all of it. Returns how many workers, waitpoints and runs it dealt with."""
-    return jobs.stages(JOB, reap_late_workers, expire_waitpoints, nudge_due_runs, nudge_throttled_runs)
+    return jobs.stages(
+        JOB, reap_late_workers, settle_lost_turns, expire_waitpoints, nudge_due_runs, nudge_throttled_runs
+    )
 
 
 def reap_late_workers() -> int:
@@ -101,6 +104,19 @@ def reap_workers(seconds: float = math.inf, workers: QuerySet[Worker] | None = N
     for _ in jobs.each(JOB, in_order(worn, "pk", BATCH), runs.give_up, seconds):
         pass
     return len(lost)
+
+
+def settle_lost_turns(seconds: float = math.inf) -> int:
+    """Runs that were released and that no worker takes over soon must not keep their users' credits held. Returns how
+    many were settled.
+    """
+    left = Run.objects.filter(
+        ledger.has_open_turn_hold(OuterRef("pk")),
+        status=RunStatus.RUNNING,
+        worker_id=None,
+        updated_at__lt=clock.now() - NUDGE_GRACE,
+    )
+    return sum(1 for _ in jobs.each(JOB, in_order(left, "pk", BATCH), runs.settle_lost, seconds))
 
 
 def release_unexecuted(

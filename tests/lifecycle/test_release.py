@@ -108,19 +108,35 @@ def test_a_run_that_cannot_be_released_keeps_no_other_run_of_its_batch(monkeypat
     assert (batches[6:], failed) == ([later], ["sweep-runs"])
 
 
-@pytest.mark.parametrize("then", ["claim", "cancel", "give up"])
-def test_a_lost_turn_is_charged_once_when_its_run_continues_or_ends(settings, then):
+@pytest.fixture
+def lost_turn() -> Run:
+    """A run of a lost worker, whose open turn has streamed 12 characters of at most 100 micro-credits."""
     run = lost_run(unrecorded_text=True, last_stream_index=1)
     RunEvent.objects.create(run=run, index=1, type="message.delta", data='{"text": "twelve chars"}')
     ledger.grant(run.user_id, 1000, cause="test")
     price = {"model": "m", "in": 1000, "out": 1000, "estimatedTokens": 5, "charsPerToken": 4}
     lifecycle.hold_turn(run, 1, 1, 100, price)
+    return run
+
+
+@pytest.mark.parametrize("then", ["claim", "cancel", "give up", "nobody"])
+def test_a_lost_turn_is_charged_once(settings, lost_turn, then):
     settings.RUN_LEASE_LOSSES_MAX = 1 if then == "give up" else 5
     lifecycle.reap_workers()
     if then == "claim":
-        assert lifecycle.claim(run.pk, "wrk_next") is not None
+        assert lifecycle.claim(lost_turn.pk, "wrk_next") is not None
     elif then == "cancel":
-        lifecycle.request_cancel(run.pk)
-    usage = LedgerEntry.objects.filter(run_id=run.pk, type="USAGE")
+        lifecycle.request_cancel(lost_turn.pk)
+    elif then == "nobody":
+        factories.force_update(Run.objects.filter(pk=lost_turn.pk), updated_at=clock.now() - timedelta(seconds=10))
+        assert lifecycle.settle_lost_turns() == 1
+    assert lifecycle.settle_lost_turns() == 0
+    usage = LedgerEntry.objects.filter(run_id=lost_turn.pk, type="USAGE")
     assert list(usage.values_list("amount", flat=True)) == [8]
-    assert ledger.account_for(run.user_id).held == 0
+    assert ledger.account_for(lost_turn.user_id).held == 0
+
+
+def test_the_turn_of_a_run_that_was_just_released_is_left_to_its_next_owner(lost_turn):
+    lifecycle.reap_workers()
+    assert lifecycle.settle_lost_turns() == 0
+    assert ledger.account_for(lost_turn.user_id).held == 100
