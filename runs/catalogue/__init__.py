@@ -65,6 +65,7 @@ class Catalogue:
 _lock = threading.Lock()
 _refreshing = threading.Lock()
 _current: Catalogue | None = None
+_forgotten_at = 0.0
 
 
 def read() -> Catalogue:
@@ -104,8 +105,8 @@ def refresh() -> Catalogue:
         read_at=begun,
     )
     with _lock:
-        # Another thread may have begun later, and seen more.
-        if _current is None or _current.read_at < begun:
+        # Another thread may have begun later, or have changed a row meanwhile, and seen more.
+        if begun > _forgotten_at and (_current is None or _current.read_at < begun):
             _current = current
     return current
 
@@ -182,7 +183,7 @@ def _tools() -> Iterator[ToolDefinition]:
 
 def forget() -> None:
     """Drop this process's cache, so that the next use reads the rows. Other processes follow in MAX_AGE_SECONDS."""
-    global _current
+    global _current, _forgotten_at
     with _lock:
-        _current = None
+        _current, _forgotten_at = None, time.monotonic()
     versions.forget()

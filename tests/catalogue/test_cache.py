@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from runs import catalogue
+from runs.models import Tool
 
 SECONDS = 10
 
@@ -44,3 +45,19 @@ def test_one_thread_reads_an_old_catalogue_and_only_then_do_others_wait(
         assert first.result() is new
         assert second.result() is (new if waits else old)
     assert len(reads) == (2 if waits else 1)
+
+
+@pytest.mark.django_db
+def test_what_was_read_before_a_change_is_not_kept(monkeypatch: Any) -> None:
+    """Another thread reads the rows while this one changes one and forgets the cache."""
+    read_fallbacks = catalogue._fallbacks
+
+    def change() -> dict[str, list[str]]:
+        monkeypatch.setattr(catalogue, "_fallbacks", read_fallbacks)
+        Tool.objects.filter(name="calculate").update(price=700_000)
+        catalogue.forget()
+        return read_fallbacks()
+
+    monkeypatch.setattr(catalogue, "_fallbacks", change)
+    catalogue.refresh()
+    assert catalogue.read().tools["calculate"].price == 700_000
