@@ -139,7 +139,7 @@ def _look_up(host: str, port: int, owner: str = "") -> Future[list[Target]]:
     """
     answer: Future[list[Target]] = Future()
     answer.set_running_or_notify_cancel()  # one waiting caller cannot cancel it for the others
-    if _is_address(host):
+    if is_address(host):
         answer.set_result(_getaddrinfo(host, port))
         return answer
     key = (os.getpid(), host, port)
@@ -171,7 +171,7 @@ def _look_up(host: str, port: int, owner: str = "") -> Future[list[Target]]:
     return answer
 
 
-def _is_address(host: str) -> bool:
+def is_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
     except ValueError:

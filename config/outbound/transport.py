@@ -25,7 +25,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from urllib3.util import Url
 from yarl import URL
 
-from config.outbound.addresses import LOOKUP_TIMED_OUT, LookupFailed, check_socket_address, resolve
+from config.outbound.addresses import LOOKUP_TIMED_OUT, LookupFailed, check_socket_address, is_address, resolve
 from config.outbound.answers import Answer, RequestFailed, RequestTimedOut
 from config.outbound.loop import shared, stood_still
 from config.outbound.urls import host_of, parse, port_of
@@ -65,7 +65,8 @@ async def request(
     Raises AddressRefused, ValueError (the URL is not valid), RequestTimedOut, RequestFailed.
     """
     parsed = parse(url, https_only)
-    call = _Call(owner)
+    # A time-out before the look-up begins is one of the look-up.
+    call = _Call(owner, looking_up=not is_address(host_of(parsed)))
     token = _call.set(call)
     try:
         with _errors(call, total_timeout):
@@ -107,7 +108,7 @@ async def _once_connected(send: Callable[[], Awaitable[T]], limit: float) -> T:
 @dataclass
 class _Call:
     owner: str
-    looking_up: bool = False
+    looking_up: bool
     done: bool = False
     transport: asyncio.WriteTransport | None = None
 
@@ -128,7 +129,6 @@ class _Resolver(AbstractResolver):
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         call = _call.get()
-        call.looking_up = True
         targets = await resolve(host, port, allow_private=self.allow_private, timeout=None, owner=call.owner)
         call.looking_up = False
         return [
