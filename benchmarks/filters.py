@@ -27,8 +27,8 @@ RUNS, CHATS, ROUNDS = 1_000_000, 20_000, 5
 # metadata: a pair of half of them, and a pair of 10 of them. The runs with kind=good are a third of those with
 # metadata, spread over all, and none of them failed or has kind=other.
 CHATS_OF = """
-    INSERT INTO chats_chat (id, user_id, created_at, updated_at)
-    SELECT 'chat_' || lpad(n::text, 20, '0'), %(user)s, now(), now() FROM generate_series(0, %(chats)s - 1) n
+    INSERT INTO chats_chat (id, user_id, has_line, created_at, updated_at)
+    SELECT 'chat_' || lpad(n::text, 20, '0'), %(user)s, false, now(), now() FROM generate_series(0, %(chats)s - 1) n
 """
 COLUMNS = {
     "id": "'run_' || lpad(n::text, 20, '0')",

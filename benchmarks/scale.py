@@ -222,7 +222,7 @@ def crowd(side: Service, database: psycopg.Connection[Any], owners: Sequence[tup
     """``count`` runs of the owners (id, token) in turns, each in a chat of its own."""
     chats = [f"chat_{uuid4().hex[:26]}" for _ in range(count)]
     users = [owners[number % len(owners)][0] for number in range(count)]
-    made = "INSERT INTO chats_chat (id, user_id) SELECT * FROM unnest(%s::text[], %s::int[])"
+    made = "INSERT INTO chats_chat (id, user_id, has_line) SELECT *, false FROM unnest(%s::text[], %s::int[])"
     database.execute(made, (chats, users))
     connections = [Connection(side.port) for _ in range(CLIENTS)]
 
