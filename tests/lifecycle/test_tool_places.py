@@ -99,7 +99,7 @@ def test_the_runs_time_limit_ends_the_wait(bench: Bench, outside: Outside, setti
 @pytest.mark.slow
 def test_a_stop_of_the_process_ends_the_wait(bench: Bench, outside: Outside, engines):
     bench.start('/call patient {"seconds": 2}\n/call outside {"seconds": 0}')
-    until(lambda: bench.engine.process.tool_places.waiting)
+    until(lambda: bench.engine.process.tool_places.waiting and outside.begun)
     begun = time.monotonic()
     bench.engine.stop(0)
     assert time.monotonic() - begun < 20

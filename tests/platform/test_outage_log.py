@@ -9,10 +9,12 @@ from types import SimpleNamespace
 import psycopg
 import pytest
 from django.db import OperationalError
+from django.utils import timezone
 
 from config.api import probes
 from config.database import retry
 from config.database.retry import Outage, insist, reason
+from config.kernel import clock
 from config.queue import jobs
 from tests import factories
 from tests.driver import until
@@ -62,7 +64,8 @@ def require_two_lines(records: list[logging.LogRecord]) -> None:
     assert not [record for record in records if record.exc_info or record.levelno > logging.WARNING]
 
 
-def test_a_job_logs_an_outage_once(later, caplog):
+def test_a_job_logs_an_outage_once(later, caplog, monkeypatch):
+    monkeypatch.setattr(clock, "now", timezone.now)  # the database is away
     database = Database(20)
     for _ in range(24):
         assert jobs.run("test-job", database) == 0
