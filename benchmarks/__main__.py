@@ -11,7 +11,7 @@ from config.management.progress import Progress
 
 NAMES = (
     "floor", "runs", "streams", "webhooks", "lists", "filters", "admin", "ledger", "queries", "models", "providers",
-    "latency", "takeover", "context", "startup", "retention",
+    "latency", "takeover", "context", "startup", "retention", "text",
 )  # fmt: skip
 # The first needs a package registry, the second 20 GB of disk and 20 minutes.
 SEPARATE = ("peers", "scale")

@@ -85,6 +85,15 @@ def test_many_nudges_are_split_into_several_messages(fake):
     assert [name for _, ids, _ in fake.sent for name in ids] == names
 
 
+def test_the_wait_grows_with_the_number_of_nudges_that_arrive(fake):
+    nudges.nudge("execute", "run")
+    flush()
+    assert nudges.source.interval_seconds == nudges.GATHER_SECONDS_PER_NUDGE
+    fake.sent.clear()
+    while_stalled(fake, *(("execute", f"run_{number}") for number in range(50)))
+    assert nudges.source.interval_seconds == nudges.GATHER_SECONDS
+
+
 def test_nudges_with_different_countdowns_are_not_joined(fake):
     for countdown in (30.1, 90.1, 30.1, 90.1):
         nudges.nudge("retry", countdown=countdown)
