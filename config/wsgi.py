@@ -2,6 +2,7 @@
 
 import os
 
+import redis.asyncio  # noqa: F401  (so that the first stream does not wait for it)
 from django.core.wsgi import get_wsgi_application
 from django.utils.module_loading import import_string
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import redis
 from django.conf import settings
 from django.db import Error, connection
 from django.http import HttpRequest, HttpResponse
@@ -27,6 +26,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from config.api.errors import error_response
 from config.database.retry import CONNECTION_ERRORS, outage
 from config.redis import client as redis_client
+from config.redis import failures as redis_failures
 from config.telemetry import metrics
 from config.telemetry.metrics import BUCKET, PREFIX, SEPARATOR, TOTAL, Gauge
 
@@ -99,7 +99,7 @@ def _read_redis(found: Reading) -> bool:
                 client.hdel(metrics.PROCESSES, *gone)
             queues = list(settings.CELERY_TASK_QUEUES)
             depths: dict[tuple[str, ...], float] = {(name,): float(client.llen(name)) for name in queues}
-    except (redis.RedisError, OSError, ValueError) as error:
+    except redis_failures() as error:
         logger.warning("metrics without Redis (%s)", type(error).__name__)
         return False
     found.gauges.append(

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import redis
 from django.conf import settings
 from django.http import HttpRequest
 
 from config.kernel.errors import RateLimited
-from config.redis import client
+from config.redis import client, failures
 from config.telemetry.metrics import Counter
 
 logger = logging.getLogger(__name__)
@@ -126,7 +125,7 @@ class Limiter:
             if script is None:
                 script = self.scripts[source] = client(self.url, reconnect=True).register_script(source)
             answer: list[int] = script(keys=keys, args=arguments)
-        except (redis.RedisError, OSError, ValueError) as error:  # ValueError: not an address
+        except failures() as error:
             self.closed_until = time.monotonic() + PAUSE_SECONDS
             unlimited.inc()
             logger.warning("no rate limits for %g s: Redis failed (%s)", PAUSE_SECONDS, type(error).__name__)

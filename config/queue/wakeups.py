@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import logging
 from functools import cache
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import redis
 from django.conf import settings
 from django.db import transaction
 
 from config.queue.publisher import Source, publisher
 from config.redis import client
+
+if TYPE_CHECKING:
+    import redis
 
 logger = logging.getLogger(__name__)
 

@@ -16,11 +16,13 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import redis
+from typing import TYPE_CHECKING, Any
 
 from config.redis import client as redis_client
+from config.redis import failures as redis_failures
+
+if TYPE_CHECKING:
+    import redis
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +85,7 @@ class Recorder:
                     body = json.dumps({"at": redis_time(client), "values": values})
                     pipeline.hset(PROCESSES, f"{socket.gethostname()}:{os.getpid()}", body)
                 pipeline.execute()
-        except (redis.RedisError, OSError, ValueError) as error:  # ValueError: the URL is not valid
+        except redis_failures() as error:
             with self.lock:
                 for key, amount in sums.items():
                     self.sums[key] = self.sums.get(key, 0.0) + amount

@@ -17,12 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
-import redis
 from django.conf import settings
 
 from config.database.retry import persist
 from config.queue import wakeups
-from config.redis import async_client
+from config.redis import async_client, failures
 from runs import metrics
 from runs.streams import reads
 from runs.streams.places import Places
@@ -220,13 +219,13 @@ class Hub:
                         await subscription.ping()
                         message = await subscription.get_message(timeout=settings.BROKER_TIMEOUT_SECONDS)
                         if message is None:
-                            raise redis.TimeoutError("no answer to a ping")
+                            raise TimeoutError("no answer to a ping")
                     if message["type"] == "subscribe":
                         self.listening = True
                     elif message["type"] == "message":
                         for run_id in message["data"].decode("ascii", "ignore").split():
                             self._note(run_id)
-        except (redis.RedisError, OSError, ValueError) as error:
+        except failures() as error:
             if self.listening:
                 logger.warning("streams poll the database while Redis is not available (%s)", type(error).__name__)
         finally:

@@ -12,13 +12,15 @@ import secrets
 import threading
 import time
 from functools import cache
-
-import redis
+from typing import TYPE_CHECKING
 
 from config.api import ratelimit
 from config.kernel.errors import RateLimited
 from config.queue.publisher import Source, publisher
 from config.redis import client
+
+if TYPE_CHECKING:
+    import redis
 
 logger = logging.getLogger(__name__)
 

@@ -47,7 +47,9 @@ def output(code: str, var_dir: Path) -> str:
         pytest.param(f"{WORKER}; import webhooks.sender", (*PAGES, "runs.engine", "runs.llm"), id="webhooks"),
         pytest.param(RUN_WORKER, PAGES, id="runs"),
         pytest.param(WEB, ("aiohttp", "mcp", "markdown_it", "runs.engine", "celery.worker.consumer"), id="web"),
-        pytest.param(CHECK, ("celery", "kombu", "aiohttp", "mcp", "markdown_it", "runs.engine"), id="manage.py"),
+        pytest.param(
+            CHECK, ("celery", "kombu", "redis", "aiohttp", "mcp", "markdown_it", "runs.engine"), id="manage.py"
+        ),
     ],
 )
 def test_a_process_does_not_import_what_it_does_not_need(tmp_path, start, unneeded):
