@@ -29,7 +29,7 @@ from apikeys.serializers import (
     SessionTokenInputSerializer,
     SessionTokenSerializer,
 )
-from config.api import ratelimit, session_tokens
+from config.api import ratelimit
 from config.api.authentication import username_of
 from config.api.viewsets import ServiceViewSet
 from config.kernel import clock
@@ -92,6 +92,8 @@ class SessionTokenViewSet(ServiceViewSet):
     def create(self, request: Request) -> Response:
         if settings.SESSION_ISSUER:
             raise Conflict("The identity provider issues the session tokens of this service.")
+        from config.api import session_tokens  # PyJWT and cryptography, which most commands do not need
+
         body = self.read(SessionTokenInputSerializer)
         user = get_user_model()._default_manager.filter(username=username_of(body["sub"])).first()
         if user is not None and (user.is_staff or user.is_superuser):

@@ -2,7 +2,9 @@
 
 import os
 
-import redis.asyncio  # noqa: F401  (so that the first stream does not wait for it)
+# So that the first request with a token and the first stream do not wait for them.
+import jwt  # noqa: F401
+import redis.asyncio  # noqa: F401
 from django.core.wsgi import get_wsgi_application
 from django.utils.module_loading import import_string
 

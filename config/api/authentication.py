@@ -16,7 +16,6 @@ from rest_framework.authentication import BaseAuthentication
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 
-from config.api import session_tokens
 from config.api.models import ErasedSubject
 from config.database.queries import CompiledQuery
 
@@ -70,6 +69,8 @@ class SessionTokenAuthentication(BearerAuthentication):
     token_name, path = "a session token", "/api/v1"
 
     def authenticate_token(self, token: str) -> tuple[Any, dict[str, Any]]:
+        from config.api import session_tokens  # PyJWT and cryptography, which most commands do not need
+
         try:
             claims = session_tokens.verify(token)
         except session_tokens.InvalidToken as error:

@@ -48,13 +48,18 @@ def output(code: str, var_dir: Path) -> str:
         pytest.param(RUN_WORKER, PAGES, id="runs"),
         pytest.param(WEB, ("aiohttp", "mcp", "markdown_it", "runs.engine", "celery.worker.consumer"), id="web"),
         pytest.param(
-            CHECK, ("celery", "kombu", "redis", "aiohttp", "mcp", "markdown_it", "runs.engine"), id="manage.py"
+            CHECK, ("celery", "kombu", "redis", "jwt", "aiohttp", "mcp", "markdown_it", "runs.engine"), id="manage.py"
         ),
     ],
 )
 def test_a_process_does_not_import_what_it_does_not_need(tmp_path, start, unneeded):
     loaded = output(f"{start}; import sys; print(*sys.modules)", tmp_path).split()
     assert [name for name in unneeded if name in loaded] == []
+
+
+def test_a_web_process_has_loaded_what_its_first_requests_need(tmp_path):
+    loaded = output("import config.wsgi, sys; print(*sys.modules)", tmp_path).split()
+    assert {"celery", "jwt", "redis.asyncio"} <= set(loaded)
 
 
 def test_workers_do_not_load_the_routes_to_check_them():
