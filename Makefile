@@ -9,14 +9,18 @@ PY := $(VENV)/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Without files of bytecode, each process would compile the tests and the packages again.
 unexport PYTHONDONTWRITEBYTECODE
-# On a shared machine, failed tests can be run again: make test RERUNS=1. The last line counts the reruns.
+# On a shared machine, failed tests can be run again: make test RERUNS=1. The last line counts the reruns. The option
+# costs 40 ms a test, even as --reruns 0.
 RERUNS ?= 0
-PYTEST := $(PY) -m pytest -p no:cacheprovider --reruns $(RERUNS)
+PYTEST := $(PY) -m pytest -p no:cacheprovider $(if $(filter-out 0,$(RERUNS)),--reruns $(RERUNS))
 # make test COVERAGE=1 measures the branches of the product's code that the fast tests execute, and fails below the floor
 # of pyproject.toml. The floor is raised when more is covered, and never lowered.
 COVERED := $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 # The tests of one file run in one worker, so that the processes of a module start once. tests/conftest.py sets the order.
-PARALLEL ?= -n auto --dist loadfile --no-loadscope-reorder
+# One worker per core; the fast tests, which start few processes of their own, have one per hardware thread.
+BY_FILE := --dist loadfile --no-loadscope-reorder
+PARALLEL = -n auto $(BY_FILE)
+test: PARALLEL = -n logical $(BY_FILE)
 
 .PHONY: FORCE help run test test-services test-faults check lint types contracts format schema docs bench bench-peers bench-check lock lock-images clean venv
 
