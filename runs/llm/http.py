@@ -44,7 +44,7 @@ from runs.tools.base import clean_text
 logger = logging.getLogger(__name__)
 
 # The connection can be used again if the end of the body follows the last event within this time.
-DRAIN_SECONDS = 0.25
+DRAIN_SECONDS = 0.1
 # A chunk can hold tens of thousands of tiny events. After so many, the other runs of the event loop continue.
 EVENTS_AT_ONCE = 1000
 ERROR_BODY_MAX_BYTES = 16 * 1024
@@ -266,12 +266,13 @@ class HttpModel(ABC):
                 async for text in self._texts(response, reader, deadlines):
                     if text := reader.text(text):
                         yield TextDelta(text)
+                # At its end, the connection can be used again. Before the last event, after which nobody listens.
+                await deadlines.drain(response.content.iter_any())
                 for event in reader.finish():
                     yield event
-                await deadlines.drain(response.content.iter_any())
             finally:
                 if not response.content.at_eof():
-                    response.close()  # at its end, the connection can be used again
+                    response.close()
         except EventTooLong:
             raise ModelError(FailureReason.MALFORMED_ANSWER, detail="An event is too long.") from None
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:

@@ -104,11 +104,15 @@ class Heard:
 
 
 async def hear(client: ModelClient, request: ModelRequest, heard: Heard | None = None) -> Heard:
-    """Collect the events until the turn ends. If it fails, ``heard`` has the events before the failure."""
+    """Collect the events until the turn ends, as the engine does: it does not wait for the end of the generator. If the
+    turn fails, ``heard`` has the events before the failure.
+    """
     heard = heard if heard is not None else Heard()
     heard.origin = request.model.origin
     async for event in client.stream(request):
         heard.events.append(event)
+        if isinstance(event, TurnEnd):
+            break
     return heard
 
 

@@ -6,6 +6,7 @@ benchmarks and tests need nothing else:
 
 ``text=…``        the answer (default: a greeting, or the tool results if there are any)
 ``chunks=N``      answer with N words, one per chunk          ``ms=N``      milliseconds before each chunk
+``end_ms=N``      milliseconds before the end of the body
 ``call=TOOL``     call this tool first (repeatable)           ``args=JSON`` its arguments, one for each call
 ``reason=TEXT``   think first                                 ``refusal=1`` the text is a refusal
 ``content=list``  content as a list of parts                  ``phase=1``   the text has a phase (responses)
@@ -198,6 +199,7 @@ class ModelServer:
             return False
         if fault == "stall":
             await asyncio.Event().wait()
+        await asyncio.sleep(wish.number("end_ms") / 1000)
         writer.write(b"0\r\n\r\n")
         return await _drained(writer)
 

@@ -98,6 +98,10 @@ FAULTS = [
     Fault("fault=gzip", Reason.MALFORMED_ANSWER),
     Fault("fault=flood", Reason.ANSWER_TOO_LONG, reused=False),
     Fault("finish=content_filter", Reason.CONTENT_FILTERED),
+    Fault("finish=content_filter&end_ms=20", Reason.CONTENT_FILTERED),
+    # --- the body ends a while after the last event
+    Fault("end_ms=20"),
+    Fault("end_ms=60000", reused=False),
     # --- no faults
     Fault("ms=20"),
     Fault("fault=json"),
