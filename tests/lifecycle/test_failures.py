@@ -282,6 +282,7 @@ def test_a_failed_run_has_one_line_for_staff(bench, user, settings, caplog, mess
     ledger.adjust(user.pk, -99 * MICRO, reason="almost all", staff=UserFactory(is_staff=True))
     settings.MODEL_ATTEMPTS, settings.MODEL_RETRY_SECONDS, settings.MODEL_TIMEOUT_SECONDS = 2, 0, 0.3
     run = bench.finish(message)
+    until(lambda: f"run {run['id']} failed: " in caplog.text)  # it follows the commit
     (record,) = [
         record for record in caplog.records if record.levelno == logging.WARNING and run["id"] in record.message
     ]
