@@ -38,9 +38,10 @@ def row(run: Run) -> tuple[Any, ...]:
 
 def test_each_run_gets_its_own_text():
     runs = [running(last_stream_index=7 + number) for number in range(3)]
-    written = lifecycle.append_text([(run, f"text “{number}”\n") for number, run in enumerate(runs)])
+    given = ['"quoted" \\ {NULL}, “\n', "NULL", "," * 100_000]
+    written = lifecycle.append_text(list(zip(runs, given, strict=True)))
     for number, run in enumerate(runs):
-        assert texts(run) == [(8 + number, f"text “{number}”\n")]
+        assert texts(run) == [(8 + number, given[number])]
         assert row(run) == (8 + number, True)
         assert (written[run.pk].last_stream_index, written[run.pk].unrecorded_text) == row(run)
 
