@@ -10,7 +10,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from config.docs import library, markdown
+from config.api.documentation import FOLDER
+from mkdocs_hooks import DIAGRAM, picture
 from tests.stack.browser import chromium
 
 MERMAID = "mermaid@12.3.0"
@@ -24,14 +25,12 @@ DRAW = """async ([source, theme]) => {
 
 def sources() -> set[str]:
     """The Mermaid source of every diagram of the documentation."""
-    pages = (file.read_text() for name, file in library.files().items() if name.endswith(".md"))
-    tokens = (token for page in pages for token in markdown.parser().parse(page))
-    return {token.content for token in tokens if token.type == "fence" and token.info == "mermaid"}
+    return {found[1] for file in FOLDER.rglob("*.md") for found in DIAGRAM.finditer(file.read_text())}
 
 
 def expected() -> dict[str, tuple[str, str]]:
     """The picture's file, below docs, to its source and scheme."""
-    return {markdown.picture(source, scheme): (source, scheme) for source in sources() for scheme in THEMES}
+    return {picture(source, scheme): (source, scheme) for source in sources() for scheme in THEMES}
 
 
 def draw() -> None:
@@ -46,8 +45,8 @@ def draw() -> None:
             svg = page.evaluate(DRAW, [source, THEMES[scheme]])
             _, _, width, height = re.findall(r"[\d.-]+", re.findall(r'viewBox="([^"]+)"', svg)[0])
             svg = svg.replace('width="100%"', f'width="{width}" height="{height}"', 1)
-            (library.FOLDER / name).write_text(svg + "\n")
-    for old in set(library.FOLDER.glob("images/diagram-*.svg")) - {library.FOLDER / name for name in expected()}:
+            (FOLDER / name).write_text(svg + "\n")
+    for old in set(FOLDER.glob("images/diagram-*.svg")) - {FOLDER / name for name in expected()}:
         old.unlink()
 
 

@@ -1,4 +1,4 @@
-"""The documentation and the reference of the API in a real browser: wide, narrow, light, dark, with the keyboard."""
+"""The front page and the reference of the API in a real browser: wide, narrow, light, dark, with the keyboard."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.stack.stack import Stack
 pytestmark = pytest.mark.stack
 
 NARROW, WIDE = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
-PAGES = ("/docs", "/docs/readme", "/docs/api", "/docs/settings", "/docs/architecture", "/docs/search?q=refund", "/")
+PAGES = ("/",)
 
 SURFACES = {
     "Session surface: /api/v1, session tokens": "#operations-chats-sessionChatsList",
@@ -25,7 +25,7 @@ SURFACES = {
 @pytest.fixture
 def page(stack: Stack) -> Iterator[Page]:
     # Navigation to another page aborts the unfinished requests of the previous page.
-    with browsing(stack.url, "/docs", viewport=WIDE) as page:
+    with browsing(stack.url, "/", viewport=WIDE) as page:
         yield page
 
 
@@ -57,34 +57,12 @@ def test_axe_finds_nothing_serious(stack: Stack, page: Page, viewport: dict[str,
     assert {where: problems for where, problems in found.items() if problems} == {}
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_diagrams_are_shown(stack: Stack, page: Page, scheme: str) -> None:
-    page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-    page.goto(f"{stack.url}/docs/architecture")
-    pictures = page.locator("figure img")
-    expect(pictures).to_have_count(2)
-    for picture in pictures.all():
-        width, source = picture.evaluate("image => [image.naturalWidth, image.currentSrc]")
-        assert width > 300
-        assert source.endswith(f"-{scheme}.svg")
-
-
-@pytest.mark.parametrize("path", ["/docs", "/"])
-def test_pages_follow_the_system_s_dark_mode(stack: Stack, page: Page, path: str) -> None:
-    page.goto(stack.url + path)
+def test_the_front_page_follows_the_system_s_dark_mode(page: Page) -> None:
     backgrounds = []
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
         backgrounds.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
     assert backgrounds == ["rgb(255, 255, 255)", "rgb(15, 17, 21)"]
-
-
-def test_a_section_is_found_with_the_keyboard(page: Page) -> None:
-    page.get_by_role("searchbox").focus()
-    page.keyboard.type("rotate the secret")
-    page.keyboard.press("Enter")
-    page.get_by_role("link", name="Webhooks › Rotate the secret").click()
-    expect(page.get_by_role("heading", name="Rotate the secret")).to_be_in_viewport()
 
 
 def test_the_api_reference_shows_each_surface(stack: Stack, page: Page) -> None:

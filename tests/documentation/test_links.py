@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from markdown_it import MarkdownIt
 
-from config.docs.markdown import Anchors, parser
 from tests.stack.process import ROOT
 
 LISTED = subprocess.run(
@@ -24,6 +27,19 @@ LISTED = subprocess.run(
 PAGES = [ROOT / name for name in LISTED] or [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
 
 
+def slugs(titles: Iterable[str]) -> Iterator[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    seen: Counter[str] = Counter()
+    for title in titles:
+        slug = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        seen[slug] += 1
+        yield f"{slug}-{seen[slug] - 1}" if seen[slug] > 1 else slug
+
+
+def parser() -> MarkdownIt:
+    return MarkdownIt("commonmark").enable("table")
+
+
 def links(page: Path) -> list[str]:
     nested = [child for token in parser().parse(page.read_text()) for child in token.children or ()]
     return [
@@ -33,9 +49,9 @@ def links(page: Path) -> list[str]:
 
 @cache
 def anchors(page: Path) -> set[str]:
-    tokens, made = parser().parse(page.read_text()), Anchors()
+    tokens = parser().parse(page.read_text())
     titles = [after for token, after in pairwise(tokens) if token.type == "heading_open"]
-    return {made.add("".join(child.content for child in title.children or ())) for title in titles}
+    return set(slugs("".join(child.content for child in title.children or ()) for title in titles))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
