@@ -48,7 +48,9 @@ class Floor:
     def __init__(self, connection: psycopg.Connection[Any], postgres: PostgresServer, side: Service) -> None:
         self.connection, self.postgres, self.side = connection, postgres, side
         self.port = free_port()
-        command = python("-m", "gunicorn", "benchmarks.bare_wsgi", "--bind", f"127.0.0.1:{self.port}")
+        command = python(
+            "-m", "granian", "--interface", "asgi", "--http", "1", "--port", str(self.port), "benchmarks.bare_wsgi"
+        )
         web = side.stack.add("bare-web", command)
         assert web is not None
         self.web = web

@@ -59,7 +59,8 @@ class Service:
         from config.api.session_tokens import mint
         from runs.models import Worker
 
-        settings.RATE_LIMIT_SESSION = settings.RATE_LIMIT_RUN_STARTS = 0
+        settings.RATE_LIMIT_SESSION = 0
+        settings.RATE_LIMIT_RUN_STARTS = 0
         self.application = get_wsgi_application()
         user_of({"sub": "ada"})
         self.token = mint("ada")

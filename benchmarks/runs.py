@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import os
 import statistics
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import psutil
 import psycopg
@@ -112,7 +110,10 @@ class Bench:
         Both are measured in turns, because the machine's speed varies.
         """
         port = free_port()
-        self.stack.add("bare-web", python("-m", "gunicorn", "benchmarks.bare_wsgi", "--bind", f"127.0.0.1:{port}"))
+        self.stack.add(
+            "bare-web",
+            python("-m", "granian", "--interface", "asgi", "--http", "1", "--port", str(port), "benchmarks.bare_wsgi"),
+        )
         bare_path = f"/bare/{self.chats(1)[0]}"
 
         def answers() -> bool:
@@ -279,18 +280,6 @@ class Tasks:
     latencies: list[float]
 
 
-class Receiver(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(204)
-        self.end_headers()
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
 def median_ratio(values: list[float], baseline: list[float]) -> float:
     return statistics.median(values) / statistics.median(baseline)
 
@@ -343,13 +332,6 @@ def main() -> None:
             Metric("cancel to cancelled, 500 in flight", milliseconds(cancels), target="≤ 250 ms, ≤ 1 s"),
             Metric("takeover after kill -9", f"{bench.takeover():.1f} s", target="≤ 15 s"),
         ]
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        for user in range(USERS):
-            bench.connection(user).json("POST", "/api/v1/webhooks", {"url": f"http://127.0.0.1:{server.server_port}/"})
-        rate, cpu, _ = bench.throughput()
-        metrics.append(Metric("runs/s with webhooks", f"{rate:.0f}/s", sent, rate / tasks.sent))
-        server.shutdown()
         report("runs", metrics)
 
 

@@ -65,7 +65,7 @@ def commands(directory: Path) -> Metric:
 
 
 def memory(pid: int) -> tuple[float, float]:
-    """RSS and PSS, in MiB, of the largest process: gunicorn's parent only starts and watches."""
+    """RSS and PSS, in MiB, of the largest process: the server's parent only starts and watches."""
     largest = max((process.memory_full_info() for process in family(pid)), key=lambda used: used.rss)
     return largest.rss / MIB, largest.pss / MIB
 

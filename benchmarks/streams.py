@@ -25,20 +25,6 @@ SECONDS = 10
 TICK = 0.05  # STREAM_FLUSH_SECONDS
 RUNS_A_TICK = 10
 READS = 300
-ANNOUNCEMENTS = 1000
-
-# The CPU of this process, including its publisher thread, for the wake-up after a transaction that writes events.
-HOOK = f"""
-import time
-from config.queue import wakeups
-def cpu(work):
-    work("warm"); time.sleep(0.2); begun = time.process_time()
-    for number in range({ANNOUNCEMENTS}):
-        work(f"run_{{number:026}}"); time.sleep(0.005)
-    return (time.process_time() - begun) / {ANNOUNCEMENTS}
-idle = cpu(lambda run_id: None)
-print((cpu(lambda run_id: wakeups.after_commit(run_id)) - idle) * 1e6)
-"""
 
 
 class Client:
@@ -103,8 +89,8 @@ class Writer:
 def start_server(stack: Stack, name: str) -> tuple[Process, int]:
     """A stream process as in the Procfile, and its port."""
     port = free_port()
-    options = ("--workers", "1", "--threads", "4", "--bind", f"127.0.0.1:{port}")
-    server = stack.add(name, python("-m", "gunicorn", "config.wsgi", *options))
+    stack.process_environment[name] = {"PORT": str(port), "WEB_THREADS": "4"}
+    server = stack.add(name, python("-m", "config.serve", "--host", "127.0.0.1", "--workers", "1"))
     assert server is not None
     wait_for(lambda: is_ready(f"http://127.0.0.1:{port}"), 60)
     return server, port
@@ -165,9 +151,6 @@ async def listen(stack: Stack, port: int, runs: list[tuple[str, str]], pid: int)
         await asyncio.sleep(0.5)
     assert len(crowd.latencies) == 20 * STREAMS, len(crowd.latencies)
     crowd.close()
-    heard = await asyncio.to_thread(hook, stack)
-    stack.kill("stream")
-    unheard = await asyncio.to_thread(hook, stack)
     return [
         Metric(f"memory a stream, {STREAMS} open on one process", f"{each / 1024:.1f} KiB", target="≤ 32 KiB"),
         Metric("request to first event, one after the other", milliseconds(client.starts), target="≤ 100 ms"),
@@ -180,8 +163,6 @@ async def listen(stack: Stack, port: int, runs: list[tuple[str, str]], pid: int)
         Metric("CPU of the stream process a delta", f"{cpu / sent * 1000:.2f} ms"),
         compared(f"GET run, {STREAMS} silent streams open", beside, alone),
         compared("GET run, while they receive deltas; baseline: the same writes without streams", during, before),
-        Metric("CPU of a transaction's wake-up, with listeners", f"{heard:.0f} µs"),
-        Metric("the same, without listeners", f"{unheard:.0f} µs"),
     ]
 
 
@@ -201,10 +182,6 @@ async def write(stack: Stack, writer: Writer, runs: list[tuple[str, str]]) -> tu
 def compared(name: str, took: list[float], baseline: list[float]) -> Metric:
     ratio = statistics.median(took) / statistics.median(baseline)
     return Metric(name, milliseconds(took), milliseconds(baseline), ratio, "≤ 1.5")
-
-
-def hook(stack: Stack) -> float:
-    return float(stack.manage("shell", "-c", HOOK).strip().splitlines()[-1])
 
 
 def read_runs(stack: Stack, runs: list[tuple[str, str]]) -> list[float]:

@@ -26,8 +26,6 @@ GOOD_EVERY_SECONDS = 0.05
 EMPTY_TASKS = 4000
 LOOP_REQUESTS = 4000
 LOOP_CLIENTS = 256
-WAITING = 100_000
-SEARCHES = 50
 BODY = json.dumps({"id": "evt", "type": "agent.started", "runId": "run", "chatId": "chat", "occurredAt": "2026-11-20"})
 
 # For each path of the receiver, users with one endpoint each.
@@ -59,39 +57,6 @@ async def main():
     await all_of({count})
     print(time.perf_counter() - begun, time.process_time() - cpu)
 asyncio.run(main())
-"""
-# Prints the milliseconds of each search for work.
-SEARCH = """
-import time
-from webhooks import claims, transitions
-for _ in range({count}):
-    begun = time.perf_counter()
-    transitions.pass_on_due()
-    assert claims.take_ready(0)[0] == []
-    print((time.perf_counter() - begun) * 1000)
-"""
-MANY_USERS = f"""
-    INSERT INTO auth_user (
-        username, password, is_superuser, first_name, last_name, email, is_staff, is_active, date_joined
-    )
-    SELECT 'waits-' || n, '', false, '', '', '', false, true, now() FROM generate_series(1, {WAITING}) n
-"""
-END_ALL = """
-    UPDATE webhooks_delivery SET status = 'DEAD', claim_id = NULL, next_attempt_at = NULL, finished_at = now()
-    WHERE status = 'PENDING'
-"""
-WAITING_ENDPOINTS = """
-    INSERT INTO webhooks_endpoint (id, user_id, url, secret, enabled)
-    SELECT 'whe_' || username, id, 'http://127.0.0.1:9/waits', '', true FROM auth_user WHERE username LIKE 'waits-%'
-"""
-WAITING_DELIVERIES = """
-    INSERT INTO webhooks_delivery (
-        id, event_id, endpoint_id, user_id, event_type, run_id, chat_id, body,
-        status, attempt_count, ready, next_attempt_at, created_at
-    )
-    SELECT 'dlv_' || id, 'evt_' || id, id, user_id, 'agent.started', 'run', 'chat', '{}',
-        'PENDING', 1, false, now() + interval '1 hour', now()
-    FROM webhooks_endpoint WHERE url LIKE '%/waits'
 """
 INSERT = """
     INSERT INTO webhooks_delivery (
@@ -203,14 +168,6 @@ class Bench:
         took = self.good_ones()
         return took, self.count(under_way)
 
-    def search(self) -> list[float]:
-        """The seconds of a search for work while deliveries of many endpoints wait for their next attempt."""
-        self.stack.kill("webhooks")
-        for statement in (END_ALL, MANY_USERS, WAITING_ENDPOINTS, WAITING_DELIVERIES, "ANALYZE webhooks_delivery"):
-            self.sql.execute(statement)
-        answer = self.stack.manage("shell", "--no-imports", "-c", SEARCH.format(count=SEARCHES))
-        return [float(line) / 1000 for line in answer.split()[-SEARCHES:]]
-
 
 def main() -> None:
     services = {"database_url": os.environ["TEST_DATABASE_URL"], "redis_url": os.environ["TEST_REDIS_URL"]}
@@ -240,14 +197,6 @@ def main() -> None:
                 f"{milliseconds(alone)} alone",
                 percentile(beside, 0.99) / percentile(alone, 0.99),
                 "p99 ≤ 2 s",
-            )
-        )
-        search = bench.search()
-        metrics.append(
-            Metric(
-                f"search for work while {WAITING:,} endpoints wait and nothing is due",
-                milliseconds(search),
-                target="p50 ≤ 5 ms",
             )
         )
     report("webhooks", metrics)
