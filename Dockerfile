@@ -8,6 +8,10 @@ COPY requirements-observability.txt ./
 RUN /venv/bin/pip install --require-hashes -r requirements-observability.txt
 COPY . .
 RUN /venv/bin/python -m compileall -q .
+# The documentation as a site, which the service shows at /docs.
+RUN python -m venv /mkdocs \
+    && /mkdocs/bin/pip install --require-hashes -r requirements-docs.txt \
+    && NO_MKDOCS_2_WARNING=1 /mkdocs/bin/mkdocs build --strict
 
 FROM python:3.11-slim-bookworm
 ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 VAR_DIR=/state PORT=8000

@@ -22,7 +22,7 @@ BY_FILE := --dist loadfile --no-loadscope-reorder
 PARALLEL = -n auto $(BY_FILE)
 test: PARALLEL = -n logical $(BY_FILE)
 
-.PHONY: FORCE help run test test-services test-faults check lint types contracts format schema docs bench bench-peers bench-check lock lock-images clean venv
+.PHONY: FORCE help run test test-services test-faults check lint types contracts format schema docs site bench bench-peers bench-check lock lock-images clean venv
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,7 +49,7 @@ test-faults: $(VENV)/.installed-dev ## Run the tests that kill, stop and slow do
 	@$(PY) -m tests.stack.run_services $(PYTEST) -q $(PARALLEL) -m "faults and not alone" --durations=10; rest=$$?; \
 	$(PY) -m tests.stack.run_services $(PYTEST) -q -m "faults and alone" --durations=5 && exit $$rest
 
-check: ## Check lint, types, import rules, migrations, settings, API schema
+check: ## Check lint, types, import rules, migrations, settings, API schema, documentation
 	@$(MAKE) -k lint types contracts
 
 lint: $(VENV)/.installed-dev
@@ -75,11 +75,17 @@ contracts: $(VENV)/.installed-dev
 	@VAR_DIR=$(CHECK_VAR) $(PY) manage.py spectacular --validate --fail-on-warn --file /dev/null
 	@VAR_DIR=$(CHECK_VAR) $(DOCUMENT) --file $(CHECK_VAR)/openapi.json; cmp -s $(CHECK_VAR)/openapi.json docs/openapi.json || { echo "docs/openapi.json is stale: make schema" >&2; exit 1; }
 	@VAR_DIR=$(CHECK_VAR) $(PY) manage.py document_settings --file $(CHECK_VAR)/settings.md; cmp -s $(CHECK_VAR)/settings.md docs/settings.md || { echo "docs/settings.md is stale: make docs" >&2; exit 1; }
+	@$(MKDOCS) --site-dir $(CHECK_VAR)/site >$(VENV)/mkdocs.log 2>&1 || { cat $(VENV)/mkdocs.log; exit 1; }
 
 DOCUMENT := BASE_URL=http://127.0.0.1:8000 $(PY) manage.py spectacular --format openapi-json
 
 schema: $(VENV)/.installed-dev ## Generate docs/openapi.json
 	@VAR_DIR=$(CHECK_VAR) $(DOCUMENT) --file docs/openapi.json
+
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+
+site: $(VENV)/.installed-dev ## Build the documentation as a site, which the service then shows at /docs
+	@$(MKDOCS)
 
 docs: $(VENV)/.installed-dev ## Generate docs/settings.md
 	@VAR_DIR=$(CHECK_VAR) $(PY) manage.py document_settings
@@ -103,6 +109,7 @@ LOCK := $(PY) -m uv pip compile --quiet --universal --python-version 3.11 --gene
 lock: $(VENV)/.installed-dev ## Write requirements*.txt from requirements*.in (UPGRADE=1: with newer packages)
 	@$(LOCK) -o requirements-dev.txt requirements-dev.in
 	@$(LOCK) -c requirements-dev.txt -o requirements-observability.txt requirements-observability.in
+	@$(LOCK) -c requirements-dev.txt -o requirements-docs.txt requirements-docs.in
 	@$(LOCK) -c requirements-dev.txt -o requirements.txt requirements.in
 	@$(LOCK) -o tests/clients/requirements.txt tests/clients/requirements.in
 	@$(LOCK) -o benchmarks/pins/langgraph.txt benchmarks/pins/langgraph.in

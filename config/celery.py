@@ -31,7 +31,7 @@ class SparingQoS(QoS):
     """Acknowledges only the messages that wait for it.
 
     Celery also acknowledges messages of ``no_ack`` queues. kombu then asks Redis to remove what is not there, and keeps
-    the message's tag in memory for ever (docs/decisions/0015).
+    the message's tag in memory for ever (docs/decisions/0002).
     """
 
     def ack(self, delivery_tag: str) -> None:

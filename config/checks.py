@@ -19,7 +19,6 @@ LIMITS = (
     "RATE_LIMIT_PUBLIC",
     "RATE_LIMIT_RUN_STARTS",
     "RATE_LIMIT_UNAUTHENTICATED",
-    "RATE_LIMIT_SERVER_KEYS",
     "RATE_LIMIT_PAGES",
     "RUN_USER_LIMIT",
     "ATTACHMENT_USER_MAX_BYTES",
@@ -62,8 +61,6 @@ def check_environment(app_configs: Any = None, **kwargs: Any) -> list[CheckMessa
     for name in ("SIGNUP_CREDITS", "CREDIT_APPROVAL_THRESHOLD"):
         if not is_amount(getattr(settings, name)):
             wrong(8, f"{name} is not an amount of credits.", f"Set {name} to a number of at least 0, for example 12.5")
-    if settings.API_PAGE_SIZE > settings.API_PAGE_SIZE_MAX:
-        wrong(9, "API_PAGE_SIZE is greater than API_PAGE_SIZE_MAX.", "Lower API_PAGE_SIZE or raise API_PAGE_SIZE_MAX.")
     for origin in settings.CORS_ALLOWED_ORIGINS:
         if "*" in origin:
             hint = "List each origin, for example https://app.example.com"
@@ -71,14 +68,6 @@ def check_environment(app_configs: Any = None, **kwargs: Any) -> list[CheckMessa
         elif not is_origin(origin):
             hint = "Write https://app.example.com or https://app.example.com:8443: in lower case, without a path."
             wrong(14, f"CORS_ALLOWED_ORIGINS: {origin[:100]} is not the origin of a web app.", hint)
-    for share, whole in (
-        ("TOOL_THREADS_PER_USER", "RUN_WORKER_TOOL_THREADS"),
-        ("FILE_THREADS_PER_USER", "RUN_WORKER_FILE_THREADS"),
-        ("OUTBOUND_LOOKUPS_PER_USER", "OUTBOUND_LOOKUPS_MAX"),
-        ("WEB_ADDRESS_BODIES_MAX_BYTES", "WEB_BODIES_MAX_BYTES"),
-    ):
-        if getattr(settings, share) >= getattr(settings, whole):
-            wrong(11, f"{share} leaves none of {whole} to other users.", f"Lower {share} or raise {whole}.")
     for name, package in (("OTEL_EXPORTER_OTLP_ENDPOINT", "opentelemetry.exporter"), ("SENTRY_DSN", "sentry_sdk")):
         if getattr(settings, name) and not is_installed(package):
             hint = f"Install the packages (pip install -r requirements-observability.txt), or remove {name}."
@@ -87,15 +76,8 @@ def check_environment(app_configs: Any = None, **kwargs: Any) -> list[CheckMessa
         hint = "Set TRACE_URL to an address like https://traces.example.com/trace/{trace}, or remove it."
         wrong(15, "TRACE_URL is not an http(s) address with {trace}.", hint)
     if settings.DATABASE_URL and settings.DATABASE_LOCK_SECONDS >= settings.DATABASE_ANSWER_SECONDS:
-        hint = "Lower DATABASE_LOCK_SECONDS or raise DATABASE_ANSWER_SECONDS."
-        wrong(12, "DATABASE_LOCK_SECONDS is not less than DATABASE_ANSWER_SECONDS.", hint)
-    if max(settings.ATTACHMENT_MAX_BYTES, settings.API_MAX_BODY_BYTES) > settings.WEB_ADDRESS_BODIES_MAX_BYTES:
-        hint = "Raise WEB_ADDRESS_BODIES_MAX_BYTES to several times ATTACHMENT_MAX_BYTES and API_MAX_BODY_BYTES."
-        wrong(14, "WEB_ADDRESS_BODIES_MAX_BYTES is less than one body.", hint)
-    found += [
-        Warning(f"{old} is an old name.", hint=f"Use {new} with the same value.", id="api.W020")
-        for old, new in settings.ENV.renamed
-    ]
+        least = f"more than {settings.DATABASE_LOCK_SECONDS:g}, the time limit for a lock"
+        wrong(12, f"DATABASE_ANSWER_SECONDS is not {least}.", f"Set DATABASE_ANSWER_SECONDS to {least}.")
     return found
 
 

@@ -22,15 +22,6 @@ class Env:
 
     problems: list[tuple[str, str]] = field(default_factory=list)
     known: dict[str, object] = field(default_factory=dict)
-    # (old name, new name) of variables that are set by an old name. A system check warns about them.
-    renamed: list[tuple[str, str]] = field(default_factory=list)
-
-    def moved(self, old: str, new: str) -> str:
-        """The name to read: ``old`` if only the old name is set, otherwise ``new``."""
-        if old in os.environ and new not in os.environ:
-            self.renamed.append((old, new))
-            return old
-        return new
 
     def text(self, name: str, default: str = "", choices: tuple[str, ...] = ()) -> str:
         value = os.environ.get(name, default).strip()

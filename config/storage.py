@@ -16,6 +16,9 @@ from django.conf import settings
 from storages.backends.s3 import S3Storage
 from storages.utils import clean_name
 
+# Time limit of each request to the bucket.
+STORAGE_S3_TIMEOUT_SECONDS = 10
+
 # A file that is read is kept in memory up to this size, and otherwise on disk.
 SPOOL_BYTES = 1024 * 1024
 ATTEMPTS = 3
@@ -23,7 +26,7 @@ ATTEMPTS = 3
 
 class ObjectStorage(S3Storage):
     def get_default_settings(self) -> dict[str, Any]:
-        seconds = settings.STORAGE_S3_TIMEOUT_SECONDS
+        seconds = STORAGE_S3_TIMEOUT_SECONDS
         return super().get_default_settings() | {
             "bucket_name": settings.STORAGE_S3_BUCKET,
             "endpoint_url": settings.STORAGE_S3_ENDPOINT or None,

@@ -10,10 +10,9 @@ import chats.urls
 import credits.urls
 import runs.urls
 import webhooks.urls
-from config.api import views
+from config.api import documentation, views
 from config.api.openapi.views import SchemaView
-from config.docs import views as docs
-from config.staff import denied, navigation, one_time, people
+from config.staff import denied, navigation, people
 
 admin.autodiscover()
 
@@ -45,11 +44,12 @@ urlpatterns = [
     ),
     *runs.urls.rpc,
     re_path(r"^api(/.*)?$", views.unknown_path),
-    path("admin/own-password/", one_time.choose, name="own-password"),
     path("admin/find/", admin.site.admin_view(navigation.find), name="find"),
     path("admin/people/<int:user_id>/", admin.site.admin_view(people.show), name="person"),
     path("admin/", admin.site.urls),
-    *docs.urls,
+    path("docs", documentation.page),
+    path("docs/", documentation.page),
+    path("docs/<path:name>", documentation.page),
     *runs.urls.pages,
     *runs.urls.files,
     *chats.urls.uploads,

@@ -23,6 +23,9 @@ from config.database.queries import CompiledQuery
 _BEARER = re.compile(r"bearer +([A-Za-z0-9\-._~+/]+=*) *", re.IGNORECASE)
 USERNAME_MAX = 150
 EMAIL_MAX = 254
+DIGESTED = "sub-"
+# The user of the address that `make run` prints.
+DEMO_USER = "demo"
 
 
 class BearerAuthentication(BaseAuthentication):
@@ -112,10 +115,14 @@ def user_of(claims: dict[str, Any]) -> Any:
 
 
 def username_of(subject: str) -> str:
-    """The subject itself if it can be a username, else a digest of it: a provider may use any text."""
-    if len(subject) <= USERNAME_MAX and subject.isprintable() and subject == subject.strip():
+    """The subject itself if it can be a username, else a digest of it: a provider may use any text.
+
+    A subject that looks like a digest becomes one too, so that no two subjects are one user.
+    """
+    usable = len(subject) <= USERNAME_MAX and subject.isprintable() and subject == subject.strip()
+    if usable and not subject.startswith(DIGESTED):
         return subject
-    return f"sub-{hashlib.sha256(subject.encode('utf-8', 'surrogatepass')).hexdigest()}"
+    return f"{DIGESTED}{hashlib.sha256(subject.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
 def email_of(claim: Any) -> str | None:

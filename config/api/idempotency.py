@@ -16,7 +16,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar
 
-from django.conf import settings
 from django.db import DatabaseError, IntegrityError, transaction
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
@@ -27,6 +26,11 @@ from config.database import batches
 from config.kernel import clock
 from config.kernel.errors import Conflict, ValidationFailed
 from config.kernel.jsontext import dumps
+
+# How long an `Idempotency-Key` is kept.
+IDEMPOTENCY_HOURS = 24
+# Time after which an unfinished request loses its key.
+IDEMPOTENCY_LOCK_SECONDS = 60
 
 logger = logging.getLogger(__name__)
 
@@ -134,9 +138,7 @@ def claim(user: Any, surface: str, key: str, fingerprint: str) -> IdempotencyRec
             except IntegrityError:  # another request was faster
                 continue
         finished = record.response_status is not None
-        lifetime = timedelta(
-            **({"hours": settings.IDEMPOTENCY_HOURS} if finished else {"seconds": settings.IDEMPOTENCY_LOCK_SECONDS})
-        )
+        lifetime = timedelta(**({"hours": IDEMPOTENCY_HOURS} if finished else {"seconds": IDEMPOTENCY_LOCK_SECONDS}))
         if now - record.claimed_at > lifetime:
             # Expired but not yet pruned, or left by a request that crashed. One of concurrent requests takes it over.
             taken = records.filter(pk=record.pk, claim=record.claim, response_status=record.response_status).update(
@@ -189,6 +191,6 @@ def fingerprint_of(request: HttpRequest) -> str:
 
 def prune() -> int:
     """Remove records older than IDEMPOTENCY_HOURS. Returns how many."""
-    cutoff = clock.now() - timedelta(hours=settings.IDEMPOTENCY_HOURS)
+    cutoff = clock.now() - timedelta(hours=IDEMPOTENCY_HOURS)
     old = IdempotencyRecord.objects.filter(claimed_at__lt=cutoff).order_by("claimed_at")
     return batches.in_batches(lambda: batches.delete_batch(old, PRUNE_BATCH))

@@ -10,9 +10,8 @@ import hmac
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from django.conf import settings
 from django.db import Error, connection
@@ -20,27 +19,28 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.module_loading import import_string
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_safe
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from config.api.errors import error_response
 from config.database.retry import CONNECTION_ERRORS, outage
 from config.redis import client as redis_client
 from config.redis import failures as redis_failures
 from config.telemetry import metrics
-from config.telemetry.metrics import BUCKET, PREFIX, SEPARATOR, TOTAL, Gauge
+from config.telemetry.metrics import PREFIX, SEPARATOR, Gauge
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class Reading:
-    """Values read from the database and from Redis at one time; ``up`` says which of them answered."""
+    """Values read from the database and from Redis at one time; ``up`` says which of them answered. ``texts`` are those
+    of the other processes, ``latest`` values by metric and labels.
+    """
 
     gauges: list[Gauge] = field(default_factory=list)
-    sums: dict[str, str] = field(default_factory=dict)
+    texts: list[str] = field(default_factory=list)
     latest: dict[str, str] = field(default_factory=dict)
-    processes: dict[str, float] = field(default_factory=dict)
     up: dict[str, bool] = field(default_factory=dict)
 
 
@@ -51,9 +51,10 @@ def page(request: HttpRequest) -> HttpResponse:
     if not (settings.DEBUG or is_allowed(request.META.get("HTTP_AUTHORIZATION", ""))):
         response = error_response(401)
     else:
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(Families(reading()))
-        response = HttpResponse(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
+        found = reading()
+        own = metrics.exposition(metrics.OfProcess(metrics.this_process()))
+        text = metrics.exposition(Families(found)) + joined([own, *found.texts])
+        response = HttpResponse(text, content_type=CONTENT_TYPE_LATEST)
     response["Cache-Control"] = "no-store"
     return response
 
@@ -91,12 +92,12 @@ def read() -> Reading:
 def _read_redis(found: Reading) -> bool:
     try:
         with redis_client(decode_responses=True) as client:
-            found.sums = client.hgetall(metrics.SUMS)
             found.latest = client.hgetall(metrics.LATEST)
-            rows: Any = client.hgetall(metrics.PROCESSES)
-            found.processes, gone = metrics.process_values(rows, metrics.redis_time(client))
-            if gone:
-                client.hdel(metrics.PROCESSES, *gone)
+            names = [name for name in client.smembers(metrics.PROCESSES) if name != metrics.this_process()]
+            texts = dict(zip(names, client.mget([metrics.TEXT + name for name in names]), strict=True)) if names else {}
+            found.texts = [text for text in texts.values() if text]
+            if ended := [name for name, text in texts.items() if not text]:
+                client.srem(metrics.PROCESSES, *ended)
             queues = list(settings.CELERY_TASK_QUEUES)
             depths: dict[tuple[str, ...], float] = {(name,): float(client.llen(name)) for name in queues}
     except redis_failures() as error:
@@ -133,63 +134,28 @@ class Families:
 
     def collect(self) -> Iterator[Metric]:
         up = {(name,): float(answers) for name, answers in self.reading.up.items()}
-        yield _gauge(Gauge("source_up", "Whether the source of these metrics answered.", up, ["source"]))
+        yield _family(Gauge("source_up", "Whether the source of these metrics answered.", up, ["source"]))
         for gauge in self.reading.gauges:
-            yield _gauge(gauge)
-        sums, latest = _by_metric(self.reading.sums), _by_metric(self.reading.latest)
-        processes = _by_metric(self.reading.processes)
+            yield _family(gauge)
         for name, metric in metrics.declared.items():
-            if isinstance(metric, metrics.Counter):
-                yield _counter(metric, sums.get(name, {}))
-            elif isinstance(metric, metrics.Histogram):
-                yield _histogram(metric, sums.get(name, {}))
-            elif isinstance(metric, metrics.Latest):
-                yield _gauge(Gauge(name.removeprefix(PREFIX), metric.help, latest.get(name, {}), metric.labels))
-            else:
-                values = processes.get(name, {} if metric.labels else {(): 0.0})
-                yield _gauge(Gauge(name.removeprefix(PREFIX), metric.help, values, metric.labels))
+            if isinstance(metric, metrics.Latest):
+                rows = [(key.split(SEPARATOR), float(value)) for key, value in self.reading.latest.items()]
+                values = {tuple(labels): value for (found, *labels), value in rows if found == name}
+                yield _family(Gauge(name.removeprefix(PREFIX), metric.help, values, metric.labels))
 
 
-def _by_metric(rows: Mapping[str, str | float]) -> dict[str, dict[tuple[str, ...], float]]:
-    found: dict[str, dict[tuple[str, ...], float]] = {}
-    for key, value in rows.items():
-        name, *labels = key.split(SEPARATOR)
-        found.setdefault(name, {})[tuple(labels)] = float(value)
-    return found
-
-
-def _gauge(gauge: Gauge) -> Metric:
+def _family(gauge: Gauge) -> Metric:
     family = GaugeMetricFamily(PREFIX + gauge.name, gauge.help, labels=gauge.labels)
-    return _filled(family, len(gauge.labels), gauge.values)
-
-
-def _counter(metric: metrics.Counter, rows: dict[tuple[str, ...], float]) -> Metric:
-    family = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
-    return _filled(family, len(metric.labels), rows if metric.labels else {(): 0.0} | rows)
-
-
-def _filled(family: Any, count: int, rows: dict[tuple[str, ...], float]) -> Metric:
-    for labels, value in sorted(rows.items()):
-        if len(labels) == count:  # otherwise it was counted by a release with other labels
-            family.add_metric(labels, value)
+    for labels, value in sorted(gauge.values.items()):
+        family.add_metric(labels, value)
     return family
 
 
-def _histogram(metric: metrics.Histogram, rows: dict[tuple[str, ...], float]) -> Metric:
-    family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
-    found: dict[tuple[str, ...], dict[str, float]] = {}
-    totals: dict[tuple[str, ...], float] = {}
-    for key, value in rows.items():
-        if key[-1:] == (TOTAL,):
-            totals[key[:-1]] = value
-        elif key[-2:-1] == (BUCKET,):
-            found.setdefault(key[:-2], {})[key[-1]] = value
-    for labels, counts in sorted(found.items()):
-        if len(labels) != len(metric.labels):
-            continue
-        running, buckets = 0.0, []
-        for name in metric.names:
-            running += counts.get(name, 0.0)
-            buckets.append((name, running))
-        family.add_metric(labels, buckets, totals.get(labels, 0.0))
-    return family
+def joined(texts: Iterable[str]) -> str:
+    """One text of the texts of several processes: the samples of a metric must follow each other."""
+    families: dict[str, list[str]] = {}
+    for text in texts:
+        for family in f"\n{text}".split("\n# HELP ")[1:]:
+            about, kind, *samples = family.rstrip("\n").split("\n")
+            families.setdefault(about.partition(" ")[0], [f"# HELP {about}", kind]).extend(samples)
+    return "".join(f"{line}\n" for lines in families.values() for line in lines)

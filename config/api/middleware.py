@@ -105,13 +105,13 @@ class ProbeMiddleware(Middleware):
         return self.views.get(request.path_info, self.get_response)(request)
 
 
-# A page may load only our own files. Alpine, in the admin, compiles the text of attributes, and both pages use inline
-# styles.
+# A page may load only our own files. Alpine, in the admin, compiles the text of attributes, and all use inline styles.
+# The pages of the documentation, which are built before the service runs, have inline scripts.
 _OWN = (
     "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; object-src 'none'; base-uri 'self'; "
     "form-action 'self'; frame-ancestors 'none'; script-src 'self'"
 )
-PAGE_POLICIES = {"/admin/": f"{_OWN} 'unsafe-eval'", "/api/docs": _OWN}
+PAGE_POLICIES = {"/admin/": f"{_OWN} 'unsafe-eval'", "/api/docs": _OWN, "/docs": f"{_OWN} 'unsafe-inline'"}
 
 
 class PagePolicyMiddleware(Middleware):

@@ -5,34 +5,38 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from django.conf import settings
 from django.db import connection
 from django.db.models import Q, TextField, Value
 from rest_framework.pagination import BasePagination
 from rest_framework.request import Request
-from rest_framework.response import Response
+from simplejson import RawJSON
 
 from config.kernel.errors import ValidationFailed
+from config.kernel.jsontext import to_text
+
+PAGE_MAX_BYTES = 1024 * 1024
+
+# Default `limit` of lists.
+API_PAGE_SIZE = 20
+# Largest `limit`.
+API_PAGE_SIZE_MAX = 100
 
 
 class KeysetPagination(BasePagination):
-    """Pages by (created_at, id): newest first, or oldest first for a view with ``pagination_ascending``."""
+    """Pages by (created_at, id): newest first, or oldest first for a view with ``pagination_ascending``. A view whose
+    rows can be large reads ``pagination_rows_at_once`` with a query: its page may end long before its limit.
+    """
 
-    def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> list:
+    def answer(self, queryset: Any, request: Request, show: Callable[[Any], Any], view: Any = None) -> dict[str, Any]:
+        """The page that the request asks for; ``show`` makes JSON of a row."""
         limit, cursor = self.read(request)
         ascending = getattr(view, "pagination_ascending", False)
-        if cursor is not None:
-            queryset = queryset.filter(beyond(*cursor, ascending=ascending))
-        order = ("created_at", "pk") if ascending else ("-created_at", "-pk")
-        rows = list(queryset.order_by(*order)[: limit + 1])
-        self.next_cursor = None
-        if len(rows) > limit:
-            rows = rows[:limit]
-            self.next_cursor = encode_cursor(rows[-1].created_at, rows[-1].pk)
-        return rows
+        at_once = getattr(view, "pagination_rows_at_once", API_PAGE_SIZE_MAX + 1)
+        return bounded(_rows(queryset, limit + 1, cursor, ascending, at_once), limit, show)
 
     def read(self, request: Request) -> tuple[int, tuple[datetime, str] | None]:
         """How many rows the page may have, and the row before it."""
@@ -41,14 +45,11 @@ class KeysetPagination(BasePagination):
 
     def read_limit(self, value: str | None) -> int:
         if value is None:
-            return settings.API_PAGE_SIZE
+            return API_PAGE_SIZE
         number = int(value) if value.isascii() and value.isdigit() and len(value) < 6 else 0
-        if not 1 <= number <= settings.API_PAGE_SIZE_MAX:
-            raise ValidationFailed({"limit": [f"Use a whole number from 1 to {settings.API_PAGE_SIZE_MAX}."]})
+        if not 1 <= number <= API_PAGE_SIZE_MAX:
+            raise ValidationFailed({"limit": [f"Use a whole number from 1 to {API_PAGE_SIZE_MAX}."]})
         return number
-
-    def get_paginated_response(self, data: list) -> Response:
-        return Response({"items": data, "nextCursor": self.next_cursor})
 
     def get_paginated_response_schema(self, schema: dict) -> dict:
         return {
@@ -72,8 +73,8 @@ class KeysetPagination(BasePagination):
                 "schema": {
                     "type": "integer",
                     "minimum": 1,
-                    "maximum": settings.API_PAGE_SIZE_MAX,
-                    "default": settings.API_PAGE_SIZE,
+                    "maximum": API_PAGE_SIZE_MAX,
+                    "default": API_PAGE_SIZE,
                 },
             },
             {
@@ -85,11 +86,43 @@ class KeysetPagination(BasePagination):
         ]
 
 
-def beyond(moment: datetime, key: str, *, key_column: str = "pk", ascending: bool = False) -> Q:
+def bounded(rows: Iterable[Any], limit: int, show: Callable[[Any], Any]) -> dict[str, Any]:
+    """A page of ``rows``, which are at least one more than ``limit`` if there are more. It ends before the limit where
+    its JSON would have more than PAGE_MAX_BYTES.
+    """
+    items: list[RawJSON] = []
+    size, last = 0, None
+    for row in rows:
+        text = to_text(show(row)) if len(items) < limit else ""
+        size += len(text.encode(errors="replace"))
+        if last is not None and (not text or size > PAGE_MAX_BYTES):
+            return {"items": items, "nextCursor": encode_cursor(last.created_at, last.pk)}
+        items.append(RawJSON(text))
+        last = row
+    return {"items": items, "nextCursor": None}
+
+
+def _rows(
+    queryset: Any, most: int, cursor: tuple[datetime, str] | None, ascending: bool, at_once: int
+) -> Iterator[Any]:
+    """The first rows after the cursor, ``at_once`` with a query."""
+    order = ("created_at", "pk") if ascending else ("-created_at", "-pk")
+    while most:
+        part = queryset if cursor is None else queryset.filter(beyond(*cursor, ascending=ascending))
+        wanted = min(most, at_once)
+        rows = list(part.order_by(*order)[:wanted])
+        yield from rows
+        if len(rows) < wanted:
+            return
+        most -= wanted
+        cursor = rows[-1].created_at, rows[-1].pk
+
+
+def beyond(moment: datetime, key: str, *, ascending: bool = False) -> Q:
     """The rows after that of this time and key, in the order of a list."""
     forms = stored_forms(moment)
     step, first, last = ("gt", forms[0], forms[-1]) if ascending else ("lt", forms[-1], forms[0])
-    after = Q(**{f"created_at__{step}": last}) | Q(**{"created_at__in": forms, f"{key_column}__{step}": key})
+    after = Q(**{f"created_at__{step}": last}) | Q(**{"created_at__in": forms, f"pk__{step}": key})
     # The redundant bound on the first column lets both databases start at the right position in the index.
     return after & Q(**{f"created_at__{step}e": first})
 

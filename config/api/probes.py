@@ -8,8 +8,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 
-from django.conf import settings
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 from django.http import HttpRequest, HttpResponse
@@ -19,6 +19,9 @@ from django.views.decorators.http import require_safe
 from config.database.retry import CONNECTION_ERRORS, outage
 from config.kernel.jsontext import dumps
 from config.redis import client
+
+# Time limit of `/readyz`.
+READINESS_TIMEOUT_SECONDS = 3.0
 
 logger = logging.getLogger(__name__)
 
@@ -67,42 +70,46 @@ def ask_migrations() -> None:
 
 
 class Probe:
-    """A check in a thread of its own, so that a check that hangs counts as a failure. At most one thread at a time, so
-    that threads that hang do not accumulate.
+    """A check in a thread of its own, so that a check that hangs counts as a failure. Requests that ask meanwhile share
+    its result, so that threads that hang do not accumulate.
     """
 
     def __init__(self, name: str, ask: Callable[[], None]) -> None:
         self.name = name
         self.ask = ask
         self.lock = threading.Lock()
-        self.thread: threading.Thread | None = None
-        self.state = UNAVAILABLE
+        self.check: Future[str] = Future()
+        self.check.set_result(UNAVAILABLE)
 
-    def start(self) -> None:
+    def start(self) -> Future[str]:
+        """The result of the check that runs, or of a new one: ok, or the problem."""
         with self.lock:
-            if self.thread is None or not self.thread.is_alive():
-                self.thread = threading.Thread(target=self._run, name=f"probe-{self.name}", daemon=True)
-                self.state = UNAVAILABLE
-                self.thread.start()
+            if self.check.done():
+                self.check = Future()
+                threading.Thread(target=self._run, args=(self.check,), name=f"probe-{self.name}", daemon=True).start()
+            return self.check
 
-    def answer(self, deadline: float) -> str:
-        """The result by ``deadline`` (``time.monotonic``): ok, or the problem."""
-        with self.lock:  # a thread that another request has created but not started can't be joined
-            thread = self.thread
-        if thread is not None:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        return self.state
-
-    def _run(self) -> None:
+    def _run(self, check: Future[str]) -> None:
+        state = UNAVAILABLE
         try:
             self.ask()
-            self.state = OK
+            state = OK
         except NotMigrated as error:
-            self.state = str(error)
+            state = str(error)
         except CONNECTION_ERRORS as error:
             outage.failed(error)
         except Exception as error:  # any failure means "not ready"
             logger.warning("the %s does not answer (%s)", self.name, type(error).__name__)
+        finally:
+            check.set_result(state)
+
+
+def by(deadline: float, check: Future[str]) -> str:
+    """The check's result at ``deadline`` (``time.monotonic``)."""
+    try:
+        return check.result(max(0.0, deadline - time.monotonic()))
+    except TimeoutError:
+        return UNAVAILABLE
 
 
 NEEDED = [Probe("database", lambda: ask_database()), Probe("migrations", lambda: ask_migrations())]
@@ -120,11 +127,10 @@ def livez(request: HttpRequest) -> HttpResponse:
 def readyz(request: HttpRequest) -> HttpResponse:
     """200, or 503 if the process cannot serve, naming what is wrong; in READINESS_TIMEOUT_SECONDS at most."""
     begun = time.monotonic()
-    for probe in (*NEEDED, BROKER):
-        probe.start()
-    checks = {probe.name: probe.answer(begun + settings.READINESS_TIMEOUT_SECONDS) for probe in NEEDED}
+    started, asked = {probe.name: probe.start() for probe in NEEDED}, BROKER.start()
+    checks = {name: by(begun + READINESS_TIMEOUT_SECONDS, check) for name, check in started.items()}
     ready = all(state == OK for state in checks.values())
-    checks[BROKER.name] = broker = BROKER.answer(begun + settings.READINESS_TIMEOUT_SECONDS * BROKER_SHARE)
+    checks[BROKER.name] = broker = by(begun + READINESS_TIMEOUT_SECONDS * BROKER_SHARE, asked)
     status = UNAVAILABLE if not ready else OK if broker == OK else DEGRADED
     return _answer(200 if ready else 503, {"status": status, "checks": checks})
 

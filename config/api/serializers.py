@@ -14,6 +14,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from config.kernel import clock, money
+from config.kernel.jsontext import INTEGER_MAX
 
 MISSING = object()
 # How many unknown fields an error names, and how much of each name.
@@ -30,7 +31,7 @@ def camel(name: str) -> str:
 class CamelSerializer(serializers.Serializer):
     """A serializer whose fields are declared in snake_case and appear in camelCase."""
 
-    # For a part of a body, or a query: fields that this serializer does not have are not its concern.
+    # For a part of a body: fields that this serializer does not have are not its concern.
     ignores_unknown: ClassVar[bool] = False
     _cached_columns: ClassVar[list[Column]]
     _cached_reader: ClassVar[CamelSerializer]
@@ -159,7 +160,9 @@ class CreditsTextField(serializers.Field):
 
 
 class StrictCharField(serializers.CharField):
-    """A JSON string only; DRF would also accept a number."""
+    """A JSON string only; DRF would also accept a number. ``pattern`` is for the OpenAPI document alone."""
+
+    pattern: str | None = None
 
     def to_internal_value(self, data: Any) -> str:
         if not isinstance(data, str):
@@ -181,7 +184,8 @@ class StrictIntegerField(serializers.IntegerField):
     """A whole JSON number (``30`` or ``30.0``): no text, boolean or fraction."""
 
     def to_internal_value(self, data: Any) -> int:
-        if isinstance(data, bool) or not isinstance(data, (int, Decimal)) or data != data // 1:
+        is_number = isinstance(data, (int, Decimal)) and not isinstance(data, bool)
+        if not is_number or abs(data) >= INTEGER_MAX or data != int(data):
             self.fail("invalid")
         return int(data)
 

@@ -23,6 +23,14 @@ from config.kernel.errors import Unavailable
 from config.outbound import client
 from config.outbound.loop import shared
 
+# Time limit for fetching keys. As long as a process has none, requests wait for its first attempt only and get 503
+# afterwards.
+SESSION_JWKS_TIMEOUT_SECONDS = 3.0
+# Minimum time between two fetches for unknown keys.
+SESSION_JWKS_REFETCH_SECONDS = 60
+# How long fetched keys are used before they are fetched again.
+SESSION_JWKS_CACHE_SECONDS = 3600
+
 logger = logging.getLogger(__name__)
 
 ALGORITHMS = ["RS256", "ES256", "EdDSA"]
@@ -153,7 +161,7 @@ class Jwks:
     def key_for(self, kid: str | None) -> jwt.PyJWK:
         """The key with this id. Raises InvalidToken if it is unknown, Unavailable while there are no keys at all."""
         found = self._find(kid)
-        if found is None or time.monotonic() - self.fetched_at > settings.SESSION_JWKS_CACHE_SECONDS:
+        if found is None or time.monotonic() - self.fetched_at > SESSION_JWKS_CACHE_SECONDS:
             failed = not self.keys and self.tried_at > float("-inf")
             fetch, started = self._start_fetch()
             # While one thread waits for newer keys, the others use the cached ones.
@@ -178,7 +186,7 @@ class Jwks:
         with self.lock:
             if self.fetching is not None and not self.fetching.done():
                 return self.fetching, False
-            pause = settings.SESSION_JWKS_REFETCH_SECONDS if self.keys else COLD_RETRY_SECONDS
+            pause = SESSION_JWKS_REFETCH_SECONDS if self.keys else COLD_RETRY_SECONDS
             if time.monotonic() - self.tried_at <= pause:
                 return None, False
             client.prepare()
@@ -187,7 +195,7 @@ class Jwks:
 
     async def _fetch(self) -> None:
         """Ends within SESSION_JWKS_TIMEOUT_SECONDS and raises nothing that a provider can cause."""
-        seconds = settings.SESSION_JWKS_TIMEOUT_SECONDS
+        seconds = SESSION_JWKS_TIMEOUT_SECONDS
         try:
             answer = await client.asend(
                 "GET",

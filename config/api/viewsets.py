@@ -8,6 +8,7 @@ from django.conf import settings
 from django.db.models import QuerySet
 from django.http import HttpResponseBase
 from django.utils.module_loading import import_string
+from drf_spectacular.utils import OpenApiParameter
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.exceptions import APIException, NotAuthenticated
 from rest_framework.request import Request
@@ -19,11 +20,13 @@ from config.api.authentication import SessionTokenAuthentication
 from config.api.idempotency import IdempotencyMixin
 from config.api.pagination import KeysetPagination
 from config.api.parsers import StrictJSONParser, load_body
-from config.api.serializers import CamelSerializer
-from config.kernel.errors import Forbidden, NotFound
+from config.api.serializers import CamelSerializer, unknown_fields
+from config.kernel.errors import Forbidden, NotFound, ValidationFailed
 from config.kernel.ids import is_plausible_id
 
 BODY_METHODS = {"POST", "PUT", "PATCH"}
+# Clients send these to every list. A list that is one page does not declare them.
+PAGE_PARAMETERS = {"limit", "cursor"}
 
 
 class ServiceViewSet(IdempotencyMixin, GenericViewSet):
@@ -38,6 +41,8 @@ class ServiceViewSet(IdempotencyMixin, GenericViewSet):
     required_scopes: ClassVar[dict[str, str]] = {}
     # The actions that also count against the limit of run starts.
     throttle_run_starts: ClassVar[frozenset[str]] = frozenset()
+    # The query parameters of an action, for the OpenAPI document too. A list also takes those of its pages.
+    query_parameters: ClassVar[dict[str, list[OpenApiParameter]]] = {}
     pagination_class = KeysetPagination
     http_method_names = ["get", "head", "post", "put", "patch", "delete"]
     # For the OpenAPI document: an action's further statuses. A negative one removes a usual status.
@@ -51,6 +56,8 @@ class ServiceViewSet(IdempotencyMixin, GenericViewSet):
         request.accepted_renderer, request.accepted_media_type = self.perform_content_negotiation(request)
         self.check_permissions(request)
         handled = request.method is not None and request.method.lower() in getattr(self, "action_map", {})
+        if handled and request.query_params:
+            self.check_query(request)
         if handled and request.method in BODY_METHODS and StrictJSONParser in self.parser_classes:
             load_body(request._request)
             request.data  # noqa: B018  (400 and 415 also for actions that need no body)
@@ -81,6 +88,16 @@ class ServiceViewSet(IdempotencyMixin, GenericViewSet):
             if scope and not self.has_scope(scope):
                 raise Forbidden(f"This operation needs the scope {scope}.", details={"requiredScope": scope})
 
+    def check_query(self, request: Request) -> None:
+        """An unknown query parameter is 400: a misspelt filter must not be no filter."""
+        declared = {parameter.name: parameter.type for parameter in self.query_parameters.get(self.action, ())}
+        known = {*declared, *(PAGE_PARAMETERS if self.action == "list" else ())}
+        # The pairs of an object are parameters of their own: NAME.KEY=VALUE.
+        objects = [name for name, shape in declared.items() if isinstance(shape, dict) and shape["type"] == "object"]
+        known |= {name for name in request.query_params if name.partition(".")[0] in objects}
+        if unknown := unknown_fields(request.query_params, known):
+            raise ValidationFailed(unknown)
+
     def has_scope(self, scope: str) -> bool:
         """Scopes limit API keys only."""
         key: Any = self.request.auth
@@ -108,7 +125,8 @@ class ServiceViewSet(IdempotencyMixin, GenericViewSet):
 
     def page(self, rows: QuerySet) -> Response:
         """The answer with the requested page of ``rows``."""
-        return self.get_paginated_response(self.get_serializer(self.paginate_queryset(rows), many=True).data)
+        pages: Any = self.paginator
+        return Response(pages.answer(rows, self.request, self.get_serializer().to_representation, self))
 
     def show(self, row: Any, status: int = 200) -> Response:
         return Response(self.get_serializer(row).data, status)

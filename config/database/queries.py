@@ -1,7 +1,7 @@
 """Queries whose SQL is compiled once, for the few statements that every request and every run makes.
 
 Django compiles the SQL of a queryset for each evaluation. This takes longer than a read by primary key in PostgreSQL.
-A query belongs here only if ``benchmarks/queries.py`` shows its saving (docs/decisions/0014).
+A query belongs here only if ``benchmarks/queries.py`` shows its saving (docs/decisions/0008).
 """
 
 from __future__ import annotations

@@ -10,9 +10,11 @@ import threading
 import time
 from datetime import UTC, datetime, timedelta
 
-from django.conf import settings
 from django.db import Error, connection
 from django.utils import timezone
+
+# Seconds after which each process reads the database's clock again; in between it adds the time of its machine.
+DATABASE_CLOCK_SECONDS = 30
 
 # After an attempt to read the database's time, other threads do not try for this time.
 RETRY_SECONDS = 5.0
@@ -72,7 +74,7 @@ def sync() -> datetime:
         if _synced is None or answered - asked <= ANSWER_SECONDS:
             # The server read its clock between the two moments. Their middle is wrong by half of the time at most.
             _synced = base, (asked + answered) / 2
-            _next_sync = answered + settings.DATABASE_CLOCK_SECONDS
+            _next_sync = answered + DATABASE_CLOCK_SECONDS
         base, read = _synced
     return base + timedelta(seconds=steady() - read)
 

@@ -32,6 +32,10 @@ class ValidationFailed(DomainError):
     """400 with ``details.fields``: each field's dotted path to its messages."""
 
     def __init__(self, fields: dict[str, list[str]], message: str | None = None) -> None:
+        """Without a ``message`` it names the first field."""
+        first = next(((name, texts) for name, texts in fields.items() if texts), None)
+        if message is None and first is not None:
+            message = f"{first[0]}: {' '.join(first[1])}"
         super().__init__(message, details={"fields": fields})
 
 

@@ -1,8 +1,9 @@
 """``make run``: all processes of the service on one machine, in the foreground, with their state in ``VAR_DIR``.
 
 honcho starts the processes, prefixes their output, and ends all of them after Ctrl-C, after SIGTERM, or when one of
-them ends. Production uses the Procfile and a supervisor. This module adds:
+them ends by itself. Production uses the Procfile and a supervisor. This module adds:
 
+- the restart of a process that was killed, as a supervisor would do it;
 - the lock, the check of the port, the migrations, the catalogue file, the first administrator and the greeting;
 - the embedded broker, which must end after the processes that use it (honcho ends all processes at the same time);
 - the end of all processes when this process is killed (``config.local.reaper``) or when ``make`` ends.
@@ -17,6 +18,7 @@ import io
 import json
 import multiprocessing
 import os
+import secrets
 import shlex
 import signal
 import socket
@@ -44,13 +46,21 @@ ADMIN = "admin"
 RUNNING_FILE = Path(os.environ["RUNNING_FILE"]) if os.environ.get("RUNNING_FILE") else None
 CELERY = "celery -q --skip-checks -A config worker -P threads --without-gossip --without-mingle --without-heartbeat"
 PROCESSES = {
-    "web": f"gunicorn config.wsgi --config gunicorn.conf.py --workers 1 --bind {HOST}:{settings.PORT}",
-    "runs": f"{CELERY} -n runs@%h -c 4 -Q runs",
+    "web": f"config.serve --host {HOST} --workers 1",
+    # README.md kills the process of this file.
+    "runs": f"{CELERY} -n runs@%h -c 4 -Q runs --pidfile {shlex.quote(str(settings.VAR_DIR / 'runs.pid'))}",
     # A separate process, because a slow webhook receiver must not delay a run.
     "background": f"{CELERY} -n background@%h -c 6 -Q webhooks,webhooks-retry,maintenance",
     # Not part of "background" (-B): if that process is killed, its beat keeps the output open, and honcho waits.
     "beat": "celery -q -A config.beat beat",
 }
+# The shell of each process adds its process group to the reaper's journal. It starts the command again after a signal.
+SUPERVISE = """echo + $$ >>"$JOURNAL" || exit 1
+while :; do
+  sh -c "exec $COMMAND"; status=$?
+  test $status -gt 128 || exit $status
+  echo "ended by signal $((status - 128)); starting again"; sleep 1
+done"""
 
 
 def serve() -> int:
@@ -67,11 +77,8 @@ def serve() -> int:
             print("Starting the service…", flush=True)
             manager = Manager(Printer(sys.stdout, colour="NO_COLOR" not in os.environ))
             for name, command in PROCESSES.items():
-                # The shell adds its process id to the reaper's journal and then becomes the command.
-                line = (
-                    f"echo + $$ >>{shlex.quote(str(reaper.journal))} && exec {shlex.quote(sys.executable)} -m {command}"
-                )
-                manager.add_process(name, line, env=child_environment(), cwd=str(settings.BASE_DIR))
+                given = {"JOURNAL": str(reaper.journal), "COMMAND": f"{shlex.quote(sys.executable)} -m {command}"}
+                manager.add_process(name, SUPERVISE, env=child_environment() | given, cwd=str(settings.BASE_DIR))
             threading.Thread(target=watch, args=(manager, broker, administrator, stopping), daemon=True).start()
             manager.loop()
             # If a process ends without a signal, this is a failure, also with status 0.
@@ -193,19 +200,19 @@ def prepared() -> dict[str, str | None]:
     return administrator
 
 
-def greeting(name: str | None, password: str | None, code: str | None) -> str:
+def greeting(name: str | None, password: str | None, token: str | None) -> str:
     base = f"http://{HOST}:{settings.PORT}"
     if password:
-        sign_in = f"user {name}, one-time password {password}\n{'':22}(the admin asks for a new password)"
+        sign_in = f"user {name}, password {password}\n{'':22}(it is shown only now)"
     elif name is None:
         sign_in = "there is no administrator. Create one: .venv/bin/python manage.py createsuperuser"
     else:
         sign_in = f"user {name}. For a new password: .venv/bin/python manage.py changepassword {name}"
     given = [name for name in ("DATABASE_URL", "VAR_DIR") if os.environ.get(name)]
     note = f" (with the same {' and '.join(given)} set)" if given else ""
-    address = f"{base}/playground#code={code}" if code else f"{base}/playground"
+    address = f"{base}/playground#token={token}" if token else f"{base}/playground"
     playground = f"  Playground          {address}\n" if settings.PLAYGROUND else ""
-    if playground and code:
+    if playground and token:
         playground += f"{'':22}(signs in as the user demo; works for 12 hours)\n"
     return f"""
 The service is running on {base}
@@ -228,9 +235,9 @@ Ctrl-C stops it.
 def prepare() -> None:
     """Migrate the database, apply the catalogue file and create an administrator if there is none.
 
-    Prints one line of JSON, ``{"name": text or null, "password": text or null, "code": text or null}``: the name of the
-    administrator, a one-time password if no password was chosen yet, and in the embedded default the code that signs in
-    to the playground.
+    Prints one line of JSON, ``{"name": text or null, "password": text or null, "token": text or null}``: the name of
+    the administrator, the password if the administrator is new, and in the embedded default a session token for the
+    playground.
     """
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
     import django
@@ -240,8 +247,8 @@ def prepare() -> None:
     from django.core.management import CommandError, call_command
     from django.db import OperationalError
 
-    from config.api import sign_in_codes
-    from config.staff import one_time
+    from config.api import session_tokens
+    from config.api.authentication import DEMO_USER
 
     try:
         call_command("check", stdout=io.StringIO())
@@ -255,13 +262,14 @@ def prepare() -> None:
     settings.STATIC_ROOT.mkdir(parents=True, exist_ok=True)
     users: Any = get_user_model()._default_manager
     administrator = users.filter(is_superuser=True, is_active=True).order_by("pk").first()
+    password = None
     if administrator is None and not users.filter(username=ADMIN).exists():
-        administrator = users.create_superuser(ADMIN, f"{ADMIN}@localhost")
+        password = secrets.token_urlsafe(12)
+        administrator = users.create_superuser(ADMIN, f"{ADMIN}@localhost", password)
     name = administrator and administrator.get_username()
-    waits = administrator is not None and not administrator.has_usable_password()
-    password = one_time.make(administrator) if waits else None
-    code = sign_in_codes.make_code() if settings.EMBEDDED and not settings.SESSION_ISSUER else None
-    sys.stdout.write(json.dumps({"name": name, "password": password, "code": code}) + "\n")
+    is_local = settings.EMBEDDED and not settings.SESSION_ISSUER
+    token = session_tokens.mint(DEMO_USER) if is_local else None
+    sys.stdout.write(json.dumps({"name": name, "password": password, "token": token}) + "\n")
 
 
 def check_port() -> None:

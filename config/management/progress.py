@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from django.core.management.base import OutputWrapper
 
-BAR = 30
 LINE_SECONDS = 5.0
 
 
-class Progress:
-    """A bar on a terminal. Elsewhere lines: at the end of each step, and every ``line_seconds``. Use it with
-    ``contextlib.closing``, so that other output begins on a line of its own.
-    """
+def progress(out: OutputWrapper, line_seconds: float = LINE_SECONDS) -> Callable[[str, int, int], None]:
+    """A function that writes a line at the end of each step and every ``line_seconds``: step, done, total."""
+    shown_at = time.monotonic()
 
-    def __init__(self, out: OutputWrapper, line_seconds: float = LINE_SECONDS) -> None:
-        self.out, self.line_seconds = out, line_seconds
-        self.step, self.shown_at = "", time.monotonic()
+    def show(step: str, done: int, total: int) -> None:
+        nonlocal shown_at
+        if done >= total or time.monotonic() - shown_at >= line_seconds:
+            shown_at = time.monotonic()
+            out.write(f"{done} of {total} {step}")
 
-    def show(self, step: str, done: int, total: int) -> None:
-        text = f"{done} of {total} {step}"
-        if self.out.isatty():
-            if step != self.step:
-                self.close()
-            filled = BAR * done // max(total, 1)
-            self.out.write(f"\r[{'#' * filled}{'.' * (BAR - filled)}] {text}\x1b[K", ending="")
-            self.out.flush()
-        elif done >= total or time.monotonic() - self.shown_at >= self.line_seconds:
-            self.shown_at = time.monotonic()
-            self.out.write(text)
-        self.step = step
-
-    def close(self) -> None:
-        if self.step and self.out.isatty():
-            self.out.write("")
-        self.step = ""
+    return show

@@ -15,7 +15,11 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from django.conf import settings
+# Host names that a process looks up at the same time, for webhooks and tools.
+OUTBOUND_LOOKUPS_MAX = 256
+# How many of them may be looked up for the tools of one user; further ones fail.
+OUTBOUND_LOOKUPS_PER_USER = 64
+
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 # Address family and socket address, the arguments of socket() and connect().
@@ -147,9 +151,7 @@ def _look_up(host: str, port: int, owner: str = "") -> Future[list[Target]]:
         if key in _running_lookups:
             return _running_lookups[key][0]
         owners = [other for _, other in _running_lookups.values()]
-        if len(owners) >= settings.OUTBOUND_LOOKUPS_MAX or (
-            owner and owners.count(owner) >= settings.OUTBOUND_LOOKUPS_PER_USER
-        ):
+        if len(owners) >= OUTBOUND_LOOKUPS_MAX or (owner and owners.count(owner) >= OUTBOUND_LOOKUPS_PER_USER):
             raise LookupFailed(LOOKUP_TIMED_OUT)
         _running_lookups[key] = answer, owner
 

@@ -27,6 +27,7 @@ from yarl import URL
 
 from config.outbound.addresses import LOOKUP_TIMED_OUT, LookupFailed, check_socket_address, is_address, resolve
 from config.outbound.answers import Answer, RequestFailed, RequestTimedOut
+from config.outbound.bounds import CountedRequest, allowance_of, counted_socket
 from config.outbound.loop import shared, stood_still
 from config.outbound.urls import host_of, parse, port_of
 
@@ -142,17 +143,12 @@ class _Resolver(AbstractResolver):
 
 def _socket(target: tuple[Any, ...]) -> socket.socket:
     """A socket for this address, which is checked again directly before the connection."""
-    family, kind, protocol, _, address = target
+    *_, address = target
     check_socket_address(address[0])
-    return _any_socket((family, kind, protocol, _, address))
+    return counted_socket(target)
 
 
-def _any_socket(target: tuple[Any, ...]) -> socket.socket:
-    family, kind, protocol, _, _ = target
-    return socket.socket(family, kind, protocol)
-
-
-class _Request(aiohttp.ClientRequest):
+class _Request(CountedRequest):
     async def send(self, conn: Any) -> aiohttp.ClientResponse:
         _call.get().transport = conn.transport
         return await super().send(conn)
@@ -181,7 +177,7 @@ def _session(allow_private: bool, reuse: bool) -> aiohttp.ClientSession:
         session = sessions[allow_private, reuse] = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 resolver=_Resolver(allow_private),
-                socket_factory=_any_socket if allow_private else _socket,
+                socket_factory=counted_socket if allow_private else _socket,
                 use_dns_cache=False,
                 limit=0,  # the callers have their own limits
                 **({"keepalive_timeout": IDLE_SECONDS} if reuse else {"force_close": True}),
@@ -230,10 +226,12 @@ async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> tuple[bytes
     """At most ``max_bytes`` of the body, and whether this is the complete body."""
     parts: list[bytes] = []
     size = 0
+    allowance = allowance_of(response.connection.transport if response.connection else None)
     try:
         while part := await response.content.read(max_bytes + 1 - size):
             parts.append(part)
             size += len(part)
+            allowance.earn(len(part))
             if size > max_bytes:
                 return b"".join(parts)[:max_bytes], False
     except aiohttp.ClientError:

@@ -34,6 +34,17 @@ def parse(url: str, https_only: bool) -> Url:
     return parsed
 
 
+def same_server(first: str, second: str) -> bool:
+    """Whether both addresses have the same scheme, host and port. What was meant for one server must not go to
+    another.
+    """
+    try:
+        one, other = parse(first, False), parse(second, False)
+    except ValueError:
+        return first == second
+    return (one.scheme, host_of(one).lower(), port_of(one)) == (other.scheme, host_of(other).lower(), port_of(other))
+
+
 def host_of(parsed: Url) -> str:
     """The host for the look-up.
 

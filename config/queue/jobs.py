@@ -11,12 +11,14 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import chain, islice
 from typing import TypeVar
 
-from django.conf import settings
-
 from config.database import batches
 from config.database.retry import attempt, is_unavailable, outage
 from config.kernel import clock
 from config.telemetry import metrics
+
+# A process does not try again for this time to process a row that failed in a [housekeeping
+# job](operations.md#housekeeping).
+HOUSEKEEPING_RETRY_SECONDS = 60
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +45,8 @@ def run(job: str, work: Callable[[], int]) -> int:
     ``job`` is its name in CELERY_BEAT_SCHEDULE. Raises the exceptions of ``work``, unless the database is not
     available: then the next run continues, and the log has one line for the whole outage.
     """
+    for counter in (failures, rows_failed):
+        counter.create(job)
     try:
         done = attempt(work)
     except Exception as error:
@@ -82,7 +86,7 @@ def each(job: str, keys: Iterable[K], work: Callable[[K], R], seconds: float = m
             rows_failed.inc(job)
             if len(_left_out) >= REMEMBERED_MAX:
                 _left_out.clear()
-            _left_out[job, key] = time.monotonic() + settings.HOUSEKEEPING_RETRY_SECONDS
+            _left_out[job, key] = time.monotonic() + HOUSEKEEPING_RETRY_SECONDS
             if failed <= LOGGED_MAX:
                 logger.exception("%s could not process %s", job, key)
             elif failed == LOGGED_MAX + 1:

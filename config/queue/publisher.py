@@ -17,7 +17,7 @@ from typing import Any
 
 from django.conf import settings
 
-from config.telemetry.metrics import recorder
+from config.telemetry.metrics import reporter
 
 # The time limit for the last items when the process ends.
 FLUSH_SECONDS = 5.0
@@ -99,9 +99,8 @@ class Publisher:
 
 
 publisher = Publisher()
-# Without ``pause_seconds``, because the recorder keeps the counts when Redis is not available.
-metrics_source = Source(lambda items: recorder.flush(), settings.METRICS_FLUSH_SECONDS)
-recorder.request_flush = lambda: publisher.put(metrics_source, None)
+metrics_source = Source(lambda items: reporter.report(), settings.METRICS_FLUSH_SECONDS)
+reporter.request = lambda: publisher.put(metrics_source, None)
 
 
 @atexit.register

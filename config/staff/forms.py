@@ -10,7 +10,7 @@ from django.core.validators import ProhibitNullCharactersValidator
 from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
 from config.kernel import money
-from config.kernel.jsontext import MalformedJSON, parse_object
+from config.kernel.jsontext import MalformedJSON, parse_object, same_json, to_text
 
 
 class CreditsField(forms.CharField):
@@ -44,12 +44,21 @@ class ObjectField(forms.JSONField):
     widget = UnfoldAdminTextareaWidget
 
     def to_python(self, value: Any) -> Any:
-        if isinstance(value, str) and value not in self.empty_values:
-            try:
-                parse_object(value.encode())
-            except MalformedJSON as error:
-                raise ValidationError(error.message) from None
-        return super().to_python(value)
+        if not isinstance(value, str) or value in self.empty_values or self.disabled:
+            return super().to_python(value)
+        try:
+            return parse_object(value)
+        except MalformedJSON as error:
+            raise ValidationError(error.message) from None
+
+    def prepare_value(self, value: Any) -> Any:
+        return value if isinstance(value, forms.fields.InvalidJSONInput) else to_text(value, indent=2)
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        try:
+            return not same_json(initial, self.to_python(data))
+        except ValidationError:
+            return True
 
     def bound_data(self, data: Any, initial: Any) -> Any:
         """The text as it was typed: parsing it again could fail again."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from types import TracebackType
@@ -23,6 +24,7 @@ from django.core.exceptions import ImproperlyConfigured
 logger = logging.getLogger(__name__)
 
 NONE = "-"
+REPEAT_SECONDS = 60.0
 request_id: ContextVar[str] = ContextVar("request_id", default=NONE)
 run_id: ContextVar[str] = ContextVar("run_id", default=NONE)
 task_id: ContextVar[str] = ContextVar("task_id", default=NONE)
@@ -39,6 +41,24 @@ class ContextFilter(logging.Filter):
             setattr(record, variable.name, variable.get())
         if record.name in REPLACEMENTS:
             record.msg, record.args = REPLACEMENTS[record.name](record), ()
+        return True
+
+
+class OnceAMinute(logging.Filter):
+    """Lets one line of a kind (logger and text without its values) of these loggers through in REPEAT_SECONDS."""
+
+    def __init__(self, loggers: Collection[str]) -> None:
+        super().__init__()
+        self.loggers = loggers
+        self.written: dict[tuple[str, object], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name not in self.loggers:
+            return True
+        kind = record.name, record.msg
+        if time.monotonic() - self.written.get(kind, float("-inf")) < REPEAT_SECONDS:
+            return False
+        self.written[kind] = time.monotonic()
         return True
 
 
@@ -101,10 +121,10 @@ class TextFormatter(SafeFormatter):
     """Time, level, logger, message, and the ids that are set."""
 
     def format(self, record: logging.LogRecord) -> str:
-        time = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")  # noqa: DTZ006  (a developer reads local time)
+        at = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")  # noqa: DTZ006  (a developer reads local time)
         ids = {variable.name: getattr(record, variable.name, NONE) for variable in VARIABLES}
         shown = "".join(f"  {name}={value}" for name, value in ids.items() if value != NONE)
-        line = f"{time} {record.levelname:<7} {record.name}: {record.getMessage()}{shown}"
+        line = f"{at} {record.levelname:<7} {record.name}: {record.getMessage()}{shown}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 

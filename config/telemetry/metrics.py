@@ -1,121 +1,107 @@
-"""Metrics of this process, and their sums over all processes in Redis.
+"""Metrics of this process, and their way to the metrics page (docs/decisions/0004).
 
-Web, stream and worker processes on any number of machines count in memory. The publisher thread of each process
-(``config.queue.publisher``) adds the counts to Redis. ``config.api.metrics_page`` shows the sums (docs/decisions/0004).
-Counting never raises, does not use the network and takes about a microsecond. A label must have a fixed set of values,
-which clients cannot extend. The apps declare their own metrics.
+Web, stream and worker processes on any number of machines count in registries of prometheus_client. The publisher
+thread of each process (``config.queue.publisher``) writes the registry's text to Redis, and ``config.api.metrics_page``
+joins the texts. Counting does not use the network. A label must have a fixed set of values, which clients cannot
+extend. The apps declare their own metrics.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
-import threading
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import prometheus_client
+from django.conf import settings
 
 from config.redis import client as redis_client
 from config.redis import failures as redis_failures
 
-if TYPE_CHECKING:
-    import redis
-
 logger = logging.getLogger(__name__)
 
 PREFIX = "agents_"
-# Hashes in Redis: sums and latest values by metric and labels, and the values of each process with their time.
-SUMS, LATEST, PROCESSES = "metrics:sums", "metrics:latest", "metrics:processes"
+# In Redis: the names of the processes, the text of each, and the latest values by metric and labels.
+PROCESSES, TEXT, LATEST = "metrics:processes", "metrics:process:", "metrics:latest"
 SEPARATOR = "\t"
-BUCKET, TOTAL = "le", "sum"
-# A process without a report for this time is treated as ended.
-PROCESS_SECONDS = 60.0
+# A process without a report for this time, beside METRICS_FLUSH_SECONDS, has ended.
+PROCESS_SECONDS = 60
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 
-Key = tuple[str, ...]
+prometheus_client.disable_created_metrics()
+registry = prometheus_client.CollectorRegistry()
 
 
-class Recorder:
-    """The counts of this process since its last flush."""
+def this_process() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+class OfProcess:
+    """The registry's metrics, each with the label ``process``: Prometheus must see when a counter begins again."""
+
+    def __init__(self, process: str) -> None:
+        self.process = process
+
+    def collect(self) -> Iterator[prometheus_client.Metric]:
+        for family in registry.collect():
+            family.samples = [
+                sample._replace(labels={**sample.labels, "process": self.process}) for sample in family.samples
+            ]
+            yield family
+
+
+def exposition(collector: Any) -> str:
+    """The collector's metrics in the text format."""
+    shown = prometheus_client.CollectorRegistry(auto_describe=False)
+    shown.register(collector)
+    return prometheus_client.generate_latest(shown).decode()
+
+
+class Reporter:
+    """Writes the metrics of this process to Redis, from the first use of one until the process ends."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.sums: dict[Key, float] = {}
-        self.latest: dict[Key, float] = {}
-        self.gauges: dict[str, Callable[[], float]] = {}
         self.pid = 0
-        self.flush_requested = False
-        # Called for the first value after each flush. ``config.queue.publisher`` sets it.
-        self.request_flush: Callable[[], None] = lambda: None
+        self.latest: dict[str, float] = {}
+        # Asks for a report soon. ``config.queue.publisher`` sets it.
+        self.request: Callable[[], None] = lambda: None
 
-    def add(self, *amounts: tuple[Key, float]) -> None:
-        with self.lock:
-            self._request_flush()
-            for key, amount in amounts:
-                self.sums[key] = self.sums.get(key, 0.0) + amount
+    def begin(self) -> None:
+        if self.pid != os.getpid():
+            self.pid = os.getpid()
+            self.request()
 
-    def put(self, key: Key, value: float) -> None:
-        with self.lock:
-            self._request_flush()
-            self.latest[key] = value
-
-    def watch(self, name: str, value: Callable[[], float]) -> None:
-        with self.lock:
-            self._request_flush()
-            self.gauges[name] = value
-
-    def flush(self) -> bool:
-        """Add the counts to the sums in Redis. Returns False if Redis failed; the next flush then sends the counts."""
-        with self.lock:
-            self.flush_requested = False
-            sums, self.sums = self.sums, {}
-            latest, self.latest = self.latest, {}
+    def report(self) -> bool:
+        """False if Redis failed. The next report has everything again."""
+        name, latest = this_process(), dict(self.latest)
         try:
-            with redis_client(decode_responses=True) as client, client.pipeline(transaction=True) as pipeline:
-                for key, amount in sums.items():
-                    pipeline.hincrbyfloat(SUMS, SEPARATOR.join(key), amount)
+            with redis_client() as client, client.pipeline() as pipeline:
+                seconds = PROCESS_SECONDS + round(settings.METRICS_FLUSH_SECONDS)
+                pipeline.set(TEXT + name, exposition(OfProcess(name)), ex=seconds)
+                pipeline.sadd(PROCESSES, name)
                 for key, value in latest.items():
-                    pipeline.hset(LATEST, SEPARATOR.join(key), value)
-                if self.gauges:
-                    values = {name: value() for name, value in self.gauges.items()}
-                    body = json.dumps({"at": redis_time(client), "values": values})
-                    pipeline.hset(PROCESSES, f"{socket.gethostname()}:{os.getpid()}", body)
+                    pipeline.hset(LATEST, key, value)
                 pipeline.execute()
         except redis_failures() as error:
-            with self.lock:
-                for key, amount in sums.items():
-                    self.sums[key] = self.sums.get(key, 0.0) + amount
-                self.latest = latest | self.latest
             logger.debug("metrics are kept until Redis is available (%s)", type(error).__name__)
             return False
         finally:
-            with self.lock:
-                if self.sums or self.latest or self.gauges:  # gauges also report that this process is alive
-                    self._request_flush()
+            self.request()
+        for key, value in latest.items():
+            if self.latest.get(key) == value:
+                del self.latest[key]
         return True
 
-    def _request_flush(self) -> None:
-        """Request a flush for the first value since the last flush. The caller holds the lock."""
-        if self.pid != os.getpid():
-            if self.pid:  # after a fork, the parent process sends these counts
-                self.sums, self.latest = {}, {}
-            self.pid, self.flush_requested = os.getpid(), False
-        if not self.flush_requested:
-            self.flush_requested = True
-            self.request_flush()
 
-
-recorder = Recorder()
+reporter = Reporter()
 
 
 class Metric:
     """A named metric with labels, created once at the import of a module and registered in ``declared``."""
-
-    kind = ""
 
     def __init__(self, name: str, help: str, labels: Sequence[str] = ()) -> None:
         self.name, self.help, self.labels = PREFIX + name, help, tuple(labels)
@@ -126,45 +112,51 @@ declared: dict[str, Metric] = {}
 
 
 class Counter(Metric):
-    """A value that only grows. The metrics page appends ``_total`` to its name."""
+    """A value that only grows. Its name on the page ends with ``_total``."""
 
-    kind = "counter"
+    def __init__(self, name: str, help: str, labels: Sequence[str] = ()) -> None:
+        super().__init__(name, help, labels)
+        self.counter = prometheus_client.Counter(self.name, help, labels, registry=registry)
+
+    def create(self, *labels: str) -> None:
+        """Show it as 0 from now on: Prometheus sees no increase in the first value of a series."""
+        self.counter.labels(*labels)
 
     def inc(self, *labels: str, by: float = 1.0) -> None:
-        recorder.add(((self.name, *labels), by))
+        (self.counter.labels(*labels) if labels else self.counter).inc(by)
+        reporter.begin()
 
 
 class Histogram(Metric):
     """Counts of values in buckets. ``bounds`` are the upper bounds of the buckets."""
 
-    kind = "histogram"
-
     def __init__(self, name: str, help: str, labels: Sequence[str] = (), bounds: tuple[float, ...] = SECONDS) -> None:
         super().__init__(name, help, labels)
-        self.bounds = bounds
-        self.names = [*(repr(bound) for bound in bounds), "+Inf"]
+        self.histogram = prometheus_client.Histogram(self.name, help, labels, buckets=bounds, registry=registry)
 
     def observe(self, value: float, *labels: str) -> None:
-        bucket = self.names[bisect_left(self.bounds, value)]
-        recorder.add(((self.name, *labels, BUCKET, bucket), 1.0), ((self.name, *labels, TOTAL), value))
-
-
-class Latest(Metric):
-    """The value that was set last, by any process."""
-
-    kind = "latest"
-
-    def set(self, value: float, *labels: str) -> None:
-        recorder.put((self.name, *labels), value)
+        (self.histogram.labels(*labels) if labels else self.histogram).observe(value)
+        reporter.begin()
 
 
 class PerProcess(Metric):
-    """A value that each process reads at its flush. The page shows the sum over the live processes."""
+    """A value that each process reads at its report."""
 
-    kind = "process"
+    def __init__(self, name: str, help: str, labels: Sequence[str] = ()) -> None:
+        super().__init__(name, help, labels)
+        self.gauge = prometheus_client.Gauge(self.name, help, labels, registry=registry)
 
     def follow(self, value: Callable[[], float], *labels: str) -> None:
-        recorder.watch(SEPARATOR.join((self.name, *labels)), value)
+        (self.gauge.labels(*labels) if labels else self.gauge).set_function(value)
+        reporter.begin()
+
+
+class Latest(Metric):
+    """The value that was set last, by any process. It outlives the process."""
+
+    def set(self, value: float, *labels: str) -> None:
+        reporter.latest[SEPARATOR.join((self.name, *labels))] = value
+        reporter.begin()
 
 
 @dataclass(frozen=True)
@@ -175,23 +167,3 @@ class Gauge:
     help: str
     values: dict[Any, float]
     labels: Sequence[str] = ()
-
-
-def redis_time(client: redis.Redis) -> float:
-    """Redis' time in seconds since the epoch. It decides which processes are alive; their own clocks do not matter."""
-    seconds, microseconds = client.time()
-    return float(seconds) + microseconds / 1e6
-
-
-def process_values(rows: dict[str, str], now: float) -> tuple[dict[str, float], list[str]]:
-    """The sums over the live processes, and the names of the ended processes."""
-    sums: dict[str, float] = {}
-    ended = []
-    for process, body in rows.items():
-        report: dict[str, Any] = json.loads(body)
-        if now - report["at"] > PROCESS_SECONDS:
-            ended.append(process)
-            continue
-        for name, value in report["values"].items():
-            sums[name] = sums.get(name, 0.0) + value
-    return sums, ended

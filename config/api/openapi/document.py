@@ -52,7 +52,7 @@ SURFACES = ("/api/v1/", "/api/public/v1/")
 PRODUCTION = {
     "url": "https://{host}",
     "description": "Production",
-    "variables": {"host": {"default": "agents.example.com", "description": "Where the service is deployed."}},
+    "variables": {"host": {"default": "agents.example.com"}},
 }
 TEXT, WHOLE = {"type": "string"}, {"type": "integer"}
 HEADERS = {

@@ -36,8 +36,8 @@ IDEMPOTENCY_KEY = (
     "Any text of the caller, such as a UUID. A repeated request with the same key gets the first answer and has no "
     "second effect."
 )
-ALWAYS = {401, 406, 429, 431, 500, 503}
-WITH_BODY = {400, 413, 415}
+ALWAYS = {400, 401, 406, 429, 431, 500, 503}
+WITH_BODY = {413, 415}
 BODY_METHODS = {"POST", "PUT", "PATCH"}
 
 
@@ -77,9 +77,11 @@ class StrictText(OpenApiSerializerFieldExtension):
     def map_serializer_field(self, auto_schema: Any, direction: Direction) -> dict[str, Any]:
         schema = auto_schema._map_serializer_field(self.target, direction, bypass_extensions=True)
         schema["type"] = "string"  # the caller adds null
-        patterns = [
-            re.compile(rule.regex).pattern for rule in self.target.validators if isinstance(rule, RegexValidator)
-        ]
+        patterns = (
+            [self.target.pattern]
+            if self.target.pattern
+            else [re.compile(rule.regex).pattern for rule in self.target.validators if isinstance(rule, RegexValidator)]
+        )
         if patterns:
             schema["pattern"] = patterns[0]
         elif direction == "request" and self.target.trim_whitespace and not self.target.allow_blank:
@@ -107,6 +109,10 @@ class ServiceSchema(AutoSchema):
         """The first word of the path, unless the view names another tag."""
         tag = getattr(self.view, "tag", None)
         return [tag] if tag else super().get_tags()
+
+    def get_override_parameters(self) -> list[Any]:
+        declared = getattr(self.view, "query_parameters", {}).get(getattr(self.view, "action", None), [])
+        return [*declared, *super().get_override_parameters()]
 
     def get_auth(self) -> list[dict[str, Any]]:
         scope = self._required_scope()
@@ -144,8 +150,6 @@ class ServiceSchema(AutoSchema):
             statuses |= WITH_BODY
         if "{" in self.path:
             statuses.add(404)
-        if view.action == "list":
-            statuses.add(400)
         if self._is_idempotent():
             statuses.add(409)
         if self._required_scope():

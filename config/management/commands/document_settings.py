@@ -22,9 +22,16 @@ All settings are environment variables. On a local machine, you need to set none
 [.env.example](../.env.example) has those that a deployment sets. `manage.py check` names each
 variable with a wrong value and says how to correct it.
 
+Other limits and intervals are constants beside the code that uses them.
+
 This page is generated from [config/settings.py](../config/settings.py). To change it, change the
 declaration or the `#:` comment above the declaration, and run `make docs`.
 """
+# Those that nearly every deployment sets come first.
+COMMON = (
+    "DATABASE_URL", "REDIS_URL", "SECRET_KEY", "ENCRYPTION_KEYS", "BASE_URL", "ALLOWED_HOSTS", "TRUST_FORWARDED_PROTO",
+    "TRUSTED_PROXIES", "SESSION_ISSUER", "SESSION_AUDIENCE", "SESSION_JWKS_URL", "SIGNUP_CREDITS", "METRICS_TOKEN",
+)  # fmt: skip
 SECTION = re.compile(r"# --- (.+?)(?: \(.+\))? -+")
 COMMENT = re.compile(r"\s*#: (.+)")
 
@@ -48,8 +55,13 @@ class Command(BaseCommand):
 
 
 def page(source: str) -> str:
-    parts = [INTRODUCTION]
-    for title, variables in sections(source).items():
+    parts, found = [INTRODUCTION], sections(source)
+    known = {one.name: one for variables in found.values() for one in variables}
+    common = [known[name] for name in COMMON if name in known]
+    others = {title: [one for one in variables if one not in common] for title, variables in found.items()}
+    for title, variables in {"Most deployments set": common, **others}.items():
+        if not variables:
+            continue
         rows = "".join(f"| `{one.name}` | {one.default} | {one.values} | {one.meaning} |\n" for one in variables)
         parts.append(f"## {title}\n\n| Variable | Default | Values | Meaning |\n|---|---|---|---|\n{rows}")
     return "\n".join(parts)
@@ -79,17 +91,11 @@ def sections(source: str) -> dict[str, list[Variable]]:
 
 
 def declarations(source: str) -> Iterator[tuple[ast.Call, str]]:
-    """The calls of ENV that read a variable, in the order of the file, with the variable's current name."""
+    """The calls of ENV that read a variable, in the order of the file, with its name."""
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     for call in sorted(calls, key=lambda call: call.lineno):
-        if (
-            not isinstance(call.func, ast.Attribute)
-            or ast.unparse(call.func.value) != "ENV"
-            or call.func.attr == "moved"
-        ):
-            continue
-        name = call.args[0].args[1] if isinstance(call.args[0], ast.Call) else call.args[0]
-        yield call, ast.literal_eval(name)
+        if isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "ENV":
+            yield call, ast.literal_eval(call.args[0])
 
 
 def comment_above(lines: list[str], number: int) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 from django.apps import apps
@@ -12,7 +11,7 @@ from django.db import models
 from django.db.models.functions import Cast
 
 from config.kernel.encryption import DecryptionFailed, EncryptedField, decrypt, is_current
-from config.management.progress import Progress
+from config.management.progress import progress
 
 SHOW_EVERY = 100
 
@@ -22,23 +21,23 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         renewed, lost = 0, []
-        with closing(Progress(self.stderr)) as progress:
-            for model, field in encrypted_fields():
-                name = f"{field.verbose_name} of {model._meta.label}"
-                rows = model._default_manager.annotate(cipher=Cast(field.name, models.TextField())).exclude(cipher=None)
-                total = rows.count()
-                for done, (key, cipher) in enumerate(rows.values_list("pk", "cipher").iterator(), 1):
-                    if done % SHOW_EVERY == 0 or done >= total:
-                        progress.show(f"checked: {name}", done, max(done, total))
-                    if is_current(cipher):
-                        continue
-                    try:
-                        plain = decrypt(cipher)
-                    except DecryptionFailed:
-                        lost.append(f"{name} {key}")
-                        continue
-                    # Filtered by the old ciphertext, so that a secret that changed in the meantime is kept.
-                    renewed += rows.filter(pk=key, cipher=cipher).update(**{field.name: plain})
+        show = progress(self.stderr)
+        for model, field in encrypted_fields():
+            name = f"{field.verbose_name} of {model._meta.label}"
+            rows = model._default_manager.annotate(cipher=Cast(field.name, models.TextField())).exclude(cipher=None)
+            total = rows.count()
+            for done, (key, cipher) in enumerate(rows.values_list("pk", "cipher").iterator(), 1):
+                if done % SHOW_EVERY == 0 or done >= total:
+                    show(f"checked: {name}", done, max(done, total))
+                if is_current(cipher):
+                    continue
+                try:
+                    plain = decrypt(cipher)
+                except DecryptionFailed:
+                    lost.append(f"{name} {key}")
+                    continue
+                # Filtered by the old ciphertext, so that a secret that changed in the meantime is kept.
+                renewed += rows.filter(pk=key, cipher=cipher).update(**{field.name: plain})
         for secret in lost:
             self.stdout.write(f"No key of ENCRYPTION_KEYS decrypts {secret}.")
         self.stdout.write(f"{renewed} re-encrypted.")

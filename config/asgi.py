@@ -1,4 +1,4 @@
-"""WSGI entry point for the web processes."""
+"""The entry point of the web processes (``config.serve``)."""
 
 import os
 
@@ -11,6 +11,7 @@ from django.utils.module_loading import import_string
 import config.celery  # noqa: F401  (so that the first message to a worker does not wait for it)
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
-application = get_wsgi_application()
-# It can be imported only after the apps are loaded.
+django = get_wsgi_application()
+# These can be imported only after the apps are loaded.
 import_string("config.checks.require_valid_settings")()
+application = import_string("config.serve.front.Front")(django)

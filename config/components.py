@@ -1,0 +1,267 @@
+"""The settings of Django, DRF, Celery, the admin and other packages that are the same in every installation.
+
+``config.settings`` imports them all, and has those that depend on an environment variable.
+"""
+
+# --- Django ----------------------------------------------------------------------------------------------------------
+INSTALLED_APPS = [
+    "unfold",  # before the admin, whose site and templates it replaces
+    "config.apps.StaffAdminConfig",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "rest_framework",
+    "drf_spectacular",
+    "drf_spectacular_sidecar",
+    "axes",
+    "config.apps.PlatformConfig",
+    "config.api",
+    "config.staff",
+    "webhooks",
+    "apikeys",
+    "credits",
+    "chats",
+    "runs",
+]
+
+MIDDLEWARE = [
+    "config.api.middleware.HeadMiddleware",
+    "config.api.middleware.RequestIdMiddleware",
+    "config.api.middleware.ProbeMiddleware",
+    "config.api.middleware.MeasureMiddleware",
+    "corsheaders.middleware.CorsMiddleware",
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "config.api.middleware.PagePolicyMiddleware",
+    "config.api.middleware.ApiErrorMiddleware",
+    "config.api.middleware.PageLimitMiddleware",
+    "config.api.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "config.api.middleware.AuthenticationMiddleware",
+    "config.api.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "config.staff.sessions.SessionAgeMiddleware",
+    "axes.middleware.AxesMiddleware",
+]
+
+# --- API -------------------------------------------------------------------------------------------------------------
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": [],
+    "DEFAULT_PERMISSION_CLASSES": [],
+    "DEFAULT_PARSER_CLASSES": ["config.api.parsers.StrictJSONParser"],
+    "DEFAULT_RENDERER_CLASSES": ["config.api.negotiation.ExactJSONRenderer"],
+    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "config.api.negotiation.JsonNegotiation",
+    "DEFAULT_SCHEMA_CLASS": "config.api.openapi.extensions.ServiceSchema",
+    "EXCEPTION_HANDLER": "config.api.errors.exception_handler",
+    "UNAUTHENTICATED_USER": None,
+    "URL_FORMAT_OVERRIDE": None,
+}
+PUBLIC_AUTHENTICATION_CLASS = "apikeys.authentication.ApiKeyAuthentication"
+CORS_URLS_REGEX = r"/(api/(public/)?v1|files|uploads)(/|$)"
+CORS_ALLOW_HEADERS = (
+    "accept",
+    "authorization",
+    "cache-control",
+    "content-type",
+    "idempotency-key",
+    "if-none-match",
+    "if-range",
+    "last-event-id",
+    "range",
+    "traceparent",
+    "tracestate",
+    "x-request-id",
+)
+CORS_EXPOSE_HEADERS = (
+    "X-Request-Id",
+    "Retry-After",
+    "X-RateLimit-Limit",
+    "X-RateLimit-Remaining",
+    "X-RateLimit-Reset",
+    "Idempotent-Replayed",
+    "Link",
+    "Location",
+)
+SPECTACULAR_SETTINGS = {
+    "TITLE": "Agent Workflow Service",
+    "VERSION": "1.0.0",
+    "LICENSE": {"name": "MIT", "identifier": "MIT"},
+    "OAS_VERSION": "3.1.0",
+    "SERVE_INCLUDE_SCHEMA": False,
+    "SWAGGER_UI_DIST": "SIDECAR",
+    # A script, because the layout with the choice of documents and the dark mode needs a preset.
+    "SWAGGER_UI_SETTINGS": """{
+        layout: "StandaloneLayout",
+        presets: [SwaggerUIBundle.presets.apis, SwaggerUIStandalonePreset],
+        urls: [
+            {name: "Session surface: /api/v1, session tokens", url: "/api/schema/session?format=json"},
+            {name: "Public surface: /api/public/v1, API keys", url: "/api/schema/public?format=json"},
+            {name: "Both surfaces", url: "/api/schema?format=json"},
+        ],
+        defaultModelsExpandDepth: 0,
+        persistAuthorization: false,
+    }""",
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    "REDOC_DIST": "SIDECAR",
+    "COMPONENT_SPLIT_REQUEST": True,
+    # A PATCH uses its serializer's own required fields.
+    "COMPONENT_SPLIT_PATCH": False,
+    "SCHEMA_PATH_PREFIX": r"/api/(public/)?v1",
+    "ENUM_GENERATE_CHOICE_DESCRIPTION": False,
+    "PREPROCESSING_HOOKS": ["config.api.openapi.document.load_parts"],
+    "POSTPROCESSING_HOOKS": [
+        "drf_spectacular.hooks.postprocess_schema_enums",
+        "config.api.openapi.document.complete",
+        "webhooks.openapi.add_webhooks",
+    ],
+    "ENUM_NAME_OVERRIDES": {
+        "AttachmentStatusEnum": "chats.models.AttachmentStatus.values",
+        "LedgerEntryTypeEnum": "credits.models.EntryType.choices",
+        "MessageRoleEnum": ["user", "assistant"],
+        "RunStatusEnum": "runs.models.RunStatus.values",
+        "UploadMethodEnum": ["PUT"],
+    },
+}
+# The order of tags and errors in the OpenAPI document.
+OPENAPI_PARTS = [
+    "chats.openapi.PART",
+    "runs.openapi.PART",
+    "credits.openapi.PART",
+    "apikeys.openapi.PART",
+    "webhooks.openapi.PART",
+    "config.api.openapi.shared.PART",
+]
+OPENAPI_DESCRIPTION = "runs.openapi.DESCRIPTION"
+
+# --- Celery ----------------------------------------------------------------------------------------------------------
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_BROKER_CONNECTION_MAX_RETRIES = None
+CELERY_TASK_IGNORE_RESULT = True
+CELERY_TASK_SERIALIZER = "json"
+CELERY_ACCEPT_CONTENT = ["json"]
+CELERY_TASK_ACKS_LATE = False
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+# A worker keeps tasks with a countdown in memory. The sweep finds the work of messages above this limit.
+CELERY_WORKER_ETA_TASK_LIMIT = 10_000
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+CELERY_WORKER_SEND_TASK_EVENTS = False
+CELERY_TASK_DEFAULT_QUEUE = "maintenance"
+# With no_ack, the broker does not keep a message that a worker has fetched: keeping it would be the largest part of its
+# cost, and sweeps find the work of a lost message. Messages with a countdown are kept, because
+# CELERY_WORKER_ETA_TASK_LIMIT counts kept messages only.
+CELERY_TASK_QUEUES = {
+    name: {"exchange": name, "routing_key": name, "no_ack": name != "webhooks-retry"}
+    for name in ("runs", "webhooks", "webhooks-retry", "maintenance")
+}
+CELERY_TASK_ROUTES = {
+    "runs.execute_run": {"queue": "runs"},
+    "webhooks.deliver_due": {"queue": "webhooks"},
+    "webhooks.retry_due": {"queue": "webhooks-retry"},
+}
+
+# --- files and passwords ---------------------------------------------------------------------------------------------
+STATIC_URL = "/static/"
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 12}},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+    {"NAME": "django.contrib.auth.password_validation.NumericPasswordValidator"},
+]
+
+# --- admin (docs/admin.md) -------------------------------------------------------------------------------------------
+# By IP address only, because with a lock by username, any client could lock staff out.
+AXES_LOCKOUT_PARAMETERS = ["ip_address"]
+# The handler counts an attempt before its check, so the limit is one higher.
+AXES_HANDLER = "config.staff.sign_in.CountingHandler"
+AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
+AXES_CLIENT_IP_CALLABLE = "config.staff.sign_in.client_ip"
+AXES_LOCKOUT_CALLABLE = "config.staff.sign_in.locked"
+AXES_DISABLE_ACCESS_LOG = True
+AXES_ENABLE_ADMIN = False
+AXES_VERBOSE = False
+# The groups of the sidebar, with label, icon and model of each list.
+STAFF_NAVIGATION = [
+    (
+        "Runs",
+        [
+            ("Runs", "play_circle", "runs.run"),
+            ("Tool calls", "build", "runs.toolinvocation"),
+            ("Waitpoints", "pause_circle", "runs.waitpoint"),
+            ("Turns", "sync", "runs.turn"),
+            ("Stream events", "stream", "runs.runevent"),
+            ("Chats", "forum", "chats.chat"),
+            ("Attachments", "attach_file", "chats.attachment"),
+        ],
+    ),
+    (
+        "Credits",
+        [("Accounts", "account_balance_wallet", "credits.account"), ("Ledger", "receipt_long", "credits.ledgerentry")],
+    ),
+    (
+        "Webhooks",
+        [
+            ("Endpoints", "webhook", "webhooks.endpoint"),
+            ("Deliveries", "outbox", "webhooks.delivery"),
+            ("Attempts", "send", "webhooks.attempt"),
+        ],
+    ),
+    (
+        "Catalogue",
+        [
+            ("Models", "neurology", "runs.agentmodel"),
+            ("Agents", "smart_toy", "runs.agent"),
+            ("Providers", "cloud", "runs.provider"),
+            ("Tools", "construction", "runs.tool"),
+        ],
+    ),
+    (
+        "People",
+        [
+            ("Users", "person", "auth.user"),
+            ("Roles", "group", "auth.group"),
+            ("API keys", "key", "apikeys.apikey"),
+            ("Server keys", "vpn_key", "apikeys.serverkey"),
+            ("Staff's actions", "history", "admin.logentry"),
+        ],
+    ),
+]
+# Pages below the dashboard in the sidebar: label, icon, route, and permissions of which one is enough.
+STAFF_PAGES = [("Reports", "bar_chart", "admin:runs_reports", ("credits.view_ledgerentry", "runs.view_turn"))]
+# The page of a user: template, and (request, user) → context.
+STAFF_PERSON_PAGE = ("admin/runs/person.html", "runs.admin.person.show")
+# Links on the page of a user: label, model, and the lookup for the user's id.
+STAFF_USER_LINKS = [
+    ("runs", "runs.run", "user__id__exact"),
+    ("ledger", "credits.ledgerentry", "account__user__id__exact"),
+]
+UNFOLD = {
+    "SITE_TITLE": "Agent workflow service",
+    "SITE_HEADER": "Agent workflow service",
+    "SITE_SUBHEADER": "Staff",
+    "SITE_SYMBOL": "account_tree",
+    "SITE_URL": "/api/docs",
+    "SITE_FAVICONS": [{"rel": "icon", "type": "image/svg+xml", "href": STATIC_URL + "staff/favicon.svg"}],
+    "SHOW_BACK_BUTTON": True,
+    "STYLES": [STATIC_URL + "staff/staff.css"],
+    "SCRIPTS": [STATIC_URL + "staff/staff.js"],
+    "DASHBOARD_CALLBACK": "runs.admin.dashboard.show",
+    "SIDEBAR": {"navigation": "config.staff.navigation.sidebar", "show_search": True},
+    "COMMAND": {"search_callback": "config.staff.navigation.find_by_id"},
+    "COLORS": {
+        "primary": {
+            "50": "oklch(97% .014 254.6)",
+            "100": "oklch(93.2% .032 255.6)",
+            "200": "oklch(88.2% .059 254.1)",
+            "300": "oklch(80.9% .105 251.8)",
+            "400": "oklch(70.7% .165 254.6)",
+            "500": "oklch(62.3% .214 259.8)",
+            "600": "oklch(54.6% .245 262.9)",
+            "700": "oklch(48.8% .243 264.4)",
+            "800": "oklch(42.4% .199 265.6)",
+            "900": "oklch(37.9% .146 265.5)",
+            "950": "oklch(28.2% .091 267.9)",
+        }
+    },
+}

@@ -1,0 +1,33 @@
+"""The column of JSON that users, staff or models send and get back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.db import models
+
+from config.kernel.jsontext import from_text, to_text
+
+if TYPE_CHECKING:
+    Text = models.Field[Any, Any]
+else:
+    Text = models.TextField
+
+
+class JSONTextField(Text):
+    """A JSON value as text: keys keep their order and numbers their digits, which they do not in ``jsonb``.
+
+    Only for values that no query looks into.
+    """
+
+    def from_db_value(self, value: str | None, expression: Any, connection: Any) -> Any:
+        return None if value is None else from_text(value)
+
+    def to_python(self, value: Any) -> Any:
+        return value
+
+    def get_prep_value(self, value: Any) -> str | None:
+        return None if value is None else to_text(value)
+
+    def value_to_string(self, obj: Any) -> str:
+        return to_text(self.value_from_object(obj))

@@ -1,0 +1,79 @@
+"""``python -m config.serve``: the web server of one machine, on ``0.0.0.0:$PORT`` (docs/decisions/0021).
+
+granian accepts connections, reads and writes HTTP, and starts, watches and stops the processes. Each of them serves
+``config.asgi``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import signal
+from functools import partial
+from typing import Any
+
+from granian import Granian
+from granian.constants import HTTPModes, Interfaces
+from granian.http import HTTP1Settings
+from granian.log import LogLevels
+
+from config import settings
+from config.outbound.loop import raise_open_file_limit
+
+# One connection takes 26 KiB, and up to HEAD_MAX_BYTES while a head arrives.
+CONNECTIONS_MAX = 16_384
+# Of the process's open files, the other quarter is for databases, brokers, stored files and bodies that arrive.
+CONNECTIONS_SHARE = 3 / 4
+HEAD_MAX_BYTES = 128 * 1024
+# For a head to arrive, and for an idle connection. The proxy in front must close its idle connections earlier.
+HEAD_SECONDS = 30
+BACKLOG = 2048
+
+
+def load(_: str, name: str, address: str) -> Any:
+    """The application, in a process that serves it."""
+    # Until the server has handlers of its own, a signal ends the process. It has copies of its parent's, which do not.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
+    from config.asgi import application
+    from config.database import start
+    from config.kernel import garbage
+    from config.telemetry import logs
+
+    garbage.freeze_loaded_objects()
+    logs.announce_ready(f"{name} on {address}")
+    start.look_for_database()
+    return application
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m config.serve", description="Serve HTTP.")
+    parser.add_argument("--name", default="web", help="the name in the log")
+    parser.add_argument("--host", default="0.0.0.0")  # noqa: S104  (for containers; make run gives another one)
+    parser.add_argument("--workers", type=int, default=settings.WEB_WORKERS, help="processes")
+    options = parser.parse_args()
+    raise_open_file_limit()
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    server = Granian(
+        "config.asgi",
+        address=options.host,
+        port=settings.PORT,
+        interface=Interfaces.ASGI,
+        workers=options.workers,
+        http=HTTPModes.http1,
+        websockets=False,
+        backlog=BACKLOG,
+        backpressure=min(CONNECTIONS_MAX, int(files * CONNECTIONS_SHARE)),
+        http1_settings=HTTP1Settings(header_read_timeout=HEAD_SECONDS * 1000, max_buffer_size=HEAD_MAX_BYTES),
+        log_level=LogLevels.warning,
+        log_dictconfig=settings.LOGGING,
+        respawn_failed_workers=True,
+        workers_kill_timeout=settings.WEB_GRACEFUL_SECONDS,
+    )
+    server.serve(target_loader=partial(load, name=options.name, address=f"{options.host}:{settings.PORT}"))
+
+
+if __name__ == "__main__":
+    main()
