@@ -15,7 +15,6 @@ import zlib
 from datetime import timedelta
 from typing import Any
 
-from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.db import transaction
 from django.db.models import Q
@@ -23,6 +22,14 @@ from django.db.models import Q
 from apikeys.models import ApiKey, ServerKey
 from config.kernel import clock
 from config.kernel.errors import Conflict
+
+# Live API keys per user.
+API_KEY_MAX_LIVE = 50
+# Default `expirationDays`.
+API_KEY_DEFAULT_DAYS = 90
+API_KEY_MAX_DAYS = 365
+# Minimum time between two writes of `lastUsedAt`.
+API_KEY_LAST_USED_SECONDS = 60
 
 DEFAULT_SCOPES = (
     "chats:read",
@@ -44,14 +51,14 @@ _SHAPE = re.compile(rf"aw[ks]_[0-9A-Za-z]{{{BODY_LENGTH + CHECKSUM_LENGTH}}}")
 
 def create_key(user: Any, *, name: str, days: int | None = None) -> tuple[ApiKey, str]:
     """A new key and its secret, which is not stored. Raises Conflict at API_KEY_MAX_LIVE live keys."""
-    days = settings.API_KEY_DEFAULT_DAYS if days is None else days
+    days = API_KEY_DEFAULT_DAYS if days is None else days
     secret = new_secret()
     with transaction.atomic():
         # Without the lock, two concurrent requests would each count one key too few.
         get_user_model()._default_manager.select_for_update(no_key=True).get(pk=user.pk)
         now = clock.now()
         live = ApiKey.objects.filter(user=user, revoked_at=None, expires_at__gt=now).count()
-        if live >= settings.API_KEY_MAX_LIVE:
+        if live >= API_KEY_MAX_LIVE:
             raise Conflict(f"You have {live} live API keys, which is the maximum; revoke one first.")
         key = ApiKey.objects.create(
             user=user,
@@ -109,7 +116,7 @@ def narrow_key(key: ApiKey, keep: list[str]) -> list[str]:
 def note_use(key: ApiKey | ServerKey) -> None:
     """Write ``last_used_at``, at most once in API_KEY_LAST_USED_SECONDS."""
     now = clock.now()
-    stale = now - timedelta(seconds=settings.API_KEY_LAST_USED_SECONDS)
+    stale = now - timedelta(seconds=API_KEY_LAST_USED_SECONDS)
     if key.last_used_at is None or key.last_used_at <= stale:
         # A guarded update: of many concurrent requests one writes.
         unused = Q(last_used_at=None) | Q(last_used_at__lte=stale)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.conf import settings
 from rest_framework import serializers
 
+from apikeys import keys
 from config.api.authentication import EMAIL_MAX, USERNAME_MAX, email_of
 from config.api.serializers import CamelSerializer, StrictCharField, StrictIntegerField, TimestampField
 
@@ -14,7 +14,7 @@ from config.api.serializers import CamelSerializer, StrictCharField, StrictInteg
 class ApiKeyInputSerializer(CamelSerializer):
     name = StrictCharField(max_length=100, help_text="The name of the key, 1 to 100 characters.")
     expiration_days = StrictIntegerField(
-        min_value=1, max_value=settings.API_KEY_MAX_DAYS, required=False, help_text="How many days the key is valid."
+        min_value=1, max_value=keys.API_KEY_MAX_DAYS, required=False, help_text="How many days the key is valid."
     )
 
 

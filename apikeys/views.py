@@ -35,6 +35,9 @@ from config.api.viewsets import ServiceViewSet
 from config.kernel import clock
 from config.kernel.errors import Conflict, ValidationFailed
 
+# Session tokens per minute and server key.
+RATE_LIMIT_SERVER_KEYS = 600
+
 logger = logging.getLogger(__name__)
 
 
@@ -85,7 +88,7 @@ class SessionTokenViewSet(ServiceViewSet):
         return [ServerKeyAuthentication()]
 
     def check_throttles(self, request: Request) -> None:
-        bucket = ratelimit.Bucket(f"server-key:{request.auth.pk}", settings.RATE_LIMIT_SERVER_KEYS)
+        bucket = ratelimit.Bucket(f"server-key:{request.auth.pk}", RATE_LIMIT_SERVER_KEYS)
         ratelimit.charge_bucket(request._request, bucket)
 
     @extend_schema(request=SessionTokenInputSerializer, responses={201: SessionTokenSerializer})

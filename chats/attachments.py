@@ -25,6 +25,11 @@ from config.kernel.errors import Conflict, NotFound, PayloadTooLarge, Unavailabl
 from config.kernel.ids import is_plausible_id
 from config.queue import jobs
 
+# Time in which an attachment must be uploaded and completed.
+ATTACHMENT_EXPIRY_SECONDS = 24 * 3600
+# Attachments per message.
+ATTACHMENTS_PER_MESSAGE_MAX = 10
+
 logger = logging.getLogger(__name__)
 
 SWEEP_BATCH = 200
@@ -58,7 +63,7 @@ def create_attachment(
             size_bytes=size_bytes,
             sha256=sha256,
             created_at=now,
-            expires_at=now + timedelta(seconds=settings.ATTACHMENT_EXPIRY_SECONDS),
+            expires_at=now + timedelta(seconds=ATTACHMENT_EXPIRY_SECONDS),
         )
 
 
@@ -210,7 +215,7 @@ def lock_unused(user: Any, attachment_ids: Sequence[str]) -> list[Attachment]:
     """
     if not attachment_ids:
         return []
-    most = settings.ATTACHMENTS_PER_MESSAGE_MAX
+    most = ATTACHMENTS_PER_MESSAGE_MAX
     if len(attachment_ids) > most:
         raise ValidationFailed({f"attachmentIds.{most}": [f"A message may have at most {most} attachments."]})
     asked = [key for key in attachment_ids if is_plausible_id(key)]

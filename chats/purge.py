@@ -13,7 +13,7 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import QuerySet
 
-from chats import files, transitions
+from chats import attachments, files, transitions
 from chats.models import Attachment, AttachmentStatus, Chat, Message
 from chats.services import chat_purged
 from config.database import batches
@@ -37,7 +37,7 @@ def _cutoff(days: int) -> datetime:
     """What became unreachable before this time is purged. An object storage takes uploads to an attachment until its
     upload address lapses, so its files could come back before.
     """
-    lapsed = timedelta(seconds=settings.ATTACHMENT_EXPIRY_SECONDS if files.takes_uploads() else 0)
+    lapsed = timedelta(seconds=attachments.ATTACHMENT_EXPIRY_SECONDS if files.takes_uploads() else 0)
     return clock.now() - max(timedelta(days=days), lapsed)
 
 

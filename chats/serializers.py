@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from django.conf import settings
@@ -71,6 +72,12 @@ class CreatedAttachmentSerializer(AttachmentSerializer):
 
 class MediaTypeField(StrictCharField):
     """One of ATTACHMENT_TYPES, in lower case and without parameters inside."""
+
+    @property
+    def pattern(self) -> str:  # type: ignore[override]
+        """Without the forms that few clients send: upper case, and a parameter."""
+        kinds = (re.escape(kind.lower()).replace(r"\*", "[a-z0-9][a-z0-9.+-]*") for kind in settings.ATTACHMENT_TYPES)
+        return f"^({'|'.join(kinds)})$"
 
     def to_internal_value(self, data: Any) -> str:
         kind = media.media_type(super().to_internal_value(data))

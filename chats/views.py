@@ -74,18 +74,19 @@ class MessageViewSet(ServiceViewSet):
 class ChatMessageViewSet(ServiceViewSet):
     serializer_class = MessageSerializer
     lookup_url_kwarg = "chatId"
+    pagination_rows_at_once = 25
     required_scopes = {"list": "chats:read"}
+    query_parameters = {
+        "list": [
+            OpenApiParameter("order", enum=ORDERS, default="asc", description="`desc`: the newest message first."),
+            OpenApiParameter("runId", description="Only the messages of this run."),
+        ]
+    }
 
     def queryset_for(self, user: Any) -> Any:
         return services.chats_of(user)
 
-    @extend_schema(
-        parameters=[
-            OpenApiParameter("order", enum=ORDERS, default="asc", description="`desc`: the newest message first."),
-            OpenApiParameter("runId", description="Only the messages of this run."),
-        ],
-        responses=MessageSerializer(many=True),
-    )
+    @extend_schema(responses=MessageSerializer(many=True))
     def list(self, request: Request, chatId: str) -> Response:
         order, run_id = request.query_params.get("order", "asc"), request.query_params.get("runId")
         if order not in ORDERS:

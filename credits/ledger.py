@@ -17,7 +17,9 @@ from typing import Any
 from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.db import transaction
-from django.db.models import Exists, F, OuterRef, QuerySet, Subquery
+from django.db.models import BigIntegerField, Exists, OuterRef, QuerySet, Subquery, Sum, Value
+from django.db.models.expressions import Combinable
+from django.db.models.functions import Cast, Coalesce
 
 from config.database.queries import CompiledQuery
 from config.database.writes import Writes
@@ -76,10 +78,9 @@ def available(user_id: int) -> int:
     return account_for(user_id).available
 
 
-def available_subquery() -> Subquery:
-    """The available credits of a row's ``user_id``; None without an account."""
-    accounts = Account.objects.filter(pk=OuterRef("user_id")).order_by()
-    return Subquery(accounts.annotate(free=F("balance") - F("held")).values("free"))
+def balance_subquery() -> Subquery:
+    """The balance of a row's ``user_id``; None without an account."""
+    return Subquery(Account.objects.filter(pk=OuterRef("user_id")).order_by().values("balance"))
 
 
 @transaction.atomic
@@ -132,30 +133,36 @@ def refund(entry_id: str, amount: int, *, reason: str, staff: Any, cause: str | 
 
 
 def hold(
-    user_id: int, amount: int, *, invocation_id: str, tool_key: str, chat_id: str, run_id: str, price: dict[str, Any]
+    user_id: int,
+    amount: int,
+    *,
+    chat_id: str,
+    run_id: str,
+    price: dict[str, Any],
+    invocation_id: str | None = None,
+    tool_key: str | None = None,
+    cause: str | None = None,
+    only_if: Condition | None = None,
 ) -> LedgerEntry | None:
-    """Hold the estimate of a tool call. Returns None for 0, which moves nothing.
+    """Hold the estimate of a tool call, or with a ``cause`` of its own the most that a request to a model can cost.
+    Returns None for 0, which moves nothing; a repetition returns the first hold.
 
-    Raises InsufficientCredits, without any change, if available would go below zero.
+    Raises InsufficientCredits, without any change, if available would go below zero or ``only_if`` does not hold.
     """
     _require(amount >= 0, "amount", "A hold must not be negative.")
     if amount == 0:
         return None
-    entry = _entry(
-        EntryType.HOLD,
-        user_id,
-        amount,
-        cause=f"hold:{invocation_id}",
-        tool_key=tool_key,
-        chat_id=chat_id,
-        run_id=run_id,
-        invocation_id=invocation_id,
-        price=price,
-    )
-    outcome = _post([entry], held=amount, covered=True)
+    about = {"chat_id": chat_id, "run_id": run_id, "invocation_id": invocation_id, "tool_key": tool_key}
+    entry = _entry(EntryType.HOLD, user_id, amount, cause=cause or f"hold:{invocation_id}", price=price, **about)
+    outcome = _post([entry], held=amount, covered=True, only_if=only_if)
     if outcome is Outcome.REFUSED:
         raise InsufficientCredits(available(user_id))
     return entry if outcome is Outcome.MOVED else LedgerEntry.objects.get(cause=entry.cause)
+
+
+def is_held(invocation_id: str) -> bool:
+    """Whether a tool call has or had its hold."""
+    return LedgerEntry.objects.filter(cause=f"hold:{invocation_id}").first() is not None
 
 
 def capture(invocation_id: str, amount: int) -> int:
@@ -164,7 +171,7 @@ def capture(invocation_id: str, amount: int) -> int:
     Returns the captured amount: at most the hold, and 0 without an open hold.
     """
     _require(amount >= 0, "amount", "A capture must not be negative.")
-    hold = _hold_with_cause.first(f"hold:{invocation_id}")
+    hold = LedgerEntry.objects.filter(cause=f"hold:{invocation_id}").first()
     if hold is None or not _settle(hold, amount):
         return 0
     if amount > hold.amount:
@@ -175,18 +182,29 @@ def capture(invocation_id: str, amount: int) -> int:
 
 def release(invocation_id: str) -> None:
     """Release the whole hold of a tool call. Does nothing without an open hold."""
-    hold = _hold_with_cause.first(f"hold:{invocation_id}")
+    hold = LedgerEntry.objects.filter(cause=f"hold:{invocation_id}").first()
     if hold is not None:
         _settle(hold, 0)
 
 
-def _open_holds_of(run_id: str | OuterRef) -> QuerySet[LedgerEntry]:
+def _open_holds_of(**runs: Any) -> QuerySet[LedgerEntry]:
     # Settled holds could not be settled again; to leave them out saves statements.
     settled = LedgerEntry.objects.filter(against=OuterRef("pk"), type__in=SETTLEMENTS)
-    return LedgerEntry.objects.filter(~Exists(settled), run_id=run_id, type=EntryType.HOLD)
+    return LedgerEntry.objects.filter(~Exists(settled), type=EntryType.HOLD, **runs)
 
 
-_open_holds: CompiledQuery[LedgerEntry] = CompiledQuery(_open_holds_of, str)
+_open_holds: CompiledQuery[LedgerEntry] = CompiledQuery(lambda run_id: _open_holds_of(run_id=run_id), str)
+
+
+def open_holds(run_id: str) -> list[LedgerEntry]:
+    """The holds of the run that are not settled; those of its requests to models have no ``tool_key``."""
+    return list(_open_holds(run_id))
+
+
+def held_by(run_ids: QuerySet[Any]) -> Combinable:
+    """What the open holds of runs add up to, as an expression for a queryset."""
+    holds = _open_holds_of(run_id__in=run_ids).order_by().values("type").annotate(total=Sum("amount"))
+    return Cast(Coalesce(Subquery(holds.values("total")), Value(0)), BigIntegerField())
 
 
 def release_run(run_id: str) -> int:
@@ -195,42 +213,15 @@ def release_run(run_id: str) -> int:
         return sum(hold.amount for hold in _open_holds(run_id) if _settle(hold, 0))
 
 
-def hold_turn(
-    user_id: int,
-    amount: int,
-    *,
-    cause: str,
-    run_id: str,
-    chat_id: str,
-    price: dict[str, Any],
-    only_if: Condition | None = None,
-) -> LedgerEntry | None:
-    """Hold the most that a request to a model can cost. ``cause`` names the request. Returns None for 0, which moves
-    nothing.
-
-    Raises InsufficientCredits, without any change, if available would go below zero or ``only_if`` does not hold.
-    """
-    _require(amount >= 0, "amount", "A hold must not be negative.")
-    if amount == 0:
-        return None
-    entry = _entry(EntryType.HOLD, user_id, amount, cause=cause, chat_id=chat_id, run_id=run_id, price=price)
-    outcome = _post([entry], held=amount, covered=True, only_if=only_if)
-    if outcome is Outcome.REFUSED:
-        raise InsufficientCredits(available(user_id))
-    return entry if outcome is Outcome.MOVED else LedgerEntry.objects.get(cause=cause)
-
-
-def charge_turn(hold: LedgerEntry, amount: int, *, turn_index: int | str, price: dict[str, Any]) -> int:
-    """Charge a complete model turn to its hold and release the rest. Returns what is charged: at most the hold."""
+def charge_turn(hold: LedgerEntry, amount: int, *, price: dict[str, Any]) -> int:
+    """Charge a request to a model to its hold and release the rest. Returns what is charged: at most the hold."""
     _require(amount >= 0, "amount", "Usage must not be negative.")
-    _notice_excess(hold, amount, turn_index)
-    _settle(hold, amount, cause=f"usage:{hold.run_id}:{turn_index}", price=price)
+    if _settle(hold, amount, price):
+        _notice_excess(hold, amount)
     return min(amount, hold.amount)
 
 
-def charge_turn_with(
-    guards: Writes, also: Writes, hold: LedgerEntry, amount: int, *, turn_index: int | str, price: dict[str, Any]
-) -> None:
+def charge_turn_with(guards: Writes, also: Writes, hold: LedgerEntry, amount: int, *, price: dict[str, Any]) -> None:
     """``charge_turn`` as a part of other writes, which all happen only if this is not a repetition. ``also`` depend on
     ``guards``.
     """
@@ -238,39 +229,29 @@ def charge_turn_with(
     charged = min(amount, hold.amount)
 
     def done() -> None:
-        _notice_excess(hold, amount, turn_index)
+        _notice_excess(hold, amount)
         metrics.spend(hold.tool_key, charged)
 
-    rows = _settlement(hold, charged, f"usage:{hold.run_id}:{turn_index}", price)
+    rows = _settlement(hold, charged, price)
     guards.execute(*movement(rows[0], balance=-charged, held=-hold.amount), done)
     also.insert(*rows)
 
 
-def _notice_excess(hold: LedgerEntry, amount: int, turn_index: int | str) -> None:
+def _notice_excess(hold: LedgerEntry, amount: int) -> None:
     if amount > hold.amount:
         asked, most = money.to_text(amount), money.to_text(hold.amount)
-        logger.warning("turn %s of %s cost %s, more than its hold: %s is charged", turn_index, hold.run_id, asked, most)
+        logger.warning("a turn of %s cost %s, more than its hold: %s is charged", hold.run_id, asked, most)
         metrics.over_hold()
 
 
-def charge_partial_turn(hold: LedgerEntry, amount: int, *, turn_index: int | str, price: dict[str, Any]) -> int:
-    """``charge_turn`` for a turn that ended early, which may be made again; 0 releases the whole hold."""
-    if amount <= 0:
-        _settle(hold, 0)
-        return 0
-    cause = f"usage:{hold.run_id}:{turn_index}:{hold.id}"
-    _settle(hold, amount, cause=cause, price=price | {"partial": True})
-    return min(amount, hold.amount)
-
-
-def open_turn_holds(run_id: str) -> list[LedgerEntry]:
-    """The holds of the run's requests to models that are not settled."""
-    return [hold for hold in _open_holds(run_id) if hold.tool_key is None]
+def release_turn(hold: LedgerEntry) -> None:
+    """Release the whole hold of a request to a model."""
+    _settle(hold, 0)
 
 
 def has_open_turn_hold(run_id: OuterRef) -> Exists:
-    """Whether ``open_turn_holds`` has any, as a condition on a query's rows."""
-    return Exists(_open_holds_of(run_id).filter(tool_key=None))
+    """Whether a run has an open hold of a request to a model, as a condition on a query's rows."""
+    return Exists(_open_holds_of(run_id=run_id, tool_key=None))
 
 
 def expire(pending: PendingExpiry, amount: int, part: int) -> None:
@@ -280,17 +261,14 @@ def expire(pending: PendingExpiry, amount: int, part: int) -> None:
     _move(entry, balance=-amount)
 
 
-_hold_with_cause: CompiledQuery[LedgerEntry] = CompiledQuery(lambda cause: LedgerEntry.objects.filter(cause=cause), str)
-
-
-def _settle(hold: LedgerEntry, amount: int, *, cause: str | None = None, price: dict[str, Any] | None = None) -> bool:
+def _settle(hold: LedgerEntry, amount: int, price: dict[str, Any] | None = None) -> bool:
     """Charge ``amount`` of a hold, at most all of it, and release the rest. False if it was settled before.
 
-    The charge of a tool call is a CAPTURE at the hold's price; that of a turn is a USAGE with its own ``cause`` and
+    The charge of a tool call is a CAPTURE at the hold's price; that of a request to a model is a USAGE with its own
     ``price``, which is recorded even if it is 0.
     """
     charged = min(amount, hold.amount)
-    outcome = _post(_settlement(hold, charged, cause, price), balance=-charged, held=-hold.amount)
+    outcome = _post(_settlement(hold, charged, price), balance=-charged, held=-hold.amount)
     if outcome is Outcome.REFUSED:
         raise RuntimeError(f"an account holds less than its open hold {hold.cause}")
     if outcome is Outcome.MOVED:
@@ -298,17 +276,19 @@ def _settle(hold: LedgerEntry, amount: int, *, cause: str | None = None, price: 
     return outcome is Outcome.MOVED
 
 
-def _settlement(hold: LedgerEntry, charged: int, cause: str | None, price: dict[str, Any] | None) -> list[LedgerEntry]:
-    """The rows that settle a hold."""
+def _settlement(hold: LedgerEntry, charged: int, price: dict[str, Any] | None) -> list[LedgerEntry]:
+    """The rows that settle a hold. The cause of the first one is the hold's, so that no hold is settled twice, whatever
+    the ways.
+    """
     common = {"account_id": hold.account_id, "against_id": hold.id, "created_at": clock.now(), **_subject(hold)}
     rows = []
     settle = f"settle:{hold.id}"
-    if cause is not None:
-        rows.append(LedgerEntry(type="USAGE", amount=charged, cause=cause, price=price, **common))
+    if price is not None:
+        rows.append(LedgerEntry(type="USAGE", amount=charged, cause=settle, price=price, **common))
     elif charged:
         rows.append(LedgerEntry(type="CAPTURE", amount=charged, cause=settle, price=hold.price, **common))
     if charged < hold.amount:
-        rest = f"{settle}:rest" if charged else settle
+        rest = f"{settle}:rest" if rows else settle
         rows.append(LedgerEntry(type="RELEASE", amount=hold.amount - charged, cause=rest, **common))
     return rows
 
@@ -329,11 +309,6 @@ def _move(entry: LedgerEntry, *, balance: int, by_staff: bool = False) -> Ledger
     if outcome is Outcome.REFUSED:
         raise Conflict("The account's balance would leave the range that it can hold.")
     return entry if outcome is Outcome.MOVED else LedgerEntry.objects.get(cause=entry.cause)
-
-
-_locked_account: CompiledQuery[Account] = CompiledQuery(
-    lambda user_id: Account.objects.select_for_update(no_key=True).filter(pk=user_id), int
-)
 
 
 def _post(
@@ -362,7 +337,7 @@ def _post(
             # A concurrent transaction may insert the same cause while this one waits for the account; only a statement
             # that starts after the wait sees that row. The movements of a run need no such wait: their callers hold
             # the run's lock.
-            _locked_account.first(user_id)
+            Account.objects.select_for_update(no_key=True).filter(pk=user_id).first()
         while not writes.do():
             if LedgerEntry.objects.filter(cause=cause).exists():
                 return Outcome.REPEATED

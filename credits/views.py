@@ -74,20 +74,21 @@ class LedgerViewSet(ServiceViewSet):
 class UsageViewSet(ServiceViewSet):
     tag = "credits"
     serializer_class = UsageSummarySerializer
-    error_statuses = {"summary": {400}, "by_chat": {400}, "by_day": {400}, "of_chat": {-404}}
+    error_statuses = {"of_chat": {-404}}
+    query_parameters = {"summary": [PERIOD], "by_chat": [PERIOD], "by_day": [PERIOD]}
 
-    @extend_schema(parameters=[PERIOD], responses=UsageSummarySerializer)
+    @extend_schema(responses=UsageSummarySerializer)
     def summary(self, request: Request) -> Response:
         """Usage by tool."""
         return self.show(usage.summary(caller_id(request), self.period()))
 
-    @extend_schema(parameters=[PERIOD], responses=UsageByChatSerializer)
+    @extend_schema(responses=UsageByChatSerializer)
     def by_chat(self, request: Request) -> Response:
         """Usage by chat, every tool and bare model usage combined."""
         entries = usage.by_chat(caller_id(request), self.period())
         return Response(UsageByChatSerializer({"entries": entries}).data)
 
-    @extend_schema(parameters=[PERIOD], responses=UsageByDaySerializer)
+    @extend_schema(responses=UsageByDaySerializer)
     def by_day(self, request: Request) -> Response:
         """Usage by UTC day."""
         return Response(UsageByDaySerializer({"days": usage.by_day(caller_id(request), self.period())}).data)

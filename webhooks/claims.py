@@ -20,6 +20,15 @@ from config.kernel.encryption import DecryptionFailed, decrypt
 from config.kernel.ids import any_of, array, new_id
 from webhooks import transitions
 
+# Concurrent attempts per process.
+WEBHOOK_WORKER_CAPACITY = 512
+# Concurrent attempts to the installation endpoint.
+WEBHOOK_INSTALLATION_CONCURRENCY = 32
+# Concurrent attempts per endpoint.
+WEBHOOK_ENDPOINT_CONCURRENCY = 4
+# Deliveries that are claimed at a time.
+WEBHOOK_BATCH_SIZE = 200
+
 # Endpoints considered in one search.
 CANDIDATES_MAX = 500
 
@@ -122,7 +131,7 @@ class Claim:
 
     def is_late(self) -> bool:
         """Whether the claim may lapse before an attempt that begins now ends: the machine was suspended, or slow."""
-        return clock.steady() - self.claimed_tick > settings.WEBHOOK_CLAIM_MARGIN_SECONDS
+        return clock.steady() - self.claimed_tick > transitions.WEBHOOK_CLAIM_MARGIN_SECONDS
 
     def now(self) -> datetime:
         return self.claimed_at + timedelta(seconds=clock.steady() - self.claimed_tick)
@@ -130,7 +139,7 @@ class Claim:
 
 def concurrency(of_installation: bool) -> int:
     """How many attempts to an endpoint may be under way."""
-    return settings.WEBHOOK_INSTALLATION_CONCURRENCY if of_installation else settings.WEBHOOK_ENDPOINT_CONCURRENCY
+    return WEBHOOK_INSTALLATION_CONCURRENCY if of_installation else WEBHOOK_ENDPOINT_CONCURRENCY
 
 
 def anything_ready() -> bool:
@@ -152,7 +161,7 @@ def take_ready(busy: int, after: str = "") -> tuple[list[Claim], bool, str]:
     if closed:
         transitions.drop(closed)
         transitions.pass_on_due()
-    allowances = allocate_slots(candidates, busy, settings.WEBHOOK_WORKER_CAPACITY, settings.WEBHOOK_BATCH_SIZE)
+    allowances = allocate_slots(candidates, busy, WEBHOOK_WORKER_CAPACITY, WEBHOOK_BATCH_SIZE)
     if not allowances:
         return [], bool(candidates), after
     return _claim(allowances), len(allowances) < len(candidates), after
@@ -214,7 +223,9 @@ def _claim(allowances: dict[str, int]) -> list[Claim]:
         cursor.execute(_LOCK.format(any_of=any_of(), lock=lock), [array(due)])
         rows = cursor.fetchall()
     claim_id = new_id("clm")
-    lapses = now + timedelta(seconds=settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS + settings.WEBHOOK_CLAIM_MARGIN_SECONDS)
+    lapses = now + timedelta(
+        seconds=settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS + transitions.WEBHOOK_CLAIM_MARGIN_SECONDS
+    )
     transitions.claim([row[0] for row in rows], claim_id, lapses)
     return [
         Claim(

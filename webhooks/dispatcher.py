@@ -45,7 +45,7 @@ class Dispatcher:
 
     def __init__(self) -> None:
         client.prepare()
-        raise_open_file_limit(settings.WEBHOOK_WORKER_CAPACITY * FILES_PER_ATTEMPT)
+        raise_open_file_limit(claims.WEBHOOK_WORKER_CAPACITY * FILES_PER_ATTEMPT)
         self._outcomes: SimpleQueue[Outcome] = SimpleQueue()
         self._unrecorded: list[Outcome] = []
         self._in_flight = 0
@@ -123,7 +123,7 @@ class Dispatcher:
             return False
         passed_on = transitions.pass_on_due()
         found: list[claims.Claim] = []
-        if self._in_flight < settings.WEBHOOK_WORKER_CAPACITY:
+        if self._in_flight < claims.WEBHOOK_WORKER_CAPACITY:
             found, left, self._after = claims.take_ready(self._in_flight, self._after)
             more = bool(found or self._after)
         else:

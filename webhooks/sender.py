@@ -14,6 +14,9 @@ from webhooks import signing
 from webhooks.claims import Claim
 from webhooks.outcomes import Outcome, succeeded
 
+# Bytes of a receiver's answer that are read.
+WEBHOOK_ANSWER_MAX_BYTES = 64 * 1024
+
 logger = logging.getLogger(__name__)
 
 USER_AGENT = "AgentWorkflowService-Webhooks/1.0"
@@ -89,7 +92,7 @@ async def _send(claim: Claim, milliseconds: int) -> client.Answer:
         body=claim.body,
         connect_timeout=settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS,
         total_timeout=settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS,
-        max_bytes=settings.WEBHOOK_ANSWER_MAX_BYTES,
+        max_bytes=WEBHOOK_ANSWER_MAX_BYTES,
         allow_private=settings.OUTBOUND_ALLOW_PRIVATE,
         https_only=not settings.OUTBOUND_ALLOW_PRIVATE,
         reuse=True,

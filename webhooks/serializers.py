@@ -47,8 +47,12 @@ class EndpointSerializer(CamelSerializer):
         return secret if self.context.get("reveal") else mask(secret)
 
 
+class AddressField(StrictCharField):
+    pattern = r"^https?://([A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?([/?][^\s#\\]*)?$"
+
+
 class EndpointInput(CamelSerializer):
-    url = StrictCharField(
+    url = AddressField(
         max_length=URL_MAX_CHARS,
         trim_whitespace=False,
         help_text="An absolute http or https address without credentials or fragment.",
@@ -101,10 +105,3 @@ class DeliverySerializer(CamelSerializer):
     def get_next_attempt_at(self, delivery: Delivery) -> Any:
         """Null when the delivery is finished, and while an attempt is under way."""
         return None if delivery.claim_id else clock.iso(delivery.next_attempt_at)
-
-
-class DeliveryFilter(CamelSerializer):
-    ignores_unknown = True
-    status = serializers.ChoiceField(
-        choices=Delivery.Status.choices, required=False, help_text="Only deliveries with this status."
-    )

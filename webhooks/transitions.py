@@ -31,6 +31,13 @@ from webhooks.models import Delivery, Endpoint
 from webhooks.outbox import DELIVER
 from webhooks.outcomes import MAX_ATTEMPTS, UNKNOWN, WAITS, Outcome, RecordedAttempt
 
+# Added to an attempt's time limit to get the time at which its claim ends.
+WEBHOOK_CLAIM_MARGIN_SECONDS = 15
+# Pending deliveries to the installation endpoint; the oldest of more are dropped.
+WEBHOOK_INSTALLATION_PENDING_MAX = 200_000
+# Pending deliveries per endpoint; the oldest of more are dropped.
+WEBHOOK_PENDING_MAX = 10_000
+
 logger = logging.getLogger(__name__)
 
 RETRY = "webhooks.retry_due"
@@ -217,7 +224,7 @@ def _end_waits() -> int:
         "pk", "claim_id", "endpoint_id", "next_attempt_at", "attempt_count", "created_at"
     )
     waited, lapsed = [], []
-    hold = timedelta(seconds=settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS + settings.WEBHOOK_CLAIM_MARGIN_SECONDS)
+    hold = timedelta(seconds=settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS + WEBHOOK_CLAIM_MARGIN_SECONDS)
     for key, claim_id, endpoint_id, lapsed_at, number, created_at in found:
         if claim_id is None:
             waited.append(key)
@@ -271,7 +278,7 @@ def drop_excess() -> int:
     """Mark the oldest deliveries dead that wait for endpoints with more than WEBHOOK_PENDING_MAX, or for the
     installation endpoint with more than WEBHOOK_INSTALLATION_PENDING_MAX. Returns how many.
     """
-    limits = [settings.WEBHOOK_INSTALLATION_PENDING_MAX, settings.WEBHOOK_PENDING_MAX]
+    limits = [WEBHOOK_INSTALLATION_PENDING_MAX, WEBHOOK_PENDING_MAX]
     with connection.cursor() as cursor:
         cursor.execute(_FULL, limits * 2)
         full = cursor.fetchall()

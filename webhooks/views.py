@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from drf_spectacular.utils import extend_schema
+from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from config.api.viewsets import ServiceViewSet
+from config.kernel.errors import ValidationFailed
 from webhooks import services
-from webhooks.serializers import DeliveryFilter, DeliverySerializer, EndpointChanges, EndpointInput, EndpointSerializer
+from webhooks.models import Delivery
+from webhooks.serializers import DeliverySerializer, EndpointChanges, EndpointInput, EndpointSerializer
 
 
 class WebhookViewSet(ServiceViewSet):
@@ -52,11 +54,18 @@ class WebhookViewSet(ServiceViewSet):
 
 class DeliveryViewSet(ServiceViewSet):
     serializer_class = DeliverySerializer
+    query_parameters = {
+        "list": [
+            OpenApiParameter("status", enum=Delivery.Status.values, description="Only deliveries with this status.")
+        ]
+    }
 
     def queryset_for(self, user: Any) -> Any:
         return services.deliveries_of(user)
 
-    @extend_schema(parameters=[DeliveryFilter], responses=DeliverySerializer(many=True))
+    @extend_schema(responses=DeliverySerializer(many=True))
     def list(self, request: Request) -> Response:
-        wanted = self.read(DeliveryFilter, request.query_params.dict())
-        return self.page(services.deliveries_of(request.user, wanted.get("status")))
+        status = request.query_params.get("status")
+        if status not in (None, *Delivery.Status.values):
+            raise ValidationFailed({"status": [f"Use one of {', '.join(Delivery.Status.values)}."]})
+        return self.page(services.deliveries_of(request.user, status))

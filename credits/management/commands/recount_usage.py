@@ -1,11 +1,10 @@
 """Rebuild the totals of the usage reports from the ledger."""
 
-from contextlib import closing
 from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from config.management.progress import Progress
+from config.management.progress import progress
 from credits import totals
 from credits.models import Account
 
@@ -17,9 +16,9 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         accounts = list(Account.objects.order_by("pk").values_list("pk", flat=True))
-        with closing(Progress(self.stderr)) as progress:
-            for begin in range(0, len(accounts), ACCOUNTS_BATCH):
-                batch = accounts[begin : begin + ACCOUNTS_BATCH]
-                totals.recount(batch)
-                progress.show("accounts counted", begin + len(batch), len(accounts))
+        show = progress(self.stderr)
+        for begin in range(0, len(accounts), ACCOUNTS_BATCH):
+            batch = accounts[begin : begin + ACCOUNTS_BATCH]
+            totals.recount(batch)
+            show("accounts counted", begin + len(batch), len(accounts))
         self.stdout.write(f"Counted the usage of {len(accounts)} accounts.")
