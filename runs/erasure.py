@@ -13,7 +13,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from django.conf import settings
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.auth import get_user_model
 from django.contrib.auth.hashers import make_password
@@ -32,6 +31,11 @@ from runs.models import InvocationStatus, Run, ToolInvocation
 from runs.people import TABLES, Erasure
 from webhooks.models import Delivery, Endpoint
 from webhooks.purge import remove_deliveries
+
+# How long `erase_user` waits for runs and rows that are in use.
+ERASE_WAIT_SECONDS = 60
+# How long after the end of a failed or cancelled tool call `erase_user` waits for the call's files.
+ERASE_SETTLE_SECONDS = 10
 
 # (step, done, total): called after each batch.
 Report = Callable[[str, int, int], object]
@@ -72,10 +76,10 @@ def _first(rows: QuerySet[Any]) -> list[Any]:
 
 def _remove(rows: QuerySet[Any], step: Callable[[QuerySet[Any]], int]) -> None:
     """Repeat ``step`` until no row is left. Another process may have locked some for a moment."""
-    end = time.monotonic() + settings.ERASE_WAIT_SECONDS
+    end = time.monotonic() + ERASE_WAIT_SECONDS
     while rows.exists():
         if step(rows):
-            end = time.monotonic() + settings.ERASE_WAIT_SECONDS
+            end = time.monotonic() + ERASE_WAIT_SECONDS
         elif time.monotonic() > end:
             raise NotErased(f"Some rows of {rows.model._meta.db_table} are in use.")
         else:
@@ -88,7 +92,7 @@ def _end_runs(user: Any, report: Report) -> None:
     for number, chat in enumerate(chats, 1):
         delete_chat(chat)
         report("chats deleted", number, len(chats))
-    end = time.monotonic() + settings.ERASE_WAIT_SECONDS
+    end = time.monotonic() + ERASE_WAIT_SECONDS
     while left := services.stop_runs_of(user.pk):
         if time.monotonic() > end:
             raise NotErased(f"{len(left)} runs have not ended, the first is {left[0]}. Are run workers up?")
@@ -97,7 +101,7 @@ def _end_runs(user: Any, report: Report) -> None:
     cut_off = ToolInvocation.objects.filter(
         run__user=user, status__in=[InvocationStatus.FAILED, InvocationStatus.CANCELLED], started_at__isnull=False
     )
-    settle = timedelta(seconds=settings.ERASE_SETTLE_SECONDS)
+    settle = timedelta(seconds=ERASE_SETTLE_SECONDS)
     while cut_off.filter(finished_at__gt=clock.now() - settle).exists():
         time.sleep(POLL_SECONDS)
 

@@ -89,7 +89,7 @@ class FailureReason(StrEnum):
     OUTPUT_LIMIT = "output_limit", "The output limit was reached within a tool call.", _CUT
     ANSWER_TOO_LONG = "answer_too_long", "The answer has more text or tool calls than the limits allow.", _TOO_MUCH
     TIME_OUT = "time_out", "The answer took longer than MODEL_TIMEOUT_SECONDS.", _SLOW
-    STALLED = "stalled", "The provider sent nothing for MODEL_STALL_SECONDS.", _SLOW, True
+    STALLED = "stalled", "The provider sent nothing for 120 seconds.", _SLOW, True
     MODEL_FAILED = "model_failed", "The model said that it failed.", _REFUSED
 
     def __new__(cls, value: str, sentence: str, message: str, retried: bool = False) -> Self:

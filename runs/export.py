@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from django.core.files.storage import default_storage
-from django.core.serializers.json import DjangoJSONEncoder
 from django.db.models import Model, QuerySet
 
 from chats import files
+from config.kernel.jsontext import to_text
 from runs import people
 from runs.people import TABLES
 from runs.tools import files as tool_files
@@ -62,7 +62,7 @@ def _line(row: Model, hidden: frozenset[str]) -> str:
         if isinstance(value, bytes | memoryview):
             values[name] = bytes(value).decode("utf-8", "replace")
     shown = {"table": row._meta.db_table, "row": values}
-    return json.dumps(shown, cls=DjangoJSONEncoder, ensure_ascii=False)
+    return to_text(shown)
 
 
 def _files(label: str, key: str) -> Iterator[str]:

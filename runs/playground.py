@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from django.conf import settings
 from django.contrib.auth.views import redirect_to_login
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.template.loader import render_to_string
 from django.urls import reverse
 from django.views.decorators.cache import never_cache
-from django.views.decorators.csrf import csrf_exempt
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_safe
 
-from config.api import sign_in_codes
 from config.kernel.ids import is_plausible_id
 
 
@@ -27,7 +25,9 @@ def show(request: HttpRequest, chatId: str = "") -> HttpResponseBase:
     user = request.user
     if settings.PLAYGROUND_STAFF_ONLY and not (user.is_active and user.is_staff):
         return redirect_to_login(request.path, reverse("admin:login"))
-    page = render_to_string("runs/playground.html", {"issues_tokens": not settings.SESSION_ISSUER})
+    issues_tokens = not settings.SESSION_ISSUER
+    context = {"issues_tokens": issues_tokens, "is_local": settings.EMBEDDED and issues_tokens}
+    page = render_to_string("runs/playground.html", context)
     return HttpResponse(page, headers={"Content-Security-Policy": policy(), "Referrer-Policy": "no-referrer"})
 
 
@@ -52,14 +52,3 @@ def upload_addresses() -> list[str]:
         # The SDK signs URLs for the region's host or for the global one.
         bases = [f"https://s3.{region}.{domain}", f"https://s3.{domain}"]
     return [one for base in bases for one in (f"{base}/{bucket}/", f"{base}/".replace("://", f"://{bucket}."))]
-
-
-# The code is the credential, and no cookie counts: another site can do no more than anyone who has the code.
-@csrf_exempt
-@require_POST
-def sign_in(request: HttpRequest) -> JsonResponse:
-    """Exchanges the code of ``make run`` (form field ``code``) for ``{"token"}``; otherwise 404."""
-    token = sign_in_codes.exchange(request.POST.get("code", "")) if settings.PLAYGROUND else None
-    if token is None:
-        raise Http404
-    return JsonResponse({"token": token}, headers={"Cache-Control": "no-store"})

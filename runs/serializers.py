@@ -9,6 +9,7 @@ from django.conf import settings
 from drf_spectacular.utils import PolymorphicProxySerializer, extend_schema_field
 from rest_framework import serializers
 
+from chats import attachments
 from config.api.serializers import (
     BoundedListField,
     CamelSerializer,
@@ -30,6 +31,9 @@ from runs.models import (
     WaitpointStatus,
 )
 from runs.tools.base import as_told
+
+# Characters of a run's `instructions`.
+RUN_INSTRUCTIONS_MAX_CHARS = 20_000
 
 RESULT_SHOWN_BYTES = 8 * 1024
 # Of a call that waits for an approval, in a list of runs.
@@ -305,7 +309,7 @@ class RunInput(CamelSerializer):
         child=StrictCharField(),
         required=False,
         allow_null=True,
-        max_length=settings.ATTACHMENTS_PER_MESSAGE_MAX,
+        max_length=attachments.ATTACHMENTS_PER_MESSAGE_MAX,
         help_text="Completed attachments, each used once.",
     )
     agent = StrictCharField(
@@ -331,7 +335,7 @@ class RunInput(CamelSerializer):
     )
     instructions = StrictCharField(
         min_length=1,
-        max_length=settings.RUN_INSTRUCTIONS_MAX_CHARS,
+        max_length=RUN_INSTRUCTIONS_MAX_CHARS,
         required=False,
         allow_null=True,
         trim_whitespace=False,

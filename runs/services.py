@@ -96,14 +96,11 @@ def waitpoints_of(user: Any) -> QuerySet[Waitpoint]:
 
 
 def _with_credits(chats: QuerySet[Chat]) -> QuerySet[Chat]:
-    return chats.annotate(available=ledger.available_subquery())
+    return chats.annotate(balance=ledger.balance_subquery())
 
 
 _chat: CompiledQuery[Chat] = CompiledQuery(
     lambda user_id, chat_id: _with_credits(chats_of(user_id).filter(pk=chat_id)), int, str
-)
-_locked_chat: CompiledQuery[Chat] = CompiledQuery(
-    lambda user_id, chat_id: _with_credits(locking(user_id, chat_id)), int, str
 )
 
 
@@ -145,8 +142,9 @@ def _start_run(
     """Amounts are micro-credits. ``agent`` is a name or a version, ``name@3``: it gives what the other arguments leave
     out; ``tools`` and ``max_credits`` can only be less than its own.
     """
-    read = _locked_chat if locked else _chat
-    chat = read.first(user.pk, chat_id) if is_plausible_id(chat_id) else None
+    chat = None
+    if is_plausible_id(chat_id):
+        chat = _with_credits(locking(user.pk, chat_id)).first() if locked else _chat.first(user.pk, chat_id)
     if chat is None:
         raise NotFound
     given = catalogue.find_agent(agent) if agent is not None else None
@@ -157,11 +155,12 @@ def _start_run(
             raise RunInProgress
         if Run.objects.filter(chat=chat, blocked=True).count() >= settings.RUN_QUEUE_MAX:
             raise Conflict(f"The chat has {settings.RUN_QUEUE_MAX} queued runs; wait until one of them starts.")
-    available = vars(chat)["available"]
-    if available is None:
-        available = ledger.available(user.pk)
-    if available <= 0:
-        raise ledger.InsufficientCredits(available)
+    balance = vars(chat)["balance"]
+    if balance is None:
+        balance = ledger.account_for(user.pk).balance
+    # Credits that other runs only hold do not refuse a run: its steps wait for them.
+    if balance <= 0:
+        raise ledger.InsufficientCredits(ledger.available(user.pk))
     run_id = new_id("run")
     logs.run_id.set(run_id)
     also = Writes()

@@ -27,7 +27,6 @@ session, public = routes("session"), routes("public")
 pages = [
     path("", front.show),
     path("playground", playground.show),
-    path("playground/sign-in", playground.sign_in),
     path("playground/<str:chatId>", playground.show),
 ]
 files = [path("files/<str:invocation_id>/<str:token>/<str:file_name>", serve_file)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from django.db.models import QuerySet
@@ -13,18 +12,17 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from chats.services import chats_of
-from config.api.pagination import KeysetPagination, encode_cursor
+from config.api.pagination import KeysetPagination
 from config.api.serializers import NoInput
 from config.api.viewsets import ServiceViewSet
 from config.kernel.errors import NotFound
 from config.kernel.ids import is_plausible_id
-from config.kernel.jsontext import dumps
+from config.kernel.jsontext import dumps, from_text
 from config.telemetry import logs
 from runs import catalogue, services
 from runs.catalogue.serializers import AgentSerializer, ModelSerializer, ToolSerializer
-from runs.filters import PARAMETERS, read_filters
+from runs.filters import PARAMETERS, filtered, limited
 from runs.models import Run, Waitpoint
-from runs.search import Place
 from runs.serializers import (
     ANSWERS,
     RunInput,
@@ -34,6 +32,7 @@ from runs.serializers import (
     run_without_text,
     waitpoint_without_text,
 )
+from runs.tools.schema import one_check_of
 
 WAITPOINT_ANSWER = PolymorphicProxySerializer(
     "WaitpointAnswer", {str(kind): answer for kind, answer in ANSWERS.items()}, resource_type_field_name="kind"
@@ -43,19 +42,15 @@ WAITPOINT_ANSWER = PolymorphicProxySerializer(
 class RunActions(ServiceViewSet):
     """A list holds summaries, whose size does not grow with the runs."""
 
+    query_parameters = {"list": PARAMETERS}
+
     def get_serializer_class(self) -> Any:
         return RunSummarySerializer if self.action == "list" else RunSerializer
 
-    def filtered_page(self, runs: QuerySet[Run], chat_id: str | None = None) -> Response:
-        filters = read_filters(self.request.query_params, self.request.user.pk or 0, chat_id)
-        if not filters.needs_search:
-            return self.page(runs.filter(**filters.bounds))
-        pages: Any = self.paginator
-        limit, cursor = pages.read(self.request)
-        found = filters.find(runs, cursor and Place(*cursor), limit)
-        pages.next_cursor = found.end and encode_cursor(*found.end)
-        shown = runs.filter(pk__in=[run.key for run in found.runs]).order_by("-created_at", "-pk")
-        return self.get_paginated_response(self.get_serializer(shown, many=True).data)
+    def filtered_page(self, runs: QuerySet[Run]) -> Response:
+        query = self.request.query_params
+        with limited(query):
+            return self.page(filtered(runs, query, self.request.user.pk or 0))
 
 
 class RunViewSet(RunActions):
@@ -66,7 +61,7 @@ class RunViewSet(RunActions):
     def queryset_for(self, user: Any) -> Any:
         return services.summaries_of(user)
 
-    @extend_schema(parameters=PARAMETERS, responses=RunSummarySerializer(many=True))
+    @extend_schema(responses=RunSummarySerializer(many=True))
     def list(self, request: Request) -> Response:
         return self.filtered_page(self.get_queryset())
 
@@ -85,7 +80,7 @@ class RunViewSet(RunActions):
         return Response(run if self.has_scope("runs:read") else run_without_text(run))
 
     def replayed_answer(self, stored: bytes) -> bytes:
-        return stored if self.has_scope("runs:read") else dumps(run_without_text(json.loads(stored)))
+        return stored if self.has_scope("runs:read") else dumps(run_without_text(from_text(stored)))
 
 
 class ChatRunViewSet(RunActions):
@@ -97,15 +92,16 @@ class ChatRunViewSet(RunActions):
     def queryset_for(self, user: Any) -> Any:
         return chats_of(user)
 
-    @extend_schema(parameters=PARAMETERS, responses=RunSummarySerializer(many=True))
+    @extend_schema(responses=RunSummarySerializer(many=True))
     def list(self, request: Request, chatId: str) -> Response:
         chat = self.get_object()
-        return self.filtered_page(services.summaries_of(request.user).filter(chat=chat), chat.pk)
+        return self.filtered_page(services.summaries_of(request.user).filter(chat=chat))
 
     @extend_schema(request=RunInput, responses={201: RunSerializer})
     def create(self, request: Request, chatId: str) -> Response:
         try:
-            body = self.read(RunInput)
+            with one_check_of(request.user.pk or 0):
+                body = self.read(RunInput)
         except ValidationError:
             self.get_object()  # with any body, a chat of another user is 404
             raise
@@ -147,7 +143,6 @@ class CatalogueActions(ServiceViewSet):
 
     required_scopes = {"list": "runs:read"}
     pagination_class = WholeCatalogue
-    error_statuses = {"list": {-400}}
 
     def queryset_for(self, user: Any) -> Any:
         return Run.objects.none()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -24,6 +23,7 @@ from unfold.widgets import (
 )
 
 from config.kernel import money
+from config.kernel.jsontext import to_text
 from config.staff.forms import CreditsField, ObjectField
 from runs.admin import difference
 from runs.admin.catalogue import CatalogueAdmin
@@ -140,7 +140,7 @@ def lines(version: AgentVersion | None) -> list[str]:
     found += [f"{name}: {'–' if amount is None else money.to_text(amount)}" for name, amount in amounts.items()]
     found += ["tools:", *(["all"] if version.tools is None else version.tools)]
     for name, value in (("parameters", version.parameters), ("output schema", version.output_schema)):
-        found += [f"{name}:", *("–" if not value else json.dumps(value, indent=2, ensure_ascii=False)).split("\n")]
+        found += [f"{name}:", *("–" if not value else to_text(value, indent=2)).split("\n")]
     return [*found, "instructions:", *version.instructions.split("\n")]
 
 

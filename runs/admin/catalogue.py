@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django import forms
-from django.conf import settings
 from django.contrib import admin
 from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied, ValidationError
@@ -28,17 +27,20 @@ from unfold.widgets import (
 from config.kernel import money
 from config.kernel.encryption import DecryptionFailed
 from config.kernel.jsontext import to_text
+from config.outbound.urls import same_server
 from config.staff.base import StaffAdmin
 from config.staff.forms import CreditsField, ObjectField
 from runs import catalogue
 from runs.catalogue import rules
 from runs.catalogue.imports import import_mcp
 from runs.models import AgentModel, Provider, Tool
-from runs.tools import builtin
+from runs.tools import builtin, schema
 from runs.tools.base import BUILTIN, HTTP, ToolDefinition, parse_headers, parse_signing_secret
 from runs.tools.dispatch import TYPES
 from runs.tools.schema import check_schema
 from runs.tools.trial import try_tool
+
+FORGETS = "With another scheme, host or port, the stored secrets are deleted unless new ones are given."
 
 
 class CatalogueAdmin(StaffAdmin):
@@ -96,6 +98,7 @@ class ToolForm(forms.ModelForm):
 
     class Meta:
         model = Tool
+        help_texts = {"url": FORGETS}
         fields = [
             "name",
             "display_name",
@@ -139,12 +142,22 @@ class ToolForm(forms.ModelForm):
         for column, problem in rules.problems_of_tool(**given).items():
             if column not in self.errors:
                 self.add_error(column, problem)
-        for name in ("secret_headers", "signing_secret"):
-            if data.get(f"forget_{name}"):
-                setattr(self.instance, name, None)
-            elif data.get(f"new_{name}"):
-                setattr(self.instance, name, data[f"new_{name}"])
+        set_secrets(self, ("secret_headers", "signing_secret"), self.instance.url, data.get("url", ""))
         return data
+
+
+def set_secrets(form: forms.ModelForm, names: Sequence[str], before: str, after: str) -> None:
+    """Set the new secrets, and forget those that staff delete, and those that were meant for the server at the address
+    ``before`` if ``after`` is another server: who may change an address must not learn what was stored for it.
+    """
+    moved = form.instance.pk is not None and not same_server(before, after)
+    for name in names:
+        if form.cleaned_data.get(f"forget_{name}"):
+            setattr(form.instance, name, None)
+        elif secret := form.cleaned_data.get(f"new_{name}"):
+            setattr(form.instance, name, secret.strip())
+        elif moved:
+            setattr(form.instance, name, None)
 
 
 def require(check: Callable[[Any], Any], value: Any) -> None:
@@ -181,7 +194,7 @@ class ImportForm(forms.Form):
 class TryForm(forms.Form):
     arguments = forms.CharField(
         initial="{}",
-        max_length=settings.TOOL_INPUT_MAX_CHARS,
+        max_length=schema.TOOL_INPUT_MAX_CHARS,
         widget=UnfoldAdminTextareaWidget(attrs={"rows": 8}),
         validators=[ProhibitNullCharactersValidator()],
     )

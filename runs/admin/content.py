@@ -5,12 +5,12 @@ It belongs to the user. No other page of the admin shows it, and ``RunAdmin.cont
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
 from chats.models import Message
+from config.kernel.jsontext import to_text
 from runs.models import Compaction, CompactionKind, ModelAttempt, Run, ToolInvocation, Turn, Waitpoint
 
 ROWS_MAX = 200
@@ -89,4 +89,4 @@ def text(label: str, content: str) -> Text:
 
 
 def pretty(data: Any) -> str:
-    return json.dumps(data, ensure_ascii=False, indent=2, default=str)
+    return to_text(data, indent=2)

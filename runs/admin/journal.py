@@ -98,7 +98,7 @@ class WaitpointAdmin(OfRun):
 
 @admin.register(RunEvent)
 class RunEventAdmin(OfRun):
-    # The table has no index by id: its order is that of the key, and an event has no page of its own.
+    # The order is that of the key. The list shows all of an event, so it has no page of its own.
     ordering = ("-run_id", "-index")
     list_display_links = None
     list_display = ("__str__", RUN, "index", "type", "created_at")

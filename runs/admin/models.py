@@ -17,12 +17,12 @@ from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldAdminSelectWidget, U
 from config.kernel import money
 from config.kernel.encryption import DecryptionFailed
 from config.staff.forms import CreditsField, ObjectField
-from runs.admin.catalogue import CatalogueAdmin, require
+from runs.admin.catalogue import FORGETS, CatalogueAdmin, require, set_secrets
 from runs.catalogue import rules
 from runs.catalogue.definitions import ModelDefinition
 from runs.catalogue.dialects import NAMES, check_dialect
 from runs.catalogue.parameters import CHECKS, check_parameters
-from runs.catalogue.providers import ENVIRONMENT, KINDS, PRESETS, problem_of
+from runs.catalogue.providers import ENVIRONMENT, KINDS, PRESETS, address_of, problem_of
 from runs.llm.probe import probe
 from runs.models import AgentModel, Provider
 from runs.tools.base import is_address, parse_headers
@@ -65,7 +65,7 @@ class ProviderForm(forms.ModelForm):
         fields = ["name", "kind", "base_url", "max_concurrent", "requests_per_minute", "enabled"]
         help_texts = {
             "base_url": "Without the path of the requests, for example http://127.0.0.1:11434/v1. "
-            f"Empty for {' and '.join(ENVIRONMENT)}: the environment's.",
+            f"Empty for {' and '.join(ENVIRONMENT)}: the environment's. {FORGETS}",
             "max_concurrent": "Over all workers. Further runs wait for their turn. Empty: no limit.",
             "requests_per_minute": "Over all workers. Empty: no limit.",
         }
@@ -86,11 +86,8 @@ class ProviderForm(forms.ModelForm):
         url = data.get("base_url") or ""
         if url and not is_address(url):
             self.add_error("base_url", rules.NO_ADDRESS)
-        for name in ("api_key", "headers"):
-            if data.get(f"forget_{name}"):
-                setattr(self.instance, name, None)
-            elif data.get(f"new_{name}"):
-                setattr(self.instance, name, data[f"new_{name}"].strip())
+        before = address_of(self.instance.name, self.instance.base_url)
+        set_secrets(self, ("api_key", "headers"), before, address_of(data.get("name", ""), url))
         return data
 
 

@@ -15,7 +15,7 @@ from django.urls import path, reverse
 from django.utils.html import format_html
 
 from chats.models import Message
-from config.api.sign_in_codes import DEMO_USER
+from config.api.authentication import DEMO_USER
 from config.staff.actions import Action, Did, WithActions
 from config.staff.base import NOTHING, ReadOnly, link_column, of_user, page_of, status_column
 from config.staff.words import span

@@ -285,7 +285,7 @@ def _charge_turns(run: Run, steps: list[Step], entries: list[LedgerEntry]) -> li
             continue
         ends, price = settled[hold.pk], hold.price or {}
         usage = next((entry for entry in ends if entry.type == EntryType.USAGE), None)
-        index = str(price.get("turn", "")) if usage is None else usage.cause.split(":")[2]
+        index = str(price.get("turn", ""))
         is_whole = usage is not None and not (usage.price or {}).get("partial")
         failed = (a for a in attempts if a.ended and a.started <= hold.created_at <= a.ended)
         step = turns.get(index) if is_whole else next(failed, None)

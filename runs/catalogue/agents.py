@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.conf import settings
 from django.db import transaction
 from django.db.models import Max
 
@@ -16,6 +15,9 @@ from runs.catalogue.output import check_output_schema
 from runs.catalogue.parameters import check_parameters
 from runs.catalogue.versions import AgentDefinition, parse_reference
 from runs.models import Agent, AgentModel, AgentVersion, Tool
+
+# Characters of an agent's instructions.
+AGENT_INSTRUCTIONS_MAX_CHARS = 100_000
 
 DISPLAY_NAME_MAX_CHARS, DESCRIPTION_MAX_CHARS, TOOLS_MAX = 100, 20_000, 200
 # The columns of a version with the values that stand for "nothing of its own".
@@ -135,7 +137,7 @@ def _text(value: Any, most: int) -> str:
 
 
 def _check_instructions(value: Any) -> None:
-    if problem := _text(value, settings.AGENT_INSTRUCTIONS_MAX_CHARS):
+    if problem := _text(value, AGENT_INSTRUCTIONS_MAX_CHARS):
         raise ValueError(problem)
 
 

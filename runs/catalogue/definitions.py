@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from django.conf import settings
-
 from config.kernel import money
 from runs.catalogue.dialects import Dialect, dialect_of
 from runs.catalogue.parameters import check_parameters
 from runs.catalogue.providers import Server
 from runs.models import AgentModel
+
+# Output tokens per turn.
+MODEL_MAX_OUTPUT_TOKENS = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class ModelDefinition:
             price_cached_in=row.price_in if row.price_cached_in is None else row.price_cached_in,
             price_cache_write=row.price_in if row.price_cache_write is None else row.price_cache_write,
             context_tokens=row.context_tokens,
-            max_output_tokens=row.max_output_tokens or settings.MODEL_MAX_OUTPUT_TOKENS,
+            max_output_tokens=row.max_output_tokens or MODEL_MAX_OUTPUT_TOKENS,
             parameters=check_parameters(row.parameters),
             dialect=dialect_of(server, row.provider_model, row.dialect),
             is_default=row.is_default,

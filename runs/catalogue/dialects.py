@@ -80,10 +80,10 @@ PROFILES: tuple[tuple[Callable[[Server, str], bool], dict[str, Any]], ...] = (
         {"adaptive_thinking": True},
     ),
     (lambda server, model: server.kind == "anthropic" and _claude_since(model, 4, 7), {"sampling": False}),
-    # Other models refuse to have encrypted reasoning included.
+    (lambda server, _: server.kind == "openai_responses", {"reasoning_back": True}),
     (
         lambda server, model: server.kind == "openai_responses" and REASONING_MODEL.search(model) is not None,
-        {"sampling": False, "reasoning_back": True},
+        {"sampling": False},
     ),
     # Few servers of chat completions read PDF files.
     (lambda server, _: server.kind == "openai", {"file_input": False}),

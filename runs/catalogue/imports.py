@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.conf import settings
 from django.db import transaction
 
 from config.kernel.jsontext import MalformedJSON, parse_object, to_text
@@ -14,6 +13,9 @@ from runs.models import RESERVED_TOOL_NAMES, Tool
 from runs.tools.base import ToolFailure, clean_text, is_address, parse_headers, shorten
 from runs.tools.mcp import ListedTool, list_tools
 from runs.tools.schema import check_schema
+
+# Tools of one MCP server that can be imported; a server with more is refused.
+TOOL_IMPORT_MAX = 500
 
 MCP = "mcp"
 NAME_MAX_CHARS, TITLE_MAX_CHARS, REMOTE_NAME_MAX_CHARS, DESCRIPTION_MAX_CHARS = 64, 100, 200, 20_000
@@ -51,8 +53,8 @@ def import_mcp(url: str, *, headers: str = "", prefix: str = "", price: int = 0)
         listed = list_tools(url, parse_headers(headers))
     except ToolFailure as failure:
         raise ValueError(failure.message) from None
-    if len(listed) > settings.TOOL_IMPORT_MAX:
-        raise ValueError(f"The server has {len(listed)} tools; the limit is {settings.TOOL_IMPORT_MAX}.")
+    if len(listed) > TOOL_IMPORT_MAX:
+        raise ValueError(f"The server has {len(listed)} tools; the limit is {TOOL_IMPORT_MAX}.")
     imported = Imported()
     with transaction.atomic():
         rows = Tool.objects.defer("secret_headers", "signing_secret").select_for_update(no_key=True)
@@ -102,7 +104,7 @@ def _described(listed: ListedTool) -> dict[str, Any]:
     if not 0 < len(listed.name) <= REMOTE_NAME_MAX_CHARS or clean_text(listed.name) != listed.name:
         raise ValueError(f"The server's name must have 1 to {REMOTE_NAME_MAX_CHARS} characters.")
     try:
-        schema = parse_object(to_text(listed.input_schema), subject="The input schema", floats=True)
+        schema = parse_object(to_text(listed.input_schema), subject="The input schema")
     except (MalformedJSON, RecursionError) as error:
         raise ValueError(str(error)) from None
     check_schema(schema)

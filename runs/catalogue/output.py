@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
-from django.conf import settings
-
-from config.kernel.jsontext import MalformedJSON, parse_object, to_text
+from config.kernel.jsontext import to_text
 from runs.tools.schema import check_schema
+
+# Size of an `outputSchema`.
+OUTPUT_SCHEMA_MAX_BYTES = 16 * 1024
+# Objects and lists within each other in an `outputSchema`.
+OUTPUT_SCHEMA_MAX_DEPTH = 16
 
 # Libraries write the last two without a need. What those drafts have otherwise is checked by the rules of the first.
 DRAFTS = (
@@ -15,17 +18,6 @@ DRAFTS = (
     "https://json-schema.org/draft/2019-09/schema",
     "http://json-schema.org/draft-07/schema",
 )
-
-
-def parse_output_schema(schema: Any) -> dict[str, Any]:
-    """A schema from a request, with the numbers of JSON columns. Raises ValueError as ``check_output_schema`` does."""
-    if isinstance(schema, dict):
-        try:
-            schema = parse_object(to_text(schema), subject="The schema", floats=True)
-        except MalformedJSON as error:
-            raise ValueError(error.message) from None
-    check_output_schema(schema)
-    return cast(dict[str, Any], schema)
 
 
 def check_output_schema(schema: Any) -> None:
@@ -36,9 +28,9 @@ def check_output_schema(schema: Any) -> None:
         raise ValueError("The schema's type must be object.")
     if str(schema.get("$schema", DRAFTS[0])).removesuffix("#") not in DRAFTS:
         raise ValueError(f"The schema follows Draft 2020-12: leave $schema out, or use {DRAFTS[0]}.")
-    most = settings.OUTPUT_SCHEMA_MAX_BYTES
-    if _depth(schema) > settings.OUTPUT_SCHEMA_MAX_DEPTH:
-        raise ValueError(f"The schema is nested more than {settings.OUTPUT_SCHEMA_MAX_DEPTH} levels deep.")
+    most = OUTPUT_SCHEMA_MAX_BYTES
+    if _depth(schema) > OUTPUT_SCHEMA_MAX_DEPTH:
+        raise ValueError(f"The schema is nested more than {OUTPUT_SCHEMA_MAX_DEPTH} levels deep.")
     if len(to_text(schema).encode()) > most:
         raise ValueError(f"The schema may have at most {most} bytes.")
     check_schema(schema)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 from config.kernel.jsontext import to_text
@@ -35,7 +36,7 @@ def check_parameters(value: Any) -> dict[str, Any]:
 
 def _number(low: float, high: float) -> Any:
     def check(value: Any) -> str:
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        is_number = isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)
         return "" if is_number and low <= value <= high else f"a number from {low:g} to {high:g}"
 
     return check

@@ -9,7 +9,7 @@ from django.conf import settings
 
 from config.kernel.encryption import DecryptionFailed
 from runs.models import Provider
-from runs.tools.base import is_web_address, parse_headers
+from runs.tools.base import is_web_address, parse_headers, secrets_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,16 @@ PRESETS = {
 KEY_HOSTS = {urlsplit(preset.base_url).hostname for preset in PRESETS.values() if preset.needs_key}
 AZURE_HOSTS = (".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")
 
-# Shorter ones (``true``, ``v1``) are no secrets, and ordinary words.
-SECRET_MIN_CHARS = 6
-
 # The rows whose empty fields mean the environment's: (setting of the address, setting of the key).
 ENVIRONMENT = {
     "openai": ("OPENAI_BASE_URL", "OPENAI_API_KEY"),
     "anthropic": ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"),
 }
+
+
+def address_of(name: str, base_url: str) -> str:
+    """The address of a provider's row, or the environment's if it has none."""
+    return base_url or (getattr(settings, ENVIRONMENT[name][0]) if name in ENVIRONMENT else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +85,14 @@ class Server:
     @classmethod
     def from_row(cls, row: Provider) -> Server:
         """Raises ValueError for headers that are not valid."""
-        url, key = row.base_url, row.api_key or ""
-        if row.name in ENVIRONMENT:
-            url_setting, key_setting = ENVIRONMENT[row.name]
-            # A key of the environment is for the environment's address only.
-            key = key or (getattr(settings, key_setting) if not url else "")
-            url = url or getattr(settings, url_setting)
+        key = row.api_key or ""
+        # A key of the environment is for the environment's address only.
+        if row.name in ENVIRONMENT and not row.base_url:
+            key = key or getattr(settings, ENVIRONMENT[row.name][1])
         return cls(
             name=row.name,
             kind=row.kind,
-            base_url=url.rstrip("/"),
+            base_url=address_of(row.name, row.base_url).rstrip("/"),
             api_key=key,
             headers=tuple(parse_headers(row.headers).items()) if row.headers else (),
             max_concurrent=row.max_concurrent,
@@ -117,10 +117,7 @@ class Server:
         return bool(self.api_key or self.headers) or not (self.host in KEY_HOSTS or self.is_azure)
 
     def secrets(self) -> tuple[str, ...]:
-        """What no message may repeat: the key and the values of headers, also without their first word (Bearer)."""
-        values = [self.api_key, *(value for _, value in self.headers)]
-        values += [value.partition(" ")[2] for _, value in self.headers]
-        return tuple(sorted((value for value in values if len(value) >= SECRET_MIN_CHARS), key=len, reverse=True))
+        return secrets_in(self.api_key, dict(self.headers).values())
 
     def problem(self) -> str | None:
         """Why no request can be made, for staff."""

@@ -8,7 +8,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from config.api.serializers import CamelSerializer, CreditsNumberField
-from runs.catalogue.output import parse_output_schema
+from runs.catalogue.output import check_output_schema
 
 OUTPUT_SCHEMA = {
     "type": "object",
@@ -21,11 +21,12 @@ OUTPUT_SCHEMA = {
 class OutputSchemaField(serializers.Field):
     json_schema: ClassVar[dict[str, Any]] = OUTPUT_SCHEMA
 
-    def to_internal_value(self, data: Any) -> dict[str, Any]:
+    def to_internal_value(self, data: Any) -> Any:
         try:
-            return parse_output_schema(data)
+            check_output_schema(data)
         except ValueError as error:
             raise serializers.ValidationError(str(error)) from None
+        return data
 
     def to_representation(self, value: dict[str, Any]) -> dict[str, Any]:
         return value

@@ -1,7 +1,7 @@
 """How much of a model's window a request takes, and how its transcript is shortened when that is too much. It decides
 only; ``compaction`` makes the steps.
 
-Sizes are bytes as ``transcript.size_of`` measures them. The estimate of tokens is not the bound that credits are held
+Sizes are bytes as ``runs.llm.measure`` counts them. The estimate of tokens is not the bound that credits are held
 for (``spending``): it follows what the provider counted last.
 """
 
@@ -12,14 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from django.conf import settings
-
 from runs.catalogue.definitions import ModelDefinition
+from runs.engine import history
 from runs.engine.history import History, Report
-from runs.engine.transcript import Cut, TurnPart, size_of
+from runs.engine.transcript import Cut, TurnPart
+from runs.llm.base import AttachedFile
+from runs.llm.measure import BYTES_PER_TOKEN, files_bytes, message_bytes
 from runs.models import CompactionKind
 
-BYTES_PER_TOKEN = 3
+# Tokens of such a summary; never more than an eighth of the model's window.
+RUN_SUMMARY_MAX_TOKENS = 2048
+
 # A token is at least one byte. A provider that counts fewer tokens than one for so many bytes is not believed.
 BYTES_PER_TOKEN_MAX = 8
 # Of the room for the request: from where on the transcript is shortened, and to what.
@@ -41,7 +44,7 @@ def room(model: ModelDefinition) -> int:
 
 def summary_tokens(model: ModelDefinition) -> int:
     """The longest summary for a model's transcripts."""
-    return max(1, min(settings.RUN_SUMMARY_MAX_TOKENS, room(model) // 8))
+    return max(1, min(RUN_SUMMARY_MAX_TOKENS, room(model) // 8))
 
 
 def tokens_of(size: int, report: Report | None) -> int:
@@ -95,16 +98,19 @@ class Plan:
 
     def _size(self, cut: Cut, places: range, older: int) -> int:
         noted = self._places.get(cut.notes_run_id or "", -1)
-        size = self.fixed + older + sum(map(size_of, cut.head()))
+        size = self.fixed + older + sum(map(message_bytes, cut.head()))
+        files: list[AttachedFile] = []
         for place in places:
             if place < len(self.history.runs):
                 run = self.history.runs[place]
                 size += run.base_size
+                files += run.message.files
                 for turn in run.turns:
                     is_noted = place < noted or (place == noted and turn.index <= cut.notes_turn)
                     size += turn.noted_size if is_noted else turn.size
                 continue
-            size += size_of(self.history.message)
+            size += message_bytes(self.history.message)
+            files += self.history.message.files
             for turn in self.turns:
                 if turn.index <= cut.short_turn:
                     size += turn.short_size
@@ -113,7 +119,7 @@ class Plan:
                 else:
                     limit = cut.limit(turn.index)
                     size += turn.size if limit is None else _limited_size(turn, limit)
-        return size
+        return size + files_bytes(files, self.model.dialect)
 
     def tokens(self, cut: Cut) -> int:
         return tokens_of(self.size(cut), self.report)
@@ -182,7 +188,7 @@ class Plan:
         """More earlier runs than RUN_HISTORY_RUNS. Some more than necessary are left out, so that the transcript does
         not begin with another run at each request.
         """
-        most = settings.RUN_HISTORY_RUNS
+        most = history.RUN_HISTORY_RUNS
         earlier = self.earlier()
         if len(earlier) <= most:
             return None
@@ -241,4 +247,4 @@ class Plan:
 
 
 def _limited_size(turn: TurnPart, most: int) -> int:
-    return sum(map(size_of, turn.messages(most, short=False, used=set())))
+    return sum(map(message_bytes, turn.messages(most, short=False, used=set())))

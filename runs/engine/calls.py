@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from runs import lifecycle
 from runs.engine.session import Session
 from runs.errors import CallError
 from runs.llm.base import ToolCall
-from runs.models import InvocationStatus, Run, Tool, ToolInvocation, WaitpointKind
+from runs.models import FINAL_INVOCATION_STATUSES, InvocationStatus, Run, Tool, ToolInvocation, WaitpointKind
 from runs.tools.base import ASK_USER, BUILTIN, ToolContext, ToolDefinition, ToolFailure, ToolResult
 from runs.tools.dispatch import TYPES, call_tool
 from runs.tools.places import Held
@@ -117,7 +118,7 @@ def _question(session: Session, call: ToolInvocation) -> tuple[str, dict[str, An
 
 
 def _is_approved(session: Session, call: ToolInvocation) -> bool:
-    """Whether the user approved the pending call. It has its hold since then."""
+    """Whether the user approved the pending call. It has its hold since then, unless other steps held the credits."""
     return (call.id, WaitpointKind.CREDIT_APPROVAL) in session.journal.answers
 
 
@@ -140,13 +141,9 @@ async def resume(session: Session) -> None:
     await execute(session, ready, partial(_dispatch, session), begun)
 
 
-async def _dispatch(session: Session, calls: Sequence[ToolInvocation]) -> list[ToolInvocation]:
-    dispatched: list[ToolInvocation] = []
-    if approved := [call for call in calls if _is_approved(session, call)]:
-        dispatched += await session.move(lifecycle.dispatch_calls, approved, approved=True)
-    if others := [call for call in calls if call not in approved]:
-        dispatched += await session.move(lifecycle.dispatch_calls, others)
-    return dispatched
+async def _dispatch(session: Session, calls: Sequence[ToolInvocation]) -> Sequence[ToolInvocation]:
+    approved = {call.id for call in calls if _is_approved(session, call)}
+    return await session.move(lifecycle.dispatch_calls, calls, approved) if calls else ()
 
 
 async def _may_repeat(session: Session, call: ToolInvocation) -> bool:
@@ -178,18 +175,18 @@ async def execute(
 ) -> None:
     """Make the calls side by side, and record their outcomes.
 
-    ``dispatch`` is called once, with those of the ``ready`` calls that have a place now; it returns them as they now
-    are. The others stay PENDING until they have one: if this process stops meanwhile, another one makes them. ``begun``
-    are dispatched already.
+    ``dispatch`` is called once, with those of the ``ready`` calls that have a place now; it returns calls as they now
+    are. The others stay PENDING until they have one, and credits that other steps do not hold: if this process stops
+    meanwhile, another one makes them. ``begun`` are dispatched already.
     """
     with Held(session.process.tool_places, session.run.user_id) as held:
         placed = [call for call in ready if call.name == ASK_USER or held.take_now(call.id)]
-        moved = await dispatch(placed)
-        for call in moved:
-            if call.status == InvocationStatus.FAILED:
+        moved = {call.id: call for call in await dispatch(placed)}
+        work = [moved.get(call.id, call) for call in ready]
+        for call in work:
+            if call.status != InvocationStatus.DISPATCHING:
                 held.give_back(call.id)
-        dispatched = [call for call in moved if call.status == InvocationStatus.DISPATCHING]
-        work = [*begun, *dispatched, *(call for call in ready if call not in placed)]
+        work = [*begun, *(call for call in work if call.status not in FINAL_INVOCATION_STATUSES)]
         outcomes = await asyncio.gather(*(_make(session, call, held) for call in work), return_exceptions=True)
     # All end before the first failure is raised: a call that was made must be recorded.
     for outcome in outcomes:
@@ -198,21 +195,21 @@ async def execute(
 
 
 async def _make(session: Session, call: ToolInvocation, held: Held) -> None:
-    if call.name == ASK_USER:
-        lifecycle.crash_point("after_dispatch")
-        answer = (session.journal.answers[call.id, WaitpointKind.CLARIFICATION].resolved_payload or {})["answer"]
-        await session.record_outcome(lifecycle.record_call_result, call, text=answer)
-        return
+    """Make a call once it has a place and its hold. It waits for credits without its place."""
     try:
-        async with held.place(call.id):
-            if call.status == InvocationStatus.PENDING:
-                if session.process.draining:
-                    return
-                (call,) = await _dispatch(session, [call])
-            if call.status != InvocationStatus.DISPATCHING:
+        while True:
+            async with contextlib.nullcontext() if call.name == ASK_USER else held.place(call.id):
+                if call.status == InvocationStatus.PENDING:
+                    if session.process.draining:
+                        return
+                    (call,) = await _dispatch(session, [call])
+                if call.status == InvocationStatus.DISPATCHING:
+                    lifecycle.crash_point("after_dispatch")
+                    result = await _call(session, call)
+                    break
+            if call.status != InvocationStatus.PENDING:
                 return
-            lifecycle.crash_point("after_dispatch")
-            result = await _call(session, call)
+            await session.wait_for_credits(call.credit_estimate)
     except ToolFailure as failure:
         await session.record_outcome(lifecycle.record_call_failure, call, failure.code, failure.message)
         return
@@ -228,6 +225,9 @@ def _user_name(run: Run) -> str:
 
 async def _call(session: Session, call: ToolInvocation) -> ToolResult:
     """Raises ToolFailure."""
+    if call.name == ASK_USER:
+        given: Any = session.journal.answers[call.id, WaitpointKind.CLARIFICATION].resolved_payload
+        return ToolResult(given["answer"])
     tool = session.tools().get(call.name)
     if tool is None:
         raise ToolFailure(CallError.UNKNOWN_TOOL, f"There is no tool named {call.name} any more.")

@@ -17,8 +17,8 @@ from config.kernel import clock
 from runs import catalogue, lifecycle
 from runs.catalogue.definitions import ModelDefinition
 from runs.engine import context, history, spending, summary
-from runs.engine.budget import BYTES_PER_TOKEN_MAX, Plan, Step, output_limit, room, summary_tokens
-from runs.engine.failure import RunFailed, failed_request
+from runs.engine.budget import BYTES_PER_TOKEN, BYTES_PER_TOKEN_MAX, Plan, Step, output_limit, room, summary_tokens
+from runs.engine.failure import failed_request
 from runs.engine.session import Session
 from runs.errors import FailureReason
 from runs.llm import retry
@@ -146,28 +146,28 @@ async def _record(session: Session, plan: Plan, compaction: Compaction, charge: 
     compaction.tokens_after = replace(plan, history=shortened).now
     compaction.finished_at = clock.now()
     await session.move(lifecycle.record_compaction, compaction, charge)
-    session.partial_charge = lambda: None
     session.history = shortened
 
 
 async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
     """Summarise the runs up to ``step.cut.last_run_id``, piece by piece: each summary contains the one before. After
-    failures, the next model is asked, as for a turn. Without an answer of any, the runs are left out. False if the
-    process drains, or if no model is offered any more.
+    failures, the next model is asked, as for a turn. Without an answer of any, the runs are left out; also if credits
+    or budget do not reach for a summary and the turn after it. False if the process drains, or if no model is offered
+    any more.
     """
-    models, answered = _summarisers(session, plan.model), ""
+    models, answered, is_refused = _summarisers(session, plan.model), "", False
     refused = Counter(attempt.model for attempt in _failed(session) if attempt.reason == TOO_LONG)
     started_at = clock.now()
-    while models:
+    while models or is_refused:
         failed = _failed(session)
         if session.process.draining or not await session.wait_until(failed[-1].next_at if failed else None):
             return False
         model = _next_model(models, failed, answered)
         if model is None:
             compaction = _compaction(session, plan.left_out(step), started_at)
-            compaction.failure_reason = failed[-1].reason
+            compaction.failure_reason = failed[-1].reason if failed else ""
             last = {attempt.model: attempt.reason for attempt in failed}
-            compaction.only_run |= not SAME_AGAIN.issuperset(last.values())
+            compaction.only_run |= is_refused or not SAME_AGAIN.issuperset(last.values())
             await _record(session, plan, compaction)
             return True
         piece_bytes = room(model) * PIECE_BYTES_PER_TOKEN // SMALLER ** refused[model.name]
@@ -175,7 +175,7 @@ async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
         request = await _request(session, plan, model, piece, piece_bytes)
         asked_at = clock.now()
         try:
-            answer = await _ask(session, request, summary_tokens(plan.model) * BYTES_PER_TOKEN_MAX)
+            answer = await _ask(session, request, plan, step)
         except ModelError as error:
             asked = [attempt.model for attempt in failed] + [model.name]
             following = retry.after(error, asked, [model.name for model in models], session.remaining_seconds())
@@ -197,6 +197,12 @@ async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
             continue
         if answer is None:
             return False
+        if isinstance(answer, spending.Wait):
+            await session.wait_for_credits(answer.least)
+            continue
+        if isinstance(answer, str):
+            models, is_refused = [other for other in models if other.name != model.name], True
+            continue
         text, end, allowance = answer
         charge = spending.charge_of(model, end.usage, allowance.hold)
         part = replace(step, before=plan.now, cut=replace(plan.cut, last_run_id=piece[-1], text=text))
@@ -205,7 +211,7 @@ async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
         compaction.input_tokens, compaction.output_tokens = end.usage.input_tokens, end.usage.output_tokens
         compaction.cached_tokens = end.usage.cached_tokens
         compaction.held = allowance.hold.amount if allowance.hold else 0
-        compaction.cost = charge.charged if charge else 0
+        compaction.cost = charge.charged
         await _record(session, plan, compaction, charge)
         if piece[-1] == step.cut.last_run_id:
             return True
@@ -278,18 +284,22 @@ def _text(run: Run, piece: Sequence[str], result_chars: int, before: str, most: 
     return summary.written(history.read_whole(piece, result_chars), before, most)
 
 
-async def _ask(session: Session, request: ModelRequest, most: int) -> tuple[str, TurnEnd, spending.Allowance] | None:
-    """The summary, in at most so many bytes. None if the process drains. Raises ModelError, and RunFailed if the
-    credits do not suffice.
-    """
+async def _ask(
+    session: Session, request: ModelRequest, plan: Plan, step: Step
+) -> tuple[str, TurnEnd, spending.Allowance] | spending.Wait | str | None:
+    """The summary. None if the process drains, an errorCode if credits or budget do not suffice. Raises ModelError."""
+    reserve = _cost_after(session, plan, step)
+    most = summary_tokens(plan.model) * BYTES_PER_TOKEN_MAX
     async with session.process.model_places.hold(request.model.server, session.run.user_id) as may_begin:
         if not may_begin:
             return None
         session.requests += 1
         key = lifecycle.compaction_key(_next_index(session))
-        allowance = await session.db(spending.allow, request, (), (key, session.requests))
+        allowance = await session.db(spending.allow, request, (), (key, session.requests), reserve)
+        if isinstance(allowance, spending.Wait):
+            return allowance
         if not isinstance(allowance, spending.Allowance):
-            raise RunFailed(*allowance)
+            return allowance[0]
         request = replace(request, max_output_tokens=allowance.output_tokens)
         session.partial_charge = partial(spending.partial_charge, request, allowance)
         lifecycle.crash_point("before_summary")
@@ -305,6 +315,13 @@ async def _ask(session: Session, request: ModelRequest, most: int) -> tuple[str,
                 # The same request has the same answer again.
                 raise ModelError(FailureReason.NO_TEXT, detail=f"The answer ended with {event.finish_reason}.")
     raise ModelError(FailureReason.MALFORMED_ANSWER, detail="The adapter sent no end.")
+
+
+def _cost_after(session: Session, plan: Plan, step: Step) -> int:
+    """What the turn needs at least after a summary of the longest size: nobody pays for a summary without a turn."""
+    cut = replace(step.cut, text="x" * summary_tokens(plan.model) * BYTES_PER_TOKEN)
+    shortened = session.history.shortened(_compaction(session, replace(step, cut=cut), clock.now()))
+    return spending.least_cost(context.request(session, replace(plan, history=shortened)))
 
 
 def _next_index(session: Session) -> int:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from django.conf import settings
 
-from config.kernel.jsontext import to_text
 from runs.catalogue.definitions import ModelDefinition
 from runs.engine import output
 from runs.engine.budget import Plan, output_limit
 from runs.engine.history import Report
 from runs.engine.session import Session
-from runs.engine.transcript import MESSAGE_BYTES, messages
+from runs.engine.transcript import messages
 from runs.llm.base import ModelRequest, ToolSpec
+from runs.llm.measure import fixed_bytes
 
 
 def plan(session: Session, model: ModelDefinition) -> Plan:
@@ -23,7 +21,7 @@ def plan(session: Session, model: ModelDefinition) -> Plan:
         run_id=session.run.id,
         history=session.history,
         turns=session.parts(),
-        fixed=_fixed_size(session.instructions, _tools(session)),
+        fixed=fixed_bytes(session.instructions, _tools(session)),
         report=_report(session, model.origin),
     )
 
@@ -57,13 +55,6 @@ def _output_tokens(plan: Plan) -> int:
     limit = output_limit(plan.model)
     left = plan.model.context_tokens - plan.now
     return max(min(limit, left), min(limit, settings.MODEL_MIN_OUTPUT_TOKENS))
-
-
-def _fixed_size(instructions: str, tools: Sequence[ToolSpec]) -> int:
-    size = MESSAGE_BYTES + len(instructions.encode())
-    for tool in tools:
-        size += MESSAGE_BYTES + len(to_text([tool.name, tool.description, tool.input_schema]).encode())
-    return size
 
 
 def _report(session: Session, origin: str) -> Report | None:

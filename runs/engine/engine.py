@@ -175,6 +175,8 @@ def hand_over_all(worker_id: str) -> None:
             # The flusher may have written text since the run was read; the next round reads it again.
             with contextlib.suppress(lifecycle.LeaseLost):
                 lifecycle.hand_over(run)
+                if run.cancel_requested_at is not None:
+                    lifecycle.request_cancel(run.pk)  # no other owner is needed for it
     left = list(owned.values_list("pk", flat=True))
     for run_id in left:
         logger.warning("run %s was not handed over; its lease will expire", run_id)

@@ -23,6 +23,9 @@ from runs import catalogue, lifecycle
 from runs.engine.session import Process
 from runs.models import Run, RunStatus, Worker
 
+# Interval at which a worker looks for cancellation requests; at most a fifth of `RUN_LEASE_SECONDS`.
+RUN_CANCEL_POLL_SECONDS = 0.2
+
 logger = logging.getLogger(__name__)
 
 BEATS_PER_LEASE = 5
@@ -80,7 +83,7 @@ class Heartbeat(threading.Thread):
             self._look_for_cancels()
             return more
 
-        look_every = min(settings.RUN_CANCEL_POLL_SECONDS, beat_every)
+        look_every = min(RUN_CANCEL_POLL_SECONDS, beat_every)
         wait = pause = look_every
         while not self.stopped.wait(wait):
             try:

@@ -8,7 +8,6 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from django.conf import settings
 from django.db import connection
 from django.db.models import Sum
 from django.db.models.functions import Length
@@ -17,10 +16,15 @@ from chats.attachments import attached_to
 from chats.models import Message
 from config.database.queries import read
 from config.kernel.ids import any_of, array
+from config.kernel.jsontext import from_text
 from runs.engine.transcript import NOTE_CHARS, Cut, Result, RunPart, TurnPart, cut_of, images, outcome, turn_part
 from runs.lifecycle import join_text
 from runs.llm.base import AttachedFile, UserMessage
 from runs.models import Compaction, Run, ToolInvocation
+from runs.tools import base
+
+# Most earlier runs of the chat that the model receives.
+RUN_HISTORY_RUNS = 50
 
 # English has about four bytes a token; with more, a window holds less text than is read.
 WINDOW_BYTES_PER_TOKEN = 5
@@ -28,7 +32,7 @@ WINDOW_BYTES_PER_TOKEN = 5
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a provider counted for a request of ``size`` bytes, as ``transcript.size_of`` measures it."""
+    """What a provider counted for a request of ``size`` bytes, as ``runs.llm.measure`` counts them."""
 
     origin: str
     tokens: int
@@ -124,7 +128,7 @@ _CONTENT = """
 
 def load(run: Run, context_tokens: int) -> History:
     """The run's message, and of the chat before it what a window of ``context_tokens`` can hold."""
-    most = settings.RUN_HISTORY_RUNS
+    most = RUN_HISTORY_RUNS
     listed = read(_sql(_RUNS), [run.pk, run.pk, run.chat_id, run.pk, run.pk, most + 2 if most else 1])
     (_, content, has_files, own_size, *_, newest), *earlier = listed
     compaction = Compaction.objects.get(pk=newest) if newest is not None else None
@@ -150,7 +154,7 @@ def load(run: Run, context_tokens: int) -> History:
         else:
             older.append(Older(run_id, size + results))
     loaded.reverse()
-    parts, reports = _load_parts(loaded, cut, noted - {cut.notes_run_id or ""}, settings.TOOL_RESULT_MAX_CHARS)
+    parts, reports = _load_parts(loaded, cut, noted - {cut.notes_run_id or ""}, base.TOOL_RESULT_MAX_CHARS)
     message = UserMessage(content, _files([run.user_message_id])[run.user_message_id] if has_files else ())
     sizes = {row[0]: row[3] + row[4] for row in earlier}
     return History(
@@ -220,7 +224,7 @@ def _load_parts(
         else:
             calls, reasoning, origin, *_ = texts
             ended_calls = results.get((run_id, index), ())
-            part = turn_part(index, text, json.loads(calls), ended_calls, tuple(json.loads(reasoning)), origin)
+            part = turn_part(index, text, json.loads(calls), ended_calls, tuple(from_text(reasoning)), origin)
             turns.setdefault(run_id, []).append(part)
             if number and size:
                 reports.setdefault(run_id, {})[origin] = Report(origin, number, size)

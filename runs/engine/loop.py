@@ -32,7 +32,7 @@ async def execute(session: Session) -> None:
     """
     request_id.set(session.run.request_id or session.run.id)
     # The transition that ends the run, with its arguments.
-    end: tuple[Any, ...] | None = (lifecycle.cancel,) if session.run.cancel_requested_at is not None else None
+    end: tuple[Any, ...] | None = None
     is_behind = False
     # The journal's length when the database last refused a write because its row was already there.
     refused_at: tuple[int, int, int] | None = None
@@ -43,6 +43,8 @@ async def execute(session: Session) -> None:
                     logger.info("run %s is no longer this worker's", session.run.id)
                     return
                 is_behind = False
+            if end is None and session.run.cancel_requested_at is not None:
+                end = (lifecycle.cancel,)
             if end is None:
                 await _steps(session)
             elif session.run.status == RunStatus.RUNNING:

@@ -17,12 +17,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
-from django.conf import settings
 from django.db import connection
 
 from config.database.retry import CONNECTION_ERRORS, attempt, outage
 from runs import catalogue, metrics
 from runs.catalogue.providers import Server
+from runs.llm import limits
 from runs.llm.limits import Demand, Limits
 
 logger = logging.getLogger(__name__)
@@ -151,8 +151,8 @@ class ModelPlaces:
             time.sleep(GATHER_SECONDS)
             with self._lock:
                 waits = any(provider.waiting for provider in self.providers.values())
-            lease = settings.MODEL_PLACES_LEASE_SECONDS / RENEWALS_PER_LEASE
-            pause = min(settings.MODEL_PLACES_POLL_SECONDS, lease) if waits else lease
+            lease = limits.MODEL_PLACES_LEASE_SECONDS / RENEWALS_PER_LEASE
+            pause = min(limits.MODEL_PLACES_POLL_SECONDS, lease) if waits else lease
             pause *= random.uniform(0.5, 1.0)  # noqa: S311
         self._steps()
         connection.close()
@@ -186,7 +186,7 @@ class ModelPlaces:
             return
         begun = time.monotonic()
         granted = self._limits.take(server, demand)
-        provider.renew_at = begun + settings.MODEL_PLACES_LEASE_SECONDS / RENEWALS_PER_LEASE
+        provider.renew_at = begun + limits.MODEL_PLACES_LEASE_SECONDS / RENEWALS_PER_LEASE
         provider.said = demand.working + sum(granted.values())
         with self._lock:
             self._begin(provider, granted)

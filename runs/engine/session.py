@@ -23,6 +23,7 @@ from config.kernel.ids import any_of, array
 from runs import catalogue, lifecycle
 from runs.catalogue.versions import AgentDefinition, of_run
 from runs.engine import history, journal
+from runs.engine.credit_line import CreditLine
 from runs.engine.history import History
 from runs.engine.journal import Journal
 from runs.engine.model_places import ModelPlaces
@@ -30,6 +31,17 @@ from runs.engine.transcript import TurnPart, turn_parts
 from runs.models import InvocationStatus, ModelAttempt, Run, RunStatus, ToolInvocation
 from runs.tools.base import ToolDefinition
 from runs.tools.places import Places, Threads
+
+# Threads of a worker process that compute for tools; calls to servers need none.
+RUN_WORKER_TOOL_THREADS = 4
+# How many of `RUN_WORKER_TOOL_THREADS` one user can occupy.
+TOOL_THREADS_PER_USER = 1
+# Threads of a worker process that read attachments and store the files of tools.
+RUN_WORKER_FILE_THREADS = 16
+# How many of `RUN_WORKER_FILE_THREADS` one user can occupy.
+FILE_THREADS_PER_USER = 2
+# Bytes of one user's files in requests to models that a worker process holds at a time; further turns wait.
+ATTACHMENT_BYTES_PER_USER = 128 * 1024 * 1024
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -78,17 +90,18 @@ class Process:
     )
     tool_places: Places = field(default_factory=lambda: Places(settings.TOOL_CALLS_PER_USER))
     tool_threads: Threads = field(
-        default_factory=lambda: Threads(settings.RUN_WORKER_TOOL_THREADS, settings.TOOL_THREADS_PER_USER, "run-tool")
+        default_factory=lambda: Threads(RUN_WORKER_TOOL_THREADS, TOOL_THREADS_PER_USER, "run-tool")
     )
     file_threads: Threads = field(
-        default_factory=lambda: Threads(settings.RUN_WORKER_FILE_THREADS, settings.FILE_THREADS_PER_USER, "run-file")
+        default_factory=lambda: Threads(RUN_WORKER_FILE_THREADS, FILE_THREADS_PER_USER, "run-file")
     )
-    attachment_bytes: Places = field(default_factory=lambda: Places(settings.ATTACHMENT_BYTES_PER_USER))
+    attachment_bytes: Places = field(default_factory=lambda: Places(ATTACHMENT_BYTES_PER_USER))
     worker_id: str = ""
     # Until when, by ``clock.steady``, the lease certainly holds.
     lease_until: float = 0.0
     draining: bool = False
     model_places: ModelPlaces = field(init=False)
+    credit_line: CreditLine = field(default_factory=CreditLine)
     # The sessions with streamed text that is not written yet, and those of them whose turn has shown no text yet.
     unwritten: Gathered = field(default_factory=Gathered)
     begun: Gathered = field(default_factory=Gathered)
@@ -142,7 +155,7 @@ class Process:
         """
         share = self.shares.get(user_id)
         if share is None:
-            share = self.shares[user_id] = asyncio.Semaphore(settings.RUN_WORKER_DB_THREADS_PER_USER)
+            share = self.shares[user_id] = asyncio.Semaphore(max(1, settings.RUN_WORKER_DB_THREADS // 2))
         async with share:
             return await persist(self.db_threads, step, *args, **kwargs)
 
@@ -185,6 +198,10 @@ def reload(run: Run) -> Claimed | None:
     return Claimed(current, of_run(current.agent), _history(current), journal.load(current)) if current else None
 
 
+def _nothing() -> None:
+    return None
+
+
 class Session:
     def __init__(self, process: Process, claimed: Claimed) -> None:
         self.process = process
@@ -193,7 +210,9 @@ class Session:
         self.interruption: Interruption | None = None
         # The number of requests to models, and what the one that is under way cost so far, if it is to be charged.
         self.requests = 0
-        self.partial_charge: Callable[[], lifecycle.Charge | None] = lambda: None
+        self.partial_charge: Callable[[], lifecycle.Charge | None] = _nothing
+        # Why credits or budget do not reach for the next turn of these models.
+        self.too_dear: dict[str, tuple[str, str]] = {}
         # The text of the turn that is being streamed, and the part of it that no event holds yet.
         self.turn_text: list[str] = []
         self.unwritten_text: list[str] = []
@@ -220,7 +239,7 @@ class Session:
     ) -> Sequence[ToolInvocation]:
         """Make a transition of this run: ``transition(run, *args)``. Returns the calls that it changed."""
         async with self.lock:
-            return await self.process.db_for(self.run.user_id, self._move, transition, args, kwargs)
+            return await self._step(transition, args, kwargs)
 
     async def record(
         self, transition: Callable[..., lifecycle.Moved], *args: Any, **kwargs: Any
@@ -228,17 +247,28 @@ class Session:
         """``move``, for a transition that also stores the text that was streamed."""
         async with self.lock:
             # Under the lock, so that the text which the flusher took before is written by now.
-            text = {"content": self.content(), "delta": self.take_unwritten()}
-            return await self.process.db_for(self.run.user_id, self._move, transition, args, kwargs | text)
+            delta = self.take_unwritten()
+            try:
+                return await self._step(transition, args, kwargs | {"content": self.content(), "delta": delta})
+            except lifecycle.LeaseLost:
+                self.unwritten_text.insert(0, delta)
+                raise
 
-    async def record_attempt(self, attempt: ModelAttempt, partial: lifecycle.Charge | None) -> None:
+    async def record_attempt(self, attempt: ModelAttempt) -> None:
         """A request failed and another one follows: the text that was streamed of it is void."""
         async with self.lock:
             self.turn_text.clear()
             self.unwritten_text.clear()
-            args = (attempt, self.journal.text, partial)
-            await self.process.db_for(self.run.user_id, self._move, lifecycle.record_attempt, args, {})
+            await self._step(lifecycle.record_attempt, (attempt, self.journal.text, self.partial_charge()), {})
             self.journal.failed_attempts.append(attempt)
+
+    async def _step(
+        self, transition: Callable[..., lifecycle.Moved], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Sequence[ToolInvocation]:
+        try:
+            return await self.process.db_for(self.run.user_id, self._move, transition, args, kwargs)
+        finally:
+            self.process.credit_line.wake(self.run.user_id)  # it may have settled a hold
 
     def _move(
         self, transition: Callable[..., lifecycle.Moved], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -247,12 +277,13 @@ class Session:
         moved = transition(self.run, *args, **kwargs)
         self.run = moved.run
         self.journal.take(moved.calls)
+        # A transition is made when no request is under way, or ends and settles it.
+        self.partial_charge = _nothing
         return moved.calls
 
     async def record_failed_summary(self, attempt: ModelAttempt) -> None:
         """A request for a summary failed."""
         await self.move(lifecycle.record_failed_summary, attempt, self.partial_charge())
-        self.partial_charge = lambda: None
         self.journal.failed_summaries.append(attempt)
 
     async def record_outcome(
@@ -278,13 +309,17 @@ class Session:
         claimed = await self.db(reload)
         if claimed is None:
             return False
+        is_new = claimed.run.cancel_requested_at is not None and self.run.cancel_requested_at is None
+        if is_new and claimed.run.last_stream_index == self.run.last_stream_index:
+            self.run = claimed.run  # the cancel settles what is under way
+            return True
         streamed = self.run.unrecorded_text or claimed.run.unrecorded_text
         self._take(claimed)
         self.turn_text.clear()
         self.unwritten_text.clear()
         if streamed or not self.journal.open_calls:
             await self.move(lifecycle.drop_request, self.journal.text, self.partial_charge(), streamed=streamed)
-        self.partial_charge = lambda: None
+        self.partial_charge = _nothing
         return True
 
     async def confirm_lease(self) -> None:
@@ -345,6 +380,18 @@ class Session:
         allowed, known = self.run.tools, self.tools()
         if unknown := {name for name in names if name not in known and (allowed is None or name in allowed)}:
             await self.process.db_for(self.run.user_id, catalogue.learn_tools, unknown)
+
+    async def wait_for_credits(self, least: int) -> None:
+        """Wait while other steps of the user hold what this step needs at least, without a thread, a connection or a
+        place. It ends too if the process drains, or if nothing is left to wait for.
+        """
+        run = self.run
+        with self.process.credit_line.place(run.user_id, (run.created_at, run.id)) as place:
+            while not self.process.draining:
+                place.clear()
+                if place.is_first and not await self.db(lifecycle.wait_for_credits, least):
+                    return
+                await place.wait()
 
     async def wait_until(self, due: datetime | None) -> bool:
         """Wait until the next request to a model is due, without a thread, a connection or a place at the provider.

@@ -9,10 +9,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from django.conf import settings
-
 from runs import lifecycle
 from runs.engine.session import Gathered, Interruption, Process, Session
+
+# Minimum time between two writes of streamed text; the first text of a turn does not wait for it.
+STREAM_FLUSH_SECONDS = 0.05
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ async def flush_forever(process: Process, interrupt: Interrupt) -> None:
                 await asyncio.sleep(PAUSE_SECONDS)
 
     await asyncio.gather(
-        work(process.unwritten, lambda: settings.STREAM_FLUSH_SECONDS),
+        work(process.unwritten, lambda: STREAM_FLUSH_SECONDS),
         work(process.begun, lambda: FIRST_TEXT_SECONDS),
     )
 

@@ -9,12 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from django.conf import settings
-
-from chats.media import is_text
-from config.kernel.jsontext import to_text
 from runs.lifecycle import join_text
 from runs.llm.base import AssistantMessage, AttachedFile, Message, ToolCall, ToolMessage, UserMessage
+from runs.llm.measure import message_bytes
 from runs.models import OUTPUT_TOOL, Compaction, InvocationStatus, ToolInvocation, Turn
 from runs.tools import files
 from runs.tools.base import as_told
@@ -28,10 +25,6 @@ SUMMARY = "[The earlier part of this chat is not shown. This is a summary of it.
 UNDERSTOOD = "Understood."
 # A result that is not longer is never replaced by a note.
 NOTE_CHARS = 200
-# What a message takes beside its text, and about what a file takes that is not text.
-MESSAGE_BYTES = 32
-IMAGE_BYTES = 4500
-DOCUMENT_BYTES_MAX = 150_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +90,15 @@ class TurnPart:
 
     @cached_property
     def size(self) -> int:
-        return sum(map(size_of, self.messages(None, short=False, used=set())))
+        return sum(map(message_bytes, self.messages(None, short=False, used=set())))
 
     @cached_property
     def noted_size(self) -> int:
-        return sum(map(size_of, self.messages(0, short=False, used=set())))
+        return sum(map(message_bytes, self.messages(0, short=False, used=set())))
 
     @cached_property
     def short_size(self) -> int:
-        return sum(map(size_of, self.messages(0, short=True, used=set())))
+        return sum(map(message_bytes, self.messages(0, short=True, used=set())))
 
 
 @dataclass(frozen=True)
@@ -129,7 +122,7 @@ class RunPart:
 
     @cached_property
     def base_size(self) -> int:
-        return size_of(self.message) + sum(map(size_of, self.after_turns()))
+        return message_bytes(self.message) + sum(map(message_bytes, self.after_turns()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,21 +251,3 @@ def images(call_id: str, urls: Sequence[str]) -> tuple[AttachedFile, ...]:
     """The images that a call returned."""
     found = (files.stored_image(call_id, url) for url in urls)
     return tuple(AttachedFile(name, kind, 0, stored_name) for stored_name, name, kind in filter(None, found))
-
-
-def size_of(message: Message) -> int:
-    """About the bytes of a message in a request."""
-    match message:
-        case UserMessage():
-            return MESSAGE_BYTES + len(message.text.encode()) + sum(map(_file_size, message.files))
-        case AssistantMessage():
-            size = MESSAGE_BYTES + len(message.text.encode())
-            size += sum(MESSAGE_BYTES + len(call.name) + len(call.arguments.encode()) for call in message.tool_calls)
-            return size + (len(to_text(message.reasoning)) if message.reasoning else 0)
-    return MESSAGE_BYTES + len(message.content.encode()) + sum(map(_file_size, message.files))
-
-
-def _file_size(file: AttachedFile) -> int:
-    if is_text(file.content_type):
-        return min(file.size_bytes, settings.MODEL_ATTACHMENT_TEXT_MAX_CHARS * 3)
-    return IMAGE_BYTES if file.content_type.startswith("image/") else min(file.size_bytes, DOCUMENT_BYTES_MAX)

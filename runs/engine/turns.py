@@ -26,6 +26,11 @@ from runs.llm.files import with_files
 from runs.llm.registry import client_for
 from runs.models import ToolInvocation, Turn
 
+# Answers of the model that may not fit an `outputSchema`; then the run fails with `OUTPUT_INVALID`.
+OUTPUT_ATTEMPTS = 3
+# Tool calls per run.
+RUN_CALLS_MAX = 1000
+
 
 async def try_turn(session: Session) -> None:
     """One request for the next turn, which records the turn or its failure; another request follows a failure that may
@@ -46,7 +51,11 @@ async def try_turn(session: Session) -> None:
         plan = await compaction.fit(session, model)
         if plan is None:
             return
-        async with session.process.model_places.hold(model.server, session.run.user_id) as may_begin:
+        async with contextlib.AsyncExitStack() as held:
+            # Before the place: a run that waits for its user's share of the memory keeps no other user from a provider.
+            request = await _with_files(session, context.request(session, plan), held)
+            place = session.process.model_places.hold(model.server, session.run.user_id)
+            may_begin = await held.enter_async_context(place)
             started_at = clock.now()
             if not may_begin:
                 return
@@ -54,11 +63,18 @@ async def try_turn(session: Session) -> None:
             chain = await _chain(session)
             if _model(session, chain) != model:
                 return
-            request, allowance = await _hold(session, plan)
-            lifecycle.crash_point("before_model")
-            tool_calls, end = await _ask_model(session, request)
+            request, allowance = await _hold(session, request)
+            if isinstance(allowance, spending.Allowance):
+                lifecycle.crash_point("before_model")
+                tool_calls, end = await _ask_model(session, request)
     except ModelError as error:
         await _record_failure(session, chain, model, started_at, error)
+        return
+    if isinstance(allowance, spending.Wait):
+        await session.wait_for_credits(allowance.least)
+        return
+    if not isinstance(allowance, spending.Allowance):
+        session.too_dear[model.name] = allowance  # perhaps a fallback is cheaper
         return
     lifecycle.crash_point("after_model")
     await _record(session, request, plan, allowance, started_at, tool_calls, end)
@@ -76,53 +92,59 @@ async def _chain(session: Session) -> list[ModelDefinition]:
 
 
 def _model(session: Session, chain: list[ModelDefinition]) -> ModelDefinition:
-    """The model to ask: what the last failed attempt decided, or the first of the chain. Raises RunFailed."""
+    """The model to ask: what the last failed attempt decided, or the first of the chain that was not asked and that
+    credits and budget may reach for. Raises RunFailed.
+    """
     failed = session.journal.failed_attempts
-    if failed:
-        asked = {attempt.model for attempt in failed}
-        model = next((model for model in chain if model.name == failed[-1].next_model), None)
-        model = model or next((model for model in chain if model.name not in asked), None)
-    else:
-        model = chain[0] if chain else None
-    if model is None:
-        reason = FailureReason.MODEL_UNKNOWN
-        raise RunFailed(reason.code, "The model is no longer offered.", reason=reason)
-    return model
+    asked = {attempt.model for attempt in failed}
+    wanted = [model for model in chain if failed and model.name == failed[-1].next_model]
+    for model in wanted + [model for model in chain if model.name not in asked]:
+        if model.name not in session.too_dear:
+            return model
+    if session.too_dear:
+        raise RunFailed(*next(iter(session.too_dear.values())))
+    reason = FailureReason.MODEL_UNKNOWN
+    raise RunFailed(reason.code, "The model is no longer offered.", reason=reason)
 
 
-async def _hold(session: Session, plan: Plan) -> tuple[ModelRequest, spending.Allowance]:
-    """The request for the next turn, with the most that it can cost held. Raises RunFailed."""
-    request = context.request(session, plan)
+async def _with_files(session: Session, request: ModelRequest, held: contextlib.AsyncExitStack) -> ModelRequest:
+    """The request with the content of its files, whose memory ``held`` gives back. Raises ModelError and RunFailed."""
+    if not client_for(request.model.server).reads_files:
+        return request
+    process = session.process
+    files = with_files(request, session.run.user_id, process.file_threads, process.attachment_bytes)
+    try:
+        return await held.enter_async_context(files)
+    except Unavailable:
+        raise RunFailed(RunError.INTERNAL_ERROR, "The message's attachments could not be read.") from None
+
+
+async def _hold(
+    session: Session, request: ModelRequest
+) -> tuple[ModelRequest, spending.Allowance | spending.Wait | spending.Refusal]:
+    """The request with the most that it can cost held, if possible."""
     session.requests += 1
     turns = () if compaction.is_fresh(session) else session.journal.turns
     allowance = await session.db(spending.allow, request, turns, (request.turn_index, session.requests))
-    if not isinstance(allowance, spending.Allowance):
-        raise RunFailed(*allowance)
-    request = replace(request, max_output_tokens=allowance.output_tokens)
-    session.partial_charge = partial(spending.partial_charge, request, allowance)
+    if isinstance(allowance, spending.Allowance):
+        request = replace(request, max_output_tokens=allowance.output_tokens)
+        session.partial_charge = partial(spending.partial_charge, request, allowance)
     return request, allowance
 
 
 async def _ask_model(session: Session, request: ModelRequest) -> tuple[list[ToolCall], TurnEnd]:
-    """Raises ModelError and RunFailed."""
+    """Raises ModelError."""
     tool_calls: list[ToolCall] = []
     model = request.model
-    client = client_for(model.server)
-    process, user_id = session.process, session.run.user_id
-    files = with_files(request, user_id, process.file_threads, process.attachment_bytes)
-    try:
-        async with files if client.reads_files else contextlib.nullcontext(request) as request:
-            await session.confirm_lease()
-            with tracing.span("model", model=model.name, provider=model.server.name):
-                async for event in client.stream(request):
-                    if isinstance(event, TextDelta):
-                        session.add_text(event.text)
-                    elif isinstance(event, ToolCall):
-                        tool_calls.append(event)
-                    else:
-                        return tool_calls, event
-    except Unavailable:
-        raise RunFailed(RunError.INTERNAL_ERROR, "The message's attachments could not be read.") from None
+    await session.confirm_lease()
+    with tracing.span("model", model=model.name, provider=model.server.name):
+        async for event in client_for(model.server).stream(request):
+            if isinstance(event, TextDelta):
+                session.add_text(event.text)
+            elif isinstance(event, ToolCall):
+                tool_calls.append(event)
+            else:
+                return tool_calls, event
     raise ModelError(FailureReason.MALFORMED_ANSWER, detail="The adapter sent no end.")
 
 
@@ -140,8 +162,7 @@ async def _record_failure(
     if following is None:
         raise RunFailed(error.code, error.message, attempt)
     lifecycle.crash_point("before_failed_attempt")
-    await session.record_attempt(attempt, session.partial_charge())
-    session.partial_charge = lambda: None
+    await session.record_attempt(attempt)
     lifecycle.crash_point("after_failed_attempt")
 
 
@@ -177,7 +198,7 @@ async def _record(
         reasoning_tokens=usage.reasoning_tokens,
         estimated=usage.estimated,
         held=allowance.hold.amount if allowance.hold else 0,
-        cost=charge.charged if charge else 0,
+        cost=charge.charged,
         request_size=allowance.size,
         context_bytes=plan.size(plan.cut),
         started_at=started_at,
@@ -187,13 +208,13 @@ async def _record(
     if not tool_calls and (session.output_schema is None or answer.output is not None):
         await session.record(lifecycle.complete, turn, charge=charge, output=answer.output)
         return
-    if not tool_calls and output.tries([*session.journal.turns, turn]) >= settings.OUTPUT_ATTEMPTS:
-        message = f"The model gave no output that fits the schema, {settings.OUTPUT_ATTEMPTS} times."
+    if not tool_calls and output.tries([*session.journal.turns, turn]) >= OUTPUT_ATTEMPTS:
+        message = f"The model gave no output that fits the schema, {OUTPUT_ATTEMPTS} times."
         await session.record(lifecycle.fail, RunError.OUTPUT_INVALID, message, turn=turn, charge=charge)
         return
-    if len(session.journal.calls) + len(tool_calls) > settings.RUN_CALLS_MAX:
+    if len(session.journal.calls) + len(tool_calls) > RUN_CALLS_MAX:
         turn.tool_calls = []
-        message = f"The run needed more than its limit of {settings.RUN_CALLS_MAX} tool calls."
+        message = f"The run needed more than its limit of {RUN_CALLS_MAX} tool calls."
         await session.record(lifecycle.fail, RunError.CALL_LIMIT_EXCEEDED, message, turn=turn, charge=charge)
         return
     new = await calls.new_invocations(session, turn.index, tool_calls)
@@ -201,7 +222,7 @@ async def _record(
 
     async def record(placed: list[ToolInvocation]) -> Sequence[ToolInvocation]:
         stored = await session.record(lifecycle.record_turn, turn, new, charge=charge, ready=placed)
-        session.partial_charge = lambda: None
+        session.too_dear.clear()
         session.journal.turns.append(turn)
         session.journal.failed_attempts.clear()
         session.turn_text.clear()

@@ -31,7 +31,7 @@ from runs.lifecycle.runs import (
     record_turn,
     request_cancel,
 )
-from runs.lifecycle.spending import Charge, compaction_key, held_turn, hold_turn
+from runs.lifecycle.spending import Charge, compaction_key, held_turn, hold_turn, spendable, wait_for_credits
 from runs.lifecycle.sweeps import (
     expire_waitpoints,
     reap_workers,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from django.db import transaction
@@ -13,6 +13,7 @@ from credits import ledger, sums
 from runs import events, metrics
 from runs.errors import CallError
 from runs.events import StreamEvent
+from runs.lifecycle import spending
 from runs.lifecycle.moves import Moved, changed, close_waitpoint, emit, fence, move_call, move_run
 from runs.models import (
     FINAL_INVOCATION_STATUSES,
@@ -25,6 +26,9 @@ from runs.models import (
 )
 from webhooks.catalogue import Event
 
+# In place of a refusal.
+WAITS = ("", "")
+
 
 def reject_new_call(call: ToolInvocation, code: str, message: str) -> ToolInvocation:
     """(new) → FAILED: a call that cannot be made. It is not stored yet."""
@@ -35,45 +39,56 @@ def reject_new_call(call: ToolInvocation, code: str, message: str) -> ToolInvoca
 
 
 def dispatch_new_call(run: Run, call: ToolInvocation) -> ToolInvocation:
-    """(new) → DISPATCHING with the hold placed, or → FAILED if credits or budget do not suffice. The call is not stored
-    yet; the same transaction has fenced the run and stores it.
+    """(new) → DISPATCHING with the hold placed, or → FAILED if credits or budget do not suffice; as it is if it has to
+    wait for credits. The call is not stored yet; the same transaction has fenced the run and stores it.
     """
     to, changes = _dispatch(run, call)
     moved = changed(call, status=to, **changes)
-    metrics.call_moved(moved, call.status)
+    if to != call.status:
+        metrics.call_moved(moved, call.status)
     return moved
 
 
 @transaction.atomic
-def dispatch_calls(run: Run, calls: Sequence[ToolInvocation], approved: bool = False) -> Moved:
-    """PENDING → DISPATCHING with the hold placed, or → FAILED if credits or budget do not suffice.
+def dispatch_calls(run: Run, calls: Sequence[ToolInvocation], approved: Container[str] = ()) -> Moved:
+    """PENDING → DISPATCHING with the hold placed, or → FAILED if credits or budget do not suffice; as it is if it has
+    to wait for credits.
 
-    ``approved`` calls have had their hold since the approval.
+    ``approved`` calls usually have their holds since the approval.
     """
     # The fence locks the run, so that its calls are compared with its budget one after another.
     fence(run)
     moved: list[ToolInvocation] = []
     for call in calls:
-        to, changes = _dispatch(run, call, approved)
-        moved.append(move_call(call, to, **changes))
-    return Moved(move_run(run, RunStatus.RUNNING, [dispatch_event(call) for call in moved], owned=True), moved)
+        to, changes = _dispatch(run, call, call.id in approved and ledger.is_held(call.id))
+        moved.append(move_call(call, to, **changes) if to != call.status else call)
+    return Moved(move_run(run, RunStatus.RUNNING, dispatch_events(moved), owned=True), moved)
 
 
-def _dispatch(run: Run, call: ToolInvocation, approved: bool = False) -> tuple[str, dict[str, Any]]:
+def _dispatch(run: Run, call: ToolInvocation, is_held: bool = False) -> tuple[str, dict[str, Any]]:
     """The status that the call reaches, and its other changes."""
-    if approved or (refusal := place_hold(run, call)) is None:
+    refusal = None if is_held else place_hold(run, call)
+    if refusal is WAITS:
+        return InvocationStatus.PENDING, {}
+    if refusal is None:
         return InvocationStatus.DISPATCHING, {"started_at": clock.now()}
     code, message = refusal
     return InvocationStatus.FAILED, {"error_code": code, "error_message": message, "finished_at": clock.now()}
 
 
-def dispatch_event(call: ToolInvocation) -> StreamEvent:
-    """The event of a call that was dispatched, or that failed instead."""
-    return events.tool_started(call) if call.status == InvocationStatus.DISPATCHING else events.tool_completed(call)
+def dispatch_events(calls: Iterable[ToolInvocation]) -> list[StreamEvent]:
+    """The events of calls that were dispatched, or that failed instead."""
+    return [
+        events.tool_started(call) if call.status == InvocationStatus.DISPATCHING else events.tool_completed(call)
+        for call in calls
+        if call.status != InvocationStatus.PENDING
+    ]
 
 
 def place_hold(run: Run, call: ToolInvocation) -> tuple[str, str] | None:
-    """Hold the call's estimate. Returns None, or why it cannot be held as (errorCode, message)."""
+    """Hold the call's estimate. Returns None, or why it cannot be held as (errorCode, message); WAITS if other steps
+    hold the credits.
+    """
     if exceeds_budget(run, call.credit_estimate):
         return CallError.BUDGET_EXCEEDED, "The call would take the run over its maxCredits."
     try:
@@ -85,8 +100,12 @@ def place_hold(run: Run, call: ToolInvocation) -> tuple[str, str] | None:
             chat_id=run.chat_id,
             run_id=run.id,
             price={"perCall": call.credit_estimate},
+            only_if=spending.first_in_line(run),
         )
     except ledger.InsufficientCredits as error:
+        available = spending.spendable(run, call.credit_estimate)
+        if available is None or available >= call.credit_estimate:
+            return WAITS
         return CallError.INSUFFICIENT_CREDITS, error.message
     return None
 
@@ -126,11 +145,11 @@ def _record_end(run: Run, call: ToolInvocation, to: str, **changes: Any) -> Move
 
 
 def approve_call(run: Run, call: ToolInvocation) -> ToolInvocation:
-    """The hold of an approved call is placed and the call stays PENDING; or → FAILED if credits or budget do not
-    suffice.
+    """The hold of an approved call is placed and the call stays PENDING, also if the hold has to wait for credits; or →
+    FAILED if credits or budget do not suffice.
     """
     refusal = place_hold(run, call)
-    return call if refusal is None else _fail(call, *refusal)
+    return call if refusal in (None, WAITS) else _fail(call, *refusal)
 
 
 def refuse_call(call: ToolInvocation, reason: str | None) -> ToolInvocation:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.db import transaction
 
 from config.database.writes import Writes, insert
-from credits import ledger
 from runs import events
 from runs.lifecycle import spending
 from runs.lifecycle.crash import crash_after_commit
@@ -20,14 +17,10 @@ from runs.models import Compaction, ModelAttempt, Run, RunStatus
 def record_compaction(run: Run, compaction: Compaction, charge: Charge | None) -> Moved:
     """Record a compaction and charge its summary. Its tokens are part of the run's usage."""
     fence(run)
-    spending.charge(compaction, charge)
+    spending.charge(charge)
     also = Writes()
     also.insert(compaction)
-    changes: dict[str, Any] = {
-        "input_tokens": run.input_tokens + compaction.input_tokens,
-        "cached_input_tokens": run.cached_input_tokens + compaction.cached_tokens,
-        "output_tokens": run.output_tokens + compaction.output_tokens,
-    }
+    changes = spending.usage_of_summary(run, compaction)
     happened = [events.context_compacted(compaction)]
     moved = Moved(move_run(run, RunStatus.RUNNING, happened, owned=True, also=also, **changes))
     crash_after_commit("compaction")
@@ -40,7 +33,5 @@ def record_failed_summary(run: Run, attempt: ModelAttempt, partial: Charge | Non
     attempt is for staff and for a later owner of the run; callers are not told.
     """
     fence(run)
-    spending.charge_partial(partial)
-    ledger.release_run(run.id)
     insert(attempt)
-    return Moved(run)
+    return Moved(move_run(run, RunStatus.RUNNING, (), owned=True, **spending.settle(run, partial)))

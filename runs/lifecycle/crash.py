@@ -10,8 +10,10 @@ import signal
 import threading
 from functools import partial
 
-from django.conf import settings
 from django.db import transaction
+
+# Only for fault tests: the point at which a worker kills itself.
+RUN_CRASH_POINT = ""
 
 FREEZE = "freeze:"
 
@@ -20,7 +22,7 @@ _frozen = False
 
 def crash_point(name: str) -> None:
     global _frozen
-    wanted = settings.RUN_CRASH_POINT
+    wanted = RUN_CRASH_POINT
     if not wanted:
         return
     if name == wanted:
@@ -33,5 +35,5 @@ def crash_point(name: str) -> None:
 
 def crash_after_commit(status: str) -> None:
     """Before anything that is registered later in this transaction is published."""
-    if settings.RUN_CRASH_POINT:
+    if RUN_CRASH_POINT:
         transaction.on_commit(partial(crash_point, f"committed_{status}"))

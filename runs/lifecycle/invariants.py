@@ -38,6 +38,7 @@ from config.kernel import clock
 from credits import reconcile, sums
 from credits.models import SETTLEMENTS, Account, EntryType, LedgerEntry
 from runs.events import StreamType
+from runs.lifecycle import line
 from runs.models import (
     FINAL_INVOCATION_STATUSES,
     FINAL_RUN_STATUSES,
@@ -103,6 +104,14 @@ def _grace() -> datetime:
     return clock.now() - timedelta(seconds=5 * (settings.RUN_LEASE_SECONDS + settings.RUN_SWEEP_SECONDS))
 
 
+def _with_events() -> QuerySet[Run]:
+    """The runs whose stream was not pruned. A prune deletes all events of a run that ended at least a day ago, the
+    shortest RUN_EVENT_RETENTION_DAYS. The setting may have changed since.
+    """
+    events = Exists(RunEvent.objects.filter(run=OuterRef("pk")))
+    return Run.objects.exclude(~events, FINAL, finished_at__lt=clock.now() - timedelta(days=1))
+
+
 def _states() -> Iterator[str]:
     asked = Exists(Waitpoint.objects.filter(run=OuterRef("pk"), status=WaitpointStatus.PENDING))
     open_call = Exists(ToolInvocation.objects.filter(run=OuterRef("pk")).exclude(status__in=FINAL_INVOCATION_STATUSES))
@@ -111,6 +120,10 @@ def _states() -> Iterator[str]:
     yield from _named(runs.filter(~asked, status=RunStatus.WAITING), "the run waits, but no waitpoint is open")
     yield from _named(
         runs.filter(asked).exclude(status=RunStatus.WAITING), "a waitpoint is open, but the run does not wait"
+    )
+    yield from _named(
+        runs.filter(status=RunStatus.WAITING, cancel_requested_at__isnull=False),
+        "the run waits, but its end was requested",
     )
     yield from _named(runs.filter(FINAL & open_call), "the run has ended, but a tool call of it has not")
     yield from _named(runs.filter(FINAL, finished_at=None), "the run has ended, but has no finishedAt")
@@ -140,7 +153,7 @@ def _takeovers() -> Iterator[str]:
         runs.filter(
             status=RunStatus.RUNNING,
             worker_id=None,
-            lease_losses__gte=settings.RUN_LEASE_LOSSES_MAX,
+            lease_losses__gte=line.RUN_LEASE_LOSSES_MAX,
             updated_at__lt=long_since,
         ),
         "the run lost its worker too often, but was not given up",
@@ -166,7 +179,7 @@ def _chats() -> Iterator[str]:
 
 def _streams() -> Iterator[str]:
     """Indexes go from 1 to lastStreamIndex without a gap; a constraint keeps them unique."""
-    streams = Run.objects.annotate(
+    streams = _with_events().annotate(
         count=Count("events"), first=Coalesce(Min("events__index"), 1), last=Coalesce(Max("events__index"), 0)
     )
     broken = streams.filter(~Q(count=F("last_stream_index")) | ~Q(last=F("last_stream_index")) | ~Q(first=1))
@@ -190,7 +203,7 @@ def _ends() -> Iterator[str]:
             data__contains=f'"status":"{status}"',
         )
         if status in FINAL_RUN_STATUSES:
-            ended = Run.objects.filter(~Exists(last), status=status)
+            ended = _with_events().filter(~Exists(last), status=status)
             yield from _named(ended, f"the run is {status}, but its stream does not end so")
         earlier = Run.objects.filter(Exists(last)).exclude(status=status)
         yield from _named(earlier, f"the stream's last status is {status}, but the run is not")
@@ -215,9 +228,8 @@ def _calls() -> Iterator[str]:
         yield f"{key}: the call was started or completed more than once, or started after its result"
     ended = ToolInvocation.objects.filter(run=OuterRef("pk"), status__in=FINAL_INVOCATION_STATUSES)
     events = RunEvent.objects.filter(run=OuterRef("pk"), type=StreamType.TOOL_COMPLETED)
-    unequal = Run.objects.annotate(ended=_count(ended, "run"), results=_count(events, "run")).exclude(
-        ended=F("results")
-    )
+    unequal = _with_events().annotate(ended=_count(ended, "run"), results=_count(events, "run"))
+    unequal = unequal.exclude(ended=F("results"))
     for key, count, times in unequal.order_by().values_list("pk", "ended", "results")[: MOST + 1]:
         yield f"{key}: {count} calls have ended, {times} have a result event"
     calls_of_run = _count(ToolInvocation.objects.filter(run=OuterRef("pk")), "run")
@@ -290,8 +302,9 @@ def _charges() -> Iterator[str]:
         "the run's turns are not what it was charged for",
     )
     yield from _named(
-        charged.filter(~Q(turns_recorded=F("turn_count")) | ~Q(tokens_recorded=F("input_tokens"))),
-        "the run's usage is not that of its turns",
+        # Turns that ended early are part of the usage, but have no rows of their own.
+        charged.filter(Q(turns_recorded__gt=F("turn_count")) | Q(tokens_recorded__gt=F("input_tokens"))),
+        "the run's usage is less than that of its turns",
     )
     spent = Run.objects.filter(max_credits__isnull=False).annotate(spent=sums.run_spent_subquery())
     yield from _named(spent.filter(spent__gt=F("max_credits")), "the run spent more than its maxCredits")
@@ -328,9 +341,12 @@ def _deliveries() -> Iterator[str]:
         parameters = [not event.extended, event.stream_type, status, event, kept_since]
         found: Iterator[Any] = Run.objects.raw(_UNEQUAL.format(whose=whose), parameters).iterator()
         for run in found:
-            if Endpoint.objects.filter(
-                pk=run.endpoint_id, deleted_at=None, updated_at__lt=run.created_at - ENDPOINT_MARGIN
-            ).exists():
+            if (
+                _with_events().filter(pk=run.pk).exists()
+                and Endpoint.objects.filter(
+                    pk=run.endpoint_id, deleted_at=None, updated_at__lt=run.created_at - ENDPOINT_MARGIN
+                ).exists()
+            ):
                 yield f"{run.pk}: {event} happened {run.happened} times, but has {run.sent} deliveries"
 
 

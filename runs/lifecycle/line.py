@@ -22,6 +22,9 @@ from config.kernel import clock
 from config.queue.nudges import nudge_after_commit
 from runs.models import Run, RunStatus
 
+# Number of lost workers after which a run fails with `WORKER_LOST`.
+RUN_LEASE_LOSSES_MAX = 5
+
 EXECUTE = "runs.execute_run"
 # A start and a resume send a nudge of their own; the sweep waits this long before it sends another.
 NUDGE_GRACE = timedelta(seconds=5)

@@ -13,7 +13,6 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from django.conf import settings
 from django.db import models, transaction
 from django.db.models import Case, F, Value, When
 
@@ -40,6 +39,9 @@ from runs.models import (
 )
 from webhooks import outbox
 from webhooks.catalogue import Event
+
+# Time for which a housekeeping job waits for a row that another transaction has locked (PostgreSQL).
+HOUSEKEEPING_LOCK_SECONDS = 0.2
 
 logger = logging.getLogger(__name__)
 
@@ -111,10 +113,11 @@ def move_run(
 
 def as_known(run: Run, *, owned: bool) -> dict[str, Any]:
     """The conditions under which the row is as ``run`` says. The index is one of them: if the answer to a commit was
-    lost, the row is ahead of ``run``, and the same step must not be written twice.
+    lost, the row is ahead of ``run``, and the same step must not be written twice. An owner must also know of a
+    requested cancel: otherwise the request would be lost with the run's next move.
     """
-    found = {"id": run.pk, "status": run.status, "last_stream_index": run.last_stream_index}
-    return found | ({"lease_token": run.lease_token, "worker_id": run.worker_id} if owned else {})
+    names = ["status", "last_stream_index"] + (["lease_token", "worker_id", "cancel_requested_at"] if owned else [])
+    return {"id": run.pk} | {name: getattr(run, name) for name in names}
 
 
 def move_line(chat_id: str, to: str, **changes: Any) -> list[Run]:
@@ -157,19 +160,18 @@ def move_lost(runs: Sequence[Run], *, due_at: datetime) -> None:
         raise LeaseLost(runs[0].pk)
 
 
-def fence(run: Run) -> None:
+def fence(run: Run, *, ends: bool = False) -> Run:
     """Lock a running run for its owner, before the transaction touches anything else. Raises LeaseLost if the row is
-    not as ``run`` says.
+    not as ``run`` says. If the transition ``ends`` the run, a cancel may have been requested meanwhile: the run is
+    returned with it.
     """
-    found = Run.objects.select_for_update(no_key=True).filter(
-        pk=run.pk,
-        status=RunStatus.RUNNING,
-        last_stream_index=run.last_stream_index,
-        lease_token=run.lease_token,
-        worker_id=run.worker_id,
-    )
-    if run.status != RunStatus.RUNNING or not found.exists():
+    known = as_known(run, owned=True)
+    if ends:
+        del known["cancel_requested_at"]
+    found = Run.objects.select_for_update(no_key=True).filter(**known).values_list("cancel_requested_at").first()
+    if run.status != RunStatus.RUNNING or found is None:
         raise LeaseLost(run.pk)
+    return changed(run, cancel_requested_at=found[0])
 
 
 def lock_run(run_id: str, *, wait: bool = True) -> Run | None:
@@ -177,7 +179,7 @@ def lock_run(run_id: str, *, wait: bool = True) -> Run | None:
     transaction are waited for only HOUSEKEEPING_LOCK_SECONDS.
     """
     if not wait:
-        limit_lock_wait(settings.HOUSEKEEPING_LOCK_SECONDS)
+        limit_lock_wait(HOUSEKEEPING_LOCK_SECONDS)
     chat_id = Run.objects.filter(pk=run_id).values_list("chat_id", flat=True).first()
     if chat_id is None:
         return None

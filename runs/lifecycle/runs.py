@@ -8,11 +8,10 @@ another worker has taken over; the others lock the run first. ``moves`` has the 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
-from django.conf import settings
 from django.db import transaction
 from django.db.models import QuerySet
 
@@ -22,12 +21,11 @@ from config.database.batches import limit_lock_wait
 from config.database.writes import Writes, insert
 from config.kernel import clock
 from config.queue.nudges import nudge_after_commit
-from credits import ledger
 from runs import catalogue, events, metrics
 from runs.errors import RunError
 from runs.events import StreamEvent
 from runs.lifecycle import calls as call_transitions
-from runs.lifecycle import spending
+from runs.lifecycle import line, moves, spending
 from runs.lifecycle.crash import crash_after_commit
 from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, is_throttled, leave_chat, lock_to_claim, promote_next, unblock
 from runs.lifecycle.moves import (
@@ -144,7 +142,7 @@ def claim(run_id: str, worker_id: str) -> Run | None:
     run = lock_to_claim(run_id)
     if run is None or run.blocked or run.worker_id not in (None, worker_id):
         return None
-    if run.status not in (RunStatus.QUEUED, RunStatus.RUNNING) or run.lease_losses >= settings.RUN_LEASE_LOSSES_MAX:
+    if run.status not in (RunStatus.QUEUED, RunStatus.RUNNING) or run.lease_losses >= line.RUN_LEASE_LOSSES_MAX:
         return None
     begins = run.status == RunStatus.QUEUED
     if begins and is_throttled(run):
@@ -170,7 +168,7 @@ def claim(run_id: str, worker_id: str) -> Run | None:
         happened.append(events.run_status(run, RunStatus.RUNNING))
         emit(also, run, Event.AGENT_STARTED)
     else:
-        spending.charge_lost(run)
+        changes |= spending.settle(run)
         if run.unrecorded_text:
             happened += reset_events(run, recorded_text(run))
             changes["unrecorded_text"] = False
@@ -194,12 +192,12 @@ def record_turn(
     and those that cannot be made are FAILED; those in ``ready`` are dispatched. Returns all calls as they are stored.
     """
     fence(run)
-    spending.charge(turn, charge)
+    spending.charge(charge)
     happened = text_events(delta) + [
         events.tool_completed(call) for call in calls if call.status == InvocationStatus.FAILED
     ]
     dispatched = {call.id: call_transitions.dispatch_new_call(run, call) for call in ready}
-    happened += [call_transitions.dispatch_event(call) for call in dispatched.values()]
+    happened += call_transitions.dispatch_events(dispatched.values())
     stored = [dispatched.get(call.id, call) for call in calls]
     also = _turn(run, turn, content)
     also.insert(*stored)
@@ -221,18 +219,18 @@ def complete(
     changes |= {"finished_at": clock.now(), "finish_reason": turn.finish_reason}
     if output is not None:
         changes |= {"output": output, "finish_reason": "stop"}
-    move = partial(move_run, run, RunStatus.COMPLETED, happened, owned=True, **changes)
+    move = functools.partial(move_run, run, RunStatus.COMPLETED, happened, owned=True, **changes)
     # Usually no run waits behind this one: then all is one statement (docs/decisions/0011).
     guards, alone = Writes(), Writes()
     leave_chat(run, guards, alone)
-    spending.charge_with(run, turn, charge, guards, alone)
+    spending.charge_with(run, charge, guards, alone)
     alone.include(also)
     with contextlib.suppress(LeaseLost), Writes.transaction():
         return Moved(move(before=guards, also=alone))
     with transaction.atomic():
         promoted = promote_next(run)
         run = move(also=also)
-        spending.charge(turn, charge)
+        spending.charge(charge)
         unblock(promoted)
     return Moved(run)
 
@@ -243,13 +241,11 @@ def record_attempt(run: Run, attempt: ModelAttempt, recorded: str, partial: Char
     provider used is charged.
     """
     fence(run)
-    spending.charge_partial(partial)
-    ledger.release_run(run.id)
     happened = reset_events(run, recorded) if run.unrecorded_text else []
     happened.append(events.model_retrying(attempt))
     also = Writes()
     also.insert(attempt)
-    changes: dict[str, Any] = {"unrecorded_text": False, "model_retries": run.model_retries + 1}
+    changes = spending.settle(run, partial) | {"unrecorded_text": False, "model_retries": run.model_retries + 1}
     return Moved(move_run(run, RunStatus.RUNNING, happened, owned=True, also=also, **changes))
 
 
@@ -259,9 +255,9 @@ def drop_request(run: Run, recorded: str, partial: Charge | None, *, streamed: b
     provider used is charged, and the text that was ``streamed`` is void.
     """
     fence(run)
-    spending.charge_dropped(run, partial)
     happened = reset_events(run, recorded) if streamed else []
-    return Moved(move_run(run, RunStatus.RUNNING, happened, owned=True, unrecorded_text=False))
+    changes = spending.settle(run, partial) | {"unrecorded_text": False}
+    return Moved(move_run(run, RunStatus.RUNNING, happened, owned=True, **changes))
 
 
 def _turn(run: Run, turn: Turn, content: str) -> Writes:
@@ -291,34 +287,33 @@ def fail(
     request that ends the run is recorded. ``reason`` is for staff, if no request failed.
     """
     promoted = promote_next(run)
-    fence(run)
+    run = fence(run, ends=True)
     changes: dict[str, Any] = {}
     if attempt is not None:
         insert(attempt)
     if turn is not None:
         insert(turn)
-        spending.charge(turn, charge)
+        spending.charge(charge)
         changes |= spending.usage(run, turn)
-    spending.charge_partial(partial)
+    text: dict[str, Any] = {"content": content, "delta": delta, "partial": partial}
     why: dict[str, Any] = {"code": code, "message": message, "attempt": attempt, "reason": reason}
-    return finish(run, RunStatus.FAILED, promoted, owned=True, content=content, delta=delta, **why, **changes)
+    return finish(run, RunStatus.FAILED, promoted, owned=True, **text, **why, **changes)
 
 
 @transaction.atomic
 def cancel(run: Run, *, content: str, delta: str, partial: Charge | None = None) -> Moved:
     """running → cancelled, by its owner; the text is that of ``fail``. ``partial``: what the unrecorded turn cost."""
     promoted = promote_next(run)
-    fence(run)
-    spending.charge_partial(partial)
-    return finish(run, RunStatus.CANCELLED, promoted, owned=True, content=content, delta=delta)
+    run = fence(run, ends=True)
+    return finish(run, RunStatus.CANCELLED, promoted, owned=True, content=content, delta=delta, partial=partial)
 
 
 @transaction.atomic
 def hand_over(run: Run) -> Moved:
     """The owner gives up its lease: another worker continues at the next step. This is not a loss."""
     fence(run)
-    spending.charge_lost(run)
-    changes = stop_running(run) | {"lease_token": run.lease_token + 1, "due_at": clock.now() + NUDGE_GRACE}
+    changes = spending.settle(run) | stop_running(run)
+    changes |= {"lease_token": run.lease_token + 1, "due_at": clock.now() + NUDGE_GRACE}
     run = move_run(run, RunStatus.RUNNING, (), owned=True, **changes)
     nudge_after_commit(EXECUTE, run.pk)
     return Moved(run)
@@ -332,7 +327,7 @@ def release(rows: QuerySet[Run], run_ids: Sequence[str]) -> list[str]:
     What their open turns cost is charged by their next owner's claim, by their end or by ``settle_lost``: here it would
     lock the accounts of many users at once, and the runs would wait for each other's.
     """
-    limit_lock_wait(settings.HOUSEKEEPING_LOCK_SECONDS)
+    limit_lock_wait(moves.HOUSEKEEPING_LOCK_SECONDS)
     running = rows.filter(pk__in=run_ids, status=RunStatus.RUNNING).order_by("pk")
     runs = list(running.select_for_update(no_key=True, skip_locked=True).only("running_since", "ran_ms"))
     if not runs:
@@ -347,10 +342,12 @@ def release(rows: QuerySet[Run], run_ids: Sequence[str]) -> list[str]:
 @transaction.atomic
 def settle_lost(run_id: str) -> None:
     """Charge the open turn of a released run that no worker has taken over yet, and release its hold."""
-    limit_lock_wait(settings.HOUSEKEEPING_LOCK_SECONDS)
+    limit_lock_wait(moves.HOUSEKEEPING_LOCK_SECONDS)
     rows = Run.objects.filter(pk=run_id, status=RunStatus.RUNNING, worker_id=None)
     if run := rows.select_for_update(no_key=True, skip_locked=True).first():
-        spending.charge_lost(run)
+        changes = spending.settle(run)
+        if changes:
+            move_run(run, RunStatus.RUNNING, (), owned=False, **changes)
 
 
 @transaction.atomic
@@ -359,7 +356,7 @@ def give_up(run_id: str) -> None:
     run = lock_run(run_id, wait=False)
     if run is None or run.status != RunStatus.RUNNING or run.worker_id is not None:
         return
-    if run.lease_losses >= settings.RUN_LEASE_LOSSES_MAX:
+    if run.lease_losses >= line.RUN_LEASE_LOSSES_MAX:
         message = f"The run lost its worker {run.lease_losses} times."
         finish(run, RunStatus.FAILED, promote_next(run), owned=False, code=RunError.WORKER_LOST, message=message)
 
@@ -376,19 +373,18 @@ def finish(
     reason: str | None = None,
     content: str | None = None,
     delta: str = "",
+    partial: Charge | None = None,
     **changes: Any,
 ) -> Moved:
     """The way into failed and cancelled, inside the caller's transaction, which has locked or fenced the run: open
-    calls and waitpoints are closed, all holds are released.
+    calls and waitpoints are closed, all holds are settled.
 
     Without ``content``, the text of an unrecorded turn is read from the stream.
     """
     happened = text_events(delta)
     happened += call_transitions.close_open(run)
-    if run.status == RunStatus.RUNNING and not owned:
-        spending.charge_lost(run)
+    changes |= spending.settle(run, partial, ends=True)
     reason = attempt.reason if attempt else reason
-    ledger.release_run(run.id)
     also = Writes()
     if run.assistant_message_id and (delta or run.unrecorded_text):
         content = streamed_text(run) if content is None else content
@@ -409,7 +405,7 @@ def finish(
         emit(also, run, Event.AGENT_CANCELLED)
     else:
         emit(also, run, Event.AGENT_FAILED, errorCode=code)
-        transaction.on_commit(partial(log_failure, run.pk, code, reason, attempt), robust=True)
+        transaction.on_commit(functools.partial(log_failure, run.pk, code, reason, attempt), robust=True)
     run = move_run(run, to, happened, owned=owned, also=also, **changes)
     unblock(promoted)
     return Moved(run)

@@ -1,4 +1,5 @@
-"""What a run's turns cost: a hold before each request to a model, and the charge when the request has ended.
+"""What a run's turns cost: a hold before each request to a model, and its settlement when the request has ended; and
+whether a step of a run waits for credits that other steps hold.
 
 No status changes here. The transition that ends the request settles its hold in the same transaction.
 """
@@ -7,49 +8,71 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from django.db import connection
+from django.db.models import Exists, F, Q
 
 from config.database.writes import Writes
+from config.kernel import clock
 from credits import ledger
-from credits.models import LedgerEntry
-from runs.lifecycle.moves import LeaseLost, as_known
+from credits.models import Account, LedgerEntry
+from runs.lifecycle.moves import LeaseLost, as_known, changed
 from runs.lifecycle.text import unrecorded_text
 from runs.models import Compaction, Run, RunStatus, Turn
+from runs.tokens import text_size
 
 logger = logging.getLogger(__name__)
 
-_RUN = "SELECT 1 FROM runs_run WHERE id = %s AND lease_token = %s AND worker_id = %s AND status = %s"
+# A step that waits for credits looks more often than this. A worker that was killed or suspended does not, and must
+# not hold up younger runs.
+WANTED_SECONDS = 5
+
+_RUN = """
+    SELECT 1 FROM runs_run
+    WHERE id = %s AND lease_token = %s AND worker_id = %s AND status = %s AND cancel_requested_at IS NULL
+"""
 _OWNED = {
     "postgresql": f"EXISTS (SELECT 1 FROM ({_RUN} FOR NO KEY UPDATE) owned)",  # noqa: S608  (constants)
     "sqlite": f"EXISTS ({_RUN})",
 }
+_FIRST = """
+    NOT EXISTS (
+        SELECT 1 FROM runs_run
+        WHERE user_id = %s AND credits_wanted_at > %s AND status = %s AND (created_at, id) < (%s, %s)
+    )
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What a request to a model cost, at most its hold. ``price`` has the counts and prices, for the ledger."""
+    """What a request to a model cost, at most its hold; a free model's has none. ``price`` has the counts and prices,
+    for the ledger.
+    """
 
-    hold: LedgerEntry
+    hold: LedgerEntry | None
     amount: int
     price: dict[str, Any]
 
     @property
     def charged(self) -> int:
-        return min(self.amount, self.hold.amount)
+        return min(self.amount, self.hold.amount) if self.hold else 0
 
 
 def hold_turn(run: Run, turn: int | str, request: int, amount: int, price: dict[str, Any]) -> LedgerEntry | None:
     """Hold ``amount`` for a request of the run's owner, the ``request``-th under its lease. None for 0: the model is
     free. ``turn`` is the turn's index, or ``compaction_key``.
 
-    Raises LeaseLost, or InsufficientCredits without any change. A repeated call returns the hold of the first.
+    Raises LeaseLost, also after a requested cancel, or InsufficientCredits without any change. A repeated call returns
+    the hold of the first.
     """
     # Locks the run: when its next owner or its end looks for open holds, this one is there.
-    owned = ledger.Condition(_OWNED[connection.vendor], [run.pk, run.lease_token, run.worker_id, RunStatus.RUNNING])
+    first = first_in_line(run)
+    owner = [run.pk, run.lease_token, run.worker_id, RunStatus.RUNNING]
+    owned = ledger.Condition(f"{_OWNED[connection.vendor]} AND {first.sql}", [*owner, *first.values])
     try:
-        return ledger.hold_turn(
+        return ledger.hold(
             run.user_id,
             amount,
             cause=_cause(run, turn, request),
@@ -60,7 +83,7 @@ def hold_turn(run: Run, turn: int | str, request: int, amount: int, price: dict[
         )
     except ledger.InsufficientCredits:
         found = Run.objects.filter(pk=run.pk, lease_token=run.lease_token, worker_id=run.worker_id)
-        if not found.filter(status=RunStatus.RUNNING).exists():
+        if not found.filter(status=RunStatus.RUNNING, cancel_requested_at=None).exists():
             raise LeaseLost(run.pk) from None
         raise
 
@@ -74,31 +97,76 @@ def _cause(run: Run, turn: int | str, request: int) -> str:
     return f"turn:{run.id}:{turn}:{run.lease_token}.{request}"
 
 
+def first_in_line(run: Run) -> ledger.Condition:
+    """No older run of the user waits for credits."""
+    moments = [clock.now() - timedelta(seconds=WANTED_SECONDS), run.created_at]
+    since, created_at = map(connection.ops.adapt_datetimefield_value, moments)
+    return ledger.Condition(_FIRST, [run.user_id, since, RunStatus.RUNNING, created_at, run.pk])
+
+
+def spendable(run: Run, least: int) -> int | None:
+    """The available credits, for a step of the run that needs at least ``least``. None if the step has to wait, because
+    other steps of the user, or older runs that wait, take what is missing only for now.
+
+    Only what will be settled without a person is waited for: the holds of runs that execute, or that a worker resumes
+    next. A call that is approved can keep its hold for a day, while its run waits for another answer.
+    """
+    at_work = Q(status=RunStatus.RUNNING) | Q(status=RunStatus.QUEUED, started_at__isnull=False, throttled=False)
+    others = Run.objects.filter(at_work, user_id=run.user_id)
+    since = clock.now() - timedelta(seconds=WANTED_SECONDS)
+    older = Q(created_at__lt=run.created_at) | Q(created_at=run.created_at, pk__lt=run.pk)
+    waiting = Run.objects.filter(older, user_id=run.user_id, status=RunStatus.RUNNING, credits_wanted_at__gt=since)
+    # One statement, because all of it must be true at one moment.
+    account = Account.objects.filter(pk=run.user_id).annotate(
+        free=F("balance") - F("held"), at_work=ledger.held_by(others.values("pk")), is_behind=Exists(waiting)
+    )
+    free, held, is_behind = account.values_list("free", "at_work", "is_behind").get()
+    return free if free + held < least or (free >= least and not is_behind) else None
+
+
+def wait_for_credits(run: Run, least: int) -> bool:
+    """Whether a step of the run's owner has to wait (``spendable``). The row says so to younger runs, which let this
+    one go first. The owner asks again within WANTED_SECONDS.
+    """
+    waits = spendable(run, least) is None
+    owned = Run.objects.filter(pk=run.pk, lease_token=run.lease_token, worker_id=run.worker_id)
+    owned = owned if waits else owned.filter(credits_wanted_at__isnull=False)
+    owned.update(credits_wanted_at=clock.now() if waits else None)
+    return waits
+
+
 def usage(run: Run, turn: Turn) -> dict[str, Any]:
     """What a recorded turn changes in its run's row."""
+    counts = _counted(run, turn.input_tokens, turn.cached_tokens, turn.output_tokens, turns=1)
+    return counts | {"unrecorded_text": False, "resolved_model": turn.model}
+
+
+def usage_of_summary(run: Run, compaction: Compaction) -> dict[str, Any]:
+    """The tokens of a summary are part of the run's usage."""
+    return _counted(run, compaction.input_tokens, compaction.cached_tokens, compaction.output_tokens, turns=0)
+
+
+def _counted(run: Run, tokens_in: int, cached: int, tokens_out: int, *, turns: int) -> dict[str, Any]:
     return {
-        "unrecorded_text": False,
-        "resolved_model": turn.model,
-        "input_tokens": run.input_tokens + turn.input_tokens,
-        "cached_input_tokens": run.cached_input_tokens + turn.cached_tokens,
-        "output_tokens": run.output_tokens + turn.output_tokens,
-        "turn_count": run.turn_count + 1,
+        "input_tokens": run.input_tokens + tokens_in,
+        "cached_input_tokens": run.cached_input_tokens + cached,
+        "output_tokens": run.output_tokens + tokens_out,
+        "turn_count": run.turn_count + turns,
     }
 
 
-def charge(turn: Turn | Compaction, charged: Charge | None) -> None:
+def charge(charged: Charge | None) -> None:
     """Charge a complete turn, or a summary. The run is locked."""
-    if charged is not None:
-        key = turn.index if isinstance(turn, Turn) else compaction_key(turn.index)
-        ledger.charge_turn(charged.hold, charged.amount, turn_index=key, price=charged.price)
+    if charged is not None and charged.hold is not None:
+        ledger.charge_turn(charged.hold, charged.amount, price=charged.price)
 
 
-def charge_with(run: Run, turn: Turn, charged: Charge | None, guards: Writes, also: Writes) -> None:
+def charge_with(run: Run, charged: Charge | None, guards: Writes, also: Writes) -> None:
     """``charge`` as a part of the transition of the run's owner, whose ``guards`` and other writes these are."""
-    if charged is not None:
+    if charged is not None and charged.hold is not None:
         # The account changes only if the run's row will: later guards must find theirs.
         guards.lock(Run, as_known(run, owned=True))
-        ledger.charge_turn_with(guards, also, charged.hold, charged.amount, turn_index=turn.index, price=charged.price)
+        ledger.charge_turn_with(guards, also, charged.hold, charged.amount, price=charged.price)
 
 
 def compaction_key(index: int) -> str:
@@ -106,31 +174,43 @@ def compaction_key(index: int) -> str:
     return f"c{index}"
 
 
-def charge_partial(charged: Charge | None) -> None:
-    """Charge a turn that ended early. The run is locked."""
-    if charged is not None:
-        turn_index = (charged.hold.price or {})["turn"]
-        ledger.charge_partial_turn(charged.hold, charged.amount, turn_index=turn_index, price=charged.price)
+def settle(run: Run, partial: Charge | None = None, *, ends: bool = False) -> dict[str, Any]:
+    """Settle all open holds of the run's requests to models, and those of its calls too if the run ``ends``. The run is
+    locked. Returns what that changes in the run's row: turns that ended early are part of its usage.
 
-
-def charge_dropped(run: Run, partial: Charge | None) -> None:
-    """Charge the request that its owner drops, if its hold is open, and release any other. The run is locked."""
-    for hold in ledger.open_turn_holds(run.id):
-        charge_partial(partial if partial and partial.hold.pk == hold.pk else Charge(hold, 0, {}))
-
-
-def charge_lost(run: Run) -> None:
-    """Charge the turn whose worker was lost, or gave the run up, by the text that was streamed of it, and release its
-    hold. The run is locked.
+    ``partial`` is what the request under way cost, if its owner knows that. Otherwise the text that was streamed of it
+    tells; without text it costs nothing. A hold that was settled before is not settled again.
     """
-    holds = ledger.open_turn_holds(run.id)
-    streamed = unrecorded_text(run) if holds else ""
-    for hold in holds:
-        price: dict[str, Any] = hold.price or {}
-        output_tokens = -(-len(streamed) // price["charsPerToken"])
-        amount = 0
-        if streamed:
-            amount = -(-price["estimatedTokens"] * price["in"] // 1000) - (-output_tokens * price["out"] // 1000)
-        counts = {"inputTokens": price["estimatedTokens"], "outputTokens": output_tokens, "estimated": True}
-        shown = {name: price[name] for name in ("model", "in", "out")}
-        charge_partial(Charge(hold, amount, shown | counts))
+    before = run
+    if partial is not None and partial.hold is None:
+        run = _early(run, partial, is_turn=True)
+    for hold in ledger.open_holds(run.id):
+        if hold.tool_key is not None:
+            if ends:
+                ledger.release(hold.invocation_id or "")
+            continue
+        charged = _streamed(before, hold) if partial is None else partial
+        if charged is None or charged.hold is None or charged.hold.pk != hold.pk or not charged.amount:
+            ledger.release_turn(hold)
+        else:
+            ledger.charge_turn(hold, charged.amount, price=charged.price | {"partial": True})
+            run = _early(run, charged, is_turn=isinstance((hold.price or {}).get("turn"), int))
+    return {} if run is before else _counted(run, 0, 0, 0, turns=0)
+
+
+def _early(run: Run, charged: Charge, *, is_turn: bool) -> Run:
+    price = charged.price
+    tokens = price["inputTokens"], price.get("cachedInputTokens", 0), price["outputTokens"]
+    return changed(run, **_counted(run, *tokens, turns=int(is_turn)))
+
+
+def _streamed(run: Run, hold: LedgerEntry) -> Charge | None:
+    """What a request cost at least whose owner is lost, or gave the run up, by the text that was streamed of it."""
+    streamed = unrecorded_text(run)
+    if not streamed:
+        return None
+    price: dict[str, Any] = hold.price or {}
+    output_tokens = text_size(streamed).tokens
+    amount = -(-price["estimatedTokens"] * price["in"] // 1000) - (-output_tokens * price["out"] // 1000)
+    counts = {"inputTokens": price["estimatedTokens"], "outputTokens": output_tokens, "estimated": True}
+    return Charge(hold, amount, {name: price[name] for name in ("model", "in", "out")} | counts)

@@ -21,7 +21,7 @@ from config.kernel import clock
 from config.queue import jobs
 from config.queue.nudges import nudge
 from credits import ledger
-from runs.lifecycle import runs, waitpoints
+from runs.lifecycle import line, runs, waitpoints
 from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, throttled_runs
 from runs.models import Run, RunStatus, Waitpoint, WaitpointStatus, Worker
 
@@ -100,7 +100,7 @@ def reap_workers(seconds: float = math.inf, workers: QuerySet[Worker] | None = N
     ownerless = Run.objects.filter(gone, status=RunStatus.RUNNING, worker_id__isnull=False)
     _release(ownerless, in_order(ownerless, "worker_id", BATCH), seconds)
     # Searched for each time: a process that noticed the last loss may have died before it ended the run.
-    worn = Run.objects.filter(status=RunStatus.RUNNING, worker_id=None, lease_losses__gte=settings.RUN_LEASE_LOSSES_MAX)
+    worn = Run.objects.filter(status=RunStatus.RUNNING, worker_id=None, lease_losses__gte=line.RUN_LEASE_LOSSES_MAX)
     for _ in jobs.each(JOB, in_order(worn, "pk", BATCH), runs.give_up, seconds):
         pass
     return len(lost)

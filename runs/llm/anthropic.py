@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -62,24 +61,25 @@ class AnthropicTurn(TurnReader):
         if block["type"] == "tool_use":
             self._calls_by_index[index] = self.begin_call(block["id"], block["name"])
             self._inputs[index] = to_text(block["input"]) if block.get("input") else ""
-            self.grow(len(self._inputs[index]))
+            self.grow(self._inputs[index])
         elif block["type"] in THINKING:
-            self.grow(len(json.dumps(block)))
+            # The start of a block can be empty: the answer has not begun.
+            self.grow(block.get("thinking") or block.get("data") or "", kept=len(to_text(block)))
             self._thinking[index] = dict(block)
             self.keep(self._thinking[index])
         elif block["type"] == "text":
-            return self.said(block.get("text") or "")
+            return self.text(block.get("text") or "")
         return ""
 
     def _delta(self, index: int, delta: dict[str, Any]) -> str:
         kind = delta["type"]
         if kind == "text_delta":
-            return self.said(delta["text"])
+            return self.text(delta["text"])
         if kind == "input_json_delta" and index in self._calls_by_index:
             self.add_arguments(self._calls_by_index[index], delta["partial_json"])
         elif kind in ("thinking_delta", "signature_delta") and index in self._thinking:
             field = kind.removesuffix("_delta")
-            self.grow(len(delta[field]))
+            self.grow(delta[field])
             block = self._thinking[index]
             block[field] = block.get(field, "") + delta[field]
         return ""
@@ -90,27 +90,21 @@ class AnthropicTurn(TurnReader):
             call.arguments.append(self._inputs[index])
 
     def _end(self, end: dict[str, Any]) -> None:
-        self.finish_reason = end.get("stop_reason") or self.finish_reason
+        self.say_reason(end.get("stop_reason"))
         self.finish_detail = str((end.get("stop_details") or {}).get("explanation") or "")
 
     def _count(self, usage: dict[str, Any] | None) -> None:
-        """Counts are cumulative: some servers report a part of them at the start and 0 for it at the end, or the other
-        way round. Tokens read from or written to a cache are input too.
-        """
+        """Tokens read from or written to a cache are input too."""
         if not usage:
             return
-        self.cached_tokens = self._most(usage.get("cache_read_input_tokens"), self.cached_tokens)
-        self.cache_write_tokens = self._most(usage.get("cache_creation_input_tokens"), self.cache_write_tokens)
+        self.cached_tokens = self.count_tokens(usage.get("cache_read_input_tokens"), self.cached_tokens)
+        self.cache_write_tokens = self.count_tokens(usage.get("cache_creation_input_tokens"), self.cache_write_tokens)
         if type(usage.get("input_tokens")) is int:
             total = usage["input_tokens"] + self.cached_tokens + self.cache_write_tokens
-            self.input_tokens = self._most(total, self.input_tokens)
-        self.output_tokens = self._most(usage.get("output_tokens"), self.output_tokens)
+            self.input_tokens = self.count_tokens(total, self.input_tokens)
+        self.output_tokens = self.count_tokens(usage.get("output_tokens"), self.output_tokens)
         thinking = (usage.get("output_tokens_details") or {}).get("thinking_tokens")
-        self.reasoning_tokens = self._most(thinking, self.reasoning_tokens)
-
-    def _most(self, value: Any, before: Any) -> Any:
-        count = self.count_tokens(value, before)
-        return count if before is None else max(count, before)
+        self.reasoning_tokens = self.count_tokens(thinking, self.reasoning_tokens)
 
 
 class AnthropicModel(HttpModel):
@@ -157,7 +151,8 @@ def _thinking(request: ModelRequest) -> dict[str, Any]:
         if effort == "none":
             return {}
         return {"thinking": {"type": "adaptive"}, "output_config": {"effort": EFFORTS.get(effort, effort)}}
-    budget = min(THINKING_TOKENS.get(effort, 0), request.max_output_tokens - 1)
+    # The output limit includes the thinking: half of it is left to the answer.
+    budget = min(THINKING_TOKENS.get(effort, 0), request.max_output_tokens // 2)
     if budget < THINKING_TOKENS_MIN or _is_without_thinking(request):
         return {}
     return {"thinking": {"type": "enabled", "budget_tokens": budget}}

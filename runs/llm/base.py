@@ -14,8 +14,16 @@ from runs.catalogue.definitions import ModelDefinition
 from runs.errors import FailureReason
 from runs.tools.base import clean_text, shorten
 
+# Calls per turn.
+TOOL_CALLS_PER_TURN_MAX = 64
+# Characters per turn; a longer answer is a `MODEL_ERROR`.
+MODEL_OUTPUT_MAX_CHARS = 1_000_000
+# Characters of text files that the model receives in one turn.
+MODEL_ATTACHMENT_TEXT_MAX_CHARS = 200_000
+# Bytes of files that the model receives in one turn.
+MODEL_ATTACHMENT_MAX_BYTES = 20 * 1024 * 1024
+
 ERROR_MESSAGE_MAX_CHARS = 1000
-CHARS_PER_TOKEN = 4
 TOOL_NAME_MAX_CHARS = 200
 
 
@@ -91,7 +99,9 @@ Message: TypeAlias = UserMessage | AssistantMessage | ToolMessage
 
 @dataclass(slots=True)
 class Progress:
-    """How far the answer to a request is: ``usage`` says what was used so far, once an answer has begun."""
+    """How far the answer to a request is: ``usage`` says what was used so far, once an answer has begun: with its first
+    text, reasoning or call.
+    """
 
     usage: Callable[[], Usage] | None = None
 
@@ -196,23 +206,3 @@ class ModelClient(Protocol):
 
         Raises ModelError. A cancellation of the task that awaits it closes the connection at once.
         """
-
-
-def estimate_tokens(characters: int) -> int:
-    """For a provider that reports no counts: about four characters a token, at least one token."""
-    return max(1, -(-characters // CHARS_PER_TOKEN))
-
-
-def transcript_chars(request: ModelRequest) -> int:
-    """The number of characters in a request's messages, with tool calls, results and text files."""
-    total = 0
-    for message in request.messages:
-        if isinstance(message, ToolMessage):
-            total += len(message.content)
-        else:
-            total += len(message.text)
-            if isinstance(message, UserMessage):
-                total += sum(len(file.text or "") for file in message.files)
-            if isinstance(message, AssistantMessage):
-                total += sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
-    return total

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 import aiohttp
 
+from config.outbound.bounds import CountedRequest, counted_socket
 from config.outbound.transport import tls_context
 
 CONNECT_SECONDS = 10.0
@@ -28,7 +29,10 @@ def session() -> aiohttp.ClientSession:
     found = _sessions.get(loop)
     if found is None:
         found = _sessions[loop] = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS, ssl=tls_context()),
+            connector=aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=KEEPALIVE_SECONDS, ssl=tls_context(), socket_factory=counted_socket
+            ),
+            request_class=CountedRequest,
             timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,

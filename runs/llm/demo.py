@@ -44,8 +44,8 @@ from django.conf import settings
 from config.kernel.jsontext import MalformedJSON, parse_value, to_text
 from runs.catalogue.providers import Server
 from runs.errors import FailureReason
+from runs.llm import base
 from runs.llm.base import (
-    CHARS_PER_TOKEN,
     TOOL_NAME_MAX_CHARS,
     AssistantMessage,
     ModelError,
@@ -57,11 +57,11 @@ from runs.llm.base import (
     TurnEnd,
     Usage,
     UserMessage,
-    estimate_tokens,
-    transcript_chars,
 )
+from runs.llm.measure import estimated_tokens
 from runs.llm.refusals import refused
 from runs.models import OUTPUT_TOOL
+from runs.tokens import TOKEN, TextSize, beginning, text_size
 from runs.tools.base import ASK_USER, shorten
 
 REPLY = (
@@ -111,7 +111,7 @@ class DemoModel:
         if request.summarises:
             summary = _summary(request)
             yield TextDelta(summary)
-            yield TurnEnd(Usage(estimate_tokens(transcript_chars(request)), estimate_tokens(len(summary))))
+            yield TurnEnd(Usage(estimated_tokens(request), text_size(summary).tokens))
             return
         said = enumerate(request.messages)
         start = max((at for at, part in said if isinstance(part, UserMessage) and not part.is_note), default=-1)
@@ -136,11 +136,11 @@ class DemoModel:
             if output.is_cut:
                 yield TurnEnd(output.usage(), "length", tuple(output.reasoning))
                 return
-        if len(turn.calls) > settings.TOOL_CALLS_PER_TURN_MAX:
-            message = f"A turn may call at most {settings.TOOL_CALLS_PER_TURN_MAX} tools, not {len(turn.calls)}."
+        if len(turn.calls) > base.TOOL_CALLS_PER_TURN_MAX:
+            message = f"A turn may call at most {base.TOOL_CALLS_PER_TURN_MAX} tools, not {len(turn.calls)}."
             raise ModelError(FailureReason.ANSWER_TOO_LONG, message)
         for index, (name, arguments) in enumerate(turn.calls, 1):
-            output.grow(len(name) + len(arguments))
+            output.grow(name + arguments)
             if output.is_cut:
                 raise ModelError(FailureReason.OUTPUT_LIMIT)
             yield ToolCall(f"call_{done + 1}_{index}", name, arguments)
@@ -158,11 +158,11 @@ class _Output:
         self.result = result
         self.request, self.reported = request, reported
         self.failures = request.failed_attempts
-        self.room = request.max_output_tokens * CHARS_PER_TOKEN
+        self.room = request.max_output_tokens * TOKEN
         self.is_cut = False
         self.reasoning: list[dict[str, Any]] = []
         self.characters = 0
-        self.reasoning_characters = 0
+        self.size, self.reasoning_size = TextSize(), TextSize()
         self.lines = 0
         self.words = 0
         self.slept = 0.0
@@ -209,8 +209,8 @@ class _Output:
                 self.is_cut = True
             case "/reason":
                 self._check_room(len(values))
-                self.grow(len(values))
-                self.reasoning_characters += len(values)
+                self.grow(values)
+                self.reasoning_size.add(values)
                 self.reasoning.append({"type": "reasoning", "text": values})
             case "/flaky":
                 status, times, text = values
@@ -225,25 +225,26 @@ class _Output:
 
     def usage_so_far(self) -> Usage:
         return Usage(
-            estimate_tokens(transcript_chars(self.request)),
-            estimate_tokens(self.characters),
-            reasoning_tokens=estimate_tokens(self.reasoning_characters) if self.reasoning_characters else 0,
+            estimated_tokens(self.request),
+            min(self.size.tokens, self.request.max_output_tokens),
+            reasoning_tokens=self.reasoning_size.tokens if self.reasoning else 0,
         )
 
-    def grow(self, characters: int) -> None:
-        """Count characters of the answer, which is cut at the request's output limit."""
+    def grow(self, text: str) -> None:
+        """Count a text of the answer, which is cut at the request's output limit."""
         self.request.progress.usage = self.usage_so_far
-        self.characters = min(self.characters + characters, self.room)
-        self.is_cut = self.is_cut or self.characters == self.room
+        self.characters += len(text)
+        self.size.add(text)
+        self.is_cut = self.is_cut or self.size.weight >= self.room
 
     def _delta(self, text: str) -> TextDelta:
         self._check_room(len(text))
-        text = text[: self.room - self.characters]
-        self.grow(len(text))
-        return TextDelta(text)
+        self.grow(text)
+        left = self.room - self.size.weight
+        return TextDelta(text if left >= 0 else beginning(text, text_size(text).weight + left))
 
     def _check_room(self, characters: int) -> None:
-        if self.characters + characters > settings.MODEL_OUTPUT_MAX_CHARS:
+        if self.characters + characters > base.MODEL_OUTPUT_MAX_CHARS:
             raise ModelError(FailureReason.ANSWER_TOO_LONG)
 
     async def _sleep(self, seconds: float) -> None:
@@ -260,7 +261,7 @@ def _summary(request: ModelRequest) -> str:
     lines = [line for text in texts for line in text.split("\n") if line.strip() and not line.endswith(":")]
     kept = [line for line in lines if REMEMBER in line.lower()]
     kept += [shorten(line, SUMMARY_LINE_CHARS) for line in lines if REMEMBER not in line.lower()]
-    return "\n".join(dict.fromkeys(kept))[: request.max_output_tokens * CHARS_PER_TOKEN]
+    return beginning("\n".join(dict.fromkeys(kept)), request.max_output_tokens * TOKEN)
 
 
 def _plain(content: str) -> str:

@@ -18,9 +18,13 @@ from django.conf import settings
 from chats.attachments import read_file
 from chats.media import is_text
 from runs.catalogue.dialects import Dialect
+from runs.llm import base
 from runs.llm.base import AssistantMessage, AttachedFile, Message, ModelRequest, UserMessage
 from runs.tools import files as tool_files
 from runs.tools.places import Places, Threads
+
+# Time in which the files of one turn must be read.
+ATTACHMENT_READ_SECONDS = 60
 
 # The types that providers accept as they are.
 IMAGE_TYPES = frozenset(tool_files.IMAGE_TYPES)
@@ -41,7 +45,7 @@ async def with_files(
     if not files:
         yield request
         return
-    most = settings.MODEL_ATTACHMENT_TEXT_MAX_CHARS * BYTES_PER_CHAR_MAX + settings.MODEL_ATTACHMENT_MAX_BYTES
+    most = base.MODEL_ATTACHMENT_TEXT_MAX_CHARS * BYTES_PER_CHAR_MAX + base.MODEL_ATTACHMENT_MAX_BYTES
     async with memory.hold(user_id, min(sum(map(_most_bytes, files)), most)):
         yield replace(request, messages=await threads.run(user_id, read_files, request.messages, request.model.dialect))
 
@@ -51,10 +55,8 @@ def read_files(messages: tuple[Message, ...], dialect: Dialect) -> tuple[Message
     MODEL_ATTACHMENT_TEXT_MAX_CHARS and MODEL_ATTACHMENT_MAX_BYTES. Each other file has a note. Blocks for
     ATTACHMENT_READ_SECONDS and one time-out of the storage at most.
     """
-    reader = FileReader(settings.MODEL_ATTACHMENT_TEXT_MAX_CHARS, settings.MODEL_ATTACHMENT_MAX_BYTES)
-    images = IMAGE_TYPES if dialect.image_input else frozenset()
-    of_users = images | FILE_TYPES if dialect.file_input else images
-    of_tools = images if dialect.tool_images else frozenset()
+    reader = FileReader(base.MODEL_ATTACHMENT_TEXT_MAX_CHARS, base.MODEL_ATTACHMENT_MAX_BYTES)
+    of_users, of_tools = accepted_types(dialect)
     read: list[Message] = []
     for message in reversed(messages):
         if not isinstance(message, AssistantMessage) and message.files:
@@ -64,12 +66,18 @@ def read_files(messages: tuple[Message, ...], dialect: Dialect) -> tuple[Message
     return tuple(reversed(read))
 
 
+def accepted_types(dialect: Dialect) -> tuple[frozenset[str], frozenset[str]]:
+    """The types of files that are sent as they are: of users, and of tools."""
+    images = IMAGE_TYPES if dialect.image_input else frozenset()
+    return images | FILE_TYPES if dialect.file_input else images, images if dialect.tool_images else frozenset()
+
+
 class FileReader:
     """Reads files until the request has no more room: ``characters`` of text and ``size`` bytes of other files."""
 
     def __init__(self, characters: int, size: int) -> None:
         self.characters, self.size = characters, size
-        self.end = time.monotonic() + settings.ATTACHMENT_READ_SECONDS
+        self.end = time.monotonic() + ATTACHMENT_READ_SECONDS
 
     def read(self, file: AttachedFile, accepted: frozenset[str]) -> AttachedFile:
         """The file with its content, if it is text or of one of the types that the model accepts, else with a note."""

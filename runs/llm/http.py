@@ -10,19 +10,18 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import aiohttp
-from django.conf import settings
 
 from config.kernel.jsontext import to_text
+from config.outbound.bounds import allowance_of
 from runs.catalogue.providers import Server
 from runs.errors import FailureReason
-from runs.llm import connections
+from runs.llm import base, connections
 from runs.llm.base import (
     TOOL_NAME_MAX_CHARS,
     AssistantMessage,
@@ -33,20 +32,21 @@ from runs.llm.base import (
     ToolCall,
     TurnEnd,
     Usage,
-    estimate_tokens,
-    transcript_chars,
 )
+from runs.llm.clean import clean_json, join_surrogates
+from runs.llm.deadlines import Deadlines
+from runs.llm.measure import estimated_tokens
 from runs.llm.names import WireNames
 from runs.llm.refusals import redacted, refused, stopped
 from runs.llm.sse import EventTooLong, SseDecoder, read_event
-from runs.tools.base import clean_text
+from runs.tokens import TextSize
 
 logger = logging.getLogger(__name__)
 
-# The connection can be used again if the end of the body follows the last event within this time.
-DRAIN_SECONDS = 0.1
-# A chunk can hold tens of thousands of tiny events. After so many, the other runs of the event loop continue.
-EVENTS_AT_ONCE = 1000
+# Of a chunk, which can hold tens of thousands of tiny events, before the other runs of the event loop continue.
+BYTES_AT_ONCE = 8 * 1024
+# Without those that add to the answer: pings, and reasoning that is not recorded.
+EVENTS_MAX = 200_000
 ERROR_BODY_MAX_BYTES = 16 * 1024
 # The status is known before the body, which only explains it.
 ERROR_BODY_SECONDS = 5.0
@@ -54,18 +54,8 @@ DOCUMENT_MAX_BYTES = 4 * 1024 * 1024
 STREAM_TYPES = ("text/event-stream", "application/json", "application/octet-stream", "text/plain")
 TOOL_CALL_ID_MAX_CHARS = 200
 TOKENS_MAX = 1_000_000_000
-LONE_SURROGATE = re.compile("[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]")
 # What an adapter meets in an answer that is not as its protocol says.
 NOT_VALID = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
-
-
-def join_surrogates(text: str) -> str:
-    """The text with each surrogate pair as one character, and without NUL and lone surrogates."""
-    if text.isascii():
-        return text.replace("\x00", "")
-    # Not by the codec's error handler, which is slow.
-    text = LONE_SURROGATE.sub("\ufffd", text)
-    return clean_text(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le"))
 
 
 @dataclass(slots=True)
@@ -94,6 +84,7 @@ class TurnReader(ABC):
         self.reasoning: list[dict[str, Any]] = []
         self._calls: list[_Call] = []
         self._characters = 0
+        self._size = TextSize()
         self._said = 0
         self._half = ""
 
@@ -106,7 +97,7 @@ class TurnReader(ABC):
 
     @abstractmethod
     def read(self, event: dict[str, Any]) -> str:
-        """Read one event and return its text, not yet cleaned. An exception of NOT_VALID means that the event is
+        """Read one event and return what ``text`` made of its text. An exception of NOT_VALID means that the event is
         malformed.
         """
 
@@ -115,16 +106,20 @@ class TurnReader(ABC):
         """Read a whole answer, which some servers send instead of a stream, and return its text, as in ``read``."""
 
     def text(self, part: str) -> str:
-        """The text to pass on. The first half of a surrogate pair waits for the second."""
-        self.grow(len(part))
+        """The text to pass on, counted for the places of what ``keep`` records. The first half of a surrogate pair
+        waits for the second.
+        """
+        self.grow(part)
         part = self._half + part
         self._half = part[-1] if "\ud800" <= part[-1:] <= "\udbff" else ""
-        return join_surrogates(part[:-1] if self._half else part)
-
-    def said(self, text: str) -> str:
-        """``text``, counted for the places of what ``keep`` records."""
+        text = join_surrogates(part[:-1] if self._half else part)
         self._said += len(text)
         return text
+
+    def say_reason(self, reason: str | None) -> None:
+        """Note why the answer ended, if the provider says it. Raises TypeError for other values than text."""
+        if reason:
+            self.finish_reason = reason + ""
 
     def keep(self, item: dict[str, Any]) -> None:
         """Record an item of reasoning with its place in the turn: after so many characters of text and so many calls.
@@ -135,30 +130,48 @@ class TurnReader(ABC):
 
     def begin_call(self, call_id: str, name: str) -> _Call:
         """Raises TypeError for values that are not strings, as ``add_arguments`` does."""
-        if len(self._calls) >= settings.TOOL_CALLS_PER_TURN_MAX:
-            most = settings.TOOL_CALLS_PER_TURN_MAX
+        if len(self._calls) >= base.TOOL_CALLS_PER_TURN_MAX:
+            most = base.TOOL_CALLS_PER_TURN_MAX
             raise ModelError(FailureReason.ANSWER_TOO_LONG, f"The model called more than {most} tools in one turn.")
-        self.grow(len(call_id + name + ""))
+        self.grow(call_id + name + "")
         self._calls.append(_Call(call_id, name))
         return self._calls[-1]
 
     def add_arguments(self, call: _Call, part: str) -> None:
-        self.grow(len(part + ""))
+        self.grow(part + "")
         if part:
             call.arguments.append(part)
 
     def count_tokens(self, value: Any, before: Any) -> Any:
-        """The reported count if it is valid, else ``before``."""
-        return value if type(value) is int and 0 <= value <= TOKENS_MAX else before
+        """The larger of a valid reported count and ``before``: counts are cumulative, and some servers report them
+        again as 0.
+        """
+        return max(value, before or 0) if type(value) is int and 0 <= value <= TOKENS_MAX else before
 
     def is_complete(self) -> bool:
-        """Whether the answer is complete, asked after the end of the body."""
-        return self.ended
+        """Whether the answer is complete. After the reason of its end only counts can follow, and not every server
+        says or shows that nothing does.
+        """
+        return self.ended or self.finish_reason is not None
 
-    def grow(self, characters: int) -> None:
-        """Count characters of the answer, also of its reasoning."""
-        self._characters += characters
-        if self._characters > settings.MODEL_OUTPUT_MAX_CHARS:
+    def check_events(self, count: int) -> None:
+        if count > EVENTS_MAX + self._characters:
+            raise ModelError(FailureReason.MALFORMED_ANSWER, detail="Too many events say nothing.")
+
+    def complete(self) -> tuple[int, int | None] | None:
+        """How many characters and counted tokens a complete answer has."""
+        return (self._characters, self.output_tokens) if self.is_complete() else None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a part of the answer has come; an event without one costs nothing."""
+        return bool(self._size.bytes or self._calls)
+
+    def grow(self, text: str, kept: int = 0) -> None:
+        """Count a text of the answer, also of its reasoning, and the characters of what is kept with it."""
+        self._size.add(text)
+        self._characters += len(text) + kept
+        if self._characters > base.MODEL_OUTPUT_MAX_CHARS:
             raise ModelError(FailureReason.ANSWER_TOO_LONG)
 
     def finish(self) -> Iterator[ModelEvent]:
@@ -176,7 +189,11 @@ class TurnReader(ABC):
             yield TextDelta(join_surrogates(self._half))
         yield from self._finished_calls()
         finish_reason = "length" if cut else "tool_calls" if self._calls else "stop"
-        yield TurnEnd(self._usage(), finish_reason, tuple(self.reasoning))
+        try:
+            reasoning = tuple(map(clean_json, self.reasoning))
+        except ValueError:
+            raise ModelError(FailureReason.MALFORMED_ANSWER, detail="The reasoning is not valid.") from None
+        yield TurnEnd(self._usage(), finish_reason, reasoning)
 
     def _finished_calls(self) -> Iterator[ToolCall]:
         names = WireNames(self.request)
@@ -199,10 +216,10 @@ class TurnReader(ABC):
         """The reported counts. Some servers report none, and some report 0: those are estimated. An empty answer may
         have 0 tokens.
         """
-        input_tokens = self.input_tokens or estimate_tokens(transcript_chars(self.request))
+        input_tokens = self.input_tokens or estimated_tokens(self.request)
         output_tokens = self.output_tokens
-        if not output_tokens and (output_tokens is None or self._characters):
-            output_tokens = estimate_tokens(self._characters)
+        if not output_tokens and (output_tokens is None or self.has_begun):
+            output_tokens = self._size.tokens
         estimated = not self.input_tokens or output_tokens != self.output_tokens
         cached = min(self.cached_tokens, input_tokens)
         return Usage(
@@ -217,7 +234,7 @@ class TurnReader(ABC):
     def partial_usage(self) -> Usage:
         """What was used so far. A provider may have counted its output only up to now, or not at all."""
         usage = self._usage()
-        return replace(usage, output_tokens=max(usage.output_tokens, estimate_tokens(self._characters)))
+        return replace(usage, output_tokens=max(usage.output_tokens, self._size.tokens))
 
 
 class HttpModel(ABC):
@@ -253,7 +270,7 @@ class HttpModel(ABC):
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         """See ``ModelClient.stream``."""
-        deadlines, reader = _Deadlines(), self.reader(request, self.secrets)
+        deadlines, reader = Deadlines(), self.reader(request, self.secrets)
         content = to_text(self.body(request) | request.model.parameters.get("extra", {})).encode()
         try:
             post = connections.session().post(self.url, data=content, headers=self.headers, allow_redirects=False)
@@ -264,10 +281,10 @@ class HttpModel(ABC):
                     raise refused(response.status, body, response.headers, self.secrets)
                 _check_is_stream(response)
                 async for text in self._texts(response, reader, deadlines):
-                    if text := reader.text(text):
-                        yield TextDelta(text)
-                # At its end, the connection can be used again. Before the last event, after which nobody listens.
-                await deadlines.drain(response.content.iter_any())
+                    yield TextDelta(text)
+                if reader.ended:
+                    # At its end, the connection can be used again. Before the last event, after which nobody listens.
+                    await deadlines.drain(response.content.iter_any())
                 for event in reader.finish():
                     yield event
             finally:
@@ -283,24 +300,31 @@ class HttpModel(ABC):
             raise _failed(FailureReason.CONNECTION_LOST, error) from None
 
     async def _texts(
-        self, response: aiohttp.ClientResponse, reader: TurnReader, deadlines: _Deadlines
+        self, response: aiohttp.ClientResponse, reader: TurnReader, deadlines: Deadlines
     ) -> AsyncIterator[str]:
         """The texts of the answer as they arrive. Some servers answer a whole document instead of a stream, whatever
         type they name.
         """
         decoder, document = SseDecoder(), bytearray()
+        allowance = allowance_of(response.connection.transport if response.connection else None)
+        read = events = 0
         chunks = response.content.iter_any()
-        while not reader.ended and (chunk := await deadlines.limit(anext(chunks, None))) is not None:
-            if document or (decoder.is_fresh and chunk.lstrip()[:1] in (b"{", b"[")):
-                document += chunk
-                if len(document) > DOCUMENT_MAX_BYTES:
-                    raise EventTooLong
-                continue
-            events = decoder.feed(chunk)
-            for first in range(0, len(events), EVENTS_AT_ONCE):
+        while not reader.ended and (chunk := await deadlines.next(chunks, reader.complete())) is not None:
+            for first in range(0, len(chunk), BYTES_AT_ONCE):
                 if first:
                     await asyncio.sleep(0)
-                texts, failed = self._read_events(reader, events[first : first + EVENTS_AT_ONCE])
+                piece = chunk[first : first + BYTES_AT_ONCE]
+                if document or (decoder.is_fresh and piece.lstrip()[:1] in (b"{", b"[")):
+                    document += piece
+                    allowance.earn(len(piece))
+                    if len(document) > DOCUMENT_MAX_BYTES:
+                        raise EventTooLong
+                    continue
+                found = decoder.feed(piece)
+                allowance.earn(decoder.total_bytes - read)
+                read, events = decoder.total_bytes, events + len(found)
+                reader.check_events(events)
+                texts, failed = self._read_events(reader, found)
                 if text := "".join(texts):
                     yield text
                 if failed is not None:
@@ -329,7 +353,8 @@ class HttpModel(ABC):
             event = read_event(data)
             if not event.get("error"):
                 text: str = read(event) + ""
-                reader.request.progress.usage = reader.partial_usage
+                if text or reader.has_begun:
+                    reader.request.progress.usage = reader.partial_usage
                 return text
         except NOT_VALID:
             raise ModelError(FailureReason.MALFORMED_ANSWER, detail="An event could not be read.") from None
@@ -358,31 +383,3 @@ async def _error_body(response: aiohttp.ClientResponse) -> bytes:
 def _failed(reason: FailureReason, error: Exception) -> ModelError:
     """Without the texts of the exceptions, which hold addresses and headers."""
     return ModelError(reason, detail=type(error).__name__)
-
-
-class _Deadlines:
-    """The time limits of one turn: of the whole turn, and of the wait for each part."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._end = self._loop.time() + settings.MODEL_TIMEOUT_SECONDS
-
-    async def limit(self, awaited: Awaitable[Any]) -> Any:
-        """Raises ModelError. A limit of each read alone would let a slow stream go on for ever."""
-        scope = asyncio.timeout_at(min(self._end, self._loop.time() + settings.MODEL_STALL_SECONDS))
-        try:
-            async with scope:
-                return await awaited
-        except TimeoutError:
-            if not scope.expired():
-                raise
-        raise ModelError(FailureReason.TIME_OUT if scope.when() == self._end else FailureReason.STALLED)
-
-    async def drain(self, chunks: AsyncIterator[bytes]) -> None:
-        """Read to the end of the body, if it comes at once."""
-        try:
-            async with asyncio.timeout(DRAIN_SECONDS):
-                async for _ in chunks:
-                    pass
-        except (aiohttp.ClientError, OSError):
-            return

@@ -25,6 +25,11 @@ from config.redis import client
 from runs.catalogue.providers import Server
 from runs.models import ProviderUse
 
+# After this time, a lost worker's places at providers with limits are free.
+MODEL_PLACES_LEASE_SECONDS = 20
+# How often a worker with waiting runs asks for places at providers with limits.
+MODEL_PLACES_POLL_SECONDS = 0.1
+
 logger = logging.getLogger(__name__)
 
 WINDOW_SECONDS = 60
@@ -88,9 +93,9 @@ def share_out(document: Document, server: Server, demand: Demand, now: float) ->
         buckets.append([second, before + granted.total()])
     processes[demand.process] = {
         "working": demand.working + granted.total(),
-        "until": now + settings.MODEL_PLACES_LEASE_SECONDS,
+        "until": now + MODEL_PLACES_LEASE_SECONDS,
         "waiting": +waiting,
-        "waits_until": now + VALID_POLLS * settings.MODEL_PLACES_POLL_SECONDS,
+        "waits_until": now + VALID_POLLS * MODEL_PLACES_POLL_SECONDS,
     }
     return {"processes": processes, "line": list(line), "buckets": buckets}, dict(granted)
 
@@ -133,7 +138,7 @@ class Limits:
         if self._redis is None:
             self._redis = client(reconnect=True)
         key = f"provider-use:{provider}"
-        keep = max(WINDOW_SECONDS + BUCKET_SECONDS, settings.MODEL_PLACES_LEASE_SECONDS) + 1
+        keep = max(WINDOW_SECONDS + BUCKET_SECONDS, MODEL_PLACES_LEASE_SECONDS) + 1
 
         with self._redis.pipeline() as pipeline:
             while True:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, cast
 
 from config.kernel.jsontext import to_text
@@ -26,17 +25,13 @@ class OpenAITurn(TurnReader):
         field = request.model.dialect.reasoning_field
         self._reasoning_fields = REASONING_TEXT if field == REASONING_TEXT[0] else (field,) if field else ()
 
-    def is_complete(self) -> bool:
-        # Some servers omit the last line. After the finish reason only counts can follow.
-        return self.ended or self.finish_reason is not None
-
     def read(self, event: dict[str, Any]) -> str:
         if usage := event.get("usage"):
             self._count(usage)
         choices = event.get("choices")
         if not choices:
             return ""
-        self.finish_reason = choices[0].get("finish_reason") or self.finish_reason
+        self.say_reason(choices[0].get("finish_reason"))
         return self._read_message(choices[0].get("delta") or choices[0].get("message") or {})
 
     def read_document(self, document: dict[str, Any]) -> str:
@@ -63,7 +58,7 @@ class OpenAITurn(TurnReader):
         content = message.get("content") or ""
         if isinstance(content, list):
             content = "".join([self._read_part(part) for part in content])
-        return cast(str, content + (message.get("refusal") or ""))
+        return self.text(content + (message.get("refusal") or ""))
 
     def _read_part(self, part: dict[str, Any]) -> str:
         """A part of a content that is a list: text, or the model's thinking (Mistral)."""
@@ -74,7 +69,7 @@ class OpenAITurn(TurnReader):
 
     def _reason(self, field: str, value: str | list[dict[str, Any]]) -> None:
         """Record reasoning as ``{"field", "value"}``, which goes back in that field: a text, or a list of items."""
-        self.grow(len(value) if isinstance(value, str) else len(json.dumps(value)))
+        self.grow(value if isinstance(value, str) else to_text(value))
         if not self.request.model.dialect.reasoning_back:
             return
         if not self.reasoning or self.reasoning[-1]["field"] != field:

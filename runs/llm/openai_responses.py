@@ -4,16 +4,20 @@ with the encrypted reasoning of earlier turns.
 
 from __future__ import annotations
 
-import json
+import re
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from config.kernel.jsontext import to_text
+from runs.catalogue.providers import Server
 from runs.errors import FailureReason
 from runs.llm.base import (
     AssistantMessage,
     AttachedFile,
     Message,
     ModelError,
+    ModelEvent,
     ModelRequest,
     ToolCall,
     ToolMessage,
@@ -31,6 +35,12 @@ from runs.llm.transcript import (
     schema_with_properties,
 )
 
+ENCRYPTED = "reasoning.encrypted_content"
+# Names of OpenAI's models that do not reason. They refuse to include encrypted reasoning.
+PLAIN_MODEL = re.compile(r"(?:^|/)(?:gpt-[34]|chatgpt|gpt-[5-9][\d.]*-chat)")
+# What a server says that does so under any other name.
+REFUSES_ENCRYPTED = re.compile("encrypted|include", re.IGNORECASE)
+
 
 class ResponsesTurn(TurnReader):
     def __init__(self, request: ModelRequest, secrets: tuple[str, ...] = ()) -> None:
@@ -41,7 +51,7 @@ class ResponsesTurn(TurnReader):
     def read(self, event: dict[str, Any]) -> str:
         match event.get("type"):
             case "response.output_text.delta" | "response.refusal.delta":
-                return self.said(event["delta"])
+                return self.text(event["delta"])
             case "response.output_item.added":
                 self._begin_item(_index(event), event["item"])
             case "response.function_call_arguments.delta":
@@ -59,7 +69,7 @@ class ResponsesTurn(TurnReader):
         for index, item in enumerate(document["output"]):
             self._begin_item(index, item)
             if item["type"] == "message":
-                text += self.said("".join([part.get("text") or part.get("refusal") or "" for part in item["content"]]))
+                text += self.text("".join([part.get("text") or part.get("refusal") or "" for part in item["content"]]))
             self._finish_item(index, item)
         self._end(document)
         return text
@@ -74,7 +84,7 @@ class ResponsesTurn(TurnReader):
         if item["type"] == "reasoning":
             # ``status`` is not accepted back, and without the encrypted content the item means nothing.
             if item.get("encrypted_content"):
-                self.grow(len(json.dumps(item)))
+                self.grow(to_text(item))
                 self.keep({name: value for name, value in item.items() if name != "status" and value is not None})
         elif item["type"] == "function_call":
             call = self._calls_by_index.get(index) or self.begin_call(item["call_id"], item["name"])
@@ -94,7 +104,7 @@ class ResponsesTurn(TurnReader):
             case "failed":
                 raise stopped({"error": response.get("error") or {}}, self.secrets)
             case "incomplete":
-                self.finish_reason = (response.get("incomplete_details") or {}).get("reason")
+                self.say_reason((response.get("incomplete_details") or {}).get("reason"))
             case "cancelled":
                 raise ModelError(FailureReason.CONNECTION_LOST, detail="The provider cancelled the answer.")
             case "completed" if self._was_cut():
@@ -119,6 +129,27 @@ class ResponsesModel(HttpModel):
     path = "/responses"
     reader = ResponsesTurn
 
+    def __init__(self, server: Server) -> None:
+        super().__init__(server)
+        # The models that have refused to include encrypted reasoning: behind Azure and proxies, names say nothing.
+        self.plain_models: set[str] = set()
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        model = request.model
+        plain = replace(request, model=replace(model, dialect=replace(model.dialect, reasoning_back=False)))
+        if model.provider_model not in self.plain_models:
+            try:
+                async for event in super().stream(request):
+                    yield event
+                return
+            except ModelError as error:
+                refuses = error.status in (400, 422) and REFUSES_ENCRYPTED.search(error.detail)
+                if not refuses or "include" not in self.body(request):
+                    raise
+        async for event in super().stream(plain):
+            self.plain_models.add(model.provider_model)
+            yield event
+
     @staticmethod
     def body(request: ModelRequest) -> dict[str, Any]:
         model, dialect, parameters = request.model, request.model.dialect, request.model.parameters
@@ -130,8 +161,8 @@ class ResponsesModel(HttpModel):
             "stream": True,
             "store": False,
         }
-        if dialect.reasoning_back:
-            values["include"] = ["reasoning.encrypted_content"]
+        if dialect.reasoning_back and not PLAIN_MODEL.search(model.provider_model):
+            values["include"] = [ENCRYPTED]
         if request.instructions:
             values["instructions"] = request.instructions
         if dialect.prompt_cache_key:

@@ -12,7 +12,7 @@ from typing import Any
 from config.kernel import clock
 from runs.errors import FailureReason
 from runs.llm.base import ModelError
-from runs.tools.base import clean_text, shorten
+from runs.tools.base import clean_text, shorten, without_secrets
 
 DETAIL_MAX_CHARS = 300
 # Of a provider's message: an error event can be as long as any other.
@@ -178,9 +178,7 @@ def _text_of(value: Any, depth: int = 0) -> str:
 
 def redacted(text: str, secrets: Collection[str]) -> str:
     """``text`` for staff: short and without anything like a key. Some providers quote the key."""
-    text = clean_text(text)
-    for secret in secrets:
-        text = text.replace(secret, "[key]")
+    text = without_secrets(clean_text(text), secrets)
     return shorten(KEY_LIKE.sub("[key]", text).strip(), DETAIL_MAX_CHARS)
 
 

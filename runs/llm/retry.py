@@ -10,6 +10,11 @@ from django.conf import settings
 
 from runs.llm.base import ModelError
 
+# Longest wait after the first failed request; it doubles with each further one.
+MODEL_RETRY_SECONDS = 0.5
+# Longest wait between two requests, also if the provider asks for more.
+MODEL_RETRY_AFTER_MAX_SECONDS = 60
+
 
 @dataclass(frozen=True, slots=True)
 class NextRequest:
@@ -36,6 +41,6 @@ def after(error: ModelError, asked: Sequence[str], chain: Sequence[str], seconds
 def wait_seconds(tries: int, retry_after: float | None) -> float:
     """What the provider asked for, up to a limit; otherwise a backoff with full jitter."""
     if retry_after is not None:
-        return min(retry_after, settings.MODEL_RETRY_AFTER_MAX_SECONDS)
-    longest = settings.MODEL_RETRY_SECONDS * 2 ** (tries - 1)
-    return random.uniform(0.0, min(longest, settings.MODEL_RETRY_AFTER_MAX_SECONDS))  # noqa: S311
+        return min(retry_after, MODEL_RETRY_AFTER_MAX_SECONDS)
+    longest = MODEL_RETRY_SECONDS * 2 ** (tries - 1)
+    return random.uniform(0.0, min(longest, MODEL_RETRY_AFTER_MAX_SECONDS))  # noqa: S311

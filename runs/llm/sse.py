@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import re
 from typing import Any
 
-from django.conf import settings
+from config.kernel.jsontext import VALUES_MAX, from_text, has_more_values
 
-# JSON up to this size is read within milliseconds, whatever it holds. A longer event is long because of a few texts,
-# and so many numbers, arrays or objects would hold up the event loop.
-SHORT_BYTES = 256 * 1024
-TEXTS_MAX = 20_000
-# The closing quote is optional, so that an unfinished string is scanned once and not again from each of its quotes.
-_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+# Bytes of one event in the answer of a provider; a longer one is a `MODEL_ERROR`.
+MODEL_EVENT_MAX_BYTES = 2 * 1024 * 1024
 
 
 class EventTooLong(Exception):
@@ -22,9 +16,9 @@ class EventTooLong(Exception):
 
 def read_event(data: bytes) -> Any:
     """The JSON of an event. Raises ValueError or RecursionError."""
-    if len(data) > SHORT_BYTES and len(_TEXT.sub(b"", data, TEXTS_MAX)) > SHORT_BYTES:
+    if has_more_values(data, VALUES_MAX):
         raise ValueError("too many values")
-    return json.loads(data)
+    return from_text(data)
 
 
 class SseDecoder:
@@ -35,6 +29,8 @@ class SseDecoder:
         self._data: list[bytes] = []
         # Of the lines in ``_data``, with their field names: a line without a value takes memory too.
         self._data_bytes = 0
+        # Of all lines of data, with their field names.
+        self.total_bytes = 0
         # Whether nothing but white space was fed yet.
         self.is_fresh = True
 
@@ -49,10 +45,11 @@ class SseDecoder:
                 if line.startswith(b"data:"):
                     self._data.append(bytes(line[5:].strip()))
                     self._data_bytes += len(line) + 1
+                    self.total_bytes += len(line)
                 elif self._data and not line.rstrip(b"\r"):
                     events.append(b"\n".join(self._data))
                     self._data.clear()
                     self._data_bytes = 0
-        if len(self._rest) + self._data_bytes > settings.MODEL_EVENT_MAX_BYTES:
+        if len(self._rest) + self._data_bytes > MODEL_EVENT_MAX_BYTES:
             raise EventTooLong
         return events

@@ -6,19 +6,18 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from django.conf import settings
-
 from config.kernel.jsontext import MalformedJSON, parse_object, to_text
 from runs.llm.base import AssistantMessage, AttachedFile, ToolCall
+from runs.tools import schema
 
 MALFORMED_ARGUMENTS = "malformed_arguments"
 
 
 def arguments_object(arguments: str) -> dict[str, Any]:
     """A call's arguments as a JSON object. Malformed or too long ones become the only value of an object, as text."""
-    if len(arguments) <= settings.TOOL_INPUT_MAX_CHARS:
+    if len(arguments) <= schema.TOOL_INPUT_MAX_CHARS:
         with suppress(MalformedJSON):
-            return parse_object(arguments, floats=True)
+            return parse_object(arguments)
     return {MALFORMED_ARGUMENTS: arguments}
 
 

@@ -12,14 +12,13 @@ from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
-from django.conf import settings
 from django.http import HttpRequest
 from rest_framework import serializers
 
 from apikeys.models import ApiKey
 from chats.serializers import ChatInput, ChatSerializer
 from chats.services import chats_of, create_chat
-from config.api import idempotency, ratelimit
+from config.api import idempotency, pagination, ratelimit
 from config.api.pagination import KeysetPagination
 from config.api.serializers import CamelSerializer, NoInput, StrictCharField, StrictIntegerField
 from config.kernel.errors import Forbidden, NotFound
@@ -33,6 +32,7 @@ from runs.mcp.schema import input_schema
 from runs.models import FINAL_RUN_STATUSES, Run
 from runs.serializers import ANSWERS, RUN_STATE, AnswerKind, RunInput, RunSerializer, WaitpointSerializer
 from runs.streams.hub import Opening
+from runs.tools.schema import one_check_of
 
 WAIT_MAX_SECONDS = 60
 # Arguments that change the call and not what it creates: a repeated call may wait for a different time.
@@ -73,7 +73,7 @@ def check_key(value: str) -> None:
 
 
 class PageInput(CamelSerializer):
-    limit = StrictIntegerField(required=False, min_value=1, max_value=settings.API_PAGE_SIZE_MAX)
+    limit = StrictIntegerField(required=False, min_value=1, max_value=pagination.API_PAGE_SIZE_MAX)
     cursor = StrictCharField(required=False, help_text="The nextCursor of the page before.")
 
 
@@ -147,7 +147,9 @@ def call_tool(tool: McpTool, caller: Caller, arguments: dict[str, Any]) -> Any:
         raise Forbidden(f"This tool needs the scope {tool.scope}.", details={"requiredScope": tool.scope})
     if tool.starts_run:
         ratelimit.charge_run_start(caller.request, "public", caller.user)
-    return tool.call(caller, tool.input.validated(arguments))
+    with one_check_of(caller.user.pk):
+        given = tool.input.validated(arguments)
+    return tool.call(caller, given)
 
 
 def find(rows: Any, key: str) -> Any:
@@ -158,10 +160,8 @@ def find(rows: Any, key: str) -> Any:
 
 
 def list_chats(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
-    pages = KeysetPagination()
     query: Any = SimpleNamespace(query_params={name: str(value) for name, value in given.items()})
-    chats = pages.paginate_queryset(chats_of(caller.user), query)
-    return {"items": ChatSerializer(chats, many=True).data, "nextCursor": pages.next_cursor}
+    return KeysetPagination().answer(chats_of(caller.user), query, ChatSerializer().to_representation)
 
 
 def made_once(caller: Caller, tool: str, given: dict[str, Any], make: Callable[[], str]) -> str:

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Callable
+from contextlib import ExitStack
 from decimal import Decimal
 from typing import Any
 from urllib.parse import urlsplit
 
 from django.conf import settings
-from django.http import HttpResponse, HttpResponseBase, StreamingHttpResponse
+from django.http import HttpResponse, HttpResponseBase
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 
+from config.api import live
 from config.api.errors import envelope, to_domain_error
 from config.api.parsers import check_media_type, load_body
 from config.api.viewsets import ServiceViewSet
@@ -46,10 +47,15 @@ from runs.mcp.protocol import (
     sse,
 )
 from runs.mcp.tools import TOOLS, Caller, Started, after_waiting, call_tool, reads_runs
-from runs.mcp.wait import follow, user_places
+from runs.mcp.wait import WaitingResponse, places
 from runs.streams.frames import CONTENT_TYPE as EVENT_STREAM
 from runs.streams.frames import HEADERS
 from runs.streams.reads import Event
+
+# Messages of a JSON-RPC batch; a larger batch is refused.
+MCP_BATCH_MAX = 20
+# MCP calls of one user that may wait for a run at the same time, in all processes together; one more is 429.
+MCP_WAITS_PER_USER = 4
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +64,7 @@ ABOUT = {
     "instructions": "Runs AI agents in chats. Create a chat, start a run in it with a message, and read its answer. "
     "A run whose status is waiting needs an answer to its pendingWaitpoint before it continues.",
 }
+KEEP_ALIVE = b": keep-alive\n\n"
 # The tools of a release never change.
 CACHED = {"ttlMs": 3_600_000, "cacheScope": "public"}
 
@@ -71,6 +78,9 @@ class McpViewSet(ServiceViewSet):
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         check_origin(request.headers.get("Origin"))
         super().initial(request, *args, **kwargs)
+
+    def check_query(self, request: Request) -> None:
+        """The protocol says nothing about query parameters, and some clients have one in their address."""
 
     def perform_content_negotiation(self, request: Request, force: bool = False) -> tuple[Any, str]:
         # A client that opens a stream by GET must get 405, whatever it accepts.
@@ -94,7 +104,7 @@ class McpViewSet(ServiceViewSet):
         """The answers to the requests of a batch. Each member counts against the rate limit. No call waits, because
         the waits would add up.
         """
-        check_batch(batch, request.headers, settings.MCP_BATCH_MAX)
+        check_batch(batch, request.headers, MCP_BATCH_MAX)
         for _ in batch[1:]:
             self.check_throttles(request)
         answers: list[Any] = []
@@ -136,20 +146,34 @@ class McpViewSet(ServiceViewSet):
             raise RpcError(INVALID_PARAMS, "arguments must be an object.")
         key: Any = request.auth
         caller = Caller(request.user, key, request._request)
-        with ExitStack() as place:
+        with ExitStack() as frees:
+            place = None
             # Before the run starts: a client that is refused repeats the call.
             if may_wait and tool.starts_run and is_positive(arguments.get("waitSeconds")):
-                place.callback(user_places.free, user_places.take(caller.user.pk, settings.MCP_WAITS_PER_USER))
+                place = places.take(caller.user.pk, MCP_WAITS_PER_USER)
+                frees.callback(places.free, place)
             result = outcome(lambda: call_tool(tool, caller, arguments))
             if not isinstance(result, Started):
                 return result_of(message, result)
-            token = message.progress_token
-            if token is not None and may_wait and result.wait_seconds and accepts_streams(request) and reads_runs(key):
-                body = stream(message, token, caller, result, place.pop_all())
-                return StreamingHttpResponse(body, content_type=EVENT_STREAM, headers=HEADERS)
-            for _ in follow(result.opening, result.wait_seconds if may_wait else 0):
-                pass
-        return result_of(message, outcome(lambda: after_waiting(caller, result.opening.run_id)))
+            if not place or not result.wait_seconds:
+                return result_of(message, outcome(lambda: after_waiting(caller, result.opening.run_id)))
+            frees.pop_all()
+        token = message.progress_token
+        if token is None or not accepts_streams(request) or not reads_runs(key):
+            answer = WaitingResponse(
+                result, place, lambda: dumps(waited(message, caller, result)), content_type="application/json"
+            )
+        else:
+            answer = WaitingResponse(
+                result,
+                place,
+                lambda: sse(waited(message, caller, result)),
+                lambda event: sse(progress(token, event.index, text_of(event))) if event else KEEP_ALIVE,
+                content_type=EVENT_STREAM,
+                headers=HEADERS,
+            )
+        live.offer(request, answer)
+        return answer
 
 
 def is_positive(value: Any) -> bool:
@@ -211,20 +235,14 @@ def rpc_response(message: Any, status: int = 200) -> HttpResponse:
     return HttpResponse(dumps(message), status=status, content_type="application/json")
 
 
-def stream(message: Message, token: str | int, caller: Caller, started: Started, place: ExitStack) -> Iterator[bytes]:
-    """The run's events as progress, then the result. A client that disconnects does not stop the run. ``place`` is
-    given back after the wait.
-    """
-    with place, closing(follow(started.opening, started.wait_seconds)) as events:
-        for event in events:
-            yield b": keep-alive\n\n" if event is None else sse(progress(token, event.index, text_of(event)))
+def waited(message: Message, caller: Caller, started: Started) -> dict[str, Any]:
+    """The message that answers a call which has waited. Its status is sent already, so a fault is an error of RPC."""
     try:
-        answer = result_of(message, outcome(lambda: after_waiting(caller, started.opening.run_id)))
+        return result_of(message, outcome(lambda: after_waiting(caller, started.opening.run_id)))
     except Exception:
         logger.exception("the run %s could not be read after waiting", started.opening.run_id)
         fault = RpcError(INTERNAL_ERROR, "Something went wrong on our side; look at the run with get_run.")
-        answer = error_of({"id": message.id}, fault)
-    yield sse(answer)
+        return error_of({"id": message.id}, fault)
 
 
 def text_of(event: Event) -> str:

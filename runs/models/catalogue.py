@@ -9,6 +9,7 @@ from django.db.models.functions import Now
 
 from config.database.protected import ProtectedModel
 from config.kernel.encryption import EncryptedField
+from config.kernel.jsonfield import JSONTextField
 from credits.usage import MODEL_KEY
 
 # The tool by whose call a model gives a run's output. No tool of the catalogue has this name.
@@ -83,7 +84,7 @@ class AgentModel(models.Model):
     context_tokens = models.PositiveIntegerField(default=128_000, validators=[MinValueValidator(1000)])
     max_output_tokens = models.PositiveIntegerField(null=True, blank=True, validators=[MinValueValidator(1)])
     # See ``runs.catalogue.parameters``.
-    parameters = models.JSONField(default=dict, blank=True)
+    parameters = JSONTextField(default=dict, blank=True)
     # See ``runs.catalogue.dialects``.
     dialect = models.JSONField(default=dict, blank=True)
     # Names of models that are asked, in this order, when this one fails.
@@ -125,7 +126,7 @@ class Tool(models.Model):
     description = models.TextField()
     # A name of ``runs.tools.dispatch.TYPES``.
     node_type = models.CharField(max_length=10)
-    input_schema = models.JSONField(default=dict, blank=True)
+    input_schema = JSONTextField(default=dict, blank=True)
     price = models.BigIntegerField()
     provider_cost_percent = provider_cost_field()
     approval = models.CharField(max_length=10, choices=Approval.choices, default=Approval.THRESHOLD)
@@ -187,11 +188,11 @@ class AgentVersion(ProtectedModel):
     # Names; None for all tools.
     tools = models.JSONField(null=True, blank=True)
     # In place of the model's own; see ``runs.catalogue.parameters``.
-    parameters = models.JSONField(default=dict, blank=True)
+    parameters = JSONTextField(default=dict, blank=True)
     credit_approval_threshold = models.BigIntegerField(null=True, blank=True)
     max_credits = models.BigIntegerField(null=True, blank=True)
     # The JSON Schema of the output.
-    output_schema = models.JSONField(null=True, blank=True)
+    output_schema = JSONTextField(null=True, blank=True)
     created_at = models.DateTimeField(db_default=Now())
 
     # Nobody takes the key.

@@ -10,6 +10,7 @@ from chats.models import Chat
 from config.database.protected import ProtectedModel
 from config.kernel.choices import StatusChoices
 from config.kernel.ids import IdField, RefField
+from config.kernel.jsonfield import JSONTextField
 from runs.models.runs import Run
 
 
@@ -58,7 +59,7 @@ class Turn(models.Model):
     origin = models.CharField(max_length=300, default="")
     text = models.TextField(default="")
     tool_calls = models.JSONField(default=list)
-    reasoning = models.JSONField(default=list)
+    reasoning = JSONTextField(default=list)
     finish_reason = models.CharField(max_length=20, default="stop")
     input_tokens = models.PositiveBigIntegerField(default=0)
     cached_tokens = models.PositiveBigIntegerField(default=0)
@@ -182,7 +183,7 @@ class ToolInvocation(ProtectedModel):
     tool_call_id = models.CharField(max_length=200)
     name = models.CharField(max_length=200)
     node_type = models.CharField(max_length=10)
-    input = models.JSONField(default=dict)
+    input = JSONTextField(default=dict)
     status = models.CharField(max_length=12, choices=InvocationStatus.choices, default=InvocationStatus.PENDING)
     # Snapshots of the catalogue at the time of the call.
     credit_estimate = models.BigIntegerField(default=0)
@@ -225,8 +226,8 @@ class Waitpoint(ProtectedModel):
     invocation = models.ForeignKey(ToolInvocation, models.CASCADE, related_name="waitpoints", db_index=False)
     kind = models.CharField(max_length=20, choices=WaitpointKind.choices)
     status = models.CharField(max_length=10, choices=WaitpointStatus.choices, default=WaitpointStatus.PENDING)
-    request_payload = models.JSONField()
-    resolved_payload = models.JSONField(null=True)
+    request_payload = JSONTextField()
+    resolved_payload = JSONTextField(null=True)
     expires_at = models.DateTimeField()
     resolved_at = models.DateTimeField(null=True)
     created_at = models.DateTimeField(db_default=Now())

@@ -9,6 +9,7 @@ from chats.models import Chat
 from config.database.protected import ProtectedModel
 from config.kernel.choices import StatusChoices
 from config.kernel.ids import IdField, RefField
+from config.kernel.jsonfield import JSONTextField
 
 
 class RunStatus(StatusChoices):
@@ -77,10 +78,10 @@ class Run(ProtectedModel):
     credit_approval_threshold = models.BigIntegerField(null=True)
     max_credits = models.BigIntegerField(null=True)
     # The caller's own pairs of text; ``RunMetadata`` has them for lists.
-    metadata = models.JSONField(default=dict)
+    metadata = JSONTextField(default=dict)
     # In place of the agent's: the JSON Schema of the output.
-    output_schema = models.JSONField(null=True)
-    output = models.JSONField(null=True)
+    output_schema = JSONTextField(null=True)
+    output = JSONTextField(null=True)
     request_id = models.CharField(max_length=128, default="")
     # The trace span of the request that started the run, for workers that find the run without a message.
     trace_parent = models.CharField(max_length=55, null=True)
@@ -112,6 +113,8 @@ class Run(ProtectedModel):
     worker_id = RefField(null=True)
     lease_token = models.PositiveIntegerField(default=0)
     lease_losses = models.PositiveSmallIntegerField(default=0)
+    # When a step that waits for credits last looked; NULL once it waits no longer.
+    credits_wanted_at = models.DateTimeField(null=True)
     # When the sweep may nudge a worker again.
     due_at = models.DateTimeField(null=True, db_default=Now())
 
@@ -159,6 +162,9 @@ class Run(ProtectedModel):
             models.Index("error_code", "id", condition=Q(error_code__isnull=False), name="run_by_error"),
             models.Index("due_at", condition=Q(status="queued", blocked=False), name="run_due"),
             models.Index("user", "created_at", "id", condition=Q(throttled=True), name="run_throttled"),
+            models.Index(
+                "user", "created_at", "id", condition=Q(credits_wanted_at__isnull=False), name="run_wants_credits"
+            ),
             models.Index("chat", "created_at", condition=Q(blocked=True), name="run_in_line"),
             models.Index("worker_id", condition=Q(status="running"), name="run_by_worker"),
             models.Index(

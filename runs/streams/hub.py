@@ -27,6 +27,17 @@ from runs.streams import reads
 from runs.streams.places import Places
 from runs.streams.reads import Event
 
+# Interval of the comment lines that keep a silent stream open.
+STREAM_HEARTBEAT_SECONDS = 15
+# Interval at which the credential of an open stream is checked again.
+STREAM_AUTH_SECONDS = 10
+# Interval at which runs with open streams are read from the database, in addition to wake-ups.
+STREAM_CHECK_SECONDS = 2
+# The same interval while Redis sends no wake-ups.
+STREAM_POLL_SECONDS = 0.2
+# Database threads that read events.
+STREAM_DB_THREADS = 2
+
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -127,7 +138,7 @@ class Stream:
                 self.position = events[-1].index
                 return events
             try:
-                async with asyncio.timeout(settings.STREAM_HEARTBEAT_SECONDS):
+                async with asyncio.timeout(STREAM_HEARTBEAT_SECONDS):
                     await channel.news.wait()
             except TimeoutError:
                 return []
@@ -158,7 +169,7 @@ class Hub:
         self.count = 0
         metrics.streams_open.follow(lambda: self.count)
         self.listening = False
-        self.threads = ThreadPoolExecutor(settings.STREAM_DB_THREADS, "stream-db")
+        self.threads = ThreadPoolExecutor(STREAM_DB_THREADS, "stream-db")
         self._news: set[str] = set()
         self._wake = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -236,8 +247,8 @@ class Hub:
         looked_at = float("-inf")
         listened = False
         while True:
-            await asyncio.sleep(settings.STREAM_POLL_SECONDS)
-            due = settings.STREAM_CHECK_SECONDS if self.listening and listened else 0.0
+            await asyncio.sleep(STREAM_POLL_SECONDS)
+            due = STREAM_CHECK_SECONDS if self.listening and listened else 0.0
             listened = self.listening
             if not self.channels or time.monotonic() - looked_at < due:
                 continue
@@ -285,7 +296,7 @@ class Hub:
     async def _check(self) -> None:
         """Close the streams whose key was revoked, whose token expired or whose user was deactivated."""
         while True:
-            await asyncio.sleep(settings.STREAM_AUTH_SECONDS)
+            await asyncio.sleep(STREAM_AUTH_SECONDS)
             streams = [stream for channel in self.channels.values() for stream in channel.streams]
             if not streams:
                 continue

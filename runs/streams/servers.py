@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from django.conf import settings
 
 from config.kernel.errors import Unavailable
 from runs.streams.frames import render
 from runs.streams.hub import Hub, Opening, Stream, places
+
+T = TypeVar("T")
 
 
 class Background:
@@ -21,6 +25,11 @@ class Background:
         """On the event loop only."""
         self.hub = self.hub or Hub()
         return self.hub.join(opening)
+
+    async def ask(self, query: Callable[[], T]) -> T:
+        """``Hub.ask``, for what follows a stream."""
+        self.hub = self.hub or Hub()
+        return await self.hub.ask(query)
 
 
 background = Background()

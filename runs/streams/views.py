@@ -58,7 +58,8 @@ class StreamViewSet(ServiceViewSet):
     lookup_url_kwarg = "runId"
     required_scopes = {"stream": "runs:read"}
     content_negotiation_class = AnyMediaType
-    error_statuses = {"stream": {400, -406}}
+    error_statuses = {"stream": {-406}}
+    query_parameters = {"stream": [OpenApiParameter("after", POSITION, description="Only events after this index.")]}
 
     def queryset_for(self, user: Any) -> Any:
         return Run.objects.filter(user=user, chat__deleted_at=None).only("pk", "status", "last_stream_index")
@@ -71,7 +72,6 @@ class StreamViewSet(ServiceViewSet):
             "waitpoint.opened, waitpoint.resolved."
         ),
         parameters=[
-            OpenApiParameter("after", POSITION, description="Only events after this index."),
             OpenApiParameter(
                 "Last-Event-ID",
                 POSITION,

@@ -13,17 +13,22 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
-from django.conf import settings
-
 from config.kernel.jsontext import MalformedJSON, parse_object, to_text
 from runs.errors import CallError
 from runs.tools.places import Threads
+
+# Characters of a result; a longer result is cut.
+TOOL_RESULT_MAX_CHARS = 100_000
+# Number of a call's `resultUrls`.
+TOOL_RESULT_URLS_MAX = 50
 
 BUILTIN, HTTP = "builtin", "http"
 # The engine does not call this built-in tool: it opens a waitpoint.
 ASK_USER = "ask_user"
 FAILURE_MESSAGE_MAX_CHARS = 1000
 URL_MAX_CHARS = 2048
+# Shorter ones (``true``, ``v1``) are no secrets, and ordinary words.
+SECRET_MIN_CHARS = 6
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -68,6 +73,10 @@ class ToolDefinition:
     secret_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     signing_secret: str = field(default="", repr=False)
     remote_name: str = ""
+
+    def without_secrets(self, text: str) -> str:
+        """What the tool says of a failure: some servers show the request that they got."""
+        return without_secrets(text, secrets_in(self.signing_secret, self.secret_headers.values()))
 
     @classmethod
     def from_row(cls, row: Any) -> ToolDefinition:
@@ -156,6 +165,21 @@ def clean_text(text: str) -> str:
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
+def secrets_in(key: str, headers: Iterable[str]) -> tuple[str, ...]:
+    """What no message may repeat: the key, and the values of headers, also without their first word (Bearer); each also
+    as a text of JSON has it. The longest is first.
+    """
+    plain = [key, *(part for value in headers for part in (value, value.partition(" ")[2]))]
+    found = {form for value in plain for form in (value, to_text(value)[1:-1]) if len(value) >= SECRET_MIN_CHARS}
+    return tuple(sorted(found, key=len, reverse=True))
+
+
+def without_secrets(text: str, secrets: Iterable[str]) -> str:
+    for secret in secrets:
+        text = text.replace(secret, "[key]")
+    return text
+
+
 def as_told(result: str, urls: Sequence[str]) -> str:
     """A result as the model is told it: with the addresses that it does not contain."""
     return "\n".join([result, *(url for url in urls if url not in result)])
@@ -177,7 +201,7 @@ def result_text(definition: ToolDefinition, value: Any) -> str:
 
 def clean_result(result: ToolResult) -> ToolResult:
     """The result within the service's limits. Text that is too long is cut, and a note tells the model."""
-    text, limit = clean_text(result.text), settings.TOOL_RESULT_MAX_CHARS
+    text, limit = clean_text(result.text), TOOL_RESULT_MAX_CHARS
     if len(text) > limit:
         note = f"\n[Truncated: the result has {len(text)} characters, the limit is {limit}.]"
         text = text[: max(0, limit - len(note))] + note
@@ -189,8 +213,8 @@ def clean_result(result: ToolResult) -> ToolResult:
 
 def clean_urls(urls: tuple[str, ...]) -> tuple[str, ...]:
     """Raises ToolFailure if there are too many URLs, or one is not an absolute http(s) URL."""
-    if len(urls) > settings.TOOL_RESULT_URLS_MAX:
-        raise tool_error(f"The tool returned more than {settings.TOOL_RESULT_URLS_MAX} result URLs.")
+    if len(urls) > TOOL_RESULT_URLS_MAX:
+        raise tool_error(f"The tool returned more than {TOOL_RESULT_URLS_MAX} result URLs.")
     for url in urls:
         if not is_web_address(url):
             raise tool_error(f"A result URL of the tool is not an http(s) address: {url[:200]}")

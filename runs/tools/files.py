@@ -17,6 +17,7 @@ from django.utils.crypto import salted_hmac
 
 from chats.files import listed, storage_errors
 from chats.media import SIGNATURES
+from runs.tools import base
 from runs.tools.base import ToolContext, ToolFailure, ToolImage, ToolResult, tool_error
 
 FOLDER = "tools"
@@ -84,7 +85,7 @@ def image_of(content: bytes, kind: str) -> ToolImage | None:
 async def store_images(context: ToolContext, result: ToolResult) -> ToolResult:
     """The result with its images as stored files, whose addresses models and users get."""
     text, urls = [result.text] if result.text else [], list(result.urls)
-    for number, image in enumerate(result.images[: settings.TOOL_RESULT_URLS_MAX], 1):
+    for number, image in enumerate(result.images[: base.TOOL_RESULT_URLS_MAX], 1):
         name = f"image-{number}.{IMAGE_TYPES[image.content_type]}"
         try:
             urls.append(await store_file(context, name, image.content))

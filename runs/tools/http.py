@@ -8,7 +8,6 @@ The ``Idempotency-Key`` is the invocation's id, the same at each attempt of a ca
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, NoReturn
@@ -16,7 +15,7 @@ from typing import Any, NoReturn
 from django.conf import settings
 
 from config.kernel import clock
-from config.kernel.jsontext import dumps
+from config.kernel.jsontext import dumps, has_more_values
 from config.kernel.money import MICRO
 from config.outbound import client
 from config.outbound.client import Answer
@@ -31,8 +30,7 @@ USER_AGENT = "agent-workflow-service"
 VALUES_MAX = 250_000
 # Of the body of an answer that is not a result.
 REASON_CHARS = 300
-# The closing quote is optional, so that an unfinished string is scanned once and not again from each of its quotes.
-_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+REASON_BYTES = 32 * 1024
 
 
 async def send(
@@ -90,7 +88,9 @@ async def execute(definition: ToolDefinition, input: dict[str, Any], context: To
         context, "POST", definition.url, headers=headers, body=body, timeout_seconds=context.timeout_seconds
     )
     if not 200 <= answer.status < 300:
-        raise tool_error(f"{definition.name} answered with HTTP status {answer.status}{_reason(answer.body)}")
+        raise tool_error(
+            f"{definition.name} answered with HTTP status {answer.status}{_reason(definition, answer.body)}"
+        )
     if is_too_long(answer):
         raise tool_error(f"{definition.name} answered with more than {settings.TOOL_ANSWER_MAX_BYTES} bytes.")
     if answer.truncated:
@@ -109,16 +109,17 @@ def _signature(definition: ToolDefinition, call_id: str, body: bytes) -> dict[st
     return {"webhook-id": call_id, "webhook-timestamp": timestamp, "webhook-signature": signature}
 
 
-def _reason(body: bytes) -> str:
+def _reason(definition: ToolDefinition, body: bytes) -> str:
     """The end of the sentence about a status: the beginning of the body, which often says why."""
-    # A character has at most 4 bytes.
-    text = body[: 4 * REASON_CHARS].decode(errors="replace").strip()[:REASON_CHARS]
+    # Longer than any secret, which must not be cut before it is found.
+    text = body[:REASON_BYTES].decode(errors="replace").strip()
+    text = definition.without_secrets(text)[:REASON_CHARS]
     return f": {text}" if text else "."
 
 
 def _result(definition: ToolDefinition, answered: Answer) -> ToolResult:
     body = answered.body
-    if _count(body) > VALUES_MAX and _count(_TEXT.sub(b"", body)) > VALUES_MAX:
+    if has_more_values(body, VALUES_MAX):
         raise tool_error(f"{definition.name} answered with more than {VALUES_MAX} values.")
     try:
         # Lenient where our own API is strict: a result of others may hold wide numbers and text that is cleaned later.
@@ -143,11 +144,6 @@ def _text(answer: Answer) -> str:
         return answer.body.decode(charset.strip('" ') or "ascii")
     except (LookupError, ValueError):
         return f"[{shorten(kind.strip(' ;'), 100) or 'bytes'}, which is not text]"
-
-
-def _count(json_text: bytes) -> int:
-    """About the number of values in JSON, and more if texts hold its signs."""
-    return sum(map(json_text.count, (b",", b"[", b"{")))
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -2,8 +2,8 @@
 
 It is a process of its own that imports nothing of the service. No limit of the sizes limits the time of a check: two
 references to one part, in parts that refer to each other in the same way, double the time with each part. The system
-ends the process when a check has used its time. Patterns are matched in linear time, and references to other documents
-are never fetched.
+ends the process when a check has used its time or the memory. Patterns are matched in linear time, and references to
+other documents are never fetched.
 
 Each line of the input is a JSON object with the arguments of ``check``. Each line of the output is one of its answers.
 """
@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import resource
 import signal
 import sys
 from collections.abc import Iterator
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
@@ -37,6 +39,11 @@ DESCENTS_MAX = 16
 # The search for an error can double its time with each level of a schema that refers to itself.
 REFERENCES, EXPLAINED_DEPTH_MAX = ('"$ref"', '"$dynamicRef"'), 8
 MESSAGE_MAX_CHARS = 1000
+# Address space of the process, of which the interpreter and the library take 20 MiB, and the compiled schemas it keeps.
+MEMORY_MAX_BYTES = 256 * 1024 * 1024
+SCHEMAS_KEPT = 32
+# All compiled patterns of one schema.
+PATTERNS_MAX_BYTES = 4 * 1024 * 1024
 
 # The keys and indexes that lead to a part of a schema or of a value.
 Path = list[str | int]
@@ -45,20 +52,29 @@ Shown = dict[str, Any]
 
 
 def main() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MAX_BYTES, MEMORY_MAX_BYTES))
     for line in sys.stdin.buffer:
-        request = json.loads(line)
+        request = _read(line)
         # The timer's signal ends the process, also in the middle of a check.
-        signal.setitimer(signal.ITIMER_PROF, request.pop("seconds"))
+        signal.setitimer(signal.ITIMER_PROF, float(request.pop("seconds")))
         for answer in check(**request):
             sys.stdout.write(json.dumps(answer) + "\n")
             sys.stdout.flush()
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
+def _read(text: str | bytes) -> Any:
+    """With each digit of a number, as ``config.kernel.jsontext.from_text``."""
+    return json.loads(text, parse_float=Decimal)
+
+
 def check(schema: str, options: dict[str, int], value: Any) -> Iterator[dict[str, Any]]:
     """``{"problem": Shown}`` for a schema that is not valid, otherwise ``{"valid": bool}``. After false there is a
     second answer: ``{"error": Shown}``, or null instead of it. ``options`` are those of ``RegexOptions``.
     """
+    document = _read(schema)
+    share = PATTERNS_MAX_BYTES // max(1, _patterns(document))
+    options = options | {"size_limit": min(options["size_limit"], share)}
     try:
         validator = _validator(schema, tuple(options.items()))
     except ValidationError as error:
@@ -72,7 +88,18 @@ def check(schema: str, options: dict[str, int], value: Any) -> Iterator[dict[str
     valid = validator.is_valid(value)
     yield {"valid": valid}
     if not valid:
-        yield {"error": _mismatch(_Parts(json.loads(schema), options), schema, value)}
+        yield {"error": _mismatch(_Parts(document, options), schema, value)}
+
+
+def _patterns(part: Any) -> int:
+    """How many patterns a part of a schema has, or more."""
+    if isinstance(part, list):
+        return sum(map(_patterns, part))
+    if not isinstance(part, dict):
+        return 0
+    names = part.get("patternProperties")
+    own = ("pattern" in part) + (len(names) if isinstance(names, dict) else 0)
+    return own + sum(map(_patterns, part.values()))
 
 
 def _shown(error: ValidationError, before: Path | None = None) -> Shown:
@@ -80,10 +107,10 @@ def _shown(error: ValidationError, before: Path | None = None) -> Shown:
     return {"path": path, "message": error.message[:MESSAGE_MAX_CHARS], "rule": error.kind.name}
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=SCHEMAS_KEPT)
 def _validator(schema: str, options: tuple[tuple[str, int], ...]) -> Validator:
     """Raises ValidationError."""
-    return Draft202012Validator(json.loads(schema), **_compiling(dict(options)))
+    return Draft202012Validator(_read(schema), **_compiling(dict(options)))
 
 
 def _compiling(options: dict[str, int]) -> dict[str, Any]:

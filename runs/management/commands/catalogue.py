@@ -1,27 +1,102 @@
-"""Change the catalogue from the command line. Each subcommand is a class of ``runs.management.catalogue``."""
+"""Change the catalogue of models, tools and agents from the command line, or write it as a file."""
 
 from __future__ import annotations
 
-from contextlib import closing
+from pathlib import Path
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from config.management.progress import Progress
-from runs.management.catalogue import SUBCOMMANDS
+from config.kernel import money
+from config.kernel.jsontext import to_text
+from runs.catalogue import file
+from runs.catalogue.entries import with_variables
+from runs.catalogue.imports import import_mcp
 
 
 class Command(BaseCommand):
     help = "Change the catalogue of models, tools and agents, or write it as a file."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parsers = parser.add_subparsers(dest="subcommand", required=True)
-        for name, subcommand in SUBCOMMANDS.items():
-            subcommand.add_arguments(parsers.add_parser(name, help=subcommand.help))
+        subcommands = parser.add_subparsers(dest="subcommand", required=True)
+        apply = subcommands.add_parser(
+            "apply", help="Bring providers, models, tools, agents and the installation endpoint to what a file says."
+        )
+        apply.add_argument(
+            "file", metavar="FILE", nargs="?", help="default: CATALOGUE_FILE; if it is empty, nothing is done"
+        )
+        apply.add_argument("--check", action="store_true", help="show what would change; exit 1 if anything would")
+        apply.add_argument("--prune", action="store_true", help="disable what the tables of the file do not list")
+        export = subcommands.add_parser("export", help="Write the catalogue as a YAML file without secrets.")
+        export.add_argument("file", metavar="FILE", nargs="?", help="default: the standard output")
+        imported = subcommands.add_parser(
+            "import-mcp", help="Add the tools of an MCP server, and update those that are known."
+        )
+        imported.add_argument("url", metavar="URL", help="the server's streamable-HTTP address")
+        imported.add_argument(
+            "--header",
+            action="append",
+            default=[],
+            metavar="NAME=VALUE",
+            help="a secret header for the server; ${VARIABLE} in it is replaced from the environment",
+        )
+        imported.add_argument("--prefix", default="", help="precedes the names of new tools")
+        imported.add_argument("--price", default="0", help="credits a call, of new tools")
 
     def handle(self, *args: Any, subcommand: str, **options: Any) -> None:
+        actions = {"apply": self.apply, "export": self.export, "import-mcp": self.import_mcp}
         try:
-            with closing(Progress(self.stderr)) as progress:
-                SUBCOMMANDS[subcommand].handle(self.stdout, options | {"progress": progress})
+            actions[subcommand](options)
         except ValueError as error:
             raise CommandError(str(error)) from None
+
+    def apply(self, options: dict[str, Any]) -> None:
+        name, check = options["file"] or settings.CATALOGUE_FILE, options["check"]
+        if not name:
+            self.stdout.write("There is no catalogue file (CATALOGUE_FILE).")
+            return
+        work = file.apply(name, file.read_file(Path(name)), prune=options["prune"], check=check)
+        for change in work.changes:
+            for line in change.lines():
+                self.stdout.write(line)
+        for warning in work.warnings:
+            self.stdout.write(f"Warning: {warning}")
+        if not work.changes:
+            self.stdout.write(f"The catalogue is as {name} says.")
+        elif check:
+            raise CommandError(f"The catalogue differs from {name}.")
+        else:
+            self.stdout.write(f"Changed: {len(work.changes)}.")
+
+    def export(self, options: dict[str, Any]) -> None:
+        text = file.export()
+        if options["file"] is None:
+            self.stdout.write(text, ending="")
+            return
+        try:
+            Path(options["file"]).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"{options['file']} cannot be written: {error.strerror}.") from None
+
+    def import_mcp(self, options: dict[str, Any]) -> None:
+        headers = dict(_header(text) for text in options["header"])
+        imported = import_mcp(
+            options["url"],
+            headers=to_text(headers) if headers else "",
+            prefix=options["prefix"],
+            price=money.parse(options["price"], minimum=0, field="--price"),
+        )
+        for what, tools in (("added", imported.added), ("changed", imported.changed)):
+            for tool in tools:
+                self.stdout.write(f"{what}: {tool.name}")
+        for name, reason in imported.skipped:
+            self.stdout.write(f"skipped: {name}: {reason}")
+        self.stdout.write(f"{imported}.")
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise ValueError("--header must be NAME=VALUE.")
+    return name, with_variables(value)

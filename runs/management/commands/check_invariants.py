@@ -1,11 +1,10 @@
 """Look for anything in the database that must never be."""
 
-from contextlib import closing
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from config.management.progress import Progress
+from config.management.progress import progress
 from runs import lifecycle
 
 
@@ -20,8 +19,7 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, no_workers: bool = False, **options: Any) -> None:
-        with closing(Progress(self.stderr, line_seconds=0)) as progress:
-            found = lifecycle.violations(progress.show, workers=not no_workers)
+        found = lifecycle.violations(progress(self.stderr, line_seconds=0), workers=not no_workers)
         for line in found:
             self.stdout.write(line)
         if found:

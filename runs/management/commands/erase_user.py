@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from config.kernel.errors import DomainError
-from config.management.progress import Progress
+from config.management.progress import progress
 from runs.erasure import NotErased, erase
 from runs.management.people import user_named
 
@@ -32,8 +31,7 @@ class Command(BaseCommand):
         if username.lower() in reason.lower():
             raise CommandError("--reason is stored and must not contain the username.")
         try:
-            with closing(Progress(self.stderr)) as progress:
-                pseudonym = erase(user, reason.strip(), progress.show)
+            pseudonym = erase(user, reason.strip(), progress(self.stderr))
         except (NotErased, DomainError) as error:
             raise CommandError(f"Not everything is erased yet. {error} Repeat the command.") from None
         self.stdout.write(f"Erased. The ledger stays under the name {pseudonym}.")

@@ -1,11 +1,10 @@
 """Print all that is kept of a person."""
 
-from contextlib import closing
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from config.management.progress import Progress
+from config.management.progress import progress
 from runs.export import export
 from runs.management.people import user_named
 
@@ -18,7 +17,6 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, username: str, **options: Any) -> None:
         user = user_named(username)
-        with closing(Progress(self.stderr)) as progress:
-            # Lines that scroll over a terminal show the progress themselves.
-            for line in export(user) if self.stdout.isatty() else export(user, progress.show):
-                self.stdout.write(line)
+        # Lines that scroll over a terminal show the progress themselves.
+        for line in export(user) if self.stdout.isatty() else export(user, progress(self.stderr)):
+            self.stdout.write(line)

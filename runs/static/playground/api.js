@@ -15,7 +15,7 @@ export function keep(credential) {
 export class Refused extends Error {
   constructor(status, error) {
     const fields = Object.entries(error?.details?.fields || {}).map(([name, texts]) => `${name}: ${texts.join(" ")}`);
-    super([error?.message || `The service answered ${status}.`, ...fields].join(" "));
+    super(fields.join(" ") || error?.message || `The service answered ${status}.`);
     this.status = status;
   }
 }
@@ -72,10 +72,4 @@ export const typeOf = (file) =>
 export async function copyOf({ id, fileName, contentType }) {
   const answer = await request(`${surface()}/attachments/${id}/content`, { headers: headers() });
   return upload(new File([await answer.blob()], fileName, { type: contentType }));
-}
-
-/** A session token for the code of `make run`. */
-export async function exchange(code) {
-  const answer = await request("/playground/sign-in", { method: "POST", body: new URLSearchParams({ code }) });
-  return (await answer.json()).token;
 }

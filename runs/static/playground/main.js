@@ -1,6 +1,6 @@
 /** Starts the page: sign in and out, the address of the chat, the examples. */
 
-import { call, exchange, keep, session } from "./api.js";
+import { call, keep, session } from "./api.js";
 import * as chats from "./chats.js";
 import * as composer from "./composer.js";
 import * as conversation from "./conversation.js";
@@ -163,13 +163,10 @@ for (const picker of ["agent", "model"]) $(picker).addEventListener("change", sh
 $("credits").addEventListener("click", () => { panel.openTab("credits", true); showPanel(); });
 window.addEventListener("popstate", () => { if (session.credential) go(chatOf(location.pathname)); });
 
-const code = new URLSearchParams(location.hash.slice(1)).get("code");
-if (code) {
+// The address that `make run` prints. Elsewhere another site could sign people in as a user of its own.
+const token = new URLSearchParams(location.hash.slice(1)).get("token");
+if (token && document.body.dataset.local) {
   history.replaceState(null, "", location.pathname);
-  try {
-    await signIn(await exchange(code), true);
-  } catch {
-    expired("This address has expired. Sign in with a token, or start the service again.");
-  }
+  await signIn(token, true);
 } else if (session.credential) await signIn(session.credential, false);
 else show(false);

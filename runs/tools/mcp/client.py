@@ -9,7 +9,8 @@ import asyncio
 import base64
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -38,7 +39,9 @@ from runs.tools.base import (
     ToolResult,
     is_web_address,
     result_text,
+    secrets_in,
     tool_error,
+    without_secrets,
 )
 from runs.tools.files import image_of
 from runs.tools.http import USER_AGENT
@@ -60,11 +63,11 @@ async def call(definition: ToolDefinition, input: dict[str, Any], context: ToolC
         headers = {**definition.secret_headers, "Idempotency-Key": context.invocation_id}
         async with connected(definition.url, headers, transport) as client:
             await find_tool(client, definition, name)
-            result = await client.call_tool(name, input)
+            result = await client.call_tool(name, transport.exact(input))
     except Exception as error:
         # The result is complete, so a failure while the connection closes does not matter.
         if result is None:
-            raise failure_of(definition.name, transport, error) from None
+            raise failure_of(definition.name, transport, error, definition.without_secrets) from None
     if result is None:
         raise tool_error(f"{definition.name} did not answer.")
     return read_result(definition, result)
@@ -88,7 +91,8 @@ async def list_tools(url: str, headers: Mapping[str, str]) -> list[Tool]:
             raise tool_error(f"The server did not answer within {limit:g} seconds.") from None
     except Exception as error:
         if not complete:
-            raise failure_of("The server", transport, error) from None
+            redact = partial(without_secrets, secrets=secrets_in("", headers.values()))
+            raise failure_of("The server", transport, error, redact) from None
     return found
 
 
@@ -123,7 +127,9 @@ async def find_tool(client: Client, definition: ToolDefinition, name: str) -> No
     raise tool_error(f"The server of {definition.name} has no tool {name}.")
 
 
-def failure_of(name: str, transport: GuardedTransport, error: BaseException) -> ToolFailure:
+def failure_of(
+    name: str, transport: GuardedTransport, error: BaseException, redact: Callable[[str], str]
+) -> ToolFailure:
     """The first failure: that of the transport, else the server's own error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -134,9 +140,9 @@ def failure_of(name: str, transport: GuardedTransport, error: BaseException) -> 
     if transport.status_code > 400:  # an error of the protocol has status 400, and its message says more
         return tool_error(f"{name} answered with HTTP status {transport.status_code}.")
     if isinstance(error, MCPError):
-        return tool_error(f"{name} answered with an error: {error.message}")
+        return tool_error(f"{name} answered with an error: {redact(error.message)}")
     if isinstance(error, ValueError):
-        return tool_error(f"{name}: {error}")
+        return tool_error(f"{name}: {redact(str(error))}")
     logger.warning("MCP tool %s failed", name, exc_info=error)
     return tool_error(f"{name} broke the MCP protocol.")
 
@@ -165,7 +171,7 @@ def read_result(definition: ToolDefinition, result: CallToolResult) -> ToolResul
         parts.append(result_text(definition, result.structured_content))
     text = "\n".join(parts)
     if result.is_error:
-        raise tool_error(text or f"{definition.name} failed.")
+        raise tool_error(definition.without_secrets(text) or f"{definition.name} failed.")
     return ToolResult(text, tuple(urls), images=tuple(images))
 
 

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 import time
 from collections.abc import AsyncIterator, Iterable
+from decimal import Decimal
 from typing import Any
 
 import httpcore2
 import httpx2
 from django.conf import settings
 
+from config.kernel.jsontext import to_text
 from config.outbound.addresses import AddressRefused, LookupFailed, resolve
+from config.outbound.bounds import Allowance
 from config.outbound.loop import stood_still
 
 # Created at import, because it takes long to read the certificates.
@@ -25,13 +29,43 @@ SSL_CONTEXT = httpx2.create_ssl_context(trust_env=False)
 CLOSE_SECONDS = 2.0
 # The SDK makes several errors for each value of a wrong type, and its event loop waits meanwhile.
 VALUES_MAX = 20_000
+LINES_MAX = 50_000
+# Of one read: the HTTP client parses it in Python.
+READ_BYTES = 4 * 1024
 # A text of JSON. It has no line break, so a quotation mark in a comment of an event stream opens no text.
 _TEXT = re.compile(rb'"(?:[^"\\\r\n]|\\.)*+("?)')
 
 
+class CountedStream(httpcore2.AsyncNetworkStream):
+    """A connection, or its TLS, that is read in small parts and ends with the allowance of its call."""
+
+    def __init__(self, stream: httpcore2.AsyncNetworkStream, allowance: Allowance) -> None:
+        self.stream, self.allowance = stream, allowance
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
+        data = await self.stream.read(min(max_bytes, READ_BYTES), timeout)
+        try:
+            self.allowance.spend(len(data))
+        except ConnectionAbortedError:
+            raise httpcore2.ReadError from None
+        return data
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        await self.stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self.stream.aclose()
+
+    async def start_tls(self, *args: Any, **options: Any) -> httpcore2.AsyncNetworkStream:
+        return CountedStream(await self.stream.start_tls(*args, **options), self.allowance)
+
+    def get_extra_info(self, info: str) -> Any:
+        return self.stream.get_extra_info(info)
+
+
 class GuardedBackend(httpcore2.AsyncNetworkBackend):
-    def __init__(self, allow_private: bool, owner: str) -> None:
-        self.allow_private, self.owner = allow_private, owner
+    def __init__(self, allow_private: bool, owner: str, allowance: Allowance) -> None:
+        self.allow_private, self.owner, self.allowance = allow_private, owner, allowance
         self.plain = httpcore2.AnyIOBackend()
 
     async def connect_tcp(
@@ -46,7 +80,7 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
         while True:
             begun = time.monotonic()
             try:
-                return await self._connect(host, port, limit)
+                return CountedStream(await self._connect(host, port, limit), self.allowance)
             except (TimeoutError, LookupFailed, httpcore2.ConnectTimeout):
                 # A process that was suspended meanwhile did not really wait.
                 if not stood_still(time.monotonic() - begun, limit):
@@ -77,6 +111,11 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
         await asyncio.sleep(seconds)
 
 
+def with_numbers(mark: bytes, body: bytes) -> bytes:
+    """The JSON with numbers in place of its marked texts."""
+    return re.sub(rb'"%s([^"]+)"' % mark, rb"\1", body)
+
+
 class GuardedTransport(httpx2.AsyncBaseTransport):
     """``problem`` is the first failure, as a sentence; ``status_code`` is that of the latest answer.
 
@@ -85,13 +124,32 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
 
     def __init__(self, *, allow_private: bool, max_bytes: int, owner: str) -> None:
         self.max_bytes = max_bytes
+        # Marks numbers with a fraction, which the SDK would write as text or round. Nobody can guess it.
+        self.mark = f"number-{secrets.token_hex(16)}:"
         self.problem: str | None = None
         self.status_code = 0
-        self.pool = httpcore2.AsyncConnectionPool(
-            ssl_context=SSL_CONTEXT, network_backend=GuardedBackend(allow_private, owner), retries=0
-        )
+        self.allowance = Allowance()
+        backend = GuardedBackend(allow_private, owner, self.allowance)
+        self.pool = httpcore2.AsyncConnectionPool(ssl_context=SSL_CONTEXT, network_backend=backend, retries=0)
+
+    def exact(self, value: Any) -> Any:
+        """``value`` with its fractions as marked texts, of which the request makes numbers again."""
+        if isinstance(value, Decimal):
+            return f"{self.mark}{to_text(value)}"
+        if isinstance(value, dict):
+            return {key: self.exact(part) for key, part in value.items()}
+        return [self.exact(part) for part in value] if isinstance(value, list) else value
+
+    async def _with_numbers(self, request: httpx2.Request) -> tuple[list[tuple[bytes, bytes]], bytes]:
+        """The request's headers, which may repeat arguments, and its body."""
+        mark = self.mark.encode()
+        body = with_numbers(mark, await request.aread())
+        headers = [(name, value.replace(mark, b"")) for name, value in request.headers.raw]
+        length = str(len(body)).encode()
+        return [(name, length if name.lower() == b"content-length" else value) for name, value in headers], body
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        sent, body = await self._with_numbers(request)
         try:
             async with asyncio.timeout(CLOSE_SECONDS if request.method == "DELETE" else None):
                 answer = await self.pool.handle_async_request(
@@ -103,8 +161,8 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
                             port=request.url.port,
                             target=request.url.raw_path,
                         ),
-                        headers=request.headers.raw,
-                        content=request.stream,
+                        headers=sent,
+                        content=body,
                         extensions=request.extensions,
                     )
                 )
@@ -158,10 +216,15 @@ class Bounded(httpx2.AsyncByteStream):
         self.transport, self.request, self.answer = transport, request, answer
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        size, values = 0, Values()
+        size, lines, values = 0, 0, Values()
         try:
             async for part in self.answer.aiter_stream():
                 size += len(part)
+                self.transport.allowance.earn(len(part))
+                # Of an event stream, whose lines the SDK reads one by one.
+                lines += part.count(b"\n")
+                if lines > LINES_MAX:
+                    raise TooLarge(f"The answer has more than {LINES_MAX} lines.")
                 if size > self.transport.max_bytes:
                     raise TooLarge(f"The answer has more than {self.transport.max_bytes} bytes.")
                 values.add(part)

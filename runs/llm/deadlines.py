@@ -1,0 +1,66 @@
+"""The time limits of one turn at a provider."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any, cast
+
+import aiohttp
+from django.conf import settings
+
+from runs.errors import FailureReason
+from runs.llm.base import ModelError
+
+# The connection can be used again if the end of the body follows the last event within this time.
+DRAIN_SECONDS = 0.1
+# The time for the counts after the reason of an answer's end: some servers send them later.
+COUNTS_SECONDS = 2.0
+
+
+class Deadlines:
+    """The limits of the whole turn, of the wait for each part, and of the wait after a complete answer."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._end = self._loop.time() + settings.MODEL_TIMEOUT_SECONDS
+        # What the answer has since ``_complete_at``.
+        self._has: tuple[int, int | None] | None = None
+        self._complete_at = 0.0
+
+    async def limit(self, awaited: Awaitable[Any]) -> Any:
+        """Raises ModelError. A limit of each read alone would let a slow stream go on for ever."""
+        scope = asyncio.timeout_at(min(self._end, self._loop.time() + settings.MODEL_STALL_SECONDS))
+        try:
+            async with scope:
+                return await awaited
+        except TimeoutError:
+            if not scope.expired():
+                raise
+        raise ModelError(FailureReason.TIME_OUT if scope.when() == self._end else FailureReason.STALLED)
+
+    async def next(self, chunks: AsyncIterator[bytes], complete: tuple[int, int | None] | None) -> bytes | None:
+        """The next chunk, or None at the end of the body. ``complete``: how many characters and counted tokens a
+        complete answer has. It also ends when nothing is added to it any more, or its connection breaks.
+        """
+        chunk = anext(chunks, None)
+        if complete is None:
+            return cast("bytes | None", await self.limit(chunk))
+        if complete != self._has:
+            self._has = complete
+            seconds = COUNTS_SECONDS if complete[1] is None else DRAIN_SECONDS
+            self._complete_at = min(self._end, self._loop.time() + seconds)
+        try:
+            async with asyncio.timeout_at(self._complete_at):
+                return await chunk
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return None
+
+    async def drain(self, chunks: AsyncIterator[bytes]) -> None:
+        """Read to the end of the body, if it comes at once."""
+        try:
+            async with asyncio.timeout(DRAIN_SECONDS):
+                async for _ in chunks:
+                    pass
+        except (aiohttp.ClientError, OSError):
+            return

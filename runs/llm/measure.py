@@ -1,0 +1,175 @@
+"""The one measure of what a request sends to its model. The bound that credits are held for, the estimate that is
+charged if the provider does not count, and the size that the window is filled by all follow from it, so that they
+cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from chats.media import is_text
+from config.kernel.jsontext import to_text
+from runs.catalogue.dialects import Dialect
+from runs.catalogue.providers import KINDS
+from runs.llm import base
+from runs.llm.base import AssistantMessage, AttachedFile, Message, ModelRequest, ToolCall, ToolMessage, ToolSpec
+from runs.llm.files import accepted_types
+from runs.llm.transcript import arguments_object, file_text
+from runs.tokens import TextSize
+
+# The most that formats and providers add around a request, and around each message, call, tool and file.
+REQUEST_TOKENS = 1000
+ITEM_TOKENS = 120
+# What a message, call or tool takes in a window beside its text.
+PART_BYTES = 32
+# Of what the window is filled by.
+BYTES_PER_TOKEN = 3
+# About what files have that are not text.
+IMAGE_TOKENS = 1500
+DOCUMENT_TOKENS_MAX = 50_000
+# The most tokens that a provider counts for one image; credits are held for them.
+MODEL_IMAGE_TOKENS_MAX = 16_384
+# A document can hold any number of pages in few bytes: it may fill the model's window.
+ANY_NUMBER = 10**9
+EXPONENT = re.compile("[0-9][eE]")
+
+
+@dataclass(slots=True)
+class Size:
+    """The size of a request, or of parts of one. ``added`` are the most tokens that formats and providers add to the
+    text; ``files`` the most, and ``likely_files`` about the tokens of images and documents.
+    """
+
+    text: TextSize = field(default_factory=TextSize)
+    parts: int = 0
+    added: int = 0
+    files: int = 0
+    likely_files: int = 0
+
+    @property
+    def most(self) -> int:
+        """An upper bound of the tokens: a token is at least one byte."""
+        return REQUEST_TOKENS + self.text.bytes + self.added + self.files
+
+    @property
+    def tokens(self) -> int:
+        """About the tokens."""
+        return self.text.tokens + self.likely_files
+
+    @property
+    def bytes(self) -> int:
+        """About the bytes that it takes in a window."""
+        return self.text.bytes + PART_BYTES * self.parts + BYTES_PER_TOKEN * self.likely_files
+
+    def add_fixed(self, instructions: str, tools: Iterable[ToolSpec]) -> None:
+        """Add what each request of a run begins with."""
+        self._part(instructions)
+        for tool in tools:
+            self._part(to_text([tool.name, tool.description, tool.input_schema]))
+
+    def add_message(self, message: Message, origin: str | None = None) -> None:
+        """Add a message without its files, with the reasoning of ``origin`` only."""
+        if isinstance(message, ToolMessage):
+            self._part(message.content)
+            return
+        self._part(message.text)
+        if isinstance(message, AssistantMessage):
+            if message.reasoning and origin in (None, message.origin):
+                self.text.add(to_text(message.reasoning))
+            for call in message.tool_calls:
+                self._add_call(call)
+
+    def add_file(self, file: AttachedFile) -> None:
+        """Add a file as it is sent: with its content, or as a note."""
+        self._part(file_text(file))
+        self.added += ITEM_TOKENS + _bytes(file.name)
+        if file.data is None:
+            return
+        if file.content_type.startswith("image/"):
+            self.files += MODEL_IMAGE_TOKENS_MAX
+        else:
+            self.files += ANY_NUMBER
+        self.likely_files += _likely_tokens(file)
+
+    def _part(self, text: str) -> None:
+        self.text.add(text)
+        self.parts += 1
+        self.added += ITEM_TOKENS
+
+    def _add_call(self, call: ToolCall) -> None:
+        self._part(call.name)
+        self.text.add(call.arguments)
+        # The name counts twice, because a format can also need the tool's definition. Malformed arguments are sent as
+        # an escaped text within an object, and a number such as 1E15 with all its digits.
+        sent = _bytes(arguments_object(call.arguments)) if EXPONENT.search(call.arguments) else 0
+        self.added += ITEM_TOKENS + _bytes(call.name) + max(_bytes(call.arguments), sent)
+        self.added -= len(call.arguments.encode())
+
+
+def measure(request: ModelRequest) -> Size:
+    """What a request with the content of its files sends."""
+    size = Size()
+    reads_all = not KINDS[request.model.server.kind].counts_as_we_do
+    if reads_all:
+        size.add_fixed(request.instructions, request.tools)
+        if extra := request.model.parameters.get("extra"):
+            size.text.add(to_text(extra))
+    for message in request.messages:
+        size.add_message(message, request.model.origin)
+        if reads_all and not isinstance(message, AssistantMessage):
+            for file in message.files:
+                size.add_file(file)
+    return size
+
+
+def upper_bound(request: ModelRequest) -> int:
+    """The most tokens that the provider will count, whatever the model's window."""
+    size = measure(request)
+    return size.tokens if KINDS[request.model.server.kind].counts_as_we_do else size.most
+
+
+def estimated_tokens(request: ModelRequest) -> int:
+    """About the tokens that the provider will count."""
+    return min(measure(request).tokens, request.model.context_tokens)
+
+
+def message_bytes(message: Message) -> int:
+    """About the bytes of a message in a window, with the images of a tool, and without the files of a user."""
+    size = Size()
+    size.add_message(message)
+    if isinstance(message, ToolMessage):
+        size.likely_files += sum(map(_likely_tokens, message.files))
+    return size.bytes
+
+
+def fixed_bytes(instructions: str, tools: Iterable[ToolSpec]) -> int:
+    """About the bytes in a window of what each request of a run begins with."""
+    size = Size()
+    size.add_fixed(instructions, tools)
+    return size.bytes
+
+
+def files_bytes(files: Iterable[AttachedFile], dialect: Dialect) -> int:
+    """About the bytes in a window of users' files whose content is not read yet."""
+    size, characters = Size(), 0
+    of_users, _ = accepted_types(dialect)
+    for file in files:
+        size.add_file(file)
+        if is_text(file.content_type):
+            characters += file.size_bytes
+        elif file.content_type in of_users:
+            size.likely_files += _likely_tokens(file)
+    return size.bytes + min(characters, base.MODEL_ATTACHMENT_TEXT_MAX_CHARS)
+
+
+def _likely_tokens(file: AttachedFile) -> int:
+    if file.content_type.startswith("image/"):
+        return min(IMAGE_TOKENS, MODEL_IMAGE_TOKENS_MAX)
+    return min(file.size_bytes // BYTES_PER_TOKEN, DOCUMENT_TOKENS_MAX)
+
+
+def _bytes(value: Any) -> int:
+    return len(to_text(value).encode())
