@@ -199,10 +199,10 @@ def charge_turn(user: Any, amount: int, *, run: str, chat: str, index: int) -> A
     from credits.models import LedgerEntry
 
     cause = f"turn:{run}:{index}"
-    hold = ledger.hold_turn(user.pk, max(1, amount), cause=cause, run_id=run, chat_id=chat, price={})
+    hold = ledger.hold(user.pk, max(1, amount), cause=cause, run_id=run, chat_id=chat, price={"turn": index})
     assert hold is not None
-    ledger.charge_turn(hold, amount, turn_index=index, price={"model": "demo", "in": 1, "out": 1})
-    return LedgerEntry.objects.get(cause=f"usage:{run}:{index}")
+    ledger.charge_turn(hold, amount, price={"model": "demo", "in": 1, "out": 1})
+    return LedgerEntry.objects.get(against=hold, type="USAGE")
 
 
 def seed_catalogue() -> None:

@@ -14,6 +14,7 @@ from django.urls import reverse
 
 from runs import catalogue
 from runs.admin.models import ProviderForm
+from runs.catalogue.providers import Server
 from runs.models import AgentModel, Provider, Tool
 from tests.admin.conftest import SECRET
 
@@ -237,6 +238,47 @@ def test_a_providers_secrets_are_stored_encrypted_and_never_shown(boss, sign_in)
     boss.post(page, provider(forget_api_key="on", forget_headers="on"))
     row.refresh_from_db()
     assert (row.api_key, row.headers) == (None, None)
+
+
+MOVES = [
+    ("http://127.0.0.1:9/v1", "http://127.0.0.1:9/other", True),
+    ("http://EXAMPLE.com/v1", "http://example.com:80/v1", True),
+    ("http://example.com/v1", "https://example.com/v1", False),
+    ("http://127.0.0.1:9/v1", "http://127.0.0.1:10/v1", False),
+    ("https://example.com/v1", "https://example.org/v1", False),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "kept"), MOVES)
+def test_stored_secrets_do_not_go_to_another_server(boss, before, after, kept):
+    signing = b64encode(SECRET.encode()).decode()
+    boss.post(ADD_PROVIDER, provider(base_url=before, new_api_key=SECRET, new_headers=HEADERS))
+    boss.post(ADD_TOOL, tool(url=before, new_signing_secret=signing))
+    row, called = Provider.objects.get(name="local"), Tool.objects.get(name="search")
+    of_provider = reverse("admin:runs_provider_change", args=[row.pk])
+    of_tool = reverse("admin:runs_tool_change", args=[called.pk])
+    boss.post(of_provider, provider(base_url=after))
+    boss.post(of_tool, tool(url=after, new_secret_headers=""))
+    row, called = Provider.objects.get(name="local"), Tool.objects.get(name="search")
+    assert (row.base_url, called.url) == (after, after)
+    assert [row.api_key, row.headers] == ([SECRET, HEADERS] if kept else [None, None])
+    assert [called.secret_headers, called.signing_secret] == ([HEADERS, signing] if kept else [None, None])
+
+    boss.post(of_provider, provider(base_url=before, new_api_key=SECRET))
+    boss.post(of_tool, tool(url=before))
+    row, called = Provider.objects.get(name="local"), Tool.objects.get(name="search")
+    assert (row.api_key, called.secret_headers) == (SECRET, HEADERS)
+
+
+def test_a_stored_key_for_the_environments_address_stays_there(boss, settings):
+    settings.OPENAI_BASE_URL, settings.OPENAI_API_KEY = "https://proxy.example.com/v1", "sk-of-the-environment"
+    row = Provider.objects.get_or_create(name="openai", defaults={"kind": "openai"})[0]
+    page = reverse("admin:runs_provider_change", args=[row.pk])
+    boss.post(page, provider(name="openai", base_url="", new_api_key=SECRET))
+    boss.post(page, provider(name="openai", base_url="https://proxy.example.com/v2"))
+    assert Server.from_row(Provider.objects.get(name="openai")).api_key == SECRET
+    boss.post(page, provider(name="openai", base_url="https://elsewhere.example.com/v1"))
+    assert Server.from_row(Provider.objects.get(name="openai")).api_key == ""
 
 
 def test_a_preset_fills_in_the_kind_and_the_address_and_a_missing_key_is_warned_of(boss):

@@ -113,11 +113,11 @@ def spent() -> Any:
 def test_the_reports_add_up_to_the_ledger(spent, boss):
     """With the charge of a summary, of a turn whose worker was lost, and of the tools of an agent's run."""
     run = make_run(spent, agent="support@2", agent_name="support")
-    for number, (charge, model) in enumerate(((ledger.charge_turn, "gpt"), (ledger.charge_partial_turn, "demo")), 9):
-        hold = ledger.hold_turn(
+    for number, price in enumerate(({"model": "gpt"}, {"model": "demo", "partial": True}), 9):
+        hold = ledger.hold(
             spent.pk, 3 * MICRO, cause=f"turn:{run.pk}:{number}", run_id=run.pk, chat_id=run.chat_id, price={}
         )
-        charge(hold, number * MICRO // 4, turn_index=f"c{number}", price={"model": model})
+        ledger.charge_turn(hold, number * MICRO // 4, price=price)
     rows = LedgerEntry.objects.filter(type__in=statement.CHARGES)
     ledger.refund(rows.first().pk, 1, reason="x", staff=boss.person)
     said = {

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 SCHEMA = {
     "type": "object",
-    "properties": {"city": {"type": "string"}, "degrees": {"type": "number", "minimum": -273.15}},
+    "properties": {"city": {"type": "string"}, "degrees": {"type": "number", "minimum": -273.5}},
     "required": ["city"],
     "additionalProperties": False,
 }
@@ -107,8 +107,8 @@ def test_an_answer_in_plain_words_is_a_try(bench: Bench, requests):
     assert OUTPUT_TOOL in notes[0].text
 
 
-def test_the_number_of_tries_is_a_setting(bench: Bench, requests, settings):
-    settings.OUTPUT_ATTEMPTS = 1
+def test_the_number_of_tries_is_a_setting(bench: Bench, requests, monkeypatch):
+    monkeypatch.setattr("runs.engine.turns.OUTPUT_ATTEMPTS", 1)
     assert bench.finish(lines(MISFIT, FITS), outputSchema=SCHEMA)["errorCode"] == "OUTPUT_INVALID"
     assert len(requests) == 1
 

@@ -20,7 +20,7 @@ MISFIT, FITS = f"/call {OUTPUT_TOOL} {{}}", f'/call {OUTPUT_TOOL} {{"city": "Osl
 
 @pytest.mark.parametrize(
     ("last", "status", "turns"),
-    [*slow((FITS, "completed", 3)), (f"{MISFIT}\n{FITS}", "failed", 3)],
+    [*slow((FITS, "completed", 4)), (f"{MISFIT}\n{FITS}", "failed", 4)],
     ids=["fits", "misfit"],
 )
 def test_the_tries_are_counted_over_the_death_of_a_worker(bench: Bench, engines, requests, events, last, status, turns):
@@ -32,6 +32,7 @@ def test_the_tries_are_counted_over_the_death_of_a_worker(bench: Bench, engines,
     agents.save("weather", display_name="Weather", instructions="Rhyme.")
     engines()
     run = bench.wait(run["id"], timeout=30)
+    # The turn whose worker was lost is one of them.
     assert (run["status"], run["usage"]["turns"], run["agent"]) == (status, turns, "weather@1")
     assert run["errorCode"] == (None if status == "completed" else "OUTPUT_INVALID")
     assert run["output"] == ({"city": "Oslo"} if status == "completed" else None)

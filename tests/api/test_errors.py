@@ -208,10 +208,6 @@ def test_a_missing_scope_is_named(user):
     assert error["details"] == {"requiredScope": "runs:write"}
 
 
-def test_a_format_parameter_is_ignored(session):
-    assert session.get("/api/v1/me?format=xml").status_code == 200
-
-
 @pytest.mark.parametrize("path", ["/api/v1/groups", "/api/v1/me"])
 def test_too_many_query_parameters_are_400(session, path):
     envelope(session.get(f"{path}?" + "a=1&" * 1500), 400, "VALIDATION_ERROR")

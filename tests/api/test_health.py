@@ -41,7 +41,8 @@ def test_without_its_broker_the_service_is_degraded_and_ready(client, settings):
 
 
 def test_a_broker_that_hangs_does_not_take_the_time_of_the_probe(client, settings, monkeypatch):
-    settings.READINESS_TIMEOUT_SECONDS = settings.BROKER_TIMEOUT_SECONDS = 30
+    monkeypatch.setattr("config.api.probes.READINESS_TIMEOUT_SECONDS", 30)
+    settings.BROKER_TIMEOUT_SECONDS = 30
     with socket.create_server(("127.0.0.1", 0)) as listener:  # accepts connections, never answers
         settings.CACHE_REDIS_URL = f"redis://127.0.0.1:{listener.getsockname()[1]}"
         monkeypatch.setattr(probes, "BROKER_SHARE", 0.01)
@@ -88,7 +89,7 @@ def test_applied_migrations_are_not_checked_again(client, limits, monkeypatch):
 
 
 def test_a_hanging_check_is_not_ready_and_adds_no_threads(client, settings, monkeypatch):
-    settings.READINESS_TIMEOUT_SECONDS = 0.1
+    monkeypatch.setattr("config.api.probes.READINESS_TIMEOUT_SECONDS", 0.1)
     free = threading.Event()
     monkeypatch.setattr(probes, "ask_database", lambda: free.wait(30) and None)
     with socket.create_server(("127.0.0.1", 0)) as listener:  # accepts connections, never answers
@@ -103,6 +104,18 @@ def test_a_hanging_check_is_not_ready_and_adds_no_threads(client, settings, monk
         assert len(hanging) == 1
     free.set()
     hanging[0].join()
+
+
+def test_a_result_stays_when_another_client_asks():
+    free = threading.Event()
+    waits = iter([0, 30])
+    probe = probes.Probe("database", lambda: free.wait(next(waits)) and None)
+    first = probe.start()
+    assert first.result(10) == "ok"
+    second = probe.start()
+    assert (probes.by(0, first), probes.by(0, second)) == ("ok", "unavailable")
+    free.set()
+    assert second.result(10) == "ok"
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz"])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import json
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from apikeys import keys
 from apikeys.models import ApiKey
 from apikeys.views import ApiKeyViewSet
+from tests.factories import ChatFactory, MessageFactory, RunFactory
 
 pytestmark = pytest.mark.django_db
 MOMENT = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
@@ -103,3 +105,30 @@ def test_an_invalid_limit_or_cursor_is_400(session, five, query):
     response = session.get(f"/api/v1/api-keys?{query}")
     assert (response.status_code, response.json()["error"]["code"]) == (400, "VALIDATION_ERROR")
     assert list(response.json()["error"]["details"]["fields"]) == [query.partition("=")[0]]
+
+
+@pytest.mark.parametrize(("size", "lengths"), [(400_000, [2, 2, 1]), (2_000_000, [1] * 5), (1000, [5])])
+def test_a_page_ends_before_a_mebibyte(session, user, size, lengths):
+    chat = ChatFactory(user=user)
+    sent = [MessageFactory(chat=chat, content=f"{number}{'x' * size}").pk for number in range(5)]
+    found: list[str] = []
+    page: dict[str, Any] = {}
+    for length in lengths:
+        cursor = f"&cursor={page['nextCursor']}" if found else ""
+        response = session.get(f"/api/v1/chats/{chat.pk}/messages?limit=100{cursor}")
+        page = response.json()
+        assert len(page["items"]) == length
+        assert length == 1 or len(response.content) <= 1024 * 1024 + 200
+        found += [item["id"] for item in page["items"]]
+    assert (found, page["nextCursor"]) == (sent, None)
+
+
+def test_a_filtered_page_ends_before_a_mebibyte(session, user):
+    chat = ChatFactory(user=user)
+    pairs = {f"key{number}": "ü" * 512 for number in range(16)}
+    runs = [RunFactory(chat=chat, metadata=pairs).pk for _ in range(80)]
+    first = session.get("/api/v1/runs?limit=100&status=completed")
+    assert len(first.content) <= 1024 * 1024 + 200
+    rest = session.get(f"/api/v1/runs?limit=100&status=completed&cursor={first.json()['nextCursor']}").json()
+    assert [run["id"] for run in first.json()["items"] + rest["items"]] == runs[::-1]
+    assert rest["nextCursor"] is None

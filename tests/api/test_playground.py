@@ -1,22 +1,18 @@
-"""``/playground`` without a browser: who sees the page, its policy, its libraries, and the code of ``make run``."""
+"""``/playground`` without a browser: who sees the page, its policy, its libraries, and tokens in its address."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import jwt
 import pytest
 from botocore.loaders import create_loader
 from django.contrib.auth import get_user_model
 from django.contrib.staticfiles import finders
-from django.core import signing
 
-from config.api import sign_in_codes
 from config.storage import ObjectStorage
 
 pytestmark = pytest.mark.django_db
@@ -27,10 +23,6 @@ def shown(settings):
     settings.PLAYGROUND, settings.PLAYGROUND_STAFF_ONLY, settings.EMBEDDED = True, False, True
     settings.SESSION_ISSUER = ""
     return settings
-
-
-def exchange(client, code):
-    return client.post("/playground/sign-in", {"code": code})
 
 
 def test_the_page_conforms_to_its_content_security_policy(client, shown):
@@ -52,7 +44,6 @@ def test_the_page_is_404_unless_it_is_on(client, shown):
     shown.PLAYGROUND = False
     for path in ("/playground", "/playground/chat_01m7y"):
         assert client.get(path).status_code == 404
-    assert exchange(client, sign_in_codes.make_code()).status_code == 404
 
 
 def test_in_production_the_page_is_for_staff(client, shown):
@@ -93,46 +84,11 @@ def test_uploads_go_to_the_own_bucket_only(client, shown, one_loader, bucket, re
     assert all(source.endswith("/") and bucket in source and "*" not in source for source in sources)
 
 
-def test_the_code_of_make_run_signs_in(client, shown):
-    token = exchange(client, sign_in_codes.make_code()).json()["token"]
-    answer = client.get("/api/v1/me", headers={"Authorization": f"Bearer {token}"})
-    assert answer.json()["username"] == "demo"
-
-
-def test_the_code_s_tokens_end_with_the_code(client, shown, monkeypatch):
-    begun = 2_000_000_000
-    monkeypatch.setattr(time, "time", lambda: begun)
-    code = sign_in_codes.make_code()
-    for age, status in ((0, 200), (12 * 3600 - 60, 200), (12 * 3600, 404), (24 * 3600, 404)):
-        monkeypatch.setattr(time, "time", lambda age=age: begun + age)
-        answer = exchange(client, code)
-        assert answer.status_code == status
-        if status == 200:
-            claims = jwt.decode(answer.json()["token"], options={"verify_signature": False})
-            assert claims["exp"] == begun + 12 * 3600
-
-
 @pytest.mark.parametrize(("name", "value"), [("EMBEDDED", False), ("SESSION_ISSUER", "https://id.example.com")])
-def test_a_code_is_good_for_nothing_elsewhere(client, shown, name, value):
-    code = sign_in_codes.make_code()
+def test_a_token_in_the_address_signs_in_to_the_embedded_default_only(client, shown, name, value):
+    assert b'data-local="true"' in client.get("/playground").content
     setattr(shown, name, value)
-    assert exchange(client, code).status_code == 404
-
-
-def test_other_codes_are_refused(client, shown):
-    code = sign_in_codes.make_code()
-    for wrong in ("", "demo", code[:-1], code.replace("demo", "root"), "x" * 100_000, "\0"):
-        assert exchange(client, wrong).status_code == 404
-    assert client.get("/playground/sign-in").status_code == 405
-    of_older_versions = signing.TimestampSigner(salt=sign_in_codes.__name__).sign("demo")
-    assert exchange(client, of_older_versions).status_code == 404
-
-
-@pytest.mark.parametrize("changes", [{"is_staff": True}, {"is_active": False}])
-def test_a_code_never_stands_for_staff_or_an_inactive_user(client, shown, changes):
-    get_user_model().objects.create_user("demo", **changes)
-    token = exchange(client, sign_in_codes.make_code()).json()["token"]
-    assert client.get("/api/v1/me", headers={"Authorization": f"Bearer {token}"}).status_code == 401
+    assert b"data-local" not in client.get("/playground").content
 
 
 def test_the_libraries_are_those_of_the_table():

@@ -223,12 +223,12 @@ class TestIdentityProvider:
             assert call(provider.token("r2")).status_code == 200
         assert provider.fetches == 2
 
-    def test_a_withdrawn_key_is_no_longer_accepted(self, provider, settings):
+    def test_a_withdrawn_key_is_no_longer_accepted(self, provider):
         token = provider.token("r1")
         assert call(token).status_code == 200
         provider.remove("r1")
         assert call(token).status_code == 200
-        with time_passed(provider, settings.SESSION_JWKS_CACHE_SECONDS + 1):
+        with time_passed(provider, session_tokens.SESSION_JWKS_CACHE_SECONDS + 1):
             assert refused(call(token))
 
     def test_many_unknown_keys_cause_one_fetch(self, provider):
@@ -254,20 +254,20 @@ class TestIdentityProvider:
             provider.delay.set()
             asking.join()
 
-    def test_an_unreachable_provider_has_no_effect_while_keys_are_cached(self, provider, settings):
+    def test_an_unreachable_provider_has_no_effect_while_keys_are_cached(self, provider):
         token = provider.token("r1")
         assert call(token).status_code == 200
         provider.close()
-        with time_passed(provider, settings.SESSION_JWKS_CACHE_SECONDS * 2):
+        with time_passed(provider, session_tokens.SESSION_JWKS_CACHE_SECONDS * 2):
             assert call(token).status_code == 200
             assert refused(call(provider.token("r1", headers={"kid": "x"})))
 
     @pytest.mark.parametrize("document", [{}, {"keys": []}, {"keys": "x"}, [], {"keys": [{"kty": "?"}]}, "x"], ids=str)
-    def test_an_invalid_key_document_has_no_effect_while_keys_are_cached(self, provider, settings, document):
+    def test_an_invalid_key_document_has_no_effect_while_keys_are_cached(self, provider, document):
         token = provider.token("r1")
         assert call(token).status_code == 200
         provider.document = document
-        with time_passed(provider, settings.SESSION_JWKS_CACHE_SECONDS * 2):
+        with time_passed(provider, session_tokens.SESSION_JWKS_CACHE_SECONDS * 2):
             assert call(token).status_code == 200
 
     def test_an_unreachable_provider_without_cached_keys_is_unavailable(self, provider):
@@ -276,8 +276,8 @@ class TestIdentityProvider:
         response = call(token)
         assert (response.status_code, response.json()["error"]["code"]) == (503, "UNAVAILABLE")
 
-    def test_a_hanging_provider_causes_one_timeout(self, provider, settings, monkeypatch):
-        settings.SESSION_JWKS_TIMEOUT_SECONDS = 0.2
+    def test_a_hanging_provider_causes_one_timeout(self, provider, monkeypatch):
+        monkeypatch.setattr("config.api.session_tokens.SESSION_JWKS_TIMEOUT_SECONDS", 0.2)
         monkeypatch.setattr(session_tokens, "COLD_RETRY_SECONDS", 0.01)
         provider.delay.clear()
         tokens = [provider.token("r1")] * 16
@@ -285,12 +285,12 @@ class TestIdentityProvider:
             assert set(pool.map(outcome, tokens)) == {"Unavailable"}
         assert provider.fetches == 1
 
-    def test_only_the_first_fetch_of_a_hanging_provider_is_waited_for(self, provider, settings, monkeypatch):
-        settings.SESSION_JWKS_TIMEOUT_SECONDS = 0.2
+    def test_only_the_first_fetch_of_a_hanging_provider_is_waited_for(self, provider, monkeypatch):
+        monkeypatch.setattr("config.api.session_tokens.SESSION_JWKS_TIMEOUT_SECONDS", 0.2)
         provider.delay.clear()
         token = provider.token("r1")
         assert outcome(token) == "Unavailable"
-        settings.SESSION_JWKS_TIMEOUT_SECONDS = 30
+        monkeypatch.setattr("config.api.session_tokens.SESSION_JWKS_TIMEOUT_SECONDS", 30)
         answer = call(token)  # the test ends in time because no fetch is waited for
         assert (answer.status_code, answer["Retry-After"]) == (503, "2")
         assert provider.fetches == 1  # and none is made so soon
@@ -302,7 +302,7 @@ class TestIdentityProvider:
         until(lambda: outcome(token) == "auth0|ada")
         assert provider.fetches == 2
 
-    def test_a_provider_that_sends_slowly_has_one_time_limit(self, settings):
+    def test_a_provider_that_sends_slowly_has_one_time_limit(self, monkeypatch):
         ended = threading.Event()
 
         class Handler(BaseHTTPRequestHandler):
@@ -314,7 +314,7 @@ class TestIdentityProvider:
                         time.sleep(0.05)
                     ended.set()
 
-        settings.SESSION_JWKS_TIMEOUT_SECONDS = 0.3
+        monkeypatch.setattr("config.api.session_tokens.SESSION_JWKS_TIMEOUT_SECONDS", 0.3)
         with serving(Handler) as url:
             with pytest.raises(Unavailable):
                 session_tokens.Jwks(url).key_for("r1")
@@ -334,6 +334,11 @@ class TestIdentityProvider:
     def test_different_subjects_are_different_users(self, provider):
         names = [call(provider.token("r1", sub=subject)).json()["id"] for subject in ("x" * 151, "x" * 152, "x", "X")]
         assert len(set(names)) == 4
+
+    def test_a_subject_that_looks_like_a_digest_is_a_user_of_its_own(self, provider):
+        digest = call(provider.token("r1", sub="a\0b")).json()["username"]
+        names = [call(provider.token("r1", sub=digest)).json()["username"] for _ in range(2)]
+        assert names[0] == names[1] != digest
 
     @pytest.mark.parametrize("email", ["no address", 5, "a" * 300 + "@example.com", "a\0@example.com", None])
     def test_an_invalid_email_address_is_not_stored(self, provider, email):
@@ -373,8 +378,8 @@ def test_a_token_of_the_other_surface_is_named(client):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_hanging_provider_delays_no_request_that_needs_no_key(provider, settings, client):
-    settings.SESSION_JWKS_TIMEOUT_SECONDS = 10
+def test_a_hanging_provider_delays_no_request_that_needs_no_key(provider, monkeypatch, client):
+    monkeypatch.setattr("config.api.session_tokens.SESSION_JWKS_TIMEOUT_SECONDS", 10)
     key = factories.public_client(factories.UserFactory())
     provider.delay.clear()
     with ThreadPoolExecutor(16) as pool:

@@ -11,6 +11,7 @@ from django.core.exceptions import PermissionDenied
 from django.db import OperationalError
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
+from drf_spectacular.utils import OpenApiParameter
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -30,6 +31,7 @@ class Groups(ServiceViewSet):
 
     required_scopes = {"create": "runs:write", "list": "runs:read", "echo": ""}
     throttle_run_starts = frozenset({"create"})
+    query_parameters = {"create": [OpenApiParameter("q")], "list": [OpenApiParameter("q")]}
 
     def create(self, request: Request) -> Response:
         name = request.data.get("name", "")

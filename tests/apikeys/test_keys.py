@@ -70,8 +70,8 @@ def test_the_key_and_its_user_are_read_in_one_query(user, django_assert_num_quer
         assert (found.pk, found.user.pk) == (key.pk, user.pk)
 
 
-def test_the_number_of_live_keys_is_limited(user, settings):
-    settings.API_KEY_MAX_LIVE = 2
+def test_the_number_of_live_keys_is_limited(user, monkeypatch):
+    monkeypatch.setattr("apikeys.keys.API_KEY_MAX_LIVE", 2)
     first, _ = keys.create_key(user, name="1")
     keys.create_key(user, name="2", days=1)
     keys.create_key(factories.UserFactory(), name="another user's")
@@ -86,8 +86,8 @@ def test_the_number_of_live_keys_is_limited(user, settings):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_concurrent_requests_do_not_exceed_the_limit(settings):
-    settings.API_KEY_MAX_LIVE = 3
+def test_concurrent_requests_do_not_exceed_the_limit(monkeypatch):
+    monkeypatch.setattr("apikeys.keys.API_KEY_MAX_LIVE", 3)
     user = factories.UserFactory()
 
     def create(number: int) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ["requirements", "requirements-observability", "requirements-dev"]
+NAMES = ["requirements", "requirements-observability", "requirements-docs", "requirements-dev"]
 # The tests of clients and the peers of the benchmarks have environments of their own.
 LOCK_FILES = [*NAMES, "tests/clients/requirements", "benchmarks/pins/langgraph", "benchmarks/pins/aegra"]
 PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;\\]+)", re.MULTILINE)

@@ -75,7 +75,7 @@ def test_a_setting_without_a_clear_description_is_refused(source: str, refused: 
 
 
 # Only the settings, the URLs and config/local may name apps. config/local prints first calls to make.
-MAY_NAME_APPS = ("settings.py", "urls.py", "local")
+MAY_NAME_APPS = ("settings.py", "components.py", "urls.py", "local")
 
 
 def strings(path: Path) -> list[tuple[int, str]]:

@@ -28,7 +28,7 @@ from runs.serializers import ANSWERS, AnswerKind, RunInput
 from runs.tools.base import ToolFailure
 from tests.architecture.test_rules import ROOT, sources
 from tests.architecture.worst_inputs import BODY, ON_EVENT_LOOPS, PATTERNS, SCANNERS, Work
-from webhooks.serializers import DeliveryFilter, EndpointChanges, EndpointInput
+from webhooks.serializers import EndpointChanges, EndpointInput
 
 SECONDS = 0.5
 # All others wait for an event loop: about 20 ms, and a margin for a busy machine.
@@ -126,7 +126,7 @@ def test_each_pattern_of_the_product_has_an_entry() -> None:
 
 
 INPUTS: list[type[CamelSerializer]] = [ChatInput, ChatChanges, AttachmentInput, RunInput, AnswerKind, *ANSWERS.values()]
-INPUTS += [ApiKeyInputSerializer, EndpointInput, EndpointChanges, DeliveryFilter]
+INPUTS += [ApiKeyInputSerializer, EndpointInput, EndpointChanges]
 INPUTS += [tool.input for tool in TOOLS.values()]
 # As many items or characters as a body can have.
 VALUES = {
@@ -153,10 +153,10 @@ def test_a_wrong_body_has_a_short_answer_at_little_cost(kind: type[CamelSerializ
         assert kind is RespondInput  # the answer is checked with its waitpoint
 
 
-def test_lines_without_a_value_count_for_the_size_of_an_event(settings) -> None:
+def test_lines_without_a_value_count_for_the_size_of_an_event() -> None:
     decoder = sse.SseDecoder()
     chunk = b"data:\n" * 1000
-    for _ in range(settings.MODEL_EVENT_MAX_BYTES // len(chunk)):
+    for _ in range(sse.MODEL_EVENT_MAX_BYTES // len(chunk)):
         decoder.feed(chunk)
     with pytest.raises(sse.EventTooLong):
         decoder.feed(chunk)

@@ -24,23 +24,22 @@ from chats import downloads, media
 from chats.serializers import AttachmentInput
 from config.api import authentication, idempotency, middleware, pagination, parsers, ratelimit, session_tokens
 from config.api.negotiation import ExactJSONRenderer, JsonNegotiation
-from config.kernel import yamltext
 from config.kernel.jsontext import parse_value
 from config.outbound import addresses, urls
 from config.outbound.client import Answer
 from credits.export import CsvRenderer
-from runs.catalogue import dialects, rules, versions
-from runs.catalogue.file import base as file_base
-from runs.engine import spending
-from runs.llm import demo, http, names, refusals, sse, transcript
+from runs.catalogue import dialects, entries, rules, versions, yaml
+from runs.llm import base as llm_base
+from runs.llm import clean, demo, measure, names, openai_responses, refusals, sse, transcript
+from runs.llm.http import DOCUMENT_MAX_BYTES
 from runs.mcp import protocol
 from runs.mcp import views as mcp
 from runs.serializers import METADATA_KEY
-from runs.tools import base, files
+from runs.tools import base, files, schema
 from runs.tools import http as http_tool
 from runs.tools.base import ToolDefinition, ToolResult
 from runs.tools.builtin import calculate, draw_chart, web_fetch
-from runs.tools.mcp.transport import Values
+from runs.tools.mcp.transport import Values, with_numbers
 
 Work = Callable[[], object]
 
@@ -49,10 +48,10 @@ KIB = 1024
 HEADER = 64 * KIB
 BODY = settings.API_MAX_BODY_BYTES
 ANSWER = settings.TOOL_ANSWER_MAX_BYTES
-EVENT = settings.MODEL_EVENT_MAX_BYTES
-OUTPUT = settings.MODEL_OUTPUT_MAX_CHARS
-ARGUMENTS = settings.TOOL_INPUT_MAX_CHARS
-DOCUMENT = http.DOCUMENT_MAX_BYTES
+EVENT = sse.MODEL_EVENT_MAX_BYTES
+OUTPUT = llm_base.MODEL_OUTPUT_MAX_CHARS
+ARGUMENTS = schema.TOOL_INPUT_MAX_CHARS
+DOCUMENT = DOCUMENT_MAX_BYTES
 PROVIDER_MODEL = 200
 SCRIPT = settings.MESSAGE_MAX_CHARS
 # What a stream of a provider or a client brings at once, at most.
@@ -93,7 +92,7 @@ def retry_after(header: str) -> object:
 
 
 def variables(text: str) -> str:
-    return file_base.VARIABLE.sub("", text)
+    return entries.VARIABLE.sub("", text)
 
 
 def content_type_of_page(value: str) -> None:
@@ -127,12 +126,6 @@ PATTERNS: dict[str, list[Work] | str] = {
     ],
     "chats/media.py: SIGNATURES": [lambda: media.inspect([b"%PDF" * KIB], "application/pdf")],
     "config/database/queries.py: _with_fixed_types": OUR_TEXT,
-    "config/docs/library.py: HEADING": OUR_TEXT,
-    "config/docs/library.py: ITEM": OUR_TEXT,
-    "config/docs/markdown.py: DESCRIPTION": OUR_TEXT,
-    "config/docs/markdown.py: TITLE": OUR_TEXT,
-    "config/docs/markdown.py: add": OUR_TEXT,
-    "config/docs/markdown.py: plain": OUR_TEXT,
     "config/management/commands/document_settings.py: COMMENT": OUR_TEXT,
     "config/management/commands/document_settings.py: SECTION": OUR_TEXT,
     "config/database/writes.py: _type": OUR_TEXT,
@@ -152,16 +145,15 @@ PATTERNS: dict[str, list[Work] | str] = {
     "config/api/authentication.py: shape": around(
         authentication.SessionTokenAuthentication.shape.fullmatch, HEADER, ".", "a", before="eyJ"
     ),
-    "config/kernel/jsontext.py: _TEXT": around(parse_value, BODY, *UNCLOSED, before="[" * 65),
     "config/env.py: postgres": OUR_TEXT,
     "config/urls.py: urlpatterns": FIXED,
     "runs/catalogue/versions.py: REFERENCE": around(versions.REFERENCE.fullmatch, BODY, "a", "a@1"),
     "runs/catalogue/rules.py: TOOL_NAME": around(rules.TOOL_NAME.fullmatch, BODY, "a"),
-    "runs/catalogue/file/base.py: VARIABLE": around(variables, BODY, "${", "$${", "$", "${}"),
-    "runs/catalogue/file/base.py: placeholder": OUR_TEXT,
-    "runs/catalogue/file/base.py: _variable": FIXED,
-    "runs/catalogue/file/rows.py: _words": OUR_TEXT,
-    "config/kernel/yamltext.py: NUMBER": around(yamltext.NUMBER.fullmatch, BODY, "1", "1.", ".1", "1e", after=TAIL),
+    "runs/catalogue/entries.py: VARIABLE": around(variables, BODY, "${", "$${", "$", "${}"),
+    "runs/catalogue/work.py: placeholder": OUR_TEXT,
+    "runs/catalogue/entries.py: _variable": FIXED,
+    "runs/catalogue/yaml.py: NOT_A_NUMBER": around(yaml.NOT_A_NUMBER.fullmatch, BODY, "-", ".", ".inf", after=TAIL),
+    "runs/catalogue/yaml.py: NUMBER": around(yaml.NUMBER.fullmatch, BODY, "1", "1.", ".1", "1e", after=TAIL),
     "runs/catalogue/dialects.py: CLAUDE": around(dialects.CLAUDE.search, PROVIDER_MODEL, "claude-", "claude-a-", "a-"),
     "runs/catalogue/dialects.py: NAMES": OUR_TEXT,
     "runs/catalogue/dialects.py: NO_REASONING_WITH_TOOLS": around(
@@ -169,6 +161,12 @@ PATTERNS: dict[str, list[Work] | str] = {
     ),
     "runs/catalogue/dialects.py: REASONING_MODEL": around(
         dialects.REASONING_MODEL.search, PROVIDER_MODEL, "/gpt-5", "/o", "5"
+    ),
+    "runs/llm/openai_responses.py: PLAIN_MODEL": around(
+        openai_responses.PLAIN_MODEL.search, PROVIDER_MODEL, "/gpt-5", "gpt-5.", "5"
+    ),
+    "runs/llm/openai_responses.py: REFUSES_ENCRYPTED": around(
+        openai_responses.REFUSES_ENCRYPTED.search, EVENT, "encrypte", "inclu"
     ),
     "runs/llm/names.py: ACCEPTED": around(names.wire_name, OUTPUT, "a", "\u00e9"),
     "runs/llm/names.py: ACCEPTED_ID": around(names.wire_id, OUTPUT, "a", "\u00e9"),
@@ -186,12 +184,11 @@ PATTERNS: dict[str, list[Work] | str] = {
     "runs/llm/refusals.py: stopped": around(
         lambda text: refusals.stopped({"code": text, "type": text}, ()), EVENT, "4", " "
     ),
-    "runs/llm/http.py: LONE_SURROGATE": around(http.join_surrogates, EVENT // 6, "\ud800", "\udc00", "\udc00\ud800"),
-    "runs/llm/sse.py: _TEXT": around(lambda text: sse.read_event(text.encode()), EVENT, *UNCLOSED),
+    "runs/llm/clean.py: LONE_SURROGATE": around(clean.join_surrogates, EVENT // 6, "\ud800", "\udc00", "\udc00\ud800"),
     "runs/llm/demo.py: WORDS": around(lambda text: list(demo.WORDS.finditer(text)), SCRIPT, " ", "a", "a "),
     "runs/llm/demo.py: _read_line": around(demo.parse_script, SCRIPT, "1", "1.", before="/wait "),
     "runs/llm/demo.py: _whole_numbers": around(demo.parse_script, SCRIPT, "1", "1 ", before="/stream "),
-    "runs/engine/spending.py: EXPONENT": around(spending.EXPONENT.search, OUTPUT, "1", "e", "1 "),
+    "runs/llm/measure.py: EXPONENT": around(measure.EXPONENT.search, OUTPUT, "1", "e", "1 "),
     "runs/serializers.py: METADATA_KEY": around(METADATA_KEY.fullmatch, BODY, "a"),
     "runs/catalogue/imports.py: import_mcp": OUR_TEXT,
     "runs/catalogue/imports.py: _import": around(partial(re.sub, r"[^A-Za-z0-9_-]+", "_"), ANSWER, "a", " ", "a "),
@@ -221,9 +218,11 @@ PATTERNS: dict[str, list[Work] | str] = {
     "runs/tools/builtin/draw_chart.py: _NOT_XML": around(
         lambda title: draw_chart.draw(title, [1e15, -1e15, 5e-324] * 333), draw_chart.TITLE_MAX_CHARS, "\x00", "<"
     ),
-    "runs/tools/http.py: _TEXT": around(lambda text: http_tool._TEXT.sub(b"", text.encode()), ANSWER, *UNCLOSED),
     "runs/tools/mcp/transport.py: _TEXT": around(
         lambda text: Values().add(text.encode()), ANSWER, *UNCLOSED, '"",', "1,", '"\n', '\\"'
+    ),
+    "runs/tools/mcp/transport.py: with_numbers": around(
+        lambda text: with_numbers(b"mark:", text.encode()), ARGUMENTS, '"', '"mark:', '"mark:a"', before='"mark:'
     ),
     "runs/tools/files.py: TOKEN_PATTERN": around(files.TOKEN_PATTERN.fullmatch, HEADER, "a"),
     "runs/tools/files.py: FILE_NAME_PATTERN": around(files.is_file_name, HEADER, "a", " ", "a "),
@@ -270,9 +269,10 @@ EXPRESSIONS = (
 SCANNERS: dict[str, list[Work]] = {
     "JSON of a body": [
         *around(parse_value, BODY, *UNCLOSED),
+        *around(parse_value, BODY, *UNCLOSED, before="[" * 65),
         *[partial(parse_value, array(part, BODY).encode()) for part in JSON_PARTS],
         *around(parse_value, BODY, "[", "1", "1.5e", "\\ud800", before='["\\u00e9', after='"]'),
-        *[partial(parse_value, text, floats=True) for text in ("1." + filled("0", BODY) + "1", filled("9", BODY))],
+        *[partial(parse_value, text) for text in ("1." + filled("0", BODY) + "1", filled("9", BODY))],
     ],
     "Content-Length": around(lambda text: middleware._announced(a_request("Content-Length", text)), HEADER, "9", "a"),
     "Authorization": [
@@ -355,7 +355,7 @@ ON_EVENT_LOOPS: dict[str, list[Work]] = {
     ],
     "event of a provider": [
         *[partial(sse.read_event, array(part, EVENT).encode()) for part in JSON_PARTS],
-        *[partial(sse.read_event, array(part, sse.SHORT_BYTES).encode()) for part in JSON_PARTS],
+        *around(lambda text: sse.read_event(text.encode()), EVENT, *UNCLOSED),
         *[
             partial(sse.read_event, f'"{filled(part, EVENT // 2 - 2)}"'.encode())
             for part in ("a", "\\n", "\u00e9", "[{")
@@ -379,8 +379,8 @@ ON_EVENT_LOOPS: dict[str, list[Work]] = {
     ],
     # JSON joins pairs, so that only the halves at the ends of two events make one here.
     "text of a provider": [
-        *around(http.join_surrogates, EVENT // 6, "a", "\u00e9", "\ud800"),
-        *around(http.join_surrogates, CHUNK // 30, "\ud83d\ude00"),
+        *around(clean.join_surrogates, EVENT // 6, "a", "\u00e9", "\ud800"),
+        *around(clean.join_surrogates, CHUNK // 30, "\ud83d\ude00"),
     ],
     "arguments in a transcript": [
         *[partial(transcript.arguments_object, array(part, ARGUMENTS)) for part in JSON_PARTS],

@@ -6,11 +6,9 @@ import json
 
 import pytest
 
-from benchmarks import check, floor, peers, scale
+from benchmarks import check, floor, peers
 from benchmarks.harness import Metric, document, ratio_by_rounds, table
 from benchmarks.installed import Missing, python_of, version_of
-from benchmarks.scale_rows import connect, copy_run, real_run
-from benchmarks.sides import Load, service
 
 
 def lower(ratio: float, name: str = "CPU") -> Metric:
@@ -77,33 +75,6 @@ def test_ratios_to_a_peer():
     assert twice_as_fast.pop("runs/s, POST to completed") == 2.0
     assert twice_as_fast.pop("memory of all processes") == 1.0
     assert set(twice_as_fast.values()) == {0.5}
-
-
-def load(rate: float) -> Load:
-    cpu = dict.fromkeys(("web", "runs-1", "runs-2", "PostgreSQL"), 1 / rate)
-    return Load(rate, posts=[1 / rate] * 3, cpu=cpu | {"Redis": 1.0, "beat": 1.0}, runs=[])
-
-
-def test_ratios_to_a_smaller_size():
-    ratios = {metric.name: metric.ratio for metric in scale.compared([load(2.0)], [load(1.0)], "an empty database")}
-    assert ratios.pop("runs/s, POST to completed") == 2.0
-    assert set(ratios.values()) == {0.5}
-
-
-@pytest.mark.stack
-@pytest.mark.services
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(("message", "status"), [(scale.CALLS, "completed"), (scale.QUESTION, "waiting")])
-def test_copies_of_a_run_hold_the_invariants(message: str, status: str):
-    with service(run_workers=1, users=2) as side, connect(side) as database:
-        rows = copy_run(side, real_run(side, message, status), 10)
-        assert (rows["runs_run"], rows["chats_chat"]) == (10, 10)
-        side.stack.manage("check_invariants")
-        if status == "waiting":
-            requests, responses = scale.wake(side, database, 4, 100)
-            assert len(requests) == len(responses) == 4
-            side.stack.manage("check_invariants")
 
 
 def test_a_ratio_is_the_median_of_the_rounds():

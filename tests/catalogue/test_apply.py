@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from decimal import Decimal
 
 import pytest
 from cryptography.fernet import Fernet
@@ -53,7 +54,7 @@ def test_the_example_is_applied(command, shown):
     assert AgentModel.objects.get(name="llama").provider_cost_percent == 62.5
     assert Tool.objects.get(name="get_weather").provider_cost_percent == 0
     model = catalogue.read().model("llama")
-    assert (dict(model.parameters), model.dialect.max_tokens_field) == ({"temperature": 0.2}, "max_tokens")
+    assert (dict(model.parameters), model.dialect.max_tokens_field) == ({"temperature": Decimal("0.2")}, "max_tokens")
     assert catalogue.read().chain("llama", None)[1].name == "demo"
     tool = catalogue.read().tools["get_weather"]
     assert tool.secret_headers == {"Authorization": f"Bearer {VARIABLES['WEATHER_KEY']}"}
@@ -147,14 +148,14 @@ def test_what_the_file_does_not_name_is_left_alone(command, shown):
 def test_a_field_without_a_value_has_its_default_but_secrets_stay(command):
     command.applied(EXAMPLE)
     command.applied(
-        "providers: [{name: local, kind: openai}]\n"
+        "providers: [{name: local, kind: openai, baseUrl: 'http://127.0.0.1:11434/'}]\n"
         "models: [{name: llama, provider: local, providerModel: m, inputPrice: 1, outputPrice: 1}]\n"
-        "tools: [{name: get_weather, description: d, nodeType: http, url: 'http://127.0.0.1/', price: 0}]\n"
+        "tools: [{name: get_weather, description: d, nodeType: http, url: 'https://tools.example.com/', price: 0}]\n"
         "agents: [{name: support}]\n"
         'installationEndpoint: {url: "http://127.0.0.1:9/hooks"}\n'
     )
     provider = Provider.objects.get(name="local")
-    assert (provider.base_url, provider.max_concurrent, provider.api_key) == ("", None, VARIABLES["LOCAL_KEY"])
+    assert (provider.max_concurrent, provider.api_key) == (None, VARIABLES["LOCAL_KEY"])
     model = AgentModel.objects.get(name="llama")
     assert (model.display_name, model.context_tokens, model.fallbacks) == ("llama", 128_000, [])
     assert (model.price_cached_in, model.parameters, model.dialect) == (None, {}, {})
@@ -174,6 +175,20 @@ def test_a_field_without_a_value_has_its_default_but_secrets_stay(command):
     assert Provider.objects.get(name="local").api_key is None
     tool = Tool.objects.get(name="get_weather")
     assert (tool.secret_headers, tool.signing_secret) == (None, None)
+
+
+def test_secrets_stay_only_with_their_server(command):
+    command.applied(EXAMPLE)
+    moved = (
+        "providers: [{name: local, kind: openai, baseUrl: 'http://127.0.0.2:11434/v1'%s}]\n"
+        "tools: [{name: get_weather, description: d, nodeType: http, url: 'http://127.0.0.1/', price: 0}]\n"
+    )
+    command.applied(moved % ", apiKey: '${LOCAL_KEY}'")
+    provider, tool = Provider.objects.get(name="local"), Tool.objects.get(name="get_weather")
+    assert provider.api_key == VARIABLES["LOCAL_KEY"]
+    assert (provider.headers, tool.secret_headers, tool.signing_secret) == (None, None, None)
+    command.applied(moved.replace("127.0.0.2", "127.0.0.3") % "")
+    assert Provider.objects.get(name="local").api_key is None
 
 
 def test_prune_disables_what_the_tables_do_not_list(command, shown):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from django.db import models
 
-from runs.catalogue.file import agents, tables
+from runs.catalogue.tables import TABLES
 from runs.models import Agent, AgentModel, AgentVersion, Provider, Tool
 from tests.catalogue.conftest import EXAMPLE
 
@@ -38,8 +38,7 @@ def test_the_whole_example_has_every_field(command, monkeypatch, shown):
     command.applied(WHOLE.replace("https://app.example.com", "http://127.0.0.1:9"))
     assert "is as" in command.applied(WHOLE.replace("https://app.example.com", "http://127.0.0.1:9"))
     assert shown("models")["llama"]["isDefault"]
-    names = {field.name for table in (tables.PROVIDERS, tables.MODELS, tables.TOOLS) for field in table.fields}
-    names |= {field.name for field in agents.FIELDS}
+    names = {name for table in TABLES.values() for name in table.form.fields} - {"secret"}
     written = set(re.findall(r"^ +-? ?(\w+):", WHOLE, re.MULTILINE))
     assert names - written == {"enabled", "remoteName"}
 
@@ -53,17 +52,18 @@ def test_the_file_of_the_page_is_applied(command):
 
 
 @pytest.mark.parametrize(
-    ("columns", "fields"),
+    ("columns", "table"),
     [
-        ([Provider], tables.PROVIDERS.fields),
-        ([AgentModel], tables.MODELS.fields),
-        ([Tool], tables.TOOLS.fields),
-        ([Agent, AgentVersion], agents.FIELDS),
+        ([Provider], "providers"),
+        ([AgentModel], "models"),
+        ([Tool], "tools"),
+        ([Agent, AgentVersion], "agents"),
     ],
 )
-def test_every_column_of_the_catalogue_is_in_the_file(columns: list[type[models.Model]], fields) -> None:
+def test_every_column_of_the_catalogue_is_in_the_file(columns: list[type[models.Model]], table: str) -> None:
     names = {column.name for table in columns for column in table._meta.concrete_fields}
-    written = {column for field in fields for column in (field.column, field.source) if column}
+    entry = TABLES[table].form
+    written = {field.source for field in entry.fields.values()} | set(entry.templates.values())
     assert written == names - NOT_IN_THE_FILE
 
 

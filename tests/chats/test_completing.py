@@ -213,8 +213,8 @@ def test_the_next_expiry_removes_files_that_a_crashed_one_left(session):
     assert stored() == []
 
 
-def test_the_expiry_is_a_setting(session, settings):
-    settings.ATTACHMENT_EXPIRY_SECONDS = 3600
+def test_the_expiry_is_a_setting(session, monkeypatch):
+    monkeypatch.setattr("chats.attachments.ATTACHMENT_EXPIRY_SECONDS", 3600)
     announce(session)
     row = Attachment.objects.get()
     assert row.expires_at - row.created_at == timedelta(hours=1)

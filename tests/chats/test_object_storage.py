@@ -66,7 +66,7 @@ def ready(client: Any, content: bytes, **changes: Any) -> dict[str, Any]:
     return done.json()
 
 
-def test_the_settings_choose_the_storage(settings):
+def test_the_settings_choose_the_storage():
     assert type(StorageHandler()["default"]).__name__ == "ObjectStorage"
     assert attachments.files.takes_uploads()
 
@@ -89,8 +89,8 @@ def test_a_file_becomes_an_attachment(session, bucket, server):
     assert session.get(path, headers={"Range": "bytes=999999-"}).status_code == 416
 
 
-def test_the_signature_covers_type_size_digest_and_time(session, settings):
-    settings.ATTACHMENT_EXPIRY_SECONDS = 3600
+def test_the_signature_covers_type_size_digest_and_time(session, monkeypatch):
+    monkeypatch.setattr("chats.attachments.ATTACHMENT_EXPIRY_SECONDS", 3600)
     upload = announce(session, PNG, contentType="image/png", sha256=digest(PNG)).json()["upload"]
     query = parse_qs(urlsplit(upload["url"]).query)
     assert query["X-Amz-SignedHeaders"] == ["content-length;content-type;host;x-amz-checksum-sha256"]
@@ -171,8 +171,9 @@ def test_an_upload_after_the_expiry_is_removed_with_its_row(session, bucket, set
     assert contents(bucket) == []
 
 
-def test_files_are_not_purged_while_their_upload_address_is_valid(session, user, bucket, settings):
-    settings.CHAT_RETENTION_DAYS, settings.ATTACHMENT_EXPIRY_SECONDS = 0, 3600
+def test_files_are_not_purged_while_their_upload_address_is_valid(session, user, bucket, settings, monkeypatch):
+    settings.CHAT_RETENTION_DAYS = 0
+    monkeypatch.setattr("chats.attachments.ATTACHMENT_EXPIRY_SECONDS", 3600)
     answer = announce(session).json()
     put(answer, b"Hello")
     complete(session, answer)
@@ -195,10 +196,11 @@ def test_a_model_gets_the_beginning_of_a_file_without_the_rest(session, bucket, 
         attachments.read_file(f"{name}0", 5, seconds=10)
 
 
-def test_an_unreachable_storage_is_503(session, settings):
+def test_an_unreachable_storage_is_503(session, settings, monkeypatch):
     kept = ready(session, b"Hello")
     answer = announce(session).json()
-    settings.STORAGE_S3_ENDPOINT, settings.STORAGE_S3_TIMEOUT_SECONDS = "http://127.0.0.1:9", 0.5
+    settings.STORAGE_S3_ENDPOINT = "http://127.0.0.1:9"
+    monkeypatch.setattr("config.storage.STORAGE_S3_TIMEOUT_SECONDS", 0.5)
     settings.STORAGES = dict(settings.STORAGES)
     assert code(complete(session, answer)) == (503, "UNAVAILABLE")
     assert code(session.get(f"/api/v1/attachments/{kept['id']}/content")) == (503, "UNAVAILABLE")

@@ -77,8 +77,8 @@ def test_a_value_that_is_not_a_list_of_ids_is_400(session, chat, value):
     assert any(path.startswith("attachmentIds") for path in fields(start(session, chat, value)))
 
 
-def test_the_number_of_attachments_is_limited(session, user, chat, settings):
-    settings.ATTACHMENTS_PER_MESSAGE_MAX = 2
+def test_the_number_of_attachments_is_limited(session, user, chat, monkeypatch):
+    monkeypatch.setattr("chats.attachments.ATTACHMENTS_PER_MESSAGE_MAX", 2)
     ids = [factories.AttachmentFactory(user=user).pk for _ in range(3)]
     assert list(fields(start(session, chat, ids))) == ["attachmentIds.2"]
     assert start(session, chat, ids[:2]).status_code == 201

@@ -14,7 +14,7 @@ from apikeys.models import ApiKey
 from chats.models import Chat
 from config.api.session_tokens import mint
 from config.api.viewsets import ServiceViewSet
-from config.kernel import clock
+from config.kernel import clock, jsontext
 from config.kernel.jsontext import dumps
 from runs.models import Run, Waitpoint
 from tests import factories
@@ -317,7 +317,7 @@ def malformed() -> Iterator[bytes]:
         b'{"a": "\\ud800"}',
         b'{"a":"\\u0000"}',
     )
-    yield b'{"a":' * (settings.API_MAX_JSON_DEPTH + 1) + b"1" + b"}" * (settings.API_MAX_JSON_DEPTH + 1)
+    yield b'{"a":' * (jsontext.API_MAX_JSON_DEPTH + 1) + b"1" + b"}" * (jsontext.API_MAX_JSON_DEPTH + 1)
 
 
 @every_with_body
@@ -334,6 +334,25 @@ def test_an_unknown_field_is_400_also_where_no_body_is_needed(operation, user):
     body = dumps({"kind": "CLARIFICATION", "answer": "x", "unknownField": 1})
     error = refusal(call(client, operation, ids, data=body), 400, "VALIDATION_ERROR")
     assert error["details"]["fields"]["unknownField"] == ["Unknown field."]
+
+
+@every
+def test_an_unknown_query_parameter_is_400(operation, user):
+    url, client = operation.url(build(user).ids), caller(operation, user)
+    response = client.generic(operation.method, f"{url}?odd=1&%00=&limi=2", "{}", "application/json")
+    fields = refusal(response, 400, "VALIDATION_ERROR")["details"]["fields"]
+    assert fields["odd"] == fields["\0"] == ["Unknown field."]
+    meant = ["Did you mean limit?"] if operation.action == "list" else []
+    assert fields["limi"] == ["Unknown field.", *meant]
+
+
+def test_a_misspelt_filter_is_told_the_right_name(session):
+    response = session.get("/api/v1/runs?stauts=failed&metdata.a=1&metadata.a=1&metadata=1")
+    fields = refusal(response, 400, "VALIDATION_ERROR")["details"]["fields"]
+    assert fields == {
+        "stauts": ["Unknown field.", "Did you mean status?"],
+        "metdata.a": ["Unknown field.", "Did you mean metadata.a?"],
+    }
 
 
 @every_with_body

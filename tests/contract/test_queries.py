@@ -56,7 +56,7 @@ def statements(operation: Operation, world: World) -> list[str]:
     catalogue.refresh()
     body = json.dumps(BODIES.get(f"{operation.method} {operation.relative}", {})).encode()
     options = {"data": body, "content_type": "application/json"} if operation.takes_body else {}
-    url = operation.url(world.ids) + ("" if operation.takes_body or operation.parameters else "?limit=100")
+    url = operation.url(world.ids) + ("?limit=100" if operation.action == "list" else "")
     with CaptureQueriesContext(connection) as queries:
         response = client.generic(operation.method, url, **options)
         if response.streaming:

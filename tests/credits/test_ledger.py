@@ -228,7 +228,7 @@ class TestSettlement:
 
 
 def hold_turn(user: Any, amount: int, cause: str = "turn:run_1:1", **options: Any) -> LedgerEntry:
-    hold = ledger.hold_turn(user.pk, amount, cause=cause, run_id="run_1", chat_id="chat_1", price={"m": 1}, **options)
+    hold = ledger.hold(user.pk, amount, cause=cause, run_id="run_1", chat_id="chat_1", price={"m": 1}, **options)
     assert hold is not None
     return hold
 
@@ -238,8 +238,8 @@ class TestTurns:
         fund(user, 10)
         hold = hold_turn(user, 10)
         assert state(user) == (10, 10)
-        assert ledger.charge_turn(hold, 4, turn_index=1, price={"p": 2}) == 4
-        assert ledger.charge_turn(hold, 4, turn_index=1, price={"p": 2}) == 4
+        assert ledger.charge_turn(hold, 4, price={"p": 2}) == 4
+        assert ledger.charge_turn(hold, 4, price={"p": 2}) == 4
         assert rows(user) == [("HOLD", 10), ("RELEASE", 6), ("USAGE", 4)]
         assert state(user) == (6, 0)
         usage = LedgerEntry.objects.get(type="USAGE")
@@ -257,33 +257,30 @@ class TestTurns:
     def test_a_turn_that_cost_more_is_charged_up_to_its_hold(self, user, caplog):
         fund(user, 10)
         hold = hold_turn(user, 5)
-        assert ledger.charge_turn(hold, 50, turn_index=1, price={}) == 5
+        assert ledger.charge_turn(hold, 50, price={}) == 5
         assert rows(user) == [("HOLD", 5), ("USAGE", 5)]
         assert state(user) == (5, 0)
         assert "more than its hold" in caplog.text
 
     def test_a_complete_turn_has_a_row_even_if_it_cost_nothing(self, user):
         hold = hold_turn(user, 5)
-        assert ledger.charge_turn(hold, 0, turn_index=1, price={}) == 0
+        assert ledger.charge_turn(hold, 0, price={}) == 0
         assert rows(user) == [("HOLD", 5), ("RELEASE", 5), ("USAGE", 0)]
 
-    def test_a_partial_turn_is_marked_and_may_be_made_again(self, user):
+    def test_a_hold_is_settled_once_in_whatever_ways(self, user):
         fund(user, 30)
-        first = hold_turn(user, 10)
-        assert ledger.charge_partial_turn(first, 3, turn_index=1, price={"p": 2}) == 3
-        second = hold_turn(user, 10, cause="turn:run_1:1.2")
-        assert ledger.charge_partial_turn(second, 0, turn_index=1, price={}) == 0
-        third = hold_turn(user, 10, cause="turn:run_1:1.3")
-        ledger.charge_turn(third, 2, turn_index=1, price={})
-        assert list(LedgerEntry.objects.filter(type="USAGE").order_by("amount").values_list("amount", "price")) == [
-            (2, {}),
-            (3, {"p": 2, "partial": True}),
-        ]
-        assert state(user) == (25, 0)
+        first, second = hold_turn(user, 10), hold_turn(user, 10, cause="turn:run_1:1.2")
+        ledger.charge_turn(first, 3, price={"p": 2})
+        ledger.release_turn(first)
+        ledger.charge_turn(first, 4, price={"p": 2, "partial": True})
+        ledger.release_turn(second)
+        ledger.charge_turn(second, 4, price={})
+        assert sorted(rows(user)) == [("HOLD", 10)] * 2 + [("RELEASE", 7), ("RELEASE", 10), ("USAGE", 3)]
+        assert state(user) == (27, 0)
 
     def test_a_free_turn_moves_nothing(self, user):
         cause = {"cause": "turn:run_1:1", "run_id": "run_1", "chat_id": "chat_1", "price": {}}
-        assert ledger.hold_turn(user.pk, 0, **cause) is None
+        assert ledger.hold(user.pk, 0, **cause) is None
         assert rows(user) == []
 
     def test_a_hold_with_a_condition_that_fails_changes_nothing(self, user):
@@ -297,9 +294,9 @@ class TestTurns:
         fund(user, 30)
         hold = hold_turn(user, 10)
         place(user, 5)
-        assert ledger.open_turn_holds("run_1") == [hold]
+        assert {open.amount for open in ledger.open_holds("run_1")} == {5, hold.amount}
         assert ledger.release_run("run_1") == 15
-        assert ledger.open_turn_holds("run_1") == []
+        assert ledger.open_holds("run_1") == []
         assert state(user) == (30, 0)
 
     def test_the_database_refuses_an_available_below_zero_except_by_staff(self, user):
@@ -320,7 +317,7 @@ class TestTurns:
         assert rows(user) == []
         hold = hold_turn(user, 1)
         with pytest.raises(ValidationFailed):
-            ledger.charge_turn(hold, -1, turn_index=1, price={})
+            ledger.charge_turn(hold, -1, price={})
         assert rows(user) == [("HOLD", 1)]
 
 

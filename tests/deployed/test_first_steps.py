@@ -62,7 +62,7 @@ WRONG = {"PORT": "many", "RATE_LIMIT_PUBLIC": "-1", "SESSION_AUDIENCE": "agents"
 @pytest.mark.parametrize(
     "command",
     [
-        ["-m", "gunicorn", "config.wsgi"],
+        ["-m", "config.serve"],
         ["-m", "celery", "-q", "-A", "config", "worker", "-P", "threads", "-c", "1", "-Q", "maintenance"],
         ["-m", "celery", "-q", "-A", "config", "beat"],
         ["manage.py", "migrate", "--noinput"],

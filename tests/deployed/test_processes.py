@@ -119,7 +119,7 @@ def test_the_service_works_behind_pgbouncer_in_transaction_mode() -> None:
             environment={
                 "DATABASE_PGBOUNCER": "1",
                 "LOG_FORMAT": "json",
-                "CREDIT_EXPIRY_SWEEP_SECONDS": "1",
+                "config.settings.CREDIT_EXPIRY_SWEEP_SECONDS": "1",
                 "SIGNUP_CREDITS": "100000",  # some are held for each turn of the many runs at once
             },
         ) as deployed,

@@ -21,13 +21,12 @@ pytestmark = [pytest.mark.stack, pytest.mark.services]
 PASSWORD = "correct horse battery"
 WIDTHS, PARTS = (1280, 390), 4
 SLOW = 20_000
-# A row of every list, a superuser, and somebody with a one-time password.
+# A row of every list, and two superusers.
 PREPARE = f"""
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.auth.models import User
 from django.contrib.contenttypes.models import ContentType
 from apikeys import keys
-from config.staff import one_time
 from runs.catalogue import agents
 from runs.models import Run, Tool
 from tests import factories
@@ -50,7 +49,6 @@ for text in ("Help.", "Help well."):
     agents.save("support", display_name="Support", instructions=text)
 Tool.objects.create(name="weather", description="Weather.", node_type="http", price=1, url="https://example.com/",
     provider_cost_percent=40)
-print("one-time", one_time.make(first))
 """
 # The address of each list and of the newest row in it.
 ADDRESSES = """
@@ -88,20 +86,19 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def pages(stack: Stack) -> dict[str, Any]:
-    """The addresses of every kind of page, and the one-time password."""
+    """The addresses of every kind of page."""
     ada = Driver(stack.session("ada"))
     run = ada.ask('/call draw_chart {"title": "T", "series": [3, 1]}\n/say done')
     ada.respond(run, kind="CREDIT_APPROVAL", approved=True)
     ada.wait(run["id"])
     failed = ada.finish("/fail out of order")["id"]
-    said = stack.manage("shell", "-v0", "-c", PREPARE)
+    stack.manage("shell", "-v0", "-c", PREPARE)
     found = re.findall("^page (.*)$", stack.manage("shell", "-v0", "-c", ADDRESSES), re.M)
     rows = re.search("^row (.*)$", stack.manage("shell", "-v0", "-c", ROWS), re.M)
     assert rows
     user, key, agent, model, tool, charge = rows[1].split()
     reports = [f"/admin/runs/run/reports/?by={name}" for name in ("user", "tool", "model", "agent")]
     return {
-        "one_time": said.split()[-1],
         "grant": f"/admin/credits/account/{user}/do/grant/",
         "addresses": [
             "/admin/", *found, *reports, f"/admin/people/{user}/", f"/admin/runs/run/{run['id']}/change/",
@@ -165,11 +162,6 @@ def test_signing_in_and_confirming_are_accessible(
     found: dict[str, list[str]] = {}
     page = opened(browser, stack, theme)
     found["signing in"] = problems(page)
-    sign_in(page, "first", pages["one_time"])
-    expect(page).to_have_url(re.compile("own-password"), timeout=SLOW)
-    found["own password"] = problems(page)
-    page.context.close()
-    page = opened(browser, stack, theme)
     sign_in(page, "root", PASSWORD)
     expect(page.get_by_label("Health")).to_be_visible(timeout=SLOW)
     page.goto(stack.url + pages["grant"])

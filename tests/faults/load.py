@@ -32,13 +32,13 @@ SIGNUP_CREDITS = 100_000
 QUICK = {
     "SIGNUP_CREDITS": str(SIGNUP_CREDITS),
     "RUN_LEASE_SECONDS": "2",
-    "RUN_SWEEP_SECONDS": "0.5",
+    "config.settings.RUN_SWEEP_SECONDS": "0.5",
     "RUN_SHUTDOWN_GRACE_SECONDS": "3",
-    "WEBHOOK_SWEEP_SECONDS": "0.5",
-    "WEBHOOK_ATTEMPT_TIMEOUT_SECONDS": "3",
-    "WEBHOOK_CLAIM_MARGIN_SECONDS": "1",
-    "IDEMPOTENCY_LOCK_SECONDS": "2",
-    "DATABASE_IDLE_TRANSACTION_SECONDS": "2",
+    "config.settings.WEBHOOK_SWEEP_SECONDS": "0.5",
+    "config.settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS": "3",
+    "webhooks.transitions.WEBHOOK_CLAIM_MARGIN_SECONDS": "1",
+    "config.api.idempotency.IDEMPOTENCY_LOCK_SECONDS": "2",
+    "config.settings.DATABASE_IDLE_TRANSACTION_SECONDS": "2",
 }
 CATALOGUE = """
 from runs.models import Tool

@@ -33,7 +33,6 @@ def load() -> Iterator[Load]:
     faked = {
         "LD_PRELOAD": str(library()),
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        "PYTHONPATH": str(Path(__file__).parent / "wrong_clock"),
     }
     clocks = {name: faked | {"FAKETIME": f"{hours:+d}h"} for name, hours in HOURS.items()}
     with at_work(environment=QUICK | LIMITS, process_environment=clocks) as load:

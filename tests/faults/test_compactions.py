@@ -39,7 +39,7 @@ def load() -> Iterator[Load]:
 def test_a_compaction_is_made_and_paid_once(load: Load, points: tuple[str, str]) -> None:
     stack = load.stack
     for name in ("runs-1", "runs-2"):
-        stack.processes[name].environment.pop("RUN_CRASH_POINT", None)
+        stack.processes[name].environment.pop("runs.lifecycle.crash.RUN_CRASH_POINT", None)
         stack.restart(name)
     chat = load.driver.chat()
 
@@ -56,7 +56,7 @@ def test_a_compaction_is_made_and_paid_once(load: Load, points: tuple[str, str])
     stack.wait_for(lambda: not stack.processes["runs-1"].running, 60, f"a worker's death at {points[0]}")
     die_at(load, "runs-2", points[1])
     stack.wait_for(lambda: not stack.processes["runs-2"].running, 60, f"a worker's death at {points[1]}")
-    del stack.processes["runs-1"].environment["RUN_CRASH_POINT"]
+    del stack.processes["runs-1"].environment["runs.lifecycle.crash.RUN_CRASH_POINT"]
     stack.processes["runs-1"].start()
     load.check()
     rows = load.sql("SELECT run_id, index, last_run_id, cost, text FROM runs_compaction WHERE chat_id = %s", chat)
@@ -65,9 +65,11 @@ def test_a_compaction_is_made_and_paid_once(load: Load, points: tuple[str, str])
     assert len({row[2] for row in rows}) == len(rows)
     assert all("remember number 0" in row[4] for row in rows)
     charged = load.sql(
-        "SELECT amount FROM credits_ledgerentry WHERE run_id = %s AND type = 'USAGE' AND cause LIKE %s",
+        """
+        SELECT usage.amount FROM credits_ledgerentry usage JOIN credits_ledgerentry hold ON hold.id = usage.against_id
+        WHERE usage.run_id = %s AND usage.type = 'USAGE' AND hold.price ->> 'turn' LIKE 'c%%'
+        """,
         runs[0],
-        "usage:%:c%",
     )
     assert sorted(amount for (amount,) in charged) == sorted(row[3] for row in rows)
     shown = load.sql("SELECT count(*) FROM runs_runevent WHERE run_id = %s AND type = 'context.compacted'", runs[0])

@@ -25,12 +25,12 @@ pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytes
 # Longer than the following, and than all leases.
 OUTAGE_SECONDS = 20.0
 LIMITS = {
-    "DATABASE_CLOCK_SECONDS": "4",
-    "DATABASE_TCP_SECONDS": "5",
+    "config.kernel.clock.DATABASE_CLOCK_SECONDS": "4",
+    "config.settings.DATABASE_TCP_SECONDS": "5",
     "DATABASE_ANSWER_SECONDS": "3",
-    "DATABASE_LOCK_SECONDS": "2",
-    "DATABASE_CONNECT_SECONDS": "2",
-    "DATABASE_CONN_MAX_AGE": "8",
+    "config.settings.DATABASE_LOCK_SECONDS": "2",
+    "config.settings.DATABASE_CONNECT_SECONDS": "2",
+    "config.settings.DATABASE_CONN_MAX_AGE": "8",
 }
 # The answer of the database, two attempts to connect, and time for a busy machine.
 BOUND_SECONDS = 20.0

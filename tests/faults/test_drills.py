@@ -136,9 +136,9 @@ def test_an_upgrade_loses_no_run(next_release: Path, tmp_path: Path) -> None:
         port = free_port()
         new = Process(
             "new web",
-            python("-m", "gunicorn", "config.wsgi", "--bind", f"127.0.0.1:{port}"),
+            python("-m", "config.serve", "--host", "127.0.0.1"),
             log=tmp_path / "new.log",
-            environment=stack.environment,
+            environment=stack.environment | {"PORT": str(port)},
             directory=next_release,
         )
         with load.going(28, seconds=20), ThreadPoolExecutor(1) as pool:

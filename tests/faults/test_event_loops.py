@@ -18,8 +18,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from config.api.session_tokens import mint
 from config.kernel import clock
-from config.serve.connection import Connection
-from config.serve.state import State
+from config.serve.front import Front
 from runs import catalogue
 from runs.models import AgentModel, Provider, Tool
 from runs.streams.hub import Hub
@@ -88,9 +87,9 @@ def servers(tmp_path: Path, settings) -> Iterator[str]:
 
 
 @pytest.fixture
-def outdated(monkeypatch, settings) -> None:
+def outdated(monkeypatch) -> None:
     """Every cache is outdated whenever it is asked."""
-    settings.DATABASE_CLOCK_SECONDS = 0
+    monkeypatch.setattr("config.kernel.clock.DATABASE_CLOCK_SECONDS", 0)
     monkeypatch.setattr(clock, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(catalogue, "MAX_AGE_SECONDS", 0.0)
     clock.sync()
@@ -99,17 +98,14 @@ def outdated(monkeypatch, settings) -> None:
 async def streamed(run_id: str, token: str) -> str:
     """The run's stream as the web server sends it."""
     loop = asyncio.get_running_loop()
-    state, background.hub = State(get_wsgi_application(), 1, 5.0), None
-    server = await loop.create_server(lambda: Connection(state), "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+    front, background.hub = Front(get_wsgi_application()), None
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(front), base_url="http://127.0.0.1") as http:
         headers = {"Authorization": f"Bearer {token}"}
         answered = await http.get(f"/api/v1/runs/{run_id}/stream", headers=headers)
         assert (await http.get("/livez")).status_code == 200
-    server.close()
     hub: Hub | None = background.hub
     assert hub is not None
-    for threads in (hub.threads, state.threads):
+    for threads in (hub.threads, front.threads):
         await loop.run_in_executor(threads, connections.close_all)
     await hub.close()
     background.hub = None

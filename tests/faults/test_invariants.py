@@ -119,6 +119,7 @@ BREAKS_ENDED: dict[str, Callable[[Run], Any]] = {
     "has no finishedAt": lambda run: update(run, finished_at=None),
     "owns a run that is not running": lambda run: update(run, worker_id="wrk_1"),
     "waits for room, but is not queued": lambda run: update(run, throttled=True),
+    "waits, but its end was requested": lambda run: update(run, status="waiting", cancel_requested_at=run.created_at),
     "waits, but no waitpoint is open": lambda run: update(run, status="waiting"),
     "no sweep will find it": lambda run: update(run, status="running", due_at=None),
     "no worker took the run over": lambda run: update(
@@ -166,6 +167,21 @@ def test_every_violation_of_an_ended_run_is_found(ended, bench):
             transaction.set_rollback(True)
         assert any(violation in line for line in lines), (violation, lines)
     assert found() == []
+
+
+def test_a_run_whose_events_were_pruned_violates_no_invariant(ended, bench):
+    bench.engine.stop(0)
+    update(ended, finished_at=ended.finished_at - timedelta(days=3))
+    RunEvent.objects.filter(run=ended, index=2).delete()
+    assert any("there is a gap" in line for line in found()), "the stream of an old run is checked until it is pruned"
+    RunEvent.objects.all().delete()
+    assert found() == []
+
+
+def test_a_young_run_without_events_is_found(ended, bench):
+    bench.engine.stop(0)
+    RunEvent.objects.all().delete()
+    assert any("there is a gap" in line for line in found())
 
 
 def test_an_open_waitpoint_of_a_run_that_does_not_wait_is_found(waiting, bench):

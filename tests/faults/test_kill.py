@@ -9,7 +9,7 @@ from tests.stack.stack import Stack
 
 pytestmark = pytest.mark.stack
 
-SHORT_LEASES = {"RUN_LEASE_SECONDS": "2", "RUN_SWEEP_SECONDS": "0.5"}
+SHORT_LEASES = {"RUN_LEASE_SECONDS": "2", "config.settings.RUN_SWEEP_SECONDS": "0.5"}
 
 
 def test_killed_workers_lose_nothing(make_stack) -> None:
@@ -48,6 +48,25 @@ def test_killed_workers_lose_nothing(make_stack) -> None:
     stack.manage("check_invariants")
 
 
+@pytest.mark.timeout(240)
+def test_runs_that_wait_for_credits_outlive_their_workers(make_stack) -> None:
+    """The credits suffice for all runs, but for the holds of two at a time. Nothing is lost when workers die."""
+    stack: Stack = make_stack(run_workers=3, environment=SHORT_LEASES | {"SIGNUP_CREDITS": "13"})
+    driver = Driver(stack.session())
+    runs = [driver.start("/wait 1\n/say ok")["id"] for _ in range(20)]
+    stack.wait_for(lambda: float(driver.credits()["available"]) < 1, what="holds of most credits")
+    waiting = runs.pop()
+    driver.cancel(waiting)
+    for name in ("runs-1", "runs-2"):
+        stack.kill(name)
+    stack.restart("runs-1")
+    assert {driver.wait(run, timeout=120)["status"] for run in runs} == {"completed"}
+    assert driver.get(waiting)["status"] == "cancelled"
+    assert driver.credits()["held"] == "0"
+    stack.manage("reconcile_credits")
+    stack.manage("check_invariants")
+
+
 @pytest.mark.faults
 @pytest.mark.services
 @pytest.mark.timeout(180)
@@ -57,14 +76,14 @@ def test_a_run_that_always_kills_its_worker_fails(make_stack) -> None:
     driver = Driver(stack.session())
     stack.kill("runs-1")
     process = stack.processes["runs-1"]
-    process.environment["RUN_CRASH_POINT"] = "before_model"
+    process.environment["runs.lifecycle.crash.RUN_CRASH_POINT"] = "before_model"
     run = driver.start("Hello")
     for _ in range(5):
         process.start()
         process.wanted = False
         stack.wait_for(lambda: not process.running, timeout=40)
         assert driver.get(run["id"])["status"] == "running"
-    del process.environment["RUN_CRASH_POINT"]
+    del process.environment["runs.lifecycle.crash.RUN_CRASH_POINT"]
     stack.restart("runs-1")
     run = driver.wait(run["id"], timeout=40)
     assert (run["status"], run["errorCode"]) == ("failed", "WORKER_LOST")

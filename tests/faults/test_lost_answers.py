@@ -235,8 +235,8 @@ def test_a_run_that_its_worker_does_not_execute_is_taken_over(bench, monkeypatch
     assert lifecycle.violations() == []
 
 
-def test_a_run_that_is_always_dropped_fails(bench, settings, monkeypatch):
-    settings.RUN_LEASE_LOSSES_MAX = 3
+def test_a_run_that_is_always_dropped_fails(bench, monkeypatch):
+    monkeypatch.setattr("runs.lifecycle.line.RUN_LEASE_LOSSES_MAX", 3)
 
     def break_always(run_id: str, worker_id: str) -> Any:
         original(run_id, worker_id)

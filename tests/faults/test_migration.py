@@ -15,7 +15,7 @@ from tests.streams.conftest import StreamStack
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(240)]
 
 # The migration may take longer between two statements than QUICK allows.
-MIGRATING = {"WEB_THREADS": "4", "DATABASE_IDLE_TRANSACTION_SECONDS": "30"}
+MIGRATING = {"WEB_THREADS": "4", "config.settings.DATABASE_IDLE_TRANSACTION_SECONDS": "30"}
 # A Django migration for each table, in a transaction of its own: longer texts, and bigint in place of integer.
 WIDEN = """
 from django.apps import apps

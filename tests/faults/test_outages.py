@@ -19,12 +19,12 @@ pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytes
 
 # An outage is longer than these, the leases of QUICK, and the leases of streams and MCP waits (15 s).
 SHORT_LIVED = QUICK | {
-    "DATABASE_CLOCK_SECONDS": "4",
-    "DATABASE_CONN_MAX_AGE": "8",
+    "config.kernel.clock.DATABASE_CLOCK_SECONDS": "4",
+    "config.settings.DATABASE_CONN_MAX_AGE": "8",
     "PLAYGROUND": "1",
     # A busy machine may give a process no time for two seconds. Before the outage, no lease or connection may be lost.
     "RUN_LEASE_SECONDS": "5",
-    "DATABASE_IDLE_TRANSACTION_SECONDS": "5",
+    "config.settings.DATABASE_IDLE_TRANSACTION_SECONDS": "5",
 }
 OUTAGE_SECONDS = 20
 # The models end in the outage of the database: at least 8 s after its begin, if the runs have started 8 s before it.
@@ -123,6 +123,4 @@ def test_all_processes_are_suspended_for_long(load: Load) -> None:
     time.sleep(OUTAGE_SECONDS)
     for name in processes:
         load.stack.resume(name)
-    # gunicorn may replace a worker that was silent for so long, at its next look a second later: the load repeats its
-    # requests.
     check(load, asked)

@@ -20,7 +20,7 @@ from tests.stack.stack import Stack
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(240)]
 
 LEASE_SECONDS = 4
-ENVIRONMENT = QUICK | {"RUN_USER_LIMIT": "0", "MODEL_PLACES_LEASE_SECONDS": str(LEASE_SECONDS)}
+ENVIRONMENT = QUICK | {"RUN_USER_LIMIT": "0", "runs.llm.limits.MODEL_PLACES_LEASE_SECONDS": str(LEASE_SECONDS)}
 
 
 class Service:

@@ -91,7 +91,7 @@ def test_a_reference_to_a_run_in_an_open_transaction_delays_no_step(make_load: C
 
 
 def test_a_run_that_cannot_be_released_keeps_no_other_run(make_load: Callable[..., Load]) -> None:
-    load = make_load(run_workers=2, environment=QUICK | {"HOUSEKEEPING_RETRY_SECONDS": "10"})
+    load = make_load(run_workers=2, environment=QUICK | {"config.queue.jobs.HOUSEKEEPING_RETRY_SECONDS": "10"})
     runs = load.start_all(*[LONG] * 6)
     owners = dict(load.sql("SELECT r.id, w.pid FROM runs_run r JOIN runs_worker w ON w.id = r.worker_id"))
     load.stack.wait_for(lambda: all(deltas(load, run_id) for run_id in runs), what="text of all runs")
@@ -113,7 +113,11 @@ def test_a_run_that_cannot_be_released_keeps_no_other_run(make_load: Callable[..
 
 
 def test_without_beat_waitpoints_expire_and_throttled_runs_start(make_load: Callable[..., Load]) -> None:
-    environment = QUICK | {"WAITPOINT_EXPIRY_SECONDS": "1", "RUN_USER_LIMIT": "1", "HOUSEKEEPING_RETRY_SECONDS": "2"}
+    environment = QUICK | {
+        "WAITPOINT_EXPIRY_SECONDS": "1",
+        "RUN_USER_LIMIT": "1",
+        "config.queue.jobs.HOUSEKEEPING_RETRY_SECONDS": "2",
+    }
     load = make_load(run_workers=2, without=("beat", "maintenance"), environment=environment)
     load.nobody_answers()
     driver = load.driver

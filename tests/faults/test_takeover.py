@@ -56,7 +56,7 @@ def test_another_worker_continues_the_run_within_fifteen_seconds(load: Load) -> 
 
 def test_a_takeover_waits_for_no_sweep() -> None:
     """The lease alone says when."""
-    settings = QUICK | {"RUN_SWEEP_SECONDS": "600"}
+    settings = QUICK | {"config.settings.RUN_SWEEP_SECONDS": "600"}
     with at_work(environment=settings, without=("beat", "maintenance")) as load:
         runs = load.start_all(*[LONG] * 10)
         load.stack.wait_for(lambda: all(load.sql(OWNER, run_id) for run_id in runs), what="the owners of all runs")

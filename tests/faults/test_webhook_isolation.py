@@ -31,7 +31,7 @@ SCRIPT = "\n".join(['/call calculate {"expression": "6*7"}'] * 5 + ["/say done"]
 
 def test_disabling_an_endpoint_with_many_deliveries_delays_nobody(make_stack: Callable[..., Stack]) -> None:
     # The deliveries wait for their second attempt; the limit is higher, so that all are there when they are dropped.
-    stack = make_stack(environment={"WEBHOOK_PENDING_MAX": "1000000", "SIGNUP_CREDITS": "100000"})
+    stack = make_stack(environment={"webhooks.transitions.WEBHOOK_PENDING_MAX": "1000000", "SIGNUP_CREDITS": "100000"})
     greedy, modest = (Driver(stack.session(name)) for name in ("greedy", "modest"))
     with (
         receiving() as receiver,

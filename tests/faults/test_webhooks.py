@@ -24,7 +24,10 @@ from tests.webhooks.receiver import Receiver, answer, receiving
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(300)]
 
 # A claim lapses after both together.
-SHORT = QUICK | {"WEBHOOK_ATTEMPT_TIMEOUT_SECONDS": "1.5", "WEBHOOK_CLAIM_MARGIN_SECONDS": "1"}
+SHORT = QUICK | {
+    "config.settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS": "1.5",
+    "webhooks.transitions.WEBHOOK_CLAIM_MARGIN_SECONDS": "1",
+}
 USERS, RUNS, CALLS = 5, 10, 8
 DELIVERIES = USERS * RUNS * (CALLS + 2)
 KILLS_EARLY, KILLS_LATE = 3, 2

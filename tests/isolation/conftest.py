@@ -17,7 +17,7 @@ ENVIRONMENT = {
     "SIGNUP_CREDITS": "100000",
     # Little more than the places of one user, so that a user without a limit would leave none for others.
     "STREAM_CONNECTIONS_MAX": "60",
-    "WEBHOOK_WORKER_CAPACITY": "16",
+    "webhooks.claims.WEBHOOK_WORKER_CAPACITY": "16",
 }
 
 

@@ -48,7 +48,7 @@ def test_other_requests_wait_for_one_time_out_at_most() -> None:
             "SESSION_ISSUER": "https://id.example.com/",
             "SESSION_AUDIENCE": "agents",
             "SESSION_JWKS_URL": f"{provider}/jwks",
-            "SESSION_JWKS_TIMEOUT_SECONDS": str(TIMEOUT_SECONDS),
+            "config.api.session_tokens.SESSION_JWKS_TIMEOUT_SECONDS": str(TIMEOUT_SECONDS),
         }
         without = ("runs-1", "webhooks", "maintenance", "beat")
         with Stack(**given_services(), environment=environment, without=without) as stack:

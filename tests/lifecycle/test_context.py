@@ -83,14 +83,14 @@ def test_runs_that_ended_early_are_in_a_form_that_every_provider_accepts(bench: 
     assert "CANCELLED: The call did not end." in sent
 
 
-def test_no_more_runs_than_the_setting(bench: Bench, provider: Provider, settings):
-    settings.RUN_HISTORY_RUNS = 2
+def test_no_more_runs_than_the_setting(bench: Bench, provider: Provider, monkeypatch):
+    monkeypatch.setattr("runs.engine.history.RUN_HISTORY_RUNS", 2)
     chat = bench.chat()
     for number in range(5):
         in_chat(bench, chat, f"number {number}")
     sent = provider.sent()
     assert [f"number {number}" in sent for number in range(5)] == [False, False, True, True, True]
-    settings.RUN_HISTORY_RUNS = 0
+    monkeypatch.setattr("runs.engine.history.RUN_HISTORY_RUNS", 0)
     in_chat(bench, chat, "alone")
     assert len(provider.turns[-1].messages) == 1
 
@@ -297,8 +297,9 @@ def test_staff_choose_the_model_that_summarises(bench, provider, window, setting
 
 
 @pytest.mark.parametrize("passes", [True, False])
-def test_without_a_summary_the_runs_are_left_out(bench, provider, window, settings, passes):
-    settings.MODEL_RETRY_SECONDS, settings.MODEL_ATTEMPTS = 0, 2
+def test_without_a_summary_the_runs_are_left_out(bench, provider, window, settings, passes, monkeypatch):
+    monkeypatch.setattr("runs.llm.retry.MODEL_RETRY_SECONDS", 0)
+    settings.MODEL_ATTEMPTS = 2
     window(100_000, 500)
     chat = bench.chat()
     fill(bench, chat, 12)

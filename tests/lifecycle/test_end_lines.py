@@ -7,12 +7,12 @@ import re
 from datetime import timedelta
 
 import pytest
-from django.conf import settings
 from django.db import transaction
 
 from config.kernel import clock
 from runs import catalogue, lifecycle
 from runs.catalogue import agents
+from runs.lifecycle import line
 from runs.models import Run, Waitpoint
 from tests import factories
 from tests.driver import until
@@ -63,7 +63,7 @@ def test_runs_that_callers_and_sweeps_end_have_one_line(bench, ends, user):
     queued = bench.start("later", asked["chatId"], onActiveRun="enqueue")
     expired = bench.ask("/ask Which?")
     worn = factories.RunFactory(
-        chat__user=user, status="running", worker_id=None, lease_losses=settings.RUN_LEASE_LOSSES_MAX
+        chat__user=user, status="running", worker_id=None, lease_losses=line.RUN_LEASE_LOSSES_MAX
     )
     Waitpoint.objects.filter(run_id=expired["id"]).update(expires_at=clock.now() - timedelta(seconds=1))
     bench.cancel(queued["id"])

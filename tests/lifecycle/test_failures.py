@@ -165,9 +165,9 @@ def tool_row(**columns):
         ('/call calculate {"a": "' + "x" * 400 + '"}', "INVALID_INPUT", {}),
     ],
 )
-def test_refused_call_keeps_the_arguments_of_the_model(bench, settings, call, code, input):
+def test_refused_call_keeps_the_arguments_of_the_model(bench, monkeypatch, call, code, input):
     """They are as long as the input of a call may be, so that what is stored is bounded."""
-    settings.TOOL_INPUT_MAX_CHARS = 100
+    monkeypatch.setattr("runs.tools.schema.TOOL_INPUT_MAX_CHARS", 100)
     run = bench.finish(f"{call}\n/say went on")
     (invocation,) = run["toolInvocations"]
     assert (invocation["errorCode"], invocation["input"]) == (code, input)
@@ -277,10 +277,12 @@ def test_disabled_model_is_refused(bench, session):
         ),
     ],
 )
-def test_a_failed_run_has_one_line_for_staff(bench, user, settings, caplog, message, line):
+def test_a_failed_run_has_one_line_for_staff(bench, user, settings, caplog, message, line, monkeypatch):
     """It says why, and quotes nobody."""
     ledger.adjust(user.pk, -99 * MICRO, reason="almost all", staff=UserFactory(is_staff=True))
-    settings.MODEL_ATTEMPTS, settings.MODEL_RETRY_SECONDS, settings.MODEL_TIMEOUT_SECONDS = 2, 0, 0.3
+    settings.MODEL_ATTEMPTS = 2
+    monkeypatch.setattr("runs.llm.retry.MODEL_RETRY_SECONDS", 0)
+    settings.MODEL_TIMEOUT_SECONDS = 0.3
     run = bench.finish(message)
     until(lambda: f"run {run['id']} failed: " in caplog.text)  # it follows the commit
     (record,) = [

@@ -21,21 +21,23 @@ def following(reason: FailureReason, asked: list[str], chain: list[str], left: f
     return retry.after(ModelError(reason, **fields), asked, chain, left)
 
 
-def test_the_backoff_doubles_with_full_jitter(settings):
-    settings.MODEL_RETRY_SECONDS, settings.MODEL_RETRY_AFTER_MAX_SECONDS = 0.5, 3.0
+def test_the_backoff_doubles_with_full_jitter(monkeypatch):
+    monkeypatch.setattr("runs.llm.retry.MODEL_RETRY_SECONDS", 0.5)
+    monkeypatch.setattr("runs.llm.retry.MODEL_RETRY_AFTER_MAX_SECONDS", 3.0)
     for tries, longest in enumerate((0.5, 1.0, 2.0, 3.0, 3.0), 1):
         waits = [retry.wait_seconds(tries, None) for _ in range(2000)]
         assert 0 <= min(waits) < longest * 0.05
         assert longest * 0.95 < max(waits) <= longest
 
 
-def test_a_wait_that_the_provider_asks_for_has_a_limit(settings):
-    settings.MODEL_RETRY_AFTER_MAX_SECONDS = 60
+def test_a_wait_that_the_provider_asks_for_has_a_limit(monkeypatch):
+    monkeypatch.setattr("runs.llm.retry.MODEL_RETRY_AFTER_MAX_SECONDS", 60)
     assert [retry.wait_seconds(1, seconds) for seconds in (0.0, 7.5, 60.0, 1e9)] == [0.0, 7.5, 60.0, 60.0]
 
 
-def test_which_model_follows(settings):
-    settings.MODEL_ATTEMPTS, settings.MODEL_RETRY_SECONDS = 2, 0
+def test_which_model_follows(settings, monkeypatch):
+    settings.MODEL_ATTEMPTS = 2
+    monkeypatch.setattr("runs.llm.retry.MODEL_RETRY_SECONDS", 0)
     assert following(PASSING, ["a"], ["a", "b"]) == NextRequest("a", 0.0)
     assert following(PASSING, ["a", "a"], ["a", "b"]) == NextRequest("b", 0.0)
     assert following(REFUSAL, ["a"], ["a", "b"]) == NextRequest("b", 0.0)
@@ -142,8 +144,9 @@ def test_the_rate_holds_in_every_window():
     assert len(times) >= 10 * (int((installation.now - 1_000_000) / (limits.WINDOW_SECONDS + 1.5)))
 
 
-def test_the_places_of_a_lost_process_are_free_after_its_lease(settings):
-    settings.MODEL_PLACES_LEASE_SECONDS, settings.MODEL_PLACES_POLL_SECONDS = 20, 0.1
+def test_the_places_of_a_lost_process_are_free_after_its_lease(monkeypatch):
+    monkeypatch.setattr("runs.llm.limits.MODEL_PLACES_LEASE_SECONDS", 20)
+    monkeypatch.setattr("runs.llm.limits.MODEL_PLACES_POLL_SECONDS", 0.1)
     installation = Installation(max_concurrent=2)
     installation.ask("lost", *["ada"] * 4)
     assert installation.ask("p2", "bob") == []
@@ -153,8 +156,8 @@ def test_the_places_of_a_lost_process_are_free_after_its_lease(settings):
     assert installation.ask("p2", "bob") == ["bob", "bob"]
 
 
-def test_a_lost_process_that_waited_keeps_nobody_waiting(settings):
-    settings.MODEL_PLACES_POLL_SECONDS = 0.1
+def test_a_lost_process_that_waited_keeps_nobody_waiting(monkeypatch):
+    monkeypatch.setattr("runs.llm.limits.MODEL_PLACES_POLL_SECONDS", 0.1)
     installation = Installation(max_concurrent=1)
     installation.ask("p2", "bob")
     installation.ask("lost", "ada")

@@ -46,7 +46,7 @@ def test_rolled_back_transition_is_not_counted(scrape, user):  # noqa: F811
         with transaction.atomic():
             lifecycle.request_cancel(run.pk)
             raise ZeroDivisionError
-    assert scrape()("runs_finished_total", status="cancelled", error="", reason="") is None
+    assert not scrape()("runs_finished_total", status="cancelled", error="", reason="")
 
 
 def test_lost_leases_are_counted(scrape, user):  # noqa: F811

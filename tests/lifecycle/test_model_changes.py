@@ -139,9 +139,9 @@ def test_a_run_stays_with_the_fallback_that_answered_when_its_model_is_deleted(b
     assert (run["status"], models(run)) == ("completed", ["second", "second"])
 
 
-def test_a_new_key_is_used_by_runs_that_wait(bench, provider, requests, settings):
+def test_a_new_key_is_used_by_runs_that_wait(bench, provider, requests, monkeypatch):
     """For a retry, and for a place at the provider."""
-    settings.MODEL_PLACES_POLL_SECONDS = 0.05
+    monkeypatch.setattr("runs.llm.limits.MODEL_PLACES_POLL_SECONDS", 0.05)
     change("first", parameters={"seed": 13})
     Provider.objects.filter(pk=provider.pk).update(max_concurrent=1, api_key="sk-old-key-1")
     catalogue.refresh()
@@ -161,8 +161,8 @@ def test_a_new_key_is_used_by_runs_that_wait(bench, provider, requests, settings
     ] * 2
 
 
-def test_a_run_that_waits_for_a_place_leaves_a_provider_that_is_disabled(bench, provider, requests, settings):
-    settings.MODEL_PLACES_POLL_SECONDS = 0.05
+def test_a_run_that_waits_for_a_place_leaves_a_provider_that_is_disabled(bench, provider, requests, monkeypatch):
+    monkeypatch.setattr("runs.llm.limits.MODEL_PLACES_POLL_SECONDS", 0.05)
     Provider.objects.filter(pk=provider.pk).update(max_concurrent=1)
     catalogue.refresh()
     working = bench.start("/wait 60", model="first")["id"]

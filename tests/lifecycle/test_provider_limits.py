@@ -55,7 +55,7 @@ class Requests:
 @pytest.fixture
 def asked(monkeypatch, settings) -> Requests:
     settings.RUN_USER_LIMIT = 0
-    settings.MODEL_PLACES_POLL_SECONDS = 0.05
+    monkeypatch.setattr("runs.llm.limits.MODEL_PLACES_POLL_SECONDS", 0.05)
     requests, original = Requests(), DemoModel.stream
     monkeypatch.setattr(DemoModel, "stream", lambda self, request: requests.stream(self, request, original))
     return requests
@@ -94,6 +94,23 @@ def test_a_provider_without_limits_lets_all_through(bench, asked):
     until(lambda: asked.at_work == 6)
     assert [bench.wait(run_id)["status"] for run_id in runs] == ["completed"] * 6
     assert not ProviderUse.objects.exists()
+
+
+def test_runs_that_wait_for_their_users_memory_hold_no_place(bench, asked, user, settings, monkeypatch):
+    """The files are read before the place is taken, so that another user's run has it."""
+    limit(max_concurrent=2)
+    monkeypatch.setattr(DemoModel, "reads_files", True)
+    memory = bench.engine.process.attachment_bytes
+    memory.per_user = 10
+    files = [factories.AttachmentFactory(user=user, content=b"0123456789").pk for _ in range(2)]
+    first, second = (bench.start("/wait 60", attachmentIds=[file])["id"] for file in files)
+    until(lambda: (asked.at_work, memory.waiting) == (1, 1))
+    other = Driver(InProcess(factories.session_client(factories.UserFactory())))
+    assert other.wait(other.start("/say done")["id"])["status"] == "completed"
+    bench.cancel(first)
+    until(lambda: (asked.at_work, memory.waiting) == (1, 0))
+    bench.cancel(second)
+    assert bench.wait(second)["status"] == "cancelled"
 
 
 @pytest.mark.slow
@@ -205,8 +222,8 @@ def test_a_shutdown_hands_over_the_runs_that_wait_and_frees_the_places(bench, as
 
 
 @pytest.mark.slow
-def test_the_places_of_a_lost_worker_are_free_after_their_lease(bench, asked, engines, settings):
-    settings.MODEL_PLACES_LEASE_SECONDS = 2
+def test_the_places_of_a_lost_worker_are_free_after_their_lease(bench, asked, engines, monkeypatch):
+    monkeypatch.setattr("runs.llm.limits.MODEL_PLACES_LEASE_SECONDS", 2)
     limit(max_concurrent=1)
     run = bench.start("/wait 1\n/say done")
     until(lambda: asked.at_work == 1)
@@ -216,9 +233,9 @@ def test_the_places_of_a_lost_worker_are_free_after_their_lease(bench, asked, en
 
 
 @pytest.mark.slow
-def test_a_place_is_kept_for_longer_than_its_lease(bench, asked, engines, settings):
+def test_a_place_is_kept_for_longer_than_its_lease(bench, asked, engines, monkeypatch):
     """The worker renews it, although nothing else happens there."""
-    settings.MODEL_PLACES_LEASE_SECONDS = 1
+    monkeypatch.setattr("runs.llm.limits.MODEL_PLACES_LEASE_SECONDS", 1)
     limit(max_concurrent=1)
     first = bench.start("/wait 3\n/say done")["id"]
     until(lambda: asked.at_work == 1)
@@ -239,7 +256,7 @@ def test_a_change_of_the_limit_reaches_runs_that_wait(bench, asked, columns):
 
 
 @pytest.mark.slow
-def test_places_are_asked_for_again_after_an_error(bench, asked, monkeypatch, settings):
+def test_places_are_asked_for_again_after_an_error(bench, asked, monkeypatch):
     """A locked row of the provider delays its runs, and only these."""
     limit(max_concurrent=1)
     take, failures = Limits.take, []
@@ -256,7 +273,8 @@ def test_places_are_asked_for_again_after_an_error(bench, asked, monkeypatch, se
 
 
 def test_without_redis_the_database_has_the_limits(bench, asked, caplog, settings):
-    settings.REDIS_URL = settings.CACHE_REDIS_URL = "redis://127.0.0.1:9/0"
+    settings.REDIS_URL = "redis://127.0.0.1:9/0"
+    settings.CACHE_REDIS_URL = "redis://127.0.0.1:9/0"
     limit(max_concurrent=1)
     runs = [bench.start("/wait 0.1")["id"] for _ in range(4)]
     assert {bench.wait(run_id)["status"] for run_id in runs} == {"completed"}

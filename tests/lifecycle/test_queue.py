@@ -163,5 +163,5 @@ def test_lists_are_in_order_though_the_clocks_of_processes_differ(bench, monkeyp
     second = bench.wait(bench.start("/say Second", chat)["id"])
     messages = bench.http.get(f"/chats/{chat}/messages").json()["items"]
     assert [message["content"] for message in messages] == ["/say First", "First", "/say Second", "Second"]
-    runs = bench.http.get(f"/runs?chatId={chat}").json()["items"]
+    runs = bench.http.get(f"/chats/{chat}/runs").json()["items"]
     assert [run["id"] for run in runs] == [second["id"], first["id"]]

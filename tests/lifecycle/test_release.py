@@ -63,8 +63,8 @@ def test_a_run_that_ended_or_was_released_meanwhile_is_left_as_it_is():
     assert dict(Run.objects.values_list("pk", "lease_losses")) == {ended.pk: 0, released.pk: 1, lost.pk: 1}
 
 
-def test_runs_that_lost_their_worker_too_often_fail(settings):
-    settings.RUN_LEASE_LOSSES_MAX = 3
+def test_runs_that_lost_their_worker_too_often_fail(monkeypatch):
+    monkeypatch.setattr("runs.lifecycle.line.RUN_LEASE_LOSSES_MAX", 3)
     worn, other = [lost_run(lease_losses=2) for _ in range(3)], lost_run(lease_losses=1)
     lifecycle.reap_workers()
     ended = Run.objects.filter(pk__in=[run.pk for run in worn]).values_list("status", "error_code")
@@ -84,8 +84,8 @@ def test_the_number_of_queries_does_not_depend_on_the_number_of_runs():
     assert Run.objects.filter(worker_id=None).count() == 32
 
 
-def test_a_run_that_cannot_be_released_keeps_no_other_run_of_its_batch(monkeypatch, settings):
-    settings.HOUSEKEEPING_RETRY_SECONDS = 600
+def test_a_run_that_cannot_be_released_keeps_no_other_run_of_its_batch(monkeypatch):
+    monkeypatch.setattr("config.queue.jobs.HOUSEKEEPING_RETRY_SECONDS", 600)
     lost = [lost_run().pk for _ in range(5)]
     bad, batches, failed = lost[2], [], []
     move_lost = transitions.move_lost
@@ -120,8 +120,8 @@ def lost_turn() -> Run:
 
 
 @pytest.mark.parametrize("then", ["claim", "cancel", "give up", "nobody"])
-def test_a_lost_turn_is_charged_once(settings, lost_turn, then):
-    settings.RUN_LEASE_LOSSES_MAX = 1 if then == "give up" else 5
+def test_a_lost_turn_is_charged_once(monkeypatch, lost_turn, then):
+    monkeypatch.setattr("runs.lifecycle.line.RUN_LEASE_LOSSES_MAX", 1 if then == "give up" else 5)
     lifecycle.reap_workers()
     if then == "claim":
         assert lifecycle.claim(lost_turn.pk, "wrk_next") is not None

@@ -55,7 +55,7 @@ def test_a_turn_that_is_charged_already_is_not_charged_again(bench, monkeypatch)
     complete = lifecycle.complete
 
     def late(run: Run, turn: Turn, *, charge: lifecycle.Charge, **kwargs: Any) -> Any:
-        ledger.charge_turn(charge.hold, charge.amount, turn_index=turn.index, price=charge.price)
+        ledger.charge_turn(charge.hold, charge.amount, price=charge.price)
         return complete(run, turn, charge=charge, **kwargs)
 
     monkeypatch.setattr(lifecycle, "complete", late)
@@ -142,13 +142,16 @@ def test_a_refused_request_costs_nothing(bench, settings):
     assert [kind for kind, _ in rows(run)] == ["HOLD", "RELEASE"]
 
 
-def test_each_attempt_has_a_hold_and_what_it_used_is_charged(bench, settings):
-    settings.MODEL_ATTEMPTS, settings.MODEL_RETRY_SECONDS = 3, 0
+def test_each_attempt_has_a_hold_and_what_it_used_is_charged(bench, settings, monkeypatch):
+    settings.MODEL_ATTEMPTS = 3
+    monkeypatch.setattr("runs.llm.retry.MODEL_RETRY_SECONDS", 0)
     run = bench.finish("/say " + "word " * 100 + "\n/cut")
     assert (run["status"], run["usage"]["modelRetries"]) == ("failed", 2)
     charged = LedgerEntry.objects.filter(run_id=run["id"], type="USAGE")
     assert [row.price["partial"] for row in charged] == [True] * 3
     assert run["totalCreditsUsed"] * MICRO == sum(row.amount for row in charged) > 3 * 120 * 1500
+    assert run["usage"]["turns"] == 3
+    assert run["usage"]["outputTokens"] == sum(row.price["outputTokens"] for row in charged)
 
 
 @pytest.mark.slow
@@ -162,3 +165,4 @@ def test_a_lost_worker_that_streamed_text_is_charged(bench, engines):
     assert run["status"] == "completed"
     (partial,) = LedgerEntry.objects.filter(run_id=run["id"], type="USAGE", price__partial=True)
     assert partial.amount >= streamed / 4 * 1500
+    assert run["usage"]["turns"] == 2

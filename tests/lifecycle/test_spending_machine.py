@@ -352,8 +352,10 @@ class Spending(RuleBasedStateMachine):
         for run in Run.objects.filter(pk__in=self.runs, max_credits__isnull=False):
             assert sums.committed(run.pk) <= (run.max_credits or 0), "a run may use more than its maxCredits"
         for turn in Turn.objects.filter(run_id__in=self.runs, held__gt=0):
-            cause = f"usage:{turn.run_id}:{turn.index}"
-            assert LedgerEntry.objects.get(cause=cause).amount == turn.cost, "a finished turn has its USAGE row"
+            usage = LedgerEntry.objects.exclude(price__has_key="partial").get(
+                run_id=turn.run_id, type="USAGE", against__price__turn=turn.index
+            )
+            assert usage.amount == turn.cost, "a finished turn has its USAGE row"
         settled = LedgerEntry.objects.filter(against=OuterRef("pk"), type__in=SETTLEMENTS)
         charged = LedgerEntry.objects.filter(against=OuterRef("pk"), type="USAGE", amount__gt=0)
         free = LedgerEntry.objects.filter(Exists(settled), ~Exists(charged), pk__in=self.used)

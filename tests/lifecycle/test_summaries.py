@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from config.kernel import clock
-from config.kernel.money import MICRO
 from credits.models import LedgerEntry
 from runs import catalogue
 from runs.admin import timeline
@@ -68,8 +67,8 @@ BAD |= {"repeats": partial(repeats, "x"), "repeats_wide": partial(repeats, "字"
 
 
 @pytest.mark.parametrize("name", ["nothing", *slow(*(name for name in BAD if name != "nothing"))])
-def test_a_chat_continues_after_a_bad_summary(bench: Bench, provider: Provider, window, settings, name: str):
-    settings.MODEL_RETRY_SECONDS = 0
+def test_a_chat_continues_after_a_bad_summary(bench: Bench, provider: Provider, window, monkeypatch, name: str):
+    monkeypatch.setattr("runs.llm.retry.MODEL_RETRY_SECONDS", 0)
     chat = long_chat(bench, window)
     provider.summary = BAD[name]  # type: ignore[assignment]
     for _ in range(6):
@@ -101,12 +100,23 @@ def add_model(name: str, **fields: Any) -> None:
 
 def used_for(run: dict[str, Any]) -> list[tuple[str, int]]:
     """The models that were charged for and the amounts, without the run's turn, in the order of time."""
-    rows = LedgerEntry.objects.filter(run_id=run["id"], type="USAGE", cause__contains=":c").order_by("pk")
+    summaries = LedgerEntry.objects.filter(run_id=run["id"], type="USAGE", against__price__turn__startswith="c")
+    rows = summaries.order_by("pk")
     return [(row.price["model"], row.amount) for row in rows if row.price]
 
 
-def test_an_empty_summary_is_paid_once(bench: Bench, provider: Provider, window, settings):
-    settings.MODEL_RETRY_SECONDS = 0
+def test_nobody_pays_for_a_summary_without_the_turn_after_it(bench: Bench, provider: Provider, window):
+    """The budget reaches for the summary alone: the runs are left out, for this run only."""
+    chat = long_chat(bench, window)
+    run = in_chat(bench, chat, "Hello", maxCredits=1.6)
+    assert (run["status"], used_for(run)) == ("completed", [])
+    assert set(Compaction.objects.values_list("kind", "only_run")) == {("left_out", True)}
+    assert in_chat(bench, chat, "Hello", maxCredits=20)["status"] == "completed"
+    assert len(provider.summaries) > 0
+
+
+def test_an_empty_summary_is_paid_once(bench: Bench, provider: Provider, window, monkeypatch):
+    monkeypatch.setattr("runs.llm.retry.MODEL_RETRY_SECONDS", 0)
     chat = long_chat(bench, window)
     provider.summary = empty
     run = in_chat(bench, chat, "Hello")
@@ -143,8 +153,11 @@ def test_the_next_model_summarises_after_an_empty_summary(bench: Bench, provider
     assert "remember number 0" in provider.sent()
 
 
-def test_after_an_outage_of_all_models_a_later_run_summarises(bench: Bench, provider: Provider, window, settings):
-    settings.MODEL_RETRY_SECONDS, settings.MODEL_ATTEMPTS = 0, 2
+def test_after_an_outage_of_all_models_a_later_run_summarises(
+    bench: Bench, provider: Provider, window, settings, monkeypatch
+):
+    monkeypatch.setattr("runs.llm.retry.MODEL_RETRY_SECONDS", 0)
+    settings.MODEL_ATTEMPTS = 2
     chat = long_chat(bench, window)
     add_model("second")
 
@@ -175,8 +188,11 @@ def test_after_an_outage_of_all_models_a_later_run_summarises(bench: Bench, prov
 
 
 @pytest.mark.slow
-def test_another_worker_goes_on_with_the_attempts(bench: Bench, provider: Provider, window, settings, engines):
-    settings.MODEL_RETRY_SECONDS, settings.MODEL_ATTEMPTS = 0, 3
+def test_another_worker_goes_on_with_the_attempts(
+    bench: Bench, provider: Provider, window, settings, engines, monkeypatch
+):
+    monkeypatch.setattr("runs.llm.retry.MODEL_RETRY_SECONDS", 0)
+    settings.MODEL_ATTEMPTS = 3
     chat = long_chat(bench, window)
 
     async def limited(request: ModelRequest) -> AsyncIterator[ModelEvent]:
@@ -250,14 +266,14 @@ def test_a_rate_limit_delays_a_summary_within_the_time_of_the_run(
 
 
 def test_the_budget_can_end_between_two_pieces(bench: Bench, provider: Provider, window):
+    """What it does not reach for is left out, for this run only."""
     chat = long_chat(bench, window)
     run = in_chat(bench, chat, "Hello", maxCredits=3)
-    pieces = Compaction.objects.filter(run_id=run["id"])
-    assert run["errorCode"] == "BUDGET_EXCEEDED"
-    assert pieces.count() >= 1
-    used = LedgerEntry.objects.filter(run_id=run["id"], type="USAGE").values_list("amount", flat=True)
-    assert sorted(used) == sorted(piece.cost for piece in pieces)
-    assert round(run["totalCreditsUsed"] * MICRO) == sum(used)
+    assert run["status"] == "completed"
+    assert run["totalCreditsUsed"] <= 3
+    summaries = [amount for _, amount in used_for(run)]
+    assert len(summaries) >= 1
+    assert sorted(summaries) == sorted(piece.cost for piece in Compaction.objects.filter(run_id=run["id"], cost__gt=0))
     assert in_chat(bench, chat, "Hello")["status"] == "completed"
     assert "remember number 0" in provider.sent()
 
@@ -283,8 +299,8 @@ def test_a_provider_that_counts_wrongly(bench: Bench, provider: Provider, window
         assert provider.refused == 0
 
 
-def test_one_earlier_run(bench: Bench, provider: Provider, window, settings):
-    settings.RUN_HISTORY_RUNS = 1
+def test_one_earlier_run(bench: Bench, provider: Provider, window, monkeypatch):
+    monkeypatch.setattr("runs.engine.history.RUN_HISTORY_RUNS", 1)
     window(3000, 500)
     chat = bench.chat()
     for number in range(5):

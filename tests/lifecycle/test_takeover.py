@@ -38,8 +38,8 @@ def test_run_of_a_lost_worker_is_resumed_without_repeated_steps(bench, engines, 
     ]
 
 
-def test_run_fails_after_too_many_lost_leases(bench, settings):
-    settings.RUN_LEASE_LOSSES_MAX = 1
+def test_run_fails_after_too_many_lost_leases(bench, monkeypatch):
+    monkeypatch.setattr("runs.lifecycle.line.RUN_LEASE_LOSSES_MAX", 1)
     run = bench.start("/wait 30")
     bench.wait(run["id"], "running")
     user_id = Run.objects.get().user_id

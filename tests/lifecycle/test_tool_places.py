@@ -27,7 +27,7 @@ class Outside:
     async def execute(self, definition, input, context):
         self.begun.append(time.monotonic())
         self.limits.append(context.timeout_seconds)
-        await asyncio.sleep(input["seconds"])
+        await asyncio.sleep(float(input["seconds"]))
         return ToolResult("ok")
 
 

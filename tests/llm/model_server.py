@@ -77,6 +77,8 @@ class ModelServer:
         """Answer every request with exactly these pieces as the stream's body."""
         self.bare: Iterable[bytes] | None = None
         """Send exactly these pieces in place of an answer, its head included."""
+        self.refuses_encrypted = False
+        """Refuse to include encrypted reasoning, as OpenAI does for models that do not reason."""
         self._server: asyncio.Server
         self._open: set[asyncio.Task[None]] = set()
 
@@ -165,6 +167,11 @@ class ModelServer:
             while True:
                 writer.write(b"X-Filler: " + b"x" * 1000 + b"\r\n")
                 await writer.drain()
+        if self.refuses_encrypted and request.body.get("include"):
+            message = "Encrypted content is not supported with this model."
+            error_of = {"message": message, "type": "invalid_request_error", "param": "include", "code": None}
+            _send_json(writer, 400, {"error": error_of})
+            return await _drained(writer)
         if status := wish.number("status"):
             body = _error_body(status, request, wish)
             if fault == "stall_error":

@@ -101,6 +101,7 @@ def litellm_proxy(upstream: str) -> Iterator[tuple[str, str]]:
     wishes = {
         "plain": "text=Hello from the server behind it.",
         "tool": 'call=calculate&args={"expression": "6*7"}',
+        "thinker": 'reason=Let me think.&call=calculate&args={"expression": "6*7"}',
         "uncounted": "text=Hello&usage=0",
         "limited": "status=429",
         "broken": "status=503",

@@ -218,8 +218,8 @@ def test_invalid_line_fails_the_turn_and_names_the_remedy(line: str, remedy: str
     assert remedy in error.message
 
 
-def test_output_limit_is_checked_before_the_text_is_built(settings):
-    settings.MODEL_OUTPUT_MAX_CHARS = 1000
+def test_output_limit_is_checked_before_the_text_is_built(monkeypatch):
+    monkeypatch.setattr("runs.llm.base.MODEL_OUTPUT_MAX_CHARS", 1000)
 
     assert failure("/stream 300 0").reason == "answer_too_long"
     assert failure("/say " + "a " * 501).reason == "answer_too_long"
@@ -245,8 +245,8 @@ def test_other_runs_continue_during_a_long_script(monkeypatch: pytest.MonkeyPatc
     assert pauses.count(0) == 1000 // demo.WORDS_AT_ONCE
 
 
-def test_number_of_calls_in_a_turn_is_limited(settings):
-    settings.TOOL_CALLS_PER_TURN_MAX = 2
+def test_number_of_calls_in_a_turn_is_limited(monkeypatch):
+    monkeypatch.setattr("runs.llm.base.TOOL_CALLS_PER_TURN_MAX", 2)
 
     assert len(turn("/call a\n/call a").calls) == 2
     assert "at most 2 tools" in failure("/call a\n/call a\n/ask me").message

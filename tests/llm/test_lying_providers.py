@@ -6,11 +6,12 @@ import gzip
 import itertools
 import json
 import tracemalloc
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
 
+from runs.errors import FailureReason
 from runs.llm.base import ModelError
 from runs.llm.registry import client_for
 from tests.llm.helpers import OPENAI_END, Heard, at, data, hear, model_of, openai_delta, request_of
@@ -105,8 +106,40 @@ def test_events_that_say_nothing_end_with_the_time_of_the_turn(lie, settings, pi
         lie(raw=itertools.repeat(piece))
 
 
-def test_many_deltas_of_one_character_are_limited(lie, provider: str, settings) -> None:
-    settings.MODEL_OUTPUT_MAX_CHARS = 5000
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "forever"),
+    [
+        (b"", b"HTTP/1.1 102 Processing\r\n\r\n"),
+        (HEAD + b"\r\n", b"\n"),
+        *slow((HEAD + b"\r\n", b": comment\n\n"), (HEAD + b"\r\n", b"event: ping\n\n")),
+        (HEAD + b"\r\n", b"data:{}\n\n"),
+        (CHUNKED, b"1\r\n:\r\n"),
+    ],
+    ids=["interim", "lines", "comments", "no-data", "no-values", "chunks"],
+)
+def test_an_answer_that_says_nothing_is_soon_an_error(lie, head: bytes, forever: bytes, monkeypatch) -> None:
+    """It does not take the time of a turn, in which it would hold up the other runs of the event loop."""
+    monkeypatch.setattr("runs.llm.http.EVENTS_MAX", 20_000)
+    sent = 0
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal sent
+        yield head
+        while True:
+            yield forever * 1000
+            sent += 1000 * len(forever)
+
+    with pytest.raises(ModelError) as caught:
+        lie(bare=pieces())
+    assert caught.value.reason in (FailureReason.CONNECTION_LOST, FailureReason.MALFORMED_ANSWER)
+    assert sent < 8 * MIB, "with what the buffers of the connection hold"
+
+
+def test_many_deltas_of_one_character_are_limited(lie, provider: str, monkeypatch) -> None:
+    monkeypatch.setattr("runs.llm.base.MODEL_OUTPUT_MAX_CHARS", 5000)
     with pytest.raises(ModelError):
         lie(raw=itertools.repeat(delta(provider, "x") * 100))
 

@@ -127,9 +127,9 @@ def url() -> Iterator[str]:
 
 
 @pytest.fixture
-def limits(settings) -> Any:
+def limits(settings, monkeypatch) -> Any:
     settings.MODEL_STALL_SECONDS, settings.MODEL_TIMEOUT_SECONDS = 0.4, 0.8
-    settings.MODEL_OUTPUT_MAX_CHARS = 5000
+    monkeypatch.setattr("runs.llm.base.MODEL_OUTPUT_MAX_CHARS", 5000)
     return settings
 
 

@@ -90,7 +90,9 @@ def test_a_connection_of_the_page_answers(title: str, bench: Bench, stand_in: Mo
         row = Provider.objects.get(name=provider)
         preset = next(preset for preset in PRESETS.values() if preset.label == title)
         assert (row.kind, row.base_url, bool(row.api_key)) == (preset.kind, preset.base_url, preset.needs_key)
-        submit(staff, "provider", {"Name": provider, "Address": address})
+        # Another address forgets the key.
+        key = {name: value for name, value in forms["Provider"].items() if name == "New API key"}
+        submit(staff, "provider", {"Name": provider, "Address": address, **key})
     submit(staff, "agentmodel", forms["Model"])
     catalogue.forget()
     catalogue.refresh()

@@ -74,12 +74,12 @@ def test_text_before_a_lost_connection_is_emitted(serve, provider: str):
     assert GREETING.startswith(heard.text)
 
 
-def test_output_and_calls_are_limited(turn, settings):
-    settings.MODEL_OUTPUT_MAX_CHARS = 1000
+def test_output_and_calls_are_limited(turn, monkeypatch):
+    monkeypatch.setattr("runs.llm.base.MODEL_OUTPUT_MAX_CHARS", 1000)
     for wish in ("fault=flood", f'call=t&args={{"a":"{"x" * 1000}"}}', f"reason={'x' * 1000}"):
         assert failure(turn, wish).reason is FailureReason.ANSWER_TOO_LONG
 
-    settings.TOOL_CALLS_PER_TURN_MAX = 2
+    monkeypatch.setattr("runs.llm.base.TOOL_CALLS_PER_TURN_MAX", 2)
     assert len(turn("call=a&call=b").calls) == 2
     assert "more than 2 tools" in failure(turn, "call=a&call=b&call=c").message
 
@@ -93,15 +93,15 @@ def test_output_and_calls_are_limited(turn, settings):
         {"type": "tool_use", "id": "", "name": "", "input": {"a": "x" * 100}},
     ],
 )
-def test_the_memory_of_a_turn_is_limited_whatever_its_blocks_hold(turn, settings, block: dict[str, object]):
-    settings.MODEL_OUTPUT_MAX_CHARS = 1000
+def test_the_memory_of_a_turn_is_limited_whatever_its_blocks_hold(turn, monkeypatch, block: dict[str, object]):
+    monkeypatch.setattr("runs.llm.base.MODEL_OUTPUT_MAX_CHARS", 1000)
     blocks = [{"type": "content_block_start", "index": index, "content_block": block} for index in range(50)]
 
     assert failure(turn, "x", raw=data(*blocks)).reason is FailureReason.ANSWER_TOO_LONG
 
 
-def test_an_event_without_end_is_an_error(turn, settings):
-    settings.MODEL_EVENT_MAX_BYTES = 1000
+def test_an_event_without_end_is_an_error(turn, monkeypatch):
+    monkeypatch.setattr("runs.llm.sse.MODEL_EVENT_MAX_BYTES", 1000)
 
     for raw in ([b"data: " + b"x" * 600, b"x" * 600], [b"data: " + b"x" * 600 + b"\n"] * 2):
         error = failure(turn, "x", raw=raw)

@@ -16,6 +16,7 @@ from runs.llm.base import AssistantMessage, ModelError, ToolCall, ToolMessage, U
 from runs.llm.registry import aclose_all, client_for
 from tests.llm.helpers import CALCULATE, Heard, hear, model_of, request_of
 from tests.llm.real_servers import litellm_proxy, llama_server
+from tests.llm.wire_formats import ENCRYPTED
 from tests.stack.process import Process, free_port, python, wait_for
 
 pytestmark = [pytest.mark.services, pytest.mark.stack]
@@ -125,6 +126,15 @@ def test_litellm_calls_a_tool_and_gets_its_result(litellm: Server) -> None:
     result = ToolMessage(call.id, "calculate", "the result is 42", is_error=False)
     heard = ask(litellm, "tool", "Compute 6*7.", heard.turn, result, tools=(CALCULATE,), turn_index=2)
     assert (heard.text, heard.calls) == ("the result is 42", [])
+
+
+@pytest.mark.parametrize("litellm", ["openai_responses"], indirect=True)
+def test_encrypted_reasoning_goes_through_litellm_and_back(litellm: Server) -> None:
+    heard = ask(litellm, "thinker", "Compute 6*7.", tools=(CALCULATE,))
+    assert [kept["item"]["encrypted_content"] for kept in heard.end.reasoning] == [ENCRYPTED]
+    result = ToolMessage(heard.calls[0].id, "calculate", "the result is 42", is_error=False)
+    heard = ask(litellm, "thinker", "Compute 6*7.", heard.turn, result, tools=(CALCULATE,), turn_index=2)
+    assert heard.text == "the result is 42"
 
 
 def test_counts_that_litellm_does_not_report_are_estimated(litellm: Server) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from runs.llm.base import AssistantMessage, ToolCall, ToolMessage
-from tests.llm.helpers import CALCULATE, OPENAI_END, at, client_of, data, model_of, openai_delta, request_of
+from runs.llm.registry import client_for
+from tests.llm.helpers import CALCULATE, OPENAI_END, at, client_of, data, hear, model_of, openai_delta, request_of
+from tests.llm.model_server import ModelServer
 from tests.llm.wire_formats import ENCRYPTED, SIGNATURE
 
 BACK = {"dialect": {"reasoningBack": True}}
@@ -84,6 +86,28 @@ def test_encrypted_items_and_phases_go_back_in_their_order(turn):
         "encrypted_content": ENCRYPTED,
     }
     assert items[2] == {"role": "assistant", "content": "Wait.", "phase": "commentary"}
+
+
+@pytest.mark.parametrize("provider", ["openai_responses"], indirect=True)
+def test_encrypted_reasoning_is_asked_for_and_goes_back_whatever_the_models_name(turn):
+    heard = turn(CALL)
+    items = next_body(replace(heard.turn, origin="same"), "openai_responses", dialect={})["input"]
+
+    assert [item["encrypted_content"] for item in items if item.get("type") == "reasoning"] == [ENCRYPTED]
+
+
+@pytest.mark.parametrize("provider", ["openai_responses"], indirect=True)
+def test_a_model_that_refuses_encrypted_reasoning_is_asked_without_it(serve):
+    """OpenAI's models that do not reason refuse it, and behind Azure they have any name."""
+
+    async def main(server: ModelServer) -> list[bool]:
+        server.refuses_encrypted = True
+        model = model_of(at(server.url, "openai_responses"), "our-model")
+        for _ in range(2):
+            assert (await hear(client_for(model.server), request_of("Hi", model=model))).text
+        return ["include" in request.body for request in server.requests]
+
+    assert serve(main) == [True, False, False]
 
 
 @pytest.mark.parametrize(("text", "types"), [("", []), ("Wait.", ["reasoning", "assistant"])])
@@ -197,3 +221,15 @@ def test_the_same_transcript_is_sent_in_the_same_bytes(turn, provider: str):
     bodies = [json.dumps(next_body(replace(heard.turn, origin="same"), provider)) for _ in range(2)]
 
     assert bodies[0] == bodies[1]
+
+
+@pytest.mark.parametrize("effort", ["minimal", "low", "medium", "high", "xhigh", "max"])
+@pytest.mark.parametrize("limit", [256, 1024, 2047, 2048, 8192, 64_000])
+def test_thinking_leaves_half_of_the_output_limit_to_the_answer(effort: str, limit: int):
+    fields = {"parameters": {"reasoningEffort": effort}, "max_output_tokens": limit}
+    body = next_body(AssistantMessage("Done."), "anthropic", **fields)
+    budget = body.get("thinking", {"budget_tokens": 0})["budget_tokens"]
+
+    assert body["max_tokens"] == limit
+    assert budget <= limit / 2
+    assert budget >= 1024 if limit >= 2048 else not budget

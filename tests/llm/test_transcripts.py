@@ -241,9 +241,10 @@ def test_parameters_of_chat_completions():
 
 
 def test_parameters_of_responses():
-    plain = parameters_of("openai_responses", "http://127.0.0.1:1/v1", "llama")
+    plain = parameters_of("openai_responses", "http://127.0.0.1:1/v1", "gpt-4o-mini")
     assert plain.items() >= {"temperature": 0.5, "top_p": 0.9, "reasoning": {"effort": "low"}}.items()
     assert not {"stop", "seed", "include"} & plain.keys()
+    assert parameters_of("openai_responses", "http://127.0.0.1:1/v1", "our-model")["include"]
     reasoning = parameters_of("openai_responses", "https://api.openai.com/v1", "gpt-6-astra")
     assert not {"temperature", "top_p"} & reasoning.keys()
     assert reasoning["include"] == ["reasoning.encrypted_content"]

@@ -191,8 +191,9 @@ def openai_responses(answer: Answer) -> Frames:
     event("response.in_progress", response=response)
     if answer.reasons:
         summary = [{"type": "summary_text", "text": answer.reasons}]
-        whole = item("reasoning", summary=summary, encrypted_content=ENCRYPTED, status="completed")
-        _item_frames(event, items, whole | {"summary": [], "encrypted_content": "gAAA"}, [])
+        asked = "reasoning.encrypted_content" in answer.body.get("include", ())
+        whole = item("reasoning", summary=summary, status="completed", encrypted_content=ENCRYPTED if asked else None)
+        _item_frames(event, items, whole | {"summary": [], "encrypted_content": "gAAA" if asked else None}, [])
     if answer.deltas:
         refusal = bool(wish.text("refusal"))
         part = {"type": "refusal", "refusal": answer.text} if refusal else {"type": "output_text", "text": answer.text}

@@ -51,8 +51,8 @@ def modern(client: APIClient, method: str, params: dict[str, Any] | None = None,
 def call(client: APIClient, name: str, **arguments: Any) -> dict[str, Any]:
     """Call a tool in the older revision, and return its result. The newer revision only adds fields to it."""
     response = rpc(client, "tools/call", {"name": name, "arguments": arguments})
-    assert response.status_code == 200, response.content
-    body = response.json()
+    assert response.status_code == 200
+    body = json.loads(response.getvalue())
     assert (body["jsonrpc"], body["id"]) == ("2.0", 1)
     result = body["result"]
     assert json.loads(result["content"][0]["text"]) == result["structuredContent"]

@@ -17,6 +17,7 @@ from config.api import ratelimit
 from config.api.ratelimit import Verdict
 from runs.models import Run
 from runs.serializers import ANSWERS, RunInput
+from runs.streams import hub
 from runs.streams.servers import background
 from tests import factories
 from tests.contract.world import build, unknown_ids
@@ -31,7 +32,7 @@ def streams_leave_the_database() -> Iterator[None]:
     """Close the connections of the stream threads, which outlive the tests and would block the database's removal."""
     yield
     if background.hub is not None:
-        threads = settings.STREAM_DB_THREADS
+        threads = hub.STREAM_DB_THREADS
         together = threading.Barrier(threads)
 
         def leave() -> None:

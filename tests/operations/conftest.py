@@ -15,18 +15,22 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 class MetricsPage:
-    """The page's samples by name and labels."""
+    """The page's samples by name and labels, summed over the processes, without what was ``counted`` before."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, counted: Samples | None = None) -> None:
         self.text = text
-        self.samples: Samples = {
-            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-        }
+        self.samples: Samples = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                labels = tuple(sorted((key, value) for key, value in sample.labels.items() if key != "process"))
+                is_count = family.type in ("counter", "histogram")
+                before = counted.get((sample.name, labels), 0.0) if counted and is_count else 0.0
+                self.samples.setdefault((sample.name, labels), -before)
+                self.samples[sample.name, labels] += sample.value
 
     def __call__(self, name: str, **labels: str) -> float | None:
-        return self.samples.get((metrics.PREFIX + name, tuple(sorted(labels.items()))))
+        value = self.samples.get((metrics.PREFIX + name, tuple(sorted(labels.items()))))
+        return None if value is None else round(value, 9)
 
 
 @pytest.fixture
@@ -34,13 +38,13 @@ def scrape(limits: Any, client: Client, monkeypatch: pytest.MonkeyPatch) -> Call
     """Sends the metrics of this process and reads the page again."""
     limits.METRICS_TOKEN = "scraper"
     limits.METRICS_CACHE_SECONDS = 0
-    metrics.recorder.sums.clear()
+    counted = MetricsPage(metrics.exposition(metrics.registry)).samples
 
     def read() -> MetricsPage:
-        metrics.recorder.flush()
+        metrics.reporter.report()
         monkeypatch.setattr(metrics_page, "_kept", None)
         answer = client.get("/metrics", headers={"Authorization": "Bearer scraper"})
         assert answer.status_code == 200, answer.content
-        return MetricsPage(answer.content.decode())
+        return MetricsPage(answer.content.decode(), counted)
 
     return read

@@ -32,8 +32,8 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
-def retried_at_once(settings):
-    settings.HOUSEKEEPING_RETRY_SECONDS = 0
+def retried_at_once(monkeypatch):
+    monkeypatch.setattr("config.queue.jobs.HOUSEKEEPING_RETRY_SECONDS", 0)
 
 
 @pytest.fixture
@@ -77,8 +77,8 @@ def test_each_bad_row_is_counted_and_only_some_are_logged(counted, caplog):
     assert "job-a could not process 0" in caplog.text
 
 
-def test_a_bad_row_is_left_out_for_a_time(settings, counted):
-    settings.HOUSEKEEPING_RETRY_SECONDS = 600
+def test_a_bad_row_is_left_out_for_a_time(monkeypatch, counted):
+    monkeypatch.setattr("config.queue.jobs.HOUSEKEEPING_RETRY_SECONDS", 600)
     calls: list[int] = []
     for _ in range(3):
         assert list(jobs.each("job-b", range(3), refuse({1}, lambda key: key, calls))) == [0, 2]
@@ -185,10 +185,10 @@ def test_events_are_pruned_after_a_batch_that_fails(monkeypatch, counted):
         RunEvent.objects.create(run_id=run_id, index=1, type="run.status", data="{}")
     take = batches.take_batch
 
-    def refused(rows: Any, size: int) -> list[Any]:
+    def refused(rows: Any) -> list[Any]:
         if rows.filter(pk=runs[0]).exists():
             raise RuntimeError
-        return take(rows, size)
+        return take(rows)
 
     monkeypatch.setattr(batches, "take_batch", refused)
     assert prune.prune() == 2

@@ -18,13 +18,14 @@ from django.conf import settings
 
 from config import celery
 from config.serve import procfile
+from config.serve.__main__ import HEAD_SECONDS
 from tests import node
 from tests.stack.process import ROOT
 
 PROCESSES = procfile.processes()
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-OWN = {name: service for name, service in SERVICES.items() if name not in ("postgres", "redis")}
+OWN = {name: service for name, service in SERVICES.items() if name not in ("caddy", "postgres", "redis")}
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 
 
@@ -145,7 +146,7 @@ def test_all_processes_wait_for_the_release():
 def test_only_http_processes_have_a_health_check():
     asked = {name for name, service in OWN.items() if not service.get("healthcheck", {}).get("disable")}
     assert asked == {"web", "stream"}
-    assert {name for name, service in OWN.items() if "ports" in service} == asked
+    assert {name for name, service in SERVICES.items() if "ports" in service} == {"caddy"}
 
 
 def test_compose_sets_only_known_variables_and_volumes():
@@ -153,15 +154,19 @@ def test_compose_sets_only_known_variables_and_volumes():
         assert set(service["environment"]) <= set(settings.ENV.known), name
         assert service["volumes"] == ["state:/state"]
         assert service["read_only"] is True
-    assert set(COMPOSE["volumes"]) == {"state", "postgres", "redis"}
+    assert set(COMPOSE["volumes"]) == {"caddy", "state", "postgres", "redis"}
     mounted = {volume.partition(":")[0] for service in SERVICES.values() for volume in service["volumes"]}
-    assert mounted == set(COMPOSE["volumes"])
+    assert mounted == {*COMPOSE["volumes"], "./Caddyfile"}
 
 
-def test_all_ports_are_on_loopback():
-    for service in SERVICES.values():
-        for port in service.get("ports", ()):
-            assert port.startswith("127.0.0.1:")
+def test_the_proxy_knows_the_ports_of_the_processes():
+    proxy = (ROOT / "Caddyfile").read_text()
+    assert set(re.findall(r"(\w+):(\d+) {", proxy)) == {
+        (name, OWN[name]["environment"]["PORT"]) for name in ("web", "stream")
+    }
+    # It closes an idle connection before the server does.
+    assert {int(seconds) for seconds in re.findall(r"keepalive (\d+)s", proxy)} == {20}
+    assert HEAD_SECONDS > 20
 
 
 def test_the_example_has_every_variable_of_compose():
@@ -184,7 +189,7 @@ def test_shutdown_limits_are_below_the_grace_period():
     grace = 30
     assert defaults["WEB_GRACEFUL_SECONDS"] < grace
     assert defaults["RUN_SHUTDOWN_GRACE_SECONDS"] + engine.CLOSE_SECONDS + 2 < grace
-    assert defaults["WEBHOOK_ATTEMPT_TIMEOUT_SECONDS"] + dispatcher.RECORD_SECONDS < grace
+    assert grace > settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS + dispatcher.RECORD_SECONDS
     assert {service["stop_grace_period"] for service in OWN.values()} == {f"{grace}s"}
 
 
@@ -200,6 +205,7 @@ def test_images_are_pinned_by_the_digest_that_docker_names(tmp_path):
     docker.parent.mkdir()
     images = {
         "python:3.11-slim-bookworm",
+        COMPOSE["services"]["caddy"]["image"],
         COMPOSE["services"]["postgres"]["image"],
         COMPOSE["services"]["redis"]["image"],
     }

@@ -15,8 +15,11 @@ from collections.abc import Callable, Iterator
 import pytest
 from celery import shared_task
 from celery.app.trace import build_tracer
+from django.conf import settings
+from django.utils.module_loading import import_string
 
 from config import celery
+from config.queue import nudges, wakeups
 from config.telemetry import logs
 from tests import factories
 from tests.webhooks.conftest import deliver
@@ -82,6 +85,22 @@ def test_a_json_line_has_its_request_run_and_task(listen):
         "run_id": "run_1",
         "task_id": "task",
     }
+
+
+def test_an_outage_has_one_line_a_minute_and_kind(listen, monkeypatch):
+    lines = listen(logs.JsonFormatter())
+    minutes = [0.0]
+    monkeypatch.setattr(logs.time, "monotonic", lambda: 60 * minutes[0])
+    (handler,) = [each for each in logging.getLogger().handlers if getattr(each, "lines", None) is lines]
+    configured = settings.LOGGING["filters"]["outages"]
+    handler.addFilter(import_string(configured["()"])(configured["loggers"]))
+    for minutes[0] in (0, 0.5, 1.1):
+        for number in range(3):
+            nudges.failed(OSError(number))
+            wakeups.failed(OSError(number))
+            logging.getLogger("runs.lifecycle.moves").info("run %s ended", number)
+    found = [json.loads(line)["logger"].rpartition(".")[2] for line in lines]
+    assert {name: found.count(name) for name in found} == {"nudges": 2, "wakeups": 2, "moves": 9}
 
 
 def test_a_local_line_is_short(listen):

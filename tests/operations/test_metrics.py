@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 
 import pytest
@@ -73,14 +72,35 @@ def test_requests_are_counted_by_route_and_status(session, scrape):
 
 
 # --- metrics of many processes ---------------------------------------------------------------------------------------
-def test_counters_of_processes_are_summed(scrape):
+def report_of(other: str, monkeypatch) -> None:
+    """Report the metrics of this process as those of another one."""
+    with monkeypatch.context() as patch:
+        patch.setattr(metrics, "this_process", lambda: other)
+        assert metrics.reporter.report()
+
+
+def test_the_page_joins_the_processes(scrape, monkeypatch):
     counter = metrics.Counter("test_things", "Things.", ["kind"])
-    for _ in range(3):
-        other = metrics.Recorder()
-        other.pid = metrics.os.getpid()
-        other.add(((counter.name, "a"), 2.0))
-        assert other.flush()
-    assert scrape()("test_things_total", kind="a") == 6
+    counter.inc("# HELP of\nall", by=2)
+    report_of("a:1", monkeypatch)
+    counter.inc("b")
+    shown = scrape()
+    assert shown("test_things_total", kind="# HELP of\nall") == 4
+    assert shown("test_things_total", kind="b") == 1
+    assert shown.text.count("# TYPE agents_test_things_total counter") == 1
+    assert 'kind="b",process="' + metrics.this_process() in shown.text
+
+
+def test_an_ended_process_is_no_longer_shown(scrape, settings, monkeypatch):
+    metrics.PerProcess("test_open", "Things.").follow(lambda: 3)
+    report_of("a:1", monkeypatch)
+    report_of("b:2", monkeypatch)
+    assert scrape()("test_open") == 9
+    with redis.Redis.from_url(settings.CACHE_REDIS_URL) as client:
+        assert 0 < client.ttl(metrics.TEXT + "a:1") <= metrics.PROCESS_SECONDS + settings.METRICS_FLUSH_SECONDS
+        client.delete(metrics.TEXT + "a:1")  # as after that time
+        assert scrape()("test_open") == 6
+        assert b"a:1" not in client.smembers(metrics.PROCESSES)
 
 
 def test_metrics_are_kept_while_redis_is_down(scrape, settings):
@@ -88,14 +108,16 @@ def test_metrics_are_kept_while_redis_is_down(scrape, settings):
     url = settings.CACHE_REDIS_URL
     counter.inc()
     settings.CACHE_REDIS_URL = "redis://127.0.0.1:1"
-    assert not metrics.recorder.flush()
+    jobs.run("test-kept", lambda: 1)
+    assert not metrics.reporter.report()
     counter.inc()
     shown = scrape()
     assert shown("source_up", source="redis") == 0
     assert shown("source_up", source="database") == 1
     assert shown("runs", state="queued") == 0
+    assert shown("test_kept_total") == 2
     settings.CACHE_REDIS_URL = url
-    assert scrape()("test_kept_total") == 2
+    assert scrape()("housekeeping_last_success_timestamp_seconds", job="test-kept") > 0
 
 
 def test_other_metrics_are_shown_while_the_database_is_down(scrape, monkeypatch):
@@ -117,37 +139,6 @@ def test_histogram_buckets_are_cumulative(scrape):
     assert [shown("test_seconds_bucket", kind="a", le=le) for le in ("0.1", "1.0", "+Inf")] == [2, 3, 4]
     assert shown("test_seconds_count", kind="a") == 4
     assert shown("test_seconds_sum", kind="a") == pytest.approx(7.65)
-
-
-def test_unknown_metrics_of_another_release_are_ignored(scrape, settings):
-    metrics.Counter("test_relabelled", "Things.", ["now"])
-    with redis.Redis.from_url(settings.CACHE_REDIS_URL) as client:
-        for field in ("agents_gone", "agents_test_relabelled", "agents_test_relabelled\ta\tb"):
-            client.hset(metrics.SUMS, field, 1)
-    assert "agents_gone" not in scrape().text
-
-
-def test_gauges_of_ended_processes_are_not_counted(scrape, settings):
-    scrape()
-    with redis.Redis.from_url(settings.CACHE_REDIS_URL) as client:
-        now = client.time()[0]
-        for name, age in (("a:1", 0), ("b:2", 5), ("c:3", 61)):
-            body = f'{{"at": {now - age}, "values": {{"agents_streams_open": 10}}}}'
-            client.hset(metrics.PROCESSES, name, body)
-        assert scrape()("streams_open") == 20
-        kept = client.hkeys(metrics.PROCESSES)
-    assert {b"a:1", b"b:2"} <= set(kept)  # and this process, if an earlier test registered a gauge
-    assert b"c:3" not in kept
-
-
-def test_gauges_of_processes_are_summed_by_label(scrape, settings):
-    scrape()
-    with redis.Redis.from_url(settings.CACHE_REDIS_URL) as client:
-        for name, working in (("a:1", 3), ("b:2", 4)):
-            values = {"agents_tool_calls_open\tworking": working, "agents_tool_calls_open\twaiting": 1}
-            client.hset(metrics.PROCESSES, name, json.dumps({"at": client.time()[0], "values": values}))
-    shown = scrape()
-    assert [shown("tool_calls_open", state=state) for state in ("working", "waiting")] == [7, 2]
 
 
 def test_a_cached_page_needs_no_query(client, scrape, settings, django_assert_num_queries):
@@ -269,6 +260,8 @@ def test_every_scheduled_job_reports_its_result(scrape, limits):
         celery.app.tasks[entry["task"]].apply(throw=True)
     shown = scrape()
     for job in project.CELERY_BEAT_SCHEDULE:
+        # An increase from nothing to 1 is none for Prometheus.
+        assert shown("housekeeping_failures_total", job=job) == shown("housekeeping_rows_failed_total", job=job) == 0
         assert shown("housekeeping_rows_total", job=job) == 0, job
         age = clock.now().timestamp() - shown("housekeeping_last_success_timestamp_seconds", job=job)
         assert 0 <= age < 60, job

@@ -15,7 +15,7 @@ LOADED = """
 import sys
 import django
 django.setup()
-import config.urls, config.celery, config.wsgi, runs.engine.engine, runs.engine.loop, webhooks.dispatcher
+import config.urls, config.celery, config.asgi, runs.engine.engine, runs.engine.loop, webhooks.dispatcher
 config.celery.app.loader.import_default_modules()
 optional = ("sentry_sdk", "opentelemetry.sdk.trace", "opentelemetry.exporter")
 print([name for name in sys.modules if name.startswith(optional)])

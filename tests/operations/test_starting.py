@@ -29,8 +29,8 @@ def test_each_process_says_once_that_it_is_ready(make_stack: Callable[..., Stack
     stack.process_environment["stream"] = {"PORT": str(port), "PATH": f"{ROOT}/.venv/bin:{os.environ['PATH']}"}
     stack.add("stream", python("-m", "config.serve.procfile", "stream"))
     expected = {
-        "web": rf"web on http://127\.0\.0\.1:{stack.port}",
-        "stream": rf"stream on http://0\.0\.0\.0:{port}",
+        "web": rf"web on 127\.0\.0\.1:{stack.port}",
+        "stream": rf"stream on 0\.0\.0\.0:{port}",
         "runs-1": r"worker runs-1@\S+ of runs",
         "webhooks": r"worker webhooks@\S+ of webhooks, webhooks-retry",
         "maintenance": r"worker maintenance@\S+ of maintenance",
@@ -117,7 +117,7 @@ def started(tmp_path: Path) -> Iterator[Callable[[str, list[str], dict[str, str]
 @pytest.mark.parametrize(
     ("name", "command"),
     [
-        ("web", python("-m", "gunicorn", "config.wsgi", "--workers", "1")),
+        ("web", python("-m", "config.serve", "--workers", "1")),
         ("runs", [*CELERY, *WORKER, "-n", "runs@%h", "-c", "2", "-Q", "runs"]),
     ],
 )

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from config.outbound import addresses, client, loop
+from config.outbound.bounds import Allowance
 from config.outbound.loop import shared
 from runs.tools.mcp.transport import GuardedBackend
 from tests.outbound.helpers import send
@@ -90,7 +91,7 @@ def test_a_suspension_during_a_connection_is_no_time_out(suspended_look_up):
 
 def test_a_suspension_during_a_connection_to_an_mcp_server(suspended_look_up):
     async def connect(port: int) -> None:
-        stream = await GuardedBackend(allow_private=True, owner="").connect_tcp("good.example", port, timeout=0.4)
+        stream = await GuardedBackend(True, "", Allowance()).connect_tcp("good.example", port, timeout=0.4)
         await stream.aclose()
 
     with receiving() as receiver:
@@ -156,8 +157,8 @@ def test_a_hanging_name_has_one_look_up_at_a_time(hanging_names):
     assert hanging_names == ["hang.example"]
 
 
-def test_the_number_of_concurrent_look_ups_is_limited(hanging_names, settings):
-    settings.OUTBOUND_LOOKUPS_MAX = 2
+def test_the_number_of_concurrent_look_ups_is_limited(hanging_names, monkeypatch):
+    monkeypatch.setattr("config.outbound.addresses.OUTBOUND_LOOKUPS_MAX", 2)
     for number in range(3):
         look_up_in_vain(f"{number}.hang.example")
     assert len(hanging_names) == 2
@@ -165,8 +166,9 @@ def test_the_number_of_concurrent_look_ups_is_limited(hanging_names, settings):
         client.check_url("http://good.example/", False)
 
 
-def test_one_owners_hanging_names_leave_look_ups_to_others(hanging_names, settings):
-    settings.OUTBOUND_LOOKUPS_PER_USER, settings.OUTBOUND_LOOKUPS_MAX = 2, 4
+def test_one_owners_hanging_names_leave_look_ups_to_others(hanging_names, monkeypatch):
+    monkeypatch.setattr("config.outbound.addresses.OUTBOUND_LOOKUPS_PER_USER", 2)
+    monkeypatch.setattr("config.outbound.addresses.OUTBOUND_LOOKUPS_MAX", 4)
     for number in range(10):
         look_up_in_vain(f"{number}.hang.example", owner="greedy")
     assert len(hanging_names) == 2

@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.conf import settings
 from django.db import OperationalError, connection
 
 from config.kernel import clock
@@ -57,7 +56,7 @@ async def now_on_a_loop() -> Any:
 def test_the_database_is_asked_at_intervals(database, later):
     clock.now()
     assert database.asked == 0
-    later(settings.DATABASE_CLOCK_SECONDS)
+    later(clock.DATABASE_CLOCK_SECONDS)
     before = clock.now()
     assert clock.now() >= before
     assert database.asked == 1
@@ -103,7 +102,7 @@ def test_threads_ask_together_once(later, monkeypatch):
         return sync()
 
     monkeypatch.setattr(clock, "sync", ask)
-    later(settings.DATABASE_CLOCK_SECONDS)
+    later(clock.DATABASE_CLOCK_SECONDS)
     side_by_side(8, lambda _: clock.now())
     assert len(asked) == 1
 

@@ -94,7 +94,7 @@ def test_the_dispatcher_logs_an_outage_once(later, caplog, monkeypatch, user):
 def test_a_probe_logs_an_outage_once(later, caplog, monkeypatch):
     probe = probes.Probe("database", Database(20))
     for _ in range(20):
-        probe._run()
+        probe.start().result(30)
         later(2)
     later(5)
     probes.outage.ended()

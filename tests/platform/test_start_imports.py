@@ -16,7 +16,7 @@ SECRETS = "cryptography.fernet"
 PAGES = ("config.urls", "unfold.admin", "rest_framework.views", "drf_spectacular.openapi", "runs.services")
 WORKER = "from config.celery import app; app.loader.init_worker(); app.finalize()"
 RUN_WORKER = f"{WORKER}; import runs.engine.engine as engine; engine.preload()"
-WEB = "import config.wsgi, config.urls"
+WEB = "import config.asgi, config.urls"
 CHECK = "import django; from django.core.management import call_command; django.setup(); call_command('check')"
 BEAT = "from config.beat import app; app.loader.init_worker(); app.finalize()"
 
@@ -58,7 +58,7 @@ def test_a_process_does_not_import_what_it_does_not_need(tmp_path, start, unneed
 
 
 def test_a_web_process_has_loaded_what_its_first_requests_need(tmp_path):
-    loaded = output("import config.wsgi, sys; print(*sys.modules)", tmp_path).split()
+    loaded = output("import config.asgi, sys; print(*sys.modules)", tmp_path).split()
     assert {"celery", "jwt", "redis.asyncio"} <= set(loaded)
 
 

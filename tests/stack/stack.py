@@ -86,7 +86,8 @@ class Stack:
 
     ``database_url`` and ``redis_url`` name servers; the stack creates its own database on each. Without them it runs
     on SQLite and the embedded broker. ``environment`` is for all processes, ``process_environment`` for one by name:
-    ``web``, ``runs-1`` … ``runs-N``, ``webhooks``, ``maintenance``, ``beat``, ``broker``. Rate limits are off unless
+    ``web``, ``runs-1`` … ``runs-N``, ``webhooks``, ``maintenance``, ``beat``, ``broker``. A name with dots is a
+    constant of the service, for example ``runs.llm.retry.MODEL_RETRY_SECONDS``. Rate limits are off unless
     ``environment`` enables them. ``prepare`` is Python code that ``manage.py shell`` runs before the processes start,
     so that they find its rows in the database.
     """
@@ -118,6 +119,7 @@ class Stack:
             "BASE_URL": self.url,
             "LOG_LEVEL": "INFO",
             "PYTHONUNBUFFERED": "1",
+            "PYTHONPATH": str(ROOT / "tests" / "stack" / "constants"),
             "OUTBOUND_ALLOW_PRIVATE": "1",
             "WEB_WORKERS": "1",
             "RATE_LIMIT_SESSION": "0",
@@ -152,7 +154,7 @@ class Stack:
         """Start all processes of the service and wait until they are ready."""
         if not self.redis_url:
             self.add("broker", python("-m", "config.local.broker"))
-        self.add("web", python("-m", "gunicorn", "config.wsgi", "--bind", f"127.0.0.1:{self.port}"))
+        self.add("web", python("-m", "config.serve", "--host", "127.0.0.1"))
         for number in range(1, self.run_workers + 1):
             self.add_worker(f"runs-{number}", "runs", concurrency=4)
         self.add_worker("webhooks", "webhooks,webhooks-retry", concurrency=4)
@@ -241,7 +243,7 @@ class Stack:
     def manage(self, *arguments: str, check: bool = True) -> str:
         """The output of ``manage.py ARGUMENTS`` in the environment of the stack."""
         # On a busy machine, a command may compute for longer in a transaction than a test lets the processes be idle.
-        limit = "DATABASE_IDLE_TRANSACTION_SECONDS"
+        limit = "config.settings.DATABASE_IDLE_TRANSACTION_SECONDS"
         result = subprocess.run(
             python("manage.py", *arguments),
             cwd=ROOT,

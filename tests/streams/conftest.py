@@ -114,8 +114,8 @@ class StreamStack(Stack):
     def start_processes(self) -> None:
         super().start_processes()
         self.stream_port = free_port()
-        options = ("--workers", "1", "--threads", "4", "--bind", f"127.0.0.1:{self.stream_port}")
-        self.add("stream", python("-m", "gunicorn", "config.wsgi", *options))
+        self.process_environment["stream"] = {"PORT": str(self.stream_port), "WEB_THREADS": "4"}
+        self.add("stream", python("-m", "config.serve", "--host", "127.0.0.1", "--name", "stream"))
         self.wait_for(self.stream_answers, 60, "the stream process's readiness")
 
     @property
@@ -141,12 +141,12 @@ from runs.models import AgentModel
 AgentModel.objects.filter(name="demo").update(max_output_tokens=100_000)
 """
 SHORT = {
-    "STREAM_HEARTBEAT_SECONDS": "0.5",
-    "STREAM_AUTH_SECONDS": "0.5",
+    "runs.streams.hub.STREAM_HEARTBEAT_SECONDS": "0.5",
+    "runs.streams.hub.STREAM_AUTH_SECONDS": "0.5",
     "STREAM_STALL_SECONDS": "1",
+    "STREAMS_PER_USER": "25",
     "RUN_LEASE_SECONDS": "2",
-    "RUN_SWEEP_SECONDS": "0.5",
-    "WEB_READ_SECONDS": "1",
+    "config.settings.RUN_SWEEP_SECONDS": "0.5",
     "DEBUG": "0",
     "PLAYGROUND": "1",
     "PLAYGROUND_STAFF_ONLY": "0",

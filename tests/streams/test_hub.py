@@ -71,8 +71,8 @@ async def heard(stream: Stream) -> list[int]:
 def with_streams(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Run ``work(hub, database, streams)`` with open streams, two per run, without Redis."""
     settings.CACHE_REDIS_URL = "redis://127.0.0.1:1"
-    settings.STREAM_POLL_SECONDS = 0.02
-    settings.STREAM_AUTH_SECONDS = 0.05
+    monkeypatch.setattr("runs.streams.hub.STREAM_POLL_SECONDS", 0.02)
+    monkeypatch.setattr("runs.streams.hub.STREAM_AUTH_SECONDS", 0.05)
     database = Database(monkeypatch)
 
     async def main(work: Any) -> None:

@@ -12,6 +12,7 @@ from base64 import b64encode
 from typing import Any
 
 import uvicorn
+from mcp import MCPError
 from mcp.server.mcpserver import Context, MCPServer
 from mcp_types import (
     BlobResourceContents,
@@ -61,6 +62,11 @@ def report() -> CallToolResult:
             ),
         ]
     )
+
+
+@server.tool()
+def refuse(reason: str) -> None:
+    raise MCPError(-32000, reason)
 
 
 @server.tool()

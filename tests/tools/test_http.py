@@ -190,6 +190,18 @@ def test_status_other_than_2xx_is_a_tool_error_and_redirects_are_not_followed(ca
     assert len(server.received) == 1
 
 
+@pytest.mark.parametrize("before", [0, 200, 290, 1190])
+def test_the_body_of_an_error_shows_no_secret(call, server, before):
+    """Some servers answer with the request that they got. The secret may stand where the text is cut."""
+    headers = {"Authorization": 'Bearer ses"ame-0123456789', "X-Key": "0123456789ab"}
+    tool = http_tool(server.url, secret_headers=headers, signing_secret=b64encode(b"signing" * 4).decode())
+    server.status = 400
+    for shown in (headers, "Bearer ses'ame".replace("'", '"') + "-0123456789 0123456789ab", tool.signing_secret):
+        server.answers(("x" * before).encode() + json.dumps(shown).encode())
+        message = failure(call, tool, {}).message
+        assert not any(part in message for part in ("ses", "ame-", "0123", tool.signing_secret[:9]))
+
+
 def test_an_answer_over_the_limit_is_a_tool_error(call, server):
     with override_settings(TOOL_ANSWER_MAX_BYTES=2000):
         server.answers({"result": "x" * (2000 - 14)})
@@ -206,10 +218,10 @@ def test_an_answer_of_too_many_values_is_a_tool_error(call, server):
     assert call(http_tool(server.url), {}).text.startswith("[0],")
 
 
-def test_text_over_the_limit_is_truncated_with_a_note(call, server):
+def test_text_over_the_limit_is_truncated_with_a_note(call, server, monkeypatch):
+    monkeypatch.setattr("runs.tools.base.TOOL_RESULT_MAX_CHARS", 200)
     server.answers({"result": "x" * 500})
-    with override_settings(TOOL_RESULT_MAX_CHARS=200):
-        text = call(http_tool(server.url), {}).text
+    text = call(http_tool(server.url), {}).text
     assert len(text) == 200
     assert text.startswith("xxx")
     assert "500 characters" in text

@@ -94,7 +94,7 @@ def listed(name: str, **more: Any) -> dict[str, Any]:
 
 def test_an_imported_tool_is_called_in_a_run(bench, address):
     said = run_import(address, "--price", "0.5")
-    assert said.splitlines()[-1] == "8 added, 0 changed, 0 unchanged, 0 skipped."
+    assert said.splitlines()[-1] == "9 added, 0 changed, 0 unchanged, 0 skipped."
     shown = {tool["name"]: tool for tool in bench.http.get("/tools").json()["items"]}
     assert shown.keys() >= OF_THE_SERVER
     assert (shown["add"]["description"], shown["add"]["nodeType"], shown["add"]["price"]) == (
@@ -109,7 +109,7 @@ def test_an_imported_tool_is_called_in_a_run(bench, address):
         ("COMPLETED", "by its own name"),
         ("FAILED", None),
     ]
-    assert run_import(address).splitlines()[-1] == "0 added, 0 changed, 8 unchanged, 0 skipped."
+    assert run_import(address).splitlines()[-1] == "0 added, 0 changed, 9 unchanged, 0 skipped."
 
 
 def test_a_second_import_brings_the_description_and_keeps_what_staff_decide(lister):
@@ -153,7 +153,6 @@ def test_names_that_are_taken_are_skipped_and_a_prefix_helps(lister):
         {"inputSchema": {"type": "object", "properties": {"a": {"pattern": "^(?=x)"}}}},
         {"inputSchema": {"type": "object", "properties": {"a": {"$ref": "https://schemas.example/a.json"}}}},
         {"inputSchema": {"type": "object", "title": "a\x00b"}},
-        {"inputSchema": {"type": "object", "const": 10**30}},
     ],
 )
 def test_a_tool_that_cannot_be_stored_is_skipped_alone(lister, bad):
@@ -171,8 +170,8 @@ def test_a_list_that_breaks_the_protocol_is_an_error_and_changes_nothing(lister)
     assert not Tool.objects.filter(node_type="mcp").exists()
 
 
-def test_too_many_tools_are_refused(lister, settings):
-    settings.TOOL_IMPORT_MAX = 2
+def test_too_many_tools_are_refused(lister, monkeypatch):
+    monkeypatch.setattr("runs.catalogue.imports.TOOL_IMPORT_MAX", 2)
     lister.tools = [listed(f"t{number}") for number in range(3)]
     with pytest.raises(CommandError, match="3 tools; the limit is 2"):
         run_import(lister.url)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -78,3 +79,37 @@ def test_values_are_counted_across_parts() -> None:
         for at in range(0, len(body), size):
             values.add(body[at : at + size])
         assert values.count == 7, size
+
+
+@pytest.mark.parametrize("kind", ["http", "mcp"])
+@pytest.mark.parametrize(
+    ("head", "forever"),
+    [
+        (b"", b"HTTP/1.1 102 Processing\r\n\r\n"),
+        (b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\n:\r\n"),
+        (b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n", b"\n"),
+    ],
+    ids=["interim", "chunks", "lines"],
+)
+def test_an_answer_that_says_nothing_is_soon_an_error(call: Any, kind: str, head: bytes, forever: bytes) -> None:
+    """It does not take the time of the call, in which it would hold up the other calls of the event loop."""
+
+    class Handler(BaseHTTPRequestHandler):
+        sent = 0
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            with contextlib.suppress(OSError):
+                self.wfile.write(head)
+                while True:
+                    self.wfile.write(forever * 1000)
+                    Handler.sent += 1000 * len(forever)
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with serving(Handler) as url:
+        with pytest.raises(ToolFailure) as caught:
+            call(http_tool(url, name="lie", node_type=kind, timeout_seconds=60.0), {})
+        assert caught.value.code == "TOOL_ERROR"
+    assert Handler.sent < 16 * 1024 * 1024, "with what the buffers of the connection hold"

@@ -10,15 +10,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from django.core.files.storage import default_storage
 from django.test import override_settings
 
+from config.kernel.jsontext import from_text
 from config.outbound import addresses
 from config.outbound.loop import shared
 from runs.tools.base import ToolDefinition, ToolFailure, ToolResult
 from runs.tools.dispatch import call_tool
 from runs.tools.files import stored_image
+from runs.tools.mcp.transport import GuardedTransport
 from tests.stack.process import Process, free_port, python, wait_for
 from tests.tiers import slow
 from tests.tools.conftest import Server, http_tool
@@ -100,6 +103,13 @@ class TestAgainstTheSdk:
     def test_wrong_arguments(self, call, address):
         assert failure(call, tool(address, "add"), {"a": "x"}).code == "TOOL_ERROR"
 
+    @pytest.mark.parametrize("name", ["fail", "refuse"])
+    def test_an_error_shows_no_secret(self, call, address, name):
+        secret = {"X-Api-Key": "0123456789ab"}
+        error = failure(call, tool(address, name, secret_headers=secret), {"reason": "x" * 990 + "0123456789ab"})
+        assert "xx" in error.message
+        assert "012345" not in error.message
+
     def test_an_unknown_tool(self, call, address):
         assert failure(call, tool(address, "subtract"), {}).message == "The server of subtract has no tool subtract."
 
@@ -177,6 +187,19 @@ class TestAddresses:
         server.status, server.headers = 307, {"Location": "http://127.0.0.2:9/mcp"}
         assert failure(call, tool(f"{server.url}/mcp", "add"), {}).code == "TOOL_ERROR"
         assert {received.path for received in server.received} == {"/mcp"}
+
+
+def test_each_digit_is_sent(server: Server):
+    transport = GuardedTransport(allow_private=True, max_bytes=1000, owner="")
+    given = '{"n":123456789012345678901234567890,"d":[0.12345678901234567890123,-2.50]}'
+    request = httpx2.Request("POST", server.url, json=transport.exact(from_text(given)))
+
+    async def send() -> None:
+        await (await transport.handle_async_request(request)).aread()
+        await transport.aclose()
+
+    asyncio.run(send())
+    assert server.received[0].body == given.encode()
 
 
 class TestBadServers:

@@ -1,14 +1,18 @@
 """Tests of the input of calls: valid input is passed on unchanged, other input is refused with path and rule."""
 
+import contextlib
 import json
+import os
 import random
 import time
+from threading import Thread
 from typing import Any
 
 import pytest
 
+from config.kernel.errors import RateLimited
 from runs.tools.base import ToolFailure
-from runs.tools.schema import check_schema
+from runs.tools.schema import check_schema, one_check_of
 from tests.tools.conftest import builtin, http_tool, parse_input
 
 CHART = builtin("draw_chart")
@@ -47,7 +51,8 @@ def test_no_arguments_are_an_empty_object(arguments):
         ('{"\\u0000": 1}', "NUL"),
         ('{"a": ["\\ud800"]}', "surrogate"),
         ('{"a": ' * 65 + "1" + "}" * 65, "more than 64 levels deep"),
-        ("[" * 100_000, "more than 64 levels deep"),
+        ("[" * 40_000, "more than 64 levels deep"),
+        ("[" * 100_000, "more than 50000 values"),
     ],
 )
 def test_invalid_json_object_is_refused(arguments, named):
@@ -61,8 +66,8 @@ def test_depth_at_the_limit_is_accepted():
     assert json.dumps(parse_input(http_tool(""), arguments)) == arguments
 
 
-def test_input_that_is_too_long_is_refused(settings):
-    settings.TOOL_INPUT_MAX_CHARS = 100
+def test_input_that_is_too_long_is_refused(monkeypatch):
+    monkeypatch.setattr("runs.tools.schema.TOOL_INPUT_MAX_CHARS", 100)
     assert parse_input(http_tool(""), json.dumps({"a": "x" * 91}))
     code, message = refusal(http_tool(""), json.dumps({"a": "x" * 92}))
     assert (code, "100 characters" in message) == ("INVALID_INPUT", True)
@@ -100,7 +105,6 @@ def nested(levels: int) -> dict[str, Any]:
     "schema",
     [
         {"properties": {"a": nested(300)}},
-        {"properties": {"\ud800": {}}},
         {"$ref": "https://schemas.example/remote.json"},
         {"$ref": "file:///etc/hostname"},
         {"$ref": "#/$defs/missing"},
@@ -141,17 +145,17 @@ OPTIONAL_LIST = {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"typ
         ({"properties": {"a": {"minLength": 10**15}}}, {"a": "x" * LONG}, "a", "minLength"),
         (
             {"properties": {"a": {"uniqueItems": True}}},
-            {"a": [{"i": [i]} for i in range(LONG // 14)] + [{"i": [0]}]},
+            {"a": [{"i": [i]} for i in range(15_000)] + [{"i": [0]}]},
             "a",
             "uniqueItems",
         ),
-        ({"properties": {"a": OPTIONAL_LIST}}, {"a": [1] * (LONG // 2)}, "a.0", "type"),
-        ({"additionalProperties": False}, {f"k{i}": 0 for i in range(LONG // 12)}, "the top level", "falseSchema"),
+        ({"properties": {"a": OPTIONAL_LIST}}, {"a": [1] * 45_000}, "a.0", "type"),
+        ({"additionalProperties": False}, {f"k{i}": 0 for i in range(45_000)}, "the top level", "falseSchema"),
     ],
 )
-def test_the_worst_input_is_refused_in_a_moment(settings, schema, input, path, rule):
-    settings.TOOL_INPUT_MAX_CHARS = 2 * LONG
-    settings.TOOL_CHECK_SECONDS = 20
+def test_the_worst_input_is_refused_in_a_moment(monkeypatch, schema, input, path, rule):
+    monkeypatch.setattr("runs.tools.schema.TOOL_INPUT_MAX_CHARS", 2 * LONG)
+    monkeypatch.setattr("runs.tools.schema.TOOL_CHECK_SECONDS", 20)
     code, message = refusal(http_tool("", input_schema=schema), json.dumps(input))
     assert code == "INVALID_INPUT"
     assert f"at {path}:" in message
@@ -176,15 +180,15 @@ EXPLOSIONS = [
     (halves(levels=40), {"a": 1}),
     (within_each_other(levels=40), {"a": {"x": 1}}),
     ({"properties": {"a": {"pattern": "^[ab]*a[ab]{900}$"}}}, {"a": LETTERS}),
-    ({"properties": {"a": {"items": {"enum": [*({"a": n} for n in range(9_000)), 0]}}}}, {"a": [0] * 66_000}),
+    ({"properties": {"a": {"items": {"enum": [*({"a": n} for n in range(9_000)), 0]}}}}, {"a": [0] * 45_000}),
 ]
 
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize(("schema", "input"), EXPLOSIONS)
-def test_a_check_that_takes_too_long_is_ended(settings, schema, input):
+def test_a_check_that_takes_too_long_is_ended(monkeypatch, schema, input):
     """Without the limit, these take from a second to years, with Python's lock held."""
-    settings.TOOL_CHECK_SECONDS = 0.1
+    monkeypatch.setattr("runs.tools.schema.TOOL_CHECK_SECONDS", 0.1)
     begun = time.process_time()
     code, message = refusal(http_tool("", input_schema=schema), json.dumps(input))
     assert (code, "takes too long" in message) == ("INVALID_INPUT", True)
@@ -283,3 +287,40 @@ def test_schema_that_refers_to_itself_is_accepted():
     check_schema(schema)
     assert parse_input(http_tool("", input_schema=schema), '{"children": [{"name": "x"}]}')
     assert "at children.0.name:" in refusal(http_tool("", input_schema=schema), '{"children": [{"name": 1}]}')[1]
+
+
+def test_many_large_patterns_are_refused():
+    """Each is within its limit; together they would take 34 MiB in each process that checks."""
+    large = {f"p{number}": {"type": "string", "pattern": f".{{1,{60 + number % 3}}}"} for number in range(500)}
+    with pytest.raises(ValueError, match="too large beside the others"):
+        check_schema({"type": "object", "properties": large})
+    small = {f"p{number}": {"type": "string", "pattern": f"^[a-z]{{1,9}}{number}$"} for number in range(300)}
+    check_schema({"type": "object", "properties": small})
+
+
+def test_a_schema_that_takes_too_long_is_checked_once():
+    schema = halves(levels=40) | {"$ref": "#/$defs/p40"}
+    used = []
+    for _ in range(2):
+        before = os.times().children_user
+        with pytest.raises(ValueError, match="takes too long"):
+            check_schema(schema)
+        used.append(os.times().children_user - before)
+    assert used[0] > used[1] == 0
+
+
+def test_one_schema_of_a_user_is_checked_at_a_time():
+    refused: list[int] = []
+
+    def check_as(user_id: int) -> None:
+        with contextlib.suppress(RateLimited), one_check_of(user_id):
+            return
+        refused.append(user_id)
+
+    with one_check_of(1):
+        for user_id in (1, 2):
+            thread = Thread(target=check_as, args=(user_id,))
+            thread.start()
+            thread.join()
+    check_as(1)
+    assert refused == [1]

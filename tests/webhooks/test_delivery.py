@@ -119,8 +119,8 @@ def test_attempt_has_a_time_limit(user, endpoint, receivers, settings, behaviour
     assert attempt.duration_ms >= 290
 
 
-def test_endless_answer_is_read_up_to_the_limit(user, endpoint, receivers, settings):
-    settings.WEBHOOK_ANSWER_MAX_BYTES = 1000
+def test_endless_answer_is_read_up_to_the_limit(user, endpoint, receivers, monkeypatch):
+    monkeypatch.setattr("webhooks.sender.WEBHOOK_ANSWER_MAX_BYTES", 1000)
     receiver = receivers(behaviours.endless_body)
     services.register(user, receiver.url, rotate=False)
     delivery = record(user)
@@ -209,10 +209,11 @@ def test_deleted_endpoint_gets_no_more_deliveries(user, endpoint, receiver):
     assert receiver.requests == []
 
 
-def test_oldest_deliveries_of_a_full_endpoint_are_dropped(user, endpoint, receiver, settings, monkeypatch):
+def test_oldest_deliveries_of_a_full_endpoint_are_dropped(user, endpoint, receiver, monkeypatch):
     """Deliveries that wait count, too. A delivery that is being sent is never dropped."""
     monkeypatch.setattr(transitions, "BATCH", 2)
-    settings.WEBHOOK_PENDING_MAX, settings.WEBHOOK_ENDPOINT_CONCURRENCY = 4, 1
+    monkeypatch.setattr("webhooks.transitions.WEBHOOK_PENDING_MAX", 4)
+    monkeypatch.setattr("webhooks.claims.WEBHOOK_ENDPOINT_CONCURRENCY", 1)
     records = [record(user) for _ in range(9)]
     Delivery.objects.filter(pk=records[3].pk).update(
         ready=False, next_attempt_at=timezone.now() + timedelta(seconds=30), attempt_count=1
@@ -248,7 +249,7 @@ def test_attempt_of_a_dead_worker_is_repeated_after_its_claim_expired(user, endp
     pass_time(settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS)
     deliver()
     assert delivery.attempts.count() == 0, "the attempt may still be under way"
-    pass_time(settings.WEBHOOK_CLAIM_MARGIN_SECONDS)
+    pass_time(transitions.WEBHOOK_CLAIM_MARGIN_SECONDS)
     begun = timezone.now()
     deliver()
     assert receiver.requests == []

@@ -76,8 +76,8 @@ def test_batch_size_is_limited():
 
 # --- claims ----------------------------------------------------------------------------------------------------------
 @pytest.mark.django_db
-def test_concurrent_attempts_per_endpoint_are_limited(user, receivers, settings):
-    settings.WEBHOOK_ENDPOINT_CONCURRENCY = 2
+def test_concurrent_attempts_per_endpoint_are_limited(user, receivers, monkeypatch):
+    monkeypatch.setattr("webhooks.claims.WEBHOOK_ENDPOINT_CONCURRENCY", 2)
     factories.EndpointFactory(user=user)
     for _ in range(5):
         record(user)
@@ -91,8 +91,8 @@ def test_concurrent_attempts_per_endpoint_are_limited(user, receivers, settings)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_concurrent_claims_do_not_overlap(user, settings):
-    settings.WEBHOOK_ENDPOINT_CONCURRENCY = 3
+def test_concurrent_claims_do_not_overlap(user, monkeypatch):
+    monkeypatch.setattr("webhooks.claims.WEBHOOK_ENDPOINT_CONCURRENCY", 3)
     users = [factories.UserFactory() for _ in range(5)]
     for someone in users:
         factories.EndpointFactory(user=someone)
@@ -173,8 +173,8 @@ def test_health_follows_the_latest_attempt(user, receivers):
 
 
 @pytest.mark.django_db
-def test_full_process_nudges_other_processes(user, nudges, settings):
-    settings.WEBHOOK_WORKER_CAPACITY = 1
+def test_full_process_nudges_other_processes(user, nudges, monkeypatch):
+    monkeypatch.setattr("webhooks.claims.WEBHOOK_WORKER_CAPACITY", 1)
     factories.EndpointFactory(user=user)
     record(user)
     one = dispatcher.Dispatcher()
@@ -217,7 +217,8 @@ def test_hanging_receivers_do_not_delay_others(user, receiver, receivers, runnin
 
 @pytest.mark.django_db(transaction=True)
 def test_hanging_name_resolution_does_not_delay_others(user, receiver, running, monkeypatch, settings):
-    settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS = settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS = 60
+    settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS = 60
+    settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS = 60
     release = threading.Event()
     asked: SimpleQueue[str] = SimpleQueue()
 
@@ -245,8 +246,8 @@ def test_hanging_name_resolution_does_not_delay_others(user, receiver, running, 
 
 
 @pytest.mark.django_db(transaction=True)
-def test_queue_of_one_endpoint_respects_its_concurrency_limit(user, receivers, running, settings):
-    settings.WEBHOOK_ENDPOINT_CONCURRENCY = 3
+def test_queue_of_one_endpoint_respects_its_concurrency_limit(user, receivers, running, monkeypatch):
+    monkeypatch.setattr("webhooks.claims.WEBHOOK_ENDPOINT_CONCURRENCY", 3)
     release = threading.Event()
     receiver = receivers(behaviours.held(release))
     factories.EndpointFactory(user=user, url=receiver.url)

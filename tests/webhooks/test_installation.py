@@ -120,11 +120,13 @@ def test_disabled_endpoint_of_a_user_does_not_stop_the_installation_endpoint(use
     assert types(installation[0]) == ["agent.started"]
 
 
-def test_installation_endpoint_has_limits_of_its_own(user, endpoint, installation, settings):
-    settings.WEBHOOK_ENDPOINT_CONCURRENCY, settings.WEBHOOK_INSTALLATION_CONCURRENCY = 1, 3
+def test_installation_endpoint_has_limits_of_its_own(user, endpoint, installation, monkeypatch):
+    monkeypatch.setattr("webhooks.claims.WEBHOOK_ENDPOINT_CONCURRENCY", 1)
+    monkeypatch.setattr("webhooks.claims.WEBHOOK_INSTALLATION_CONCURRENCY", 3)
     for _ in range(5):
         outbox.record(user.pk, "agent.started", run_id="run_1", chat_id="chat_1")
-    settings.WEBHOOK_PENDING_MAX, settings.WEBHOOK_INSTALLATION_PENDING_MAX = 2, 4
+    monkeypatch.setattr("webhooks.transitions.WEBHOOK_PENDING_MAX", 2)
+    monkeypatch.setattr("webhooks.transitions.WEBHOOK_INSTALLATION_PENDING_MAX", 4)
     assert transitions.drop_excess() == 4
     dead = Delivery.objects.filter(status="DEAD")
     assert [dead.filter(endpoint=one).count() for one in (endpoint, installation[0])] == [3, 1]

