@@ -405,7 +405,7 @@ METRICS_FLUSH_SECONDS = 5
 # How long the values that one scrape has read are reused for other scrapes.
 METRICS_CACHE_SECONDS = 5
 # Functions that return gauges for each scrape. These modules also declare the metrics of their apps.
-METRICS_SOURCES = ["runs.metrics.gauges", "webhooks.metrics.gauges", "credits.metrics.gauges"]
+METRICS_SOURCES = ["runs.metrics.gauges", "webhooks.metrics.gauges"]
 
 # Both need the packages of requirements-observability.txt, which are imported only if the setting is set.
 #: where traces are sent, over OTLP/HTTP; needs `requirements-observability.txt`

@@ -12,6 +12,7 @@ import contextlib
 import logging
 from datetime import datetime
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -25,18 +26,17 @@ from config.database.queries import CompiledQuery
 from config.database.writes import Writes
 from config.kernel import clock, money
 from config.kernel.errors import Conflict, DomainError, NotFound, ValidationFailed
-from credits import metrics, sums
+from config.telemetry.metrics import Counter
+from credits import sums
 from credits.ledger_sql import Condition, movement
-from credits.models import (
-    REASON_MAX_CHARS,
-    SETTLEMENTS,
-    Account,
-    EntryType,
-    LedgerEntry,
-    PendingExpiry,
-)
+from credits.models import REASON_MAX_CHARS, SETTLEMENTS, Account, EntryType, LedgerEntry, PendingExpiry
 
 logger = logging.getLogger(__name__)
+# For monitoring only. Refunds are not subtracted: a counter only grows.
+_spent = Counter("credits_spent", "Credits captured for tools and used by models.", ["tool"])
+_turns_over_hold = Counter(
+    "credits_turns_over_hold", "Model turns that cost more than their hold, up to which they were charged."
+)
 
 
 class Outcome(Enum):
@@ -160,9 +160,13 @@ def hold(
     return entry if outcome is Outcome.MOVED else LedgerEntry.objects.get(cause=entry.cause)
 
 
+def _hold_of(invocation_id: str) -> LedgerEntry | None:
+    return LedgerEntry.objects.filter(cause=f"hold:{invocation_id}").first()
+
+
 def is_held(invocation_id: str) -> bool:
     """Whether a tool call has or had its hold."""
-    return LedgerEntry.objects.filter(cause=f"hold:{invocation_id}").first() is not None
+    return _hold_of(invocation_id) is not None
 
 
 def capture(invocation_id: str, amount: int) -> int:
@@ -171,7 +175,7 @@ def capture(invocation_id: str, amount: int) -> int:
     Returns the captured amount: at most the hold, and 0 without an open hold.
     """
     _require(amount >= 0, "amount", "A capture must not be negative.")
-    hold = LedgerEntry.objects.filter(cause=f"hold:{invocation_id}").first()
+    hold = _hold_of(invocation_id)
     if hold is None or not _settle(hold, amount):
         return 0
     if amount > hold.amount:
@@ -182,8 +186,7 @@ def capture(invocation_id: str, amount: int) -> int:
 
 def release(invocation_id: str) -> None:
     """Release the whole hold of a tool call. Does nothing without an open hold."""
-    hold = LedgerEntry.objects.filter(cause=f"hold:{invocation_id}").first()
-    if hold is not None:
+    if (hold := _hold_of(invocation_id)) is not None:
         _settle(hold, 0)
 
 
@@ -207,12 +210,6 @@ def held_by(run_ids: QuerySet[Any]) -> Combinable:
     return Cast(Coalesce(Subquery(holds.values("total")), Value(0)), BigIntegerField())
 
 
-def release_run(run_id: str) -> int:
-    """Release every open hold of a run that ends. Returns the released micro-credits."""
-    with transaction.atomic():
-        return sum(hold.amount for hold in _open_holds(run_id) if _settle(hold, 0))
-
-
 def charge_turn(hold: LedgerEntry, amount: int, *, price: dict[str, Any]) -> int:
     """Charge a request to a model to its hold and release the rest. Returns what is charged: at most the hold."""
     _require(amount >= 0, "amount", "Usage must not be negative.")
@@ -230,7 +227,7 @@ def charge_turn_with(guards: Writes, also: Writes, hold: LedgerEntry, amount: in
 
     def done() -> None:
         _notice_excess(hold, amount)
-        metrics.spend(hold.tool_key, charged)
+        _count_spent(hold, charged)
 
     rows = _settlement(hold, charged, price)
     guards.execute(*movement(rows[0], balance=-charged, held=-hold.amount), done)
@@ -241,7 +238,12 @@ def _notice_excess(hold: LedgerEntry, amount: int) -> None:
     if amount > hold.amount:
         asked, most = money.to_text(amount), money.to_text(hold.amount)
         logger.warning("a turn of %s cost %s, more than its hold: %s is charged", hold.run_id, asked, most)
-        metrics.over_hold()
+        transaction.on_commit(_turns_over_hold.inc, robust=True)
+
+
+def _count_spent(hold: LedgerEntry, charged: int) -> None:
+    if charged:
+        transaction.on_commit(partial(_spent.inc, hold.tool_key or "model", by=charged / money.MICRO), robust=True)
 
 
 def release_turn(hold: LedgerEntry) -> None:
@@ -272,7 +274,7 @@ def _settle(hold: LedgerEntry, amount: int, price: dict[str, Any] | None = None)
     if outcome is Outcome.REFUSED:
         raise RuntimeError(f"an account holds less than its open hold {hold.cause}")
     if outcome is Outcome.MOVED:
-        metrics.spend(hold.tool_key, charged)
+        _count_spent(hold, charged)
     return outcome is Outcome.MOVED
 
 

@@ -9,8 +9,7 @@ Whole UTC days are read from the totals that triggers keep; the partial day at t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, date, datetime, timedelta
-from operator import attrgetter
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.conf import settings
@@ -38,43 +37,6 @@ class Period(NamedTuple):
     end: datetime
 
 
-class UsageGroup(NamedTuple):
-    tool_key: str
-    display_name: str
-    total_debited: int
-    records: int
-    latest_usage_at: datetime
-
-
-class UsageSummary(NamedTuple):
-    groups: list[UsageGroup]
-    total_debited_all: int
-    records_all: int
-    categories_count: int
-    period_start: datetime
-    period_end: datetime
-
-
-class ChatUsage(NamedTuple):
-    chat_id: str
-    chat_title: str | None
-    amount: int
-    timestamp: datetime
-
-
-class RunUsage(NamedTuple):
-    run_id: str
-    tool_name: str | None
-    amount: int
-    timestamp: datetime
-
-
-class DayUsage(NamedTuple):
-    date: date
-    total_debited: int
-    records: int
-
-
 def period_of(name: str) -> Period:
     """The window that ends now. ``name`` is a key of PERIODS."""
     days, end = PERIODS[name], clock.now()
@@ -89,7 +51,7 @@ def display_name(tool_key: str) -> str:
     return words[:1].upper() + words[1:] or tool_key
 
 
-def summary(user_id: int, period: Period) -> UsageSummary:
+def summary(user_id: int, period: Period) -> dict[str, Any]:
     """Debits (captures and model usage, without refunds) by tool, largest first."""
     account = account_for(user_id)
     sums = _add(
@@ -99,21 +61,26 @@ def summary(user_id: int, period: Period) -> UsageSummary:
         ]
     )
     groups = [
-        UsageGroup(tool or MODEL_KEY, display_name(tool or MODEL_KEY), total.amount, total.records, total.latest)
+        {
+            "tool_key": tool or MODEL_KEY,
+            "display_name": display_name(tool or MODEL_KEY),
+            "total_debited": total.amount,
+            "records": total.records,
+            "latest_usage_at": total.latest,
+        }
         for tool, total in sums.items()
     ]
-    groups.sort(key=lambda group: (-group.total_debited, group.tool_key))
-    return UsageSummary(
-        groups=groups,
-        total_debited_all=sum(group.total_debited for group in groups),
-        records_all=sum(group.records for group in groups),
-        categories_count=len(groups),
-        period_start=period.start or account.created_at,
-        period_end=period.end,
-    )
+    return {
+        "groups": sorted(groups, key=lambda group: (-group["total_debited"], group["tool_key"])),
+        "total_debited_all": sum(total.amount for total in sums.values()),
+        "records_all": sum(total.records for total in sums.values()),
+        "categories_count": len(groups),
+        "period_start": period.start or account.created_at,
+        "period_end": period.end,
+    }
 
 
-def by_chat(user_id: int, period: Period) -> list[ChatUsage]:
+def by_chat(user_id: int, period: Period) -> list[dict[str, Any]]:
     """The spending of each chat less refunds, newest activity first. Deleted chats keep their title."""
     # ChatTotal is ChatDayTotal over all days, with fewer rows to read.
     totals = (
@@ -122,26 +89,27 @@ def by_chat(user_id: int, period: Period) -> list[ChatUsage]:
     rows = _partial_day(user_id, period, SPENDING).filter(chat_id__isnull=False)
     sums = _add([totals.values(key=F("chat_id")), rows.values(key=F("chat_id"))])
     titles = _titles(user_id, sums)
-    entries = [ChatUsage(chat_id, titles.get(chat_id), total.amount, total.latest) for chat_id, total in sums.items()]
-    entries.sort(key=attrgetter("chat_id"))
-    entries.sort(key=attrgetter("timestamp"), reverse=True)
-    return entries
+    newest_first = sorted(sorted(sums.items()), key=lambda item: item[1].latest, reverse=True)
+    return [
+        {"chat_id": chat_id, "chat_title": titles.get(chat_id), "amount": total.amount, "timestamp": total.latest}
+        for chat_id, total in newest_first
+    ]
 
 
-def of_chat(user_id: int, chat_id: str) -> tuple[str | None, list[RunUsage]]:
+def of_chat(user_id: int, chat_id: str) -> tuple[str | None, list[dict[str, Any]]]:
     """The chat's title and its spending by (tool, run) less refunds, newest activity first.
 
     (None, []) for a chat of another user and for one that does not exist.
     """
     totals = RunTotal.objects.filter(account_id=user_id, chat_id=chat_id).order_by("-latest", "run_id", "tool_key")
     items = [
-        RunUsage(run_id, tool or None, amount, latest)
+        {"run_id": run_id, "tool_name": tool or None, "amount": amount, "timestamp": latest}
         for run_id, tool, amount, latest in totals.values_list("run_id", "tool_key", "amount", "latest")
     ]
     return _titles(user_id, [chat_id]).get(chat_id), items
 
 
-def by_day(user_id: int, period: Period) -> list[DayUsage]:
+def by_day(user_id: int, period: Period) -> list[dict[str, Any]]:
     """Debits as in ``summary`` by UTC day, oldest first, without empty days."""
     sums = _add(
         [
@@ -149,7 +117,9 @@ def by_day(user_id: int, period: Period) -> list[DayUsage]:
             _partial_day(user_id, period, DEBITS).values(key=TruncDate("created_at", tzinfo=UTC)),
         ]
     )
-    return [DayUsage(day, total.amount, total.records) for day, total in sorted(sums.items())]
+    return [
+        {"date": day, "total_debited": total.amount, "records": total.records} for day, total in sorted(sums.items())
+    ]
 
 
 def export(user_id: int) -> Iterator[LedgerEntry]:

@@ -1,0 +1,34 @@
+"""What commands share: their users, and how far one is whose work may take minutes (on the standard error)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.core.management.base import CommandError, OutputWrapper
+
+LINE_SECONDS = 5.0
+
+
+def user_named(username: str, kind: str = "", **also: bool) -> Any:
+    """The user with these fields ``also``, of which ``kind`` is the name. Raises CommandError."""
+    users = get_user_model()._default_manager.filter(username=username, **also)
+    user = users.first() if "\0" not in username else None
+    if user is None:
+        raise CommandError(f"There is no {kind}user {username!r}.")
+    return user
+
+
+def progress(out: OutputWrapper, line_seconds: float = LINE_SECONDS) -> Callable[[str, int, int], None]:
+    """A function that writes a line at the end of each step and every ``line_seconds``: step, done, total."""
+    shown_at = time.monotonic()
+
+    def show(step: str, done: int, total: int) -> None:
+        nonlocal shown_at
+        if done >= total or time.monotonic() - shown_at >= line_seconds:
+            shown_at = time.monotonic()
+            out.write(f"{done} of {total} {step}")
+
+    return show

@@ -7,6 +7,7 @@ from itertools import count
 from typing import Any
 
 from django.contrib.auth import get_user_model
+from django.db import transaction
 
 from config.kernel import clock
 from config.kernel.money import MICRO
@@ -50,6 +51,12 @@ def place(
         price={"perCall": amount},
     )
     return invocation
+
+
+def release_run(run_id: str) -> int:
+    """Release every open hold of the run. Returns how much this call released."""
+    with transaction.atomic():
+        return sum(hold.amount for hold in ledger.open_holds(run_id) if ledger._settle(hold, 0))
 
 
 def spend(user: Any, amount: int, *, run: str = "run_1", chat: str = "chat_1", tool: str = "draw") -> LedgerEntry:

@@ -215,4 +215,4 @@ class TestReconcile:
 )
 def test_a_wrong_signup_setting_stops_the_start(settings, value, wrong):
     settings.SIGNUP_CREDITS = value
-    assert any(found.id == "credits.E001" for found in run_checks()) is wrong
+    assert any(found.id == "api.E008" for found in run_checks()) is wrong

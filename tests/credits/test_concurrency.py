@@ -17,7 +17,7 @@ from config.kernel.errors import Conflict
 from credits import ledger, ledger_sql
 from credits.models import Account, LedgerEntry
 from credits.reconcile import drift
-from tests.credits.helpers import clerk, fund, place, spend, state, turn
+from tests.credits.helpers import clerk, fund, place, release_run, spend, state, turn
 from tests.factories import UserFactory
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -108,7 +108,7 @@ def test_every_sum_is_exact(threads):
                     balance -= spent
                 held += amount
             else:
-                held -= ledger.release_run(f"run_{index}") - amount
+                held -= release_run(f"run_{index}") - amount
         return balance, held
 
     results = side_by_side(threads, trade)
@@ -172,7 +172,7 @@ def every_movement(user: Any, key: str) -> tuple[list[Any], list[Any], tuple[int
         place(user, 67, invocation=f"inv_{key}dear")  # available: 100 − 24 spent − 10 held = 66, so 1 is missing
     except ledger.InsufficientCredits as refusal:
         results.append(refusal.details)
-    results += [ledger.release_run(f"run_{key}"), ledger.release_run(f"run_{key}")]
+    results += [release_run(f"run_{key}"), release_run(f"run_{key}")]
     for _ in range(2):
         turn(user, 3, run=f"run_{key}", index=1)
     spent = LedgerEntry.objects.filter(account_id=user.pk, type="CAPTURE").order_by("pk")

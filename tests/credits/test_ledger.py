@@ -11,7 +11,7 @@ from config.kernel.money import MAX_MICRO
 from credits import ledger, ledger_sql, sums
 from credits.models import Account, LedgerEntry
 from credits.reconcile import drift
-from tests.credits.helpers import CREDIT, clerk, fund, place, rows, spend, state, turn
+from tests.credits.helpers import CREDIT, clerk, fund, place, release_run, rows, spend, state, turn
 from tests.factories import UserFactory
 
 pytestmark = pytest.mark.django_db
@@ -206,7 +206,7 @@ class TestSettlement:
     def test_settling_an_unknown_invocation_has_no_effect(self, user):
         assert ledger.capture("inv_none", 5) == 0
         ledger.release("inv_none")
-        assert ledger.release_run("run_none") == 0
+        assert release_run("run_none") == 0
         assert rows(user) == []
 
     def test_negative_captures_are_refused(self, user):
@@ -220,8 +220,8 @@ class TestSettlement:
         settled, *_ = (place(user, 10), place(user, 20), place(user, 30))
         other = place(user, 7, run="run_2")
         ledger.capture(settled, 4)
-        assert ledger.release_run("run_1") == 50
-        assert ledger.release_run("run_1") == 0
+        assert release_run("run_1") == 50
+        assert release_run("run_1") == 0
         assert state(user) == (96, 7)
         ledger.capture(other, 7)
         assert state(user) == (89, 0)
@@ -295,7 +295,7 @@ class TestTurns:
         hold = hold_turn(user, 10)
         place(user, 5)
         assert {open.amount for open in ledger.open_holds("run_1")} == {5, hold.amount}
-        assert ledger.release_run("run_1") == 15
+        assert release_run("run_1") == 15
         assert ledger.open_holds("run_1") == []
         assert state(user) == (30, 0)
 

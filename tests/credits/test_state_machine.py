@@ -17,7 +17,7 @@ from credits import ledger, sums
 from credits.expiry import expire_grants, unspent
 from credits.models import LedgerEntry, PendingExpiry
 from credits.reconcile import drift
-from tests.credits.helpers import Clock, clerk, place, state, stop_clock, turn
+from tests.credits.helpers import Clock, clerk, place, release_run, state, stop_clock, turn
 from tests.factories import UserFactory
 from tests.tiers import examples
 
@@ -195,7 +195,7 @@ class Credits(RuleBasedStateMachine):
     @rule(run=RUNS)
     def end_run(self, run: str) -> None:
         ended = {invocation: held for invocation, (of, held) in self.holds.items() if of == run}
-        assert ledger.release_run(self.name(run)) == sum(ended.values())
+        assert release_run(self.name(run)) == sum(ended.values())
         for invocation in ended:
             del self.holds[invocation]
             self.settled.add(invocation)

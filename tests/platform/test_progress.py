@@ -9,7 +9,7 @@ import pytest
 from django.core.management import call_command
 from django.core.management.base import OutputWrapper
 
-from config.management.progress import progress
+from config.management import progress
 from tests import factories
 
 

@@ -11,7 +11,7 @@ from django.db import models
 from django.db.models.functions import Cast
 
 from config.kernel.encryption import DecryptionFailed, EncryptedField, decrypt, is_current
-from config.management.progress import progress
+from config.management import progress
 
 SHOW_EVERY = 100
 

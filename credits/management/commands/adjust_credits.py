@@ -1,23 +1,14 @@
-"""Adjust the account of a user."""
-
 from typing import Any
 
-from django.core.management.base import CommandParser
-
 from config.kernel import money
+from config.management import user_named
 from credits import ledger
 from credits.management.moving import MovingCommand
 
 
 class Command(MovingCommand):
     help = "Add AMOUNT credits to the account of USERNAME. A negative AMOUNT removes credits, even below zero."
-    amounts = "not 0"
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("username")
-        super().add_arguments(parser)
-
-    def handle(self, *args: Any, username: str, amount: str, reason: str, staff: str, **options: Any) -> None:
-        user, micro = self.move(username, amount, reason, minimum=None)
-        ledger.adjust(user.pk, micro, reason=reason, staff=self.staff(staff))
-        self.report(f"Adjusted {username} by {money.to_text(micro)} credits", user.pk)
+    def move(self, micro: int, username: str, reason: str, staff: Any, **options: Any) -> tuple[str, int]:
+        row = ledger.adjust(user_named(username).pk, micro, reason=reason, staff=staff)
+        return f"Adjusted {username} by {money.to_text(micro)} credits", row.account_id

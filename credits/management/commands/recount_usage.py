@@ -4,7 +4,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from config.management.progress import progress
+from config.management import progress
 from credits import totals
 from credits.models import Account
 

@@ -7,9 +7,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from config.kernel.errors import DomainError
-from config.management.progress import progress
+from config.management import progress, user_named
 from runs.erasure import NotErased, erase
-from runs.management.people import user_named
 
 
 class Command(BaseCommand):

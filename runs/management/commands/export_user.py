@@ -4,9 +4,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from config.management.progress import progress
+from config.management import progress, user_named
 from runs.export import export
-from runs.management.people import user_named
 
 
 class Command(BaseCommand):

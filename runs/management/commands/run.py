@@ -16,9 +16,9 @@ from chats.services import create_chat
 from config.api.authentication import user_of
 from config.kernel import clock
 from config.kernel.errors import DomainError
+from config.management import user_named
 from runs import services
 from runs.events import StreamType
-from runs.management.people import user_named
 from runs.models import FINAL_RUN_STATUSES, Run, RunEvent, RunStatus, Waitpoint, WaitpointKind, WaitpointStatus, Worker
 from runs.serializers import RunInput
 
