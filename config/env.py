@@ -13,66 +13,48 @@ from typing import Any, TypeVar
 
 TRUE = {"1", "true", "yes", "on"}
 FALSE = {"0", "false", "no", "off", ""}
+MOST = 2**31 - 1  # no limit
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 
 
 @dataclass
 class Env:
-    """Reads ``os.environ``. ``problems`` lists (variable, correction) of invalid values, ``known`` the defaults."""
+    """Reads ``os.environ``. ``problems`` lists (variable, correction) of invalid values. ``known`` has of each variable
+    its default and the accepted values, as texts for docs/settings.md.
+    """
 
     problems: list[tuple[str, str]] = field(default_factory=list)
-    known: dict[str, object] = field(default_factory=dict)
+    known: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def text(self, name: str, default: str = "", choices: tuple[str, ...] = ()) -> str:
-        value = os.environ.get(name, default).strip()
-        self.known[name] = default
+        value = self._read(name, default, ", ".join(f"`{choice}`" for choice in choices)).strip()
         if choices and value not in choices:
             return self._wrong(name, f"use one of {', '.join(choices)}", default)
         return value
 
     def flag(self, name: str, default: bool) -> bool:
-        self.known[name] = default
-        value = os.environ.get(name)
-        if value is None:
-            return default
-        if value.strip().lower() in TRUE:
-            return True
-        if value.strip().lower() in FALSE:
-            return False
-        return self._wrong(name, "use 1 or 0", default)
+        value = self._read(name, f"{default:d}", "`0`, `1`").strip().lower()
+        return value in TRUE if value in TRUE | FALSE else self._wrong(name, "use 1 or 0", default)
 
-    def whole(self, name: str, default: int, low: int = 0, high: int = 2**31 - 1) -> int:
-        self.known[name] = default
-        value = os.environ.get(name)
-        if value is None:
-            return default
-        try:
-            number = int(value)
-        except ValueError:
-            return self._wrong(name, f"use a whole number from {low} to {high}", default)
-        if not low <= number <= high:
-            return self._wrong(name, f"use a whole number from {low} to {high}", default)
-        return number
+    def whole(self, name: str, default: int, low: int = 0, high: int = MOST) -> int:
+        return self._limited(int, "a whole number", name, default, low, high)
 
-    def number(self, name: str, default: float, low: float = 0.0, high: float = 1e9) -> float:
-        self.known[name] = default
-        value = os.environ.get(name)
-        if value is None:
-            return default
+    def number(self, name: str, default: float, low: float = 0, high: float = MOST) -> float:
+        return self._limited(float, "a number", name, default, low, high)
+
+    def _limited(self, kind: type[N], what: str, name: str, default: N, low: N, high: N) -> N:
+        value = self._read(name, f"{default:.15g}", f"from {low:.15g}" + ("" if high == MOST else f" to {high:.15g}"))
+        remedy = f"use {what} from {low:.15g} to {high:.15g}"
         try:
-            number = float(value)
+            number = kind(value)
         except ValueError:
-            return self._wrong(name, f"use a number from {low:g} to {high:g}", default)
-        if not low <= number <= high:
-            return self._wrong(name, f"use a number from {low:g} to {high:g}", default)
-        return number
+            return self._wrong(name, remedy, default)
+        return number if low <= number <= high else self._wrong(name, remedy, default)
 
     def items(self, name: str, default: tuple[str, ...] = ()) -> list[str]:
         """A comma-separated list without empty items."""
-        self.known[name] = ",".join(default)
-        value = os.environ.get(name)
-        if value is None:
-            return list(default)
+        value = self._read(name, ",".join(default), "comma-separated")
         return [item.strip() for item in value.split(",") if item.strip()]
 
     def postgres(self, name: str) -> dict[str, Any]:
@@ -93,6 +75,10 @@ class Env:
             )
         database |= {key.upper(): parts.pop(key, "") for key in ("user", "password", "host", "port")}
         return database | {"OPTIONS": parts}
+
+    def _read(self, name: str, default: str, accepted: str) -> str:
+        self.known[name] = default, accepted
+        return os.environ.get(name, default)
 
     def _wrong(self, name: str, remedy: str, default: T) -> T:
         self.problems.append((name, remedy))

@@ -185,7 +185,7 @@ def test_shutdown_limits_are_below_the_grace_period():
     from runs.engine import engine
     from webhooks import dispatcher
 
-    defaults = {name: float(str(settings.ENV.known[name])) for name in settings.ENV.known if name.endswith("_SECONDS")}
+    defaults = {name: float(known[0]) for name, known in settings.ENV.known.items() if name.endswith("_SECONDS")}
     grace = 30
     assert defaults["WEB_GRACEFUL_SECONDS"] < grace
     assert defaults["RUN_SHUTDOWN_GRACE_SECONDS"] + engine.CLOSE_SECONDS + 2 < grace
