@@ -21,6 +21,8 @@ class ApiKeyAuthentication(BearerAuthentication):
 
     shape = re.compile(f"{keys.MARK}.*")
     token_name, path = "an API key", "/api/public/v1"
+    scheme, bearer_format = "apiKey", "awk_…"
+    description = "An API key of `/api/public/v1`, with the scopes that operations name."
 
     def authenticate_token(self, token: str) -> tuple[Any, ApiKey]:
         key = keys.find_key(token)
@@ -41,6 +43,8 @@ class ServerKeyAuthentication(BearerAuthentication):
 
     shape = re.compile(f"{keys.SERVER_MARK}.*")
     token_name, path = "a server key", "/api/v1/session-tokens"
+    scheme, bearer_format = "serverKey", "aws_…"
+    description = "A server key, which staff create for a trusted backend. It only makes session tokens."
 
     def authenticate_token(self, token: str) -> tuple[ServerKey, ServerKey]:
         key = keys.find_server_key(token)

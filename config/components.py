@@ -111,7 +111,6 @@ SPECTACULAR_SETTINGS = {
     "COMPONENT_SPLIT_PATCH": False,
     "SCHEMA_PATH_PREFIX": r"/api/(public/)?v1",
     "ENUM_GENERATE_CHOICE_DESCRIPTION": False,
-    "PREPROCESSING_HOOKS": ["config.api.openapi.document.load_parts"],
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",
         "config.api.openapi.document.complete",
@@ -127,14 +126,9 @@ SPECTACULAR_SETTINGS = {
 }
 # The order of tags and errors in the OpenAPI document.
 OPENAPI_PARTS = [
-    "chats.openapi.PART",
-    "runs.openapi.PART",
-    "credits.openapi.PART",
-    "apikeys.openapi.PART",
-    "webhooks.openapi.PART",
-    "config.api.openapi.shared.PART",
+    *(f"{app}/openapi.yaml" for app in ("chats", "runs", "credits", "apikeys", "webhooks")),
+    "config/api/openapi/shared.yaml",
 ]
-OPENAPI_DESCRIPTION = "runs.openapi.DESCRIPTION"
 
 # --- Celery ----------------------------------------------------------------------------------------------------------
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True

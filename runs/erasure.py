@@ -30,7 +30,7 @@ from runs import people, services
 from runs.models import InvocationStatus, Run, ToolInvocation
 from runs.people import TABLES, Erasure
 from webhooks.models import Delivery, Endpoint
-from webhooks.purge import remove_deliveries
+from webhooks.services import remove_deliveries
 
 # How long `erase_user` waits for runs and rows that are in use.
 ERASE_WAIT_SECONDS = 60

@@ -16,7 +16,7 @@ from config.kernel.errors import ValidationFailed
 from config.staff.actions import Action, ActionForm, Did, WithActions
 from config.staff.base import NOTHING, ReadOnly, StaffAdmin, link_column, status_column
 from webhooks import services
-from webhooks.catalogue import Event
+from webhooks.events import Event
 from webhooks.models import Attempt, Delivery, Endpoint
 
 RUN = link_column("run_id", "run")

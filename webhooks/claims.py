@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.conf import settings
 from django.db import connection, transaction
@@ -19,6 +20,8 @@ from config.kernel import clock
 from config.kernel.encryption import DecryptionFailed, decrypt
 from config.kernel.ids import any_of, array, new_id
 from webhooks import transitions
+from webhooks.models import Delivery
+from webhooks.transitions import Outcome
 
 # Concurrent attempts per process.
 WEBHOOK_WORKER_CAPACITY = 512
@@ -92,11 +95,6 @@ _DUE = """
         endpoint.user_id IS NULL
     FROM webhooks_endpoint endpoint WHERE endpoint.id {any_of}
 """
-_LOCK = """
-    SELECT id, event_id, run_id, request_id, body, attempt_count, endpoint_id FROM webhooks_delivery
-    WHERE id {any_of} AND status = 'PENDING' AND ready = true
-    ORDER BY next_attempt_at, id {lock}
-"""
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Claim:
-    """One attempt that this process will make. ``secret`` is None if it can't be decrypted."""
+    """One attempt that this process will make."""
 
     claim_id: str
     delivery_id: str
@@ -119,12 +117,13 @@ class Claim:
     run_id: str
     request_id: str
     number: int
+    created_at: datetime
     body: bytes = field(repr=False)
     endpoint_id: str
     endpoint_failing: bool | None
     url: str = field(repr=False)
-    secret: str | None = field(repr=False)
-    secondary_secret: str | None = field(repr=False)
+    # The secret, and in its grace window the previous one. Empty if the secret can't be decrypted.
+    secrets: tuple[str, ...] = field(repr=False)
     # The database's time and ``clock.steady`` at the same moment: the signed time does not depend on the local clock.
     claimed_at: datetime
     claimed_tick: float
@@ -135,6 +134,19 @@ class Claim:
 
     def now(self) -> datetime:
         return self.claimed_at + timedelta(seconds=clock.steady() - self.claimed_tick)
+
+    def outcome(self, **details: Any) -> Outcome:
+        """The outcome of the attempt. Without ``details``, it was not made, and the claim is returned."""
+        unsent = {"started_at": self.now(), "duration_ms": 0, "status_code": None, "error": None, "sent": False}
+        return Outcome(
+            delivery_id=self.delivery_id,
+            claim_id=self.claim_id,
+            endpoint_id=self.endpoint_id,
+            endpoint_failing=self.endpoint_failing,
+            number=self.number,
+            created_at=self.created_at,
+            **(details or unsent),
+        )
 
 
 def concurrency(of_installation: bool) -> int:
@@ -201,7 +213,7 @@ def _candidates(after: str) -> tuple[list[Candidate], list[str], str]:
         cursor.execute(_CANDIDATES, [after, CANDIDATES_MAX, _adapt(clock.now())])
         rows = cursor.fetchall()
     found = [
-        Candidate(endpoint_id, None if failing is None else bool(failing), in_flight, bool(of_installation))
+        Candidate(endpoint_id, _boolean(failing), in_flight, bool(of_installation))
         for endpoint_id, is_open, dropping, failing, _, in_flight, of_installation in rows
         if is_open and not dropping and in_flight < concurrency(of_installation)
     ]
@@ -216,55 +228,60 @@ def _claim(allowances: dict[str, int]) -> list[Claim]:
     lock = "FOR NO KEY UPDATE SKIP LOCKED" if connection.features.has_select_for_update_skip_locked else ""
     with connection.cursor() as cursor:
         cursor.execute(_ENDPOINTS.format(any_of=any_of(), lock=lock), [moment, array(allowances)])
-        endpoints = {row[0]: _Sendable(*row[1:]) for row in cursor.fetchall()}
+        endpoints = {
+            key: {"endpoint_failing": _boolean(failing), "url": url, "secrets": _decrypted(*secrets)}
+            for key, url, failing, *secrets in cursor.fetchall()
+        }
         if not endpoints:
             return []
         due = _due_ids(endpoints, allowances, moment)
-        cursor.execute(_LOCK.format(any_of=any_of(), lock=lock), [array(due)])
-        rows = cursor.fetchall()
+    unlocked = Delivery.objects.select_for_update(no_key=True, skip_locked=True)
+    ready = unlocked.filter(pk__any_of=due, status=Delivery.Status.PENDING, ready=True).order_by(
+        "next_attempt_at", "pk"
+    )
     claim_id = new_id("clm")
     lapses = now + timedelta(
         seconds=settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS + transitions.WEBHOOK_CLAIM_MARGIN_SECONDS
     )
-    transitions.claim([row[0] for row in rows], claim_id, lapses)
-    return [
+    columns = ("pk", "event_id", "run_id", "request_id", "body", "attempt_count", "endpoint_id", "created_at")
+    claimed = [
         Claim(
             claim_id=claim_id,
-            delivery_id=delivery_id,
+            delivery_id=key,
             event_id=event_id,
             run_id=run_id,
             request_id=request_id,
             number=attempt_count + 1,
             body=body.encode(),
             endpoint_id=endpoint_id,
-            endpoint_failing=endpoints[endpoint_id].failing,
-            url=endpoints[endpoint_id].url,
-            secret=endpoints[endpoint_id].secret,
-            secondary_secret=endpoints[endpoint_id].secondary_secret,
+            created_at=created_at,
             claimed_at=now,
             claimed_tick=tick,
+            **endpoints[endpoint_id],
         )
-        for delivery_id, event_id, run_id, request_id, body, attempt_count, endpoint_id in rows
+        for key, event_id, run_id, request_id, body, attempt_count, endpoint_id, created_at in ready.values_list(
+            *columns
+        )
     ]
+    transitions.claim([claim.delivery_id for claim in claimed], claim_id, lapses)
+    return claimed
 
 
-class _Sendable:
-    """An endpoint's address and decrypted secrets. A secret that no key decrypts stops the deliveries of that endpoint
-    only.
+def _boolean(value: Any) -> bool | None:
+    return None if value is None else bool(value)
+
+
+def _decrypted(secret: str, previous: str | None) -> tuple[str, ...]:
+    """What no key decrypts is left out, and without the secret the previous one too: only this endpoint's deliveries
+    fail.
     """
-
-    def __init__(self, url: str, failing: bool | None, secret: str, secondary_secret: str | None) -> None:
-        self.url = url
-        self.failing = None if failing is None else bool(failing)
-        self.secret = _opened(secret)
-        self.secondary_secret = _opened(secondary_secret)
-
-
-def _opened(secret: str | None) -> str | None:
-    try:
-        return decrypt(secret) or None if secret else None
-    except DecryptionFailed:
-        return None
+    opened = []
+    for each in (secret, previous):
+        try:
+            opened.append(decrypt(each) if each else "")
+        except DecryptionFailed:
+            opened.append("")
+    return tuple(filter(None, opened)) if opened[0] else ()
 
 
 def _due_ids(endpoint_ids: Iterable[str], allowances: dict[str, int], moment: datetime | str) -> list[str]:

@@ -23,7 +23,7 @@ from config.outbound.loop import raise_open_file_limit, shared
 from config.queue import nudges
 from webhooks import claims, sender, transitions
 from webhooks.outbox import DELIVER
-from webhooks.outcomes import Outcome
+from webhooks.transitions import Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ class Dispatcher:
     async def _attempt(self, claim: claims.Claim) -> None:
         # A process that stops returns its claims, and so does one that was suspended: its claim may lapse meanwhile.
         unsent = self._stopping or claim.is_late()
-        self._outcomes.put(sender.unsent(claim) if unsent else await sender.attempt(claim))
+        self._outcomes.put(claim.outcome() if unsent else await sender.attempt(claim))
         self._awake.set()
 
     def _gather(self) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from config.kernel import clock
 from config.telemetry.metrics import Counter, Gauge, Histogram
 from webhooks.models import Delivery
-from webhooks.outcomes import RecordedAttempt
 
 attempts = Counter(
     "webhook_attempts", "Attempts by outcome: the answer's class, or error if there was none.", ["outcome"]
@@ -23,17 +22,6 @@ lag_seconds = Histogram("webhook_lag_seconds", "From an event to its delivery's 
 
 # Counting a larger backlog would be slow, and would say no more.
 COUNT_MAX = 100_000
-
-
-def count_attempts(recorded: Iterable[RecordedAttempt], died: int) -> None:
-    """Count attempts that are committed; ``died`` of their deliveries are given up."""
-    for one in recorded:
-        status = one.outcome.status_code
-        attempts.inc(f"{status // 100}xx" if status else "error")
-        if one.number == 1:
-            lag_seconds.observe(max(0.0, (one.outcome.started_at - one.created_at).total_seconds()))
-    if died:
-        dead.inc(by=died)
 
 
 def oldest_due(now: datetime) -> datetime | None:

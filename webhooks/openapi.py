@@ -1,12 +1,11 @@
-"""Webhooks in the OpenAPI document: the operations, and the request that a receiver gets for each event."""
+"""Webhooks in the OpenAPI document: the request that a receiver gets for each event."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from config.api.openapi.document import Operation, Part
-from webhooks.catalogue import TEXT, USER_ID, Event
-from webhooks.outcomes import MAX_ATTEMPTS
+from webhooks.events import TEXT, USER_ID, Event
+from webhooks.transitions import MAX_ATTEMPTS
 
 HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
     "X-Service-Signature": (
@@ -27,45 +26,6 @@ HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
         TEXT,
     ),
 }
-PART = Part(
-    tags={"webhooks": "The endpoint that receives the events of runs and tool calls."},
-    operations={
-        "GET webhooks": Operation("Get the webhook endpoint", "The caller's webhook endpoint."),
-        "POST webhooks": Operation(
-            "Create, change or rotate the webhook endpoint",
-            "The first call creates the endpoint. Later calls change its address, its secret if `rotateSecret` is "
-            "true, and its events if `extendedEvents` is given.",
-            sent={"url": "https://receiver.example.com/agents"},
-            answered={
-                "id": "whe_01kb5w3v7d8e9f0g1h2j3k4m5n",
-                "url": "https://receiver.example.com/agents",
-                "secret": "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
-                "secondarySecret": None,
-                "enabled": True,
-                "extendedEvents": False,
-                "createdAt": "2026-11-20T12:31:00.000Z",
-                "updatedAt": "2026-11-20T12:31:00.000Z",
-            },
-        ),
-        "PATCH webhooks": Operation(
-            "Change what the webhook endpoint gets",
-            "A disabled endpoint gets no events. Only an endpoint with `extendedEvents` gets `agent.waiting` and "
-            "`agent.cancelled`.",
-        ),
-        "DELETE webhooks": Operation("Delete the webhook endpoint", "Deletes the endpoint. No more events are sent."),
-        "GET webhooks/deliveries": Operation(
-            "List webhook deliveries", "The deliveries of events with their attempts, newest first."
-        ),
-    },
-    components={
-        "Attempt": "One try of a delivery, with the answer's status code or an error.",
-        "Delivery": "One event for one endpoint, with its attempts.",
-        "DeliveryStatusEnum": "`DEAD`: there will be no more attempts.",
-        "EndpointChangesRequest": "The fields of an endpoint that change.",
-        "EndpointInputRequest": "`url` is absolute, http or https, without credentials or fragment.",
-        "WebhookEndpoint": "Only the answer that makes a secret shows both in full, others their last 4 characters.",
-    },
-)
 
 
 def add_webhooks(result: dict[str, Any], generator: Any, request: Any, public: Any) -> dict[str, Any]:
@@ -77,12 +37,12 @@ def add_webhooks(result: dict[str, Any], generator: Any, request: Any, public: A
 def operation(event: Event) -> dict[str, Any]:
     """The POST that a receiver gets."""
     fields = event.fields
-    body = {
-        "type": "object",
-        "required": list(fields),
-        "properties": {name: field.schema for name, field in (fields | {"userId": USER_ID}).items()},
+    example = {name: field["example"] for name, field in fields.items()}
+    properties = {
+        name: {key: value for key, value in field.items() if key != "example"}
+        for name, field in (fields | {"userId": USER_ID}).items()
     }
-    example = {name: field.example for name, field in fields.items()}
+    body = {"type": "object", "required": list(fields), "properties": properties}
     asked = ", if its endpoint has `extendedEvents`" if event.extended else ""
     return {
         "operationId": "webhook" + "".join(word.capitalize() for word in event.split(".")),

@@ -10,14 +10,14 @@ from functools import cache
 from typing import Any
 
 from django.contrib.auth import get_user_model
-from django.db import DEFAULT_DB_ALIAS, connections
+from django.db import connection
 
 from config.database.writes import Writes
 from config.kernel import clock
 from config.kernel.ids import new_id
 from config.kernel.jsontext import dumps
 from config.queue.nudges import nudge_after_commit
-from webhooks.catalogue import EXTENDED_EVENTS, Event
+from webhooks.events import EXTENDED_EVENTS, Event
 
 DELIVER = "webhooks.deliver_due"
 
@@ -47,13 +47,6 @@ def _record_sql(vendor: str) -> str:
     return _RECORD.format(json=json, users=get_user_model()._meta.db_table)
 
 
-def record(user_id: int, event: Event, **details: Any) -> str | None:
-    """``add`` in a statement of its own. Returns the event's id, or None if no endpoint is enabled. One query."""
-    writes = Writes()
-    event_id = add(writes, user_id, event, **details)
-    return event_id if writes.do() else None
-
-
 def add(
     writes: Writes,
     user_id: int,
@@ -67,7 +60,7 @@ def add(
     """Add the event to ``writes``, for the user's endpoint and the installation endpoint if they are enabled. Returns
     the event's id.
 
-    ``extra`` holds the event's own fields (``webhooks.catalogue``); Decimals are written exactly. The body's bytes
+    ``extra`` holds the event's own fields (``webhooks.events``); Decimals are written exactly. The body's bytes
     never change afterwards. ``request_id`` is of the request that caused the run, for the log lines of attempts.
     """
     now = clock.now()
@@ -80,13 +73,9 @@ def add(
         "occurredAt": clock.iso(now),
         **(extra or {}),
     }
-    moment = connections[DEFAULT_DB_ALIAS].ops.adapt_datetimefield_value(now)
+    moment = connection.ops.adapt_datetimefield_value(now)
     unclosed = dumps(body).decode().removesuffix("}")
     values: list[Any] = [new_id("dlv"), new_id("dlv"), event_id, event, run_id, chat_id, request_id, unclosed, user_id]
     values += [moment, moment, user_id, event not in EXTENDED_EVENTS]
-    writes.execute(_record_sql(connections[DEFAULT_DB_ALIAS].vendor), values, then=_nudge)
+    writes.execute(_record_sql(connection.vendor), values, then=lambda: nudge_after_commit(DELIVER))
     return event_id
-
-
-def _nudge() -> None:
-    nudge_after_commit(DELIVER)

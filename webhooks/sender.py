@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
 
 from django.conf import settings
 
@@ -12,7 +11,7 @@ from config.outbound import client
 from config.telemetry import logs
 from webhooks import signing
 from webhooks.claims import Claim
-from webhooks.outcomes import Outcome, succeeded
+from webhooks.transitions import Outcome
 
 # Bytes of a receiver's answer that are read.
 WEBHOOK_ANSWER_MAX_BYTES = 64 * 1024
@@ -40,31 +39,13 @@ async def attempt(claim: Claim) -> Outcome:
     except Exception as failure:
         logger.exception("attempt %s of delivery %s failed unexpectedly", claim.number, claim.delivery_id)
         error = f"Internal error ({type(failure).__name__})."
-    if not succeeded(status_code):
+    duration_ms = round((time.monotonic() - tick) * 1000)
+    outcome = claim.outcome(
+        started_at=started_at, duration_ms=duration_ms, status_code=status_code, error=error, answer=kept
+    )
+    if not outcome.succeeded:
         logger.info("attempt %s failed: %s", claim.number, error or f"status {status_code}")
-    return _outcome(
-        claim,
-        started_at=started_at,
-        duration_ms=round((time.monotonic() - tick) * 1000),
-        status_code=status_code,
-        error=error,
-        answer=kept,
-    )
-
-
-def unsent(claim: Claim) -> Outcome:
-    """The outcome of a claim that is returned."""
-    return _outcome(claim, started_at=claim.now(), duration_ms=0, status_code=None, error=None, sent=False)
-
-
-def _outcome(claim: Claim, **details: Any) -> Outcome:
-    return Outcome(
-        delivery_id=claim.delivery_id,
-        claim_id=claim.claim_id,
-        endpoint_id=claim.endpoint_id,
-        endpoint_failing=claim.endpoint_failing,
-        **details,
-    )
+    return outcome
 
 
 def as_text(body: bytes) -> str:
@@ -73,18 +54,11 @@ def as_text(body: bytes) -> str:
 
 
 async def _send(claim: Claim, milliseconds: int) -> client.Answer:
-    if claim.secret is None:
+    if not claim.secrets:
         raise client.RequestFailed(
             "The endpoint's secret can't be decrypted; register it with rotateSecret for a new one."
         )
-    headers = signing.signed_headers(
-        event_id=claim.event_id,
-        number=claim.number,
-        body=claim.body,
-        milliseconds=milliseconds,
-        secret=claim.secret,
-        secondary=claim.secondary_secret,
-    )
+    headers = signing.signed_headers(claim.event_id, claim.number, claim.body, milliseconds, claim.secrets)
     return await client.asend(
         "POST",
         claim.url,

@@ -13,6 +13,7 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.db.models import Prefetch, QuerySet
 
+from config.database import batches
 from config.kernel import clock
 from config.kernel.errors import NotFound, ValidationFailed
 from config.outbound import client
@@ -22,6 +23,7 @@ from webhooks.models import LOST_SECRETS, Attempt, Delivery, Endpoint, opened
 INSTALLATION: Any = None
 URL_MAX_CHARS = 2048
 SECRET_BYTES = 32
+PURGE_BATCH = 1000
 
 
 def check_url(url: str) -> None:
@@ -125,6 +127,15 @@ def disable(endpoints: QuerySet[Endpoint]) -> int:
     for endpoint in enabled:
         change(endpoint.user, enabled=False)
     return len(enabled)
+
+
+@transaction.atomic
+def remove_deliveries(deliveries: QuerySet[Delivery]) -> int:
+    """Delete a batch of ``deliveries``. Leaves those that a worker is about to record. Returns how many it deleted."""
+    taken = batches.take_batch(deliveries, PURGE_BATCH, to_delete=True)
+    batches.delete_rows(Attempt, "delivery_id", taken)
+    batches.delete_rows(Delivery, "id", taken)
+    return len(taken)
 
 
 def new_secret() -> str:

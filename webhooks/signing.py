@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 TOLERANCE_SECONDS = 300
 
@@ -32,25 +32,22 @@ def standard_signature(secret: str, event_id: str, timestamp: str, body: bytes) 
 
 
 def signed_headers(
-    *, event_id: str, number: int, body: bytes, milliseconds: int, secret: str, secondary: str | None
+    event_id: str, number: int, body: bytes, milliseconds: int, secrets: Sequence[str]
 ) -> dict[str, str]:
-    """Every header that depends on the attempt. ``secondary`` is the previous secret, in the grace window only.
+    """Every header that depends on the attempt. ``secrets``: the endpoint's, and in the grace window the previous one.
 
     In that window odd attempts are signed with the secret and even ones with the previous one, so a receiver that knows
     either accepts the delivery at its second attempt at the latest; the standard's header carries both signatures.
     """
     timestamp, seconds = str(milliseconds), str(milliseconds // 1000)
-    signer = secondary if secondary and number % 2 == 0 else secret
     return {
-        "X-Service-Signature": contract_signature(signer, timestamp, body),
+        "X-Service-Signature": contract_signature(secrets[-1 if number % 2 == 0 else 0], timestamp, body),
         "X-Service-Timestamp": timestamp,
         "X-Service-Event-Id": event_id,
         "X-Service-Delivery-Attempt": str(number),
         "webhook-id": event_id,
         "webhook-timestamp": seconds,
-        "webhook-signature": " ".join(
-            standard_signature(key, event_id, seconds, body) for key in (secret, secondary) if key
-        ),
+        "webhook-signature": " ".join(standard_signature(key, event_id, seconds, body) for key in secrets),
     }
 
 

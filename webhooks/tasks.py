@@ -15,7 +15,7 @@ from config.queue import jobs, nudges
 from webhooks import claims, dispatcher, transitions
 from webhooks.models import Delivery, Endpoint
 from webhooks.outbox import DELIVER
-from webhooks.purge import remove_deliveries
+from webhooks.services import remove_deliveries
 
 
 @shared_task(name="webhooks.deliver_due", ignore_result=True)

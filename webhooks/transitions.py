@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -29,7 +30,6 @@ from config.queue.nudges import nudge_after_commit
 from webhooks import metrics
 from webhooks.models import Delivery, Endpoint
 from webhooks.outbox import DELIVER
-from webhooks.outcomes import MAX_ATTEMPTS, UNKNOWN, WAITS, Outcome, RecordedAttempt
 
 # Added to an attempt's time limit to get the time at which its claim ends.
 WEBHOOK_CLAIM_MARGIN_SECONDS = 15
@@ -37,6 +37,12 @@ WEBHOOK_CLAIM_MARGIN_SECONDS = 15
 WEBHOOK_INSTALLATION_PENDING_MAX = 200_000
 # Pending deliveries per endpoint; the oldest of more are dropped.
 WEBHOOK_PENDING_MAX = 10_000
+
+# Seconds from the end of a failed attempt to the next one. The first attempt is made at once.
+WAITS = (30, 90, 270, 600)
+MAX_ATTEMPTS = len(WAITS) + 1
+# The error of an attempt whose process ended before it recorded how the attempt went.
+UNKNOWN = "The outcome is not known."
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +103,28 @@ _EXCESS = """
 """
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """How one attempt went. ``status_code`` and ``error`` exclude each other. ``created_at`` is the delivery's."""
+
+    delivery_id: str
+    claim_id: str
+    endpoint_id: str
+    endpoint_failing: bool | None  # as it was when the attempt was claimed
+    number: int
+    created_at: datetime
+    started_at: datetime
+    duration_ms: int
+    status_code: int | None
+    error: str | None
+    answer: str = field(default="", repr=False)
+    sent: bool = True  # False if it is certain that nothing was sent
+
+    @property
+    def succeeded(self) -> bool:
+        return self.status_code is not None and 200 <= self.status_code < 300
+
+
 class _Clock(Func):
     function = "clock_timestamp"
     output_field = DateTimeField()
@@ -124,40 +152,27 @@ def record_outcomes(outcomes: Sequence[Outcome]) -> None:
     sent does not count.
     """
     with transaction.atomic():
-        held = {
-            key: (claim_id, attempt_count, created_at)
-            for key, claim_id, attempt_count, created_at in Delivery.objects.select_for_update(no_key=True)
-            .filter(pk__any_of=[outcome.delivery_id for outcome in outcomes], status=Delivery.Status.PENDING)
-            .order_by("pk")
-            .values_list("pk", "claim_id", "attempt_count", "created_at")
-        }
-        ended: list[RecordedAttempt] = []
-        returned: list[str] = []
-        for outcome in outcomes:
-            claim_id, attempt_count, created_at = held.get(outcome.delivery_id, (None, 0, outcome.started_at))
-            if claim_id != outcome.claim_id:
-                continue
-            if outcome.sent:
-                ended.append(RecordedAttempt(outcome, attempt_count, created_at))
-            else:
-                returned.append(outcome.delivery_id)
-        if returned:
+        pending = _pending([outcome.delivery_id for outcome in outcomes]).select_for_update(no_key=True).order_by("pk")
+        held = dict(pending.values_list("pk", "claim_id"))
+        valid = [outcome for outcome in outcomes if held.get(outcome.delivery_id) == outcome.claim_id]
+        ended = [outcome for outcome in valid if outcome.sent]
+        if returned := [outcome.delivery_id for outcome in valid if not outcome.sent]:
             _pending(returned).update(
                 attempt_count=F("attempt_count") - 1, claim_id=None, ready=True, next_attempt_at=database_time()
             )
         died = _end_attempts(ended)
-    metrics.count_attempts(ended, died)
+    _count(ended, died)
     _note_health([outcome for outcome in outcomes if outcome.sent])
 
 
-def _end_attempts(ended: Sequence[RecordedAttempt]) -> int:
+def _end_attempts(ended: Sequence[Outcome]) -> int:
     """Write what follows from these attempts. Their deliveries are locked. Returns how many of those died."""
-    if delivered := [one.outcome.delivery_id for one in ended if one.outcome.succeeded]:
+    if delivered := [outcome.delivery_id for outcome in ended if outcome.succeeded]:
         _finish(delivered, Delivery.Status.DELIVERED)
     failed: dict[int, list[str]] = {}
-    for one in ended:
-        if not one.outcome.succeeded:
-            failed.setdefault(one.number, []).append(one.outcome.delivery_id)
+    for outcome in ended:
+        if not outcome.succeeded:
+            failed.setdefault(outcome.number, []).append(outcome.delivery_id)
     for number, ids in failed.items():
         if number >= MAX_ATTEMPTS:
             _finish(ids, Delivery.Status.DEAD)
@@ -170,21 +185,26 @@ def _end_attempts(ended: Sequence[RecordedAttempt]) -> int:
     return len(failed.get(MAX_ATTEMPTS, ()))
 
 
-def _insert_attempts(recorded: Sequence[RecordedAttempt]) -> None:
+def _count(ended: Iterable[Outcome], died: int) -> None:
+    """Count attempts that are committed; ``died`` of their deliveries are given up."""
+    for one in ended:
+        metrics.attempts.inc(f"{one.status_code // 100}xx" if one.status_code else "error")
+        if one.number == 1:
+            metrics.lag_seconds.observe(max(0.0, (one.started_at - one.created_at).total_seconds()))
+    if died:
+        metrics.dead.inc(by=died)
+
+
+def _insert_attempts(ended: Sequence[Outcome]) -> None:
     """On PostgreSQL one parameter a column, for hundreds of rows: ``bulk_create`` takes longer than all the rest."""
-    if not recorded:
+    if not ended:
         return
     rows = [
         (
-            one.outcome.delivery_id,
-            one.number,
-            connection.ops.adapt_datetimefield_value(one.outcome.started_at),
-            one.outcome.duration_ms,
-            one.outcome.status_code,
-            one.outcome.error,
-            one.outcome.answer,
+            *(one.delivery_id, one.number, connection.ops.adapt_datetimefield_value(one.started_at)),
+            *(one.duration_ms, one.status_code, one.error, one.answer),
         )
-        for one in recorded
+        for one in ended
     ]
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
@@ -234,16 +254,18 @@ def _end_waits() -> int:
             claim_id=claim_id,
             endpoint_id=endpoint_id,
             endpoint_failing=None,
+            number=number,
+            created_at=created_at,
             started_at=(lapsed_at or clock.now()) - hold,
             duration_ms=round(hold.total_seconds() * 1000),
             status_code=None,
             error=UNKNOWN,
         )
-        lapsed.append(RecordedAttempt(outcome, number, created_at))
+        lapsed.append(outcome)
     if waited:
         _pending(waited).update(ready=True)
     died = _end_attempts(lapsed)
-    transaction.on_commit(lambda: metrics.count_attempts(lapsed, died))
+    transaction.on_commit(lambda: _count(lapsed, died))
     return len(waited) + len(lapsed)
 
 

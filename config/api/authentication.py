@@ -31,12 +31,16 @@ DEMO_USER = "demo"
 class BearerAuthentication(BaseAuthentication):
     """``Authorization: Bearer …``; a subclass finds the token's user. A missing or malformed header is 401.
 
-    ``shape``, ``token_name`` and ``path`` tell a caller who uses a token on the wrong surface which one to use.
+    ``shape``, ``token_name`` and ``path`` tell a caller who uses a token on the wrong surface which one to use. The
+    other three are for the OpenAPI document.
     """
 
     shape: ClassVar[re.Pattern[str]]
     token_name: ClassVar[str]
     path: ClassVar[str]
+    scheme: ClassVar[str]
+    bearer_format: ClassVar[str]
+    description: ClassVar[str]
 
     def authenticate_header(self, request: Request) -> str:
         return "Bearer"
@@ -70,6 +74,8 @@ class SessionTokenAuthentication(BearerAuthentication):
 
     shape = re.compile(r"eyJ[^.]*\.[^.]*\.[^.]*")
     token_name, path = "a session token", "/api/v1"
+    scheme, bearer_format = "sessionToken", "JWT"
+    description = "A session token of `/api/v1`: a JWT of the identity provider."
 
     def authenticate_token(self, token: str) -> tuple[Any, dict[str, Any]]:
         from config.api import session_tokens  # PyJWT and cryptography, which most commands do not need

@@ -33,7 +33,7 @@ from runs.models import (
     Waitpoint,
     WaitpointStatus,
 )
-from webhooks.catalogue import Event
+from webhooks.events import Event
 from webhooks.models import Attempt, Delivery
 
 ROWS_MAX = 200

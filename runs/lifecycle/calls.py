@@ -24,7 +24,7 @@ from runs.models import (
     Waitpoint,
     WaitpointStatus,
 )
-from webhooks.catalogue import Event
+from webhooks.events import Event
 
 # In place of a refusal.
 WAITS = ("", "")

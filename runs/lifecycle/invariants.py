@@ -54,7 +54,7 @@ from runs.models import (
     WaitpointStatus,
     Worker,
 )
-from webhooks.catalogue import Event
+from webhooks.events import Event
 from webhooks.models import Delivery, Endpoint
 
 MOST = 20

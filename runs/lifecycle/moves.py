@@ -38,7 +38,7 @@ from runs.models import (
     WaitpointStatus,
 )
 from webhooks import outbox
-from webhooks.catalogue import Event
+from webhooks.events import Event
 
 # Time for which a housekeeping job waits for a row that another transaction has locked (PostgreSQL).
 HOUSEKEEPING_LOCK_SECONDS = 0.2

@@ -54,7 +54,7 @@ from runs.models import (
     ToolInvocation,
     Turn,
 )
-from webhooks.catalogue import Event
+from webhooks.events import Event
 
 
 class ChatChanged(Exception):

@@ -27,7 +27,7 @@ from runs.models import (
     WaitpointKind,
     WaitpointStatus,
 )
-from webhooks.catalogue import Event
+from webhooks.events import Event
 
 
 @transaction.atomic

@@ -15,7 +15,7 @@ from runs.errors import CallError, RunError
 from runs.events import StreamType
 from runs.models import InvocationStatus, RunStatus
 from tests.architecture.test_rules import ROOT, sources
-from webhooks.catalogue import Event
+from webhooks.events import Event
 
 # The names of the colours that unfold has for the labels of a column.
 TONES = {"default", "info", "success", "warning", "danger"}
@@ -38,7 +38,7 @@ def test_only_the_catalogue_contains_names_of_webhook_events() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in sources()
-        if path.name != "catalogue.py"
+        if path != ROOT / "webhooks" / "events.py"
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and node.value in names
     ]

@@ -14,9 +14,9 @@ from runs.catalogue.providers import Server
 from runs.models import AgentModel, AgentVersion, Provider, Tool
 from tests.catalogue.conftest import EXAMPLE, VARIABLES
 from tests.threads import side_by_side
-from tests.webhooks.conftest import deliver
+from tests.webhooks.conftest import deliver, emit
 from tests.webhooks.receiver import receiving
-from webhooks import outbox, services, signing
+from webhooks import services, signing
 from webhooks.models import Endpoint
 
 LLAMA = "models: [{name: llama, provider: demo, providerModel: demo, inputPrice: 1, outputPrice: 2%s}]"
@@ -293,7 +293,7 @@ def test_a_new_secret_of_the_endpoint_has_a_grace_window(command, monkeypatch):
 def test_the_installation_endpoint_signs_with_the_secret_of_the_file(command, user):
     with receiving() as receiver:
         command.applied(EXAMPLE.replace("http://127.0.0.1:9/hooks", receiver.url))
-        outbox.record(user.pk, "agent.started", run_id="run_1", chat_id="chat_1")
+        emit(user.pk, "agent.started", run_id="run_1", chat_id="chat_1")
         deliver()
     (request,) = receiver.requests
     headers = dict(request.headers)

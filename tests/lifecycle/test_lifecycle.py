@@ -13,7 +13,7 @@ from tests import factories
 from tests.driver import until
 from tests.factories import seed_catalogue
 from tests.lifecycle.conftest import joined
-from webhooks.catalogue import Event
+from webhooks.events import Event
 from webhooks.models import Delivery
 
 pytestmark = pytest.mark.django_db(transaction=True)

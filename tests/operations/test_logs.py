@@ -22,9 +22,8 @@ from config import celery
 from config.queue import nudges, wakeups
 from config.telemetry import logs
 from tests import factories
-from tests.webhooks.conftest import deliver
+from tests.webhooks.conftest import deliver, emit
 from tests.webhooks.receiver import answer, receiving
-from webhooks import outbox
 from webhooks.models import Delivery
 
 CANARY = "canary-4711"
@@ -198,7 +197,7 @@ def test_a_line_about_a_webhook_attempt_names_its_request_and_run(user, listen):
     with receiving(answer(500, CANARY.encode())) as receiver:
         factories.EndpointFactory(user=user, url=f"{receiver.url}?token={CANARY}")
         for run_id, request_id in (("run_1", "mine"), ("run_2", "")):
-            outbox.record(user.pk, "agent.started", run_id=run_id, chat_id="chat_1", request_id=request_id)
+            emit(user.pk, "agent.started", run_id=run_id, chat_id="chat_1", request_id=request_id)
         deliver()
     logged = [json.loads(line) for line in lines if "attempt 1 failed: status 500" in line]
     deliveries = {delivery.run_id: delivery.pk for delivery in Delivery.objects.all()}

@@ -34,9 +34,8 @@ from tests import factories
 from tests.api.conftest import limits, redis_server  # noqa: F401
 from tests.driver import Driver, InProcess, until
 from tests.lifecycle.conftest import bench, engines  # noqa: F401
-from tests.webhooks.conftest import deliver, receiver, receivers  # noqa: F401
+from tests.webhooks.conftest import deliver, emit, receiver, receivers  # noqa: F401
 from tests.webhooks.receiver import answer
-from webhooks import outbox
 from webhooks import services as webhooks
 from webhooks.models import Endpoint
 
@@ -121,7 +120,7 @@ def plant(name: str, receiver_answer: Any) -> tuple[Any, Canaries, Driver]:
     driver.start(canaries["queued"], chat=busy["chatId"], onActiveRun="enqueue")
     driver.ask(f"/ask {canaries['asked']}")
     # Its run was purged before: only the name in the body leads to the installation endpoint's delivery.
-    outbox.record(user.pk, "agent.started", run_id="run_purged", chat_id="chat_purged")
+    emit(user.pk, "agent.started", run_id="run_purged", chat_id="chat_purged")
     deliver()
     return user, canaries, driver
 

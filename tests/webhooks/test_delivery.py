@@ -11,9 +11,9 @@ from tests import factories
 from tests.webhooks import receiver as behaviours
 from tests.webhooks.conftest import attempt, deliver, pass_time, record
 from tests.webhooks.receiver import answer
-from webhooks import claims, purge, sender, services, tasks, transitions
+from webhooks import claims, services, tasks, transitions
 from webhooks.models import Attempt, Delivery
-from webhooks.outcomes import WAITS
+from webhooks.transitions import WAITS
 
 pytestmark = pytest.mark.django_db
 
@@ -283,10 +283,10 @@ def test_delivery_whose_every_claim_lapses_is_dead_after_the_fifth(user, endpoin
 def test_attempt_that_was_not_sent_does_not_count(user, endpoint, receiver):
     delivery = record(user)
     (claim,) = claims.take_ready(0)[0]
-    transitions.record_outcomes([sender.unsent(claim)])
+    transitions.record_outcomes([claim.outcome()])
     delivery.refresh_from_db()
     assert (delivery.attempt_count, delivery.claim_id, delivery.attempts.count()) == (0, None, 0)
-    transitions.record_outcomes([sender.unsent(claim)])
+    transitions.record_outcomes([claim.outcome()])
     deliver()
     assert [r.header("X-Service-Delivery-Attempt") for r in receiver.requests] == ["1"]
     delivery.refresh_from_db()
@@ -352,7 +352,7 @@ def test_attempt_without_an_answer_stores_none(user, endpoint, receivers):
 
 
 def test_prune_deletes_deliveries_past_their_retention(user, endpoint, receiver, settings, monkeypatch):
-    monkeypatch.setattr(purge, "BATCH", 2)
+    monkeypatch.setattr(services, "PURGE_BATCH", 2)
     old = [record(user) for _ in range(5)]
     deliver()
     kept = record(user)

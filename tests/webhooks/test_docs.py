@@ -13,7 +13,7 @@ from tests import node
 from tests.webhooks.conftest import deliver, pass_time, record
 from tests.webhooks.receiver import Received, answer
 from webhooks import services
-from webhooks.catalogue import Event
+from webhooks.events import Event
 
 pytestmark = pytest.mark.django_db
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "webhooks.md"

@@ -9,9 +9,9 @@ from django.db import IntegrityError, transaction
 
 from runs import lifecycle
 from tests import factories
-from tests.webhooks.conftest import deliver, pass_time, record
+from tests.webhooks.conftest import deliver, emit, pass_time, record
 from tests.webhooks.receiver import answer
-from webhooks import claims, outbox, services, signing, transitions
+from webhooks import claims, services, signing, transitions
 from webhooks.models import Delivery, Endpoint
 
 pytestmark = pytest.mark.django_db
@@ -35,7 +35,7 @@ def test_endpoint_gets_extended_events_only_if_it_asks_for_them(session, user):
     first = session.post(URL, {"url": "http://127.0.0.1:9000/"}, format="json").json()
     assert first["extendedEvents"] is False
     waiting = {"run_id": "run_1", "chat_id": "chat_1", "extra": {}}
-    assert outbox.record(user.pk, "agent.waiting", **waiting) is None
+    assert emit(user.pk, "agent.waiting", **waiting) is None
     for change in (
         lambda: session.patch(URL, {"extendedEvents": True}, format="json"),
         lambda: session.post(URL, {"url": "http://127.0.0.1:9000/b"}, format="json"),  # does not change it
@@ -44,10 +44,10 @@ def test_endpoint_gets_extended_events_only_if_it_asks_for_them(session, user):
         answered = change()
         assert (answered.status_code, answered.json()["extendedEvents"]) == (200, True)
     assert answered.json()["enabled"] is True
-    assert outbox.record(user.pk, "agent.waiting", **waiting) is not None
+    assert emit(user.pk, "agent.waiting", **waiting) is not None
     assert session.get(URL).json()["extendedEvents"] is True
     assert session.patch(URL, {"extendedEvents": False}, format="json").json()["extendedEvents"] is False
-    assert outbox.record(user.pk, "agent.cancelled", **waiting) is None
+    assert emit(user.pk, "agent.cancelled", **waiting) is None
 
 
 @pytest.mark.parametrize("body", [{}, {"extendedEvents": None}, {"extendedEvents": "yes"}])
@@ -60,8 +60,8 @@ def test_installation_endpoint_gets_events_of_all_users_with_their_names(user, e
     central, at_centre = installation
     names = ["alice", 'o"hara \\ ünï', "x" * 150]
     for name in names:
-        outbox.record(factories.UserFactory(username=name).pk, "agent.started", run_id=name[:30], chat_id="chat_1")
-    event_id = outbox.record(user.pk, "agent.failed", run_id="r", chat_id="c", extra={"errorCode": "MODEL_ERROR"})
+        emit(factories.UserFactory(username=name).pk, "agent.started", run_id=name[:30], chat_id="chat_1")
+    event_id = emit(user.pk, "agent.failed", run_id="r", chat_id="c", extra={"errorCode": "MODEL_ERROR"})
     deliver()
     got = {body["userId"]: body for body in (json.loads(request.body) for request in at_centre.requests)}
     assert set(got) == {*names, user.username}
@@ -79,7 +79,7 @@ def test_installation_endpoint_gets_events_of_all_users_with_their_names(user, e
 def test_installation_endpoint_is_retried_with_the_same_bytes(user, installation, receivers):
     receiver = receivers(answer(500), answer(200))
     Endpoint.objects.update(url=receiver.url)
-    outbox.record(user.pk, "agent.started", run_id="r", chat_id="c")
+    emit(user.pk, "agent.started", run_id="r", chat_id="c")
     deliver()
     pass_time(30)
     deliver()
@@ -89,7 +89,7 @@ def test_installation_endpoint_is_retried_with_the_same_bytes(user, installation
 
 
 def test_users_do_not_see_the_installation_endpoint(user, session, installation):
-    outbox.record(user.pk, "agent.started", run_id="r", chat_id="c")
+    emit(user.pk, "agent.started", run_id="r", chat_id="c")
     assert Delivery.objects.count() == 1
     assert session.get(URL).status_code == 404
     assert session.get(f"{URL}/deliveries").json()["items"] == []
@@ -101,7 +101,7 @@ def test_users_do_not_see_the_installation_endpoint(user, session, installation)
 
 def test_one_statement_records_an_event_for_both(user, endpoint, installation, django_assert_num_queries):
     with django_assert_num_queries(1):
-        outbox.record(user.pk, "agent.started", run_id="run_1", chat_id="chat_1")
+        emit(user.pk, "agent.started", run_id="run_1", chat_id="chat_1")
     assert Delivery.objects.values("event_id").distinct().count() == 1
     assert Delivery.objects.count() == 2
 
@@ -124,7 +124,7 @@ def test_installation_endpoint_has_limits_of_its_own(user, endpoint, installatio
     monkeypatch.setattr("webhooks.claims.WEBHOOK_ENDPOINT_CONCURRENCY", 1)
     monkeypatch.setattr("webhooks.claims.WEBHOOK_INSTALLATION_CONCURRENCY", 3)
     for _ in range(5):
-        outbox.record(user.pk, "agent.started", run_id="run_1", chat_id="chat_1")
+        emit(user.pk, "agent.started", run_id="run_1", chat_id="chat_1")
     monkeypatch.setattr("webhooks.transitions.WEBHOOK_PENDING_MAX", 2)
     monkeypatch.setattr("webhooks.transitions.WEBHOOK_INSTALLATION_PENDING_MAX", 4)
     assert transitions.drop_excess() == 4

@@ -123,9 +123,7 @@ BODY = b'{"id":"evt_1"}'
 
 
 def headers(**changes: str) -> dict[str, str]:
-    signed = signing.signed_headers(
-        event_id="evt_1", number=1, body=BODY, milliseconds=int(NOW * 1000), secret=SECRET, secondary=None
-    )
+    signed = signing.signed_headers("evt_1", 1, BODY, int(NOW * 1000), [SECRET])
     return {**signed, **changes}
 
 

@@ -10,8 +10,8 @@ from django.db import transaction
 from config.kernel import clock
 from config.kernel.ids import new_id
 from tests import factories
-from tests.webhooks.conftest import deliver, record
-from webhooks import claims, outbox
+from tests.webhooks.conftest import deliver, emit, record
+from webhooks import claims
 from webhooks.models import Delivery
 
 pytestmark = pytest.mark.django_db
@@ -19,9 +19,7 @@ pytestmark = pytest.mark.django_db
 
 def test_event_is_recorded_for_the_endpoint_of_the_user(user, endpoint):
     run_id, chat_id = new_id("run"), new_id("chat")
-    event_id = outbox.record(
-        user.pk, "agent.failed", run_id=run_id, chat_id=chat_id, extra={"errorCode": "MODEL_ERROR"}
-    )
+    event_id = emit(user.pk, "agent.failed", run_id=run_id, chat_id=chat_id, extra={"errorCode": "MODEL_ERROR"})
     delivery = Delivery.objects.get()
     body = json.loads(delivery.body)
     assert event_id is not None
@@ -47,7 +45,7 @@ def test_amounts_are_recorded_with_every_digit(user, endpoint, amount):
 
 def test_record_takes_one_query(user, endpoint, django_assert_num_queries):
     with django_assert_num_queries(1):
-        outbox.record(user.pk, "agent.started", run_id="run_1", chat_id="chat_1")
+        emit(user.pk, "agent.started", run_id="run_1", chat_id="chat_1")
 
 
 def test_no_event_is_recorded_without_an_enabled_endpoint(user, receiver, nudges):
@@ -56,7 +54,7 @@ def test_no_event_is_recorded_without_an_enabled_endpoint(user, receiver, nudges
     factories.EndpointFactory(user=other, deleted_at="2026-01-01T00:00:00Z")
     factories.EndpointFactory()
     for someone in (user, other, factories.UserFactory()):
-        assert outbox.record(someone.pk, "agent.started", run_id="run_1", chat_id="chat_1") is None
+        assert emit(someone.pk, "agent.started", run_id="run_1", chat_id="chat_1") is None
     assert not Delivery.objects.exists()
     assert nudges == []
 
@@ -64,7 +62,7 @@ def test_no_event_is_recorded_without_an_enabled_endpoint(user, receiver, nudges
 @pytest.mark.django_db(transaction=True)
 def test_nudge_is_sent_only_after_the_commit(user, endpoint, nudges):
     with transaction.atomic():
-        outbox.record(user.pk, "agent.started", run_id="run_1", chat_id="chat_1")
+        emit(user.pk, "agent.started", run_id="run_1", chat_id="chat_1")
         assert nudges == []
     assert nudges == [("webhooks.deliver_due", (), None)]
 
@@ -72,7 +70,7 @@ def test_nudge_is_sent_only_after_the_commit(user, endpoint, nudges):
 @pytest.mark.django_db(transaction=True)
 def test_event_of_a_rolled_back_transaction_is_not_sent(user, endpoint, receiver, nudges):
     with transaction.atomic():
-        outbox.record(user.pk, "agent.started", run_id="run_1", chat_id="chat_1")
+        emit(user.pk, "agent.started", run_id="run_1", chat_id="chat_1")
         transaction.set_rollback(True)
     deliver()
     assert receiver.requests == []

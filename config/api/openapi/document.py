@@ -1,52 +1,25 @@
 """The OpenAPI document as a whole: what drf-spectacular can't read from a view is added here, by its hooks.
 
-Each app describes its operations and shapes in the ``PART`` of its ``openapi.py``, which ``OPENAPI_PARTS`` names. Only
-the texts that hold for every operation are here.
+Each app describes its operations and shapes in its ``openapi.yaml``: ``tags`` by name; ``operations`` by method and
+path within a surface, for both surfaces, with a summary, a description (otherwise its view's), and examples of the body
+``sent`` and of the body ``answered``; ``components``, the descriptions of schemas by name; ``fields``, those of fields
+that mean the same in all schemas; ``errors``, examples of the app's own codes, or better examples of the shared ones,
+by the class and its arguments. ``headers`` and ``schemas`` are components as they are. Only the texts that hold for
+every operation are here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from http import HTTPStatus
 from typing import Any
 
+import yaml
 from django.conf import settings
 from django.utils.module_loading import import_string
 
 from config.api.errors import envelope
 from config.kernel.errors import BY_STATUS, DomainError
-
-
-@dataclass(frozen=True)
-class Operation:
-    """An operation's summary and description, with an example of the body sent and of the body answered.
-
-    Without a description, the operation has the one that its view gives.
-    """
-
-    summary: str
-    description: str = ""
-    sent: Any = None
-    answered: Any = None
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one app adds to the document.
-
-    ``operations`` are by method and path within a surface, for both surfaces. ``components`` are the descriptions of
-    schemas by name, ``fields`` those of fields that mean the same in all schemas. ``errors`` are examples of the app's
-    own codes, or better examples of the shared codes.
-    """
-
-    tags: Mapping[str, str]
-    operations: Mapping[str, Operation]
-    components: Mapping[str, str]
-    fields: Mapping[str, str] = field(default_factory=dict)
-    errors: tuple[DomainError, ...] = ()
-
 
 SURFACES = ("/api/v1/", "/api/public/v1/")
 PRODUCTION = {
@@ -54,65 +27,47 @@ PRODUCTION = {
     "description": "Production",
     "variables": {"host": {"default": "agents.example.com"}},
 }
-TEXT, WHOLE = {"type": "string"}, {"type": "integer"}
-HEADERS = {
-    name: {"description": description, "schema": schema}
-    for name, description, schema in (
-        ("X-Request-Id", "The id of the request: the caller's own if it sent a well-formed one.", TEXT),
-        ("X-RateLimit-Limit", "Requests a minute.", WHOLE),
-        ("X-RateLimit-Remaining", "Requests left now.", WHOLE),
-        ("X-RateLimit-Reset", "Seconds until the full number is available again.", WHOLE),
-        ("Retry-After", "Seconds until a request is accepted again.", WHOLE | {"minimum": 1}),
-        ("WWW-Authenticate", "Always `Bearer`.", TEXT),
-        ("Idempotent-Replayed", "`true` if the answer is that of an earlier request.", TEXT | {"enum": ["true"]}),
-    )
-}
 ON_EVERY_ANSWER = ("X-Request-Id",)
 ON_ERRORS = {401: ("WWW-Authenticate",), 429: ("Retry-After",)}
 RATE_LIMIT = ("X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset")
 
 
 @cache
-def parts() -> list[Part]:
-    return [import_string(name) for name in settings.OPENAPI_PARTS]
+def parts() -> list[dict[str, Any]]:
+    return [yaml.safe_load((settings.BASE_DIR / name).read_text(encoding="utf-8")) for name in settings.OPENAPI_PARTS]
 
 
 @cache
-def operations() -> dict[str, Operation]:
-    return {name: operation for part in parts() for name, operation in part.operations.items()}
+def described(kind: str) -> dict[str, Any]:
+    """All ``tags``, ``operations`` and so on of the parts."""
+    return {name: text for part in parts() for name, text in part.get(kind, {}).items()}
 
 
 @cache
 def errors() -> dict[int, dict[str, DomainError]]:
     """An example of each error by status and code. The shared code of a status comes first."""
     found: dict[int, dict[str, DomainError]] = {status: {kind.code: kind()} for status, kind in BY_STATUS.items()}
-    for error in (error for part in parts() for error in part.errors):
+    for error in (import_string(name)(**given) for name, given in described("errors").items()):
         found.setdefault(error.status, {})[error.code] = error
     return found
 
 
-def load_parts(endpoints: Any) -> Any:
-    """A drf-spectacular pre-processing hook: the apps' modules register their extensions when they are imported."""
-    parts()
-    return endpoints
-
-
 def complete(result: dict[str, Any], generator: Any, request: Any, public: Any) -> dict[str, Any]:
     """A drf-spectacular post-processing hook."""
-    result["info"]["description"] = import_string(settings.OPENAPI_DESCRIPTION)
+    result["info"]["description"] = next(part["description"] for part in parts() if "description" in part)
     result["info"]["contact"] = {"name": "The operator of this service", "url": settings.BASE_URL}
     result["servers"] = [{"url": settings.BASE_URL, "description": "This service"}, PRODUCTION]
-    result["tags"] = [{"name": name, "description": text} for part in parts() for name, text in part.tags.items()]
+    result["tags"] = [{"name": name, "description": text} for name, text in described("tags").items()]
     components = result["components"]
-    components["headers"] = HEADERS
+    components["headers"] = described("headers")
+    components["schemas"] = dict(sorted((components["schemas"] | described("schemas")).items()))
     given = {
         status for methods in result["paths"].values() for entry in methods.values() for status in entry["responses"]
     }
     components["responses"] = {
         response_name(status): error_response(status) for status in sorted(errors()) if str(status) in given
     }
-    descriptions = {name: text for part in parts() for name, text in part.components.items()}
-    fields = {name: text for part in parts() for name, text in part.fields.items()}
+    descriptions, fields = described("components"), described("fields")
     for name, schema in components["schemas"].items():
         if name in descriptions:
             schema["description"] = descriptions[name]
@@ -125,7 +80,7 @@ def complete(result: dict[str, Any], generator: Any, request: Any, public: Any) 
                 shape.setdefault("description", fields[property_name])
     for path, methods in result["paths"].items():
         for method, operation in methods.items():
-            describe(f"{method.upper()} {relative(path)}", operation)
+            describe(f"{method.upper()} {relative(path)}", operation, components["schemas"])
             if "requestBody" in operation:
                 close(operation["requestBody"], components["schemas"], changes=method == "patch")
     return result
@@ -156,15 +111,12 @@ def relative(path: str) -> str:
     return path.removeprefix(surface)
 
 
-def describe(name: str, operation: dict[str, Any]) -> None:
+def describe(name: str, operation: dict[str, Any], schemas: dict[str, Any]) -> None:
     """Put the operation's summary, examples and headers in."""
-    known = operations().get(name, Operation(""))
-    if known.summary:
-        operation["summary"] = known.summary
-    if known.description:
-        operation["description"] = known.description
-    if known.sent is not None:
-        operation["requestBody"]["content"]["application/json"]["examples"] = {"example": {"value": known.sent}}
+    known = described("operations").get(name, {})
+    operation.update({text: known[text] for text in ("summary", "description") if text in known})
+    if "sent" in known:
+        operation["requestBody"]["content"]["application/json"]["examples"] = {"example": {"value": known["sent"]}}
     idempotent = any(parameter["name"] == "Idempotency-Key" for parameter in operation.get("parameters", ()))
     for status, response in operation["responses"].items():
         if "$ref" in response:
@@ -172,8 +124,20 @@ def describe(name: str, operation: dict[str, Any]) -> None:
         replayed = ("Idempotent-Replayed",) if idempotent else ()
         response["headers"] = headers(*ON_EVERY_ANSWER, *RATE_LIMIT, *replayed) | response.get("headers", {})
         response["description"] = response.get("description") or HTTPStatus(int(status)).phrase
-        if known.answered is not None and "application/json" in response.get("content", {}):
-            response["content"]["application/json"]["examples"] = {"example": {"value": known.answered}}
+        if "answered" in known and (content := response.get("content", {}).get("application/json")):
+            content["examples"] = {"example": {"value": with_nulls(known["answered"], content["schema"], schemas)}}
+
+
+def with_nulls(example: Any, schema: dict[str, Any], schemas: dict[str, Any]) -> Any:
+    """The example with all fields of its schema, in order. Those without a value are null."""
+    schema = next((option for option in schema.get("oneOf", ()) if "$ref" in option), schema)
+    if "$ref" in schema:
+        schema = schemas[schema["$ref"].rpartition("/")[2]]
+    if isinstance(example, list):
+        return [with_nulls(item, schema["items"], schemas) for item in example]
+    if not isinstance(example, dict) or "properties" not in schema:
+        return example
+    return {name: with_nulls(example.get(name), each, schemas) for name, each in schema["properties"].items()}
 
 
 def response_name(status: int) -> str:

@@ -9,48 +9,31 @@ from typing import Any
 from django.core.validators import RegexValidator
 from drf_spectacular.extensions import OpenApiAuthenticationExtension, OpenApiSerializerFieldExtension
 from drf_spectacular.openapi import AutoSchema
-from drf_spectacular.plumbing import ResolvedComponent
 from drf_spectacular.utils import Direction
 
-from config.api.openapi.document import response_name
+from config.api.openapi.document import described, response_name
 from config.api.serializers import camel
 from config.kernel import money
 
-API_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "description": "What went wrong.",
-            "required": ["code", "message"],
-            "properties": {
-                "code": {"type": "string", "description": "The kind of error. Programs decide by it."},
-                "message": {"type": "string", "description": "The error for people. The text may change."},
-                "details": {"description": "Depends on the code; for VALIDATION_ERROR, the messages of each field."},
-            },
-        }
-    },
-}
-IDEMPOTENCY_KEY = (
-    "Any text of the caller, such as a UUID. A repeated request with the same key gets the first answer and has no "
-    "second effect."
-)
 ALWAYS = {400, 401, 406, 429, 431, 500, 503}
 WITH_BODY = {413, 415}
 BODY_METHODS = {"POST", "PUT", "PATCH"}
 
 
-class SessionTokenScheme(OpenApiAuthenticationExtension):
-    target_class = "config.api.authentication.SessionTokenAuthentication"
-    name = "sessionToken"
+class BearerScheme(OpenApiAuthenticationExtension):
+    target_class = "config.api.authentication.BearerAuthentication"
+    match_subclasses = True
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.target.scheme
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
         return {
             "type": "http",
             "scheme": "bearer",
-            "bearerFormat": "JWT",
-            "description": "A session token of `/api/v1`: a JWT of the identity provider.",
+            "bearerFormat": self.target.bearer_format,
+            "description": self.target.description,
         }
 
 
@@ -130,15 +113,14 @@ class ServiceSchema(AutoSchema):
         parameters = super()._get_parameters()
         if self._is_idempotent():
             schema = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"}
-            parameters.append(
-                {"in": "header", "name": "Idempotency-Key", "description": IDEMPOTENCY_KEY, "schema": schema}
-            )
+            text = described("parameters")["Idempotency-Key"]
+            parameters.append({"in": "header", "name": "Idempotency-Key", "description": text, "schema": schema})
         return parameters
 
     def _get_response_bodies(self, direction: Direction = "response") -> dict[str, Any]:
         responses = super()._get_response_bodies(direction)
         for status in sorted(self.error_statuses()):
-            responses.setdefault(str(status), self._error(status))
+            responses.setdefault(str(status), {"$ref": f"#/components/responses/{response_name(status)}"})
         return responses
 
     def error_statuses(self) -> set[int]:
@@ -165,10 +147,3 @@ class ServiceSchema(AutoSchema):
         return self.method == "POST" and getattr(self.view, "action", None) in getattr(
             self.view, "idempotent_actions", ()
         )
-
-    def _error(self, status: int) -> dict[str, Any]:
-        component = ResolvedComponent(
-            name="ApiError", type=ResolvedComponent.SCHEMA, schema=API_ERROR, object="ApiError"
-        )
-        self.registry.register_on_missing(component)
-        return {"$ref": f"#/components/responses/{response_name(status)}"}

@@ -6,40 +6,30 @@ invariants read this table. How an event is stored and sent does not belong here
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
-
-@dataclass(frozen=True)
-class Field:
-    """A field of an event's body: its JSON schema and an example."""
-
-    schema: dict[str, Any]
-    example: Any
-
-
+Fields = dict[str, dict[str, Any]]
+"""The JSON schema of each field, with an example."""
 TEXT = {"type": "string"}
 
 
-def text(description: str) -> dict[str, Any]:
-    return TEXT | {"description": description}
+def text(description: str, example: str, **more: Any) -> dict[str, Any]:
+    return {"type": "string", "description": description, **more, "example": example}
 
 
-NO_FIELDS: dict[str, Field] = {}
-USER_ID = Field(text("The username of the run's user. Only the installation endpoint gets this field."), "alice")
+NO_FIELDS: Fields = {}
+USER_ID = text("The username of the run's user. Only the installation endpoint gets this field.", "alice")
 WAITING_FIELDS = {
-    "waitpointId": Field(text("The id of the waitpoint."), "wp_01kb5w3v5p6q7r8s9t0v1w2x3y"),
-    "kind": Field(text("What is asked.") | {"enum": ["CREDIT_APPROVAL", "CLARIFICATION"]}, "CREDIT_APPROVAL"),
-    "expiresAt": Field(
-        text("When the run fails if nobody answers.") | {"format": "date-time"}, "2026-11-21T12:34:56.789Z"
-    ),
+    "waitpointId": text("The id of the waitpoint.", "wp_01kb5w3v5p6q7r8s9t0v1w2x3y"),
+    "kind": text("What is asked.", "CREDIT_APPROVAL", enum=["CREDIT_APPROVAL", "CLARIFICATION"]),
+    "expiresAt": text("When the run fails if nobody answers.", "2026-11-21T12:34:56.789Z", format="date-time"),
 }
 CALL_FIELDS = {
-    "toolInvocationId": Field(text("The id of the tool invocation."), "inv_01kb5w3v4z5a6b7c8d9e0f1g2h"),
-    "name": Field(text("The name of the tool."), "draw_chart"),
-    "status": Field(text("The status of the call.") | {"enum": ["COMPLETED"]}, "COMPLETED"),
-    "creditUsed": Field({"type": "number", "description": "What the call cost, in credits."}, 12),
+    "toolInvocationId": text("The id of the tool invocation.", "inv_01kb5w3v4z5a6b7c8d9e0f1g2h"),
+    "name": text("The name of the tool.", "draw_chart"),
+    "status": text("The status of the call.", "COMPLETED", enum=["COMPLETED"]),
+    "creditUsed": {"type": "number", "description": "What the call cost, in credits.", "example": 12},
 }
 
 
@@ -61,7 +51,7 @@ class Event(StrEnum):
         "agent.failed",
         "A run has failed.",
         ("run.status", "failed"),
-        {"errorCode": Field(text("Why the run failed, for programs."), "MODEL_TIMEOUT")},
+        {"errorCode": text("Why the run failed, for programs.", "MODEL_TIMEOUT")},
     )
     TOOL_COMPLETED = (
         "tool.completed",
@@ -81,11 +71,11 @@ class Event(StrEnum):
     sent_when: str
     stream_type: str
     stream_status: str
-    own_fields: dict[str, Field]
+    own_fields: Fields
     extended: bool
 
     def __new__(
-        cls, name: str, sent_when: str, stream: tuple[str, str], own_fields: dict[str, Field], extended: bool = False
+        cls, name: str, sent_when: str, stream: tuple[str, str], own_fields: Fields, extended: bool = False
     ) -> Self:
         member = str.__new__(cls, name)
         member._value_ = name
@@ -94,14 +84,14 @@ class Event(StrEnum):
         return member
 
     @property
-    def fields(self) -> dict[str, Field]:
+    def fields(self) -> Fields:
         """The body's fields in order: those of every event, then the event's own."""
         return {
-            "id": Field(text("The id of the event, the same on every attempt."), "evt_01kb5w3v2m8x4c9z6t7q0r1s2d"),
-            "type": Field(text("The name of the event.") | {"const": self.value}, self.value),
-            "runId": Field(text("The id of the run."), "run_01kb5w3v1c4d5e6f7g8h9j0k1m"),
-            "chatId": Field(text("The id of the chat."), "chat_01kb5w3tzp2q3r4s5t6v7w8x9y"),
-            "occurredAt": Field(text("When it happened.") | {"format": "date-time"}, "2026-11-20T12:34:56.789Z"),
+            "id": text("The id of the event, the same on every attempt.", "evt_01kb5w3v2m8x4c9z6t7q0r1s2d"),
+            "type": text("The name of the event.", self.value, const=self.value),
+            "runId": text("The id of the run.", "run_01kb5w3v1c4d5e6f7g8h9j0k1m"),
+            "chatId": text("The id of the chat.", "chat_01kb5w3tzp2q3r4s5t6v7w8x9y"),
+            "occurredAt": text("When it happened.", "2026-11-20T12:34:56.789Z", format="date-time"),
             **self.own_fields,
         }
 
