@@ -1,26 +1,30 @@
 """The tools of the MCP endpoint: each does the same as an endpoint of the public surface, and needs the same scope.
 
-This module does not use JSON-RPC. A refusal is a DomainError.
+What a tool takes is declared by its serializer alone. This module does not use JSON-RPC. A refusal is a DomainError.
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
+from django.core.validators import RegexValidator
 from django.http import HttpRequest
 from rest_framework import serializers
+from rest_framework.schemas.openapi import AutoSchema
 
 from apikeys.models import ApiKey
 from chats.serializers import ChatInput, ChatSerializer
-from chats.services import chats_of, create_chat
+from chats.services import chats_of
+from chats.services import create_chat as new_chat
 from config.api import idempotency, pagination, ratelimit
-from config.api.pagination import KeysetPagination
-from config.api.serializers import CamelSerializer, NoInput, StrictCharField, StrictIntegerField
+from config.api.serializers import CamelSerializer, CreditsNumberField, NoInput, StrictCharField, StrictIntegerField
+from config.kernel import money
 from config.kernel.errors import Forbidden, NotFound
 from config.kernel.ids import is_plausible_id
 from config.kernel.jsontext import dumps
@@ -28,13 +32,12 @@ from config.telemetry.logs import request_id
 from credits import ledger
 from credits.serializers import AccountSerializer
 from runs import services
-from runs.mcp.schema import input_schema
+from runs.mcp.wait import WAIT_MAX_SECONDS, Started
 from runs.models import FINAL_RUN_STATUSES, Run
 from runs.serializers import ANSWERS, RUN_STATE, AnswerKind, RunInput, RunSerializer, WaitpointSerializer
 from runs.streams.hub import Opening
 from runs.tools.schema import one_check_of
 
-WAIT_MAX_SECONDS = 60
 # Arguments that change the call and not what it creates: a repeated call may wait for a different time.
 OF_THE_CALL = ("idempotency_key", "wait_seconds")
 # What a key without the scope runs:read sees of a waitpoint.
@@ -49,13 +52,9 @@ class Caller:
     key: ApiKey
     request: HttpRequest
 
-
-@dataclass(frozen=True)
-class Started:
-    """A run that the call waits for before its answer."""
-
-    opening: Opening
-    wait_seconds: float
+    @property
+    def reads_runs(self) -> bool:
+        return "runs:read" in self.key.scopes
 
 
 class StrictNumberField(serializers.FloatField):
@@ -65,11 +64,6 @@ class StrictNumberField(serializers.FloatField):
         if isinstance(data, bool) or not isinstance(data, (int, float, Decimal)):
             self.fail("invalid")
         return super().to_internal_value(float(data))
-
-
-def check_key(value: str) -> None:
-    if not idempotency.KEY.fullmatch(value):
-        raise serializers.ValidationError("Use 1 to 255 printable ASCII characters.")
 
 
 class PageInput(CamelSerializer):
@@ -83,7 +77,7 @@ class KeyInput(CamelSerializer):
         trim_whitespace=False,
         min_length=1,
         max_length=255,
-        validators=[check_key],
+        validators=[RegexValidator("^[ -~]+$", "Use 1 to 255 printable ASCII characters.")],
         help_text="Any text of the caller's own: the same call with it within a day creates nothing more.",
     )
 
@@ -114,6 +108,22 @@ class RespondInput(WaitpointChoice, AnswerKind):
         return WaitpointChoice.validated(data) | {"answer": answer}
 
 
+class InputSchema(AutoSchema):
+    """DRF's JSON Schema of a serializer, with the fields of our own."""
+
+    def map_field(self, field: Any) -> dict[str, Any]:
+        if own := getattr(field, "json_schema", None):
+            return dict(own)
+        if isinstance(field, CreditsNumberField):
+            return {"type": "number"} | ({} if field.minimum is None else {"minimum": money.to_number(field.minimum)})
+        schema: dict[str, Any] = super().map_field(field)
+        if isinstance(field, serializers.BooleanField):
+            schema["type"] = "boolean"
+        if isinstance(field, serializers.ListField):
+            self.map_field_validators(field.child, schema["items"])
+        return schema
+
+
 @dataclass(frozen=True)
 class McpTool:
     """``call`` takes the validated arguments and returns the result, or Started.
@@ -121,24 +131,43 @@ class McpTool:
     ``variants``: further serializers whose fields the tool takes, depending on the arguments.
     """
 
-    name: str
     title: str
-    description: str
     scope: str
     call: Callable[[Caller, dict[str, Any]], Any]
-    input: type[CamelSerializer] = NoInput
-    variants: tuple[type[CamelSerializer], ...] = ()
-    starts_run: bool = False
+    input: type[CamelSerializer]
+    variants: tuple[type[CamelSerializer], ...]
+
+    @property
+    def starts_run(self) -> bool:
+        return issubclass(self.input, StartInput)
 
     def listing(self) -> dict[str, Any]:
         """The tool's entry in the answer to ``tools/list``."""
+        schema = InputSchema().map_serializer(self.input())
+        for variant in self.variants:
+            schema["properties"] = InputSchema().map_serializer(variant())["properties"] | schema["properties"]
         return {
-            "name": self.name,
+            "name": self.call.__name__,
             "title": self.title,
-            "description": self.description,
-            "inputSchema": input_schema(self.input, self.variants),
+            "description": " ".join((inspect.getdoc(self.call) or "").split()),
+            "inputSchema": schema,
             "annotations": {"readOnlyHint": self.scope.endswith(":read"), "openWorldHint": self.starts_run},
         }
+
+
+TOOLS: dict[str, McpTool] = {}
+
+
+def tool(
+    title: str, scope: str, input: type[CamelSerializer] = NoInput, variants: tuple[type[CamelSerializer], ...] = ()
+) -> Any:
+    """Declares a tool: its name is the function's, and its description the docstring."""
+
+    def declare(call: Callable[[Caller, dict[str, Any]], Any]) -> Any:
+        TOOLS[call.__name__] = McpTool(title, scope, call, input, variants)
+        return call
+
+    return declare
 
 
 def call_tool(tool: McpTool, caller: Caller, arguments: dict[str, Any]) -> Any:
@@ -159,11 +188,6 @@ def find(rows: Any, key: str) -> Any:
     return found
 
 
-def list_chats(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
-    query: Any = SimpleNamespace(query_params={name: str(value) for name, value in given.items()})
-    return KeysetPagination().answer(chats_of(caller.user), query, ChatSerializer().to_representation)
-
-
 def made_once(caller: Caller, tool: str, given: dict[str, Any], make: Callable[[], str]) -> str:
     """The id of what ``make`` creates, or of what the same call created before with its ``idempotencyKey``."""
     key = given.get("idempotency_key")
@@ -173,126 +197,79 @@ def made_once(caller: Caller, tool: str, given: dict[str, Any], make: Callable[[
     return idempotency.made_once(caller.user, "mcp", key, hashlib.sha256(dumps([tool, same])).hexdigest(), make)
 
 
-def make_chat(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
-    key = made_once(caller, "create_chat", given, lambda: create_chat(caller.user, given.get("title")).pk)
-    chat = ChatSerializer(find(chats_of(caller.user), key)).data
-    # The chat of an earlier call can have been named after its first message since then.
-    return chat if "chats:read" in caller.key.scopes else chat | {"title": given.get("title")}
-
-
-def start_run(caller: Caller, given: dict[str, Any]) -> Started:
-    body = {name: value for name, value in given.items() if name not in ("chat_id", *OF_THE_CALL)}
-    services.require_allowed_to_keys(body)
-
-    def make() -> str:
-        return services.start_run(caller.user, given["chat_id"], request_id=request_id.get() or "", **body).pk
-
-    run = find(services.runs_of(caller.user), made_once(caller, "start_run", given, make))
-    over = run.status in FINAL_RUN_STATUSES
-    opening = Opening(run.pk, 0, run.last_stream_index, over, caller.user.pk, caller.key.pk)
-    return Started(opening, given["wait_seconds"])
-
-
-def get_run(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
-    return shown(caller, find(services.runs_of(caller.user), given["run_id"]))
-
-
-def cancel_run(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
-    return shown(caller, services.cancel_run(find(services.runs_of(caller.user), given["run_id"])))
-
-
-def respond(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
-    waitpoint = find(services.waitpoints_of(caller.user), given["waitpoint_id"])
-    resolved = WaitpointSerializer(services.respond(waitpoint, given["answer"])).data
-    return dict(resolved) if reads_runs(caller.key) else only(WAITPOINT_STATE, resolved)
-
-
-def get_credits(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
-    return dict(AccountSerializer(ledger.account_for(caller.user.pk)).data)
-
-
-def after_waiting(caller: Caller, run_id: str) -> dict[str, Any]:
-    """The run in its current state. Raises NotFound if its chat was deleted meanwhile."""
-    return shown(caller, find(services.runs_of(caller.user), run_id))
-
-
-def reads_runs(key: ApiKey) -> bool:
-    return "runs:read" in key.scopes
-
-
 def only(names: set[str], shape: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in shape.items() if name in names}
 
 
 def shown(caller: Caller, run: Run) -> dict[str, Any]:
     """The run; its state alone for a key that may not read runs."""
-    if not reads_runs(caller.key):
-        return only(RUN_STATE, RunSerializer(run).data)
-    return dict(RunSerializer(run).data)
+    shape = dict(RunSerializer(run).data)
+    return shape if caller.reads_runs else only(RUN_STATE, shape)
 
 
-TOOLS = {
-    tool.name: tool
-    for tool in (
-        McpTool(
-            "list_chats",
-            "List chats",
-            "The user's chats, newest first, as a page of items and a nextCursor.",
-            "chats:read",
-            list_chats,
-            PageInput,
-        ),
-        McpTool(
-            "create_chat",
-            "Create a chat",
-            "Creates a chat, in which runs can be started.",
-            "chats:write",
-            make_chat,
-            NewChatInput,
-        ),
-        McpTool(
-            "start_run",
-            "Start a run",
-            "Sends a message to the agent in a chat. Answers with the run: after waitSeconds at the latest, sooner "
-            "if the run has ended or waits for an answer (status waiting, pendingWaitpoint). The agent's text is "
-            "in answer. Look at an unfinished run again with get_run.",
-            "runs:write",
-            start_run,
-            StartInput,
-            starts_run=True,
-        ),
-        McpTool(
-            "get_run",
-            "Get a run",
-            "A run with its status, tool calls, credits and pending waitpoint, and the agent's text so far.",
-            "runs:read",
-            get_run,
-            RunChoice,
-        ),
-        McpTool(
-            "cancel_run",
-            "Cancel a run",
-            "Ends a run. A finished one stays unchanged.",
-            "runs:write",
-            cancel_run,
-            RunChoice,
-        ),
-        McpTool(
-            "respond_to_waitpoint",
-            "Answer what a run waits for",
-            "Approves or refuses credits (kind CREDIT_APPROVAL, approved), or answers a question (kind CLARIFICATION, "
-            "answer). The first answer counts.",
-            "waitpoints:respond",
-            respond,
-            RespondInput,
-            tuple(ANSWERS.values()),
-        ),
-        McpTool(
-            "get_credits",
-            "Get credits",
-            "The user's balance, the credits held for tool calls in progress, and the available credits.",
-            "credits:read",
-            get_credits,
-        ),
-    )
-}
+def run_of(caller: Caller, run_id: str) -> Run:
+    run: Run = find(services.runs_of(caller.user), run_id)
+    return run
+
+
+@tool("List chats", "chats:read", PageInput)
+def list_chats(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
+    """The user's chats, newest first, as a page of items and a nextCursor."""
+    query: Any = SimpleNamespace(query_params={name: str(value) for name, value in given.items()})
+    return pagination.KeysetPagination().answer(chats_of(caller.user), query, ChatSerializer().to_representation)
+
+
+@tool("Create a chat", "chats:write", NewChatInput)
+def create_chat(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
+    """Creates a chat, in which runs can be started."""
+    key = made_once(caller, "create_chat", given, lambda: new_chat(caller.user, given.get("title")).pk)
+    chat = ChatSerializer(find(chats_of(caller.user), key)).data
+    # The chat of an earlier call can have been named after its first message since then.
+    return chat if "chats:read" in caller.key.scopes else chat | {"title": given.get("title")}
+
+
+@tool("Start a run", "runs:write", StartInput)
+def start_run(caller: Caller, given: dict[str, Any]) -> Any:
+    """Sends a message to the agent in a chat. Answers with the run: after waitSeconds at the latest, sooner if the run
+    has ended or waits for an answer (status waiting, pendingWaitpoint). The agent's text is in answer. Look at an
+    unfinished run again with get_run.
+    """
+    body = {name: value for name, value in given.items() if name not in ("chat_id", *OF_THE_CALL)}
+    services.require_allowed_to_keys(body)
+
+    def make() -> str:
+        return services.start_run(caller.user, given["chat_id"], request_id=request_id.get() or "", **body).pk
+
+    run = run_of(caller, made_once(caller, "start_run", given, make))
+    if not given["wait_seconds"] or run.status in FINAL_RUN_STATUSES:
+        return shown(caller, run)
+    opening = Opening(run.pk, 0, run.last_stream_index, False, caller.user.pk, caller.key.pk)
+    return Started(opening, given["wait_seconds"])
+
+
+@tool("Get a run", "runs:read", RunChoice)
+def get_run(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
+    """A run with its status, tool calls, credits and pending waitpoint, and the agent's text so far."""
+    return shown(caller, run_of(caller, given["run_id"]))
+
+
+@tool("Cancel a run", "runs:write", RunChoice)
+def cancel_run(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
+    """Ends a run. A finished one stays unchanged."""
+    return shown(caller, services.cancel_run(run_of(caller, given["run_id"])))
+
+
+@tool("Answer what a run waits for", "waitpoints:respond", RespondInput, tuple(ANSWERS.values()))
+def respond_to_waitpoint(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
+    """Approves or refuses credits (kind CREDIT_APPROVAL, approved), or answers a question (kind CLARIFICATION, answer).
+    The first answer counts.
+    """
+    waitpoint = find(services.waitpoints_of(caller.user), given["waitpoint_id"])
+    resolved = dict(WaitpointSerializer(services.respond(waitpoint, given["answer"])).data)
+    return resolved if caller.reads_runs else only(WAITPOINT_STATE, resolved)
+
+
+@tool("Get credits", "credits:read")
+def get_credits(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
+    """The user's balance, the credits held for tool calls in progress, and the available credits."""
+    return dict(AccountSerializer(ledger.account_for(caller.user.pk)).data)

@@ -1,13 +1,12 @@
 """``/api/mcp``: the Model Context Protocol over streamable HTTP (docs/mcp.md), for callers with an API key.
 
-There are no sessions: each POST is a request or a batch of its own. What HTTP refuses (credential, limits, size, media
-type, method) is answered with the API's envelope, what JSON-RPC refuses with its error object, and what a tool refuses
-with a result that has ``isError``.
+There are no sessions: each POST is one request. What HTTP refuses (credential, limits, size, media type, method) is
+answered with the API's envelope, what JSON-RPC refuses with its error object, and what a tool refuses with a result
+that has ``isError``.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -31,29 +30,17 @@ from runs.mcp.protocol import (
     INVALID_PARAMS,
     LEGACY,
     METHOD_NOT_FOUND,
-    MODERN,
     SERVER,
-    VERSION_HEADER,
     VERSIONS,
     Message,
     RpcError,
-    check_batch,
-    check_shape,
     error_of,
-    progress,
-    read_body,
     read_message,
     result_of,
-    sse,
 )
-from runs.mcp.tools import TOOLS, Caller, Started, after_waiting, call_tool, reads_runs
-from runs.mcp.wait import WaitingResponse, places
-from runs.streams.frames import CONTENT_TYPE as EVENT_STREAM
-from runs.streams.frames import HEADERS
-from runs.streams.reads import Event
+from runs.mcp.tools import TOOLS, Caller, call_tool, run_of, shown
+from runs.mcp.wait import Started, WaitingResponse, places
 
-# Messages of a JSON-RPC batch; a larger batch is refused.
-MCP_BATCH_MAX = 20
 # MCP calls of one user that may wait for a run at the same time, in all processes together; one more is 429.
 MCP_WAITS_PER_USER = 4
 
@@ -64,7 +51,6 @@ ABOUT = {
     "instructions": "Runs AI agents in chats. Create a chat, start a run in it with a message, and read its answer. "
     "A run whose status is waiting needs an answer to its pendingWaitpoint before it continues.",
 }
-KEEP_ALIVE = b": keep-alive\n\n"
 # The tools of a release never change.
 CACHED = {"ttlMs": 3_600_000, "cacheScope": "public"}
 
@@ -89,55 +75,24 @@ class McpViewSet(ServiceViewSet):
 
     def handle(self, request: Request) -> HttpResponseBase:
         check_media_type(request.content_type)
-        body: Any = None
         try:
-            body = read_body(load_body(request._request))
-            answer = self.answer_batch(body, request) if isinstance(body, list) else self.answer(body, request)
+            message = read_message(load_body(request._request), request.headers)
         except RpcError as error:
-            modern = request.headers.get(VERSION_HEADER) == MODERN
-            return rpc_response(error_of(body, error), error.status if modern or error.always else 200)
-        if isinstance(answer, HttpResponseBase):
-            return answer
-        return rpc_response(answer) if answer else HttpResponse(status=202, content_type="application/json")
+            return rpc_response(error_of(error.identifier, error), 400)
+        if message is None:
+            return HttpResponse(status=202, content_type="application/json")
+        try:
+            if message.method == "tools/call":
+                return self.call(message, request)
+            method = METHODS[message.modern].get(message.method)
+            if method is None:
+                raise RpcError(METHOD_NOT_FOUND, f"There is no method {message.method[:100]}.")
+            return rpc_response(result_of(message, method(message.params)))
+        except RpcError as error:
+            status = 404 if error.code == METHOD_NOT_FOUND else 400
+            return rpc_response(error_of(message.id, error), status if message.modern else 200)
 
-    def answer_batch(self, batch: list[Any], request: Request) -> list[Any]:
-        """The answers to the requests of a batch. Each member counts against the rate limit. No call waits, because
-        the waits would add up.
-        """
-        check_batch(batch, request.headers, MCP_BATCH_MAX)
-        for _ in batch[1:]:
-            self.check_throttles(request)
-        answers: list[Any] = []
-        for position, body in enumerate(batch):
-            try:
-                answers.append(self.answer(body, request, may_wait=False))
-            except RpcError as error:
-                answers.append(error_of(body, error))
-            except Exception:
-                if not position:
-                    raise
-                # What the members before have done must be told.
-                logger.exception("a batch ended at its member %d of %d", position + 1, len(batch))
-                fault = RpcError(INTERNAL_ERROR, "Something went wrong on our side.")
-                rest = [each for each in batch[position:] if isinstance(each, dict) and "id" in each]
-                answers += [error_of(each, fault) for each in rest]
-                break
-        return [answer for answer in answers if answer is not None]
-
-    def answer(self, body: Any, request: Request, *, may_wait: bool = True) -> Any:
-        """The answer as JSON or as an HTTP response. None: the body is a notification. Raises RpcError."""
-        check_shape(body)
-        if "id" not in body:
-            return None
-        message = read_message(body, request.headers)
-        if message.method == "tools/call":
-            return self.call(message, request, may_wait=may_wait)
-        method = METHODS[message.modern].get(message.method)
-        if method is None:
-            raise RpcError(METHOD_NOT_FOUND, f"There is no method {message.method[:100]}.", status=404)
-        return result_of(message, method(message.params))
-
-    def call(self, message: Message, request: Request, *, may_wait: bool) -> Any:
+    def call(self, message: Message, request: Request) -> HttpResponseBase:
         name, arguments = message.params.get("name"), message.params.get("arguments", {})
         tool = TOOLS.get(name) if isinstance(name, str) else None
         if tool is None:
@@ -147,31 +102,16 @@ class McpViewSet(ServiceViewSet):
         key: Any = request.auth
         caller = Caller(request.user, key, request._request)
         with ExitStack() as frees:
-            place = None
+            place = ""
             # Before the run starts: a client that is refused repeats the call.
-            if may_wait and tool.starts_run and is_positive(arguments.get("waitSeconds")):
+            if tool.starts_run and is_positive(arguments.get("waitSeconds")):
                 place = places.take(caller.user.pk, MCP_WAITS_PER_USER)
                 frees.callback(places.free, place)
             result = outcome(lambda: call_tool(tool, caller, arguments))
             if not isinstance(result, Started):
-                return result_of(message, result)
-            if not place or not result.wait_seconds:
-                return result_of(message, outcome(lambda: after_waiting(caller, result.opening.run_id)))
+                return rpc_response(result_of(message, result))
             frees.pop_all()
-        token = message.progress_token
-        if token is None or not accepts_streams(request) or not reads_runs(key):
-            answer = WaitingResponse(
-                result, place, lambda: dumps(waited(message, caller, result)), content_type="application/json"
-            )
-        else:
-            answer = WaitingResponse(
-                result,
-                place,
-                lambda: sse(waited(message, caller, result)),
-                lambda event: sse(progress(token, event.index, text_of(event))) if event else KEEP_ALIVE,
-                content_type=EVENT_STREAM,
-                headers=HEADERS,
-            )
+        answer = WaitingResponse(result, place, lambda: dumps(waited(message, caller, result)))
         live.offer(request, answer)
         return answer
 
@@ -187,11 +127,6 @@ def check_origin(origin: str | None) -> None:
     own = urlsplit(settings.BASE_URL)
     if origin != f"{own.scheme}://{own.netloc}" and origin not in settings.MCP_ALLOWED_ORIGINS:
         raise Forbidden("This origin may not call the MCP endpoint.")
-
-
-def accepts_streams(request: Request) -> bool:
-    accepted = [part.split(";")[0].strip().lower() for part in request.headers.get("Accept", "*/*").split(",")]
-    return bool({EVENT_STREAM, "text/*", "*/*"} & set(accepted))
 
 
 def initialize(params: dict[str, Any]) -> dict[str, Any]:
@@ -237,16 +172,10 @@ def rpc_response(message: Any, status: int = 200) -> HttpResponse:
 
 def waited(message: Message, caller: Caller, started: Started) -> dict[str, Any]:
     """The message that answers a call which has waited. Its status is sent already, so a fault is an error of RPC."""
+    run_id = started.opening.run_id
     try:
-        return result_of(message, outcome(lambda: after_waiting(caller, started.opening.run_id)))
+        return result_of(message, outcome(lambda: shown(caller, run_of(caller, run_id))))
     except Exception:
-        logger.exception("the run %s could not be read after waiting", started.opening.run_id)
+        logger.exception("the run %s could not be read after waiting", run_id)
         fault = RpcError(INTERNAL_ERROR, "Something went wrong on our side; look at the run with get_run.")
-        return error_of({"id": message.id}, fault)
-
-
-def text_of(event: Event) -> str:
-    """``tool.completed calculate COMPLETED``: type, name, and status or kind."""
-    data = json.loads(event.data)
-    words = (event.type, data.get("name"), data.get("status") or data.get("kind"))
-    return " ".join(str(word) for word in words if word)
+        return error_of(message.id, fault)

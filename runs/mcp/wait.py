@@ -6,42 +6,44 @@ A call that waits holds no thread and no database connection; the hub of the pro
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
 
 from django.http import HttpResponseBase, StreamingHttpResponse
 
 from runs.events import StreamType
-from runs.mcp.tools import WAIT_MAX_SECONDS, Started
 from runs.models import RunStatus
+from runs.streams.hub import Opening
 from runs.streams.places import Places
 from runs.streams.reads import Event
 from runs.streams.servers import background
 
+WAIT_MAX_SECONDS = 60
 # The places of each user over all processes, with some time for the answer after the wait.
 places = Places(
     "mcp-waits", WAIT_MAX_SECONDS + 10.0, "You have too many calls that wait; use waitSeconds 0, or try again later."
 )
 
 
+@dataclass(frozen=True)
+class Started:
+    """A run that the call waits for before its answer."""
+
+    opening: Opening
+    wait_seconds: float
+
+
 class WaitingResponse(StreamingHttpResponse):
-    """A ``LiveResponse``: ``answer`` makes the body when the wait is over, on a thread. ``shown`` makes what is sent
-    meanwhile of an event, or of None when nothing has happened for a while.
+    """A ``LiveResponse``: ``answer`` makes the body when the wait is over, on a thread.
 
     Any other server than ours sends the answer at once.
     """
 
-    def __init__(
-        self,
-        started: Started,
-        place: str | None,
-        answer: Callable[[], bytes],
-        shown: Callable[[Event | None], bytes] = lambda event: b"",
-        **options: Any,
-    ) -> None:
-        self.started, self.place, self.answer, self.shown = started, place, answer, shown
-        super().__init__(self.answer_now(), **options)
+    def __init__(self, started: Started, place: str, answer: Callable[[], bytes]) -> None:
+        self.started, self.place, self.answer = started, place, answer
+        super().__init__(self.answer_now(), content_type="application/json")
 
     def answer_now(self) -> Iterator[bytes]:
         places.free(self.place)
@@ -60,25 +62,16 @@ class Wait:
     def __init__(self, response: WaitingResponse) -> None:
         self.response = response
         self.stream = background.join(response.started.opening)
-        self.deadline = asyncio.get_running_loop().time() + response.started.wait_seconds
         self.over = False
 
     async def next(self) -> bytes | None:
         if self.over:
             return None
-        try:
-            async with asyncio.timeout_at(self.deadline):
-                while (batch := await self.stream.next()) is not None:
-                    events = [event for event in batch if event.numbered and event.type != StreamType.MESSAGE_DELTA]
-                    self.over = any(event.final or is_waiting(event) for event in batch)
-                    shown = b"".join(map(self.response.shown, events)) or self.response.shown(None)
-                    if self.over:
-                        return shown + await background.ask(self.response.answer)
-                    if shown:
-                        return shown
-        except TimeoutError:
-            pass
         self.over = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.response.started.wait_seconds):
+                while (batch := await self.stream.next()) is not None and not any(map(ends_wait, batch)):
+                    pass
         return await background.ask(self.response.answer)
 
     def close(self) -> None:
@@ -89,5 +82,6 @@ class Wait:
         places.free(self.response.place)
 
 
-def is_waiting(event: Event) -> bool:
-    return event.type == StreamType.RUN_STATUS and json.loads(event.data)["status"] == RunStatus.WAITING
+def ends_wait(event: Event) -> bool:
+    is_status = event.type == StreamType.RUN_STATUS
+    return event.final or (is_status and json.loads(event.data)["status"] == RunStatus.WAITING)

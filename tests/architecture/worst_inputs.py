@@ -33,7 +33,7 @@ from runs.llm import base as llm_base
 from runs.llm import clean, demo, measure, names, openai_responses, refusals, sse, transcript
 from runs.llm.http import DOCUMENT_MAX_BYTES
 from runs.mcp import protocol
-from runs.mcp import views as mcp
+from runs.mcp.tools import NewChatInput
 from runs.serializers import METADATA_KEY
 from runs.tools import base, files, schema
 from runs.tools import http as http_tool
@@ -108,6 +108,9 @@ UNCLOSED = ('"\\', '"', "\\", '"a', "[]", '"":')
 PATTERNS: dict[str, list[Work] | str] = {
     "apikeys/authentication.py: shape": around(api_keys.ApiKeyAuthentication.shape.fullmatch, HEADER, keys.MARK),
     "apikeys/keys.py: _SHAPE": around(keys.is_well_formed, HEADER, "a", before=keys.MARK),
+    "runs/mcp/tools.py: idempotency_key": around(
+        lambda text: NewChatInput.validated({"idempotencyKey": text}), BODY, " ", after="\n\n"
+    ),
     "chats/serializers.py: sha256": around(
         lambda text: AttachmentInput.validated({"fileName": "a", "contentType": "a/b", "sizeBytes": 1, "sha256": text}),
         BODY,
@@ -295,7 +298,6 @@ SCANNERS: dict[str, list[Work]] = {
     "Accept": [
         *around(negotiated, HEADER, "a/a,", "*/*;q=0.1,", "a;", ";", ",", "application/json;a=b,"),
         *around(negotiated, HEADER, ";", "\\", before='a/a;x="'),
-        *around(lambda accept: mcp.accepts_streams(a_request("Accept", accept)), HEADER, ",;", ",", ";"),
     ],
     "traceparent": around(traced, HEADER, "00-", " ", "a=b,", ";", "\t,"),
     "headers of MCP": around(protocol.decode_header, HEADER, "=", "a", before="=?base64?", after="?="),

@@ -35,10 +35,6 @@ def test_typescript(stack: Stack, npm: NpmFolder, package: str, mode: str, revis
     said = json.loads(npm.run("node", "mcp_client.mjs", package, mode, f"{stack.url}/api/mcp", stack.api_key("ada")))
     check(said)
     assert (said["revision"], said["errors"]) == (revision, [])
-    if package == "mcp-sdk-of-2025-03-26":
-        assert said["batch"] == [[1, True], [2, True]]
-        titles = [chat["title"] for chat in stack.public("ada").get("/chats").json()["items"]]
-        assert "In a batch" in titles
 
 
 def test_python_of_2025(stack: Stack, old_python: Path) -> None:

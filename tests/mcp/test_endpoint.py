@@ -9,16 +9,13 @@ from django.conf import settings
 from rest_framework.test import APIClient
 
 from apikeys.keys import create_key, revoke_key
-from chats.models import Chat
 from config.api import ratelimit
 from config.api.ratelimit import Verdict
-from credits import ledger
 from tests.mcp.rpc import (
     ENVELOPE,
     HANDSHAKES,
     LEGACY,
     MODERN,
-    OLDEST,
     TOOLS,
     URL,
     VERSION_KEY,
@@ -133,6 +130,7 @@ class TestMessages:
         "body",
         [
             [],
+            [{"jsonrpc": "2.0", "id": 1, "method": "ping"}],
             3,
             None,
             {"id": 1, "method": "ping"},
@@ -156,70 +154,6 @@ class TestMessages:
         body = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}
         response = post(public, body, **{"MCP-Protocol-Version": version})
         assert (response.status_code, response.content) == (202, b"")
-
-
-PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
-NOTE = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}
-
-
-def tool_call(identifier: Any, name: str, **arguments: Any) -> dict[str, Any]:
-    params = {"name": name, "arguments": arguments}
-    return {"jsonrpc": "2.0", "id": identifier, "method": "tools/call", "params": params}
-
-
-class TestBatches:
-    @pytest.mark.parametrize("headers", [{}, {"MCP-Protocol-Version": OLDEST}])
-    def test_each_request_is_answered(self, public, headers):
-        batch = [PING, NOTE, tool_call("a", "get_credits"), tool_call(3, "rm"), {"id": 4, "method": "ping"}, 5]
-        response = post(public, batch, **headers)
-        assert response.status_code == 200
-        first, second, third, fourth, fifth = response.json()
-        assert first == {"jsonrpc": "2.0", "id": 1, "result": {}}
-        assert (second["id"], second["result"]["structuredContent"]["available"]) == ("a", "100")
-        assert (third["id"], third["error"]["code"]) == (3, -32602)
-        assert (fourth["id"], fourth["error"]["code"]) == (4, -32600)
-        assert (fifth["id"], fifth["error"]["code"]) == (None, -32600)
-
-    def test_notifications_alone_have_no_answer(self, public):
-        response = post(public, [NOTE, NOTE])
-        assert (response.status_code, response.content) == (202, b"")
-
-    @pytest.mark.parametrize("version", VERSIONS[:-1])
-    def test_other_revisions_have_none(self, public, version):
-        error_of(post(public, [PING], **{"MCP-Protocol-Version": version}), 400, -32600)
-
-    def test_the_number_of_members_is_limited(self, public, monkeypatch):
-        monkeypatch.setattr("runs.mcp.views.MCP_BATCH_MAX", 3)
-        assert len(post(public, [PING] * 3).json()) == 3
-        error_of(post(public, [PING] * 4), 400, -32600)
-        error_of(post(public, [0] * 40_000), 400, -32600)
-
-    def test_the_handshake_stands_alone(self, public):
-        start = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": OLDEST}}
-        error_of(post(public, [start, PING]), 400, -32600)
-
-    def test_each_member_counts_against_the_rate_limit(self, public, monkeypatch):
-        left = [3]
-
-        def charge(*buckets: Any) -> Verdict:
-            left[0] -= 1
-            return Verdict(left[0] >= 0, 300, max(0, left[0]), 60, 7)
-
-        monkeypatch.setattr(ratelimit, "charge", charge)
-        response = post(public, [tool_call(number, "create_chat") for number in range(4)])
-        assert response.status_code == 429
-        assert response["Retry-After"] == "7"
-        assert not Chat.objects.exists()
-        left[0] = 3
-        assert len(post(public, [tool_call(number, "create_chat") for number in range(3)]).json()) == 3
-
-    def test_a_fault_does_not_hide_what_was_done(self, public, monkeypatch):
-        monkeypatch.setattr(ledger, "account_for", None)
-        batch = [tool_call(1, "create_chat"), tool_call(2, "get_credits"), NOTE, tool_call(3, "create_chat"), 4]
-        done, *faults = post(public, batch).json()
-        assert done["result"]["structuredContent"]["id"] == Chat.objects.get().pk
-        assert [(fault["id"], fault["error"]["code"]) for fault in faults] == [(2, -32603), (3, -32603)]
-        assert post(public, batch[1:]).status_code == 500
 
 
 # --- HTTP ------------------------------------------------------------------------------------------------------------
