@@ -34,8 +34,6 @@ PAUSE_SECONDS = 1.0
 GATHER_SECONDS = 0.005
 # A process without free slots nudges the others at most this often.
 PASS_ON_SECONDS = 1.0
-# Open files: an attempt's connection, and kept connections of earlier attempts.
-FILES_PER_ATTEMPT = 4
 # When the process stops: time to record the last outcomes. An attempt whose outcome is not recorded counts as failed.
 RECORD_SECONDS = 5.0
 
@@ -45,7 +43,7 @@ class Dispatcher:
 
     def __init__(self) -> None:
         client.prepare()
-        raise_open_file_limit(claims.WEBHOOK_WORKER_CAPACITY * FILES_PER_ATTEMPT)
+        raise_open_file_limit()
         self._outcomes: SimpleQueue[Outcome] = SimpleQueue()
         self._unrecorded: list[Outcome] = []
         self._in_flight = 0

@@ -15,6 +15,8 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 
+from config.outbound.urls import RequestFailed
+
 # Host names that a process looks up at the same time, for webhooks and tools.
 OUTBOUND_LOOKUPS_MAX = 256
 # How many of them may be looked up for the tools of one user; further ones fail.
@@ -25,27 +27,13 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 # Address family and socket address, the arguments of socket() and connect().
 Target = tuple[socket.AddressFamily, tuple]
 
+# 100.64.0.0/10 is carrier-grade NAT and the metadata service of some clouds; 168.63.129.16 is Azure's host agent.
 _REFUSED_V4 = [
     ipaddress.IPv4Network(block)
     for block in (
-        "0.0.0.0/8",
-        "10.0.0.0/8",
-        "100.64.0.0/10",  # carrier-grade NAT; the metadata service of some clouds
-        "127.0.0.0/8",
-        "168.63.129.16/32",  # Azure's host agent, which has a public address
-        "169.254.0.0/16",
-        "172.16.0.0/12",
-        "192.0.0.0/24",
-        "192.0.2.0/24",
-        "192.31.196.0/24",
-        "192.52.193.0/24",
-        "192.88.99.0/24",
-        "192.168.0.0/16",
-        "192.175.48.0/24",
-        "198.18.0.0/15",
-        "198.51.100.0/24",
-        "203.0.113.0/24",
-        "224.0.0.0/4",
+        *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "168.63.129.16/32", "169.254.0.0/16"),
+        *("172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24"),
+        *("192.168.0.0/16", "192.175.48.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4"),
         "240.0.0.0/4",
     )
 ]
@@ -67,7 +55,7 @@ class AddressRefused(Exception):
     """A request to this address is not allowed. Not an OSError, after which HTTP libraries try the next address."""
 
 
-class LookupFailed(Exception):
+class LookupFailed(RequestFailed):
     """The look-up found no address in time. The message is for people."""
 
 
@@ -75,18 +63,6 @@ def is_public(address: Address) -> bool:
     if isinstance(address, ipaddress.IPv4Address):
         return not any(address in block for block in _REFUSED_V4)
     return address in _GLOBAL_UNICAST_V6 and not any(address in block for block in _REFUSED_V6)
-
-
-def find_targets(host: str, port: int, *, allow_private: bool, timeout: float) -> list[Target]:
-    """All addresses of ``host`` from one look-up. Blocks for at most ``timeout`` seconds.
-
-    Raises LookupFailed. Unless ``allow_private``, raises AddressRefused if any address is not public: a name with both
-    public and private addresses is a sign of an attack.
-    """
-    try:
-        return _checked(_look_up(host, port).result(max(timeout, 0.001)), allow_private)
-    except TimeoutError:
-        raise LookupFailed(LOOKUP_TIMED_OUT) from None
 
 
 async def resolve(
@@ -97,12 +73,19 @@ async def resolve(
     timeout: float | None,  # noqa: ASYNC109
     owner: str = "",
 ) -> list[Target]:
-    """As ``find_targets``, for code on an event loop. An ``owner`` has at most OUTBOUND_LOOKUPS_PER_USER look-ups."""
+    """All addresses of ``host`` from one look-up. An ``owner`` has at most OUTBOUND_LOOKUPS_PER_USER look-ups.
+
+    Raises LookupFailed. Unless ``allow_private``, raises AddressRefused if any address is not public: a name with both
+    public and private addresses is a sign of an attack.
+    """
     try:
         async with asyncio.timeout(timeout):
-            return _checked(await asyncio.wrap_future(_look_up(host, port, owner)), allow_private)
+            targets = await asyncio.wrap_future(_look_up(host, port, owner))
     except TimeoutError:
         raise LookupFailed(LOOKUP_TIMED_OUT) from None
+    if not allow_private and not all(is_public(_address_of(target)) for target in targets):
+        raise AddressRefused(REFUSED)
+    return targets
 
 
 def check_socket_address(text: str) -> None:
@@ -116,12 +99,6 @@ def check_socket_address(text: str) -> None:
         raise AddressRefused(REFUSED) from None
     if "%" in text or not is_public(address):
         raise AddressRefused(REFUSED)
-
-
-def _checked(targets: list[Target], allow_private: bool) -> list[Target]:
-    if not allow_private and not all(is_public(_address_of(target)) for target in targets):
-        raise AddressRefused(REFUSED)
-    return targets
 
 
 def _address_of(target: Target) -> Address:
@@ -156,12 +133,10 @@ def _look_up(host: str, port: int, owner: str = "") -> Future[list[Target]]:
         _running_lookups[key] = answer, owner
 
     def work() -> None:
-        found: list[Target] = []
-        failure: Exception | None = None
         try:
-            found = _getaddrinfo(host, port)
+            found, failure = _getaddrinfo(host, port), None
         except Exception as error:
-            failure = error
+            found, failure = [], error
         with _lock:  # before the result is set, so that a later caller starts a new look-up
             del _running_lookups[key]
         if failure is None:

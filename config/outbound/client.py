@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from config.outbound.addresses import AddressRefused, LookupFailed, find_targets
-from config.outbound.answers import Answer, RequestFailed, RequestTimedOut
+from config.outbound.addresses import AddressRefused, LookupFailed, resolve
 from config.outbound.loop import shared
-from config.outbound.urls import host_of, parse, port_of
+from config.outbound.urls import Answer, RequestFailed, RequestTimedOut, host_of, parse, port_of
 
 __all__ = ["AddressRefused", "Answer", "RequestFailed", "RequestTimedOut", "asend", "check_url", "prepare", "send"]
 
@@ -31,14 +30,14 @@ def check_url(url: str, allow_private: bool, *, https_only: bool = False, timeou
     """Check that ``send`` may call ``url`` now.
 
     Raises AddressRefused, or ValueError if the URL is not valid or its host cannot be resolved. Both have messages for
-    people. Unless ``allow_private``, this looks the host up for at most ``timeout`` seconds, so the caller must not
-    have an open transaction.
+    people. Unless ``allow_private``, this looks the host up for at most ``timeout`` seconds, so the caller must be on a
+    thread, and must not have an open transaction.
     """
     parsed = parse(url, https_only)
     if allow_private:
         return
     try:
-        find_targets(host_of(parsed), port_of(parsed), allow_private=False, timeout=timeout)
+        shared.submit(resolve(host_of(parsed), port_of(parsed), allow_private=False, timeout=timeout)).result()
     except LookupFailed as error:
         raise ValueError(str(error)) from None
 

@@ -17,10 +17,6 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 FILES_MAX = 65536
-# Open files of a process in addition to its planned connections.
-OTHER_FILES = 256
-# A busy event loop is late by less.
-STOOD_STILL_SECONDS = 1.0
 
 
 class Loop:
@@ -48,16 +44,10 @@ class Loop:
 shared = Loop()
 
 
-def stood_still(seconds: float, limit: float) -> bool:
-    """Whether a step that may wait for ``limit`` ended so late, after ``seconds``, that the process was suspended."""
-    return seconds > limit + STOOD_STILL_SECONDS
-
-
-def raise_open_file_limit(wanted: int | None = None) -> None:
-    """Raise this process's limit of open files for ``wanted`` connections, or as far as the system allows."""
+def raise_open_file_limit() -> None:
+    """Raise this process's limit of open files, of which each connection is one, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = FILES_MAX if hard == resource.RLIM_INFINITY else hard
-    limit = highest if wanted is None else min(wanted + OTHER_FILES, highest)
+    limit = FILES_MAX if hard == resource.RLIM_INFINITY else hard
     if soft != resource.RLIM_INFINITY and soft < limit:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -12,11 +12,10 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import Any, TypeVar
+from functools import lru_cache
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import aiohttp
@@ -26,12 +25,9 @@ from urllib3.util import Url
 from yarl import URL
 
 from config.outbound.addresses import LOOKUP_TIMED_OUT, LookupFailed, check_socket_address, is_address, resolve
-from config.outbound.answers import Answer, RequestFailed, RequestTimedOut
 from config.outbound.bounds import CountedRequest, allowance_of, counted_socket
-from config.outbound.loop import shared, stood_still
-from config.outbound.urls import host_of, parse, port_of
-
-T = TypeVar("T")
+from config.outbound.loop import shared
+from config.outbound.urls import Answer, RequestFailed, RequestTimedOut, host_of, parse, port_of
 
 # Shorter than the keep-alive of common servers (2 to 75 s). If a server closes a connection during a request, the
 # request is lost and cannot be repeated safely.
@@ -41,6 +37,9 @@ LINE_MAX_BYTES = 64 * 1024
 # Only the caller sets headers. Without Accept-Encoding, an answer is not compressed, so the size limit is exact.
 SKIPPED_DEFAULT_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 CLOSE_SECONDS = 1.0
+# A step that ends later than this after its limit was not slow: the process was suspended. A busy event loop is late by
+# less.
+STOOD_STILL_SECONDS = 1.0
 CLOSED_WITHOUT_ANSWER = "The connection was closed without an answer."
 
 
@@ -50,32 +49,70 @@ async def request(
     *,
     headers: Mapping[str, str],
     body: bytes | None,
-    connect_timeout: float,
     total_timeout: float,
     max_bytes: int,
-    allow_private: bool,
-    https_only: bool = False,
-    reuse: bool = False,
-    owner: str = "",
+    **options: Any,
 ) -> Answer:
     """Send one request and return its answer, also with an error status. Times are in seconds.
 
-    With ``reuse``, later requests to the same host and port may use the connection for ``IDLE_SECONDS``. The look-up
-    counts for the ``owner``, a user.
-
-    Raises AddressRefused, ValueError (the URL is not valid), RequestTimedOut, RequestFailed.
+    ``options`` and errors: as for ``Exchange.open``, and RequestTimedOut after ``total_timeout``.
     """
-    parsed = parse(url, https_only)
-    # A time-out before the look-up begins is one of the look-up.
-    call = _Call(owner, looking_up=not is_address(host_of(parsed)))
-    token = _call.set(call)
+    exchange = Exchange()
     try:
-        with _errors(call, total_timeout):
-            async with asyncio.timeout(total_timeout):
-                # The event loop runs once and notices which idle connections the servers have closed.
-                await asyncio.sleep(0)
-                send = partial(
-                    _session(allow_private, reuse).request,
+        async with asyncio.timeout(total_timeout):
+            response = await exchange.open(method, url, headers=headers, body=body, **options)
+            parts: list[bytes] = []
+            try:
+                async for part in exchange.parts(max_bytes):
+                    parts.append(part)
+            except RequestFailed:
+                # ``read`` raises and keeps the bytes that arrived before the failure in its buffer.
+                parts.append(response.content._read_nowait(-1))
+            return Answer(response.status, response.headers, b"".join(parts)[:max_bytes], not exchange.complete)
+    except TimeoutError:
+        raise RequestTimedOut(f"Timed out after {total_timeout:g} s.") from None
+    finally:
+        exchange.close()
+
+
+class Exchange:
+    """One request and its answer, whose body is read in parts. ``close`` in any case; it does not wait."""
+
+    def __init__(self) -> None:
+        self.owner = ""
+        self.looking_up = self.complete = False
+        self.connection: asyncio.WriteTransport | None = None
+        self.response: aiohttp.ClientResponse | None = None
+
+    async def open(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        connect_timeout: float,
+        allow_private: bool,
+        https_only: bool = False,
+        reuse: bool = False,
+        owner: str = "",
+    ) -> aiohttp.ClientResponse:
+        """Send the request, and wait for the head of its answer.
+
+        With ``reuse``, later requests to the same host and port may use the connection for ``IDLE_SECONDS``. The
+        look-up counts for the ``owner``, a user. Raises AddressRefused, ValueError (the URL is not valid),
+        RequestTimedOut, RequestFailed.
+        """
+        parsed = parse(url, https_only)
+        # A time-out before the look-up begins is one of the look-up.
+        self.owner, self.looking_up = owner, not is_address(host_of(parsed))
+        _exchange.set(self)
+        # The event loop runs once and notices which idle connections the servers have closed.
+        await asyncio.sleep(0)
+        while True:
+            begun = time.monotonic()
+            try:
+                self.response = await _session(allow_private, reuse).request(
                     method,
                     _target(parsed),
                     data=body,
@@ -84,42 +121,64 @@ async def request(
                     allow_redirects=False,
                     timeout=_connect_timeout(connect_timeout),
                 )
-                response = await _once_connected(send, connect_timeout)
-                content, complete = await _read(response, max_bytes)
-                if complete:
-                    response.release()
-                    call.done = True
-                return Answer(response.status, response.headers, content, not complete)
-    finally:
-        _call.reset(token)
-        call.close()
+                return self.response
+            except aiohttp.ConnectionTimeoutError as error:
+                # A process that was suspended while it connected has sent nothing yet: it connects again.
+                if time.monotonic() - begun <= connect_timeout + STOOD_STILL_SECONDS:
+                    raise self._failure(error) from None
+            except aiohttp.ClientError as error:
+                raise self._failure(error) from None
 
-
-async def _once_connected(send: Callable[[], Awaitable[T]], limit: float) -> T:
-    """A process that was suspended while it connected has sent nothing yet: it connects again."""
-    while True:
-        begun = time.monotonic()
+    async def parts(self, max_bytes: int) -> AsyncIterator[bytes]:
+        """The body as it comes. It is ``complete`` unless it has more than ``max_bytes``; then the last part ends
+        beyond them. Raises RequestFailed if the connection breaks.
+        """
+        response: Any = self.response
+        left = max_bytes + 1
+        allowance = allowance_of(response.connection.transport if response.connection else None)
         try:
-            return await send()
-        except aiohttp.ConnectionTimeoutError:
-            if not stood_still(time.monotonic() - begun, limit):
-                raise
-
-
-@dataclass
-class _Call:
-    owner: str
-    looking_up: bool
-    done: bool = False
-    transport: asyncio.WriteTransport | None = None
+            while left and (part := await response.content.read(left)):
+                left -= len(part)
+                allowance.earn(len(part))
+                yield part
+        except aiohttp.ClientError:
+            raise RequestFailed("The connection broke during the answer.") from None
+        if left:
+            self.complete = True
+            response.release()
 
     def close(self) -> None:
-        """Abort an unfinished connection: ``close`` would wait for ever for a receiver that does not read."""
-        if self.transport is not None and (not self.done or self.transport.get_write_buffer_size()):
-            self.transport.abort()
+        """Abort an unfinished connection: aiohttp's ``close`` would wait for ever for a receiver that does not read."""
+        connection = self.connection
+        # aiohttp releases a connection when the whole answer has arrived: another exchange may use it already.
+        own = connection is not None and _used_by.get(connection) is self
+        if connection is not None and own and (not self.complete or connection.get_write_buffer_size()):
+            connection.abort()
+        if self.response is not None:
+            self.response.close()
+
+    def _failure(self, error: aiohttp.ClientError) -> RequestFailed:
+        cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+        if isinstance(error, aiohttp.ConnectionTimeoutError) and self.looking_up:
+            return LookupFailed(LOOKUP_TIMED_OUT)
+        if isinstance(cause, TimeoutError):
+            return RequestTimedOut("Timed out while connecting.")
+        if isinstance(error, aiohttp.ClientConnectorCertificateError):
+            reason = getattr(error.certificate_error, "verify_message", "") or "the certificate is not valid"
+            return RequestFailed(f"TLS: {reason}.")
+        if isinstance(error, aiohttp.ClientConnectorSSLError):
+            return RequestFailed("TLS: the handshake failed.")
+        if isinstance(cause, ConnectionRefusedError):
+            return RequestFailed("The connection was refused.")
+        if isinstance(cause, (ConnectionResetError, BrokenPipeError)):
+            return RequestFailed(CLOSED_WITHOUT_ANSWER)
+        connecting = isinstance(error, aiohttp.ClientConnectorError)
+        return RequestFailed("The host could not be reached." if connecting else "The answer was not HTTP.")
 
 
-_call: ContextVar[_Call] = ContextVar("call")
+# Of the request that the current task opens.
+_exchange: ContextVar[Exchange] = ContextVar("exchange")
+_used_by: WeakKeyDictionary[asyncio.BaseTransport, Exchange] = WeakKeyDictionary()
 
 
 class _Resolver(AbstractResolver):
@@ -129,9 +188,9 @@ class _Resolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        call = _call.get()
-        targets = await resolve(host, port, allow_private=self.allow_private, timeout=None, owner=call.owner)
-        call.looking_up = False
+        exchange = _exchange.get()
+        targets = await resolve(host, port, allow_private=self.allow_private, timeout=None, owner=exchange.owner)
+        exchange.looking_up = False
         return [
             ResolveResult(hostname=host, host=address[0], port=port, family=found, proto=0, flags=0)
             for found, address in targets
@@ -150,7 +209,8 @@ def _socket(target: tuple[Any, ...]) -> socket.socket:
 
 class _Request(CountedRequest):
     async def send(self, conn: Any) -> aiohttp.ClientResponse:
-        _call.get().transport = conn.transport
+        exchange = _used_by[conn.transport] = _exchange.get()
+        exchange.connection = conn.transport
         return await super().send(conn)
 
 
@@ -220,62 +280,6 @@ def tls_context() -> ssl.SSLContext:
     context.load_verify_locations(certifi.where())
     context.set_alpn_protocols(["http/1.1"])
     return context
-
-
-async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> tuple[bytes, bool]:
-    """At most ``max_bytes`` of the body, and whether this is the complete body."""
-    parts: list[bytes] = []
-    size = 0
-    allowance = allowance_of(response.connection.transport if response.connection else None)
-    try:
-        while part := await response.content.read(max_bytes + 1 - size):
-            parts.append(part)
-            size += len(part)
-            allowance.earn(len(part))
-            if size > max_bytes:
-                return b"".join(parts)[:max_bytes], False
-    except aiohttp.ClientError:
-        # ``read`` raises and keeps the bytes that arrived before the failure in its buffer.
-        parts.append(response.content._read_nowait(-1))
-        return b"".join(parts)[:max_bytes], False
-    return b"".join(parts), True
-
-
-@contextlib.contextmanager
-def _errors(call: _Call, total_timeout: float) -> Iterator[None]:
-    """Raise each exception of aiohttp and of the network as RequestFailed or RequestTimedOut."""
-    try:
-        yield
-    except LookupFailed as error:
-        raise RequestFailed(str(error)) from None
-    except aiohttp.ConnectionTimeoutError:
-        if call.looking_up:
-            raise RequestFailed(LOOKUP_TIMED_OUT) from None
-        raise RequestTimedOut("Timed out while connecting.") from None
-    except aiohttp.ClientConnectorCertificateError as error:
-        raise RequestFailed(f"TLS: {_certificate_problem(error.certificate_error)}.") from None
-    except aiohttp.ClientConnectorSSLError:
-        raise RequestFailed("TLS: the handshake failed.") from None
-    except aiohttp.ClientConnectorError as error:
-        raise _not_connected(error.os_error) from None
-    except aiohttp.ClientError:
-        raise RequestFailed("The answer was not HTTP.") from None
-    except TimeoutError:
-        raise RequestTimedOut(f"Timed out after {total_timeout:g} s.") from None
-
-
-def _certificate_problem(error: Exception) -> str:
-    return str(getattr(error, "verify_message", "") or "the certificate is not valid")
-
-
-def _not_connected(error: OSError) -> RequestFailed:
-    if isinstance(error, TimeoutError):
-        return RequestTimedOut("Timed out while connecting.")
-    if isinstance(error, ConnectionRefusedError):
-        return RequestFailed("The connection was refused.")
-    if isinstance(error, (ConnectionResetError, BrokenPipeError)):
-        return RequestFailed(CLOSED_WITHOUT_ANSWER)
-    return RequestFailed("The host could not be reached.")
 
 
 def _target(parsed: Url) -> URL:

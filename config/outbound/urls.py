@@ -1,9 +1,13 @@
-"""The addresses that users configure: how they are read, for the check and for the connection alike."""
+"""What a request is made of and results in: the URL that users configure, read for the check and for the connection
+alike, and the answer or an error.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from urllib3.exceptions import LocationParseError
 from urllib3.util import Url, parse_url
@@ -11,6 +15,24 @@ from urllib3.util import Url, parse_url
 DEFAULT_PORTS = {"http": 80, "https": 443}
 # A server may redirect to any address. To read a very long one would hold up the event loop.
 URL_MAX_CHARS = 8 * 1024
+
+
+class RequestFailed(Exception):
+    """No answer was received. The message is for people and contains neither the address nor a header."""
+
+
+class RequestTimedOut(RequestFailed):
+    """The deadline passed before the answer was complete."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """``truncated``: the body was longer than ``max_bytes``, or the connection closed before its end."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes = field(repr=False)
+    truncated: bool
 
 
 def parse(url: str, https_only: bool) -> Url:

@@ -39,7 +39,7 @@ from runs.tools import base, files, schema
 from runs.tools import http as http_tool
 from runs.tools.base import ToolDefinition, ToolResult
 from runs.tools.builtin import calculate, draw_chart, web_fetch
-from runs.tools.mcp.transport import Values, with_numbers
+from runs.tools.mcp import transport as mcp_transport
 
 Work = Callable[[], object]
 
@@ -221,12 +221,6 @@ PATTERNS: dict[str, list[Work] | str] = {
     "runs/tools/builtin/draw_chart.py: _NOT_XML": around(
         lambda title: draw_chart.draw(title, [1e15, -1e15, 5e-324] * 333), draw_chart.TITLE_MAX_CHARS, "\x00", "<"
     ),
-    "runs/tools/mcp/transport.py: _TEXT": around(
-        lambda text: Values().add(text.encode()), ANSWER, *UNCLOSED, '"",', "1,", '"\n', '\\"'
-    ),
-    "runs/tools/mcp/transport.py: with_numbers": around(
-        lambda text: with_numbers(b"mark:", text.encode()), ARGUMENTS, '"', '"mark:', '"mark:a"', before='"mark:'
-    ),
     "runs/tools/files.py: TOKEN_PATTERN": around(files.TOKEN_PATTERN.fullmatch, HEADER, "a"),
     "runs/tools/files.py: FILE_NAME_PATTERN": around(files.is_file_name, HEADER, "a", " ", "a "),
 }
@@ -300,6 +294,9 @@ SCANNERS: dict[str, list[Work]] = {
         *around(negotiated, HEADER, ";", "\\", before='a/a;x="'),
     ],
     "traceparent": around(traced, HEADER, "00-", " ", "a=b,", ";", "\t,"),
+    "values of an MCP answer": around(
+        lambda text: mcp_transport.count_values(text.encode()), ANSWER, *UNCLOSED, '"",', "1,", '"\n,', '\\",', "\r,"
+    ),
     "headers of MCP": around(protocol.decode_header, HEADER, "=", "a", before="=?base64?", after="?="),
     "cursor": around(decoded_cursor, HEADER * 3 // 4, "[", "9", '"', '["', "\\"),
     "path": around(lambda path: get_path_info({"PATH_INFO": path}), HEADER, "\xff", "\u00c3", "%"),

@@ -9,10 +9,8 @@ import time
 
 import pytest
 
-from config.outbound import addresses, client, loop
-from config.outbound.bounds import Allowance
+from config.outbound import addresses, client, transport
 from config.outbound.loop import shared
-from runs.tools.mcp.transport import GuardedBackend
 from tests.outbound.helpers import send
 from tests.tiers import slow
 from tests.webhooks import receiver as behaviours
@@ -89,21 +87,12 @@ def test_a_suspension_during_a_connection_is_no_time_out(suspended_look_up):
     assert len(receiver.requests) == 1
 
 
-def test_a_suspension_during_a_connection_to_an_mcp_server(suspended_look_up):
-    async def connect(port: int) -> None:
-        stream = await GuardedBackend(True, "", Allowance()).connect_tcp("good.example", port, timeout=0.4)
-        await stream.aclose()
-
-    with receiving() as receiver:
-        shared.submit(connect(receiver.port)).result(10)
-
-
 @pytest.fixture
 def suspended_look_up(monkeypatch):
     """The event loop stands still during the first look-up for longer than a limit of 0.4 s, as in a suspended process.
     The look-up ends a moment after it.
     """
-    monkeypatch.setattr(loop, "STOOD_STILL_SECONDS", 0.1)
+    monkeypatch.setattr(transport, "STOOD_STILL_SECONDS", 0.1)
     looked_up = threading.Event()
 
     def stand_still() -> None:

@@ -181,7 +181,7 @@ def test_too_many_tools_are_refused(lister, monkeypatch):
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("http://127.0.0.1:1/mcp", "could not be reached"),
+        ("http://127.0.0.1:1/mcp", "connection was refused"),
         ("ftp://127.0.0.1/mcp", "http"),
         ("http://user:secret@127.0.0.1/mcp", "without credentials"),
     ],

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from runs.tools.base import ToolFailure
-from runs.tools.mcp.transport import Values
+from runs.tools.mcp import transport
 from tests.http_server import serving
 from tests.tools.conftest import http_tool
 
@@ -72,13 +72,10 @@ def test_too_many_values_are_an_error(call, liar, value: Any, as_event: bool) ->
     assert time.process_time() - begun < 5
 
 
-def test_values_are_counted_across_parts() -> None:
+def test_values_are_counted_outside_of_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "VALUES_MAX", 0)
     body = b'{"a": [1, 2, "x, \\", y\\\\", {}], "b\\\\\\"": ", ,", "c": [1,\n2]}\r\n: it is "quoted, here\ndata: [1, 2]'
-    for size in range(1, len(body) + 1):
-        values = Values()
-        for at in range(0, len(body), size):
-            values.add(body[at : at + size])
-        assert values.count == 7, size
+    assert transport.count_values(body) == 7
 
 
 @pytest.mark.parametrize("kind", ["http", "mcp"])

@@ -190,16 +190,15 @@ class TestAddresses:
 
 
 def test_each_digit_is_sent(server: Server):
-    transport = GuardedTransport(allow_private=True, max_bytes=1000, owner="")
     given = '{"n":123456789012345678901234567890,"d":[0.12345678901234567890123,-2.50]}'
-    request = httpx2.Request("POST", server.url, json=transport.exact(from_text(given)))
+    transport = GuardedTransport(arguments=from_text(given))
+    request = httpx2.Request("POST", server.url, json={"method": "tools/call", "params": {"name": "a"}})
 
     async def send() -> None:
         await (await transport.handle_async_request(request)).aread()
-        await transport.aclose()
 
-    asyncio.run(send())
-    assert server.received[0].body == given.encode()
+    shared.submit(send()).result(10)
+    assert server.received[0].body.decode() == f'{{"method":"tools/call","params":{{"name":"a","arguments":{given}}}}}'
 
 
 class TestBadServers:
@@ -227,7 +226,7 @@ class TestBadServers:
 
     def test_refused_connection(self, call):
         error = failure(call, tool(f"http://127.0.0.1:{free_port()}/mcp", "add"), {})
-        assert error.message == "add: The server could not be reached."
+        assert error.message == "add: The connection was refused."
 
     def test_a_silent_server(self, call, server: Server):
         server.hold = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
@@ -30,6 +31,7 @@ from mcp_types import (
     Tool,
 )
 
+from config.kernel.jsontext import dumps
 from config.outbound.client import check_url
 from runs.tools.base import (
     ToolContext,
@@ -55,15 +57,14 @@ LIST_PAGES_MAX = 20
 
 async def call(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
     """Call the tool. Raises ToolFailure. The caller limits the time by a cancellation."""
-    private, limit = settings.OUTBOUND_ALLOW_PRIVATE, settings.TOOL_ANSWER_MAX_BYTES
-    transport = GuardedTransport(allow_private=private, max_bytes=limit, owner=str(context.user_id))
+    transport = GuardedTransport(str(context.user_id), input)
     name = definition.remote_name or definition.name
     result: CallToolResult | None = None
     try:
         headers = {**definition.secret_headers, "Idempotency-Key": context.invocation_id}
         async with connected(definition.url, headers, transport) as client:
             await find_tool(client, definition, name)
-            result = await client.call_tool(name, transport.exact(input))
+            result = await client.call_tool(name, json.loads(dumps(input)))
     except Exception as error:
         # The result is complete, so a failure while the connection closes does not matter.
         if result is None:
@@ -75,9 +76,7 @@ async def call(definition: ToolDefinition, input: dict[str, Any], context: ToolC
 
 async def list_tools(url: str, headers: Mapping[str, str]) -> list[Tool]:
     """All tools of a server. Raises ToolFailure."""
-    transport = GuardedTransport(
-        allow_private=settings.OUTBOUND_ALLOW_PRIVATE, max_bytes=settings.TOOL_ANSWER_MAX_BYTES, owner=""
-    )
+    transport = GuardedTransport()
     limit = settings.STAFF_REQUEST_SECONDS
     found: list[Tool] = []
     complete = False
@@ -99,9 +98,8 @@ async def list_tools(url: str, headers: Mapping[str, str]) -> list[Tool]:
 @contextlib.asynccontextmanager
 async def connected(url: str, headers: Mapping[str, str], transport: GuardedTransport) -> AsyncIterator[Client]:
     check_url(url, allow_private=True)  # the form only; the transport checks the address
-    timeout = httpx2.Timeout(None, connect=settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS)
     headers = {**headers, "User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
-    async with httpx2.AsyncClient(transport=transport, headers=headers, timeout=timeout, trust_env=False) as http:
+    async with httpx2.AsyncClient(transport=transport, headers=headers, trust_env=False) as http:
         streams = streamable_http_client(url, http_client=http, max_sse_event_size=settings.TOOL_ANSWER_MAX_BYTES)
         who = Implementation(name=USER_AGENT, version="1.0.0")
         async with Client(streams, client_info=who, cache=None) as client:
