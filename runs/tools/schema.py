@@ -10,7 +10,6 @@ import hashlib
 import json
 import logging
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -27,8 +26,6 @@ from runs.tools.base import ToolDefinition, ToolFailure, clean_text, shorten, to
 
 # Characters of a call's input.
 TOOL_INPUT_MAX_CHARS = 200_000
-# Memory of a compiled `pattern` of a tool's input schema; a larger one is refused when the tool is saved.
-TOOL_PATTERN_MAX_BYTES = 64 * 1024
 # Time of a processor for the check of one input against its tool's schema; an input that needs more is
 # `INVALID_INPUT`.
 TOOL_CHECK_SECONDS = 0.5
@@ -46,6 +43,8 @@ WAIT_SECONDS = 0.25
 REFUSED_MAX = 1000
 # The signals that end the program: of its timer, and of the library when no memory is left.
 TOO_COSTLY = {-signal.SIGPROF, -signal.SIGABRT}
+# After this line of the program, another one says what is wrong.
+INVALID = b'{"valid": false}\n'
 MISMATCH = "it does not match the tool's input schema."
 
 
@@ -80,7 +79,7 @@ def check_input(definition: ToolDefinition, value: dict[str, Any]) -> None:
     if "problem" in answer:
         raise tool_error(f"The input schema of {definition.name} is not valid. At {_problem(answer['problem'])}")
     if not answer["valid"]:
-        error = answer["error"]
+        error = answer.get("error")
         message = error and f"at {_path(error)}: {shorten(error['message'], 400)} (rule: {error['rule']})"
         raise _invalid(message or MISMATCH)
 
@@ -126,9 +125,8 @@ def _problem(error: dict[str, Any]) -> str:
     message = error["message"]
     if "pattern" in error:
         message = (
-            f"The pattern {shorten(error['pattern'], 100)} cannot be used: it is malformed, too large beside the "
-            "others of the schema (limit long texts by maxLength), or has look-around or back-references, which no "
-            "search in linear time supports."
+            f"The pattern {shorten(error['pattern'], 100)} cannot be used: it is malformed, too large (limit long "
+            "texts by maxLength), or has look-around or back-references, which no search in linear time supports."
         )
     return f"{_path(error)}: {shorten(clean_text(message), 400)}"
 
@@ -143,71 +141,48 @@ def _path(error: dict[str, Any]) -> str:
 
 def _check(schema: str, value: Any, seconds: float) -> dict[str, Any]:
     """The answers of ``validation.check``, joined. Raises TooCostly."""
-    request = {
-        "schema": schema,
-        "options": {"size_limit": TOOL_PATTERN_MAX_BYTES},
-        "seconds": seconds,
-        "value": value,
-    }
+    request = dumps({"schema": schema, "seconds": seconds, "value": value}) + b"\n"
     while True:
         try:
-            checker, is_new = _idle.pop(), False
+            process, is_new = _idle.pop(), False
         except IndexError:
-            checker, is_new = _Checker(), True
-        answer = checker.ask(dumps(request))
-        if not checker.has_ended and len(_idle) < IDLE_MAX:
-            _idle.append(checker)
+            process, is_new = _start(), True
+        answers = _ask(process, request)
+        answer: dict[str, Any] = {}
+        for line in filter(None, answers):
+            answer |= json.loads(line)
+        if answers and answers[-1] and len(_idle) < IDLE_MAX:
+            _idle.append(process)
         else:
-            status = checker.close()
+            process.communicate()
         if answer:
             return answer
-        if status == -signal.SIGPROF or (is_new and status in TOO_COSTLY):
+        if process.returncode == -signal.SIGPROF or (is_new and process.returncode in TOO_COSTLY):
             raise TooCostly
         if is_new:
-            raise RuntimeError(f"the process that checks inputs has ended with status {status}")
+            raise RuntimeError(f"the process that checks inputs has ended with status {process.returncode}")
 
 
-class _Checker:
+def _start() -> subprocess.Popen[bytes]:
     """A process of the program. It ends with its input, and no signal to the group of this process reaches it."""
-
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            self.file = ours.makefile("rwb")
-            # Without -P, the modules of this package would hide those of the standard library.
-            command = [sys.executable, "-P", str(PROGRAM)]
-            end = theirs.fileno()
-            self.process = subprocess.Popen(
-                command, stdin=end, stdout=end, stderr=subprocess.DEVNULL, start_new_session=True
-            )
-        self.has_ended = False
-
-    def ask(self, request: bytes) -> dict[str, Any]:
-        """Empty if the process has ended without an answer."""
-        answer: dict[str, Any] = {}
-        try:
-            self.file.write(request + b"\n")
-            self.file.flush()
-            answer = self._read()
-            if answer.get("valid") is False:
-                answer |= self._read() or {"error": None}
-        except OSError:
-            self.has_ended = True
-        return answer
-
-    def _read(self) -> dict[str, Any]:
-        line = self.file.readline()
-        self.has_ended = not line
-        answer: dict[str, Any] = json.loads(line) if line else {}
-        return answer
-
-    def close(self) -> int:
-        """The status of the process."""
-        with contextlib.suppress(OSError):
-            self.file.close()
-        return self.process.wait()
+    # Without -P, the modules of this package would hide those of the standard library.
+    command = [sys.executable, "-P", str(PROGRAM)]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen(command, start_new_session=True, **pipes)
 
 
-_idle: list[_Checker] = []
+def _ask(process: Any, request: bytes) -> list[bytes]:
+    """The lines of the answer. The last one is empty, or there is none, if the process has ended."""
+    lines: list[bytes] = []
+    with contextlib.suppress(OSError):
+        process.stdin.write(request)
+        process.stdin.flush()
+        lines.append(process.stdout.readline())
+        if lines[0] == INVALID:
+            lines.append(process.stdout.readline())
+    return lines
+
+
+_idle: list[subprocess.Popen[bytes]] = []
 _locks: WeakValueDictionary[int, threading.Lock] = WeakValueDictionary()
 _refused: OrderedDict[bytes, None] = OrderedDict()

@@ -216,14 +216,14 @@ def test_deep_input_for_a_recursive_schema_is_refused_in_a_moment(node):
 @pytest.mark.parametrize(
     ("schema", "input", "named"),
     [
-        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, 1, "at a: The value is not valid under any of"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, 1, "at a: 1 is not valid under any of"),
         (
             {"anyOf": [{"properties": {"b": {"type": "string"}}, "type": "object"}, {"type": "null"}]},
             {"b": 1},
             "at a.b:",
         ),
         ({"oneOf": [{"items": {"type": "string"}, "type": "array"}, {"type": "null"}]}, ["x", 1], "at a.1:"),
-        ({"oneOf": [{"minimum": 1}, {"maximum": 3}]}, 2, "at a: The value is valid under more than one of"),
+        ({"oneOf": [{"minimum": 1}, {"maximum": 3}]}, 2, "at a: 2 is valid under more than one of"),
         ({"$ref": "#/$defs/x~1y%25%20"}, [[1]], "at a.0.0:"),
         (
             {"anyOf": [{"properties": {"b": {}}}], "unevaluatedProperties": False},
@@ -287,15 +287,6 @@ def test_schema_that_refers_to_itself_is_accepted():
     check_schema(schema)
     assert parse_input(http_tool("", input_schema=schema), '{"children": [{"name": "x"}]}')
     assert "at children.0.name:" in refusal(http_tool("", input_schema=schema), '{"children": [{"name": 1}]}')[1]
-
-
-def test_many_large_patterns_are_refused():
-    """Each is within its limit; together they would take 34 MiB in each process that checks."""
-    large = {f"p{number}": {"type": "string", "pattern": f".{{1,{60 + number % 3}}}"} for number in range(500)}
-    with pytest.raises(ValueError, match="too large beside the others"):
-        check_schema({"type": "object", "properties": large})
-    small = {f"p{number}": {"type": "string", "pattern": f"^[a-z]{{1,9}}{number}$"} for number in range(300)}
-    check_schema({"type": "object", "properties": small})
 
 
 def test_a_schema_that_takes_too_long_is_checked_once():
