@@ -38,6 +38,7 @@ RUN_INSTRUCTIONS_MAX_CHARS = 20_000
 RESULT_SHOWN_BYTES = 8 * 1024
 # Of a call that waits for an approval, in a list of runs.
 INPUT_LISTED_BYTES = 8 * 1024
+OPTIONAL: dict[str, Any] = {"required": False, "allow_null": True}
 METADATA_KEY = re.compile(rf"[A-Za-z0-9_.-]{{1,{METADATA_KEY_MAX_CHARS}}}")
 
 
@@ -307,61 +308,52 @@ class RunInput(CamelSerializer):
     )
     attachment_ids = BoundedListField(
         child=StrictCharField(),
-        required=False,
-        allow_null=True,
+        **OPTIONAL,
         max_length=attachments.ATTACHMENTS_PER_MESSAGE_MAX,
         help_text="Completed attachments, each used once.",
     )
     agent = StrictCharField(
         min_length=1,
         max_length=100,
-        required=False,
-        allow_null=True,
+        **OPTIONAL,
         help_text="An agent, `name`, or a version of it, `name@3`. It gives what the other fields leave out.",
     )
     model = StrictCharField(
         min_length=1,
         max_length=100,
-        required=False,
-        allow_null=True,
+        **OPTIONAL,
         help_text="The name of a model; the agent's or else the default one if left out.",
     )
     tools = BoundedListField(
         child=StrictCharField(min_length=1, max_length=64),
-        required=False,
-        allow_null=True,
+        **OPTIONAL,
         max_length=200,
         help_text="The names of the tools that the run may call; all that the agent has if left out.",
     )
     instructions = StrictCharField(
         min_length=1,
         max_length=RUN_INSTRUCTIONS_MAX_CHARS,
-        required=False,
-        allow_null=True,
+        **OPTIONAL,
         trim_whitespace=False,
         help_text="What the model is told beside the agent's own instructions. API keys may be refused it.",
     )
     output_schema = OutputSchemaField(
-        required=False,
-        allow_null=True,
+        **OPTIONAL,
         help_text="The JSON Schema of an object, at most 16 KiB and 16 levels deep: the run answers with `output`, "
         "which fits it.",
     )
     credit_approval_threshold = CreditsNumberField(
         minimum=0,
-        required=False,
-        allow_null=True,
+        **OPTIONAL,
         help_text="Credits, with up to 6 decimals. A tool call with a higher estimate waits for approval.",
     )
     max_credits = CreditsNumberField(
         minimum=1,
-        required=False,
-        allow_null=True,
+        **OPTIONAL,
         help_text="Credits, with up to 6 decimals: the most that the run may spend. An agent's own limit holds too.",
     )
     metadata = MetadataField(
-        required=False,
-        allow_null=True,
+        **OPTIONAL,
         help_text="Pairs of text of the caller's own, at most 16. Lists of runs can be filtered by them.",
     )
     on_active_run = serializers.ChoiceField(
@@ -380,8 +372,7 @@ class CreditApprovalAnswer(CamelSerializer):
     reason = StrictCharField(
         min_length=1,
         max_length=1000,
-        required=False,
-        allow_null=True,
+        **OPTIONAL,
         trim_whitespace=False,
         help_text="For CREDIT_APPROVAL: why. The model is told the reason of a refusal.",
     )

@@ -131,16 +131,12 @@ def _start_run(
     agent: str | None = None,
     model: str | None = None,
     tools: list[str] | None = None,
-    instructions: str | None = None,
-    output_schema: dict[str, Any] | None = None,
-    credit_approval_threshold: int | None = None,
-    max_credits: int | None = None,
     metadata: dict[str, str] | None = None,
     on_active_run: str = "reject",
-    request_id: str = "",
+    **columns: Any,
 ) -> Run:
-    """Amounts are micro-credits. ``agent`` is a name or a version, ``name@3``: it gives what the other arguments leave
-    out; ``tools`` and ``max_credits`` can only be less than its own.
+    """``columns``: others of the run, amounts in micro-credits. ``agent`` is a name or a version, ``name@3``: it gives
+    what the other arguments leave out; ``tools`` and ``max_credits`` can only be less than its own.
     """
     chat = None
     if is_plausible_id(chat_id):
@@ -172,15 +168,11 @@ def _start_run(
         user=user,
         user_message_id=user_message.pk,
         requested_model=model,
-        instructions=instructions,
         tools=tools,
-        credit_approval_threshold=credit_approval_threshold,
-        max_credits=max_credits,
-        output_schema=output_schema,
         metadata=metadata or {},
-        request_id=request_id,
         trace_parent=tracing.current(),
         created_at=now,
+        **columns,
     )
     if given is not None:
         _take_from_agent(run, given)

@@ -234,24 +234,33 @@ def _session(allow_private: bool, reuse: bool) -> aiohttp.ClientSession:
     sessions = _sessions.setdefault(asyncio.get_running_loop(), {})
     session = sessions.get((allow_private, reuse))
     if session is None:
-        session = sessions[allow_private, reuse] = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                resolver=_Resolver(allow_private),
-                socket_factory=counted_socket if allow_private else _socket,
-                use_dns_cache=False,
-                limit=0,  # the callers have their own limits
-                **({"keepalive_timeout": IDLE_SECONDS} if reuse else {"force_close": True}),
-            ),
-            request_class=_Request,
-            middlewares=(_never_resend,),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=SKIPPED_DEFAULT_HEADERS,
-            auto_decompress=False,
-            trust_env=False,
-            max_line_size=LINE_MAX_BYTES,
-            max_field_size=LINE_MAX_BYTES,
+        connector = aiohttp.TCPConnector(
+            resolver=_Resolver(allow_private),
+            socket_factory=counted_socket if allow_private else _socket,
+            use_dns_cache=False,
+            limit=0,  # the callers have their own limits
+            **({"keepalive_timeout": IDLE_SECONDS} if reuse else {"force_close": True}),
+        )
+        session = sessions[allow_private, reuse] = new_session(
+            connector, _Request, middlewares=(_never_resend,), skip_auto_headers=SKIPPED_DEFAULT_HEADERS
         )
     return session
+
+
+def new_session(
+    connector: aiohttp.TCPConnector, request_class: type[CountedRequest], **options: Any
+) -> aiohttp.ClientSession:
+    """It keeps no cookies, reads no proxy of the environment and does not decompress answers."""
+    return aiohttp.ClientSession(
+        connector=connector,
+        request_class=request_class,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        trust_env=False,
+        max_line_size=LINE_MAX_BYTES,
+        max_field_size=LINE_MAX_BYTES,
+        **options,
+    )
 
 
 async def _close() -> None:

@@ -10,8 +10,11 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from django.db.models import QuerySet
 
 from config.kernel.encryption import DecryptionFailed
 from runs.catalogue import versions
@@ -20,6 +23,7 @@ from runs.catalogue.versions import AgentDefinition, ListedAgent
 from runs.models import Agent, AgentModel, Run, Tool
 from runs.tools.base import ToolDefinition
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 MAX_AGE_SECONDS = 2.0
@@ -98,8 +102,14 @@ def refresh() -> Catalogue:
     global _current
     begun = time.monotonic()
     current = Catalogue(
-        models={model.name: model for model in _models()},
-        tools={tool.name: tool for tool in _tools()},
+        models=_readable(
+            AgentModel.objects.filter(enabled=True, provider__enabled=True).select_related("provider"),
+            ("provider__api_key", "provider__headers"),
+            ModelDefinition.from_row,
+        ),
+        tools=_readable(
+            Tool.objects.filter(enabled=True), ("secret_headers", "signing_secret"), ToolDefinition.from_row
+        ),
         fallbacks=_fallbacks(),
         agents=versions.listed(),
         read_at=begun,
@@ -145,40 +155,28 @@ def find_agent(reference: str) -> AgentDefinition | None:
     return versions.find(name, number or agents[name].version) if name in agents else None
 
 
-def _models() -> Iterator[ModelDefinition]:
-    """The enabled models of enabled providers without those that cannot be read, which are logged."""
-    enabled = AgentModel.objects.filter(enabled=True, provider__enabled=True).select_related("provider")
+def _readable(rows: QuerySet[Any], secrets: Collection[str], definition: Callable[[Any], T]) -> dict[str, T]:
+    """The definitions of the rows by name, without those that cannot be read, which are logged, so that only what uses
+    them fails.
+    """
+    what, found = rows.model._meta.verbose_name, dict[str, T]()
     try:
-        rows = list(enabled.order_by("name"))
+        read = list(rows.order_by("name"))
     except DecryptionFailed:
-        logger.error("models whose provider has secrets are left out: no key of ENCRYPTION_KEYS decrypts them")
-        rows = list(enabled.filter(provider__api_key=None, provider__headers=None).order_by("name"))
-    for row in rows:
+        logger.error("each %s with secrets is left out: no key of ENCRYPTION_KEYS decrypts them", what)
+        read = list(rows.filter(**dict.fromkeys(secrets)).order_by("name"))
+    for row in read:
         try:
-            yield ModelDefinition.from_row(row)
+            found[row.name] = definition(row)
         except ValueError as error:
-            logger.error("the model %s is left out: %s", row.name, error)
+            logger.error("the %s %s is left out: %s", what, row.name, error)
+    return found
 
 
 def _fallbacks() -> dict[str, list[str]]:
     rows = AgentModel.objects.values_list("name", "fallbacks")
     lists = {name: others if isinstance(others, list) else [] for name, others in rows}
     return {name: [other for other in others if isinstance(other, str)] for name, others in lists.items()}
-
-
-def _tools() -> Iterator[ToolDefinition]:
-    """The enabled tools without those that cannot be read, which are logged, so that only their own calls fail."""
-    enabled = Tool.objects.filter(enabled=True).order_by("name")
-    try:
-        rows = list(enabled)
-    except DecryptionFailed:
-        logger.error("tools with secrets are left out: no key of ENCRYPTION_KEYS decrypts them")
-        rows = list(enabled.filter(secret_headers=None, signing_secret=None))
-    for row in rows:
-        try:
-            yield ToolDefinition.from_row(row)
-        except ValueError as error:
-            logger.error("the tool %s is left out: %s", row.name, error)
 
 
 def forget() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from config.kernel import money
@@ -38,21 +38,13 @@ class ModelDefinition:
     def from_row(cls, row: AgentModel) -> ModelDefinition:
         """Raises ValueError if a value of the row, or of its provider's, is not valid."""
         server = Server.from_row(row.provider)
-        return cls(
-            name=row.name,
-            display_name=row.display_name,
-            server=server,
-            provider_model=row.provider_model,
-            price_in=row.price_in,
-            price_out=row.price_out,
-            price_cached_in=row.price_in if row.price_cached_in is None else row.price_cached_in,
-            price_cache_write=row.price_in if row.price_cache_write is None else row.price_cache_write,
-            context_tokens=row.context_tokens,
-            max_output_tokens=row.max_output_tokens or MODEL_MAX_OUTPUT_TOKENS,
-            parameters=check_parameters(row.parameters),
-            dialect=dialect_of(server, row.provider_model, row.dialect),
-            is_default=row.is_default,
-        )
+        values = {column.name: getattr(row, column.name) for column in fields(cls) if column.name != "server"}
+        for price in ("price_cached_in", "price_cache_write"):
+            values[price] = row.price_in if values[price] is None else values[price]
+        values["max_output_tokens"] = row.max_output_tokens or MODEL_MAX_OUTPUT_TOKENS
+        values["parameters"] = check_parameters(row.parameters)
+        values["dialect"] = dialect_of(server, row.provider_model, row.dialect)
+        return cls(server=server, **values)
 
     @property
     def origin(self) -> str:

@@ -1,5 +1,6 @@
-"""The entries of the catalogue file: a serializer for each table. A new field is a name in ``Meta.fields``; its default
-is that of the model. ``${VARIABLE}`` stands for a value of the environment in secrets and addresses.
+"""The kinds of entries of the catalogue file: what an entry may say, and how its row is found, compared, stored and
+written. A new field is a name in ``Meta.fields``; its default is that of the model. ``${VARIABLE}`` stands for a value
+of the environment in secrets and addresses.
 """
 
 from __future__ import annotations
@@ -7,12 +8,18 @@ from __future__ import annotations
 import base64
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from decimal import Decimal
+from fnmatch import fnmatchcase
 from functools import cache, partial
+from glob import escape
+from types import SimpleNamespace
 from typing import Any, ClassVar, TypeVar
+from urllib.parse import urlsplit
 
 from django.db import models
+from django.db.models import F, QuerySet
 from rest_framework import serializers
 
 from config.api.serializers import (
@@ -23,14 +30,15 @@ from config.api.serializers import (
     StrictCharField,
     StrictIntegerField,
 )
+from config.kernel.encryption import DecryptionFailed
 from config.kernel.errors import ValidationFailed
-from config.kernel.jsontext import to_text
-from runs.catalogue import agents, rules
+from config.kernel.jsontext import same_json, to_text
+from runs.catalogue import agents, rules, yaml
 from runs.catalogue.dialects import check_dialect
 from runs.catalogue.output import check_output_schema
 from runs.catalogue.parameters import check_parameters
 from runs.catalogue.providers import KINDS
-from runs.models import RESERVED_TOOL_NAMES, AgentModel, AgentVersion, Provider, Tool
+from runs.models import RESERVED_TOOL_NAMES, Agent, AgentModel, AgentVersion, Provider, Tool
 from runs.tools import builtin
 from runs.tools.base import BUILTIN, is_address, parse_headers, parse_signing_secret
 from runs.tools.dispatch import TYPES
@@ -46,11 +54,19 @@ ENDPOINT_SECRET_CHARS = range(32, 129)
 # What a built-in tool says itself.
 OWN = ("displayName", "description", "inputSchema", "price", "approval", "repeatable")
 OPTIONAL: dict[str, Any] = {"required": False, "allow_null": True}
+# A row that is part of each installation, so a pruning file need not list it.
+DEMO = "demo"
+# Stands for a secret that no key decrypts: unlike the value of any.
+LOST: dict[str, Any] = {"": None}
 
 
 def with_variables(text: str) -> str:
     """``text`` with each ``${NAME}`` replaced from the environment; ``$${`` stands for ``${``. Raises ValueError."""
     return VARIABLE.sub(_variable, text)
+
+
+def variables_of(text: str) -> list[str]:
+    return [match[1] for match in VARIABLE.finditer(text) if match[1] is not None]
 
 
 def _variable(found: re.Match[str]) -> str:
@@ -105,8 +121,12 @@ class Secret(Text):
         checked(self.check, value)
         return value
 
-    def same(self, before: str | None, after: str | None) -> bool:
-        return before == after
+    def read(self, row: Any) -> Any:
+        """The row's value, or LOST."""
+        try:
+            return getattr(row, str(self.source))
+        except DecryptionFailed:
+            return LOST
 
 
 class Headers(Secret):
@@ -126,11 +146,12 @@ class Headers(Secret):
             raise serializers.ValidationError(wrong)
         return to_text(found) if found else ""
 
-    def same(self, before: str | None, after: str | None) -> bool:
+    def read(self, row: Any) -> Any:
         try:
-            return parse_headers(before) == parse_headers(after)
+            value = super().read(row)
+            return value if value is LOST else dict(sorted(parse_headers(value).items())) or None
         except ValueError:
-            return False
+            return LOST
 
 
 class Whole(StrictIntegerField):
@@ -178,6 +199,24 @@ class Names(BoundedListField):
 _price = partial(CreditsNumberField, minimum=0)
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A field of a row as the file has it. A hidden one is not printed; that of an address is its text with variables
+    and what that stands for.
+    """
+
+    value: Any
+    hidden: bool = False
+
+
+@dataclass(slots=True)
+class Given:
+    """An entry of the file: where it stands, and the columns that it sets. Without a path, no entry names the row."""
+
+    path: yaml.Path
+    values: dict[str, Any]
+
+
 class Entry(CamelSerializer, serializers.ModelSerializer):
     """One row of the file. The validated value is its columns; a column that is kept is not among them."""
 
@@ -194,6 +233,9 @@ class Entry(CamelSerializer, serializers.ModelSerializer):
     kept: ClassVar[frozenset[str]] = frozenset()
     # The columns for the file's own text of an address, if it contains a variable.
     templates: ClassVar[dict[str, str]] = {}
+    # Whether the file has a list of entries, or one without a name.
+    is_list: ClassVar = True
+    Meta: Any
 
     def to_representation(self, instance: Any) -> dict[str, Any]:
         """As DRF does it, without what may be written only."""
@@ -213,15 +255,13 @@ class Entry(CamelSerializer, serializers.ModelSerializer):
                 continue
             default = field.default
             if default is serializers.empty:
-                meta: Any = cls.Meta
-                default = meta.model._meta.get_field(field.source).get_default()
+                default = cls.Meta.model._meta.get_field(field.source).get_default()
             found[name] = None if default is None else field.to_representation(default)
         return found
 
-    @classmethod
-    def defaults(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+    def defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The values, as in the file, of the fields that an entry may leave out."""
-        found = dict(cls._defaults())
+        found = dict(self._defaults())
         if "displayName" in found:
             del found["displayName"]
             found |= {"displayName": given["name"]} if isinstance(given.get("name"), str) else {}
@@ -230,12 +270,12 @@ class Entry(CamelSerializer, serializers.ModelSerializer):
     def run_validation(self, data: Any = serializers.empty) -> Any:
         if not isinstance(data, Mapping):
             self.fail("invalid")
-        secrets = {name for name, field in self.fields.items() if field.write_only}
+        secrets = self.secrets()
         given = {name: value for name, value in data.items() if value is not None or name in secrets}
         values = super().run_validation(self.defaults(given) | given)
-        for name, column in self.templates.items():
-            found = VARIABLE.finditer(given.get(name, ""))
-            values[column] = given[name] if any(match[1] is not None for match in found) else ""
+        for column, template in self.templates.items():
+            text = given.get(self.name_of(column), "")
+            values[template] = text if variables_of(text) else ""
         return values
 
     def validate_name(self, name: str) -> str:
@@ -243,13 +283,89 @@ class Entry(CamelSerializer, serializers.ModelSerializer):
             raise serializers.ValidationError("It begins or ends with a blank.")
         return name
 
+    def secrets(self) -> dict[str, Secret]:
+        return {name: field for name, field in self.fields.items() if isinstance(field, Secret)}
+
+    def name_of(self, column: str) -> str:
+        return next(name for name, field in self.fields.items() if field.source == column)
+
+    def queryset(self) -> QuerySet[Any]:
+        return self.Meta.model._default_manager.all()
+
+    def rows(self) -> dict[str, Any]:
+        """The rows by name, without their secrets: perhaps no key decrypts one."""
+        hidden = [str(field.source) for field in self.secrets().values()]
+        return {row.name: row for row in self.queryset().defer(*hidden).order_by("name")}
+
+    def new(self) -> Any:
+        return self.Meta.model()
+
+    def survives(self, row: Any) -> bool:
+        """Whether a prune leaves the row enabled."""
+        return bool(row.name == DEMO)
+
+    def complete(self, entries: dict[str, Given], rows: dict[str, Any], wrong: Callable[..., None]) -> None:
+        """Tell ``wrong`` the mistakes that an entry alone does not show, replace names of other rows by the rows, and
+        add the changes that follow.
+        """
+
+    def store(self, row: Any, given: Given, is_new: bool, changed: Collection[str]) -> bool:
+        """Store a row whose fields ``changed``; whether something is different now. Raises ValidationError."""
+        row.save(force_insert=is_new)
+        return True
+
+    def shown(self, row: Any, secrets: Collection[str]) -> dict[str, Shown]:
+        """The row as the file has it, with these secrets."""
+        found = {name: Shown(value) for name, value in self.to_representation(row).items()}
+        for name, field in self.fields.items():
+            if isinstance(field, Address) and (source := self.template(row, str(field.source))):
+                found[name] = Shown([source, found[name].value], hidden=True)
+            elif isinstance(field, Secret) and name in secrets:
+                found[name] = Shown(field.read(row), hidden=True)
+        return found
+
+    def template(self, row: Any, column: str) -> str:
+        """The text with variables of which an address was made; empty if there is none.
+
+        The address may have been changed in the admin since. It still counts as made of that text if only the parts
+        that were variables differ.
+        """
+        source: str = getattr(row, self.templates[column])
+        pattern = VARIABLE.sub(lambda found: "${" if found[1] is None else "*", escape(source))
+        return source if source and fnmatchcase(getattr(row, column), pattern) else ""
+
+    def written(self, row: Any, rows: dict[str, Any], variables: Variables) -> dict[str, Any]:
+        """The entry of an export."""
+        shown = self.shown(row, self.secrets())
+        defaults = self.defaults({name: field.value for name, field in shown.items()})
+        defaults |= dict.fromkeys(self.kept, False)
+        found: dict[str, Any] = {}
+        for name, field in self.fields.items():
+            if (part := shown[name]).hidden and not isinstance(field, Secret):
+                variables.note(part.value[0])
+                found[name] = part.value[0]
+            elif isinstance(field, Secret):
+                if part.value is not None:
+                    found[name] = self.placeholders(row, field, part.value, variables)
+            elif name not in defaults or not same_json(part.value, defaults[name]):
+                found[name] = part.value
+        return found
+
+    def placeholders(self, row: Any, field: Secret, value: Any, variables: Variables) -> Any:
+        prefix = (self.Meta.model.__name__.removeprefix("Agent"), row.name)
+        if not isinstance(field, Headers):
+            return variables.placeholder(*prefix, str(field.source))
+        if value is LOST:
+            raise ValueError(f"No key of ENCRYPTION_KEYS decrypts the headers of {prefix[0].lower()}s.{row.name}.")
+        return {header: variables.placeholder(*prefix, "HEADER", header) for header in value}
+
 
 class ProviderEntry(Entry):
     kind = OneOf(list(KINDS))
     base_url = Address(required=False, allow_blank=True)
     api_key = Secret(max_length=rules.API_KEY_MAX_CHARS)
     headers = Headers(max_length=rules.HEADERS_MAX_CHARS)
-    templates: ClassVar = {"baseUrl": "base_url_source"}
+    templates: ClassVar = {"base_url": "base_url_source"}
 
     class Meta:
         model = Provider
@@ -278,6 +394,33 @@ class ModelEntry(Entry):
             *("max_output_tokens", "parameters", "dialect", "fallbacks", "is_default", "enabled"),
         )
 
+    def queryset(self) -> QuerySet[Any]:
+        return AgentModel.objects.select_related("provider").defer("provider__api_key", "provider__headers")
+
+    def complete(self, entries: dict[str, Given], rows: dict[str, Any], wrong: Callable[..., None]) -> None:
+        providers = Provider.objects.defer("api_key", "headers").in_bulk(field_name="name")
+        known = rows.keys() | entries.keys()
+        defaults = [name for name, given in entries.items() if given.values.get("is_default")]
+        for name, given in entries.items():
+            if problem := rules.problem_of_fallbacks(given.values["fallbacks"], known - {name}):
+                wrong((*given.path, "fallbacks"), problem)
+            provider = given.values["provider"]
+            given.values["provider"] = providers.get(provider)
+            if provider not in providers:
+                wrong((*given.path, "provider"), f"There is no provider named {provider[:100]}.")
+            if name in defaults[1:]:
+                wrong((*given.path, "isDefault"), f"Only one model can be the default; models.{defaults[0]} is.")
+        for name, row in rows.items():
+            if defaults and row.is_default and name != defaults[0]:
+                entries.setdefault(name, Given((), {})).values["is_default"] = False
+
+    def written(self, row: Any, rows: dict[str, Any], variables: Variables) -> dict[str, Any]:
+        # A fallback may have been deleted.
+        row.fallbacks = [name for name in row.fallbacks if name in rows]
+        found = super().written(row, rows, variables)
+        # Without this, the default model of the other installation would stay.
+        return found if any(other.is_default for other in rows.values()) else found | {"isDefault": False}
+
 
 class ToolEntry(Entry):
     node_type = OneOf(list(TYPES))
@@ -298,28 +441,31 @@ class ToolEntry(Entry):
             "enabled",
         )
 
-    @classmethod
-    def defaults(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+    def defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Of a built-in tool, its own values."""
         found = super().defaults(given)
         tool = builtin.TOOLS.get(given["name"]) if isinstance(given.get("name"), str) else None
         if tool is None or given.get("nodeType") != BUILTIN:
             return found
-        own = cls(Tool(**tool.row())).data
+        own = self.to_representation(Tool(**tool.row()))
         return found | {name: own[name] for name in OWN}
 
     def validate(self, values: dict[str, Any]) -> dict[str, Any]:
         if values["name"] in RESERVED_TOOL_NAMES:
             raise serializers.ValidationError(f"No tool can be named {' or '.join(RESERVED_TOOL_NAMES)}.")
         given = {column: values[column] for column in ("name", "node_type", "url")}
-        names = {field.source: name for name, field in self.fields.items()}
         if problems := rules.problems_of_tool(**given):
-            raise serializers.ValidationError({names[column]: [problem] for column, problem in problems.items()})
+            raise serializers.ValidationError({self.name_of(column): [told] for column, told in problems.items()})
         return values
+
+    def survives(self, row: Any) -> bool:
+        return bool(row.node_type == BUILTIN)
 
 
 class AgentEntry(Entry):
-    """The columns of an agent and of its version. ``agents.save`` has the other rules."""
+    """The columns of an agent and of its version. ``agents.save``, which makes a version of a change, has the other
+    rules.
+    """
 
     name = Text()
     display_name = Text(required=False, default="")
@@ -341,10 +487,52 @@ class AgentEntry(Entry):
     def validate_name(self, name: str) -> str:
         return name
 
+    def rows(self) -> dict[str, Any]:
+        """The agents with the columns of their current versions."""
+        current = {row.agent_id: row for row in AgentVersion.objects.filter(number=F("agent__version"))}
+        found = {}
+        for agent in Agent.objects.order_by("name"):
+            version = current.get(agent.pk)
+            content = {column: getattr(version, column, default) for column, default in agents.CONTENT.items()}
+            shown = {column: getattr(agent, column) for column in ("name", "display_name", "description", "enabled")}
+            found[agent.name] = SimpleNamespace(**shown, **content)
+        return found
+
+    def new(self) -> Any:
+        return SimpleNamespace()
+
+    def survives(self, row: Any) -> bool:
+        return False
+
+    def store(self, row: Any, given: Given, is_new: bool, changed: Collection[str]) -> bool:
+        if not given.path:
+            # Pruned, without a check of what no longer matters: its tools may have been deleted.
+            return bool(Agent.objects.filter(name=row.name).update(enabled=False))
+        try:
+            # The order of an agent's tools, for example, is no change.
+            return bool(agents.save(**given.values).changed)
+        except agents.InvalidAgent as invalid:
+            wrong = {self.name_of(column): [problem] for column, problem in invalid.problems.items()}
+            raise serializers.ValidationError(wrong) from None
+
+    def written(self, row: Any, rows: dict[str, Any], variables: Variables) -> dict[str, Any]:
+        """What a version names may have been deleted; a file that names it could not be applied."""
+        if row.tools is not None:
+            known = set(Tool.objects.values_list("name", flat=True))
+            row.tools = [tool for tool in row.tools if tool in known]
+        if row.model is not None and not AgentModel.objects.filter(name=row.model).exists():
+            gone = f"agents.{row.name} has no model in this file, because {row.model} was deleted"
+            variables.notes.append(f"{gone}: it will use the default one.")
+            row.model = None
+        return super().written(row, rows, variables)
+
 
 class EndpointEntry(Entry):
+    """The path and the query of its address are not shown: for many receivers they are the credential."""
+
     url = Address()
     secret = Secret(max_length=ENDPOINT_SECRET_CHARS[-1])
+    is_list = False
 
     class Meta:
         model = Endpoint
@@ -361,7 +549,7 @@ class EndpointEntry(Entry):
 
     def validate(self, values: dict[str, Any]) -> dict[str, Any]:
         """Looks a new address up on the network."""
-        endpoint = opened(services.endpoints_of(services.INSTALLATION))
+        endpoint = self.rows().get("")
         if not values.get("secret") and (endpoint is None or "secret" in values):
             raise serializers.ValidationError({"secret": ["This field is required."]})
         if endpoint is None or endpoint.url != values["url"]:
@@ -370,3 +558,58 @@ class EndpointEntry(Entry):
             except ValidationFailed as error:
                 raise serializers.ValidationError((error.details or {})["fields"]) from None
         return values
+
+    def rows(self) -> dict[str, Any]:
+        endpoint = opened(services.endpoints_of(services.INSTALLATION))
+        return {} if endpoint is None else {"": endpoint}
+
+    def survives(self, row: Any) -> bool:
+        return False
+
+    def store(self, row: Any, given: Given, is_new: bool, changed: Collection[str]) -> bool:
+        if {"url", "secret"} & set(changed):
+            secret = given.values["secret"] if "secret" in changed else None
+            rotate = secret is not None
+            services.register(services.INSTALLATION, row.url, rotate=rotate, extended=True, secret=secret)
+        services.change(services.INSTALLATION, enabled=row.enabled)
+        return True
+
+    def template(self, row: Any, column: str) -> str:
+        parts = urlsplit(row.url)
+        if parts.path in ("", "/") and not parts.query:
+            return ""
+        return f"{parts.scheme}://{parts.netloc}".replace("${", "$${") + "/${INSTALLATION_ENDPOINT_PATH}"
+
+    def placeholders(self, row: Any, field: Secret, value: Any, variables: Variables) -> Any:
+        return variables.placeholder("INSTALLATION_ENDPOINT_SECRET")
+
+
+class Variables:
+    """The names of the variables that stand for secrets in an exported file, and what else its head says."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.notes: list[str] = []
+
+    def note(self, source: str) -> None:
+        """Name the variables of a text that is written as it is."""
+        self.names = list(dict.fromkeys([*self.names, *variables_of(source)]))
+
+    def placeholder(self, *parts: str) -> str:
+        base = "_".join(re.sub(r"[^A-Z0-9]+", "_", part.upper()).strip("_") for part in parts)
+        name, number = base, 1
+        while name in self.names:
+            number += 1
+            name = f"{base}_{number}"
+        self.names.append(name)
+        return f"${{{name}}}"
+
+
+# In the order in which they refer to each other.
+ENTRIES: dict[str, Entry] = {
+    "providers": ProviderEntry(),
+    "models": ModelEntry(),
+    "tools": ToolEntry(),
+    "agents": AgentEntry(),
+    "installationEndpoint": EndpointEntry(),
+}

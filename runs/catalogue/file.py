@@ -6,24 +6,161 @@ A mistake anywhere changes nothing, and is told with its line and field. Secrets
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from difflib import unified_diff
 from pathlib import Path
+from typing import Any
 
 from django.conf import settings
 from django.db import connection, transaction
+from rest_framework.exceptions import ValidationError
+from rest_framework.settings import api_settings
 
 from config.api.serializers import unknown_fields
+from config.kernel.jsontext import API_MAX_JSON_DEPTH, same_json, to_text
+from config.outbound.urls import same_server
 from runs import catalogue
 from runs.catalogue import versions, yaml
+from runs.catalogue.entries import ENTRIES, Entry, Given, Shown, Variables
 from runs.catalogue.providers import problem_of
-from runs.catalogue.tables import TABLES
-from runs.catalogue.work import Variables, Work, printable
 from runs.models import AgentModel, Provider, Tool
 from runs.tools.base import shorten
 
 logger = logging.getLogger(__name__)
 
 LOG_MAX_CHARS = 4000
+SHOWN_MAX_CHARS = 300
+# The levels of a file around a value of a row.
+LEVELS = 3
+MISTAKES_MAX = 50
+
+
+class CatalogueError(ValueError):
+    """The file cannot be applied. Nothing is changed."""
+
+
+@dataclass(slots=True)
+class Change:
+    """A row that is added or changed. ``place``: such as ``models.llama``. ``fields``: the lines for people."""
+
+    place: str
+    is_new: bool
+    fields: dict[str, list[str]] = field(default_factory=dict)
+
+    def lines(self) -> Iterator[str]:
+        yield f"{self.place}: {'added' if self.is_new else 'changed'}"
+        for lines in self.fields.values():
+            yield from lines
+
+    def summary(self) -> str:
+        """Without values, for the log."""
+        return f"{self.place} added" if self.is_new else f"{self.place} ({', '.join(self.fields)})"
+
+
+class Work:
+    """One apply: what the file says, the mistakes in it, and what is done."""
+
+    def __init__(self, source: str, raw: bytes) -> None:
+        self.source = source
+        self.data: Any = None
+        self.lines: dict[yaml.Path, int] = {(): 1}
+        self.mistakes: list[tuple[int, str]] = []
+        self.changes: list[Change] = []
+        self.warnings: list[str] = []
+        self.listed: dict[str, set[str]] = defaultdict(set)
+        self.disabled: dict[str, set[str]] = defaultdict(set)
+        if len(raw) > settings.CATALOGUE_MAX_BYTES:
+            self.wrong((), f"At most {settings.CATALOGUE_MAX_BYTES} bytes (CATALOGUE_MAX_BYTES).")
+            self.stop()
+        try:
+            self.data, self.lines = yaml.parse(raw, depth=API_MAX_JSON_DEPTH + LEVELS)
+        except yaml.MalformedYAML as error:
+            self.lines[()] = error.line
+            self.wrong((), error.message)
+        if not self.mistakes and not isinstance(self.data, dict):
+            self.wrong((), f"A mapping of {', '.join(ENTRIES)} is required.")
+        self.stop()
+
+    def wrong(self, path: yaml.Path, detail: Any) -> None:
+        """Note a mistake, or those of a ValidationError's ``detail``. No message repeats a secret."""
+        if isinstance(detail, dict):
+            for name, inner in detail.items():
+                self.wrong(path if name == api_settings.NON_FIELD_ERRORS_KEY else (*path, name), inner)
+            return
+        known = path
+        while known not in self.lines:
+            known = known[:-1]
+        place = [self._label(path) if isinstance(key, int) else str(key)[:100] for key in path[:LEVELS]]
+        message = detail if isinstance(detail, str) else " ".join(map(str, detail))
+        self.mistakes.append((self.lines[known], ": ".join(filter(None, [".".join(place), message]))))
+
+    def _label(self, path: yaml.Path) -> str:
+        """An entry's name, or its number in the list."""
+        entry = self.data[path[0]][path[1]]
+        name = entry.get("name") if isinstance(entry, dict) else None
+        return name[:100] if isinstance(name, str) and name else f"({int(path[1]) + 1})"
+
+    def stop(self) -> None:
+        """Raises CatalogueError if there are mistakes."""
+        if not self.mistakes:
+            return
+        found = sorted(self.mistakes, key=lambda mistake: mistake[0])
+        lines = [f"{self.source}, line {line}: {text}" for line, text in found[:MISTAKES_MAX]]
+        lines += ["… and more"] if len(found) > MISTAKES_MAX else []
+        # Names of the file must not control the terminal.
+        raise CatalogueError("\n".join(map(_printable, lines)))
+
+    def read(self, key: str, entry: Entry) -> dict[str, Given]:
+        """The valid entries by their names; the mistakes of the others are noted."""
+        value, found = self.data[key], dict[str, Given]()
+        if entry.is_list and not isinstance(value, list):
+            self.wrong((key,), "A list is required; [] is the empty one.")
+            return found
+        if not entry.is_list:
+            items: dict[yaml.Path, Any] = {} if value is None else {(key,): value}
+        else:
+            items = {(key, index): item for index, item in enumerate(value)}
+        for path, item in items.items():
+            if len(self.mistakes) > MISTAKES_MAX:
+                break
+            try:
+                values = dict(entry.validated(item))
+            except ValidationError as error:
+                self.wrong(path, error.detail)
+                continue
+            if (name := values.get("name", "")) in found:
+                self.wrong((*path, "name"), "The name is there twice.")
+            found.setdefault(name, Given(path, values))
+        return found
+
+    def apply(self, key: str, entry: Entry, entries: dict[str, Given], prune: bool) -> None:
+        """Store the entries of one kind."""
+        rows, listed = entry.rows(), set(entries)
+        self.listed[key] = listed
+        entry.complete(entries, rows, self.wrong)
+        self.stop()
+        for name, row in rows.items() if prune else ():
+            if name not in listed and row.enabled and not entry.survives(row):
+                entries.setdefault(name, Given((), {})).values["enabled"] = False
+        # Two defaults would break a constraint.
+        for name, given in sorted(entries.items(), key=lambda one: bool(one[1].values.get("is_default"))):
+            row = rows.get(name)
+            change = Change(f"{key}.{name}" if name else key, is_new=row is None)
+            was_enabled, row = row is not None and row.enabled, entry.new() if row is None else row
+            change.fields = _compare(entry, row, given, change.is_new)
+            if not change.fields and not change.is_new:
+                continue
+            try:
+                stored = entry.store(row, given, change.is_new, change.fields)
+            except ValidationError as error:
+                self.wrong(given.path, error.detail)
+                continue
+            self.changes += [change] if stored else []
+            if was_enabled and not row.enabled:
+                self.disabled[key].add(name)
+        self.stop()
 
 
 def apply(source: str, raw: bytes, *, prune: bool = False, check: bool = False) -> Work:
@@ -32,18 +169,14 @@ def apply(source: str, raw: bytes, *, prune: bool = False, check: bool = False) 
 
     Raises CatalogueError. Resolves a host on the network: no transaction may be open.
     """
-    work = Work(source, raw, prune)
-    if not isinstance(work.data, dict):
-        work.wrong((), f"A mapping of {', '.join(TABLES)} is required.")
-        work.stop()
-    work.wrong((), unknown_fields(work.data, TABLES))
-    found = {name: table.read(work.data[name], work) for name, table in TABLES.items() if name in work.data}
+    work = Work(source, raw)
+    work.wrong((), unknown_fields(work.data, ENTRIES))
+    found = {key: work.read(key, entry) for key, entry in ENTRIES.items() if key in work.data}
     work.stop()
     with transaction.atomic():
         _lock()
-        for name, entries in found.items():
-            TABLES[name].apply(entries, work)
-            work.stop()
+        for key, entries in found.items():
+            work.apply(key, ENTRIES[key], entries, prune)
         work.warnings = list(dict.fromkeys(_warnings(work.listed, work.disabled)))
         if check:
             transaction.set_rollback(True)
@@ -64,6 +197,51 @@ def _lock() -> None:
         names = (model._meta.db_table for model in (Provider, AgentModel, Tool))
         with connection.cursor() as cursor:
             cursor.execute(f"LOCK TABLE {', '.join(names)} IN SHARE ROW EXCLUSIVE MODE")
+
+
+def _compare(entry: Entry, row: Any, given: Given, is_new: bool) -> dict[str, list[str]]:
+    """Give the row the entry's values. Returns what differs then, as lines for people."""
+    values = given.values
+    secrets = entry.secrets()
+    if not is_new and any(
+        column in values and not same_server(getattr(row, column), values[column]) for column in entry.templates
+    ):
+        # The stored secrets are for the stored address.
+        values = given.values = {str(secret.source): None for secret in secrets.values()} | values
+    names = [name for name, secret in secrets.items() if secret.source in values]
+    before = {} if is_new else entry.shown(row, names)
+    for column, value in values.items():
+        setattr(row, column, value)
+    after = entry.shown(row, names)
+    if is_new:
+        defaults = entry.defaults({name: shown.value for name, shown in after.items()})
+        before = {name: Shown(value) for name, value in (defaults | dict.fromkeys(names)).items()}
+    return {
+        name: _lines(name, before.get(name), shown, is_new)
+        for name, shown in after.items()
+        if name != "name" and (name not in before or not same_json(before[name].value, shown.value))
+    }
+
+
+def _lines(name: str, was: Shown | None, now: Shown, is_new: bool) -> list[str]:
+    before, after = was.value if was else None, now.value
+    if now.hidden or (was and was.hidden):
+        return [f"  {name}: {'removed' if not after else 'set' if is_new or before is None else 'changed'}"]
+    if is_new:
+        return [f"  {name}: {_shown(after)}"]
+    if isinstance(before, str) and isinstance(after, str) and "\n" in before + after:
+        difference = list(unified_diff(before.splitlines(), after.splitlines(), n=1, lineterm=""))
+        # The first two lines name files. JSON has no control characters, which would reach the terminal.
+        return [f"  {name}:"] + [f"    {line[0]} {_shown(line[1:])[1:-1]}" for line in difference[2:] if line[0] != "@"]
+    return [f"  {name}: {_shown(before)} → {_shown(after)}"]
+
+
+def _shown(value: Any) -> str:
+    return shorten(to_text(value), SHOWN_MAX_CHARS)
+
+
+def _printable(line: str) -> str:
+    return "".join(sign if sign.isprintable() else "?" for sign in line)
 
 
 def _warnings(listed: dict[str, set[str]], disabled: dict[str, set[str]]) -> Iterator[str]:
@@ -95,15 +273,18 @@ def _warnings(listed: dict[str, set[str]], disabled: dict[str, set[str]]) -> Ite
 
 def export() -> str:
     """The catalogue as a file without secrets. Raises ValueError if a part of it cannot be read."""
-    variables = Variables()
+    variables, written = Variables(), dict[str, Any]()
     with transaction.atomic():
-        written = {name: table.export(variables) for name, table in TABLES.items()}
+        for key, entry in ENTRIES.items():
+            rows = entry.rows()
+            items = [entry.written(rows[name], rows, variables) for name in sorted(rows)]
+            if items:
+                written[key] = items if entry.is_list else items[0]
     comment = ["The catalogue (docs/catalogue.md).", *variables.notes]
     if variables.names:
         comment += ["Secrets are variables of the environment in which the file is applied:"]
         comment += [f"  {name}" for name in variables.names]
-    head = "".join(f"# {printable(line)}\n" for line in comment)
-    return head + yaml.to_text({name: table for name, table in written.items() if table})
+    return "".join(f"# {_printable(line)}\n" for line in comment) + yaml.to_text(written)
 
 
 def read_file(path: Path) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
@@ -82,17 +82,7 @@ def find(name: str, number: int) -> AgentDefinition | None:
 @lru_cache(maxsize=KEPT)
 def _read(name: str, number: int) -> AgentDefinition:
     row = AgentVersion.objects.get(agent__name=name, number=number)
-    return AgentDefinition(
-        name=name,
-        number=number,
-        instructions=row.instructions,
-        model=row.model,
-        tools=row.tools,
-        parameters=row.parameters,
-        credit_approval_threshold=row.credit_approval_threshold,
-        max_credits=row.max_credits,
-        output_schema=row.output_schema,
-    )
+    return AgentDefinition(name, *(getattr(row, column.name) for column in fields(AgentDefinition)[1:]))
 
 
 def forget() -> None:

@@ -9,8 +9,7 @@ from config.kernel.jsontext import to_text
 from runs.catalogue.providers import Server
 from runs.llm.base import AssistantMessage, AttachedFile, Message, ModelRequest, ToolCall, ToolMessage, UserMessage
 from runs.llm.http import HttpModel, TurnReader
-from runs.llm.names import wire_id, wire_name
-from runs.llm.transcript import arguments_object, file_text, in_order
+from runs.llm.wire import arguments_object, file_text, in_order, wire_id, wire_name
 
 VERSION = "2023-06-01"
 # The format allows no empty message and begins with a message of the user.

@@ -1,21 +1,7 @@
 """The offline demo model: no network, no key, the same events as another model (docs/demo-model.md).
 
-A message without a line that starts with ``/`` gets a short reply. Any other message is a script:
-
-=====================  ==============================================================================================
-``/say TEXT``          streams TEXT word by word; the last tool result, if any, replaces ``{result}``
-``/call TOOL {json}``  a tool call with the JSON as written, even if malformed; without JSON, with ``{}``
-``/ask QUESTION``      a call of ``ask_user``
-``/stream N MS``       N words, MS milliseconds apart
-``/wait SECONDS``      sends nothing for 0 to 600 seconds
-``/fail TEXT``         the model fails with TEXT
-``/usage IN OUT``      the token counts of the line's turn
-``/flaky CODE N TEXT`` the turn's first N requests fail with the HTTP status CODE (400 to 599); then says TEXT, if any
-``/cut``               the stream breaks off here, at each attempt
-``/reason TEXT``       reasoning that is not part of the message
-``/length``            the answer stops here, at the output limit
-``/overflow``          the model refuses the request as too long
-=====================  ==============================================================================================
+A message without a line that starts with ``/`` gets a short reply. Any other message is a script of the commands that
+the page lists.
 
 Calls (``/call``, ``/ask``) on consecutive lines belong to one turn and end it, but a call of ``submit_output`` is a
 turn of its own; the last turn has no calls. Line breaks join the lines of text of one turn. Blanks around a line and

@@ -9,19 +9,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import logging
+import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import aiohttp
 
 from config.kernel.jsontext import to_text
-from config.outbound.bounds import allowance_of
+from config.outbound.bounds import CountedRequest, allowance_of, counted_socket
+from config.outbound.transport import new_session, tls_context
 from runs.catalogue.providers import Server
 from runs.errors import FailureReason
-from runs.llm import base, connections
+from runs.llm import base
 from runs.llm.base import (
     TOOL_NAME_MAX_CHARS,
     AssistantMessage,
@@ -33,16 +35,15 @@ from runs.llm.base import (
     TurnEnd,
     Usage,
 )
-from runs.llm.clean import clean_json, join_surrogates
 from runs.llm.deadlines import Deadlines
 from runs.llm.measure import estimated_tokens
-from runs.llm.names import WireNames
 from runs.llm.refusals import redacted, refused, stopped
-from runs.llm.sse import EventTooLong, SseDecoder, read_event
+from runs.llm.wire import EventTooLong, SseDecoder, WireNames, clean_json, join_surrogates, read_event
 from runs.tokens import TextSize
 
-logger = logging.getLogger(__name__)
-
+CONNECT_SECONDS = 10.0
+# Shorter than that of servers (uvicorn: 5 s): a request on a connection that the server is closing is lost.
+KEEPALIVE_SECONDS = 4.0
 # Of a chunk, which can hold tens of thousands of tiny events, before the other runs of the event loop continue.
 BYTES_AT_ONCE = 8 * 1024
 # Without those that add to the answer: pings, and reasoning that is not recorded.
@@ -56,6 +57,32 @@ TOOL_CALL_ID_MAX_CHARS = 200
 TOKENS_MAX = 1_000_000_000
 # What an adapter meets in an answer that is not as its protocol says.
 NOT_VALID = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
+
+
+# By event loop: connections belong to the loop that opened them.
+_sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = WeakKeyDictionary()
+os.register_at_fork(after_in_child=_sessions.clear)
+
+
+def _session() -> aiohttp.ClientSession:
+    """The running loop's session. Staff configure the addresses of model servers: private ones are allowed. The caller
+    limits the time of a request, and follows no redirects, which would send the key to another server.
+    """
+    loop = asyncio.get_running_loop()
+    found = _sessions.get(loop)
+    if found is None:
+        connector = aiohttp.TCPConnector(
+            limit=0, keepalive_timeout=KEEPALIVE_SECONDS, ssl=tls_context(), socket_factory=counted_socket
+        )
+        timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS)
+        found = _sessions[loop] = new_session(connector, CountedRequest, timeout=timeout)
+    return found
+
+
+async def aclose() -> None:
+    """Close the running loop's connections."""
+    if found := _sessions.pop(asyncio.get_running_loop(), None):
+        await found.close()
 
 
 @dataclass(slots=True)
@@ -123,7 +150,7 @@ class TurnReader(ABC):
 
     def keep(self, item: dict[str, Any]) -> None:
         """Record an item of reasoning with its place in the turn: after so many characters of text and so many calls.
-        ``runs.llm.transcript.in_order`` puts it back there.
+        ``runs.llm.wire.in_order`` puts it back there.
         """
         if self.request.model.dialect.reasoning_back:
             self.reasoning.append({"item": item, "characters": self._said, "calls": len(self._calls)})
@@ -273,7 +300,7 @@ class HttpModel(ABC):
         deadlines, reader = Deadlines(), self.reader(request, self.secrets)
         content = to_text(self.body(request) | request.model.parameters.get("extra", {})).encode()
         try:
-            post = connections.session().post(self.url, data=content, headers=self.headers, allow_redirects=False)
+            post = _session().post(self.url, data=content, headers=self.headers, allow_redirects=False)
             response = await deadlines.limit(post)
             try:
                 if response.status != 200:

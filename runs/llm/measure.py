@@ -17,7 +17,7 @@ from runs.catalogue.providers import KINDS
 from runs.llm import base
 from runs.llm.base import AssistantMessage, AttachedFile, Message, ModelRequest, ToolCall, ToolMessage, ToolSpec
 from runs.llm.files import accepted_types
-from runs.llm.transcript import arguments_object, file_text
+from runs.llm.wire import arguments_object, file_text
 from runs.tokens import TextSize
 
 # The most that formats and providers add around a request, and around each message, call, tool and file.

@@ -8,8 +8,7 @@ from config.kernel.jsontext import to_text
 from runs.catalogue.dialects import Dialect
 from runs.llm.base import AssistantMessage, AttachedFile, ModelRequest, ToolCall, ToolMessage, UserMessage
 from runs.llm.http import HttpModel, TurnReader
-from runs.llm.names import wire_id, wire_name
-from runs.llm.transcript import arguments_object, data_url, file_text, schema_with_properties
+from runs.llm.wire import arguments_object, data_url, file_text, schema_with_properties, wire_id, wire_name
 
 # What servers call a reasoning text. The first is the profile's name for both: vLLM renamed the field.
 REASONING_TEXT = ("reasoning_content", "reasoning")

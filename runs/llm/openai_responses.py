@@ -24,15 +24,16 @@ from runs.llm.base import (
     UserMessage,
 )
 from runs.llm.http import HttpModel, TurnReader
-from runs.llm.names import wire_id, wire_name
 from runs.llm.refusals import stopped
-from runs.llm.transcript import (
+from runs.llm.wire import (
     MALFORMED_ARGUMENTS,
     arguments_object,
     data_url,
     file_text,
     in_order,
     schema_with_properties,
+    wire_id,
+    wire_name,
 )
 
 ENCRYPTED = "reasoning.encrypted_content"

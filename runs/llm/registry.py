@@ -45,7 +45,7 @@ def preload() -> None:
 async def aclose_all() -> None:
     """Close the running loop's connections. A later request opens new ones."""
     # Only a process that asks models needs aiohttp.
-    from runs.llm import connections
+    from runs.llm import http
 
     _clients.pop(asyncio.get_running_loop(), None)
-    await connections.aclose()
+    await http.aclose()

@@ -20,7 +20,7 @@ from config.kernel import garbage
 from config.kernel.errors import DomainError
 from config.kernel.jsontext import dumps
 from config.outbound.addresses import LookupFailed
-from runs.llm import sse
+from runs.llm import wire
 from runs.llm.base import ModelError
 from runs.mcp.protocol import RpcError
 from runs.mcp.tools import TOOLS, RespondInput
@@ -154,17 +154,17 @@ def test_a_wrong_body_has_a_short_answer_at_little_cost(kind: type[CamelSerializ
 
 
 def test_lines_without_a_value_count_for_the_size_of_an_event() -> None:
-    decoder = sse.SseDecoder()
+    decoder = wire.SseDecoder()
     chunk = b"data:\n" * 1000
-    for _ in range(sse.MODEL_EVENT_MAX_BYTES // len(chunk)):
+    for _ in range(wire.MODEL_EVENT_MAX_BYTES // len(chunk)):
         decoder.feed(chunk)
-    with pytest.raises(sse.EventTooLong):
+    with pytest.raises(wire.EventTooLong):
         decoder.feed(chunk)
 
 
 def test_many_chunks_of_one_event_need_linear_time() -> None:
     def read() -> None:
-        decoder = sse.SseDecoder()
+        decoder = wire.SseDecoder()
         for _ in range(50_000):
             decoder.feed(b"data:x\n")
 

@@ -30,7 +30,7 @@ from config.outbound.client import Answer
 from credits.export import CsvRenderer
 from runs.catalogue import dialects, entries, rules, versions, yaml
 from runs.llm import base as llm_base
-from runs.llm import clean, demo, measure, names, openai_responses, refusals, sse, transcript
+from runs.llm import demo, measure, openai_responses, refusals, wire
 from runs.llm.http import DOCUMENT_MAX_BYTES
 from runs.mcp import protocol
 from runs.mcp.tools import NewChatInput
@@ -48,7 +48,7 @@ KIB = 1024
 HEADER = 64 * KIB
 BODY = settings.API_MAX_BODY_BYTES
 ANSWER = settings.TOOL_ANSWER_MAX_BYTES
-EVENT = sse.MODEL_EVENT_MAX_BYTES
+EVENT = wire.MODEL_EVENT_MAX_BYTES
 OUTPUT = llm_base.MODEL_OUTPUT_MAX_CHARS
 ARGUMENTS = schema.TOOL_INPUT_MAX_CHARS
 DOCUMENT = DOCUMENT_MAX_BYTES
@@ -153,7 +153,7 @@ PATTERNS: dict[str, list[Work] | str] = {
     "runs/catalogue/versions.py: REFERENCE": around(versions.REFERENCE.fullmatch, BODY, "a", "a@1"),
     "runs/catalogue/rules.py: TOOL_NAME": around(rules.TOOL_NAME.fullmatch, BODY, "a"),
     "runs/catalogue/entries.py: VARIABLE": around(variables, BODY, "${", "$${", "$", "${}"),
-    "runs/catalogue/work.py: placeholder": OUR_TEXT,
+    "runs/catalogue/entries.py: placeholder": OUR_TEXT,
     "runs/catalogue/entries.py: _variable": FIXED,
     "runs/catalogue/yaml.py: NOT_A_NUMBER": around(yaml.NOT_A_NUMBER.fullmatch, BODY, "-", ".", ".inf", after=TAIL),
     "runs/catalogue/yaml.py: NUMBER": around(yaml.NUMBER.fullmatch, BODY, "1", "1.", ".1", "1e", after=TAIL),
@@ -171,9 +171,9 @@ PATTERNS: dict[str, list[Work] | str] = {
     "runs/llm/openai_responses.py: REFUSES_ENCRYPTED": around(
         openai_responses.REFUSES_ENCRYPTED.search, EVENT, "encrypte", "inclu"
     ),
-    "runs/llm/names.py: ACCEPTED": around(names.wire_name, OUTPUT, "a", "\u00e9"),
-    "runs/llm/names.py: ACCEPTED_ID": around(names.wire_id, OUTPUT, "a", "\u00e9"),
-    "runs/llm/names.py: wire_name": around(names.wire_name, OUTPUT, ".", "a."),
+    "runs/llm/wire.py: ACCEPTED": around(wire.wire_name, OUTPUT, "a", "\u00e9"),
+    "runs/llm/wire.py: ACCEPTED_ID": around(wire.wire_id, OUTPUT, "a", "\u00e9"),
+    "runs/llm/wire.py: wire_name": around(wire.wire_name, OUTPUT, ".", "a."),
     "runs/llm/refusals.py: KEY_LIKE": around(
         lambda text: refusals.redacted(text, ("secret",)),
         EVENT,
@@ -187,7 +187,7 @@ PATTERNS: dict[str, list[Work] | str] = {
     "runs/llm/refusals.py: stopped": around(
         lambda text: refusals.stopped({"code": text, "type": text}, ()), EVENT, "4", " "
     ),
-    "runs/llm/clean.py: LONE_SURROGATE": around(clean.join_surrogates, EVENT // 6, "\ud800", "\udc00", "\udc00\ud800"),
+    "runs/llm/wire.py: LONE_SURROGATE": around(wire.join_surrogates, EVENT // 6, "\ud800", "\udc00", "\udc00\ud800"),
     "runs/llm/demo.py: WORDS": around(lambda text: list(demo.WORDS.finditer(text)), SCRIPT, " ", "a", "a "),
     "runs/llm/demo.py: _read_line": around(demo.parse_script, SCRIPT, "1", "1.", before="/wait "),
     "runs/llm/demo.py: _whole_numbers": around(demo.parse_script, SCRIPT, "1", "1 ", before="/stream "),
@@ -338,7 +338,7 @@ SCANNERS: dict[str, list[Work]] = {
 
 
 def fed(*chunks: bytes) -> None:
-    decoder = sse.SseDecoder()
+    decoder = wire.SseDecoder()
     for chunk in chunks:
         decoder.feed(chunk)
 
@@ -353,17 +353,17 @@ ON_EVENT_LOOPS: dict[str, list[Work]] = {
         for part in (":\n", "\n", "data:\n", "data:{}\n\n", "data:{}\r\n\r\n", "a")
     ],
     "event of a provider": [
-        *[partial(sse.read_event, array(part, EVENT).encode()) for part in JSON_PARTS],
-        *around(lambda text: sse.read_event(text.encode()), EVENT, *UNCLOSED),
+        *[partial(wire.read_event, array(part, EVENT).encode()) for part in JSON_PARTS],
+        *around(lambda text: wire.read_event(text.encode()), EVENT, *UNCLOSED),
         *[
-            partial(sse.read_event, f'"{filled(part, EVENT // 2 - 2)}"'.encode())
+            partial(wire.read_event, f'"{filled(part, EVENT // 2 - 2)}"'.encode())
             for part in ("a", "\\n", "\u00e9", "[{")
         ],
     ],
     "document of a provider": [
-        *[partial(sse.read_event, array(part, DOCUMENT).encode()) for part in JSON_PARTS],
+        *[partial(wire.read_event, array(part, DOCUMENT).encode()) for part in JSON_PARTS],
         *[
-            partial(sse.read_event, f'"{filled(part, DOCUMENT // 2 - 2)}"'.encode())
+            partial(wire.read_event, f'"{filled(part, DOCUMENT // 2 - 2)}"'.encode())
             for part in ("a", "\\n", "\u00e9", "[{")
         ],
     ],
@@ -378,12 +378,12 @@ ON_EVENT_LOOPS: dict[str, list[Work]] = {
     ],
     # JSON joins pairs, so that only the halves at the ends of two events make one here.
     "text of a provider": [
-        *around(clean.join_surrogates, EVENT // 6, "a", "\u00e9", "\ud800"),
-        *around(clean.join_surrogates, CHUNK // 30, "\ud83d\ude00"),
+        *around(wire.join_surrogates, EVENT // 6, "a", "\u00e9", "\ud800"),
+        *around(wire.join_surrogates, CHUNK // 30, "\ud83d\ude00"),
     ],
     "arguments in a transcript": [
-        *[partial(transcript.arguments_object, array(part, ARGUMENTS)) for part in JSON_PARTS],
-        *around(transcript.arguments_object, OUTPUT, "[", "[],"),
+        *[partial(wire.arguments_object, array(part, ARGUMENTS)) for part in JSON_PARTS],
+        *around(wire.arguments_object, OUTPUT, "[", "[],"),
     ],
     "URL": [
         *around(url_of, HEADER, "/", "a.", "\u00e4.", "\u00e4", "@", ":", "%41", "a:", "[", before="http://"),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from django.db import models
 
-from runs.catalogue.tables import TABLES
+from runs.catalogue.entries import ENTRIES
 from runs.models import Agent, AgentModel, AgentVersion, Provider, Tool
 from tests.catalogue.conftest import EXAMPLE
 
@@ -38,7 +38,7 @@ def test_the_whole_example_has_every_field(command, monkeypatch, shown):
     command.applied(WHOLE.replace("https://app.example.com", "http://127.0.0.1:9"))
     assert "is as" in command.applied(WHOLE.replace("https://app.example.com", "http://127.0.0.1:9"))
     assert shown("models")["llama"]["isDefault"]
-    names = {name for table in TABLES.values() for name in table.form.fields} - {"secret"}
+    names = {name for table in ENTRIES.values() for name in table.fields} - {"secret"}
     written = set(re.findall(r"^ +-? ?(\w+):", WHOLE, re.MULTILINE))
     assert names - written == {"enabled", "remoteName"}
 
@@ -62,7 +62,7 @@ def test_the_file_of_the_page_is_applied(command):
 )
 def test_every_column_of_the_catalogue_is_in_the_file(columns: list[type[models.Model]], table: str) -> None:
     names = {column.name for table in columns for column in table._meta.concrete_fields}
-    entry = TABLES[table].form
+    entry = ENTRIES[table]
     written = {field.source for field in entry.fields.values()} | set(entry.templates.values())
     assert written == names - NOT_IN_THE_FILE
 

@@ -101,7 +101,7 @@ def test_the_memory_of_a_turn_is_limited_whatever_its_blocks_hold(turn, monkeypa
 
 
 def test_an_event_without_end_is_an_error(turn, monkeypatch):
-    monkeypatch.setattr("runs.llm.sse.MODEL_EVENT_MAX_BYTES", 1000)
+    monkeypatch.setattr("runs.llm.wire.MODEL_EVENT_MAX_BYTES", 1000)
 
     for raw in ([b"data: " + b"x" * 600, b"x" * 600], [b"data: " + b"x" * 600 + b"\n"] * 2):
         error = failure(turn, "x", raw=raw)
