@@ -14,7 +14,7 @@ from django.http import HttpRequest
 from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget, UnfoldAdminTextInputWidget
 
 from apikeys import keys
-from apikeys.models import ApiKey, ServerKey
+from apikeys.models import CREDITS, SESSION_TOKENS, ApiKey, ServerKey
 from config.staff.actions import Action, ActionForm, Did, WithActions
 from config.staff.base import ReadOnly
 
@@ -85,26 +85,35 @@ class ApiKeyAdmin(ReadOnly, WithActions):
 
 class ServerKeyForm(ActionForm):
     name = forms.CharField(max_length=100, widget=UnfoldAdminTextInputWidget, help_text="The backend that has the key.")
+    scopes = forms.MultipleChoiceField(
+        choices=[
+            (SESSION_TOKENS, "Make session tokens for any user except staff"),
+            (CREDITS, "Grant, revoke and read the credits of any user except staff"),
+        ],
+        initial=[SESSION_TOKENS],
+        widget=forms.CheckboxSelectMultiple,
+        label="May",
+    )
 
 
 def create_server_key(request: HttpRequest, row: None, data: dict[str, Any]) -> Did:
-    key, secret = keys.create_server_key(data["name"])
+    key, secret = keys.create_server_key(data["name"], data["scopes"])
     messages.warning(request, f"The server key, which is shown only now: {secret}")
     return Did(key, "Created.")
 
 
 @admin.register(ServerKey)
 class ServerKeyAdmin(ReadOnly, WithActions):
-    list_display = ("id", "prefix", "name", "created_at", "last_used_at", "revoked_at")
+    list_display = ("id", "prefix", "name", "scopes", "created_at", "last_used_at", "revoked_at")
     search_help_text = "Key's id or first 8 characters"
     # Never the digest.
-    fields = ("id", "name", "prefix", "created_at", "last_used_at", "revoked_at")
+    fields = ("id", "name", "prefix", "scopes", "created_at", "last_used_at", "revoked_at")
     staff_actions = (
         Action(
             name="create",
             label="Create a server key",
             permission="apikeys.create_serverkey",
-            question="Who has this key can act for every user, except staff.",
+            question="Who has this key can do this for every user, except staff.",
             apply=create_server_key,
             form=ServerKeyForm,
             about="none",
@@ -114,8 +123,8 @@ class ServerKeyAdmin(ReadOnly, WithActions):
             name="revoke",
             label="Revoke",
             permission="apikeys.revoke_serverkey",
-            question="These keys make no more session tokens, at once and permanently. Tokens that they made before "
-            "stay valid until they expire.",
+            question="These keys are refused, at once and permanently. Session tokens that they made before stay valid "
+            "until they expire.",
             apply=revoke,
             icon="block",
             danger=True,

@@ -42,9 +42,9 @@ class ServerKeyAuthentication(BearerAuthentication):
     """``request.user`` and ``request.auth`` are the ServerKey: the caller is no user."""
 
     shape = re.compile(f"{keys.SERVER_MARK}.*")
-    token_name, path = "a server key", "/api/v1/session-tokens"
+    token_name, path = "a server key", "/api/v1/session-tokens or /api/v1/users/{userId}/credits"
     scheme, bearer_format = "serverKey", "aws_…"
-    description = "A server key, which staff create for a trusted backend. It only makes session tokens."
+    description = "A server key, which staff create for a trusted backend, with the scopes that operations name."
 
     def authenticate_token(self, token: str) -> tuple[ServerKey, ServerKey]:
         key = keys.find_server_key(token)

@@ -12,6 +12,7 @@ import re
 import secrets
 import string
 import zlib
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Any
 
@@ -19,7 +20,7 @@ from django.contrib.auth import get_user_model
 from django.db import transaction
 from django.db.models import Q
 
-from apikeys.models import ApiKey, ServerKey
+from apikeys.models import SESSION_TOKENS, ApiKey, ServerKey
 from config.kernel import clock
 from config.kernel.errors import Conflict
 
@@ -80,10 +81,11 @@ def find_key(secret: str) -> ApiKey | None:
     return key if key is not None and hmac.compare_digest(key.digest, sought) else None
 
 
-def create_server_key(name: str) -> tuple[ServerKey, str]:
+def create_server_key(name: str, scopes: Collection[str] = (SESSION_TOKENS,)) -> tuple[ServerKey, str]:
     """A new server key and its secret, which is not stored."""
     secret = new_secret(SERVER_MARK)
-    return ServerKey.objects.create(name=name, prefix=secret[:PREFIX_LENGTH], digest=digest(secret)), secret
+    fields = {"name": name, "prefix": secret[:PREFIX_LENGTH], "scopes": list(scopes)}
+    return ServerKey.objects.create(digest=digest(secret), **fields), secret
 
 
 def find_server_key(secret: str) -> ServerKey | None:

@@ -31,13 +31,23 @@ class ApiKey(models.Model):
         return f"{self.name} ({self.prefix}…)"
 
 
+# The scopes of server keys: making session tokens for any user; granting, revoking and reading any user's credits.
+SESSION_TOKENS, CREDITS = "session-tokens", "credits"
+SERVER_SCOPES = (SESSION_TOKENS, CREDITS)
+
+
+def session_tokens_only() -> list[str]:
+    return [SESSION_TOKENS]
+
+
 class ServerKey(models.Model):
-    """A key of the backend of an app with its own sign-in. It makes session tokens for any user, and nothing else."""
+    """A key of an app's trusted backend. It is good for its scopes, and for nothing else."""
 
     id = IdField(prefix="swk")
     name = models.CharField(max_length=100)
     prefix = models.CharField(max_length=8)
     digest = models.CharField(max_length=64, unique=True)
+    scopes = models.JSONField(default=session_tokens_only)
     created_at = models.DateTimeField(db_default=Now())
     last_used_at = models.DateTimeField(null=True)
     revoked_at = models.DateTimeField(null=True)

@@ -14,13 +14,11 @@ from django.contrib.auth import get_user_model
 from django.db.models import QuerySet
 from django.http import HttpResponseBase
 from drf_spectacular.utils import extend_schema
-from rest_framework.authentication import BaseAuthentication
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apikeys import keys
-from apikeys.authentication import ServerKeyAuthentication
-from apikeys.models import ApiKey
+from apikeys.models import SESSION_TOKENS, ApiKey
 from apikeys.serializers import (
     ApiKeyInputSerializer,
     ApiKeySerializer,
@@ -29,14 +27,10 @@ from apikeys.serializers import (
     SessionTokenInputSerializer,
     SessionTokenSerializer,
 )
-from config.api import ratelimit
 from config.api.authentication import username_of
 from config.api.viewsets import ServiceViewSet
 from config.kernel import clock
 from config.kernel.errors import Conflict, ValidationFailed
-
-# Session tokens per minute and server key.
-RATE_LIMIT_SERVER_KEYS = 600
 
 logger = logging.getLogger(__name__)
 
@@ -81,15 +75,10 @@ class SessionTokenViewSet(ServiceViewSet):
     """The caller is a server key. Nothing is stored, so an ``Idempotency-Key`` has no effect."""
 
     serializer_class = SessionTokenSerializer
+    surface = "server"
+    server_scope = SESSION_TOKENS
     idempotent_actions = frozenset()
     error_statuses = {"create": {409}}
-
-    def get_authenticators(self) -> list[BaseAuthentication]:
-        return [ServerKeyAuthentication()]
-
-    def check_throttles(self, request: Request) -> None:
-        bucket = ratelimit.Bucket(f"server-key:{request.auth.pk}", RATE_LIMIT_SERVER_KEYS)
-        ratelimit.charge_bucket(request._request, bucket)
 
     @extend_schema(request=SessionTokenInputSerializer, responses={201: SessionTokenSerializer})
     def create(self, request: Request) -> Response:

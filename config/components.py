@@ -60,6 +60,7 @@ REST_FRAMEWORK = {
     "URL_FORMAT_OVERRIDE": None,
 }
 PUBLIC_AUTHENTICATION_CLASS = "apikeys.authentication.ApiKeyAuthentication"
+SERVER_AUTHENTICATION_CLASS = "apikeys.authentication.ServerKeyAuthentication"
 CORS_URLS_REGEX = r"/(api/(public/)?v1|files|uploads)(/|$)"
 CORS_ALLOW_HEADERS = (
     "accept",

@@ -190,6 +190,8 @@ SESSION_KEY = "" if SESSION_ISSUER else secret_from_file(VAR_DIR / "session_key.
 # --- credits ---------------------------------------------------------------------------------------------------------
 #: credits granted to each new user
 SIGNUP_CREDITS = ENV.text("SIGNUP_CREDITS", "100")
+#: the page of your app where a user buys credits, such as `https://app.example.com/buy?user={userId}`; empty: none
+TOP_UP_URL = ENV.text("TOP_UP_URL")
 # (user id, chat ids) → {chat id: title}, for the reports of credits, which may not import chats.
 CREDITS_CHAT_TITLES = "chats.services.titles_of"
 # (ids of tool calls) → {id: when the user approved it}, for the ledger in the admin.

@@ -10,20 +10,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
-from itertools import zip_longest
+from typing import Any
 
 from django.db import transaction
-from django.db.models import BigIntegerField, Case, F, Q, QuerySet, Sum, Value, When
+from django.db.models import BigIntegerField, Case, F, IntegerField, Q, QuerySet, Sum, Value, When
 from django.db.models.functions import Abs
 
 from config.kernel import clock
 from config.queue import jobs
 from credits import ledger
-from credits.models import Account, EntryType, LedgerEntry, PendingExpiry
+from credits.models import REVOCATION, Account, EntryType, LedgerEntry, PendingExpiry
 from credits.reconcile import BALANCE_EFFECT
 
 ACCOUNTS_BATCH = 500
 SPENT = Q(type__in=[EntryType.CAPTURE, EntryType.USAGE]) | Q(type=EntryType.ADJUSTMENT, amount__lt=0)
+SPENT_SUM = Sum(Abs("amount"), filter=SPENT, default=0)
+_EFFECTS = [When(type=type, then=F("amount") * sign) for type, sign in BALANCE_EFFECT.items()]
+CHANGE = Sum(Case(*_EFFECTS, default=Value(0), output_field=BigIntegerField()), default=0)
 
 
 def expire_grants() -> Iterator[int]:
@@ -67,30 +70,40 @@ def _expire_of(account_id: int, now: datetime) -> int:
 
 
 def unspent(account_id: int) -> dict[str, int]:
-    """The unspent part of each expiring grant, by grant id. The caller holds the account's lock.
+    """The unspent part of each expiring grant, by grant id. The caller holds the account's lock. Four queries.
 
-    The order of spending changes only where such a grant begins or an EXPIRY row removes one. Sums between these
-    moments are therefore enough.
+    The order of spending changes only where such a grant begins, expires or is revoked. Sums between these moments are
+    therefore enough.
     """
-    entries = LedgerEntry.objects.filter(account_id=account_id)
-    marks = list(entries.filter(Q(expires_at__isnull=False) | Q(type=EntryType.EXPIRY)).order_by("created_at", "id"))
-    others = entries.filter(expires_at__isnull=True).exclude(type=EntryType.EXPIRY).order_by()
-    grants = sorted(
-        (mark for mark in marks if mark.expires_at), key=lambda grant: (grant.expires_at, grant.created_at, grant.id)
-    )
+    entries = LedgerEntry.objects.filter(account_id=account_id).order_by()
+    grants = list(entries.filter(expires_at__isnull=False).order_by("expires_at", "created_at", "id"))
+    if not grants:
+        return {}
+    expired = list(LedgerEntry.objects.filter(type=EntryType.EXPIRY, against__in=grants))
+    revoked = list(entries.filter(REVOCATION))
+    marks: list[Any] = sorted([*grants, *expired, *revoked], key=lambda mark: (mark.created_at, mark.id))
+    since = [When(created_at__lt=mark.created_at, then=Value(number)) for number, mark in enumerate(marks)]
+    others = entries.filter(expires_at__isnull=True).exclude(type=EntryType.EXPIRY).exclude(REVOCATION)
+    part = Case(*since, default=Value(len(marks)), output_field=IntegerField())
+    sums = {row["part"]: row for row in others.values(part=part).annotate(change=CHANGE, spent=SPENT_SUM)}
     left: dict[str, int] = {}
-    balance = _sums(others.filter(created_at__lt=marks[0].created_at))[0] if marks else 0
-    for mark, following in zip_longest(marks, marks[1:]):
+    balance = sums[0]["change"] if 0 in sums else 0
+    for number, mark in enumerate(marks, 1):
+        spent = 0
         if mark.type == EntryType.GRANT:
             balance += mark.amount
             # A grant first covers a negative balance.
             left[mark.id] = min(mark.amount, max(0, balance))
         else:
-            balance -= mark.amount
-            left[str(mark.against_id)] -= mark.amount
-        between = others.filter(created_at__gte=mark.created_at)
-        change, spent = _sums(between.filter(created_at__lt=following.created_at) if following else between)
-        balance += change
+            amount, grant_id = abs(mark.amount), str(mark.against_id)
+            balance -= amount
+            of_grant = min(left[grant_id] if grant_id in left else mark.price["left"], amount)
+            if grant_id in left:
+                left[grant_id] -= of_grant
+            spent = amount - of_grant  # a grant that is revoked after it was spent takes from the others
+        if number in sums:
+            balance += sums[number]["change"]
+            spent += sums[number]["spent"]
         for grant in grants:
             used = min(left.get(grant.id, 0), spent)
             if used:
@@ -99,9 +112,35 @@ def unspent(account_id: int) -> dict[str, int]:
     return left
 
 
-def _sums(entries: QuerySet[LedgerEntry]) -> tuple[int, int]:
-    """(change of the balance, what was spent)"""
-    whens = [When(type=type, then=F("amount") * sign) for type, sign in BALANCE_EFFECT.items()]
-    effect = Case(*whens, default=Value(0), output_field=BigIntegerField())
-    sums = entries.aggregate(change=Sum(effect, default=0), spent=Sum(Abs("amount"), filter=SPENT, default=0))
-    return sums["change"], sums["spent"]
+def left_of(grant: LedgerEntry, balance: int) -> int:
+    """The unspent part of a grant. The caller holds the account's lock; ``balance`` is the account's.
+
+    Of the credits that never expire the oldest are spent first, so what is left is the newest of them.
+    """
+    expiring = unspent(grant.account_id)
+    if grant.expires_at is not None:
+        return expiring[grant.id]
+    newer = Q(created_at__gt=grant.created_at) | Q(created_at=grant.created_at, id__gt=grant.id)
+    added = LedgerEntry.objects.filter(newer, account_id=grant.account_id, expires_at=None, amount__gt=0)
+    added = added.filter(type__in=[EntryType.GRANT, EntryType.REFUND, EntryType.ADJUSTMENT])
+    revoked = LedgerEntry.objects.filter(REVOCATION, account_id=grant.account_id)
+    # The revocations of newer grants make those smaller; its own make this one smaller.
+    own = _total(revoked.filter(against=grant))
+    others = _total(added) + _total(revoked.filter(against__in=added.filter(type=EntryType.GRANT)))
+    return max(0, min(grant.amount + own, balance - sum(expiring.values()) - others))
+
+
+def expiring(account_id: int) -> list[tuple[int, datetime]]:
+    """What is left of the grants that will expire, by the time when they do: (micro-credits, time)."""
+    pending = dict(PendingExpiry.objects.filter(account_id=account_id).values_list("grant_id", "expires_at"))
+    if not pending:
+        return []
+    by_time: dict[datetime, int] = {}
+    for grant_id, amount in unspent(account_id).items():
+        if amount and grant_id in pending:
+            by_time[pending[grant_id]] = by_time.get(pending[grant_id], 0) + amount
+    return [(amount, moment) for moment, amount in sorted(by_time.items())]
+
+
+def _total(entries: QuerySet[LedgerEntry]) -> int:
+    return entries.order_by().aggregate(total=Sum("amount", default=0))["total"]

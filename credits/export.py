@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from config.api.negotiation import ExactJSONRenderer
+from credits.grants import Balances
 from credits.models import LedgerEntry
 from credits.serializers import LedgerEntrySerializer
 
-FREE_TEXT = {"toolKey", "reason"}
+FREE_TEXT = {"toolKey", "reason", "reference"}
 # A spreadsheet would execute text that begins like a formula. Some read the full-width signs in the same way.
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
@@ -40,10 +41,10 @@ class _Line:
 
 def csv_lines(entries: Iterable[LedgerEntry]) -> Iterator[str]:
     # One serializer for all rows: one for each row costs most of the time and keeps its row in memory.
-    writer, serializer = csv.writer(_Line()), LedgerEntrySerializer()
+    writer, serializer, balances = csv.writer(_Line()), LedgerEntrySerializer(), Balances()
     yield writer.writerow(serializer.fields)
     for entry in entries:
-        yield writer.writerow([_cell(*item) for item in serializer.to_representation(entry).items()])
+        yield writer.writerow([_cell(*item) for item in serializer.to_representation(balances.give(entry)).items()])
 
 
 def _cell(column: str, value: Any) -> str:

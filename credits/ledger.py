@@ -14,6 +14,7 @@ from datetime import datetime
 from enum import Enum
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 from django.conf import settings
 from django.contrib.auth import get_user_model
@@ -46,13 +47,23 @@ class Outcome(Enum):
 
 
 class InsufficientCredits(DomainError):
-    """402 with ``details.available``, a decimal string. A tool call stores only the message, which repeats it."""
+    """402 with ``details.available``, a decimal string, and ``details.topUpUrl`` or null. A tool call stores only the
+    message, which repeats what is available.
+    """
 
     status, code = 402, "INSUFFICIENT_CREDITS"
 
-    def __init__(self, available: int) -> None:
+    def __init__(self, available: int, username: str | None = None) -> None:
         text = money.to_text(available)
-        super().__init__(f"The available credits do not suffice: {text}.", details={"available": text})
+        details = {"available": text, "topUpUrl": top_up_url(username)}
+        super().__init__(f"The available credits do not suffice: {text}.", details=details)
+
+
+def top_up_url(username: str | None) -> str | None:
+    """Where the user buys credits: the page of the app that TOP_UP_URL names."""
+    if not settings.TOP_UP_URL or username is None:
+        return None
+    return settings.TOP_UP_URL.replace("{userId}", quote(username, safe=""))
 
 
 @transaction.atomic
@@ -85,13 +96,19 @@ def balance_subquery() -> Subquery:
 
 @transaction.atomic
 def grant(
-    user_id: int, amount: int, *, cause: str, reason: str = "", staff: Any = None, expires_at: datetime | None = None
+    user_id: int,
+    amount: int,
+    *,
+    cause: str,
+    reason: str = "",
+    reference: str | None = None,
+    staff: Any = None,
+    expires_at: datetime | None = None,
 ) -> LedgerEntry:
     """Add credits, once for each ``cause``. The unspent part expires at ``expires_at``."""
     _require(amount > 0, "amount", "A grant must be more than 0.")
-    entry = _entry(
-        EntryType.GRANT, user_id, amount, cause=cause, reason=_reason(reason), staff=staff, expires_at=expires_at
-    )
+    about = {"cause": cause, "reason": _reason(reason), "reference": reference, "staff": staff}
+    entry = _entry(EntryType.GRANT, user_id, amount, expires_at=expires_at, **about)
     recorded = _move(entry, balance=amount)
     if recorded is entry and expires_at is not None:
         PendingExpiry.objects.create(grant=entry, account_id=user_id, expires_at=expires_at)
@@ -105,6 +122,13 @@ def adjust(user_id: int, amount: int, *, reason: str, staff: Any, cause: str | N
     entry = _entry(EntryType.ADJUSTMENT, user_id, amount, **_correction(reason, staff))
     entry.cause = cause or f"adjustment:{entry.id}"
     return _move(entry, balance=amount, by_staff=True)
+
+
+def revoke(given: LedgerEntry, amount: int, *, cause: str, reason: str, reference: str, **fields: Any) -> LedgerEntry:
+    """Take ``amount`` of a grant back, even below zero. The caller holds the account's lock."""
+    about = {"cause": cause, "reason": _reason(reason), "reference": reference}
+    entry = _entry(EntryType.ADJUSTMENT, given.account_id, -amount, against=given, **about, **fields)
+    return _move(entry, balance=-amount, by_staff=True)
 
 
 @transaction.atomic

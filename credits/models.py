@@ -18,6 +18,7 @@ from config.kernel.ids import IdField, RefField
 # Larger than any realistic sum, and far enough below 2⁶³ that one more amount cannot overflow.
 BALANCE_LIMIT = 9 * 10**18
 REASON_MAX_CHARS = 500
+REFERENCE_MAX_CHARS = 200
 # The limit keeps the end of a grant inside the range of dates.
 GRANT_DAYS_MAX = 3650
 
@@ -52,6 +53,9 @@ class EntryType(models.TextChoices):
 SETTLEMENTS = [EntryType.CAPTURE, EntryType.RELEASE, EntryType.USAGE]
 SPENDING = [EntryType.CAPTURE, EntryType.USAGE, EntryType.REFUND]
 CORRECTIONS = [EntryType.REFUND, EntryType.EXPIRY]
+# What the app's backend took back of a grant. ``price`` is ``{"left": what of the grant was unspent, "balance": the
+# account's after it}``.
+REVOCATION = Q(type=EntryType.ADJUSTMENT, against__isnull=False)
 STAFF_TYPES = [EntryType.GRANT, EntryType.REFUND, EntryType.ADJUSTMENT, EntryType.EXPIRY]
 
 
@@ -98,7 +102,8 @@ class LedgerEntry(models.Model):
     """One movement. ``cause`` is unique: the same cause never moves credits twice.
 
     ``against`` is the row that this row settles (CAPTURE, USAGE, RELEASE: the HOLD), refunds (REFUND: the CAPTURE or
-    USAGE) or expires (EXPIRY: the GRANT). ``tool_key`` is the name of a tool, null for model usage.
+    USAGE), expires (EXPIRY: the GRANT) or revokes (ADJUSTMENT by the app's backend: the GRANT). ``tool_key`` is the
+    name of a tool, null for model usage. ``reference`` is the backend's own name of a payment or of its refund.
     """
 
     id = IdField(prefix="led")
@@ -114,6 +119,7 @@ class LedgerEntry(models.Model):
     price = models.JSONField(null=True)
     reason = models.CharField(max_length=REASON_MAX_CHARS, default="")
     staff = models.ForeignKey(settings.AUTH_USER_MODEL, models.PROTECT, null=True, related_name="+", db_index=False)
+    reference = models.CharField(max_length=REFERENCE_MAX_CHARS, null=True)
     expires_at = models.DateTimeField(null=True)
     created_at = models.DateTimeField(db_default=Now())
 
@@ -125,12 +131,14 @@ class LedgerEntry(models.Model):
             models.CheckConstraint(
                 condition=Q(amount__gt=0)
                 | Q(type=EntryType.USAGE, amount=0)
-                | Q(type=EntryType.ADJUSTMENT, amount__lt=0),
+                | Q(type=EntryType.ADJUSTMENT, amount__lt=0)
+                | Q(type=EntryType.ADJUSTMENT, amount=0, against__isnull=False),
                 name="ledger_amount_sign",
             ),
             models.CheckConstraint(
                 condition=Q(type__in=SETTLEMENTS + CORRECTIONS, against__isnull=False)
-                | (~Q(type__in=SETTLEMENTS + CORRECTIONS) & Q(against__isnull=True)),
+                | (~Q(type__in=SETTLEMENTS + CORRECTIONS) & Q(against__isnull=True))
+                | Q(type=EntryType.ADJUSTMENT, amount__lte=0),
                 name="ledger_against_by_type",
             ),
             models.CheckConstraint(
@@ -141,7 +149,7 @@ class LedgerEntry(models.Model):
                 name="ledger_correction_has_reason",
             ),
             models.CheckConstraint(
-                condition=~Q(type__in=[EntryType.REFUND, EntryType.ADJUSTMENT]) | Q(staff__isnull=False),
+                condition=~Q(type__in=[EntryType.REFUND, EntryType.ADJUSTMENT]) | Q(staff__isnull=False) | REVOCATION,
                 name="ledger_correction_has_staff",
             ),
             # Not unique=True: it would add an index for LIKE on PostgreSQL, which no query uses.
@@ -162,6 +170,7 @@ class LedgerEntry(models.Model):
             # The admin filters for these rare types among millions of rows.
             models.Index("type", "id", condition=Q(type__in=STAFF_TYPES), name="ledger_by_staff_type"),
             models.Index("against", "amount", condition=Q(type__in=CORRECTIONS), name="ledger_corrections"),
+            models.Index("account", "against", condition=REVOCATION, name="ledger_revocations"),
             models.Index(
                 *("account", "expires_at", "amount"), condition=Q(expires_at__isnull=False), name="ledger_expiring"
             ),

@@ -1,15 +1,27 @@
 """The API representation of credits: amounts are decimal strings."""
 
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from config.api.serializers import CamelSerializer, CreditsTextField, TimestampField
-from credits.models import EntryType
+from config.api.serializers import CamelSerializer, CreditsTextField, StrictCharField, TimestampField
+from config.kernel import clock, money
+from credits import grants
+from credits.models import GRANT_DAYS_MAX, REFERENCE_MAX_CHARS, EntryType
+
+
+class ExpiringSerializer(CamelSerializer):
+    amount = CreditsTextField(help_text="What is left of the grants that expire then.")
+    at = TimestampField(help_text="When it expires.")
 
 
 class AccountSerializer(CamelSerializer):
     balance = CreditsTextField(help_text="All credits of the account, held ones included.")
     held = CreditsTextField(help_text="Credits that are reserved for calls in progress.")
     available = CreditsTextField(help_text="Balance minus holds.")
+    expiring = ExpiringSerializer(many=True, help_text="What will expire, soonest first.")
 
 
 class LedgerEntrySerializer(CamelSerializer):
@@ -24,8 +36,75 @@ class LedgerEntrySerializer(CamelSerializer):
     invocation_id = serializers.CharField(
         allow_null=True, help_text="The tool invocation that caused the row, or null."
     )
-    reason = serializers.CharField(help_text="Why staff wrote the row; otherwise empty.")
+    reason = serializers.CharField(help_text="Why staff or the app's backend wrote the row; otherwise empty.")
+    reference = serializers.CharField(
+        allow_null=True, help_text="The app's own name of the payment or its refund, or null."
+    )
+    expires_at = TimestampField(allow_null=True, help_text="When what is left of the grant expires, or null.")
     created_at = TimestampField()
+    balance_after = CreditsTextField(help_text="The balance of the account after the row.")
+
+
+@extend_schema_field({"type": "string", "pattern": r"^\d+(\.\d{1,6})?$", "examples": ["25"]})
+class AmountField(serializers.Field):
+    """More than 0 credits as decimal text → micro-credits."""
+
+    def to_internal_value(self, data: Any) -> int:
+        if not isinstance(data, str):
+            raise serializers.ValidationError('The amount must be decimal text, such as "25" or "12.5".')
+        try:
+            return money.parse(data, minimum=1)
+        except ValueError as error:
+            raise serializers.ValidationError(str(error)) from None
+
+
+@extend_schema_field({"type": ["string", "null"], "format": "date-time"})
+class ExpiryField(serializers.Field):
+    """A time with its zone, to the millisecond, which is at most GRANT_DAYS_MAX days ahead."""
+
+    def to_internal_value(self, data: Any) -> datetime:
+        try:
+            moment = datetime.fromisoformat(data)
+            if moment.tzinfo is None:
+                raise ValueError
+            moment = moment.astimezone(UTC)
+        except (TypeError, ValueError, OverflowError):
+            raise serializers.ValidationError("Use a time with its zone, such as 2027-01-31T00:00:00Z.") from None
+        if moment > clock.now() + timedelta(days=GRANT_DAYS_MAX):
+            raise serializers.ValidationError(f"At most {GRANT_DAYS_MAX} days from now.")
+        return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+
+
+class GrantInputSerializer(CamelSerializer):
+    amount = AmountField(help_text="Credits as decimal text, more than 0.")
+    reference = StrictCharField(
+        max_length=REFERENCE_MAX_CHARS,
+        trim_whitespace=False,
+        help_text="Your id of the payment. It is unique for ever: the same again grants nothing more.",
+    )
+    reason = StrictCharField(max_length=200, help_text="What the user bought. It is shown in the ledger.")
+    expires_at = ExpiryField(
+        required=False, allow_null=True, default=None, help_text="When what is left expires. Without it: never."
+    )
+
+
+class RevokeInputSerializer(CamelSerializer):
+    reference = StrictCharField(
+        max_length=REFERENCE_MAX_CHARS,
+        trim_whitespace=False,
+        help_text="Your id of the refund or charge-back. The same again takes nothing more.",
+    )
+    reason = StrictCharField(max_length=200, help_text="Why. It is shown in the ledger.")
+    mode = serializers.ChoiceField(
+        choices=[grants.UNSPENT, grants.ALL],
+        default=grants.UNSPENT,
+        help_text="`unspent` takes what is left of the grant, `all` takes all of it, even below zero.",
+    )
+
+
+class RevokedSerializer(CamelSerializer):
+    revoked = CreditsTextField(help_text="What was taken back.")
+    balance = CreditsTextField(help_text="The balance of the account after it.")
 
 
 class UsageGroupSerializer(CamelSerializer):

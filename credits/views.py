@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import logging
+from functools import cached_property
 from typing import Any
 
 from django.db.models import QuerySet
 from django.http import HttpResponseBase, StreamingHttpResponse
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from config.api.authentication import USERNAME_MAX, user_of
 from config.api.negotiation import ExactJSONRenderer
 from config.api.viewsets import ServiceViewSet
-from config.kernel.errors import ValidationFailed
+from config.kernel.errors import NotFound, ValidationFailed
 from config.kernel.ids import is_plausible_id
-from credits import ledger, usage
+from credits import expiry, grants, ledger, usage
 from credits.export import CsvRenderer, csv_lines
 from credits.models import LedgerEntry
 from credits.serializers import (
     AccountSerializer,
     CreditChatRunsSerializer,
+    GrantInputSerializer,
     LedgerEntrySerializer,
+    RevokedSerializer,
+    RevokeInputSerializer,
     UsageByChatSerializer,
     UsageByDaySerializer,
     UsageSummarySerializer,
 )
+
+logger = logging.getLogger(__name__)
 
 PERIOD = OpenApiParameter(
     "period", enum=list(usage.PERIODS), default=usage.DEFAULT_PERIOD, description="A rolling window that ends now."
@@ -37,24 +46,46 @@ def caller_id(request: Request) -> int:
     return user.pk
 
 
-class AccountViewSet(ServiceViewSet):
+class CreditsViewSet(ServiceViewSet):
+    """The credits of the caller or, for a server key, of the user that the path names."""
+
     tag = "credits"
+
+    @cached_property
+    def owner_id(self) -> int:
+        if self.surface != "server":
+            return caller_id(self.request)
+        subject = self.kwargs["userId"]
+        # As for all path parameters: what cannot be an id is the id of nobody. Staff have no credits to sell.
+        if len(subject) > USERNAME_MAX or "\0" in subject:
+            raise NotFound
+        try:
+            user = user_of({"sub": subject})
+        except AuthenticationFailed:
+            raise NotFound from None
+        key: Any = self.request.auth
+        logger.info("server key %s: %s of the credits of user %s", key.pk, self.action, user.pk)
+        return user.pk
+
+
+class AccountViewSet(CreditsViewSet):
     serializer_class = AccountSerializer
     required_scopes = {"retrieve": "credits:read"}
 
     @extend_schema(responses=AccountSerializer)
-    def retrieve(self, request: Request) -> Response:
-        """Balance, open holds, and what is available."""
-        return self.show(ledger.account_for(caller_id(request)))
+    def retrieve(self, request: Request, **kwargs: Any) -> Response:
+        """Balance, open holds, what is available, and what will expire."""
+        account: Any = ledger.account_for(self.owner_id)
+        account.expiring = [{"amount": amount, "at": at} for amount, at in expiry.expiring(account.pk)]
+        return self.show(account)
 
 
-class LedgerViewSet(ServiceViewSet):
-    tag = "credits"
+class LedgerViewSet(CreditsViewSet):
     serializer_class = LedgerEntrySerializer
     renderer_classes = [ExactJSONRenderer, CsvRenderer]
 
     def queryset_for(self, user: Any) -> QuerySet[LedgerEntry]:
-        return LedgerEntry.objects.filter(account_id=user.pk) if user else LedgerEntry.objects.none()
+        return LedgerEntry.objects.filter(account_id=self.owner_id) if user else LedgerEntry.objects.none()
 
     @extend_schema(
         responses={
@@ -62,25 +93,55 @@ class LedgerViewSet(ServiceViewSet):
             (200, "text/csv"): OpenApiResponse(OpenApiTypes.STR, description="Every row, newest first."),
         }
     )
-    def list(self, request: Request) -> HttpResponseBase:
-        """The caller's ledger, newest first; with `Accept: text/csv` all of it as one file."""
+    def list(self, request: Request, **kwargs: Any) -> HttpResponseBase:
+        """The ledger, newest first; with `Accept: text/csv` all of it as one file."""
         if request.accepted_renderer.format == CsvRenderer.format:
-            lines = csv_lines(usage.export(caller_id(request)))
+            lines = csv_lines(usage.export(self.owner_id))
             headers = {"Content-Disposition": 'attachment; filename="ledger.csv"', "Cache-Control": "no-store"}
             return StreamingHttpResponse(lines, content_type="text/csv; charset=utf-8", headers=headers)
-        return self.page(self.get_queryset())
+        pages: Any = self.paginator
+        balances, represent = grants.Balances(), self.get_serializer().to_representation
+        shown = pages.answer(self.get_queryset(), request, lambda entry: represent(balances.give(entry)), self)
+        return Response(shown)
 
 
-class UsageViewSet(ServiceViewSet):
-    tag = "credits"
+class GrantViewSet(CreditsViewSet):
+    """For server keys. The reference makes a call repeatable, so an ``Idempotency-Key`` has no effect."""
+
+    serializer_class = LedgerEntrySerializer
+    idempotent_actions = frozenset()
+    error_statuses = {"create": {409}}
+
+    @extend_schema(request=GrantInputSerializer, responses={200: LedgerEntrySerializer, 201: LedgerEntrySerializer})
+    def create(self, request: Request, userId: str) -> Response:
+        body = self.read(GrantInputSerializer)
+        entry, repeated = grants.grant(self.owner_id, **body)
+        return replayed(self.show(grants.Balances().give(entry), 200 if repeated else 201), repeated)
+
+    @extend_schema(request=RevokeInputSerializer, responses=RevokedSerializer)
+    def revoke(self, request: Request, userId: str, ledgerId: str) -> Response:
+        body = self.read(RevokeInputSerializer)
+        if not is_plausible_id(ledgerId):
+            raise NotFound
+        answer, repeated = grants.revoke(self.owner_id, ledgerId, **body)
+        return replayed(Response(answer), repeated)
+
+
+def replayed(response: Response, repeated: bool) -> Response:
+    if repeated:
+        response["Idempotent-Replayed"] = "true"
+    return response
+
+
+class UsageViewSet(CreditsViewSet):
     serializer_class = UsageSummarySerializer
     error_statuses = {"of_chat": {-404}}
     query_parameters = {"summary": [PERIOD], "by_chat": [PERIOD], "by_day": [PERIOD]}
 
     @extend_schema(responses=UsageSummarySerializer)
-    def summary(self, request: Request) -> Response:
+    def summary(self, request: Request, **kwargs: Any) -> Response:
         """Usage by tool."""
-        return self.show(usage.summary(caller_id(request), self.period()))
+        return self.show(usage.summary(self.owner_id, self.period()))
 
     @extend_schema(responses=UsageByChatSerializer)
     def by_chat(self, request: Request) -> Response:

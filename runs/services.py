@@ -156,7 +156,7 @@ def _start_run(
         balance = ledger.account_for(user.pk).balance
     # Credits that other runs only hold do not refuse a run: its steps wait for them.
     if balance <= 0:
-        raise ledger.InsufficientCredits(ledger.available(user.pk))
+        raise ledger.InsufficientCredits(ledger.available(user.pk), user.get_username())
     run_id = new_id("run")
     logs.run_id.set(run_id)
     also = Writes()

@@ -54,12 +54,12 @@ def public_client(user: Any, scopes: list[str] | None = None) -> APIClient:
     return client
 
 
-def server_client() -> APIClient:
-    """A client of POST /session-tokens, with a real server key."""
+def server_client(*scopes: str) -> APIClient:
+    """A client with a real server key, which makes session tokens if no ``scopes`` are named."""
     from apikeys.keys import create_server_key
 
     client = APIClient()
-    client.credentials(HTTP_AUTHORIZATION=f"Bearer {create_server_key('test')[1]}")
+    client.credentials(HTTP_AUTHORIZATION=f"Bearer {create_server_key('test', scopes or ['session-tokens'])[1]}")
     return client
 
 

@@ -28,6 +28,8 @@ unlimited = Counter("ratelimit_failures", "Rate-limit checks that Redis failed; 
 
 # The pause after a failure of Redis: a stalled Redis costs one time-out, not one per request.
 PAUSE_SECONDS = 5.0
+# Requests per minute of a server key, for each of its scopes.
+RATE_LIMIT_SERVER_KEYS = 600
 
 # A sliding window: a bucket is the list of the times of its requests within the last minute, so that no minute holds
 # more than the limit, wherever it begins. All buckets of a request are charged or none. The time is Redis' own, so web
@@ -176,9 +178,9 @@ def charge_run_start(request: HttpRequest, surface: str, user: Any) -> Verdict:
     return _settle(request, charge(_run_starts(surface, user)))
 
 
-def charge_bucket(request: HttpRequest, bucket: Bucket) -> Verdict:
-    """Charge a caller that is no user. Raises RateLimited."""
-    return _settle(request, charge(bucket))
+def charge_server_key(request: HttpRequest, key: Any, scope: str) -> Verdict:
+    """Charge the app's backend. Raises RateLimited."""
+    return _settle(request, charge(Bucket(f"server-key:{scope}:{key.pk}", RATE_LIMIT_SERVER_KEYS)))
 
 
 def _run_starts(surface: str, user: Any) -> Bucket:

@@ -32,13 +32,15 @@ PAGE_PARAMETERS = {"limit", "cursor"}
 class ServiceViewSet(IdempotencyMixin, GenericViewSet):
     """``queryset_for`` gives the caller's own rows, so a forgotten check is a 404.
 
-    ``surface`` is "session" (``/api/v1``: callers with a session token) or "public" (``/api/public/v1``: callers with
-    an API key). A viewset of both surfaces gets it from its route: ``as_view(…, surface=surface)``.
+    ``surface`` is "session" (``/api/v1``: callers with a session token), "public" (``/api/public/v1``: callers with
+    an API key) or "server" (``/api/v1`` too: the app's backend with a server key, which is no user and has one scope
+    for all that a route does). A viewset of several surfaces gets it from its route: ``as_view(…, surface=surface)``.
     """
 
     surface = "session"
     # The scope that an API key needs for an action, for every action of a public viewset. Empty: none.
     required_scopes: ClassVar[dict[str, str]] = {}
+    server_scope = ""
     # The actions that also count against the limit of run starts.
     throttle_run_starts: ClassVar[frozenset[str]] = frozenset()
     # The query parameters of an action, for the OpenAPI document too. A list also takes those of its pages.
@@ -74,17 +76,22 @@ class ServiceViewSet(IdempotencyMixin, GenericViewSet):
     def get_authenticators(self) -> list[BaseAuthentication]:
         if self.surface == "public":
             return [import_string(settings.PUBLIC_AUTHENTICATION_CLASS)()]
+        if self.surface == "server":
+            return [import_string(settings.SERVER_AUTHENTICATION_CLASS)()]
         return [SessionTokenAuthentication()]
 
     def check_throttles(self, request: Request) -> None:
+        if self.surface == "server":
+            ratelimit.charge_server_key(request._request, request.auth, self.server_scope)
+            return
         run_start = self.action in self.throttle_run_starts
         ratelimit.charge_user(request._request, self.surface, request.user, run_start=run_start)
 
     def check_permissions(self, request: Request) -> None:
         super().check_permissions(request)
         # A path that does not have this method is 405, whatever scopes the key has.
-        if self.surface == "public" and self.action in self.action_map.values():
-            scope = self.required_scopes[self.action]
+        if self.surface != "session" and self.action in self.action_map.values():
+            scope = self.required_scope()
             if scope and not self.has_scope(scope):
                 raise Forbidden(f"This operation needs the scope {scope}.", details={"requiredScope": scope})
 
@@ -98,10 +105,16 @@ class ServiceViewSet(IdempotencyMixin, GenericViewSet):
         if unknown := unknown_fields(request.query_params, known):
             raise ValidationFailed(unknown)
 
+    def required_scope(self) -> str:
+        """The scope that the key of this request must have; empty for a session token."""
+        if self.surface == "public":
+            return self.required_scopes[self.action]
+        return self.server_scope if self.surface == "server" else ""
+
     def has_scope(self, scope: str) -> bool:
-        """Scopes limit API keys only."""
+        """Scopes limit keys only."""
         key: Any = self.request.auth
-        return self.surface != "public" or scope in key.scopes
+        return self.surface == "session" or scope in key.scopes
 
     def queryset_for(self, user: Any) -> QuerySet:
         raise NotImplementedError(f"{type(self).__name__} lists nothing")

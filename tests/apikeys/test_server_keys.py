@@ -132,7 +132,7 @@ def test_each_token_is_logged_without_names(backend, caplog):
 
 
 def test_a_key_has_a_rate_limit_of_its_own(limits, backend, monkeypatch):  # noqa: F811
-    monkeypatch.setattr("apikeys.views.RATE_LIMIT_SERVER_KEYS", 2)
+    monkeypatch.setattr("config.api.ratelimit.RATE_LIMIT_SERVER_KEYS", 2)
     assert [ask(backend, sub="ada").status_code for _ in range(3)] == [201, 201, 429]
     refused = ask(backend, sub="ada")
     assert refused["X-RateLimit-Limit"] == "2"
@@ -149,7 +149,9 @@ def staff(client):
 
 def test_staff_create_a_key_that_is_shown_once(staff):
     url = reverse("admin:apikeys_serverkey_do", args=["create"])
-    shown = staff.post(url, {"step": "confirm", "name": "Backend"}, follow=True).content.decode()
+    shown = staff.post(
+        url, {"step": "confirm", "name": "Backend", "scopes": ["session-tokens"]}, follow=True
+    ).content.decode()
     (secret,) = set(re.findall(r"aws_[0-9A-Za-z]{49}", shown))
     client = APIClient()
     client.credentials(HTTP_AUTHORIZATION=f"Bearer {secret}")

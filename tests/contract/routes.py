@@ -24,6 +24,7 @@ class Operation:
     path: str
     action: str
     view: Any
+    server_scope: str = ""
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
@@ -36,31 +37,32 @@ class Operation:
     @property
     def credential(self) -> str:
         """The name of its security scheme in the document."""
-        if self.relative == "session-tokens":
+        if self.server_scope:
             return "serverKey"
         return "sessionToken" if self.surface == "session" else "apiKey"
 
     def client(self, user: Any) -> APIClient:
         """A client with a credential of the user, or with a server key."""
         if self.credential == "serverKey":
-            return factories.server_client()
+            return factories.server_client(self.server_scope)
         return factories.session_client(user) if self.surface == "session" else factories.public_client(user)
 
     @property
     def parameters(self) -> list[str]:
-        return re.findall(r"{(\w+)}", self.path)
+        """The ids of objects in its path. A backend may choose any ``userId``."""
+        return [name for name in re.findall(r"{(\w+)}", self.path) if name != "userId"]
 
     @property
     def scope(self) -> str:
-        """The scope that an API key needs. Empty if it needs none."""
-        return self.view.required_scopes[self.action]
+        """The scope that a key needs. Empty if it needs none."""
+        return self.server_scope or self.view.required_scopes[self.action]
 
     @property
     def takes_body(self) -> bool:
         return self.method in BODY_METHODS
 
     def url(self, ids: dict[str, str]) -> str:
-        return self.path.format(**ids)
+        return self.path.format(**{"userId": "nobody", **ids})
 
 
 def patterns(items: list[Any] | None = None, prefix: str = "") -> list[tuple[str, Any]]:
@@ -87,7 +89,14 @@ def routes() -> list[tuple[str, Any]]:
 def operations(surface: str | None = None) -> list[Operation]:
     """Return the operations of the viewsets of one surface, or of both."""
     found = [
-        Operation(str(surface_of(path)), method.upper(), f"/{path}", action, callback.cls)
+        Operation(
+            str(surface_of(path)),
+            method.upper(),
+            f"/{path}",
+            action,
+            callback.cls,
+            callback.cls(**callback.initkwargs).server_scope,
+        )
         for path, callback in routes()
         if hasattr(callback, "actions")
         for method, action in callback.actions.items()

@@ -46,7 +46,7 @@ def test_each_operation_has_a_description_and_its_security(operation):
     assert entry["summary"] == texts.described("operations")[name]["summary"]
     assert set(entry["tags"]) <= set(texts.described("tags"))
     if operation.surface == "session":
-        assert entry["security"] == [{operation.credential: []}]
+        assert entry["security"] == [{operation.credential: [operation.server_scope] if operation.server_scope else []}]
     else:
         assert entry["security"] == [{"apiKey": [operation.scope] if operation.scope else []}]
     for status, response in entry["responses"].items():

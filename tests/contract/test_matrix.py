@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from django.conf import settings
 from rest_framework.test import APIClient
 
-from apikeys.keys import DEFAULT_SCOPES, create_key, revoke_key
+from apikeys.keys import DEFAULT_SCOPES, create_key, create_server_key, revoke_key
 from apikeys.models import ApiKey
 from chats.models import Chat
 from config.api.session_tokens import mint
@@ -100,7 +101,8 @@ def refusal(response: Any, status: int, code: str) -> dict[str, Any]:
 def test_every_route_is_a_viewset_of_its_surface():
     for path, callback in routes():
         assert issubclass(callback.cls, ServiceViewSet), path
-        assert callback.cls(**callback.initkwargs).surface == surface_of(path), path
+        view = callback.cls(**callback.initkwargs)
+        assert view.surface == ("server" if view.server_scope else surface_of(path)), path
 
 
 @every_public
@@ -155,11 +157,20 @@ def deactivate(user: Any) -> None:
     user.save(update_fields=["is_active"])
 
 
+def revoked_server_key(user: Any) -> str:
+    key, secret = create_server_key("gone")
+    revoke_key(key)
+    return secret
+
+
 UNKNOWN_KEY = "awk_" + "0" * 49
 BAD: dict[str, list[Callable[[Any], str]]] = {
     "session": [key, expired_token, forged_token, token_of_inactive, lambda user: "nonsense"],
     "public": [token, expired_key, revoked_key, key_of_inactive, lambda user: UNKNOWN_KEY],
+    "server": [token, key, revoked_server_key, lambda user: "aws_" + "0" * 49],
 }
+# Bodies that are checked before the object is looked up.
+BODIES = {"users/{userId}/credits/grants/{ledgerId}/revoke": {"reference": "re_1", "reason": "Refunded"}}
 
 
 @every
@@ -171,7 +182,7 @@ def test_a_missing_credential_is_401(operation, user):
 
 @every
 def test_invalid_or_expired_credentials_are_401(operation, user):
-    for make in BAD[operation.surface]:
+    for make in BAD["server" if operation.server_scope else operation.surface]:
         response = call(bearing(make(user)), operation)
         refusal(response, 401, "UNAUTHORIZED")
         assert response["WWW-Authenticate"] == "Bearer"
@@ -262,7 +273,10 @@ def seen(response: Any) -> tuple[int, bytes, dict[str, str]]:
 def test_an_object_of_another_user_is_404(operation, user, stranger):
     client = caller(operation, user)
     assert set(operation.parameters) <= set(stranger.ids), "tests/contract/world.py makes no such object"
-    anothers, nobodys = call(client, operation, stranger.ids), call(client, operation, unknown_ids())
+    own = {"userId": user.get_username()}
+    body = {"data": json.dumps(BODIES.get(operation.relative, {}))} if operation.takes_body else {}
+    anothers = call(client, operation, stranger.ids | own, **body)
+    nobodys = call(client, operation, unknown_ids() | own, **body)
     if str(operation) in EMPTY_INSTEAD_OF_404:
         assert anothers.json() == {"chatTitle": None, "items": []}
     else:
@@ -273,7 +287,8 @@ def test_an_object_of_another_user_is_404(operation, user, stranger):
 @every_with_object
 @pytest.mark.parametrize("odd", ["%00", "x" * 10_000, "%2F..%2F", "%F0%9F%A6%84", "%ff", "null", "run_' OR 1=1"])
 def test_a_malformed_id_is_404(operation, odd, user):
-    response = call(caller(operation, user), operation, dict.fromkeys(operation.parameters, odd))
+    body = {"data": json.dumps(BODIES.get(operation.relative, {}))} if operation.takes_body else {}
+    response = call(caller(operation, user), operation, dict.fromkeys(operation.parameters, odd), **body)
     if str(operation) in EMPTY_INSTEAD_OF_404 and response.status_code == 200:
         assert response.json() == {"chatTitle": None, "items": []}
     else:

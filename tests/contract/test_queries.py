@@ -32,6 +32,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "POST attachments": {"fileName": "a.txt", "contentType": "text/plain", "sizeBytes": 5},
     "POST chats/{chatId}/runs": {"message": "Hello", "onActiveRun": "enqueue"},
     "POST runs/{runId}/cancel": {},
+    "POST users/{userId}/credits/grants": {"amount": "5", "reference": "pay_USER", "reason": "5 credits"},
+    "POST users/{userId}/credits/grants/{ledgerId}/revoke": {"reference": "re_1", "reason": "Refunded"},
     "POST waitpoints/{waitpointId}/respond": {"kind": "CLARIFICATION", "answer": "blue"},
 }
 
@@ -54,7 +56,7 @@ def statements(operation: Operation, world: World) -> list[str]:
     client.get("/api/v1/me" if operation.surface == "session" else "/api/public/v1/key")
     ledger.account_for(user.pk)
     catalogue.refresh()
-    body = json.dumps(BODIES.get(f"{operation.method} {operation.relative}", {})).encode()
+    body = json.dumps(BODIES.get(f"{operation.method} {operation.relative}", {})).replace("USER", str(user.pk)).encode()
     options = {"data": body, "content_type": "application/json"} if operation.takes_body else {}
     url = operation.url(world.ids) + ("?limit=100" if operation.action == "list" else "")
     with CaptureQueriesContext(connection) as queries:

@@ -31,7 +31,8 @@ def test_all_schemathesis_checks_pass(stack: Stack, tmp_path: Path, surface: str
         f"--url={stack.url}",
         f"--header=Authorization: Bearer {credential}",
         f"--include-path-regex={prefix}",
-        "--exclude-path=/api/v1/session-tokens",  # it needs a server key
+        "--exclude-path=/api/v1/session-tokens",  # it needs a server key, and so do those
+        "--exclude-path-regex=^/api/v1/users/",
         "--checks=all",
         f"--max-time={SECONDS}",
         "--continue-on-failure",

@@ -9,6 +9,7 @@ from apikeys.keys import create_key
 from chats.models import Chat
 from config.kernel.ids import new_id
 from credits import ledger
+from credits.models import LedgerEntry
 from tests import factories
 from tests.credits.helpers import spend, turn
 
@@ -20,6 +21,7 @@ PREFIXES = {
     "keyId": "key",
     "attachmentId": "att",
     "messageId": "msg",
+    "ledgerId": "led",
 }
 
 
@@ -58,7 +60,8 @@ def build(user: Any, rows: int = 1) -> World:
     attachment = factories.AttachmentFactory(user=user)
     secrets += [attachment.pk, waiting.pk, waitpoint.pk, endpoint.pk, *(key.pk for key in keys)]
     ids = {"chatId": chat.pk, "runId": waiting.pk, "waitpointId": waitpoint.pk, "keyId": keys[0].pk}
-    ids |= {"attachmentId": attachment.pk, "messageId": message.pk}
+    ids |= {"attachmentId": attachment.pk, "messageId": message.pk, "userId": user.get_username()}
+    ids |= {"ledgerId": LedgerEntry.objects.filter(account_id=user.pk, type="GRANT").earliest("created_at").pk}
     return World(user, ids, secrets)
 
 

@@ -21,7 +21,8 @@ from tests.factories import UserFactory, public_client
 pytestmark = pytest.mark.django_db
 ACCOUNT = "/me/credits"
 LEDGER = "/api/v1/me/credits/ledger"
-COLUMNS = ["id", "type", "amount", "toolKey", "chatId", "runId", "invocationId", "reason", "createdAt"]
+COLUMNS = ["id", "type", "amount", "toolKey", "chatId", "runId", "invocationId", "reason", "reference", "expiresAt"]
+COLUMNS += ["createdAt", "balanceAfter"]
 
 
 def read_csv(client, **headers) -> list[list[str]]:
@@ -35,14 +36,15 @@ class TestAccount:
     def test_both_surfaces_show_the_same(self, session, public, user):
         fund(user, 12_500_000)
         place(user, 2_000_001)
-        expected = {"balance": "12.5", "held": "2.000001", "available": "10.499999"}
+        expected = {"balance": "12.5", "held": "2.000001", "available": "10.499999", "expiring": []}
         for client, surface in ((session, "/api/v1"), (public, "/api/public/v1")):
             answer = client.get(surface + ACCOUNT)
             assert (answer.status_code, answer.json()) == (200, expected)
 
     def test_a_debt_is_a_negative_balance(self, session, user):
         fund(user, -1_250_000)
-        assert session.get("/api/v1" + ACCOUNT).json() == {"balance": "-1.25", "held": "0", "available": "-1.25"}
+        shown = session.get("/api/v1" + ACCOUNT).json()
+        assert shown == {"balance": "-1.25", "held": "0", "available": "-1.25", "expiring": []}
 
     def test_the_public_surface_needs_the_scope(self, user):
         answer = public_client(user, ["chats:read"]).get("/api/public/v1" + ACCOUNT)
@@ -53,8 +55,8 @@ class TestAccount:
         for caller, surface in ((client, "v1"), (client, "public/v1"), (public, "v1"), (session, "public/v1")):
             assert caller.get(f"/api/{surface}{ACCOUNT}").status_code == 401
 
-    def test_it_makes_one_query_besides_the_authentication(self, session, user, django_assert_num_queries):
-        with django_assert_num_queries(2):
+    def test_it_makes_two_queries_besides_the_authentication(self, session, user, django_assert_num_queries):
+        with django_assert_num_queries(3):
             session.get("/api/v1" + ACCOUNT)
 
     def test_nothing_can_be_written(self, session):
@@ -87,8 +89,12 @@ class TestLedger:
             "runId": "run_1",
             "invocationId": spent.invocation_id,
             "reason": "Half of it",
+            "reference": None,
+            "expiresAt": None,
             "createdAt": iso(refund.created_at),
+            "balanceAfter": "98.5",
         }
+        assert [row["balanceAfter"] for row in body["items"]] == ["98.499999", "98.5", "97", "100", "100"]
         assert body["items"][4]["toolKey"] is None
 
     def test_all_pages_together_are_the_whole_ledger(self, session, user):
@@ -96,15 +102,17 @@ class TestLedger:
             ledger.capture(place(user, 8), 3)  # CAPTURE and RELEASE have the same time
         whole = [row["id"] for row in session.get(LEDGER, {"limit": 100}).json()["items"]]
         assert len(whole) == 13
-        joined, cursor = [], None
+        joined, balances, cursor = [], [], None
         while True:
             page = session.get(LEDGER, {"limit": 2} | ({"cursor": cursor} if cursor else {})).json()
             joined += [row["id"] for row in page["items"]]
+            balances += [row["balanceAfter"] for row in page["items"]]
             cursor = page["nextCursor"]
             turn(user, 1)  # new rows must not shift the pages
             if cursor is None:
                 break
         assert joined == whole
+        assert balances == [row["balanceAfter"] for row in session.get(LEDGER, {"limit": 100}).json()["items"]][-13:]
 
     @pytest.mark.parametrize("query", [{"limit": "0"}, {"limit": "101"}, {"limit": "x"}, {"cursor": "x"}])
     def test_invalid_page_parameters_are_400(self, session, query):
@@ -114,7 +122,7 @@ class TestLedger:
 
     def test_queries_do_not_grow_with_rows(self, session, user, django_assert_num_queries):
         for _ in range(2):
-            with django_assert_num_queries(2):
+            with django_assert_num_queries(3):
                 session.get(LEDGER)
             for _ in range(5):
                 spend(user, 1)
@@ -152,7 +160,7 @@ class TestCsv:
             sent = 0
             for _ in answer.streaming_content:  # the header, then one line per row
                 sent += 1
-                assert len(queries) <= 1 + 1 + (sent - 1) // 4  # the first query is the authentication
+                assert len(queries) <= 2 + 1 + (sent - 1) // 4  # the first two: authentication and balance
                 assert len(made) <= 2 * 4
         assert sent == 1 + 27
 

@@ -195,7 +195,7 @@ def test_a_movement_has_the_same_effect_alone_and_in_a_transaction():
         within = every_movement(UserFactory(), "within")
     assert alone == within
     results, entries, account = alone
-    assert results == [4, 0, None, 10, 10, 0, None, 0, 0, {"available": "0.000066"}, 10, 0]
+    assert results == [4, 0, None, 10, 10, 0, None, 0, 0, {"available": "0.000066", "topUpUrl": None}, 10, 0]
     assert account == (100 - 24 - 3 + 4 - 1 + 2, 0)
     assert [entry[1:] for entry in entries if entry[0] == "CAPTURE"] == [
         (amount, "draw", "chat_1", "run_", f"inv_{number}", {"perCall": 10}, "", "HOLD")

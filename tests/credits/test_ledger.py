@@ -118,7 +118,7 @@ class TestHold:
         with pytest.raises(ledger.InsufficientCredits) as refusal:
             place(user, 500_001)
         assert refusal.value.status == 402
-        assert refusal.value.details == {"available": "0.5"}
+        assert refusal.value.details == {"available": "0.5", "topUpUrl": None}
         assert state(user) == (12_500_000, 12_000_000)
         assert rows(user) == [("HOLD", 12_000_000)]
 

@@ -15,8 +15,9 @@ from credits import ledger
 from credits.models import LedgerEntry
 from runs import catalogue, lifecycle
 from runs.models import AgentModel, Provider, Run, Tool
+from tests.credits.helpers import fund
 from tests.driver import until
-from tests.factories import UserFactory
+from tests.factories import ChatFactory, UserFactory, session_client
 from tests.lifecycle.conftest import Bench, joined
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -77,7 +78,7 @@ def test_credits_run_out_between_turns(bench, user):
     refused = bench.client.post(f"/api/v1/chats/{bench.chat()}/runs", {"message": "x"}, format="json")
     assert refused.status_code == 402
     assert refused.json()["error"]["code"] == "INSUFFICIENT_CREDITS"
-    assert refused.json()["error"]["details"] == {"available": str(Decimal(left) - 1)}
+    assert refused.json()["error"]["details"] == {"available": str(Decimal(left) - 1), "topUpUrl": None}
 
 
 def test_budget_stops_calls_and_turns(bench):
@@ -306,3 +307,21 @@ def test_completed_and_cancelled_runs_have_no_line(bench, caplog):
     waiting = bench.ask("/ask Which?")
     bench.cancel(waiting["id"])
     assert " failed: " not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("template", "shown"),
+    [
+        ("", None),
+        ("https://app.example.com/buy", "https://app.example.com/buy"),
+        ("https://app.example.com/buy?user={userId}", "https://app.example.com/buy?user=auth0%7C47%2F11"),
+    ],
+)
+def test_a_402_names_the_page_where_credits_are_sold(settings, template, shown):
+    settings.TOP_UP_URL = template
+    user = UserFactory(username="auth0|47/11")
+    fund(user, 0)
+    chat = ChatFactory(user=user)
+    answer = session_client(user).post(f"/api/v1/chats/{chat.pk}/runs", {"message": "Hello"}, format="json")
+    assert answer.status_code == 402
+    assert answer.json()["error"]["details"] == {"available": "0", "topUpUrl": shown}

@@ -81,7 +81,8 @@ class ServiceSchema(AutoSchema):
         action = getattr(self.view, "action", None) or self.method.lower()
         if not words or not words[-1].endswith(action):
             words.append(action)
-        return camel("_".join([getattr(self.view, "surface", "service"), *words]))
+        surface = getattr(self.view, "surface", "service")
+        return camel("_".join(["session" if surface == "server" else surface, *words]))
 
     def get_description(self) -> str:  # type: ignore[override]
         """The action's own docstring; never its class's, which is for readers of the code."""
@@ -141,7 +142,7 @@ class ServiceSchema(AutoSchema):
 
     def _required_scope(self) -> str:
         view: Any = self.view
-        return view.required_scopes[view.action] if getattr(view, "surface", "") == "public" else ""
+        return view.required_scope() if hasattr(view, "surface") else ""
 
     def _is_idempotent(self) -> bool:
         return self.method == "POST" and getattr(self.view, "action", None) in getattr(

@@ -1,0 +1,96 @@
+"""Credits that the app's backend grants for a payment, and takes back for a refund or a charge-back.
+
+A payment's ``reference`` is unique for ever: whatever repeats a call, it moves credits once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.db.models import OuterRef, Subquery, Value
+from django.db.models.functions import Coalesce
+
+from config.api.pagination import beyond
+from config.kernel import clock, money
+from config.kernel.errors import Conflict, NotFound, ValidationFailed
+from credits import expiry, ledger, statement
+from credits.models import REVOCATION, Account, EntryType, LedgerEntry
+
+UNSPENT, ALL = "unspent", "all"
+
+
+def grant(
+    user_id: int, amount: int, *, reference: str, reason: str, expires_at: datetime | None
+) -> tuple[LedgerEntry, bool]:
+    """The grant of this reference, and whether it existed before. Raises Conflict if that one was another grant."""
+    cause = f"reference:{_digest(reference)}"
+    given: dict[str, Any] = {"cause": cause, "reference": reference, "reason": reason, "expires_at": expires_at}
+    ledger.account_for(user_id)
+    try:
+        with transaction.atomic():
+            Account.objects.select_for_update(no_key=True).get(pk=user_id)
+            entry = LedgerEntry.objects.filter(cause=cause).first()
+            before = entry is not None
+            if entry is None:
+                if expires_at is not None and expires_at <= clock.now():
+                    raise ValidationFailed({"expiresAt": ["The time must be in the future."]})
+                entry = ledger.grant(user_id, amount, **given)
+    except IntegrityError:  # at the same moment for another user
+        entry, before = LedgerEntry.objects.get(cause=cause), True
+    if (entry.account_id, entry.amount, entry.expires_at) != (user_id, amount, expires_at):
+        raise Conflict("This reference was used for another grant.", details={"ledgerId": entry.pk})
+    return entry, before
+
+
+@transaction.atomic
+def revoke(user_id: int, grant_id: str, *, reference: str, reason: str, mode: str) -> tuple[dict[str, Any], bool]:
+    """``{revoked, balance}`` as decimal text, and whether this reference had revoked the grant before. UNSPENT takes
+    what is left of the grant and not held; ALL takes all of it, even below zero. Raises NotFound.
+    """
+    account = Account.objects.select_for_update(no_key=True).filter(pk=user_id).first()
+    given = LedgerEntry.objects.filter(pk=grant_id, account_id=user_id, type=EntryType.GRANT).first()
+    if account is None or given is None:
+        raise NotFound
+    cause = f"revoke:{given.pk}:{_digest(reference)}"
+    entry = LedgerEntry.objects.filter(cause=cause).first()
+    before = entry is not None
+    if entry is None:
+        left = expiry.left_of(given, account.balance)
+        if mode == ALL:
+            gone = LedgerEntry.objects.filter(REVOCATION, account_id=user_id, against=given)
+            gone |= LedgerEntry.objects.filter(type=EntryType.EXPIRY, against=given)
+            amount = given.amount - sum(abs(part) for part in gone.values_list("amount", flat=True))
+        else:
+            amount = min(left, max(0, account.available))
+        price = {"left": left, "balance": money.to_text(account.balance - amount)}
+        entry = ledger.revoke(given, amount, cause=cause, reason=reason, reference=reference, price=price)
+    recorded: Any = entry.price
+    return {"revoked": money.to_text(-entry.amount), "balance": recorded["balance"]}, before
+
+
+def _digest(reference: str) -> str:
+    return hashlib.sha256(reference.encode()).hexdigest()
+
+
+class Balances:
+    """Gives rows of an account, consecutive and newest first, their ``balance_after``. One query."""
+
+    def __init__(self) -> None:
+        self.next: int | None = None
+
+    def give(self, entry: Any) -> Any:
+        entry.balance_after = balance_after(entry) if self.next is None else self.next
+        self.next = entry.balance_after - statement.effect(entry)
+        return entry
+
+
+def balance_after(entry: LedgerEntry) -> int:
+    """The account's balance after the row, in the order in which lists show rows."""
+    newer = LedgerEntry.objects.filter(beyond(entry.created_at, entry.pk, ascending=True), account_id=OuterRef("pk"))
+    change = newer.order_by().values("account_id").annotate(change=expiry.CHANGE).values("change")
+    # One statement, so that the rows and the balance are of one moment.
+    account = Account.objects.annotate(since=Coalesce(Subquery(change), Value(0))).get(pk=entry.account_id)
+    return account.balance - account.since
