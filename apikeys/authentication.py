@@ -47,7 +47,7 @@ class ServerKeyAuthentication(BearerAuthentication):
     description = "A server key, which staff create for a trusted backend, with the scopes that operations name."
 
     def authenticate_token(self, token: str) -> tuple[ServerKey, ServerKey]:
-        key = keys.find_server_key(token)
+        key = keys.find_key(token, ServerKey)
         if key is None:
             raise AuthenticationFailed("The server key is not valid.")
         if not key.is_active:

@@ -72,13 +72,11 @@ def create_key(user: Any, *, name: str, days: int | None = None) -> tuple[ApiKey
     return key, secret
 
 
-def find_key(secret: str) -> ApiKey | None:
-    """The key with its user, even if it is no longer live; None if there is none. A malformed secret costs no query."""
+def find_key(secret: str, kind: type[ApiKey] | type[ServerKey] = ApiKey) -> Any:
+    """The key, even if it is no longer live; None if there is none. A malformed secret costs no query."""
     if not is_well_formed(secret):
         return None
-    sought = digest(secret)
-    key = ApiKey.objects.select_related("user").filter(digest=sought).first()
-    return key if key is not None and hmac.compare_digest(key.digest, sought) else None
+    return kind._default_manager.select_related().filter(digest=digest(secret)).first()
 
 
 def create_server_key(name: str, scopes: Collection[str] = (SESSION_TOKENS,)) -> tuple[ServerKey, str]:
@@ -86,13 +84,6 @@ def create_server_key(name: str, scopes: Collection[str] = (SESSION_TOKENS,)) ->
     secret = new_secret(SERVER_MARK)
     fields = {"name": name, "prefix": secret[:PREFIX_LENGTH], "scopes": list(scopes)}
     return ServerKey.objects.create(digest=digest(secret), **fields), secret
-
-
-def find_server_key(secret: str) -> ServerKey | None:
-    """The key, even if it was revoked; None if there is none. A malformed secret costs no query."""
-    if not is_well_formed(secret):
-        return None
-    return ServerKey.objects.filter(digest=digest(secret)).first()
 
 
 def is_live(key: ApiKey) -> bool:

@@ -1,6 +1,6 @@
 """The Celery application of beat, which sends the names of the scheduled tasks and knows nothing else of them.
 
-It does not load the apps, which would be most of beat's memory. ``celery -A config beat`` works too, and loads them.
+It does not load the apps, which would be most of beat's memory.
 """
 
 import logging.config

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from decimal import Decimal, InvalidOperation
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
+
+from config.kernel import money
 
 FERNET_KEY_BYTES = 32
 # Settings for which 0 means no limit.
@@ -29,56 +31,49 @@ REDIS_SCHEMES = {"redis", "rediss", "unix"}
 @register(Tags.security)
 def check_environment(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     """Environment variables with invalid values, and combinations of settings that cannot work."""
-    found: list[CheckMessage] = [
-        Error(f"{name} has an invalid value.", hint=f"{name}: {remedy}.", id="api.E001")
-        for name, remedy in settings.ENV.problems
-    ]
+    invalid = [(1, f"{name} has an invalid value.", f"{name}: {remedy}.") for name, remedy in settings.ENV.problems]
+    return [Error(message, hint=hint, id=f"api.E{number:03d}") for number, message, hint in [*invalid, *_wrong()]]
 
-    def wrong(number: int, message: str, hint: str) -> None:
-        found.append(Error(message, hint=hint, id=f"api.E{number:03d}"))
 
-    if settings.SESSION_ISSUER:
-        for name in ("SESSION_AUDIENCE", "SESSION_JWKS_URL"):
-            if not getattr(settings, name):
-                wrong(2, f"SESSION_ISSUER is set, but {name} is not.", f"Set {name} as your identity provider says.")
-    else:
-        for name in ("SESSION_AUDIENCE", "SESSION_JWKS_URL"):
-            if getattr(settings, name):
-                wrong(3, f"{name} is set, but SESSION_ISSUER is not.", f"Set SESSION_ISSUER, or remove {name}.")
+def _wrong() -> Iterator[tuple[int, str, str]]:
+    """The number of a check, its message and its hint."""
+    for name in ("SESSION_AUDIENCE", "SESSION_JWKS_URL"):
+        if settings.SESSION_ISSUER and not getattr(settings, name):
+            yield 2, f"SESSION_ISSUER is set, but {name} is not.", f"Set {name} as your identity provider says."
+        elif getattr(settings, name) and not settings.SESSION_ISSUER:
+            yield 3, f"{name} is set, but SESSION_ISSUER is not.", f"Set SESSION_ISSUER, or remove {name}."
     if settings.SESSION_JWKS_URL and not is_http_url(settings.SESSION_JWKS_URL):
-        wrong(4, "SESSION_JWKS_URL is not an http(s) address.", "Set SESSION_JWKS_URL to https://…")
+        yield 4, "SESSION_JWKS_URL is not an http(s) address.", "Set SESSION_JWKS_URL to https://…"
     for place, key in enumerate(settings.ENCRYPTION_KEYS, 1):
         if not is_fernet_key(key):
-            wrong(
-                5,
-                f"ENCRYPTION_KEYS: key {place} is not a Fernet key.",
-                'Create one: python -c "from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())"',
-            )
+            make = 'python -c "from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())"'
+            yield 5, f"ENCRYPTION_KEYS: key {place} is not a Fernet key.", f"Create one: {make}"
     if settings.REDIS_URL and urlsplit(settings.REDIS_URL).scheme not in REDIS_SCHEMES:
-        wrong(6, "REDIS_URL is not a Redis address.", "Set REDIS_URL to redis://host:6379/0 or rediss://…")
+        yield 6, "REDIS_URL is not a Redis address.", "Set REDIS_URL to redis://host:6379/0 or rediss://…"
     if not is_http_url(settings.BASE_URL):
-        wrong(7, "BASE_URL is not an http(s) address.", "Set BASE_URL, for example to https://api.example.com")
+        yield 7, "BASE_URL is not an http(s) address.", "Set BASE_URL, for example to https://api.example.com"
     for name in ("SIGNUP_CREDITS", "CREDIT_APPROVAL_THRESHOLD"):
-        if not is_amount(getattr(settings, name)):
-            wrong(8, f"{name} is not an amount of credits.", f"Set {name} to a number of at least 0, for example 12.5")
+        try:
+            money.parse(getattr(settings, name), minimum=0)
+        except ValueError:
+            yield 8, f"{name} is not an amount of credits.", f"Set {name} to a number of at least 0, for example 12.5"
     for origin in settings.CORS_ALLOWED_ORIGINS:
         if "*" in origin:
             hint = "List each origin, for example https://app.example.com"
-            wrong(14, "CORS_ALLOWED_ORIGINS contains *, but each origin must be named.", hint)
+            yield 14, "CORS_ALLOWED_ORIGINS contains *, but each origin must be named.", hint
         elif not is_origin(origin):
             hint = "Write https://app.example.com or https://app.example.com:8443: in lower case, without a path."
-            wrong(14, f"CORS_ALLOWED_ORIGINS: {origin[:100]} is not the origin of a web app.", hint)
+            yield 14, f"CORS_ALLOWED_ORIGINS: {origin[:100]} is not the origin of a web app.", hint
     for name, package in (("OTEL_EXPORTER_OTLP_ENDPOINT", "opentelemetry.exporter"), ("SENTRY_DSN", "sentry_sdk")):
         if getattr(settings, name) and not is_installed(package):
             hint = f"Install the packages (pip install -r requirements-observability.txt), or remove {name}."
-            wrong(10, f"{name} is set, but its packages are not installed.", hint)
+            yield 10, f"{name} is set, but its packages are not installed.", hint
     if settings.TRACE_URL and not (is_http_url(settings.TRACE_URL) and "{trace}" in settings.TRACE_URL):
         hint = "Set TRACE_URL to an address like https://traces.example.com/trace/{trace}, or remove it."
-        wrong(15, "TRACE_URL is not an http(s) address with {trace}.", hint)
+        yield 15, "TRACE_URL is not an http(s) address with {trace}.", hint
     if settings.DATABASE_URL and settings.DATABASE_LOCK_SECONDS >= settings.DATABASE_ANSWER_SECONDS:
         least = f"more than {settings.DATABASE_LOCK_SECONDS:g}, the time limit for a lock"
-        wrong(12, f"DATABASE_ANSWER_SECONDS is not {least}.", f"Set DATABASE_ANSWER_SECONDS to {least}.")
-    return found
+        yield 12, f"DATABASE_ANSWER_SECONDS is not {least}.", f"Set DATABASE_ANSWER_SECONDS to {least}."
 
 
 def require_valid_settings() -> None:
@@ -108,37 +103,25 @@ def shared_secrets(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]
 @register(Tags.security, deploy=True)
 def check_production(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     """Settings that are safe for local use only."""
-    found: list[CheckMessage] = []
-
-    def unsafe(number: int, message: str, hint: str) -> None:
-        found.append(Warning(message, hint=hint, id=f"api.W{number:03d}"))
-
-    if any(host in ("*", ".") for host in settings.ALLOWED_HOSTS):
-        unsafe(1, "ALLOWED_HOSTS allows every host.", "Set ALLOWED_HOSTS to the service's host names.")
-    if not settings.SECRET_KEY_GIVEN:
-        unsafe(2, "SECRET_KEY is not set.", "Set SECRET_KEY to the same 50 random characters in every process.")
-    if not settings.ENCRYPTION_KEYS_GIVEN:
-        unsafe(3, "ENCRYPTION_KEYS is not set.", "Set ENCRYPTION_KEYS to the same keys in every process.")
-    if settings.DEBUG:
-        unsafe(4, "DEBUG is on.", "Remove DEBUG.")
-    if not settings.BASE_URL.startswith("https://"):
-        unsafe(5, "BASE_URL is not https.", "Set BASE_URL to the public https address.")
-    if not settings.METRICS_TOKEN_GIVEN:
-        unsafe(6, "METRICS_TOKEN is not set.", "Set METRICS_TOKEN to random characters, here and in Prometheus.")
-    if settings.OUTBOUND_ALLOW_PRIVATE:
-        unsafe(7, "OUTBOUND_ALLOW_PRIVATE lets webhooks and tools reach private addresses.", "Remove it.")
-    for name in LIMITS:
-        if getattr(settings, name) == 0:
-            unsafe(8, f"{name} is 0, which means no limit.", f"Set {name}, or remove it for the default.")
-    if not settings.PLAYGROUND_STAFF_ONLY:
-        unsafe(9, "PLAYGROUND_STAFF_ONLY is off.", "Remove PLAYGROUND_STAFF_ONLY.")
-    if settings.SESSION_JWKS_URL.startswith("http:"):
-        unsafe(10, "SESSION_JWKS_URL is not https.", "Set SESSION_JWKS_URL to https://…")
-    if not settings.SESSION_ISSUER:
-        unsafe(11, "The service issues its own session tokens.", "Set SESSION_ISSUER to your identity provider.")
-    if not settings.REDIS_URL:
-        unsafe(12, "REDIS_URL is not set.", "Set REDIS_URL to the Redis server that all processes share.")
-    return found
+    same = "in every process."
+    unsafe = [
+        (1, {"*", "."} & {*settings.ALLOWED_HOSTS}, "ALLOWED_HOSTS allows every host.", "Name the service's hosts."),
+        (2, not settings.SECRET_KEY_GIVEN, "SECRET_KEY is not set.", f"Set the same 50 random characters {same}"),
+        (3, not settings.ENCRYPTION_KEYS_GIVEN, "ENCRYPTION_KEYS is not set.", f"Set the same keys {same}"),
+        (4, settings.DEBUG, "DEBUG is on.", "Remove DEBUG."),
+        (5, not settings.BASE_URL.startswith("https://"), "BASE_URL is not https.", "Set the public https address."),
+        (6, not settings.METRICS_TOKEN_GIVEN, "METRICS_TOKEN is not set.", "Set random characters, as in Prometheus."),
+        (7, settings.OUTBOUND_ALLOW_PRIVATE, "OUTBOUND_ALLOW_PRIVATE: webhooks and tools reach private addresses.", ""),
+        *(
+            (8, getattr(settings, name) == 0, f"{name} is 0, which means no limit.", f"Set {name}, or remove it.")
+            for name in LIMITS
+        ),
+        (9, not settings.PLAYGROUND_STAFF_ONLY, "PLAYGROUND_STAFF_ONLY is off.", "Remove PLAYGROUND_STAFF_ONLY."),
+        (10, settings.SESSION_JWKS_URL.startswith("http:"), "SESSION_JWKS_URL is not https.", "Set it to https://…"),
+        (11, not settings.SESSION_ISSUER, "The service issues its own session tokens.", "Set SESSION_ISSUER."),
+        (12, not settings.REDIS_URL, "REDIS_URL is not set.", "Set the Redis server that all processes share."),
+    ]
+    return [Warning(message, hint=hint, id=f"api.W{number:03d}") for number, found, message, hint in unsafe if found]
 
 
 def is_http_url(text: str) -> bool:
@@ -168,11 +151,3 @@ def is_fernet_key(text: str) -> bool:
         return len(base64.urlsafe_b64decode(text)) == FERNET_KEY_BYTES
     except ValueError:
         return False
-
-
-def is_amount(text: str) -> bool:
-    try:
-        amount = Decimal(text)
-    except InvalidOperation:
-        return False
-    return amount.is_finite() and 0 <= amount <= 1_000_000_000 and amount == round(amount, 6)

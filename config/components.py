@@ -135,14 +135,10 @@ OPENAPI_PARTS = [
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_CONNECTION_MAX_RETRIES = None
 CELERY_TASK_IGNORE_RESULT = True
-CELERY_TASK_SERIALIZER = "json"
-CELERY_ACCEPT_CONTENT = ["json"]
-CELERY_TASK_ACKS_LATE = False
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 # A worker keeps tasks with a countdown in memory. The sweep finds the work of messages above this limit.
 CELERY_WORKER_ETA_TASK_LIMIT = 10_000
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
-CELERY_WORKER_SEND_TASK_EVENTS = False
 CELERY_TASK_DEFAULT_QUEUE = "maintenance"
 # With no_ack, the broker does not keep a message that a worker has fetched: keeping it would be the largest part of its
 # cost, and sweeps find the work of a lost message. Messages with a countdown are kept, because
@@ -177,51 +173,39 @@ AXES_DISABLE_ACCESS_LOG = True
 AXES_ENABLE_ADMIN = False
 AXES_VERBOSE = False
 # The groups of the sidebar, with label, icon and model of each list.
-STAFF_NAVIGATION = [
-    (
-        "Runs",
-        [
-            ("Runs", "play_circle", "runs.run"),
-            ("Tool calls", "build", "runs.toolinvocation"),
-            ("Waitpoints", "pause_circle", "runs.waitpoint"),
-            ("Turns", "sync", "runs.turn"),
-            ("Stream events", "stream", "runs.runevent"),
-            ("Chats", "forum", "chats.chat"),
-            ("Attachments", "attach_file", "chats.attachment"),
-        ],
-    ),
-    (
-        "Credits",
-        [("Accounts", "account_balance_wallet", "credits.account"), ("Ledger", "receipt_long", "credits.ledgerentry")],
-    ),
-    (
-        "Webhooks",
-        [
-            ("Endpoints", "webhook", "webhooks.endpoint"),
-            ("Deliveries", "outbox", "webhooks.delivery"),
-            ("Attempts", "send", "webhooks.attempt"),
-        ],
-    ),
-    (
-        "Catalogue",
-        [
-            ("Models", "neurology", "runs.agentmodel"),
-            ("Agents", "smart_toy", "runs.agent"),
-            ("Providers", "cloud", "runs.provider"),
-            ("Tools", "construction", "runs.tool"),
-        ],
-    ),
-    (
-        "People",
-        [
-            ("Users", "person", "auth.user"),
-            ("Roles", "group", "auth.group"),
-            ("API keys", "key", "apikeys.apikey"),
-            ("Server keys", "vpn_key", "apikeys.serverkey"),
-            ("Staff's actions", "history", "admin.logentry"),
-        ],
-    ),
-]
+STAFF_NAVIGATION = {
+    "Runs": [
+        ("Runs", "play_circle", "runs.run"),
+        ("Tool calls", "build", "runs.toolinvocation"),
+        ("Waitpoints", "pause_circle", "runs.waitpoint"),
+        ("Turns", "sync", "runs.turn"),
+        ("Stream events", "stream", "runs.runevent"),
+        ("Chats", "forum", "chats.chat"),
+        ("Attachments", "attach_file", "chats.attachment"),
+    ],
+    "Credits": [
+        ("Accounts", "account_balance_wallet", "credits.account"),
+        ("Ledger", "receipt_long", "credits.ledgerentry"),
+    ],
+    "Webhooks": [
+        ("Endpoints", "webhook", "webhooks.endpoint"),
+        ("Deliveries", "outbox", "webhooks.delivery"),
+        ("Attempts", "send", "webhooks.attempt"),
+    ],
+    "Catalogue": [
+        ("Models", "neurology", "runs.agentmodel"),
+        ("Agents", "smart_toy", "runs.agent"),
+        ("Providers", "cloud", "runs.provider"),
+        ("Tools", "construction", "runs.tool"),
+    ],
+    "People": [
+        ("Users", "person", "auth.user"),
+        ("Roles", "group", "auth.group"),
+        ("API keys", "key", "apikeys.apikey"),
+        ("Server keys", "vpn_key", "apikeys.serverkey"),
+        ("Staff's actions", "history", "admin.logentry"),
+    ],
+}
 # Pages below the dashboard in the sidebar: label, icon, route, and permissions of which one is enough.
 STAFF_PAGES = [("Reports", "bar_chart", "admin:runs_reports", ("credits.view_ledgerentry", "runs.view_turn"))]
 # The page of a user: template, and (request, user) → context.

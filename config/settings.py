@@ -393,10 +393,8 @@ SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if ENV.flag("TRUST
 SECURE_HSTS_SECONDS = ENV.whole("SECURE_HSTS_SECONDS", 31536000 if _https else 0)
 SECURE_HSTS_INCLUDE_SUBDOMAINS = _https
 SECURE_HSTS_PRELOAD = _https
-SECURE_CONTENT_TYPE_NOSNIFF = True
 SESSION_COOKIE_SECURE = _https
 CSRF_COOKIE_SECURE = _https
-X_FRAME_OPTIONS = "DENY"
 
 # --- metrics ---------------------------------------------------------------------------------------------------------
 METRICS_TOKEN_GIVEN = bool(ENV.text("METRICS_TOKEN"))
@@ -420,10 +418,7 @@ if OTEL_EXPORTER_OTLP_ENDPOINT:
     MIDDLEWARE.insert(3, "config.telemetry.tracing.TracingMiddleware")  # noqa: F405 - after the request's id and the probes
 
 # --- admin (docs/admin.md) -------------------------------------------------------------------------------------------
-AUTHENTICATION_BACKENDS = [
-    "axes.backends.AxesStandaloneBackend",
-    "django.contrib.auth.backends.ModelBackend",
-]
+AUTHENTICATION_BACKENDS = ["axes.backends.AxesStandaloneBackend", "django.contrib.auth.backends.ModelBackend"]
 # Number of wrong passwords after which an address is locked.
 ADMIN_SIGN_IN_FAILURES = 10
 # Duration of that lock.

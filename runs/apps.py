@@ -1,4 +1,9 @@
+from typing import Any
+
 from django.apps import AppConfig
+from django.core.checks import CheckMessage, Warning, register
+from django.core.exceptions import ImproperlyConfigured
+from django.db import Error
 from django.db.models.signals import post_migrate
 
 
@@ -6,7 +11,28 @@ class RunsConfig(AppConfig):
     name = "runs"
 
     def ready(self) -> None:
-        from runs import checks, purge  # noqa: F401  (register the system check and the receiver of chat_purged)
+        from runs import purge  # noqa: F401  (registers the receiver of chat_purged)
         from runs.catalogue.seeds import add_builtin_tools
 
         post_migrate.connect(add_builtin_tools, sender=self, dispatch_uid="runs.builtin_tools")
+
+
+@register("catalogue", deploy=True)
+def check_models(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
+    """The catalogue for production. Nothing without a database with tables: other checks and the release report that.
+
+    Django's tag ``database`` would leave it out without ``--database``, and the release checks before the first
+    migration.
+    """
+    from runs.models import AgentModel
+
+    try:
+        enabled = set(AgentModel.objects.filter(enabled=True).values_list("provider__kind", "is_default"))
+    except (Error, ImproperlyConfigured):
+        return []
+    hint = "Add a model in the admin and make it the default."
+    if {provider for provider, _ in enabled} <= {"demo"}:
+        return [Warning("The catalogue has no model but demo, which is for tests.", hint=hint, id="runs.W001")]
+    if ("demo", True) in enabled:
+        return [Warning("The default model is demo, which is for tests.", hint=hint, id="runs.W001")]
+    return []

@@ -28,7 +28,7 @@ from config.database import batches
 from config.kernel import clock
 from runs import people, services
 from runs.models import InvocationStatus, Run, ToolInvocation
-from runs.people import TABLES, Erasure
+from runs.people import TABLES, Erasure, Report
 from webhooks.models import Delivery, Endpoint
 from webhooks.services import remove_deliveries
 
@@ -37,8 +37,6 @@ ERASE_WAIT_SECONDS = 60
 # How long after the end of a failed or cancelled tool call `erase_user` waits for the call's files.
 ERASE_SETTLE_SECONDS = 10
 
-# (step, done, total): called after each batch.
-Report = Callable[[str, int, int], object]
 POLL_SECONDS = 0.1
 ERASED = "(erased)"
 BATCH = 1000
@@ -64,14 +62,15 @@ def erase(user: Any, reason: str, report: Report) -> str:
         _remove_deliveries(user, report)
         for label, table in TABLES.items():
             if table.erasure == Erasure.DELETED and not table.parent.startswith(("chats.", "runs.", "webhooks.")):
-                _remove(people.rows_of(label, user), lambda rows: rows.filter(pk__in=_first(rows)).delete()[0])
+                _remove(people.rows_of(label, user), _delete_batch)
         report("other rows removed", 1, 1)
         if pseudonym := _rename(user, reason):
             return pseudonym
 
 
-def _first(rows: QuerySet[Any]) -> list[Any]:
-    return list(rows.order_by("pk").values_list("pk", flat=True)[:BATCH])
+def _delete_batch(rows: QuerySet[Any]) -> int:
+    """With the rows that refer to them."""
+    return rows.filter(pk__in=list(rows.order_by("pk").values_list("pk", flat=True)[:BATCH])).delete()[0]
 
 
 def _remove(rows: QuerySet[Any], step: Callable[[QuerySet[Any]], int]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from django.core.files.storage import default_storage
@@ -13,14 +13,13 @@ from django.db.models import Model, QuerySet
 from chats import files
 from config.kernel.jsontext import to_text
 from runs import people
-from runs.people import TABLES
+from runs.people import TABLES, Report
 from runs.tools import files as tool_files
 from webhooks.models import Delivery
 
 # Rows that are read together. A run has many events.
 BATCH = 50
 PART_BYTES = 1024 * 1024
-Report = Callable[[str, int, int], object]
 
 
 def _quiet(step: str, done: int, total: int) -> None:
@@ -61,8 +60,7 @@ def _line(row: Model, hidden: frozenset[str]) -> str:
     for name, value in values.items():
         if isinstance(value, bytes | memoryview):
             values[name] = bytes(value).decode("utf-8", "replace")
-    shown = {"table": row._meta.db_table, "row": values}
-    return to_text(shown)
+    return to_text({"table": row._meta.db_table, "row": values})
 
 
 def _files(label: str, key: str) -> Iterator[str]:

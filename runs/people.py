@@ -5,7 +5,7 @@ docs/privacy.md shows this table. A new table of the service must be added to bo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -14,6 +14,8 @@ from django.apps import apps
 from django.db.models import Model, QuerySet
 
 USER = "auth.User"
+# (step, done, total): called after each batch.
+Report = Callable[[str, int, int], object]
 
 
 class Erasure(StrEnum):

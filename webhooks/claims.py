@@ -9,7 +9,7 @@ however many they are.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -17,10 +17,9 @@ from django.conf import settings
 from django.db import connection, transaction
 
 from config.kernel import clock
-from config.kernel.encryption import DecryptionFailed, decrypt
 from config.kernel.ids import any_of, array, new_id
 from webhooks import transitions
-from webhooks.models import Delivery
+from webhooks.models import Delivery, Endpoint
 from webhooks.transitions import Outcome
 
 # Concurrent attempts per process.
@@ -71,11 +70,6 @@ _CANDIDATES = """
     FROM waiting JOIN webhooks_endpoint endpoint ON endpoint.id = waiting.endpoint_id
     ORDER BY first_due
 """
-# The previous secret only while its grace window lasts.
-_ENDPOINTS = """
-    SELECT id, url, failing, secret, CASE WHEN secondary_expires_at > %s THEN secondary_secret END
-    FROM webhooks_endpoint WHERE id {any_of} AND enabled AND deleted_at IS NULL AND drop_until IS NULL {lock}
-"""
 # The first due deliveries of each of these endpoints, and how many are under way. In a UNION with one part for each
 # endpoint, every part would be planned by itself.
 _DUE = """
@@ -112,21 +106,23 @@ class Claim:
     """One attempt that this process will make."""
 
     claim_id: str
-    delivery_id: str
-    event_id: str
-    run_id: str
-    request_id: str
-    number: int
-    created_at: datetime
-    body: bytes = field(repr=False)
-    endpoint_id: str
-    endpoint_failing: bool | None
-    url: str = field(repr=False)
-    # The secret, and in its grace window the previous one. Empty if the secret can't be decrypted.
-    secrets: tuple[str, ...] = field(repr=False)
+    delivery: Delivery  # as it was before the claim
+    endpoint: Endpoint
     # The database's time and ``clock.steady`` at the same moment: the signed time does not depend on the local clock.
     claimed_at: datetime
     claimed_tick: float
+
+    @property
+    def number(self) -> int:
+        return self.delivery.attempt_count + 1
+
+    @property
+    def secrets(self) -> list[str]:
+        """The secret, and in its grace window the previous one. Empty if no key decrypts the secret: this stops the
+        deliveries of that endpoint only.
+        """
+        secrets = (self.endpoint.secret, self.endpoint.secondary_at(self.claimed_at)) if self.endpoint.secret else ()
+        return [secret for secret in secrets if secret]
 
     def is_late(self) -> bool:
         """Whether the claim may lapse before an attempt that begins now ends: the machine was suspended, or slow."""
@@ -139,12 +135,12 @@ class Claim:
         """The outcome of the attempt. Without ``details``, it was not made, and the claim is returned."""
         unsent = {"started_at": self.now(), "duration_ms": 0, "status_code": None, "error": None, "sent": False}
         return Outcome(
-            delivery_id=self.delivery_id,
+            delivery_id=self.delivery.pk,
             claim_id=self.claim_id,
-            endpoint_id=self.endpoint_id,
-            endpoint_failing=self.endpoint_failing,
+            endpoint_id=self.endpoint.pk,
+            endpoint_failing=self.endpoint.failing,
             number=self.number,
-            created_at=self.created_at,
+            created_at=self.delivery.created_at,
             **(details or unsent),
         )
 
@@ -213,7 +209,7 @@ def _candidates(after: str) -> tuple[list[Candidate], list[str], str]:
         cursor.execute(_CANDIDATES, [after, CANDIDATES_MAX, _adapt(clock.now())])
         rows = cursor.fetchall()
     found = [
-        Candidate(endpoint_id, _boolean(failing), in_flight, bool(of_installation))
+        Candidate(endpoint_id, None if failing is None else bool(failing), in_flight, bool(of_installation))
         for endpoint_id, is_open, dropping, failing, _, in_flight, of_installation in rows
         if is_open and not dropping and in_flight < concurrency(of_installation)
     ]
@@ -224,64 +220,21 @@ def _candidates(after: str) -> tuple[list[Candidate], list[str], str]:
 @transaction.atomic
 def _claim(allowances: dict[str, int]) -> list[Claim]:
     tick, now = clock.steady(), clock.now()
-    moment = _adapt(now)
-    lock = "FOR NO KEY UPDATE SKIP LOCKED" if connection.features.has_select_for_update_skip_locked else ""
-    with connection.cursor() as cursor:
-        cursor.execute(_ENDPOINTS.format(any_of=any_of(), lock=lock), [moment, array(allowances)])
-        endpoints = {
-            key: {"endpoint_failing": _boolean(failing), "url": url, "secrets": _decrypted(*secrets)}
-            for key, url, failing, *secrets in cursor.fetchall()
-        }
-        if not endpoints:
-            return []
-        due = _due_ids(endpoints, allowances, moment)
-    unlocked = Delivery.objects.select_for_update(no_key=True, skip_locked=True)
-    ready = unlocked.filter(pk__any_of=due, status=Delivery.Status.PENDING, ready=True).order_by(
-        "next_attempt_at", "pk"
+    sendable = Endpoint.objects.filter(pk__any_of=list(allowances), enabled=True, deleted_at=None, drop_until=None)
+    endpoints = {endpoint.pk: endpoint for endpoint in sendable.select_for_update(no_key=True, skip_locked=True)}
+    if not endpoints:
+        return []
+    ready = Delivery.objects.filter(
+        pk__any_of=_due_ids(endpoints, allowances, _adapt(now)), status=Delivery.Status.PENDING, ready=True
     )
+    ready = ready.select_for_update(no_key=True, skip_locked=True).order_by("next_attempt_at", "pk")
     claim_id = new_id("clm")
     lapses = now + timedelta(
         seconds=settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS + transitions.WEBHOOK_CLAIM_MARGIN_SECONDS
     )
-    columns = ("pk", "event_id", "run_id", "request_id", "body", "attempt_count", "endpoint_id", "created_at")
-    claimed = [
-        Claim(
-            claim_id=claim_id,
-            delivery_id=key,
-            event_id=event_id,
-            run_id=run_id,
-            request_id=request_id,
-            number=attempt_count + 1,
-            body=body.encode(),
-            endpoint_id=endpoint_id,
-            created_at=created_at,
-            claimed_at=now,
-            claimed_tick=tick,
-            **endpoints[endpoint_id],
-        )
-        for key, event_id, run_id, request_id, body, attempt_count, endpoint_id, created_at in ready.values_list(
-            *columns
-        )
-    ]
-    transitions.claim([claim.delivery_id for claim in claimed], claim_id, lapses)
+    claimed = [Claim(claim_id, delivery, endpoints[delivery.endpoint_id], now, tick) for delivery in ready]
+    transitions.claim([claim.delivery.pk for claim in claimed], claim_id, lapses)
     return claimed
-
-
-def _boolean(value: Any) -> bool | None:
-    return None if value is None else bool(value)
-
-
-def _decrypted(secret: str, previous: str | None) -> tuple[str, ...]:
-    """What no key decrypts is left out, and without the secret the previous one too: only this endpoint's deliveries
-    fail.
-    """
-    opened = []
-    for each in (secret, previous):
-        try:
-            opened.append(decrypt(each) if each else "")
-        except DecryptionFailed:
-            opened.append("")
-    return tuple(filter(None, opened)) if opened[0] else ()
 
 
 def _due_ids(endpoint_ids: Iterable[str], allowances: dict[str, int], moment: datetime | str) -> list[str]:

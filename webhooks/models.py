@@ -12,7 +12,7 @@ from django.db.models.functions import Coalesce, Now
 
 from config.database.protected import ProtectedModel
 from config.kernel.choices import StatusChoices
-from config.kernel.encryption import DecryptionFailed, EncryptedField
+from config.kernel.encryption import EncryptedField
 from config.kernel.ids import ID_LENGTH, IdField, RefField
 
 
@@ -30,8 +30,9 @@ class Endpoint(models.Model):
         settings.AUTH_USER_MODEL, models.CASCADE, null=True, related_name="webhook_endpoints", db_index=False
     )
     url = models.CharField(max_length=2048)
-    secret = EncryptedField()
-    secondary_secret = EncryptedField(null=True)
+    # Everything except signing works without them.
+    secret = EncryptedField(lost="")
+    secondary_secret = EncryptedField(null=True, lost=None)
     secondary_expires_at = models.DateTimeField(null=True)
     enabled = models.BooleanField(default=True)
     extended_events = models.BooleanField(default=False, db_default=False)
@@ -63,32 +64,8 @@ class Endpoint(models.Model):
 
     def secondary_at(self, moment: datetime) -> str | None:
         """The previous secret, during its grace window."""
-        if self.secondary_expires_at is None or self.secondary_expires_at <= moment:
-            return None
-        return self.secondary_secret
-
-
-# The values used for a secret that no key decrypts.
-LOST_SECRETS: dict[str, str | None] = {"secret": "", "secondary_secret": None}
-
-
-def opened(endpoints: models.QuerySet[Endpoint]) -> Endpoint | None:
-    """The first of ``endpoints``, even if no key decrypts its secrets: everything except signing works without them.
-
-    The substitute for a lost secret must not be saved: an operator may put the key back.
-    """
-    try:
-        return endpoints.first()
-    except DecryptionFailed:
-        endpoint = endpoints.defer(*LOST_SECRETS).first()
-    if endpoint is not None:
-        for name, lost in LOST_SECRETS.items():
-            try:
-                value = Endpoint.objects.values_list(name, flat=True).get(pk=endpoint.pk)
-            except DecryptionFailed:
-                value = lost
-            setattr(endpoint, name, value)
-    return endpoint
+        is_over = self.secondary_expires_at is None or self.secondary_expires_at <= moment
+        return None if is_over else self.secondary_secret
 
 
 class Delivery(ProtectedModel):

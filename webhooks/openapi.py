@@ -4,28 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from webhooks.events import TEXT, USER_ID, Event
-from webhooks.transitions import MAX_ATTEMPTS
-
-HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "X-Service-Signature": (
-        "`sha384=` and the lowercase hex of HMAC-SHA384 over `<X-Service-Timestamp>.<raw body>`, keyed with the secret",
-        {"type": "string", "pattern": "^sha384=[0-9a-f]{96}$"},
-    ),
-    "X-Service-Timestamp": (
-        "The attempt's time in milliseconds since the epoch. Refuse one that is more than 300 seconds off.",
-        {"type": "string", "pattern": "^[0-9]+$"},
-    ),
-    "X-Service-Event-Id": ("The event's id, the same on every attempt.", TEXT),
-    "X-Service-Delivery-Attempt": ("The attempt's number.", {"type": "integer", "minimum": 1, "maximum": MAX_ATTEMPTS}),
-    "webhook-id": ("The event's id, after the Standard Webhooks specification.", TEXT),
-    "webhook-timestamp": ("The attempt's time in seconds since the epoch.", {"type": "string", "pattern": "^[0-9]+$"}),
-    "webhook-signature": (
-        "`v1,` and the base64 of HMAC-SHA256 over `<webhook-id>.<webhook-timestamp>.<raw body>`; two of them, "
-        "separated by a space, after a rotation of the secret.",
-        TEXT,
-    ),
-}
+from config.api.openapi.document import described
+from webhooks.events import Event
 
 
 def add_webhooks(result: dict[str, Any], generator: Any, request: Any, public: Any) -> dict[str, Any]:
@@ -36,14 +16,16 @@ def add_webhooks(result: dict[str, Any], generator: Any, request: Any, public: A
 
 def operation(event: Event) -> dict[str, Any]:
     """The POST that a receiver gets."""
-    fields = event.fields
-    example = {name: field["example"] for name, field in fields.items()}
-    properties = {
-        name: {key: value for key, value in field.items() if key != "example"}
-        for name, field in (fields | {"userId": USER_ID}).items()
-    }
-    body = {"type": "object", "required": list(fields), "properties": properties}
+    common, installation = described("webhook_fields"), described("webhook_installation_fields")
+    own = described("webhook_event_fields").get(event, {})
+    fields = {name: dict(field) for name, field in (common | own | installation).items()}
+    fields["type"] |= {"const": event.value, "example": event.value}
+    example = {name: field.pop("example") for name, field in fields.items()}
+    required = [name for name in fields if name not in installation]
+    body = {"type": "object", "required": required, "properties": fields}
+    example = {name: example[name] for name in required}
     asked = ", if its endpoint has `extendedEvents`" if event.extended else ""
+    headers, responses = described("webhook_headers"), described("webhook_responses")
     return {
         "operationId": "webhook" + "".join(word.capitalize() for word in event.split(".")),
         "summary": event.sent_when,
@@ -51,19 +33,10 @@ def operation(event: Event) -> dict[str, Any]:
         "tags": ["webhooks"],
         # The signature is the proof: a receiver asks for no credential.
         "security": [],
-        "parameters": [
-            {"in": "header", "name": name, "required": True, "description": text, "schema": schema}
-            for name, (text, schema) in HEADERS.items()
-        ],
+        "parameters": [{"in": "header", "name": name, "required": True, **header} for name, header in headers.items()],
         "requestBody": {
             "required": True,
             "content": {"application/json": {"schema": body, "examples": {"example": {"value": example}}}},
         },
-        "responses": {
-            "2XX": {"description": "Received."},
-            "default": {
-                "description": "Any other response, also a redirect, is a failure. "
-                f"Up to {MAX_ATTEMPTS - 1} more attempts follow."
-            },
-        },
+        "responses": {status: {"description": text} for status, text in responses.items()},
     }

@@ -60,7 +60,7 @@ def add(
     """Add the event to ``writes``, for the user's endpoint and the installation endpoint if they are enabled. Returns
     the event's id.
 
-    ``extra`` holds the event's own fields (``webhooks.events``); Decimals are written exactly. The body's bytes
+    ``extra`` holds the event's own fields (``webhooks/openapi.yaml``); Decimals are written exactly. The body's bytes
     never change afterwards. ``request_id`` is of the request that caused the run, for the log lines of attempts.
     """
     now = clock.now()

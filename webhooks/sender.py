@@ -26,9 +26,9 @@ KEPT_BYTES = 1024
 
 async def attempt(claim: Claim) -> Outcome:
     """Never raises: a failure is an outcome. Runs in its own asyncio task, because it sets the context of log lines."""
-    logs.request_id.set(claim.request_id or logs.NONE)
-    logs.run_id.set(claim.run_id)
-    logs.task_id.set(claim.delivery_id)
+    logs.request_id.set(claim.delivery.request_id or logs.NONE)
+    logs.run_id.set(claim.delivery.run_id)
+    logs.task_id.set(claim.delivery.pk)
     started_at, tick = claim.now(), time.monotonic()
     status_code, error, kept = None, None, ""
     try:
@@ -37,7 +37,7 @@ async def attempt(claim: Claim) -> Outcome:
     except (client.RequestFailed, client.AddressRefused, ValueError) as failure:
         error = str(failure)[:ERROR_MAX_CHARS]
     except Exception as failure:
-        logger.exception("attempt %s of delivery %s failed unexpectedly", claim.number, claim.delivery_id)
+        logger.exception("attempt %s of delivery %s failed unexpectedly", claim.number, claim.delivery.pk)
         error = f"Internal error ({type(failure).__name__})."
     duration_ms = round((time.monotonic() - tick) * 1000)
     outcome = claim.outcome(
@@ -58,12 +58,13 @@ async def _send(claim: Claim, milliseconds: int) -> client.Answer:
         raise client.RequestFailed(
             "The endpoint's secret can't be decrypted; register it with rotateSecret for a new one."
         )
-    headers = signing.signed_headers(claim.event_id, claim.number, claim.body, milliseconds, claim.secrets)
+    body = claim.delivery.body.encode()
+    headers = signing.signed_headers(claim.delivery.event_id, claim.number, body, milliseconds, claim.secrets)
     return await client.asend(
         "POST",
-        claim.url,
+        claim.endpoint.url,
         headers={**headers, "Content-Type": "application/json", "User-Agent": USER_AGENT},
-        body=claim.body,
+        body=body,
         connect_timeout=settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS,
         total_timeout=settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS,
         max_bytes=WEBHOOK_ANSWER_MAX_BYTES,

@@ -18,7 +18,7 @@ from config.kernel import clock
 from config.kernel.errors import NotFound, ValidationFailed
 from config.outbound import client
 from webhooks import transitions
-from webhooks.models import LOST_SECRETS, Attempt, Delivery, Endpoint, opened
+from webhooks.models import Attempt, Delivery, Endpoint
 
 INSTALLATION: Any = None
 URL_MAX_CHARS = 2048
@@ -46,7 +46,7 @@ def endpoints_of(user: Any) -> QuerySet[Endpoint]:
 
 def endpoint_of(user: Any, *, lock: bool = False) -> Endpoint:
     """Raises NotFound. With ``lock``, the endpoint is locked until the transaction ends."""
-    endpoint = opened(endpoints_of(user).select_for_update(no_key=True) if lock else endpoints_of(user))
+    endpoint = (endpoints_of(user).select_for_update(no_key=True) if lock else endpoints_of(user)).first()
     if endpoint is None:
         raise NotFound
     return endpoint
@@ -70,7 +70,7 @@ def register(
     ``url`` has passed ``check_url``. Of simultaneous first calls one creates the endpoint and the others find it. A
     secret that no key decrypts gets no grace window when it is rotated.
     """
-    endpoint, now = opened(endpoints_of(user).select_for_update(no_key=True)), clock.now()
+    endpoint, now = endpoints_of(user).select_for_update(no_key=True).first(), clock.now()
     if endpoint is None:
         chosen: dict[str, Any] = {"url": url, "secret": secret or new_secret(), "extended_events": bool(extended)}
         new = Endpoint(user=user, created_at=now, updated_at=now, **chosen)
@@ -88,7 +88,7 @@ def register(
     if rotate:
         endpoint.secondary_secret, endpoint.secret = endpoint.secret or None, secret or new_secret()
         endpoint.secondary_expires_at = now + timedelta(seconds=settings.WEBHOOK_GRACE_SECONDS)
-        changed += [*LOST_SECRETS, "secondary_expires_at"]
+        changed += ["secret", "secondary_secret", "secondary_expires_at"]
     endpoint.save(update_fields=changed)
     return endpoint, rotate
 

@@ -55,10 +55,23 @@ def is_current(cipher: str) -> bool:
 
 
 class EncryptedField(models.TextField):
-    """Plain text in Python and ciphertext in the database. Queries cannot filter by this field."""
+    """Plain text in Python and ciphertext in the database. Queries cannot filter by this field.
+
+    ``lost`` is the value if no key decrypts it; without it, DecryptionFailed is raised. It must not be saved: an
+    operator may put the key back.
+    """
+
+    def __init__(self, *args: Any, lost: Any = NotImplemented, **kwargs: Any) -> None:
+        self.lost = lost
+        super().__init__(*args, **kwargs)
 
     def get_prep_value(self, value: Any) -> Any:
         return None if value is None else encrypt(str(value))
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
-        return None if value is None else decrypt(value)
+        try:
+            return None if value is None else decrypt(value)
+        except DecryptionFailed:
+            if self.lost is NotImplemented:
+                raise
+            return self.lost

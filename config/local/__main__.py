@@ -273,16 +273,12 @@ def prepare() -> None:
 
 
 def check_port() -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, settings.PORT))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                sys.exit(
-                    f"Port {settings.PORT} is in use. Stop the other program, or: make run PORT={settings.PORT + 1}"
-                )
-            sys.exit(f"Port {settings.PORT} cannot be used: {error.strerror}")
+    try:
+        socket.create_server((HOST, settings.PORT)).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            sys.exit(f"Port {settings.PORT} is in use. Stop the other program, or: make run PORT={settings.PORT + 1}")
+        sys.exit(f"Port {settings.PORT} cannot be used: {error.strerror}")
 
 
 def main() -> None:

@@ -19,6 +19,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from django.http import FileResponse
+
 from config import settings
 from config.api.live import KEY, Body
 from config.queue import publisher
@@ -40,24 +42,12 @@ PART_BYTES = 64 * 1024
 # Of all answers larger than PART_BYTES that are not sent yet.
 UNSENT_MAX_BYTES = 128 * 1024 * 1024
 PARENT_SECONDS = 1.0
+# Files are read in parts of a size that is worth a change of threads.
+FileResponse.block_size = PART_BYTES
 
 
 class Gone(Exception):
     """The client has left, or it reads nothing."""
-
-
-class File:
-    """A file that Django answers with (``wsgi.file_wrapper``), in parts of a size that is worth a change of threads."""
-
-    def __init__(self, file: Any, size: int = 0) -> None:
-        self.file = file
-
-    def __iter__(self) -> Iterator[bytes]:
-        while part := self.file.read(PART_BYTES):
-            yield part
-
-    def close(self) -> None:
-        close(self.file)
 
 
 class Answer:
@@ -95,7 +85,9 @@ class Front:
         try:
             await self.serve(scope, receive, send)
         except Refused as refused:
-            await send_whole(send, refusal(*refused.args))
+            answer = refusal(*refused.args)
+            await start(send, answer)
+            await send_end(send, answer.content)
             await drain(receive)
         except Gone:
             pass
@@ -156,14 +148,14 @@ class Front:
         elif len(answer.content) > PART_BYTES:
             await self.send_large(answer, environ, send)
         else:
-            await send_whole(send, answer)
+            await start(send, answer)
+            await send_end(send, answer.content)
         if rest and "HTTP_EXPECT" not in environ:
             await drain(receive)
 
     def call(self, environ: dict[str, Any]) -> Answer:
         """Django's answer. Works on a thread."""
         started: list[Any] = []
-        environ["wsgi.file_wrapper"] = File
         try:
             response = self.django(environ, lambda *given: started.extend(given))
             if KEY in environ and started[0].startswith("200 "):
@@ -298,13 +290,8 @@ async def send_part(send: Send, part: bytes) -> None:
         raise Gone from None
 
 
-async def send_end(send: Send) -> None:
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def send_whole(send: Send, answer: Answer) -> None:
-    await start(send, answer)
-    await send({"type": "http.response.body", "body": answer.content, "more_body": False})
+async def send_end(send: Send, content: bytes = b"") -> None:
+    await send({"type": "http.response.body", "body": content, "more_body": False})
 
 
 def refusal(status: int, code: str, message: str) -> Answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import resource
 import sys
 import tempfile
@@ -83,23 +84,10 @@ class Body:
             self.room.give_back(self.client, self.charged)
 
 
-class Nothing:
-    """The input of a request without a body, or with one that is not read."""
-
-    def read(self, size: int = -1) -> bytes:
-        return b""
-
-    readline = read
-
-    def __iter__(self) -> Any:
-        return iter(())
-
-
 BASE = {
     "wsgi.version": (1, 0),
     "wsgi.url_scheme": "http",  # Django reads the scheme, with TRUST_FORWARDED_PROTO
     "wsgi.errors": sys.stderr,
-    "wsgi.input": Nothing(),
     "wsgi.multithread": True,
     "wsgi.multiprocess": True,
     "wsgi.run_once": False,
@@ -112,6 +100,7 @@ def environment(scope: dict[str, Any]) -> dict[str, Any]:
     """The WSGI environment. The addresses are the socket's. Raises Refused."""
     environ = {
         **BASE,
+        "wsgi.input": io.BytesIO(),
         "REQUEST_METHOD": scope["method"],
         "PATH_INFO": unquote_to_bytes(scope["raw_path"]).decode("latin1"),
         "QUERY_STRING": scope["query_string"].decode("latin1"),

@@ -32,7 +32,7 @@ def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
     # The address of such a page may begin with that of a list, which Unfold would mark too.
     elsewhere = request.path in {reverse(page) for _, _, page, _ in settings.STAFF_PAGES}
     mark = {"active": False} if elsewhere else {}
-    for title, entries in settings.STAFF_NAVIGATION:
+    for title, entries in settings.STAFF_NAVIGATION.items():
         items = [
             {"title": label, "icon": icon, "link": reverse(f"admin:{model.replace('.', '_')}_changelist")} | mark
             for label, icon, model in entries

@@ -12,7 +12,7 @@ from config.kernel import clock
 
 def sidebar_models() -> list[tuple[str, str]]:
     """(name, model) of each list in the sidebar."""
-    return [(label, model) for _, entries in settings.STAFF_NAVIGATION for label, _, model in entries]
+    return [(label, model) for entries in settings.STAFF_NAVIGATION.values() for label, _, model in entries]
 
 
 def sidebar_name(options: Any) -> str:

@@ -13,6 +13,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import prometheus_client
@@ -100,55 +101,53 @@ class Reporter:
 reporter = Reporter()
 
 
+declared: dict[str, Metric] = {}
+
+
 class Metric:
     """A named metric with labels, created once at the import of a module and registered in ``declared``."""
 
-    def __init__(self, name: str, help: str, labels: Sequence[str] = ()) -> None:
+    kind: Any = None
+
+    def __init__(self, name: str, help: str, labels: Sequence[str] = (), **options: Any) -> None:
         self.name, self.help, self.labels = PREFIX + name, help, tuple(labels)
+        self.metric = self.kind and self.kind(self.name, help, labels, registry=registry, **options)
         declared[self.name] = self
 
-
-declared: dict[str, Metric] = {}
+    def of(self, *labels: str) -> Any:
+        reporter.begin()
+        return self.metric.labels(*labels) if labels else self.metric
 
 
 class Counter(Metric):
     """A value that only grows. Its name on the page ends with ``_total``."""
 
-    def __init__(self, name: str, help: str, labels: Sequence[str] = ()) -> None:
-        super().__init__(name, help, labels)
-        self.counter = prometheus_client.Counter(self.name, help, labels, registry=registry)
+    kind = prometheus_client.Counter
 
     def create(self, *labels: str) -> None:
         """Show it as 0 from now on: Prometheus sees no increase in the first value of a series."""
-        self.counter.labels(*labels)
+        self.metric.labels(*labels)
 
     def inc(self, *labels: str, by: float = 1.0) -> None:
-        (self.counter.labels(*labels) if labels else self.counter).inc(by)
-        reporter.begin()
+        self.of(*labels).inc(by)
 
 
 class Histogram(Metric):
-    """Counts of values in buckets. ``bounds`` are the upper bounds of the buckets."""
+    """Counts of values in buckets with the upper bounds ``buckets``."""
 
-    def __init__(self, name: str, help: str, labels: Sequence[str] = (), bounds: tuple[float, ...] = SECONDS) -> None:
-        super().__init__(name, help, labels)
-        self.histogram = prometheus_client.Histogram(self.name, help, labels, buckets=bounds, registry=registry)
+    kind = staticmethod(partial(prometheus_client.Histogram, buckets=SECONDS))
 
     def observe(self, value: float, *labels: str) -> None:
-        (self.histogram.labels(*labels) if labels else self.histogram).observe(value)
-        reporter.begin()
+        self.of(*labels).observe(value)
 
 
 class PerProcess(Metric):
     """A value that each process reads at its report."""
 
-    def __init__(self, name: str, help: str, labels: Sequence[str] = ()) -> None:
-        super().__init__(name, help, labels)
-        self.gauge = prometheus_client.Gauge(self.name, help, labels, registry=registry)
+    kind = prometheus_client.Gauge
 
     def follow(self, value: Callable[[], float], *labels: str) -> None:
-        (self.gauge.labels(*labels) if labels else self.gauge).set_function(value)
-        reporter.begin()
+        self.of(*labels).set_function(value)
 
 
 class Latest(Metric):

@@ -44,7 +44,7 @@ from runs.tools.base import BUILTIN, is_address, parse_headers, parse_signing_se
 from runs.tools.dispatch import TYPES
 from runs.tools.schema import check_schema
 from webhooks import services
-from webhooks.models import Endpoint, opened
+from webhooks.models import Endpoint
 
 T = TypeVar("T")
 VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)\}?")
@@ -560,7 +560,7 @@ class EndpointEntry(Entry):
         return values
 
     def rows(self) -> dict[str, Any]:
-        endpoint = opened(services.endpoints_of(services.INSTALLATION))
+        endpoint = services.endpoints_of(services.INSTALLATION).first()
         return {} if endpoint is None else {"": endpoint}
 
     def survives(self, row: Any) -> bool:

@@ -38,7 +38,7 @@ def test_times_are_relative_with_the_whole_time_beside(boss, user):
 
 
 @pytest.mark.parametrize(
-    ("name", "model"), [(name, model) for _, entries in settings.STAFF_NAVIGATION for name, _, model in entries]
+    ("name", "model"), [(name, model) for entries in settings.STAFF_NAVIGATION.values() for name, _, model in entries]
 )
 def test_a_list_is_called_as_in_the_sidebar(boss, name, model):
     page = boss.get(reverse(f"admin:{model.replace('.', '_')}_changelist")).content.decode()

@@ -4,7 +4,6 @@ from datetime import UTC, datetime, timedelta
 from io import StringIO
 
 import pytest
-from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
 
 from config.kernel.clock import iso
@@ -208,11 +207,3 @@ class TestReconcile:
         assert failure.value.returncode == 1
         assert out.getvalue() == f"{user.username}: balance is 0.000007, the ledger says 100\n"
         assert state(user) == (7, 0)
-
-
-@pytest.mark.parametrize(
-    ("value", "wrong"), [("100", False), ("0", False), ("-1", True), ("many", True), ("NaN", True)]
-)
-def test_a_wrong_signup_setting_stops_the_start(settings, value, wrong):
-    settings.SIGNUP_CREDITS = value
-    assert any(found.id == "api.E008" for found in run_checks()) is wrong

@@ -55,7 +55,7 @@ ADDRESSES = """
 from django.apps import apps
 from django.conf import settings
 from django.urls import reverse
-for _, entries in settings.STAFF_NAVIGATION:
+for entries in settings.STAFF_NAVIGATION.values():
     for _, _, label in entries:
         model, name = apps.get_model(label), label.replace(".", "_").lower()
         print("page", reverse(f"admin:{name}_changelist"))

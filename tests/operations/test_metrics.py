@@ -132,7 +132,7 @@ def test_other_metrics_are_shown_while_the_database_is_down(scrape, monkeypatch)
 
 
 def test_histogram_buckets_are_cumulative(scrape):
-    histogram = metrics.Histogram("test_seconds", "Seconds.", ["kind"], bounds=(0.1, 1.0))
+    histogram = metrics.Histogram("test_seconds", "Seconds.", ["kind"], buckets=(0.1, 1.0))
     for value in (0.05, 0.1, 0.5, 7):
         histogram.observe(value, "a")
     shown = scrape()

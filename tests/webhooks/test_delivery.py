@@ -222,7 +222,7 @@ def test_oldest_deliveries_of_a_full_endpoint_are_dropped(user, endpoint, receiv
     factories.EndpointFactory(user=(other := factories.UserFactory()), url=receiver.url)
     others = [record(other) for _ in range(4)]
     tasks.trim()
-    assert under_way.delivery_id == records[0].pk
+    assert under_way.delivery.pk == records[0].pk
     dead = [one.pk for one in records[1:5]]
     assert set(Delivery.objects.filter(status="DEAD").values_list("pk", flat=True)) == set(dead)
     assert Delivery.objects.filter(pk__in=[one.pk for one in others], status="PENDING").count() == 4

@@ -109,8 +109,8 @@ def test_concurrent_claims_do_not_overlap(user, monkeypatch):
 
     with ThreadPoolExecutor(6) as pool:
         taken = [one for batch in pool.map(lambda _: claim(), range(6)) for one in batch]
-    assert len({one.delivery_id for one in taken}) == len(taken)
-    per_endpoint = [sum(one.endpoint_id == e.pk for one in taken) for e in Endpoint.objects.all()]
+    assert len({one.delivery.pk for one in taken}) == len(taken)
+    per_endpoint = [sum(one.endpoint.pk == e.pk for one in taken) for e in Endpoint.objects.all()]
     assert per_endpoint == [3] * 5
 
 
@@ -121,7 +121,7 @@ def test_longest_waiting_deliveries_are_claimed_first(user):
     pass_time(60, pk=early.pk)
     pass_time(30, pk=late.pk)
     taken = claims.take_ready(0)[0]
-    assert [one.delivery_id for one in taken] == [early.pk, late.pk]
+    assert [one.delivery.pk for one in taken] == [early.pk, late.pk]
 
 
 @pytest.mark.django_db
@@ -133,7 +133,7 @@ def test_long_queue_of_one_endpoint_does_not_delay_others(user):
     factories.EndpointFactory(user=other)
     mine = record(other)
     taken = claims.take_ready(0)[0]
-    assert mine.pk in [one.delivery_id for one in taken]
+    assert mine.pk in [one.delivery.pk for one in taken]
 
 
 @pytest.mark.django_db
@@ -313,7 +313,7 @@ def test_outcome_that_cannot_be_written_does_not_discard_its_batch(user, receive
 
     async def poisoned(claim):
         outcome = await real_attempt(claim)
-        return replace(outcome, status_code=-1) if claim.delivery_id == bad.pk else outcome
+        return replace(outcome, status_code=-1) if claim.delivery.pk == bad.pk else outcome
 
     real_attempt = sender.attempt
     monkeypatch.setattr(sender, "attempt", poisoned)

@@ -19,7 +19,7 @@ from config.kernel.errors import DomainError
 from config.management import user_named
 from runs import services
 from runs.events import StreamType
-from runs.models import FINAL_RUN_STATUSES, Run, RunEvent, RunStatus, Waitpoint, WaitpointKind, WaitpointStatus, Worker
+from runs.models import FINAL_RUN_STATUSES, Run, RunEvent, RunStatus, WaitpointKind, WaitpointStatus, Worker
 from runs.serializers import RunInput
 
 DEFAULT_USER = "console"
@@ -43,7 +43,17 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, message: str, user: str | None, **options: Any) -> None:
         given = {name: options[name] for name in ("agent", "model") if options[name] is not None}
-        run = self.start(self.owner(user), {"message": message} | given)
+        try:
+            self.run(self.owner(user), {"message": message} | given)
+        except ValidationError as error:
+            raise CommandError(json.dumps(error.detail)) from None
+        except DomainError as error:
+            fields = (error.details or {}).get("fields", {})
+            texts = [error.message, *(text for found in fields.values() for text in found)]
+            raise CommandError(" ".join(texts)) from None
+
+    def run(self, user: Any, body: dict[str, Any]) -> None:
+        run = services.start_run(user, create_chat(user).pk, **RunInput.validated(body))
         self.say(f"{run.pk}")
         if not Worker.objects.filter(expires_at__gt=clock.now()).exists():
             self.say("No run worker is up: the run waits until one starts (make run, or the Procfile's process runs).")
@@ -65,16 +75,6 @@ class Command(BaseCommand):
         if not user.is_active:
             raise CommandError(f"The user {user.get_username()} is not active.")
         return user
-
-    def start(self, user: Any, body: dict[str, Any]) -> Run:
-        try:
-            return services.start_run(user, create_chat(user).pk, **RunInput.validated(body))
-        except ValidationError as error:
-            raise CommandError(json.dumps(error.detail)) from None
-        except DomainError as error:
-            fields = (error.details or {}).get("fields", {})
-            texts = [error.message, *(text for found in fields.values() for text in found)]
-            raise CommandError(" ".join(texts)) from None
 
     def follow(self, run: Run) -> dict[str, Any]:
         """Show the run's events as they come. Returns the data of the last one."""
@@ -134,13 +134,7 @@ class Command(BaseCommand):
         except EOFError:
             # Not cancelled: another client may answer.
             raise CommandError(f"The run waits for an answer to {pending.pk}, and there is no input.") from None
-        self.respond(pending, answer)
-
-    def respond(self, waitpoint: Waitpoint, answer: dict[str, Any]) -> None:
-        try:
-            services.respond(waitpoint, {"kind": waitpoint.kind} | answer)
-        except ValidationError as error:
-            raise CommandError(json.dumps(error.detail)) from None
+        services.respond(pending, {"kind": pending.kind} | answer)
 
     def approve(self, call: str, asked: dict[str, Any]) -> bool:
         while True:
