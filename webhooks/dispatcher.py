@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -175,20 +174,18 @@ class Dispatcher:
 
 
 _dispatcher: Dispatcher | None = None
-_owner = 0
 _lock = threading.Lock()
 
 
 def dispatcher() -> Dispatcher:
-    """The dispatcher of this process. A forked child gets its own."""
-    global _dispatcher, _owner
+    """The dispatcher of this process."""
+    global _dispatcher
     with _lock:
-        if _dispatcher is None or _owner != os.getpid():
-            _dispatcher, _owner = Dispatcher(), os.getpid()
+        _dispatcher = _dispatcher or Dispatcher()
         return _dispatcher
 
 
 def stop() -> None:
     """When the process stops: wait for the attempts under way, no longer than an attempt may take."""
-    if _dispatcher is not None and _owner == os.getpid():
+    if _dispatcher is not None:
         _dispatcher.stop(settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS + RECORD_SECONDS)

@@ -52,8 +52,8 @@ def page(request: HttpRequest) -> HttpResponse:
         response = error_response(401)
     else:
         found = reading()
-        own = metrics.exposition(metrics.OfProcess(metrics.this_process()))
-        text = metrics.exposition(Families(found)) + joined([own, *found.texts])
+        own = metrics.own_text(metrics.this_process())
+        text = metrics.exposition(families(found)) + joined([own, *found.texts])
         response = HttpResponse(text, content_type=CONTENT_TYPE_LATEST)
     response["Cache-Control"] = "no-store"
     return response
@@ -126,22 +126,15 @@ def _read_database(found: Reading) -> bool:
     return True
 
 
-class Families:
-    """A reading as a collector of prometheus_client's registry."""
-
-    def __init__(self, reading: Reading) -> None:
-        self.reading = reading
-
-    def collect(self) -> Iterator[Metric]:
-        up = {(name,): float(answers) for name, answers in self.reading.up.items()}
-        yield _family(Gauge("source_up", "Whether the source of these metrics answered.", up, ["source"]))
-        for gauge in self.reading.gauges:
-            yield _family(gauge)
-        for name, metric in metrics.declared.items():
-            if isinstance(metric, metrics.Latest):
-                rows = [(key.split(SEPARATOR), float(value)) for key, value in self.reading.latest.items()]
-                values = {tuple(labels): value for (found, *labels), value in rows if found == name}
-                yield _family(Gauge(name.removeprefix(PREFIX), metric.help, values, metric.labels))
+def families(reading: Reading) -> Iterator[Metric]:
+    up = {(name,): float(answers) for name, answers in reading.up.items()}
+    yield _family(Gauge("source_up", "Whether the source of these metrics answered.", up, ["source"]))
+    yield from map(_family, reading.gauges)
+    for name, metric in metrics.declared.items():
+        if isinstance(metric, metrics.Latest):
+            rows = [(key.split(SEPARATOR), float(value)) for key, value in reading.latest.items()]
+            values = {tuple(labels): value for (found, *labels), value in rows if found == name}
+            yield _family(Gauge(name.removeprefix(PREFIX), metric.help, values, metric.labels))
 
 
 def _family(gauge: Gauge) -> Metric:

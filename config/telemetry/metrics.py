@@ -11,9 +11,10 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import prometheus_client
@@ -41,24 +42,17 @@ def this_process() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-class OfProcess:
-    """The registry's metrics, each with the label ``process``: Prometheus must see when a counter begins again."""
-
-    def __init__(self, process: str) -> None:
-        self.process = process
-
-    def collect(self) -> Iterator[prometheus_client.Metric]:
-        for family in registry.collect():
-            family.samples = [
-                sample._replace(labels={**sample.labels, "process": self.process}) for sample in family.samples
-            ]
-            yield family
+def own_text(process: str) -> str:
+    """The registry's metrics as text, with the label ``process``: Prometheus must see when a counter begins again."""
+    families = list(registry.collect())
+    for family in families:
+        family.samples = [one._replace(labels={**one.labels, "process": process}) for one in family.samples]
+    return exposition(families)
 
 
-def exposition(collector: Any) -> str:
-    """The collector's metrics in the text format."""
-    shown = prometheus_client.CollectorRegistry(auto_describe=False)
-    shown.register(collector)
+def exposition(families: Iterable[Any]) -> str:
+    """The metrics in the text format."""
+    shown: Any = SimpleNamespace(collect=lambda: families)
     return prometheus_client.generate_latest(shown).decode()
 
 
@@ -82,7 +76,7 @@ class Reporter:
         try:
             with redis_client() as client, client.pipeline() as pipeline:
                 seconds = PROCESS_SECONDS + round(settings.METRICS_FLUSH_SECONDS)
-                pipeline.set(TEXT + name, exposition(OfProcess(name)), ex=seconds)
+                pipeline.set(TEXT + name, own_text(name), ex=seconds)
                 pipeline.sadd(PROCESSES, name)
                 for key, value in latest.items():
                     pipeline.hset(LATEST, key, value)

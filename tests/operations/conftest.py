@@ -38,7 +38,7 @@ def scrape(limits: Any, client: Client, monkeypatch: pytest.MonkeyPatch) -> Call
     """Sends the metrics of this process and reads the page again."""
     limits.METRICS_TOKEN = "scraper"
     limits.METRICS_CACHE_SECONDS = 0
-    counted = MetricsPage(metrics.exposition(metrics.registry)).samples
+    counted = MetricsPage(metrics.exposition(metrics.registry.collect())).samples
 
     def read() -> MetricsPage:
         metrics.reporter.report()
