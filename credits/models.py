@@ -210,6 +210,9 @@ class UsageTotal(models.Model):
     class Meta:
         abstract = True
 
+    def __str__(self) -> str:
+        return f"{self._meta.verbose_name} {self.pk}"
+
 
 class DayTotal(UsageTotal):
     """CAPTURE and USAGE by UTC day and tool, without REFUND."""
@@ -222,18 +225,12 @@ class DayTotal(UsageTotal):
         # For the reports of staff, over all accounts. Without the amount, which every charge changes.
         indexes = [models.Index("day", name="day_total_by_day")]
 
-    def __str__(self) -> str:
-        return f"usage of {self.day}"
-
 
 class ChatTotal(UsageTotal):
     """CAPTURE and USAGE less REFUND by chat."""
 
     pk = models.CompositePrimaryKey("account", "chat_id")
     chat_id = RefField()
-
-    def __str__(self) -> str:
-        return f"usage of {self.chat_id}"
 
 
 class ChatDayTotal(UsageTotal):
@@ -243,9 +240,6 @@ class ChatDayTotal(UsageTotal):
     day = models.DateField()
     chat_id = RefField()
 
-    def __str__(self) -> str:
-        return f"usage of {self.chat_id} on {self.day}"
-
 
 class RunTotal(UsageTotal):
     """CAPTURE and USAGE less REFUND by chat, run and tool."""
@@ -254,6 +248,3 @@ class RunTotal(UsageTotal):
     chat_id = RefField()
     run_id = RefField()
     tool_key = models.CharField(max_length=100)
-
-    def __str__(self) -> str:
-        return f"usage of {self.run_id}"

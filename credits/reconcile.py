@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
-from django.db.models import BigIntegerField, Case, F, OuterRef, Subquery, Sum, Value, When
+from django.db.models import BigIntegerField, Case, F, OuterRef, QuerySet, Subquery, Sum, Value, When
 
 from config.kernel import money
 from credits import totals
@@ -45,18 +46,19 @@ def _effect(signs: dict[EntryType, int]) -> Sum:
 
 
 def _holds() -> Iterator[str]:
-    settled = LedgerEntry.objects.filter(against=OuterRef("pk"), type__in=SETTLEMENTS).order_by().values("against")
-    holds = LedgerEntry.objects.filter(type=EntryType.HOLD).annotate(
-        settled=Subquery(settled.annotate(total=Sum("amount")).values("total"))
-    )
-    for hold in holds.filter(settled__isnull=False).exclude(settled=F("amount")).order_by("pk").iterator():
-        yield f"{hold.id}: a hold of {money.to_text(hold.amount)} was settled with {money.to_text(hold.settled)}"
+    holds = _with_answers([EntryType.HOLD], SETTLEMENTS).filter(answered__isnull=False).exclude(answered=F("amount"))
+    for hold in holds.iterator():
+        yield f"{hold.id}: a hold of {money.to_text(hold.amount)} was settled with {money.to_text(hold.answered)}"
 
 
 def _refunds() -> Iterator[str]:
-    refunds = LedgerEntry.objects.filter(against=OuterRef("pk"), type=EntryType.REFUND).order_by().values("against")
-    spent = LedgerEntry.objects.filter(type__in=[EntryType.CAPTURE, EntryType.USAGE]).annotate(
-        refunded=Subquery(refunds.annotate(total=Sum("amount")).values("total"))
-    )
-    for entry in spent.filter(refunded__gt=F("amount")).order_by("pk").iterator():
-        yield f"{entry.id}: {money.to_text(entry.refunded)} of {money.to_text(entry.amount)} was refunded"
+    spent = _with_answers([EntryType.CAPTURE, EntryType.USAGE], [EntryType.REFUND])
+    for entry in spent.filter(answered__gt=F("amount")).iterator():
+        yield f"{entry.id}: {money.to_text(entry.answered)} of {money.to_text(entry.amount)} was refunded"
+
+
+def _with_answers(types: list[EntryType], answers: list[EntryType]) -> QuerySet[Any]:
+    """Rows with ``answered``, the sum of the rows of these types against them."""
+    against = LedgerEntry.objects.filter(against=OuterRef("pk"), type__in=answers).order_by().values("against")
+    total = Subquery(against.annotate(total=Sum("amount")).values("total"))
+    return LedgerEntry.objects.filter(type__in=types).annotate(answered=total).order_by("pk")
