@@ -12,8 +12,7 @@ from django.conf import settings
 
 from config.queue import jobs, publisher
 from config.telemetry import logs
-from runs import lifecycle
-from runs.streams.prune import prune
+from runs import lifecycle, purge
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ def sweep() -> None:
 
 @shared_task(name="runs.prune_events")
 def prune_events() -> None:
-    jobs.run("prune-run-events", prune)
+    jobs.run("prune-run-events", purge.prune_events)
 
 
 @celeryd_after_setup.connect

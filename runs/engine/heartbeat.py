@@ -147,29 +147,18 @@ class Heartbeat(threading.Thread):
         return clock.steady() - begun >= self._step_seconds
 
     def _sweep(self) -> None:
-        seconds = self._step_seconds
+        stages = self._release_unexecuted, self._sweep_all, self._take_due_runs, self._wake_throttled_runs
+        jobs.stages("sweep-runs", *stages)
 
-        def release_unexecuted() -> int:
-            executing, leaving = self.run_ids, self.stopped.is_set
-            released = lifecycle.release_unexecuted(self.process.worker_id, executing, leaving, seconds)
-            if released:
-                logger.warning("%d runs that this worker owned but did not execute may be taken over", len(released))
-            return len(released)
+    def _sweep_all(self) -> int:
+        return lifecycle.sweep(self._step_seconds)
 
-        def settle_lost_turns() -> int:
-            return lifecycle.settle_lost_turns(seconds)
-
-        def expire_waitpoints() -> int:
-            return lifecycle.expire_waitpoints(seconds)
-
-        jobs.stages(
-            "sweep-runs",
-            release_unexecuted,
-            settle_lost_turns,
-            expire_waitpoints,
-            self._take_due_runs,
-            self._wake_throttled_runs,
-        )
+    def _release_unexecuted(self) -> int:
+        executing, leaving = self.run_ids, self.stopped.is_set
+        released = lifecycle.release_unexecuted(self.process.worker_id, executing, leaving, self._step_seconds)
+        if released:
+            logger.warning("%d runs that this worker owned but did not execute may be taken over", len(released))
+        return len(released)
 
     def _take_due_runs(self) -> int:
         due = lifecycle.take_due_runs(self._room()) if self._room() else []

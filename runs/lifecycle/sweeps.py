@@ -1,16 +1,16 @@
 """Finds the work that no message led to: lost workers, runs that no worker took, waitpoints after their time.
 
-Every function may be called at any moment and any number of times at once; the heartbeat of each run worker and a task
-of beat call them. A row that is locked or cannot be processed stops no other row. ``seconds`` limits the time of a
-call; the next call continues.
+Every function may be called at any moment and any number of times at once. The heartbeat of each run worker calls
+them, and a task of beat calls ``sweep``. A row that is locked or cannot be processed stops no other row. ``seconds``
+limits the time of a call; the next call continues.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable
-from datetime import datetime, timedelta
-from functools import partial
+from datetime import timedelta
+from functools import partial, update_wrapper
 
 from django.conf import settings
 from django.db import connection, transaction
@@ -19,20 +19,15 @@ from django.db.models import Count, Exists, OuterRef, Q, QuerySet
 from config.database.batches import in_order, take_batch
 from config.kernel import clock
 from config.queue import jobs
-from config.queue.nudges import nudge
 from credits import ledger
 from runs.lifecycle import line, runs, waitpoints
-from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, throttled_runs
+from runs.lifecycle.line import NUDGE_GRACE, throttled_runs
 from runs.models import Run, RunStatus, Waitpoint, WaitpointStatus, Worker
 
 JOB = "sweep-runs"
 BATCH = 500
 # Runs that are released in one transaction.
 RELEASE_BATCH = 100
-
-# The expired leases, as (worker id, end of the lease), and when this process first and last saw each, by
-# ``clock.steady``.
-_late: dict[tuple[str, datetime], tuple[float, float]] = {}
 
 CLAIMABLE = Q(status=RunStatus.QUEUED, blocked=False, throttled=False) | Q(status=RunStatus.RUNNING, worker_id=None)
 
@@ -55,33 +50,10 @@ _THROTTLED_USERS = """
 """
 
 
-def sweep() -> int:
-    """One pass over all of it. Returns how many workers, waitpoints and runs it dealt with."""
-    return jobs.stages(
-        JOB, reap_late_workers, settle_lost_turns, expire_waitpoints, nudge_due_runs, nudge_throttled_runs
-    )
-
-
-def reap_late_workers() -> int:
-    """``reap_workers`` for a process without a lease of its own, which does not know whether an outage has just ended:
-    it gives each late worker the time of another lease to come back. That time begins again if this process was
-    suspended, or could not ask, for so long.
-    """
-    away = max(settings.RUN_LEASE_SECONDS, 2 * settings.RUN_SWEEP_SECONDS)
-    begun = clock.steady()
-    late = set(Worker.objects.filter(expires_at__lt=clock.now()).values_list("pk", "expires_at"))
-    seen = clock.steady()
-    for lease in _late.keys() - late:
-        _late.pop(lease, None)  # another thread may have done it
-    due = []
-    for lease in late:
-        first, last = _late.get(lease, (seen, seen))
-        if begun - last >= away:
-            first = seen
-        _late[lease] = first, seen
-        if begun - first >= settings.RUN_LEASE_SECONDS:
-            due.append(lease[0])
-    return reap_workers(workers=Worker.objects.filter(pk__in=due))
+def sweep(seconds: float = math.inf) -> int:
+    """What may not wait until there is a run worker. Returns how many runs and waitpoints it dealt with."""
+    works = (settle_lost_turns, expire_waitpoints)
+    return jobs.stages(JOB, *(update_wrapper(partial(work, seconds), work) for work in works))
 
 
 def reap_workers(seconds: float = math.inf, workers: QuerySet[Worker] | None = None) -> int:
@@ -155,13 +127,6 @@ def take_due_runs(limit: int) -> list[str]:
     return taken
 
 
-def nudge_due_runs() -> int:
-    due = take_due_runs(BATCH)
-    for run_id in due:
-        nudge(EXECUTE, run_id)
-    return len(due)
-
-
 def _throttled_users(after: int) -> list[int]:
     with connection.cursor() as cursor:
         cursor.execute(_THROTTLED_USERS, [after, BATCH])
@@ -186,16 +151,6 @@ def wakeable_runs(limit: int, after: int = 0) -> tuple[list[str], int]:
             found += throttled_runs(user_id).values_list("pk", flat=True)[: min(room, limit - len(found))]
         after = user_id
     return found, after if len(users) == BATCH else 0
-
-
-def nudge_throttled_runs() -> int:
-    nudged, after = 0, -1
-    while after:
-        found, after = wakeable_runs(BATCH, max(0, after))
-        for run_id in found:
-            nudge(EXECUTE, run_id)
-        nudged += len(found)
-    return nudged
 
 
 def expire_waitpoints(seconds: float = math.inf) -> int:

@@ -61,7 +61,7 @@ class Wait:
 
     def __init__(self, response: WaitingResponse) -> None:
         self.response = response
-        self.stream = background.join(response.started.opening)
+        self.stream = background.open().join(response.started.opening)
         self.over = False
 
     async def next(self) -> bytes | None:
@@ -72,7 +72,7 @@ class Wait:
             async with asyncio.timeout(self.response.started.wait_seconds):
                 while (batch := await self.stream.next()) is not None and not any(map(ends_wait, batch)):
                     pass
-        return await background.ask(self.response.answer)
+        return await background.open().ask(self.response.answer)
 
     def close(self) -> None:
         self.stream.close()

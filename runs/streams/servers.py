@@ -1,35 +1,47 @@
-"""The streams of this process, and how the web server sends one: the events that the hub yields, as frames."""
+"""The streams of this process, and how the web server sends one: the events that the hub yields, as the bytes of
+server-sent events (docs/streams.md). What reads events inside the service uses ``reads.Event``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TypeVar
 
 from django.conf import settings
 
 from config.kernel.errors import Unavailable
-from runs.streams.frames import render
-from runs.streams.hub import Hub, Opening, Stream, places
+from runs.streams.hub import Hub, Opening, places
+from runs.streams.reads import Event
 
-T = TypeVar("T")
+CONTENT_TYPE = "text/event-stream"
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+# Not followed by a blank line: to some clients that would be the end of an empty event.
+COMMENT = b": keep-alive\n"
+# Line breaks to Unicode, but not to JSON nor to server-sent events; many clients split lines as Unicode does.
+LINE_BREAKS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
+
+
+def render(events: Iterable[Event]) -> bytes:
+    """The events' frames; without events, a comment that keeps the connection open."""
+    return b"".join(frame(event) for event in events) or COMMENT
+
+
+def frame(event: Event) -> bytes:
+    """One event. Its data is JSON text, which has no line break of its own."""
+    data = event.data if event.data.isascii() else event.data.translate(LINE_BREAKS)
+    position = f"id: {event.index}\n" if event.numbered else ""
+    return f"{position}event: {event.type}\ndata: {data}\n\n".encode("utf-8", "replace")
 
 
 class Background:
     """The hub of this process. Its streams are coroutines on the process's event loop."""
 
-    def __init__(self) -> None:
-        self.hub: Hub | None = None
+    hub: Hub | None = None
 
-    def join(self, opening: Opening) -> Stream:
+    def open(self) -> Hub:
         """On the event loop only."""
         self.hub = self.hub or Hub()
-        return self.hub.join(opening)
-
-    async def ask(self, query: Callable[[], T]) -> T:
-        """``Hub.ask``, for what follows a stream."""
-        self.hub = self.hub or Hub()
-        return await self.hub.ask(query)
+        return self.hub
 
 
 background = Background()
@@ -39,17 +51,12 @@ class Frames:
     """The body of one stream (``config.api.live.Body``)."""
 
     def __init__(self, opening: Opening) -> None:
-        self.stream = background.join(opening)
+        self.stream = background.open().join(opening)
+        self.close, self.leave = self.stream.close, self.stream.leave
 
     async def next(self) -> bytes | None:
         events = await self.stream.next()
         return None if events is None else render(events)
-
-    def close(self) -> None:
-        self.stream.close()
-
-    def leave(self) -> None:
-        self.stream.leave()
 
 
 def admitted(opening: Opening) -> Opening:

@@ -23,9 +23,8 @@ from config.api.viewsets import ServiceViewSet
 from config.kernel.errors import DomainError, ValidationFailed
 from runs.models import FINAL_RUN_STATUSES, Run
 from runs.streams import reads
-from runs.streams.frames import COMMENT, CONTENT_TYPE, HEADERS, render
 from runs.streams.hub import Opening
-from runs.streams.servers import Frames, admitted
+from runs.streams.servers import COMMENT, CONTENT_TYPE, HEADERS, Frames, admitted, render
 
 POSITION_MAX_DIGITS = 18
 POSITION = {"type": "integer", "minimum": 0, "maximum": 10**POSITION_MAX_DIGITS - 1}

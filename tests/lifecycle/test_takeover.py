@@ -6,10 +6,8 @@ import pytest
 from django.db import transaction
 from django.db.models import F
 
-from config.queue import nudges
 from credits import ledger
 from runs import lifecycle
-from runs.lifecycle import sweeps
 from runs.models import Run, RunEvent, ToolInvocation, Worker
 from tests import factories
 from tests.driver import Driver, InProcess, until
@@ -88,7 +86,7 @@ def test_runs_over_the_user_limit_start_in_order(bench, settings, user):
         until(lambda at=at: running() == set(started[at + 1 : at + 4]))
 
 
-def test_throttled_runs_start_after_the_limit_is_removed(bench, settings, monkeypatch):
+def test_throttled_runs_start_after_the_limit_is_removed(bench, settings):
     settings.RUN_USER_LIMIT = 1
     running = bench.start("/wait 600")["id"]
     bench.wait(running, "running")
@@ -96,8 +94,6 @@ def test_throttled_runs_start_after_the_limit_is_removed(bench, settings, monkey
     until(lambda: Run.objects.filter(pk__in=waiting, throttled=True).count() == 2)
     until(lambda: not bench.engine.tasks.keys() & set(waiting))  # a nudge for a run that already has a task is ignored
     settings.RUN_USER_LIMIT = 0  # as if the service restarted with this setting
-    monkeypatch.setattr(sweeps, "nudge", nudges.nudge)
-    lifecycle.sweep()
     assert [bench.wait(run_id)["status"] for run_id in waiting] == ["completed", "completed"]
 
 

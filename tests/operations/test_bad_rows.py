@@ -19,9 +19,9 @@ from config.kernel.ids import first_id
 from config.queue import jobs
 from credits import expiry, ledger
 from credits.models import LedgerEntry, PendingExpiry
+from runs import purge as run_purge
 from runs.lifecycle import expire_waitpoints, sweep, sweeps, take_due_runs
 from runs.models import Run, RunEvent, Waitpoint
-from runs.streams import prune
 from runs.tools import files
 from tests import factories
 from tests.factories import force_update
@@ -137,10 +137,10 @@ def test_many_bad_waitpoints_do_not_hide_a_good_one(monkeypatch, counted):
 def test_a_broken_stage_of_the_sweep_does_not_stop_the_others(monkeypatch):
     good = late_waitpoint(minutes=1)
 
-    def reap_workers(**kwargs: float) -> int:
+    def settle_lost_turns(seconds: float) -> int:
         raise RuntimeError
 
-    monkeypatch.setattr(sweeps, "reap_workers", reap_workers)
+    monkeypatch.setattr(sweeps, "settle_lost_turns", settle_lost_turns)
     sweep()
     assert Waitpoint.objects.get(pk=good).status == "EXPIRED"
 
@@ -169,14 +169,11 @@ def test_users_at_their_limit_do_not_hide_a_throttled_run(settings, monkeypatch)
         found += some
     assert set(found) == wakeable
     settings.RUN_USER_LIMIT = 0
-    nudged: list[str] = []
-    monkeypatch.setattr(sweeps, "nudge", lambda task, run_id: nudged.append(run_id))
-    sweeps.nudge_throttled_runs()
-    assert len(nudged) == len(set(nudged)) == 8
+    assert len(sweeps.wakeable_runs(100)[0]) == 2
 
 
 def test_events_are_pruned_after_a_batch_that_fails(monkeypatch, counted):
-    monkeypatch.setattr(prune, "PRUNE_RUNS", 1)
+    monkeypatch.setattr(run_purge, "RUNS_BATCH", 1)
     runs = [
         factories.RunFactory(id=f"{first_id('run', ago(days=40))}{number:016}", finished_at=ago(days=31)).pk
         for number in range(3)
@@ -191,7 +188,7 @@ def test_events_are_pruned_after_a_batch_that_fails(monkeypatch, counted):
         return take(rows)
 
     monkeypatch.setattr(batches, "take_batch", refused)
-    assert prune.prune() == 2
+    assert run_purge.prune_events() == 2
     assert RunEvent.objects.get().run_id == runs[0]
 
 

@@ -30,8 +30,8 @@ from config.queue import jobs
 from credits import ledger
 from credits.models import LedgerEntry
 from runs.lifecycle import sweeps
-from runs.models import Compaction, ModelAttempt, Run, RunEvent, RunMetadata, ToolInvocation, Turn, Waitpoint, Worker
-from runs.streams.prune import prune
+from runs.models import Compaction, ModelAttempt, Run, RunEvent, RunMetadata, ToolInvocation, Turn, Waitpoint
+from runs.purge import prune_events
 from runs.tools import files
 from tests import factories
 from tests.threads import side_by_side
@@ -274,10 +274,8 @@ def deleted_chats(user: Any) -> None:
         full_chat(user, deleted_at=ago(days=31))
 
 
-def lost_work(user: Any) -> None:
+def late_waitpoints(user: Any) -> None:
     for _ in range(5):
-        worker = Worker.objects.create(host="gone", pid=1, expires_at=ago(minutes=1))
-        factories.RunFactory(chat__user=user, status="running", worker_id=worker.pk)
         waiting = factories.RunFactory(chat__user=user, status="waiting")
         factories.WaitpointFactory(run=waiting, expires_at=ago(minutes=1))
 
@@ -322,9 +320,9 @@ JOBS: dict[str, tuple[Callable[[Any], None], Callable[[], list[int]], int]] = {
     "purge-attachments": (unused_rows, lambda: [Attachment.objects.count()], 20),
     "purge-chats": (deleted_chats, lambda: [model._base_manager.count() for model in HELD], 8),
     "sweep-runs": (
-        lost_work,
-        lambda: [Worker.objects.count(), Waitpoint.objects.filter(status="PENDING").count()],
-        10,
+        late_waitpoints,
+        lambda: [Waitpoint.objects.filter(status="PENDING").count()],
+        5,
     ),
     "expire-grants": (lapsed_grants, lambda: [LedgerEntry.objects.filter(type="EXPIRY").count() - 6], 6),
 }
@@ -334,7 +332,6 @@ JOBS: dict[str, tuple[Callable[[Any], None], Callable[[], list[int]], int]] = {
 @pytest.mark.parametrize("job", JOBS)
 def test_concurrent_jobs_process_each_row_once(job, user, stored, settings, monkeypatch):
     monkeypatch.setattr("webhooks.transitions.WEBHOOK_PENDING_MAX", 2)
-    settings.RUN_LEASE_SECONDS = 0  # a worker without a lease is lost at once
     for module, name in (
         (batches, "BATCH"),
         (idempotency, "PRUNE_BATCH"),
@@ -376,7 +373,7 @@ def test_a_run_with_many_events_is_pruned_by_a_statement_of_normal_length():
     run = factories.RunFactory(id=f"{first_id('run', ago(days=40))}{1:016}", finished_at=ago(days=31))
     RunEvent.objects.bulk_create(RunEvent(run=run, index=index, type="x", data="{}") for index in range(1, 1001))
     with CaptureQueriesContext(connection) as queries:
-        assert prune() == 1000
+        assert prune_events() == 1000
     assert not RunEvent.objects.exists()
     assert max(len(query["sql"]) for query in queries) < 2000
 

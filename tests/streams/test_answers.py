@@ -11,9 +11,9 @@ from rest_framework.test import APIClient
 
 from config.kernel import clock
 from config.kernel.errors import RateLimited
-from runs import tasks
+from runs import purge, tasks
 from runs.models import Run, RunEvent
-from runs.streams import prune, reads, views
+from runs.streams import reads, views
 from tests import factories
 from tests.streams.conftest import append, finish, parse, text_of
 
@@ -198,7 +198,7 @@ def old(make_run, user) -> Run:
 
 
 def test_pruning_deletes_only_events_of_old_runs(old, make_run, user, monkeypatch):
-    monkeypatch.setattr(prune, "PRUNE_RUNS", 2)
+    monkeypatch.setattr(purge, "RUNS_BATCH", 2)
     recent, live = make_run(user, days=40), make_run(user, days=40)
     finish(recent, "x")
     Run.objects.filter(pk=recent.pk).update(finished_at=clock.now() - timedelta(days=29, hours=23))
@@ -208,12 +208,12 @@ def test_pruning_deletes_only_events_of_old_runs(old, make_run, user, monkeypatc
         Run.objects.filter(pk=run.pk).update(finished_at=clock.now() - timedelta(days=31))
     tasks.prune_events()
     assert set(RunEvent.objects.values_list("run_id", flat=True)) == {recent.pk, live.pk}
-    assert prune.prune() == 0
+    assert purge.prune_events() == 0
 
 
 def test_a_pruned_stream_is_rebuilt_from_the_run(listen, old):
     whole = listen(old)
-    prune.prune()
+    purge.prune_events()
     received = listen(old)
     assert [(index, kind) for index, kind, _ in received] == [
         (5, "message.delta"),
@@ -232,7 +232,7 @@ def test_a_pruned_stream_is_rebuilt_from_the_run(listen, old):
 @pytest.mark.parametrize("after", range(8))
 def test_client_with_some_events_gets_the_rest_of_a_pruned_stream(listen, old, after):
     had = listen(old)[:after]
-    prune.prune()
+    purge.prune_events()
     received = listen(old, f"?after={after}")
     assert text_of(had + received) == "Hello you there"
     indexes = [index for index, *_ in had + received if index]
@@ -246,7 +246,7 @@ def test_pruned_stream_of_a_failed_run_has_the_error(listen, make_run, user):
     Run.objects.filter(pk=run.pk).update(
         finished_at=clock.now() - timedelta(days=31), error_code="MODEL_ERROR", error_message="It broke."
     )
-    prune.prune()
+    purge.prune_events()
     ((index, kind, data),) = listen(run)
     assert (index, kind, data["errorCode"], data["errorMessage"]) == (3, "run.status", "MODEL_ERROR", "It broke.")
 
