@@ -6,7 +6,6 @@ counted from indexes of live rows, and kept for METRICS_CACHE_SECONDS.
 
 from __future__ import annotations
 
-import hmac
 import logging
 import threading
 import time
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from django.conf import settings
 from django.db import Error, connection
 from django.http import HttpRequest, HttpResponse
+from django.utils.crypto import constant_time_compare
 from django.utils.module_loading import import_string
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_safe
@@ -61,12 +61,8 @@ def page(request: HttpRequest) -> HttpResponse:
 
 def is_allowed(authorization: str) -> bool:
     scheme, _, token = authorization.partition(" ")
-    wanted = settings.METRICS_TOKEN.encode()
-    return (
-        bool(wanted)
-        and scheme.lower() == "bearer"
-        and hmac.compare_digest(token.strip().encode("utf-8", "replace"), wanted)
-    )
+    wanted = settings.METRICS_TOKEN
+    return bool(wanted) and scheme.lower() == "bearer" and constant_time_compare(token.strip(), wanted)
 
 
 _lock = threading.Lock()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from django.apps import apps
@@ -22,7 +21,10 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         renewed, lost = 0, []
         show = progress(self.stderr)
-        for model, field in encrypted_fields():
+        models_and_fields = ((model, field) for model in apps.get_models() for field in model._meta.concrete_fields)
+        for model, field in models_and_fields:
+            if not isinstance(field, EncryptedField):
+                continue
             name = f"{field.verbose_name} of {model._meta.label}"
             rows = model._default_manager.annotate(cipher=Cast(field.name, models.TextField())).exclude(cipher=None)
             total = rows.count()
@@ -45,11 +47,3 @@ class Command(BaseCommand):
             raise CommandError(
                 f"{len(lost)} not decrypted. Add the old key to ENCRYPTION_KEYS again, or replace these secrets."
             )
-
-
-def encrypted_fields() -> Iterator[tuple[type[models.Model], EncryptedField]]:
-    """All encrypted fields of all models."""
-    for model in apps.get_models():
-        for field in model._meta.concrete_fields:
-            if isinstance(field, EncryptedField):
-                yield model, field
