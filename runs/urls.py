@@ -1,8 +1,9 @@
 from django.urls import URLPattern, path
 
-from runs import front, playground, views
+from runs import views
 from runs.downloads import serve_file
 from runs.mcp.views import McpViewSet
+from runs.pages import show_front, show_playground
 from runs.streams.views import StreamViewSet
 
 
@@ -25,9 +26,9 @@ def routes(surface: str) -> list[URLPattern]:
 
 session, public = routes("session"), routes("public")
 pages = [
-    path("", front.show),
-    path("playground", playground.show),
-    path("playground/<str:chatId>", playground.show),
+    path("", show_front),
+    path("playground", show_playground),
+    path("playground/<str:chatId>", show_playground),
 ]
 files = [path("files/<str:invocation_id>/<str:token>/<str:file_name>", serve_file)]
 rpc = [path("api/mcp", McpViewSet.as_view({"post": "handle"}))]

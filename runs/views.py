@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from django.db.models import QuerySet
 from drf_spectacular.utils import PolymorphicProxySerializer, extend_schema
@@ -20,14 +20,16 @@ from config.kernel.ids import is_plausible_id
 from config.kernel.jsontext import dumps, from_text
 from config.telemetry import logs
 from runs import catalogue, services
-from runs.catalogue.serializers import AgentSerializer, ModelSerializer, ToolSerializer
 from runs.filters import PARAMETERS, filtered, limited
 from runs.models import Run, Waitpoint
 from runs.serializers import (
     ANSWERS,
+    AgentSerializer,
+    ModelSerializer,
     RunInput,
     RunSerializer,
     RunSummarySerializer,
+    ToolSerializer,
     WaitpointSerializer,
     run_without_text,
     waitpoint_without_text,
@@ -139,37 +141,27 @@ class WholeCatalogue(KeysetPagination):
 
 
 class CatalogueActions(ServiceViewSet):
-    """The whole catalogue as one page."""
+    """The whole catalogue as one page. ``rows``: the name of a part of it."""
 
+    rows: ClassVar[str]
     required_scopes = {"list": "runs:read"}
     pagination_class = WholeCatalogue
 
     def queryset_for(self, user: Any) -> Any:
         return Run.objects.none()
 
-    def answer(self, rows: Any) -> Response:
+    def list(self, request: Request) -> Response:
+        rows = getattr(catalogue.read(), self.rows).values()
         return Response({"items": self.get_serializer_class()(rows, many=True).data, "nextCursor": None})
 
 
 class ModelViewSet(CatalogueActions):
-    serializer_class = ModelSerializer
-
-    @extend_schema(responses=ModelSerializer(many=True))
-    def list(self, request: Request) -> Response:
-        return self.answer(catalogue.read().models.values())
+    serializer_class, rows = ModelSerializer, "models"
 
 
 class AgentViewSet(CatalogueActions):
-    serializer_class = AgentSerializer
-
-    @extend_schema(responses=AgentSerializer(many=True))
-    def list(self, request: Request) -> Response:
-        return self.answer(catalogue.read().agents.values())
+    serializer_class, rows = AgentSerializer, "agents"
 
 
 class ToolViewSet(CatalogueActions):
-    serializer_class = ToolSerializer
-
-    @extend_schema(responses=ToolSerializer(many=True))
-    def list(self, request: Request) -> Response:
-        return self.answer(catalogue.read().tools.values())
+    serializer_class, rows = ToolSerializer, "tools"

@@ -23,7 +23,7 @@ from runs.catalogue.definitions import ModelDefinition
 from runs.catalogue.dialects import NAMES, check_dialect
 from runs.catalogue.parameters import CHECKS, check_parameters
 from runs.catalogue.providers import ENVIRONMENT, KINDS, PRESETS, address_of, problem_of
-from runs.llm.probe import probe
+from runs.llm.registry import probe
 from runs.models import AgentModel, Provider
 from runs.tools.base import is_address, parse_headers
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import transaction
 from django.db.models import Max
 
-from config.kernel.jsontext import same_json, to_text
+from config.kernel.jsontext import INTEGER_MAX, same_json, to_text
 from runs import catalogue
-from runs.catalogue.output import check_output_schema
-from runs.catalogue.parameters import check_parameters
-from runs.catalogue.versions import AgentDefinition, parse_reference
+from runs.catalogue.parameters import check_output_schema, check_parameters
+from runs.catalogue.versions import parse_reference
 from runs.models import Agent, AgentModel, AgentVersion, Tool
 
 # Characters of an agent's instructions.
@@ -92,11 +90,6 @@ def choose(name: str, number: int) -> Agent:
     return agent
 
 
-def resolve(reference: str) -> AgentDefinition | None:
-    """The version that ``name`` (its current one) or ``name@3`` means; None if there is no such enabled agent."""
-    return catalogue.find_agent(reference)
-
-
 def _lock(name: str) -> Agent:
     return Agent.objects.select_for_update(no_key=True).get(name=name)
 
@@ -114,79 +107,61 @@ def check(name: str, shown: dict[str, Any], version: dict[str, Any]) -> None:
     reference = parse_reference(name)
     if reference is None or reference[1] is not None:
         problems["name"] = "Use 1 to 64 letters, digits, _ and -."
-    for column, most in (("display_name", DISPLAY_NAME_MAX_CHARS), ("description", DESCRIPTION_MAX_CHARS)):
-        if problem := _text(shown[column], most):
-            problems[column] = problem
-    if not shown["display_name"]:
-        problems["display_name"] = "This field is required."
     if unknown := version.keys() - CONTENT:
         raise TypeError(f"an agent has no {', '.join(sorted(unknown))}")
-    for column, checked in CHECKS.items():
+    for column, (checked, *limits) in CHECKS.items():
+        value = (shown | version)[column]
         try:
-            checked(version[column])
+            if value is not None or CONTENT.get(column, "") is not None:
+                checked(value, *limits)
         except ValueError as error:
             problems[column] = str(error)
+    if not shown["display_name"]:
+        problems["display_name"] = "This field is required."
     if problems:
         raise InvalidAgent(problems)
 
 
-def _text(value: Any, most: int) -> str:
+def _check_text(value: Any, most: int) -> None:
     if not isinstance(value, str) or "\0" in value:
-        return "Text is required."
-    return "" if len(value) <= most else f"At most {most} characters."
-
-
-def _check_instructions(value: Any) -> None:
-    if problem := _text(value, AGENT_INSTRUCTIONS_MAX_CHARS):
-        raise ValueError(problem)
+        raise ValueError("Text is required.")
+    if len(value) > most:
+        raise ValueError(f"At most {most} characters.")
 
 
 def _check_model(value: Any) -> None:
-    if value is not None and not (isinstance(value, str) and AgentModel.objects.filter(name=value).exists()):
+    if not (isinstance(value, str) and AgentModel.objects.filter(name=value).exists()):
         raise ValueError(f"There is no model named {str(value)[:100]}.")
 
 
 def _check_tools(value: Any) -> None:
-    if value is None:
-        return
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise ValueError("A list of names is required.")
     if len(value) > TOOLS_MAX or len(set(value)) < len(value):
         raise ValueError(f"At most {TOOLS_MAX} names, each once.")
     known = set(Tool.objects.filter(name__in=value).values_list("name", flat=True))
-    for name in value:
-        if name not in known:
-            raise ValueError(f"There is no tool named {name[:100]}.")
+    if unknown := [name for name in value if name not in known]:
+        raise ValueError(f"There is no tool named {unknown[0][:100]}.")
 
 
 def _check_parameters(value: Any) -> None:
     to_text(check_parameters(value))
 
 
-def _check_threshold(value: Any) -> None:
-    _check_amount(value, 0)
-
-
-def _check_budget(value: Any) -> None:
-    _check_amount(value, 1)
-
-
 def _check_amount(value: Any, least: int) -> None:
-    if value is not None and not (type(value) is int and least <= value < 2**63):
+    if not (type(value) is int and least <= value < INTEGER_MAX):
         raise ValueError("An amount of credits is required.")
 
 
-def _check_schema(value: Any) -> None:
-    if value is not None:
-        check_output_schema(value)
-
-
-CHECKS: dict[str, Callable[[Any], None]] = {
-    "instructions": _check_instructions,
-    "model": _check_model,
-    "tools": _check_tools,
-    "parameters": _check_parameters,
-    "credit_approval_threshold": _check_threshold,
-    "max_credits": _check_budget,
-    "output_schema": _check_schema,
+# By column, the check with its limit. A column of CONTENT whose value there is None may be None.
+CHECKS: dict[str, tuple[Any, ...]] = {
+    "display_name": (_check_text, DISPLAY_NAME_MAX_CHARS),
+    "description": (_check_text, DESCRIPTION_MAX_CHARS),
+    "instructions": (_check_text, AGENT_INSTRUCTIONS_MAX_CHARS),
+    "model": (_check_model,),
+    "tools": (_check_tools,),
+    "parameters": (_check_parameters,),
+    "credit_approval_threshold": (_check_amount, 0),
+    "max_credits": (_check_amount, 1),
+    "output_schema": (check_output_schema,),
 }

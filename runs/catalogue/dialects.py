@@ -5,8 +5,8 @@ set.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 from runs.catalogue.providers import Server
@@ -60,64 +60,49 @@ NO_REASONING_WITH_TOOLS = re.compile(r"(?:^|/)gpt-(?:5\.[1-9]|[6-9])(?![\d.]*-ch
 CLAUDE = re.compile(r"claude-(?:[a-z]+-)*?(?:(?P<major>\d)(?:[-.](?P<minor>\d)(?!\d))?(?!\d)|(?=mythos|fable))")
 
 
-def _host(*hosts: str) -> Callable[[Server, str], bool]:
-    return lambda server, _: server.host in hosts
+HOSTS: dict[str, dict[str, Any]] = {
+    "api.deepseek.com": {"reasoning_back": True, "image_input": False},
+    "api.mistral.ai": {
+        "stream_options": False,
+        "call_id_length": 9,
+        "reasoning_field": "",
+        "reasoning_back": False,
+        "seed_field": "random_seed",
+        "tool_images": False,
+    },
+    "openrouter.ai": {"reasoning_field": "reasoning_details", "reasoning_back": True, "file_input": True},
+    "api.groq.com": {
+        "max_tokens_field": "max_completion_tokens",
+        "reasoning_field": "reasoning",
+        "reasoning_back": False,
+    },
+}
 
 
-def _openai(server: Server, model: str) -> bool:
-    return server.kind == "openai" and (server.host == "api.openai.com" or server.is_azure)
-
-
-def _openai_reasoning(server: Server, model: str) -> bool:
-    return _openai(server, model) and REASONING_MODEL.search(model) is not None
-
-
-# Each profile that fits applies, a later one over an earlier one.
-PROFILES: tuple[tuple[Callable[[Server, str], bool], dict[str, Any]], ...] = (
-    (lambda server, _: server.kind == "anthropic", {"reasoning_back": True, "prompt_cache_key": True}),
-    (
-        lambda server, model: server.kind == "anthropic" and _claude_since(model, 4, 6),
-        {"adaptive_thinking": True},
-    ),
-    (lambda server, model: server.kind == "anthropic" and _claude_since(model, 4, 7), {"sampling": False}),
-    (lambda server, _: server.kind == "openai_responses", {"reasoning_back": True}),
-    (
-        lambda server, model: server.kind == "openai_responses" and REASONING_MODEL.search(model) is not None,
-        {"sampling": False},
-    ),
-    # Few servers of chat completions read PDF files.
-    (lambda server, _: server.kind == "openai", {"file_input": False}),
-    (_host("api.openai.com"), {"prompt_cache_key": True}),
-    (_openai, {"max_tokens_field": "max_completion_tokens", "reasoning_field": "", "file_input": True}),
-    (_openai_reasoning, {"system_role": "developer", "sampling": False}),
-    (
-        lambda server, model: _openai(server, model) and NO_REASONING_WITH_TOOLS.search(model) is not None,
-        {"effort_with_tools": "none"},
-    ),
-    # Its thinking models refuse a turn with calls without its reasoning.
-    (lambda server, model: server.kind == "openai" and "deepseek" in model.lower(), {"reasoning_back": True}),
-    (_host("api.deepseek.com"), {"reasoning_back": True, "image_input": False}),
-    (
-        _host("api.mistral.ai"),
-        {
-            "stream_options": False,
-            "call_id_length": 9,
-            "reasoning_field": "",
-            "reasoning_back": False,
-            "seed_field": "random_seed",
-            "tool_images": False,
-        },
-    ),
-    (
-        _host("openrouter.ai"),
-        {"reasoning_field": "reasoning_details", "reasoning_back": True, "file_input": True},
-    ),
-    (
-        _host("api.groq.com"),
-        {"max_tokens_field": "max_completion_tokens", "reasoning_field": "reasoning", "reasoning_back": False},
-    ),
-    (lambda server, _: ":11434" in server.base_url, {"reasoning_field": "reasoning", "reasoning_back": False}),
-)
+def _profile(server: Server, model: str) -> dict[str, Any]:
+    """What the server and the model want otherwise."""
+    found: dict[str, Any] = {}
+    reasons = REASONING_MODEL.search(model) is not None
+    if server.kind == "anthropic":
+        found = {"reasoning_back": True, "prompt_cache_key": True}
+        found |= {"adaptive_thinking": _claude_since(model, 4, 6), "sampling": not _claude_since(model, 4, 7)}
+    elif server.kind == "openai_responses":
+        found = {"reasoning_back": True, "sampling": not reasons}
+    elif server.kind == "openai":
+        # Few servers of chat completions read PDF files.
+        found = {"file_input": False}
+        if server.host == "api.openai.com" or server.is_azure:
+            found = {"max_tokens_field": "max_completion_tokens", "reasoning_field": ""}
+            found |= {"system_role": "developer", "sampling": False} if reasons else {}
+            found |= {"effort_with_tools": "none"} if NO_REASONING_WITH_TOOLS.search(model) else {}
+        if "deepseek" in model.lower():
+            # Its thinking models refuse a turn with calls without its reasoning.
+            found["reasoning_back"] = True
+    if server.host == "api.openai.com":
+        found["prompt_cache_key"] = True
+    if ":11434" in server.base_url:
+        return found | {"reasoning_field": "reasoning", "reasoning_back": False}
+    return found | HOSTS.get(server.host, {})
 
 
 def _claude_since(model: str, *version: int) -> bool:
@@ -130,11 +115,8 @@ def _claude_since(model: str, *version: int) -> bool:
 
 def dialect_of(server: Server, provider_model: str, own: Mapping[str, Any]) -> Dialect:
     """The dialect of a model: its profile, and over it what staff set. Raises ValueError as ``check_dialect``."""
-    dialect = Dialect()
-    for fits, changes in PROFILES:
-        if fits(server, provider_model):
-            dialect = replace(dialect, **changes)
-    return replace(dialect, **{NAMES[name]: value for name, value in check_dialect(own).items()})
+    given = {NAMES[name]: value for name, value in check_dialect(own).items()}
+    return Dialect(**_profile(server, provider_model) | given)
 
 
 def check_dialect(value: Any) -> dict[str, Any]:

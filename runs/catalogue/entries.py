@@ -35,8 +35,7 @@ from config.kernel.errors import ValidationFailed
 from config.kernel.jsontext import same_json, to_text
 from runs.catalogue import agents, rules, yaml
 from runs.catalogue.dialects import check_dialect
-from runs.catalogue.output import check_output_schema
-from runs.catalogue.parameters import check_parameters
+from runs.catalogue.parameters import check_output_schema, check_parameters
 from runs.catalogue.providers import KINDS
 from runs.models import RESERVED_TOOL_NAMES, Agent, AgentModel, AgentVersion, Provider, Tool
 from runs.tools import builtin

@@ -1,4 +1,6 @@
-"""A model's parameters: what a request to it sets beside its messages and tools."""
+"""A model's parameters: what a request to it sets beside its messages and tools. And the schema of a run's output: JSON
+Schema of an object, within limits.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from config.kernel.jsontext import to_text
+from runs.tools.schema import check_schema
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 STOPS_MAX = 4
@@ -14,6 +17,17 @@ EXTRA_MAX_CHARS = 16 * 1024
 # The service sets these itself.
 RESERVED = {"model", "messages", "input", "instructions", "system", "tools", "tool_choice", "stream", "stream_options"}
 RESERVED |= {"max_tokens", "max_completion_tokens", "max_output_tokens", "store", "include", "n"}
+# Size of an `outputSchema`.
+OUTPUT_SCHEMA_MAX_BYTES = 16 * 1024
+# Objects and lists within each other in an `outputSchema`.
+OUTPUT_SCHEMA_MAX_DEPTH = 16
+
+# Libraries write the last two without a need. What those drafts have otherwise is checked by the rules of the first.
+DRAFTS = (
+    "https://json-schema.org/draft/2020-12/schema",
+    "https://json-schema.org/draft/2019-09/schema",
+    "http://json-schema.org/draft-07/schema",
+)
 
 
 def check_parameters(value: Any) -> dict[str, Any]:
@@ -71,3 +85,28 @@ CHECKS = {
     "seed": _seed,
     "extra": _extra,
 }
+
+
+def check_output_schema(schema: Any) -> None:
+    """Raises ValueError with a message for people. Waits for another process."""
+    if not isinstance(schema, dict):
+        raise ValueError("A JSON Schema of an object is required.")
+    if schema.get("type") != "object":
+        raise ValueError("The schema's type must be object.")
+    if str(schema.get("$schema", DRAFTS[0])).removesuffix("#") not in DRAFTS:
+        raise ValueError(f"The schema follows Draft 2020-12: leave $schema out, or use {DRAFTS[0]}.")
+    most = OUTPUT_SCHEMA_MAX_BYTES
+    if _depth(schema) > OUTPUT_SCHEMA_MAX_DEPTH:
+        raise ValueError(f"The schema is nested more than {OUTPUT_SCHEMA_MAX_DEPTH} levels deep.")
+    if len(to_text(schema).encode()) > most:
+        raise ValueError(f"The schema may have at most {most} bytes.")
+    check_schema(schema)
+
+
+def _depth(value: Any) -> int:
+    """The levels of objects and lists within each other."""
+    depth, level = 0, [value]
+    while level := [part for part in level if isinstance(part, (dict, list))]:
+        depth += 1
+        level = [inner for part in level for inner in (part.values() if isinstance(part, dict) else part)]
+    return depth

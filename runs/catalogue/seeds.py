@@ -1,4 +1,9 @@
-"""The rows that a new installation starts with, and the built-in tools that a new version adds."""
+"""What a new installation starts with: rows of the catalogue, and the roles of staff, which are groups and their
+permissions, as ``app.codename``. And the built-in tools that a new version adds.
+
+A migration reads it. The roles are not in ``runs.admin``, because importing that package registers the pages of the
+admin. Staff may change the groups later.
+"""
 
 from __future__ import annotations
 
@@ -39,3 +44,38 @@ def add_builtin_tools(using: str = "default", apps: Any = installed, **kwargs: A
         return  # the migrations of this app were reverted
     rows = [Tool(**tool.row()) for tool in builtin.TOOLS.values()]
     Tool.objects.using(using).bulk_create(rows, ignore_conflicts=True)
+
+
+VIEWED = {
+    "admin": ["logentry"],
+    "apikeys": ["apikey"],
+    "auth": ["user"],
+    "chats": ["attachment", "chat"],
+    "credits": ["account", "ledgerentry"],
+    "runs": ["agent", "agentmodel", "provider", "run", "runevent", "tool", "toolinvocation", "turn", "waitpoint"],
+    "webhooks": ["attempt", "delivery", "endpoint"],
+}
+VIEWER = [f"{app}.view_{model}" for app, models in VIEWED.items() for model in models]
+ROLES = {
+    "viewer": VIEWER,
+    "support": [
+        *VIEWER,
+        "apikeys.narrow_apikey",
+        "apikeys.revoke_apikey",
+        "runs.cancel_run",
+        "runs.read_run_content",
+        "webhooks.disable_endpoint",
+    ],
+    "billing": [*VIEWER, "credits.adjust_credits", "credits.grant_credits", "credits.refund_credits"],
+}
+
+
+def install_roles(Group: Any, Permission: Any) -> None:
+    """Create the missing roles with their permissions. Raises DoesNotExist for an unknown permission."""
+    for name, wanted in ROLES.items():
+        group, made = Group.objects.get_or_create(name=name)
+        if not made:
+            continue
+        for label in wanted:
+            app, _, codename = label.partition(".")
+            group.permissions.add(Permission.objects.get(content_type__app_label=app, codename=codename))

@@ -23,8 +23,8 @@ Path: TypeAlias = tuple[str | int, ...]
 NUMBER = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 NOT_A_NUMBER = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 WORDS: dict[str, Any] = {"": None, "~": None}
-for _word, _meaning in (("null", None), ("true", True), ("false", False)):
-    WORDS |= dict.fromkeys((_word, _word.capitalize(), _word.upper()), _meaning)
+for _word, _value in (("null", None), ("true", True), ("false", False)):
+    WORDS |= dict.fromkeys((_word, _word.capitalize(), _word.upper()), _value)
 # YAML reads these as line breaks, some of them as "\n".
 OTHER_BREAKS = "\r\x85\u2028\u2029"
 # The lines of deeper values are not kept.
@@ -43,81 +43,95 @@ def parse(raw: bytes, *, depth: int) -> tuple[Any, dict[Path, int]]:
     """The value of the one document of ``raw``, which is UTF-8 and nested at most ``depth`` levels deep, and the lines
     of its parts. Raises MalformedYAML.
     """
-    lines: dict[Path, int] = {(): 1}
     try:
         text = raw.decode("utf-8-sig")
-        _check(text, depth)
-        root = yaml.compose(text, Loader=yaml.CSafeLoader)
-        return None if root is None else _value(root, (), lines), lines
     except UnicodeDecodeError as error:
         raise MalformedYAML("It is not valid UTF-8.", raw.count(b"\n", 0, error.start) + 1) from None
+    reader = _Reader(depth)
+    try:
+        reader.events = yaml.parse(text, Loader=yaml.CSafeLoader)
+        return reader.document(), reader.lines
     except yaml.reader.ReaderError as error:
         # The text is a str, so the position counts its characters.
         raise MalformedYAML("It contains a control character.", text.count("\n", 0, error.position) + 1) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise MalformedYAML(f"It is not valid YAML: {error.problem}.", mark.line + 1 if mark else 1) from None
+        raise MalformedYAML(f"It is not valid YAML: {error.problem}.", mark.line + 1 if mark else reader.line) from None
 
 
-def _check(text: str, depth: int) -> None:
-    """Before the nodes are made, which takes the stack of the process for each level."""
-    level = 0
-    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
-        level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        problem = f"It is nested more than {depth} levels deep." if level > depth else ""
-        if isinstance(event, yaml.NodeEvent) and event.anchor is not None:
-            problem = "Anchors and aliases are not supported."
-        elif getattr(event, "tag", None) is not None:
-            problem = "Tags are not supported."
-        if problem:
-            raise MalformedYAML(problem, _line(event))
+class _Reader:
+    """Makes values of the parser's events."""
 
+    events: Any
 
-def _value(node: yaml.Node, path: Path, lines: dict[Path, int]) -> Any:
-    line = _line(node)
-    if len(path) <= LINES_DEPTH:
-        lines[path] = line
-    if isinstance(node, yaml.ScalarNode):
-        return _text(node.value, line) if node.style else _plain(node.value, line)
-    if isinstance(node, yaml.SequenceNode):
-        return [_value(item, (*path, index), lines) for index, item in enumerate(node.value)]
-    found: dict[str, Any] = {}
-    for name, item in node.value:
-        line = _line(name)
-        if not isinstance(name, yaml.ScalarNode):
-            raise MalformedYAML("A key must be a text.", line)
-        key = _text(name.value, line)
-        if key == "<<" and not name.style:
-            raise MalformedYAML("Merge keys are not supported.", line)
-        if key in found:
-            raise MalformedYAML(f"The key {key[:100]!r} is there twice.", line)
-        found[key] = _value(item, (*path, key), lines)
-    return found
+    def __init__(self, depth: int) -> None:
+        self.depth, self.line = depth, 1
+        self.lines: dict[Path, int] = {(): 1}
 
+    def document(self) -> Any:
+        self.next()
+        if isinstance(self.next(), yaml.StreamEndEvent):
+            return None
+        value = self.value(self.next(), ())
+        self.next()
+        if not isinstance(self.next(), yaml.StreamEndEvent):
+            self.fail("It contains more than one document.")
+        return value
 
-def _line(part: yaml.Event | yaml.Node) -> int:
-    return part.start_mark.line + 1 if part.start_mark else 1
+    def next(self) -> yaml.Event:
+        event = next(self.events)
+        self.line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            self.fail("Anchors and aliases are not supported.")
+        if getattr(event, "tag", None) is not None:
+            self.fail("Tags are not supported.")
+        return event
 
+    def fail(self, message: str) -> None:
+        raise MalformedYAML(message, self.line)
 
-def _plain(text: str, line: int) -> Any:
-    """What a scalar without quotes means."""
-    if text in WORDS:
-        return WORDS[text]
-    if NOT_A_NUMBER.fullmatch(text):
-        raise MalformedYAML(f"{text} is not supported.", line)
-    if not NUMBER.fullmatch(text):
-        return _text(text, line)
-    if len(text) > NUMBER_MAX_CHARS or not math.isfinite(float(text)):
-        raise MalformedYAML("A number is out of range.", line)
-    # Zero may have any exponent (0E+999999999).
-    number = Decimal(text if float(text) else str(float(text)))
-    return int(number) if text.lstrip("+-").isdigit() else number
+    def value(self, event: yaml.Event, path: Path) -> Any:
+        if len(path) <= LINES_DEPTH:
+            self.lines[path] = self.line
+        if isinstance(event, yaml.ScalarEvent):
+            return self.text(event.value) if event.style else self.plain(event.value)
+        if len(path) >= self.depth:
+            self.fail(f"It is nested more than {self.depth} levels deep.")
+        if isinstance(event, yaml.SequenceStartEvent):
+            items: list[Any] = []
+            while not isinstance(event := self.next(), yaml.SequenceEndEvent):
+                items.append(self.value(event, (*path, len(items))))
+            return items
+        found: dict[str, Any] = {}
+        while not isinstance(event := self.next(), yaml.MappingEndEvent):
+            if not isinstance(event, yaml.ScalarEvent):
+                raise MalformedYAML("A key must be a text.", self.line)
+            key = self.text(event.value)
+            if key == "<<" and not event.style:
+                self.fail("Merge keys are not supported.")
+            if key in found:
+                self.fail(f"The key {key[:100]!r} is there twice.")
+            found[key] = self.value(self.next(), (*path, key))
+        return found
 
+    def plain(self, text: str) -> Any:
+        """What a scalar without quotes means."""
+        if text in WORDS:
+            return WORDS[text]
+        if NOT_A_NUMBER.fullmatch(text):
+            self.fail(f"{text} is not supported.")
+        if not NUMBER.fullmatch(text):
+            return self.text(text)
+        if len(text) > NUMBER_MAX_CHARS or not math.isfinite(float(text)):
+            self.fail("A number is out of range.")
+        # Zero may have any exponent (0E+999999999).
+        number = Decimal(text if float(text) else str(float(text)))
+        return int(number) if text.lstrip("+-").isdigit() else number
 
-def _text(text: str, line: int) -> str:
-    if "\0" in text:
-        raise MalformedYAML("A text contains NUL.", line)
-    return text
+    def text(self, text: str) -> str:
+        if "\0" in text:
+            self.fail("A text contains NUL.")
+        return text
 
 
 class _Dumper(yaml.SafeDumper):

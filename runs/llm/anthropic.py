@@ -9,7 +9,7 @@ from config.kernel.jsontext import to_text
 from runs.catalogue.providers import Server
 from runs.llm.base import AssistantMessage, AttachedFile, Message, ModelRequest, ToolCall, ToolMessage, UserMessage
 from runs.llm.http import HttpModel, TurnReader
-from runs.llm.wire import arguments_object, file_text, in_order, wire_id, wire_name
+from runs.llm.wire import arguments_object, file_text, in_order, sampling, wire_id, wire_name
 
 VERSION = "2023-06-01"
 # The format allows no empty message and begins with a message of the user.
@@ -25,7 +25,6 @@ EFFORTS = {"minimal": "low"}
 class AnthropicTurn(TurnReader):
     def __init__(self, request: ModelRequest, secrets: tuple[str, ...] = ()) -> None:
         super().__init__(request, secrets)
-        self._calls_by_index: dict[Any, Any] = {}
         # A call's input as the block's start has it: empty, or from some servers whole, with no part after it.
         self._inputs: dict[Any, str] = {}
         self._thinking: dict[Any, dict[str, Any]] = {}
@@ -58,7 +57,7 @@ class AnthropicTurn(TurnReader):
 
     def _begin_block(self, index: int, block: dict[str, Any]) -> str:
         if block["type"] == "tool_use":
-            self._calls_by_index[index] = self.begin_call(block["id"], block["name"])
+            self.calls[index] = self.begin_call(block["id"], block["name"])
             self._inputs[index] = to_text(block["input"]) if block.get("input") else ""
             self.grow(self._inputs[index])
         elif block["type"] in THINKING:
@@ -74,8 +73,8 @@ class AnthropicTurn(TurnReader):
         kind = delta["type"]
         if kind == "text_delta":
             return self.text(delta["text"])
-        if kind == "input_json_delta" and index in self._calls_by_index:
-            self.add_arguments(self._calls_by_index[index], delta["partial_json"])
+        if kind == "input_json_delta" and index in self.calls:
+            self.add_arguments(self.calls[index], delta["partial_json"])
         elif kind in ("thinking_delta", "signature_delta") and index in self._thinking:
             field = kind.removesuffix("_delta")
             self.grow(delta[field])
@@ -84,7 +83,7 @@ class AnthropicTurn(TurnReader):
         return ""
 
     def _end_block(self, index: int) -> None:
-        call = self._calls_by_index.get(index)
+        call = self.calls.get(index)
         if call is not None and not any(call.arguments):
             call.arguments.append(self._inputs[index])
 
@@ -134,9 +133,8 @@ class AnthropicModel(HttpModel):
             if model.dialect.parallel_tool_calls is False:
                 values["tool_choice"] = {"type": "auto", "disable_parallel_tool_use": True}
         values |= _thinking(request)
-        if model.dialect.sampling and "thinking" not in values:
-            names = {"temperature": "temperature", "topP": "top_p"}
-            values |= {names[name]: model.parameters[name] for name in names if name in model.parameters}
+        if "thinking" not in values:
+            values |= sampling(request, temperature="temperature", top_p="topP")
         if "stop" in model.parameters:
             values["stop_sequences"] = model.parameters["stop"]
         if model.dialect.prompt_cache_key:

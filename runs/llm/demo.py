@@ -58,18 +58,29 @@ RESULT = "{result}"
 WAIT_SECONDS_MAX = 600
 # A longer script is read by a thread.
 SHORT_SCRIPT_CHARS = 1000
-STREAM_WORDS_MAX = 100_000
-STREAM_MILLISECONDS_MAX = 60_000
-USAGE_TOKENS_MAX = 1_000_000_000
 # The number of words after which the other runs of the event loop continue.
 WORDS_AT_ONCE = 50
 WORDS = re.compile(r"\S+\s*|\s+")
-FLAKY_TIMES_MAX = 100
-# The forms of the commands without numbers.
-FORMS = {"/say": "TEXT", "/call": "TOOL {json}", "/ask": "QUESTION", "/fail": "TEXT", "/reason": "TEXT"}
-FORMS |= {"/cut": "", "/length": "", "/overflow": ""}
-COMMANDS = sorted([*FORMS, "/stream", "/wait", "/usage", "/flaky"])
-FAULTS = ("/fail", "/cut", "/overflow", "/length", "/reason", "/flaky")
+FORMS = {
+    "/ask": "QUESTION",
+    "/call": "TOOL {json}",
+    "/cut": "",
+    "/fail": "TEXT",
+    "/flaky": "CODE TIMES [TEXT]",
+    "/length": "",
+    "/overflow": "",
+    "/reason": "TEXT",
+    "/say": "TEXT",
+    "/stream": "N MS",
+    "/usage": "IN OUT",
+    "/wait": f"SECONDS, a number from 0 to {WAIT_SECONDS_MAX}",
+}
+# The limits of the two numbers that these commands begin with.
+NUMBERS = {
+    "/flaky": ((400, 599), (0, 100)),
+    "/stream": ((1, 100_000), (0, 60_000)),
+    "/usage": ((0, 1_000_000_000), (0, 1_000_000_000)),
+}
 # A summary keeps the lines with this word; the beginnings of others have so many characters.
 REMEMBER = "remember"
 SUMMARY_LINE_CHARS = 60
@@ -154,13 +165,33 @@ class _Output:
         self.slept = 0.0
 
     async def run(self, command: str, values: Any) -> AsyncIterator[TextDelta]:
-        if command == "/wait":
-            await self._sleep(values)
-            return
-        if command in FAULTS:
-            values = self._fault(command, values)
-            if not values:
+        match command:
+            case "/wait":
+                await self._sleep(values)
                 return
+            case "/fail":
+                raise ModelError(FailureReason.MODEL_FAILED, values)
+            case "/cut":
+                raise ModelError(FailureReason.CONNECTION_LOST)
+            case "/overflow":
+                raise ModelError(FailureReason.CONTEXT_TOO_LONG, status=400)
+            case "/length":
+                self.is_cut = True
+                return
+            case "/reason":
+                self._check_room(len(values))
+                self.grow(values)
+                self.reasoning_size.add(values)
+                self.reasoning.append({"type": "reasoning", "text": values})
+                return
+            case "/flaky":
+                status, times, *text = values
+                if self.failures < times:
+                    raise refused(status, b"", {}, "")
+                self.failures -= times
+                if not text:
+                    return
+                (values,) = text
         if self.lines:
             yield self._delta("\n")
         self.lines += 1
@@ -171,40 +202,15 @@ class _Output:
                     await self._sleep(milliseconds / 1000)
                 yield self._delta(word if index == count - 1 else word + " ")
             return
-        text: str = values
         if self.result is not None:
             # Before the replacement: many placeholders and a long result would fill the memory.
-            self._check_room(len(text) + text.count(RESULT) * (len(self.result) - len(RESULT)))
-            text = text.replace(RESULT, self.result)
-        for match in WORDS.finditer(text):
+            self._check_room(len(values) + values.count(RESULT) * (len(self.result) - len(RESULT)))
+            values = values.replace(RESULT, self.result)
+        for match in WORDS.finditer(values):
             self.words += 1
             if self.words % WORDS_AT_ONCE == 0:
                 await asyncio.sleep(0)
             yield self._delta(match[0])
-
-    def _fault(self, command: str, values: Any) -> str:
-        """What models do in real life. Returns the text that follows, if any."""
-        match command:
-            case "/fail":
-                raise ModelError(FailureReason.MODEL_FAILED, values)
-            case "/cut":
-                raise ModelError(FailureReason.CONNECTION_LOST)
-            case "/overflow":
-                raise ModelError(FailureReason.CONTEXT_TOO_LONG, status=400)
-            case "/length":
-                self.is_cut = True
-            case "/reason":
-                self._check_room(len(values))
-                self.grow(values)
-                self.reasoning_size.add(values)
-                self.reasoning.append({"type": "reasoning", "text": values})
-            case "/flaky":
-                status, times, text = values
-                if self.failures < times:
-                    raise refused(status, b"", {}, "")
-                self.failures -= times
-                return str(text)
-        return ""
 
     def usage(self) -> Usage:
         return self.reported or self.usage_so_far()
@@ -286,42 +292,31 @@ def parse_script(message: str) -> list[ScriptTurn]:
 
 def _read_line(turn: ScriptTurn, command: str, rest: str) -> None:
     """Add a line to its turn. Raises ValueError, whose text gives the correct form."""
-    match command:
-        case "/say" | "/fail" | "/reason" if rest:
-            turn.steps.append((command, rest))
-        case "/cut" | "/length" | "/overflow" if not rest:
-            turn.steps.append((command, ""))
-        case "/flaky":
-            code, times, *text = [*rest.split(maxsplit=2), "", ""][:3] if rest else ("", "", "")
-            numbers = _whole_numbers(f"{code} {times}", (400, 599), (0, FLAKY_TIMES_MAX), "/flaky CODE TIMES [TEXT]")
-            turn.steps.append((command, (*numbers, text[0])))
-        case "/call" if rest:
-            name, *arguments = rest.split(maxsplit=1)
-            if len(name) > TOOL_NAME_MAX_CHARS:
-                raise ValueError(f"a tool's name has at most {TOOL_NAME_MAX_CHARS} characters.")
-            turn.calls.append((name, arguments[0] if arguments else "{}"))
-        case "/ask" if rest:
-            turn.calls.append((ASK_USER, to_text({"question": rest})))
-        case "/stream":
-            numbers = _whole_numbers(rest, (1, STREAM_WORDS_MAX), (0, STREAM_MILLISECONDS_MAX), "/stream N MS")
-            turn.steps.append((command, numbers))
-        case "/wait":
-            seconds = float(rest) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", rest) else -1.0
-            if not 0 <= seconds <= WAIT_SECONDS_MAX:
-                raise ValueError(f"write /wait SECONDS, a number from 0 to {WAIT_SECONDS_MAX}.")
-            turn.steps.append((command, seconds))
-        case "/usage":
-            turn.usage = Usage(*_whole_numbers(rest, (0, USAGE_TOKENS_MAX), (0, USAGE_TOKENS_MAX), "/usage IN OUT"))
-        case _ if command in FORMS:
-            raise ValueError(f"write {command} {FORMS[command]}".strip() + ".")
-        case _:
-            raise ValueError(f"the commands are {', '.join(COMMANDS)}.")
-
-
-def _whole_numbers(rest: str, first: tuple[int, int], second: tuple[int, int], usage: str) -> tuple[int, int]:
-    words = rest.split()
-    if len(words) == 2 and all(re.fullmatch(r"[0-9]{1,12}", word) for word in words):
-        a, b = int(words[0]), int(words[1])
-        if first[0] <= a <= first[1] and second[0] <= b <= second[1]:
-            return a, b
-    raise ValueError(f"write {usage}, whole numbers from {first[0]} to {first[1]} and from {second[0]} to {second[1]}.")
+    if command not in FORMS:
+        raise ValueError(f"the commands are {', '.join(FORMS)}.")
+    form = f"{command} {FORMS[command]}".strip()
+    values: Any = rest
+    if command in NUMBERS:
+        words = rest.split(maxsplit=2)
+        fit = len(words) == 2 or (len(words) == 3 and command == "/flaky")
+        for word, (least, most) in zip(words, NUMBERS[command], strict=False):
+            fit = fit and re.fullmatch("[0-9]{1,12}", word) is not None and least <= int(word) <= most
+        if not fit:
+            limits = " and ".join(f"from {least} to {most}" for least, most in NUMBERS[command])
+            raise ValueError(f"write {form}, whole numbers {limits}.")
+        values = (int(words[0]), int(words[1]), *words[2:])
+    elif command == "/wait":
+        values = float(rest) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", rest) else -1.0
+    if bool(rest) != bool(FORMS[command]) or (command == "/wait" and not 0 <= values <= WAIT_SECONDS_MAX):
+        raise ValueError(f"write {form}.")
+    if command == "/call":
+        name, *arguments = rest.split(maxsplit=1)
+        if len(name) > TOOL_NAME_MAX_CHARS:
+            raise ValueError(f"a tool's name has at most {TOOL_NAME_MAX_CHARS} characters.")
+        turn.calls.append((name, arguments[0] if arguments else "{}"))
+    elif command == "/ask":
+        turn.calls.append((ASK_USER, to_text({"question": rest})))
+    elif command == "/usage":
+        turn.usage = Usage(*values)
+    else:
+        turn.steps.append((command, values))

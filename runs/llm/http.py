@@ -110,6 +110,8 @@ class TurnReader(ABC):
         self.reasoning_tokens = 0
         self.reasoning: list[dict[str, Any]] = []
         self._calls: list[_Call] = []
+        # By what the provider tells them apart.
+        self.calls: dict[Any, Any] = {}
         self._characters = 0
         self._size = TextSize()
         self._said = 0

@@ -8,7 +8,7 @@ from config.kernel.jsontext import to_text
 from runs.catalogue.dialects import Dialect
 from runs.llm.base import AssistantMessage, AttachedFile, ModelRequest, ToolCall, ToolMessage, UserMessage
 from runs.llm.http import HttpModel, TurnReader
-from runs.llm.wire import arguments_object, data_url, file_text, schema_with_properties, wire_id, wire_name
+from runs.llm.wire import arguments_object, data_url, file_text, function_of, sampling, wire_id, wire_name
 
 # What servers call a reasoning text. The first is the profile's name for both: vLLM renamed the field.
 REASONING_TEXT = ("reasoning_content", "reasoning")
@@ -19,7 +19,6 @@ DETAIL_TEXTS = ("text", "summary")
 class OpenAITurn(TurnReader):
     def __init__(self, request: ModelRequest, secrets: tuple[str, ...] = ()) -> None:
         super().__init__(request, secrets)
-        self._by_index: dict[Any, Any] = {}
         self._last: Any = None
         field = request.model.dialect.reasoning_field
         self._reasoning_fields = REASONING_TEXT if field == REASONING_TEXT[0] else (field,) if field else ()
@@ -84,9 +83,9 @@ class OpenAITurn(TurnReader):
         """The index tells calls apart; for servers that omit it or always send 0, a new id does."""
         function = part.get("function") or {}
         call_id, index = part.get("id") or "", part.get("index")
-        call = self._by_index.get(index) if index is not None else None if call_id else self._last
+        call = self.calls.get(index) if index is not None else None if call_id else self._last
         if call is None or (call_id and call.id and call_id != call.id):
-            call = self._by_index[index] = self.begin_call(call_id, function.get("name") or "")
+            call = self.calls[index] = self.begin_call(call_id, function.get("name") or "")
         self._last = call
         arguments = function.get("arguments") or ""
         # Some servers send the arguments as an object.
@@ -128,25 +127,13 @@ class OpenAIModel(HttpModel):
             values["stream_options"] = {"include_usage": True}
         if dialect.prompt_cache_key:
             values["prompt_cache_key"] = request.chat_id
-        if dialect.sampling:
-            names = {"temperature": "temperature", "topP": "top_p", "stop": "stop"}
-            values |= {names[name]: parameters[name] for name in names if name in parameters}
+        values |= sampling(request, temperature="temperature", top_p="topP", stop="stop")
         if "seed" in parameters:
             values[dialect.seed_field] = parameters["seed"]
         if effort := (request.tools and dialect.effort_with_tools) or parameters.get("reasoningEffort"):
             values["reasoning_effort"] = effort
         if request.tools:
-            values["tools"] = [
-                {
-                    "type": "function",
-                    "function": {
-                        "name": wire_name(tool.name),
-                        "description": tool.description,
-                        "parameters": schema_with_properties(tool.input_schema),
-                    },
-                }
-                for tool in request.tools
-            ]
+            values["tools"] = [{"type": "function", "function": function_of(tool)} for tool in request.tools]
             if dialect.parallel_tool_calls is not None:
                 values["parallel_tool_calls"] = dialect.parallel_tool_calls
         return values

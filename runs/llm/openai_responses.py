@@ -30,8 +30,9 @@ from runs.llm.wire import (
     arguments_object,
     data_url,
     file_text,
+    function_of,
     in_order,
-    schema_with_properties,
+    sampling,
     wire_id,
     wire_name,
 )
@@ -44,11 +45,7 @@ REFUSES_ENCRYPTED = re.compile("encrypted|include", re.IGNORECASE)
 
 
 class ResponsesTurn(TurnReader):
-    def __init__(self, request: ModelRequest, secrets: tuple[str, ...] = ()) -> None:
-        super().__init__(request, secrets)
-        # By the index of the output item. A call's arguments come in parts, and whole at the end.
-        self._calls_by_index: dict[Any, Any] = {}
-
+    # A call's arguments come in parts, and whole at the end.
     def read(self, event: dict[str, Any]) -> str:
         match event.get("type"):
             case "response.output_text.delta" | "response.refusal.delta":
@@ -56,7 +53,7 @@ class ResponsesTurn(TurnReader):
             case "response.output_item.added":
                 self._begin_item(_index(event), event["item"])
             case "response.function_call_arguments.delta":
-                self.add_arguments(self._calls_by_index[_index(event)], event["delta"])
+                self.add_arguments(self.calls[_index(event)], event["delta"])
             case "response.output_item.done":
                 self._finish_item(_index(event), event["item"])
             case "response.completed" | "response.incomplete" | "response.failed":
@@ -77,7 +74,7 @@ class ResponsesTurn(TurnReader):
 
     def _begin_item(self, index: Any, item: dict[str, Any]) -> None:
         if item["type"] == "function_call":
-            self._calls_by_index[index] = self.begin_call(item["call_id"], item["name"])
+            self.calls[index] = self.begin_call(item["call_id"], item["name"])
         elif item["type"] == "message" and item.get("phase"):
             self.keep({"phase": item["phase"]})
 
@@ -88,7 +85,7 @@ class ResponsesTurn(TurnReader):
                 self.grow(to_text(item))
                 self.keep({name: value for name, value in item.items() if name != "status" and value is not None})
         elif item["type"] == "function_call":
-            call = self._calls_by_index.get(index) or self.begin_call(item["call_id"], item["name"])
+            call = self.calls.get(index) or self.begin_call(item["call_id"], item["name"])
             if not any(call.arguments):
                 self.add_arguments(call, item["arguments"])
 
@@ -168,22 +165,11 @@ class ResponsesModel(HttpModel):
             values["instructions"] = request.instructions
         if dialect.prompt_cache_key:
             values["prompt_cache_key"] = request.chat_id
-        if dialect.sampling:
-            names = {"temperature": "temperature", "topP": "top_p"}
-            values |= {names[name]: parameters[name] for name in names if name in parameters}
+        values |= sampling(request, temperature="temperature", top_p="topP")
         if "reasoningEffort" in parameters:
             values["reasoning"] = {"effort": parameters["reasoningEffort"]}
         if request.tools:
-            values["tools"] = [
-                {
-                    "type": "function",
-                    "name": wire_name(tool.name),
-                    "description": tool.description,
-                    "parameters": schema_with_properties(tool.input_schema),
-                    "strict": False,
-                }
-                for tool in request.tools
-            ]
+            values["tools"] = [{"type": "function", "strict": False} | function_of(tool) for tool in request.tools]
             if dialect.parallel_tool_calls is not None:
                 values["parallel_tool_calls"] = dialect.parallel_tool_calls
         return values

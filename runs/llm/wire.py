@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from config.kernel.jsontext import VALUES_MAX, MalformedJSON, from_text, has_more_values, parse_object, to_text
-from runs.llm.base import AssistantMessage, AttachedFile, ModelRequest, ToolCall
+from runs.llm.base import AssistantMessage, AttachedFile, ModelRequest, ToolCall, ToolSpec
 from runs.tools import schema
 from runs.tools.base import clean_text
 
@@ -158,9 +158,16 @@ def in_order(message: AssistantMessage, origin: str | None) -> Iterator[str | To
     yield from message.tool_calls[calls:]
 
 
-def schema_with_properties(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a tool's input. OpenAI refuses that of an object without properties."""
-    return schema if "properties" in schema else {**schema, "properties": {}}
+def function_of(tool: ToolSpec) -> dict[str, Any]:
+    """A tool as OpenAI's formats have it. They refuse the schema of an object without properties."""
+    parameters = tool.input_schema if "properties" in tool.input_schema else tool.input_schema | {"properties": {}}
+    return {"name": wire_name(tool.name), "description": tool.description, "parameters": parameters}
+
+
+def sampling(request: ModelRequest, **names: str) -> dict[str, Any]:
+    """The parameters that are sent under these names, if the model accepts any."""
+    given = request.model.parameters if request.model.dialect.sampling else {}
+    return {theirs: given[ours] for theirs, ours in names.items() if ours in given}
 
 
 def file_text(file: AttachedFile) -> str:

@@ -7,8 +7,7 @@ from django.conf import settings
 from django.contrib.auth.management import create_permissions
 from django.db import migrations
 
-from runs.catalogue import roles
-from runs.catalogue.seeds import MODELS, PROVIDERS
+from runs.catalogue.seeds import MODELS, PROVIDERS, install_roles
 
 APPS = ["admin", "apikeys", "auth", "chats", "credits", "runs", "webhooks"]
 
@@ -28,7 +27,7 @@ def add_roles(apps, schema_editor):
         create_permissions(
             installed.get_app_config(label), verbosity=0, using=schema_editor.connection.alias, apps=apps
         )
-    roles.install(apps.get_model("auth", "Group"), apps.get_model("auth", "Permission"))
+    install_roles(apps.get_model("auth", "Group"), apps.get_model("auth", "Permission"))
 
 
 class Migration(migrations.Migration):

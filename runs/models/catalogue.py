@@ -198,16 +198,8 @@ class AgentVersion(ProtectedModel):
     # Nobody takes the key.
     protected_fields = frozenset(
         {
-            "agent",
-            "number",
-            "instructions",
-            "model",
-            "tools",
-            "parameters",
-            "credit_approval_threshold",
-            "max_credits",
-            "output_schema",
-            "created_at",
+            *("agent", "number", "instructions", "model", "tools", "parameters", "credit_approval_threshold"),
+            *("max_credits", "output_schema", "created_at"),
         }
     )
 

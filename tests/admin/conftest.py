@@ -14,7 +14,7 @@ from django.test import Client
 from config.kernel import clock
 from config.kernel.ids import new_id
 from credits import ledger
-from runs.catalogue import roles
+from runs.catalogue import seeds
 from runs.models import Run, RunEvent, Turn
 from tests import factories
 
@@ -26,7 +26,7 @@ SECRET = "canary-of-a-secret"
 @pytest.fixture(autouse=True)
 def fresh(db):
     """Create the roles again, as a test may have emptied every table, and clear the cached metrics."""
-    roles.install(Group, Permission)
+    seeds.install_roles(Group, Permission)
     cache.clear()
 
 

@@ -11,7 +11,6 @@ from django.urls import reverse
 
 from runs import catalogue
 from runs.admin import difference
-from runs.catalogue import agents
 from runs.models import Agent, AgentModel, AgentVersion, Provider, Tool
 from tests.admin.conftest import make_run
 
@@ -151,14 +150,14 @@ def test_staff_go_back_to_a_version(boss, agent):
     boss.post(page("change", agent), form(instructions="Other."))
     assert boss.post(page("versions", agent), {"version": "1"}).status_code == 302
     catalogue.forget()
-    assert agents.resolve("support").number == 1
+    assert catalogue.find_agent("support").number == 1
     assert boss.get(page("change", agent)).context["adminform"].form["instructions"].value() == "Help.\nBe kind."
     assert logged()[-1] == "Chose version 1."
     for wrong in ("3", "", "x", "-1", "9" * 30):
         assert boss.post(page("versions", agent), {"version": wrong}).status_code == 404
     boss.post(page("change", agent), form(instructions="Third."))
     catalogue.forget()
-    assert agents.resolve("support").number == 3
+    assert catalogue.find_agent("support").number == 3
 
 
 def test_the_versions_lead_to_their_runs(boss, agent, user):

@@ -12,7 +12,7 @@ from django.db.migrations.executor import MigrationExecutor
 from django.test import Client, RequestFactory
 from django.urls import reverse
 
-from runs.catalogue import roles
+from runs.catalogue import seeds
 from tests import factories
 
 pytestmark = pytest.mark.django_db
@@ -27,11 +27,11 @@ def permissions(name: str) -> set[str]:
 
 @pytest.mark.parametrize("name", ["viewer", "support", "billing"])
 def test_each_role_has_its_permissions(name):
-    assert permissions(name) == set(roles.ROLES[name])
+    assert permissions(name) == set(seeds.ROLES[name])
 
 
 def test_no_role_has_add_change_or_delete_permissions():
-    for name in roles.ROLES:
+    for name in seeds.ROLES:
         assert not {
             label for label in permissions(name) if label.split(".")[1].split("_")[0] in ("add", "change", "delete")
         }
@@ -57,7 +57,7 @@ def test_staff_without_a_role_see_no_models(sign_in):
 def test_changes_of_staff_to_a_role_are_kept():
     viewer = Group.objects.get(name="viewer")
     viewer.permissions.clear()
-    roles.install(Group, Permission)
+    seeds.install_roles(Group, Permission)
     assert permissions("viewer") == set()
 
 
@@ -97,6 +97,6 @@ def test_the_migration_creates_the_roles_before_any_permission_exists():
     migration = executor.loader.get_migration("runs", "0002_seeds")
     with connection.schema_editor() as editor:
         migration.operations[1].code(state, editor)
-    for name, wanted in roles.ROLES.items():
+    for name, wanted in seeds.ROLES.items():
         assert permissions(name) == set(wanted)
     assert apps.get_model("auth", "Permission").objects.filter(codename="cancel_run").count() == 1

@@ -36,8 +36,8 @@ def test_a_version_is_made_only_when_its_content_changes():
     assert (shown.changed, shown.is_new_version, shown.agent.version) == (["description"], False, 1)
     assert save(max_credits=1).agent.version == 2
     assert [version.number for version in AgentVersion.objects.all()] == [2, 1]
-    assert agents.resolve("support").max_credits == 1
-    assert agents.resolve("support@1").output_schema == SCHEMA
+    assert catalogue.find_agent("support").max_credits == 1
+    assert catalogue.find_agent("support@1").output_schema == SCHEMA
 
 
 def test_the_order_of_tools_means_nothing():
@@ -50,7 +50,7 @@ def test_a_chosen_version_is_the_current_one_and_the_next_has_a_new_number():
     save(instructions="Help more.")
     agents.choose("support", 1)
     catalogue.forget()
-    assert agents.resolve("support").instructions == "Help."
+    assert catalogue.find_agent("support").instructions == "Help."
     assert save(instructions="Help most.").agent.version == 3
     with pytest.raises(AgentVersion.DoesNotExist):
         agents.choose("support", 4)
@@ -59,13 +59,13 @@ def test_a_chosen_version_is_the_current_one_and_the_next_has_a_new_number():
 @pytest.mark.parametrize("reference", ["other", "support@2", "support@0", "support@", "support@x", "", "support\0"])
 def test_a_name_or_version_that_is_not_there(reference):
     save()
-    assert agents.resolve(reference) is None
+    assert catalogue.find_agent(reference) is None
 
 
 def test_a_disabled_agent_is_not_there():
     save(enabled=False)
-    assert agents.resolve("support") is None
-    assert agents.resolve("support@1") is None
+    assert catalogue.find_agent("support") is None
+    assert catalogue.find_agent("support@1") is None
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import requests
 
-from runs.catalogue.roles import ROLES
+from runs.catalogue.seeds import ROLES
 from tests.contract.routes import Operation, operations
 from tests.deployed import crawl
 from tests.deployed.outside import (

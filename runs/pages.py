@@ -1,9 +1,13 @@
-"""``/playground``: a page for people that uses only the public API.
-
-Its scripts and styles are in runs/static/playground.
+"""Pages for people beside the admin: ``/``, with links to what the service has, and ``/playground``, which uses only
+the public API and whose scripts and styles are in runs/static/playground.
 """
 
 from __future__ import annotations
+
+import re
+from base64 import b64encode
+from functools import cache
+from hashlib import sha256
 
 from django.conf import settings
 from django.contrib.auth.views import redirect_to_login
@@ -15,10 +19,35 @@ from django.views.decorators.http import require_safe
 
 from config.kernel.ids import is_plausible_id
 
+LINKS = (
+    ("/docs", "Documentation", "how to use, extend and run this service"),
+    ("/api/docs", "API documentation", "every operation of both surfaces, with examples"),
+    ("/api/schema?format=json", "OpenAPI document", "for generators of clients"),
+    ("/admin/", "Admin", "for staff: runs, users, credits, models and tools"),
+    ("/readyz", "Readiness", "whether this process can serve requests, as JSON"),
+)
+PLAYGROUND = ("/playground", "Playground", "start a run and watch it live")
+
+
+@require_safe
+def show_front(request: HttpRequest) -> HttpResponse:
+    page, policy = read_page(settings.PLAYGROUND)
+    return HttpResponse(page, headers={"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer"})
+
+
+@cache
+def read_page(playground: bool) -> tuple[str, str]:
+    """The page and its policy, which allows its own style only."""
+    page = render_to_string("runs/front.html", {"links": [*([PLAYGROUND] if playground else []), *LINKS]})
+    (style,) = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
+    digest = b64encode(sha256(style.encode()).digest()).decode()
+    allowed = f"style-src 'sha256-{digest}'"
+    return page, f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
 
 @never_cache
 @require_safe
-def show(request: HttpRequest, chatId: str = "") -> HttpResponseBase:
+def show_playground(request: HttpRequest, chatId: str = "") -> HttpResponseBase:
     """404 unless PLAYGROUND is on. With PLAYGROUND_STAFF_ONLY, others than staff are sent to the admin's log-in."""
     if not settings.PLAYGROUND or (chatId and not is_plausible_id(chatId)):
         raise Http404
