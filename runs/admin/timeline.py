@@ -10,7 +10,7 @@ import json
 from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db.models import Count, Max, Min, Prefetch
 
@@ -33,10 +33,17 @@ from runs.models import (
     Waitpoint,
     WaitpointStatus,
 )
-from webhooks.events import Event
 from webhooks.models import Attempt, Delivery
 
 ROWS_MAX = 200
+ICONS = {
+    "state": "flag",
+    "turn": "sync",
+    "compaction": "compress",
+    "attempt": "sync_problem",
+    "call": "build",
+    "waitpoint": "pause_circle",
+}
 
 
 @dataclass
@@ -44,7 +51,6 @@ class Step:
     """One row of the timeline. ``left`` and ``width`` are percentages of the run's duration."""
 
     kind: str
-    icon: str
     title: str
     started: datetime
     ended: datetime | None
@@ -53,11 +59,14 @@ class Step:
     tone: str = "default"
     key: str = ""
     charges: list[LedgerEntry] = field(default_factory=list)
-    deliveries: list[Delivery] = field(default_factory=list)
     offset: str = ""
     duration: str = ""
     left: float = 0.0
     width: float = 0.0
+
+    @property
+    def icon(self) -> str:
+        return ICONS[self.kind]
 
     @property
     def cost(self) -> str:
@@ -65,125 +74,84 @@ class Step:
         if not self.charges:
             return ""
         held = sum(_held(entry) for entry in self.charges)
-        # A turn's hold is not among its charges, only what settles it.
-        if held > 0:
-            return f"{money.to_text(held)} held"
-        return money.to_text(sum(_spent(entry) for entry in self.charges))
-
-    @property
-    def webhooks(self) -> list[tuple[Delivery, str]]:
-        """The deliveries with the tones of their statuses."""
-        return [(delivery, Delivery.Status.tones()[delivery.status]) for delivery in self.deliveries]
+        return f"{money.to_text(held)} held" if held > 0 else money.to_text(sum(map(_spent, self.charges)))
 
 
-@dataclass
-class Timeline:
-    run: Run
+class Timeline(NamedTuple):
+    """``charges``: (row, its amount, what it says). ``more``: the kinds of rows of which there are over ROWS_MAX."""
+
     steps: list[Step]
     entries: list[LedgerEntry]
+    charges: list[tuple[LedgerEntry, str, str]]
     deliveries: list[Delivery]
-    events: list[dict[str, Any]]
+    events: list[Any]
     facts: list[tuple[str, str]]
     more: list[str]
 
-    @property
-    def charges(self) -> list[tuple[LedgerEntry, str, str]]:
-        """(row, its amount, what it says) without the holds and releases that are part of a charge."""
-        settled = {entry.against_id for entry in self.entries if entry.against_id}
-        charged = {entry.against_id for entry in self.entries if entry.type in statement.CHARGES}
-        return [
-            (entry, statement.signed(statement.effect(entry)), statement.sentence(entry))
-            for entry in self.entries
-            if not (entry.type == EntryType.HOLD and entry.pk in settled)
-            and not (entry.type == EntryType.RELEASE and entry.against_id in charged)
-        ]
-
 
 def build(run: Run) -> Timeline:
-    """``run`` comes with its chat and user. ``more`` names the kinds of rows of which there are over ROWS_MAX."""
     more: list[str] = []
 
-    def capped(rows: Any, what: str) -> list[Any]:
-        found = list(rows[: ROWS_MAX + 1])
+    def capped(what: str, rows: Any, *order: str) -> list[Any]:
+        found = list(rows.order_by(*order)[: ROWS_MAX + 1])
         if len(found) > ROWS_MAX:
             more.append(what)
         return found[:ROWS_MAX]
 
-    turns = capped(Turn.objects.filter(run=run).defer("text", "tool_calls").order_by("index"), "turns")
-    calls = capped(
-        ToolInvocation.objects.filter(run=run)
-        .defer("input", "result", "result_urls", "error_message")
-        .order_by("turn_index", "call_index"),
-        "tool calls",
-    )
-    waitpoints = capped(
-        Waitpoint.objects.filter(run=run).defer("request_payload", "resolved_payload").order_by("pk"), "waitpoints"
-    )
+    calls = ToolInvocation.objects.filter(run=run).defer("input", "result", "result_urls", "error_message")
+    waitpoints = Waitpoint.objects.filter(run=run).defer("request_payload", "resolved_payload")
     rows = LedgerEntry.objects.filter(run_id=run.pk).select_related("account__user", "against", "staff")
-    entries = capped(rows.order_by("created_at", "pk"), "charges")
-    attempts = Prefetch("attempts", Attempt.objects.defer("answer").order_by("number"))
-    deliveries = capped(
-        Delivery.objects.filter(run_id=run.pk).order_by("pk").prefetch_related(attempts), "webhook deliveries"
-    )
-    states = capped(RunEvent.objects.filter(run=run, type=StreamType.RUN_STATUS).order_by("index"), "changes of state")
-    events: list[Any] = list(
-        RunEvent.objects.filter(run=run)
-        .order_by()
-        .values("type")
-        .annotate(count=Count("pk"), first=Min("created_at"), last=Max("created_at"))
-        .order_by("first", "type")
-    )
-    now = clock.now()
-    failed = capped(
-        ModelAttempt.objects.filter(run=run).defer("detail").order_by("turn_index", "compaction", "number"), "attempts"
-    )
-    shortened = capped(Compaction.objects.filter(run=run).defer("text").order_by("index"), "compactions")
-    steps = [
-        *_states(run, states),
-        *_turns(turns),
-        *_compactions(shortened),
-        *_failed_attempts(failed),
-        *_calls(calls),
-        *_waitpoints(waitpoints),
-    ]
-    steps += _charge_turns(run, steps, entries)
-    _attach(steps, entries, deliveries)
+    sent = Delivery.objects.filter(run_id=run.pk)
+    answered = Prefetch("attempts", Attempt.objects.defer("answer").order_by("number"))
+    changes = RunEvent.objects.filter(run=run, type=StreamType.RUN_STATUS)
+    attempts = ModelAttempt.objects.filter(run=run).defer("detail")
+    turns = capped("turns", Turn.objects.filter(run=run).defer("text", "tool_calls"), "index")
+    steps = [_turn(turn) for turn in turns]
+    steps += map(_call, capped("tool calls", calls, "turn_index", "call_index"))
+    steps += map(_waitpoint, capped("waitpoints", waitpoints, "pk"))
+    entries = capped("charges", rows, "created_at", "pk")
+    deliveries = capped("webhook deliveries", sent.prefetch_related(answered), "pk")
+    steps += _states(run, capped("changes of state", changes, "index"))
+    steps += map(_failed_attempt, capped("attempts", attempts, "turn_index", "compaction", "number"))
+    steps += map(_compaction, capped("compactions", Compaction.objects.filter(run=run).defer("text"), "index"))
+    events = RunEvent.objects.filter(run=run).order_by().values("type")
+    events = events.annotate(count=Count("pk"), first=Min("created_at"), last=Max("created_at"))
+    facts = _facts(run, entries, len(turns), sum(step.kind == "call" for step in steps))
+    _charge(run, steps, entries)
     steps.sort(key=lambda step: (step.started, step.kind != "state"))
-    _draw(run, steps, now)
-    return Timeline(run, steps, entries, deliveries, events, _facts(run, entries, turns, calls, now), more)
+    _draw(run, steps)
+    return Timeline(steps, entries, _charges(entries), deliveries, list(events.order_by("first", "type")), facts, more)
+
+
+def _charges(entries: list[LedgerEntry]) -> list[tuple[LedgerEntry, str, str]]:
+    """Without the holds and releases that are part of a charge."""
+    settled = {entry.against_id for entry in entries if entry.against_id}
+    charged = {entry.against_id for entry in entries if entry.type in statement.CHARGES}
+    return [
+        (entry, statement.signed(statement.effect(entry)), statement.sentence(entry))
+        for entry in entries
+        if not (entry.type == EntryType.HOLD and entry.pk in settled)
+        and not (entry.type == EntryType.RELEASE and entry.against_id in charged)
+    ]
 
 
 def _states(run: Run, recorded: list[RunEvent]) -> list[Step]:
     """From the run's stream or, after its pruning, from the run itself."""
     changes = [(str(json.loads(event.data).get("status", "")), event.created_at) for event in recorded]
     if not changes:
-        changes = [(RunStatus.QUEUED, run.created_at)]
-        if run.started_at:
-            changes.append((RunStatus.RUNNING, run.started_at))
-        if run.finished_at:
-            changes.append((run.status, run.finished_at))
+        known = (RunStatus.QUEUED, run.created_at), (RunStatus.RUNNING, run.started_at), (run.status, run.finished_at)
+        changes = [(status, at) for status, at in known if at]
     ends: list[datetime | None] = [at for _, at in changes[1:]]
     ends.append(None if run.finished_at is None else changes[-1][1])
     return [
-        Step("state", "flag", status, at, end, status=status, tone=RunStatus.tones()[status])
+        Step("state", status, at, end, status=status, tone=RunStatus.tones()[status])
         for (status, at), end in zip(changes, ends, strict=True)
     ]
 
 
-def _turns(turns: list[Turn]) -> list[Step]:
-    return [
-        Step(
-            "turn",
-            "sync",
-            f"Turn {turn.index}",
-            turn.started_at,
-            turn.finished_at,
-            f"{turn.model}, {_tokens(turn)}",
-            tone="info",
-            key=str(turn.index),
-        )
-        for turn in turns
-    ]
+def _turn(turn: Turn) -> Step:
+    detail = f"{turn.model}, {_tokens(turn)}"
+    return Step("turn", f"Turn {turn.index}", turn.started_at, turn.finished_at, detail, "", "info", str(turn.index))
 
 
 def _tokens(step: Turn | Compaction) -> str:
@@ -191,170 +159,79 @@ def _tokens(step: Turn | Compaction) -> str:
     return f"{step.input_tokens:,} tokens in{cached}, {step.output_tokens:,} out"
 
 
-def _compactions(compactions: list[Compaction]) -> list[Step]:
-    return [
-        Step(
-            "compaction",
-            "compress",
-            f"Compaction {compaction.index}",
-            compaction.started_at,
-            compaction.finished_at,
-            _what_was_shortened(compaction),
-            tone="info",
-            key=compaction_key(compaction.index),
-        )
-        for compaction in compactions
-    ]
+def _compaction(step: Compaction) -> Step:
+    text = f"{step.get_kind_display()}, about {step.tokens_before:,} tokens to {step.tokens_after:,}"
+    if step.kind == CompactionKind.SUMMARY:
+        text += f"; {step.model}, {_tokens(step)}; the summary is among the messages and results"
+    text += f"; no summary: {step.failure_reason}" if step.failure_reason else ""
+    title, key = f"Compaction {step.index}", compaction_key(step.index)
+    return Step("compaction", title, step.started_at, step.finished_at, text, "", "info", key)
 
 
-def _what_was_shortened(compaction: Compaction) -> str:
-    text = f"{compaction.get_kind_display()}, about {compaction.tokens_before:,} tokens to {compaction.tokens_after:,}"
-    if compaction.kind == CompactionKind.SUMMARY:
-        text += f"; {compaction.model}, {_tokens(compaction)}; the summary is among the messages and results"
-    return text + (f"; no summary: {compaction.failure_reason}" if compaction.failure_reason else "")
-
-
-def _failed_attempts(attempts: list[ModelAttempt]) -> list[Step]:
-    return [
-        Step(
-            "attempt",
-            "sync_problem",
-            f"{attempt.step}, attempt {attempt.number} failed",
-            attempt.started_at,
-            attempt.finished_at,
-            _what_failed(attempt),
-            tone="warning",
-        )
-        for attempt in attempts
-    ]
-
-
-def _what_failed(attempt: ModelAttempt) -> str:
+def _failed_attempt(attempt: ModelAttempt) -> Step:
     status = f" (HTTP {attempt.http_status})" if attempt.http_status else ""
     text = f"{attempt.model} at {attempt.provider}: {attempt.reason}{status}"
-    if attempt.next_at is None:
-        return text
-    return f"{text}; {attempt.next_model} is asked after {span(attempt.next_at - attempt.finished_at)}"
+    if attempt.next_at is not None:
+        text += f"; {attempt.next_model} is asked after {span(attempt.next_at - attempt.finished_at)}"
+    title = f"{attempt.step}, attempt {attempt.number} failed"
+    return Step("attempt", title, attempt.started_at, attempt.finished_at, text, tone="warning")
 
 
-def _calls(calls: list[ToolInvocation]) -> list[Step]:
-    return [
-        Step(
-            "call",
-            "build",
-            call.name,
-            call.started_at or call.created_at,
-            call.finished_at,
-            f"call {call.turn_index}.{call.call_index}" + (f", {call.error_code}" if call.error_code else ""),
-            call.status,
-            InvocationStatus.tones()[call.status],
-            call.pk,
-        )
-        for call in calls
-    ]
+def _call(call: ToolInvocation) -> Step:
+    text = f"call {call.turn_index}.{call.call_index}" + (f", {call.error_code}" if call.error_code else "")
+    begun, tone = call.started_at or call.created_at, InvocationStatus.tones()[call.status]
+    return Step("call", call.name, begun, call.finished_at, text, call.status, tone, call.pk)
 
 
-def _waitpoints(waitpoints: list[Waitpoint]) -> list[Step]:
-    return [
-        Step(
-            "waitpoint",
-            "pause_circle",
-            waitpoint.get_kind_display(),
-            waitpoint.created_at,
-            waitpoint.resolved_at,
-            "answered" if waitpoint.status == WaitpointStatus.COMPLETED else "",
-            waitpoint.status,
-            WaitpointStatus.tones()[waitpoint.status],
-        )
-        for waitpoint in waitpoints
-    ]
+def _waitpoint(point: Waitpoint) -> Step:
+    text = "answered" if point.status == WaitpointStatus.COMPLETED else ""
+    title, tone = point.get_kind_display(), WaitpointStatus.tones()[point.status]
+    return Step("waitpoint", title, point.created_at, point.resolved_at, text, point.status, tone)
 
 
-def _charge_turns(run: Run, steps: list[Step], entries: list[LedgerEntry]) -> list[Step]:
-    """Attach what was held and charged for each request to a model to its turn or failed attempt. Returns steps for the
-    requests that have neither: the one under way, and those that a cancel, a time limit or a lost worker ended.
+def _charge(run: Run, steps: list[Step], entries: list[LedgerEntry]) -> None:
+    """Attach what was held and charged to its call, turn or failed attempt. Requests to a model that have neither are
+    new steps: the one under way, and those that a cancel, a time limit or a lost worker ended.
     """
     turns = {step.key: step for step in steps if step.kind in ("turn", "compaction")}
+    calls = {step.key: step for step in steps if step.kind == "call"}
     attempts = [step for step in steps if step.kind == "attempt"]
     settled: defaultdict[str | None, list[LedgerEntry]] = defaultdict(list)
     for entry in entries:
         settled[entry.against_id].append(entry)
-    more: list[Step] = []
+        if call := calls.get(entry.invocation_id or ""):
+            call.charges.append(entry)
     for hold in entries:
         if hold.type != EntryType.HOLD or hold.invocation_id is not None:
             continue
-        ends, price = settled[hold.pk], hold.price or {}
+        ends, index = settled[hold.pk], str((hold.price or {}).get("turn", ""))
         usage = next((entry for entry in ends if entry.type == EntryType.USAGE), None)
-        index = str(price.get("turn", ""))
-        is_whole = usage is not None and not (usage.price or {}).get("partial")
-        failed = (a for a in attempts if a.ended and a.started <= hold.created_at <= a.ended)
-        step = turns.get(index) if is_whole else next(failed, None)
-        if step is None and ends:
-            detail = f"{price.get('model')}, {_counts(usage)}" if usage else "it costs nothing: no answer had begun"
-            title = f"{_step(index)} ended early"
-            step = Step("turn", "sync_problem", title, hold.created_at, ends[0].created_at, detail, tone="warning")
-            more.append(step)
-        elif step is None and run.status == RunStatus.RUNNING and index not in turns:
-            most = f"{price.get('model')}, at most {price.get('inputTokens', 0):,} tokens in"
-            detail = f"{most}, {price.get('outputTokens', 0):,} out"
-            step = Step("turn", "sync", _step(index), hold.created_at, None, detail, tone="info")
-            more.append(step)
-        if step is not None and ends:
+        if usage is not None and not (usage.price or {}).get("partial"):
+            step = turns.get(index)
+        else:
+            step = next((a for a in attempts if a.ended and a.started <= hold.created_at <= a.ended), None)
+        if step is None and (ends or (run.status == RunStatus.RUNNING and index not in turns)):
+            step = _unanswered(index, hold, usage, ends)
+            steps.append(step)
+        if step is not None:
             step.charges += [hold, *ends]
-        elif step in more:
-            step.charges.append(hold)
-    return more
 
 
-def _step(index: str) -> str:
-    return f"Turn {index}" if index.isdecimal() else "Summary"
+def _unanswered(index: str, hold: LedgerEntry, usage: LedgerEntry | None, ends: list[LedgerEntry]) -> Step:
+    title = f"Turn {index}" if index.isdecimal() else "Summary"
+    price = (usage or hold).price or {}
+    most = "" if ends else "at most "
+    detail = f"{(hold.price or {}).get('model')}, {most}{price.get('inputTokens', 0):,} tokens in, "
+    detail += f"{price.get('outputTokens', 0):,} out" + (", estimated" if usage and price.get("estimated") else "")
+    if not ends:
+        return Step("turn", title, hold.created_at, None, detail, tone="info")
+    detail = detail if usage else "it costs nothing: no answer had begun"
+    return Step("attempt", f"{title} ended early", hold.created_at, ends[0].created_at, detail, tone="warning")
 
 
-def _counts(usage: LedgerEntry) -> str:
-    price = usage.price or {}
-    how = ", estimated" if price.get("estimated") else ""
-    return f"{price.get('inputTokens', 0):,} tokens in, {price.get('outputTokens', 0):,} out{how}"
-
-
-def _attach(steps: list[Step], entries: list[LedgerEntry], deliveries: list[Delivery]) -> None:
-    """Attach each charge of a call and each delivery to the step that caused it."""
-    calls = {step.key: step for step in steps if step.kind == "call"}
-    for entry in entries:
-        if step := calls.get(entry.invocation_id or ""):
-            step.charges.append(entry)
-    states: defaultdict[str, list[Step]] = defaultdict(list)
-    for step in steps:
-        if step.kind == "state":
-            states[step.status].append(step)
-    reported: dict[str, Step] = {}
-    for delivery in deliveries:
-        call_id = _body(delivery).get("toolInvocationId")
-        if call_id in calls:
-            calls[call_id].deliveries.append(delivery)
-        elif queue := states[_run_status(delivery)]:
-            # Both are in the order of time; the last step takes the remaining deliveries. The deliveries of one event
-            # to two endpoints belong to one step.
-            step = reported.get(delivery.event_id) or (queue.pop(0) if len(queue) > 1 else queue[0])
-            reported[delivery.event_id] = step
-            step.deliveries.append(delivery)
-
-
-def _run_status(delivery: Delivery) -> str:
-    """The status of the run that the delivery reports; "" if its event no longer exists."""
-    return next((event.stream_status for event in Event if event == delivery.event_type), "")
-
-
-def _body(delivery: Delivery) -> dict[str, Any]:
-    try:
-        body = json.loads(delivery.body)
-    except ValueError:
-        return {}
-    return body if isinstance(body, dict) else {}
-
-
-def _draw(run: Run, steps: list[Step], now: datetime) -> None:
+def _draw(run: Run, steps: list[Step]) -> None:
     begin = run.created_at
-    end = max([run.finished_at or now, *(step.ended for step in steps if step.ended)])
+    end = max([run.finished_at or clock.now(), *(step.ended for step in steps if step.ended)])
     whole = max((end - begin).total_seconds(), 0.001)
     for step in steps:
         lasted = (step.ended or end) - step.started
@@ -366,17 +243,17 @@ def _draw(run: Run, steps: list[Step], now: datetime) -> None:
         step.duration = "" if final else span(lasted) + ("" if step.ended else " so far")
 
 
-def _facts(run: Run, entries: list[LedgerEntry], turns: list[Turn], calls: list[ToolInvocation], now: datetime) -> Any:
+def _facts(run: Run, entries: list[LedgerEntry], turns: int, calls: int) -> list[tuple[str, str]]:
+    now = clock.now()
     running = timedelta(milliseconds=run.ran_ms) + (now - run.running_since if run.running_since else timedelta())
     whole = (run.finished_at or now) - run.created_at
-    queued = (run.started_at or run.finished_at or now) - run.created_at
     return [
         ("Took", span(whole) + ("" if run.finished_at else " so far")),
-        ("Queued", span(queued)),
+        ("Queued", span((run.started_at or run.finished_at or now) - run.created_at)),
         ("Running", span(running)),
-        ("Credits spent", money.to_text(sum(_spent(entry) for entry in entries))),
-        ("Credits held", money.to_text(sum(_held(entry) for entry in entries))),
-        ("Turns and calls", f"{len(turns)} and {len(calls)}"),
+        ("Credits spent", money.to_text(sum(map(_spent, entries)))),
+        ("Credits held", money.to_text(sum(map(_held, entries)))),
+        ("Turns and calls", f"{turns} and {calls}"),
         ("Agent", run.agent or "–"),
         ("Model", run.resolved_model or run.requested_model or "default"),
         ("Workers lost", str(run.lease_losses)),
