@@ -6,8 +6,7 @@ It belongs to the user. No other page of the admin shows it, and ``RunAdmin.cont
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from chats.models import Message
 from config.kernel.jsontext import to_text
@@ -17,15 +16,13 @@ ROWS_MAX = 200
 TEXT_MAX = 20_000
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(NamedTuple):
     label: str
     text: str
-    cut: bool = False
+    cut: bool
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A step with one panel, or with two: what went in and what came out."""
 
     title: str
@@ -34,58 +31,44 @@ class Part:
 
 def read(run: Run) -> list[Part]:
     """The parts in the order of the journal; long texts are cut."""
-    messages = list(Message.objects.filter(run_id=run.pk).order_by("created_at", "pk")[:ROWS_MAX])
-    parts = [Part(f"Message of the {message.role}", [text("", message.content)]) for message in messages]
-    if run.instructions:
-        parts.append(Part("Instructions of the run", [text("", run.instructions)]))
-    if run.output is not None:
-        parts.append(Part("Output", [text("", pretty(run.output))]))
-    if run.error_message:
-        parts.append(Part("Error", [text("", run.error_message)]))
+    messages = Message.objects.filter(run_id=run.pk).order_by("created_at", "pk")[:ROWS_MAX]
+    parts = [part(f"Message of the {message.role}", message.content) for message in messages]
+    output = None if run.output is None else pretty(run.output)
+    whole = ("Instructions of the run", run.instructions), ("Output", output), ("Error", run.error_message)
+    parts += [part(title, text) for title, text in whole if text]
+    # By turn, call and, of one call, what came first.
     journal: list[tuple[tuple[int, int, int], Part]] = []
-    calls = list(ToolInvocation.objects.filter(run=run).order_by("turn_index", "call_index")[:ROWS_MAX])
     results: defaultdict[int, list[str]] = defaultdict(list)
-    for call in calls:
-        results[call.turn_index].append(f"{call.name}: {_result(call)[:TEXT_MAX]}")
+    for call in ToolInvocation.objects.filter(run=run).order_by("turn_index", "call_index")[:ROWS_MAX]:
+        result = "\n".join(filter(None, [call.result, *call.result_urls, call.error_message]))
+        results[call.turn_index].append(f"{call.name}: {result[:TEXT_MAX]}")
+        shown = part(f"Call {call.turn_index}.{call.call_index} {call.name}", Input=pretty(call.input), Output=result)
+        journal.append(((call.turn_index, call.call_index, 0), shown))
+    asked = [message.content for message in messages if message.role == "user"]
     for turn in Turn.objects.filter(run=run).order_by("index")[:ROWS_MAX]:
-        sent = results[turn.index - 1] or [m.content for m in messages if m.role == "user" and turn.index == 1]
+        sent = results[turn.index - 1] or (asked if turn.index == 1 else [])
         answer = [turn.text] if turn.text else []
-        asked = [f"{call.get('name')} {call.get('arguments')}" for call in turn.tool_calls]
-        refused = [f"Not accepted: {call['told']}" for call in turn.tool_calls if call.get("told")]
-        output = text("Output", "\n\n".join([*answer, *asked, *refused]))
-        journal.append(
-            ((turn.index, 0, 0), Part(f"Turn {turn.index}", [text("New in the input", "\n\n".join(sent)), output]))
-        )
-    summaries = Compaction.objects.filter(run=run, kind=CompactionKind.SUMMARY).order_by("index")[:ROWS_MAX]
-    for compaction in summaries:
-        journal.append(
-            (
-                (compaction.turn_index, -1, 0),
-                Part(f"Compaction {compaction.index}: summary", [text("", compaction.text)]),
-            )
-        )
+        answer += [f"{call.get('name')} {call.get('arguments')}" for call in turn.tool_calls]
+        answer += [f"Not accepted: {call['told']}" for call in turn.tool_calls if call.get("told")]
+        both = {"New in the input": "\n\n".join(sent), "Output": "\n\n".join(answer)}
+        journal.append(((turn.index, 0, 0), part(f"Turn {turn.index}", **both)))
+    for step in Compaction.objects.filter(run=run, kind=CompactionKind.SUMMARY).order_by("index")[:ROWS_MAX]:
+        journal.append(((step.turn_index, -1, 0), part(f"Compaction {step.index}: summary", step.text)))
     attempts = ModelAttempt.objects.filter(run=run).exclude(detail="")
     for attempt in attempts.order_by("turn_index", "compaction", "number")[:ROWS_MAX]:
         title = f"{attempt.step}, attempt {attempt.number}: what the provider said"
-        at = (attempt.turn_index, -1 if attempt.compaction else 0, 0)
-        journal.append((at, Part(title, [text("", attempt.detail)])))
-    for call in calls:
-        panels = [text("Input", pretty(call.input)), text("Output", _result(call))]
-        title = f"Call {call.turn_index}.{call.call_index} {call.name}"
-        journal.append(((call.turn_index, call.call_index, 0), Part(title, panels)))
-    for waitpoint in Waitpoint.objects.filter(run=run).select_related("invocation").order_by("pk")[:ROWS_MAX]:
-        place = (waitpoint.invocation.turn_index, waitpoint.invocation.call_index)
-        panels = [text("Asked", pretty(waitpoint.request_payload)), text("Answer", pretty(waitpoint.resolved_payload))]
-        journal.append(((*place, 1), Part(waitpoint.get_kind_display(), panels)))
-    return parts + [entry[1] for entry in sorted(journal, key=lambda entry: entry[0])]
+        journal.append(((attempt.turn_index, -1 if attempt.compaction else 0, 0), part(title, attempt.detail)))
+    for point in Waitpoint.objects.filter(run=run).select_related("invocation").order_by("pk")[:ROWS_MAX]:
+        both = {"Asked": pretty(point.request_payload), "Answer": pretty(point.resolved_payload)}
+        place = (point.invocation.turn_index, point.invocation.call_index, 1)
+        journal.append((place, part(point.get_kind_display(), **both)))
+    return parts + [found for _, found in sorted(journal, key=lambda entry: entry[0])]
 
 
-def _result(call: ToolInvocation) -> str:
-    return "\n".join(filter(None, [call.result, *call.result_urls, call.error_message]))
-
-
-def text(label: str, content: str) -> Text:
-    return Text(label, content[:TEXT_MAX], len(content) > TEXT_MAX)
+def part(title: str, text: str | None = None, **texts: str) -> Part:
+    """With one ``text``, or with one for each label."""
+    found = texts if text is None else {"": text}
+    return Part(title, [Text(label, text[:TEXT_MAX], len(text) > TEXT_MAX) for label, text in found.items()])
 
 
 def pretty(data: Any) -> str:

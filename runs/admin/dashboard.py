@@ -1,4 +1,4 @@
-"""The first page of the admin: charts and numbers of the service's state.
+"""The first page of the admin: is the service at work, if not, what to do about it, and charts of its state.
 
 Each number covers a bounded period. Its query reads a range of the primary key (ids are in the order of creation) or
 an index, ends after ADMIN_PANEL_SECONDS on PostgreSQL, and its result is cached for ADMIN_DASHBOARD_SECONDS.
@@ -6,7 +6,6 @@ an index, ends after ADMIN_PANEL_SECONDS on PostgreSQL, and its result is cached
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
@@ -20,15 +19,18 @@ from django.db.models.functions import Cast, Coalesce, TruncDate, TruncHour
 from django.http import HttpRequest
 from django.urls import reverse
 
+from config.api import metrics_page
 from config.database.batches import limit_statements
 from config.database.retry import is_unavailable
 from config.kernel import clock, money
 from config.kernel.ids import first_id
+from config.queue.jobs import last_success
 from config.staff.base import page_of
 from config.staff.words import span
+from config.telemetry.metrics import SEPARATOR
 from credits.usage import MODEL_KEY, display_name
-from runs.admin import health, reports
-from runs.admin.charts import PALETTE, STACKED, chart
+from runs.admin import reports
+from runs.admin.reports import PALETTE, chart
 from runs.models import FINAL_RUN_STATUSES, LIVE_RUN_STATUSES, Run, RunStatus
 from webhooks.metrics import oldest_due
 from webhooks.models import Delivery, Endpoint
@@ -42,6 +44,13 @@ HOURS, DAYS, FAILURE_DAYS = 24, 14, 7
 TOOLS_SHOWN = 6
 TOP_DAYS, TOP_ROWS = 7, 5
 LIVE_MAX = 10_000
+RUNBOOK = "/docs/operations#"
+# As in the alerts of docs/prometheus.
+QUEUED_SECONDS_MAX = 60
+# Beat starts a job every few seconds; after this time without one, something is wrong.
+BEAT_SECONDS_MAX = 300
+# The latest runs of a day whose times are read.
+RUNS_TIMED = 1000
 # What is remembered of a panel whose query took too long.
 SLOW = {"slow": True}
 COLOURS = {"default": "#94a3b8", "info": "#3b82f6", "warning": "#f59e0b", "success": "#22c55e", "danger": "#ef4444"}
@@ -50,28 +59,30 @@ BAR_ORDER = [*FINAL_RUN_STATUSES, *reversed(LIVE_RUN_STATUSES)]
 
 def show(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
     """The page's context with the panels that the signed-in person may see."""
-    may = request.user.has_perm
-    panels: dict[str, Any] = {}
-    if may("runs.view_run"):
-        panels |= {"now": remembered("now", runs_now), "runs": remembered("runs", runs_by_hour)}
-        panels["failures"] = remembered("failures", failure_codes)
-        panels |= {"health": remembered("health", health.health), "times": remembered("times", health.times)}
-    if may("credits.view_ledgerentry"):
-        panels["credits"] = remembered("credits", credits_by_day)
-    if may("webhooks.view_delivery"):
-        panels["webhooks"] = remembered("webhooks", webhook_health)
-    panels["top"] = [
-        (report, f"{reverse('admin:runs_reports')}?by={name}&days={TOP_DAYS}", remembered(f"top:{name}", read))
-        for name, report in reports.REPORTS.items()
-        if request.user.has_perms(report.permissions)
-        for read in [partial(report.read, TOP_DAYS, TOP_ROWS)]
-    ]
-    return context | {
-        "panels": {name: panel for name, panel in panels.items() if panel != [] or name == "failures"},
-        "options": json.dumps(STACKED),
-        "title": "Dashboard",
-        "dashboard": "admin/runs/dashboard.html",
+    panels: dict[str, Any] = {
+        name: remembered(name, read)
+        for name, permission, read in (
+            ("now", "runs.view_run", runs_now),
+            ("runs", "runs.view_run", runs_by_hour),
+            ("failures", "runs.view_run", failure_codes),
+            ("health", "runs.view_run", health),
+            ("times", "runs.view_run", times),
+            ("credits", "credits.view_ledgerentry", credits_by_day),
+            ("webhooks", "webhooks.view_delivery", webhook_health),
+        )
+        if request.user.has_perm(permission)
     }
+    if reported := reports.allowed(request):
+        panels["top"] = [
+            (
+                report,
+                f"{reverse('admin:runs_reports')}?by={name}&days={TOP_DAYS}",
+                remembered(f"top:{name}", partial(report.read, TOP_DAYS, TOP_ROWS)),
+            )
+            for name, report in reported.items()
+        ]
+    page = {"title": "Dashboard", "dashboard": "admin/runs/dashboard.html", "options": reports.CHART_OPTIONS}
+    return context | page | {"panels": panels}
 
 
 def remembered(name: str, compute: Any) -> Any:
@@ -227,3 +238,77 @@ def _hours() -> list[datetime]:
     """The beginnings of the last HOURS, of the oldest first."""
     latest = clock.now().astimezone(UTC).replace(minute=0, second=0, microsecond=0)
     return [latest - timedelta(hours=number) for number in reversed(range(HOURS))]
+
+
+def health() -> list[dict[str, str]]:
+    """Each part: its state, a tone, and the runbook if it is not well. ``link`` leads to the run that it is about."""
+    found = metrics_page.reading()
+    values = {gauge.name: gauge.values.get((), 0.0) for gauge in found.gauges}
+    workers, waited = int(values.get("run_workers", 0)), values.get("runs_oldest_queued_seconds", 0.0)
+    redis = found.up["redis"]
+    return [
+        part("Workers", str(workers), workers > 0, "norunworkers"),
+        _beat(found.latest) if redis else part("Beat", "not known without Redis", None, "sourcedown"),
+        part("Redis", "answers" if redis else "does not answer", redis, "sourcedown"),
+        _oldest(waited),
+        _last_error(),
+    ]
+
+
+def part(label: str, value: str, well: bool | None, runbook: str, link: str = "") -> dict[str, str]:
+    tone = {True: "success", False: "danger", None: "default"}[well]
+    runbook = "" if well else f"{RUNBOOK}{runbook}"
+    return {"label": label, "value": value, "tone": tone, "runbook": runbook, "link": link}
+
+
+def _beat(latest: dict[str, str]) -> dict[str, str]:
+    """By the job that succeeded last: beat starts them all."""
+    ended = [float(value) for key, value in latest.items() if key.split(SEPARATOR)[0] == last_success.name]
+    if not ended:
+        return part("Beat", "no job has ended yet", None, "housekeepingstale")
+    since = clock.now() - datetime.fromtimestamp(max(ended), UTC)
+    well = since.total_seconds() < BEAT_SECONDS_MAX
+    return part("Beat", "works" if well else f"silent for {span(since)}", well, "housekeepingstale")
+
+
+def _oldest(waited: float) -> dict[str, str]:
+    """The run that could execute and has waited longest; runs behind others of their chat or user do not count."""
+    runnable = Run.objects.filter(status=RunStatus.QUEUED, blocked=False, throttled=False)
+    # The index of due runs; its condition is on the first two.
+    run = runnable.order_by("due_at").values_list("pk", flat=True).first() if waited else None
+    text = f"waits {span(timedelta(seconds=waited))}" if waited else "none waits"
+    link = page_of(Run, run) if run else ""
+    return part("Oldest queued run", text, waited <= QUEUED_SECONDS_MAX, "runsnottaken", link)
+
+
+def _last_error() -> dict[str, str]:
+    failed = Run.objects.filter(status=RunStatus.FAILED).order_by("-pk")
+    run = failed.only("error_code", "failure_reason", "finished_at").first()
+    if run is None:
+        return part("Last error", "none", True, "")
+    since = span(clock.now() - run.finished_at) if run.finished_at else ""
+    text = f"{run.failure_reason or run.error_code}, {since} ago"
+    return part("Last error", text, None, "runsfail", page_of(Run, run.pk))
+
+
+def times() -> dict[str, Any]:
+    """The start delay, and with the running time the latency, of the latest runs of the last HOURS: half and 95 % are
+    faster. A run's waits for its user do not count.
+    """
+    begin = clock.now() - timedelta(hours=HOURS)
+    rows = Run.objects.filter(pk__gte=first_id("run", begin)).order_by("-pk")
+    found = list(rows.values_list("created_at", "started_at", "finished_at", "ran_ms")[:RUNS_TIMED])
+    delays = sorted(started - created for created, started, _, _ in found if started)
+    whole = sorted(
+        started - created + timedelta(milliseconds=ran) for created, started, ended, ran in found if started and ended
+    )
+    facts = [
+        (f"{label} p{share}", span(percentile(durations, share)) if durations else "–")
+        for label, durations in (("Start delay", delays), ("Latency", whole))
+        for share in (50, 95)
+    ]
+    return {"facts": facts, "count": len(whole)}
+
+
+def percentile(ordered: list[timedelta], share: int) -> timedelta:
+    return ordered[max(0, -(-len(ordered) * share // 100) - 1)]

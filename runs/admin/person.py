@@ -5,7 +5,6 @@ A fixed number of queries, each of a few rows that an index has in this order. I
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, timedelta
@@ -20,8 +19,8 @@ from config.kernel import clock, money
 from config.staff.base import page_of
 from credits import statement
 from credits.models import Account, DayTotal
-from runs.admin.charts import PALETTE, STACKED, chart
-from runs.admin.health import why
+from runs.admin.reports import CHART_OPTIONS, PALETTE, chart
+from runs.admin.timeline import why
 from runs.models import Run, RunStatus
 from webhooks.models import Delivery, Endpoint
 
@@ -54,7 +53,7 @@ def show(request: HttpRequest, user: Any) -> dict[str, Any]:
         "panels": panels,
         "links": [(label, url) for label, url, permission in _links(user) if may(permission)],
         "actions": [(label, url) for label, url, permission in _actions(user) if may(permission)],
-        "options": json.dumps(STACKED),
+        "options": CHART_OPTIONS,
     }
 
 

@@ -30,13 +30,34 @@ from credits.export import no_formula
 from credits.models import DayTotal, EntryType, LedgerEntry
 from credits.statement import CHARGES
 from credits.usage import MODEL_KEY, display_name
-from runs.admin import charts
 from runs.models import AgentModel, Run, Tool
 
+PALETTE = ["#3b82f6", "#22c55e", "#f59e0b", "#a855f7", "#14b8a6", "#ec4899", "#94a3b8"]
+CHART_OPTIONS = json.dumps(
+    {
+        "plugins": {"legend": {"display": True, "position": "bottom", "align": "start", "labels": {"boxWidth": 10}}},
+        "responsive": True,
+        "maintainAspectRatio": False,
+        "animation": False,
+        "scales": {
+            "x": {"stacked": True, "grid": {"display": False}, "ticks": {"maxTicksLimit": 8}},
+            "y": {"stacked": True, "beginAtZero": True, "ticks": {"maxTicksLimit": 5}},
+        },
+    }
+)
 PERIODS = (1, 7, 30, 90)
 DEFAULT_DAYS = 30
 ROWS_SHOWN, ROWS_DRAWN, CSV_ROWS = 100, 10, 10_000
 CLOCKS_DIFFER = timedelta(hours=1)
+
+
+def chart(labels: list[str], series: list[tuple[str, str, list[Any]]], total: str) -> dict[str, Any]:
+    """The data of a chart for Chart.js, and its total as text."""
+    datasets = [
+        {"label": label, "data": data, "backgroundColor": colour, "borderRadius": 2, "maxBarThickness": 28}
+        for label, colour, data in series
+    ]
+    return {"data": json.dumps({"labels": labels, "datasets": datasets}), "total": total, "empty": not series}
 
 
 class Row(NamedTuple):
@@ -144,16 +165,19 @@ REPORTS = {
 }
 
 
+def allowed(request: HttpRequest) -> dict[str, Report]:
+    return {name: report for name, report in REPORTS.items() if request.user.has_perms(report.permissions)}
+
+
 def show(request: HttpRequest) -> HttpResponse:
     """``?by=user&days=30``, with ``&as=csv`` for the file."""
-    allowed = {name: report for name, report in REPORTS.items() if request.user.has_perms(report.permissions)}
-    if not allowed:
+    choices = allowed(request)
+    if not choices:
         raise PermissionDenied
     name = request.GET.get("by", "")
-    name = name if name in allowed else next(iter(allowed))
-    given = request.GET.get("days", "")
-    days = int(given) if given in map(str, PERIODS) else DEFAULT_DAYS
-    report = allowed[name]
+    name = name if name in choices else next(iter(choices))
+    days = next((days for days in PERIODS if str(days) == request.GET.get("days")), DEFAULT_DAYS)
+    report = choices[name]
     if request.GET.get("as") == "csv":
         return as_csv(name, report, days)
     rows = report.read(days, ROWS_SHOWN)
@@ -164,14 +188,12 @@ def show(request: HttpRequest) -> HttpResponse:
         "by": name,
         "days": days,
         "report": report,
-        "choices": [(key, choice.label) for key, choice in allowed.items()],
+        "choices": choices,
         "periods": PERIODS,
         "rows": rows,
         "limit": ROWS_SHOWN if len(rows) == ROWS_SHOWN else 0,
-        "chart": charts.chart(
-            [row.name for row in drawn], [("credits", charts.PALETTE[0], amounts)] if rows else [], ""
-        ),
-        "options": json.dumps(charts.STACKED),
+        "chart": chart([row.name for row in drawn], [("credits", PALETTE[0], amounts)] if rows else [], ""),
+        "options": CHART_OPTIONS,
     }
     return TemplateResponse(request, "admin/runs/reports.html", context)
 

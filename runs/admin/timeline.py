@@ -18,6 +18,7 @@ from config.kernel import clock, money
 from config.staff.words import span
 from credits import statement
 from credits.models import EntryType, LedgerEntry
+from runs.errors import FailureReason, RunError
 from runs.events import StreamType
 from runs.lifecycle import compaction_key
 from runs.models import (
@@ -267,3 +268,9 @@ def _spent(entry: LedgerEntry) -> int:
 
 def _held(entry: LedgerEntry) -> int:
     return EntryType[entry.type].held * entry.amount
+
+
+def why(run: Run) -> FailureReason | RunError | None:
+    """Why the run failed; None for a code that this version does not know."""
+    known: dict[Any, Any] = FailureReason._value2member_map_ | RunError._value2member_map_
+    return known.get(run.failure_reason) or known.get(run.error_code)

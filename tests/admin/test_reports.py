@@ -19,7 +19,7 @@ from config.queue.jobs import last_success
 from config.telemetry.metrics import SEPARATOR, Gauge
 from credits import ledger, statement
 from credits.models import LedgerEntry
-from runs.admin import health, reports
+from runs.admin import dashboard, reports
 from runs.models import AgentModel, Tool
 from tests import factories
 from tests.admin.conftest import make_run
@@ -42,7 +42,7 @@ def reading(monkeypatch) -> metrics_page.Reading:
 
 
 def parts() -> dict[str, dict[str, str]]:
-    return {part["label"]: part for part in health.health()}
+    return {part["label"]: part for part in dashboard.health()}
 
 
 def test_a_healthy_service_needs_no_runbook(reading):
@@ -76,7 +76,7 @@ def test_every_runbook_is_a_section_of_the_documentation(reading, settings):
     reading.gauges = [Gauge("runs_oldest_queued_seconds", "", {(): 100.0})]
     make_run(factories.UserFactory(), status="failed", error_code="MODEL_ERROR")
     headings = (settings.BASE_DIR / "docs" / "operations.md").read_text().lower()
-    anchors = {part["runbook"].partition("#")[2] for part in health.health()} | {"housekeepingstale"}
+    anchors = {part["runbook"].partition("#")[2] for part in dashboard.health()} | {"housekeepingstale"}
     assert all(f"### {anchor}\n" in headings for anchor in anchors)
 
 
@@ -88,7 +88,7 @@ def test_times_of_runs():
         # It ran for two seconds and waited for its user for an hour.
         ended = started + timedelta(hours=1)
         factories.RunFactory(created_at=at, started_at=started, finished_at=ended, ran_ms=2000)
-    assert health.times() == {
+    assert dashboard.times() == {
         "facts": [
             ("Start delay p50", "10.0 s"),
             ("Start delay p95", "19.0 s"),
