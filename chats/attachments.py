@@ -21,14 +21,17 @@ from chats import files, media, transitions
 from chats.models import Attachment, AttachmentStatus
 from config.database import batches
 from config.kernel import clock
-from config.kernel.errors import Conflict, NotFound, PayloadTooLarge, Unavailable, ValidationFailed
+from config.kernel.errors import Conflict, NotFound, PayloadTooLarge, RateLimited, Unavailable, ValidationFailed
 from config.kernel.ids import is_plausible_id
+from config.limits.share import Share
 from config.queue import jobs
 
 # Time in which an attachment must be uploaded and completed.
 ATTACHMENT_EXPIRY_SECONDS = 24 * 3600
 # Attachments per message.
 ATTACHMENTS_PER_MESSAGE_MAX = 10
+# Uploads and downloads of one user that a web process handles at the same time; one more is 429.
+ATTACHMENT_TRANSFERS_PER_USER = 10
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +40,19 @@ SWEEP_BATCH = 200
 REMOVE_AGAIN = timedelta(hours=1)
 
 _signer = Signer(salt="chats.attachments.upload")
+_transfers = Share(ATTACHMENT_TRANSFERS_PER_USER)
+
+
+@contextlib.contextmanager
+def transfer(user_id: int) -> Iterator[None]:
+    """An upload or download of the user. Raises RateLimited if the user has too many."""
+    if not _transfers.take_now(user_id):
+        message = "Too many of your files are uploaded or downloaded at the same time; try again later."
+        raise RateLimited(message, headers={"Retry-After": "1"})
+    try:
+        yield
+    finally:
+        _transfers.give_back(user_id)
 
 
 def attachments_of(user: Any) -> QuerySet[Attachment]:

@@ -13,8 +13,8 @@ from django.http import HttpResponse, HttpResponseBase, StreamingHttpResponse
 from rest_framework.request import Request
 
 from chats import files, media
+from chats.attachments import transfer
 from chats.models import Attachment, AttachmentStatus
-from chats.transfers import transfer
 from config.kernel.errors import DomainError, NotFound
 
 RANGE = re.compile(r"bytes=[ \t]*(\d{0,18})-(\d{0,18})[ \t]*", re.IGNORECASE | re.ASCII)

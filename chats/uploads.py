@@ -15,7 +15,6 @@ from django.views.decorators.csrf import csrf_exempt
 
 from chats import attachments
 from chats.files import READ_SIZE
-from chats.transfers import transfer
 from config.api import ratelimit
 from config.api.errors import response_to, to_domain_error
 from config.kernel.errors import DomainError, MethodNotAllowed, NotFound, PayloadTooLarge, ValidationFailed
@@ -50,7 +49,7 @@ def _receive(request: HttpRequest, token: str) -> None:
         raise
     ratelimit.charge_user(request, surface, attachment.user)
     attachments.refuse_unless_pending(attachment)
-    with transfer(attachment.user_id):
+    with attachments.transfer(attachment.user_id):
         attachments.receive(attachment, body_parts(request, attachment.size_bytes))
 
 

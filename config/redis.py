@@ -1,17 +1,29 @@
-"""Clients of the service's Redis. Each client has the service's time-outs (BROKER_TIMEOUT_SECONDS).
+"""Clients of the service's Redis, and what the service does without it while it is away.
 
-The package redis is imported with the first client: it takes a sixth of the time of a command that needs none.
+Each client has the service's time-outs (BROKER_TIMEOUT_SECONDS). The package redis is imported with the first client:
+it takes a sixth of the time of a command that needs none.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.conf import settings
 
 if TYPE_CHECKING:
     import redis
     import redis.asyncio
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+# How long a failure is remembered: a stalled Redis costs one time-out in this time, and not one per request.
+PAUSE_SECONDS = 2.0
 
 
 def client(url: str | None = None, *, reconnect: bool = False, **options: Any) -> redis.Redis:
@@ -45,3 +57,44 @@ def failures() -> tuple[type[Exception], ...]:
 def _time_outs() -> dict[str, Any]:
     seconds = settings.BROKER_TIMEOUT_SECONDS
     return {"socket_timeout": seconds, "socket_connect_timeout": seconds}
+
+
+class Shared:
+    """The client that the threads of a process share for what the service can do without."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.client: redis.Redis | None = None
+        self.away_until = 0.0
+        self.lock = threading.Lock()
+
+    def ask(self, question: Callable[[Any], T]) -> T | None:
+        """The answer of ``question``, which gets the client; None while Redis is away."""
+        if self.away_until:
+            with self.lock:
+                if time.monotonic() < self.away_until:
+                    return None
+                # This thread tries; the others do without Redis until it succeeds.
+                self.away_until = time.monotonic() + PAUSE_SECONDS
+        try:
+            self.client = self.client or client(self.url, reconnect=True)
+            answer = question(self.client)
+        except failures() as error:
+            self.away_until = time.monotonic() + PAUSE_SECONDS
+            logger.warning("no limits and no wake-ups over processes: Redis failed (%s)", type(error).__name__)
+            return None
+        self.away_until = 0.0
+        return answer
+
+
+shared = lru_cache(maxsize=4)(Shared)
+
+
+def ask(question: Callable[[Any], T]) -> T | None:
+    """``Shared.ask`` of the service's Redis."""
+    return shared(settings.CACHE_REDIS_URL).ask(question)
+
+
+def run(source: str, keys: list[str], arguments: list[Any]) -> Any:
+    """The answer of a Lua script; None while Redis is away."""
+    return ask(lambda client: client.register_script(source)(keys, arguments))

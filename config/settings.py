@@ -447,9 +447,8 @@ LOGGING = {
         "outages": {
             "()": "config.telemetry.logs.OnceAMinute",
             "loggers": [
-                *("config.api.metrics_page", "config.api.probes", "config.api.ratelimit"),
-                *("config.queue.nudges", "config.queue.wakeups", "runs.streams.places"),
-                *("celery.beat", "celery.worker.consumer.consumer"),
+                *("config.api.metrics_page", "config.api.probes", "config.redis"),
+                *("config.queue.nudges", "celery.beat", "celery.worker.consumer.consumer"),
             ],
         },
     },

@@ -20,7 +20,6 @@ logger = logging.getLogger(__name__)
 
 unsent = Counter("nudges_failed", "Messages that the broker did not take; sweeps find what they announced.")
 
-PAUSE_SECONDS = 5.0
 # A single nudge is sent at once. After it, further nudges wait and are sent in one message: for this time for each
 # nudge of the last message, up to a limit. So few nudges hardly wait, and many are sent in few messages.
 GATHER_SECONDS_PER_NUDGE = 0.005
@@ -59,7 +58,7 @@ def failed(error: Exception) -> None:
     logger.warning("the broker did not accept a message (%s); the sweep will find the due work", type(error).__name__)
 
 
-source = Source(send, GATHER_SECONDS_PER_NUDGE, PAUSE_SECONDS, failed)
+source = Source(send, GATHER_SECONDS_PER_NUDGE, failed)
 
 
 def grouped(nudges: Iterable[Nudge]) -> Iterator[Nudge]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from django.conf import settings
 
+from config.redis import PAUSE_SECONDS
 from config.telemetry.metrics import reporter
 
 # The time limit for the last items when the process ends.
@@ -27,13 +28,12 @@ FLUSH_SECONDS = 5.0
 class Source:
     """One kind of message. The thread calls ``send`` with the items in the order of ``Publisher.put``.
 
-    After an exception of ``send``, items are dropped for ``pause_seconds``, so that a server that does not respond
-    causes few time-outs. Therefore items must be of a kind that may be lost. ``failed`` is called with each exception.
+    After an exception of ``send``, which ``failed`` gets, items are dropped for PAUSE_SECONDS, so that a server that
+    does not respond causes few time-outs. Therefore items must be of a kind that may be lost.
     """
 
     send: Callable[[list[Any]], object]
     interval_seconds: float
-    pause_seconds: float = 0.0
     failed: Callable[[Exception], None] = field(default=lambda error: None)
     next_at: float = 0.0
     paused_until: float = 0.0
@@ -43,7 +43,7 @@ class Source:
             try:
                 self.send(items)
             except Exception as error:
-                self.paused_until = time.monotonic() + self.pause_seconds
+                self.paused_until = time.monotonic() + PAUSE_SECONDS
                 self.failed(error)
         self.next_at = time.monotonic() + self.interval_seconds
 

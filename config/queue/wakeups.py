@@ -6,23 +6,14 @@ callers never raise.
 
 from __future__ import annotations
 
-import logging
-from functools import cache
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.db import transaction
 
+from config import redis
 from config.queue.publisher import Source, publisher
-from config.redis import client
 
-if TYPE_CHECKING:
-    import redis
-
-logger = logging.getLogger(__name__)
-
-PAUSE_SECONDS = 2.0
 # While no process listens, fewer messages are sent.
 GATHER_SECONDS = 0.01
 IDLE_GATHER_SECONDS = 0.1
@@ -39,19 +30,10 @@ def after_commit(*run_ids: str) -> None:
     transaction.on_commit(lambda: publisher.put(source, run_ids), robust=True)
 
 
-@cache
-def connection() -> redis.Redis:
-    return client(reconnect=True)
-
-
 def send(items: list[tuple[str, ...]]) -> None:
     run_ids = {run_id for item in items for run_id in item}
-    listeners = int(connection().publish(channel(settings.CACHE_REDIS_URL), " ".join(run_ids)))
+    listeners = redis.ask(lambda client: client.publish(channel(settings.CACHE_REDIS_URL), " ".join(run_ids)))
     source.interval_seconds = GATHER_SECONDS if listeners else IDLE_GATHER_SECONDS
 
 
-def failed(error: Exception) -> None:
-    logger.info("wake-ups for streams are paused for %g s (%s)", PAUSE_SECONDS, type(error).__name__)
-
-
-source = Source(send, IDLE_GATHER_SECONDS, PAUSE_SECONDS, failed)
+source = Source(send, IDLE_GATHER_SECONDS)

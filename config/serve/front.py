@@ -23,9 +23,10 @@ from django.http import FileResponse
 
 from config import settings
 from config.api.live import KEY, Body
+from config.limits.share import Room
 from config.queue import publisher
 from config.serve import requests
-from config.serve.requests import Refused, Room
+from config.serve.requests import Refused
 
 logger = logging.getLogger(__name__)
 
@@ -186,7 +187,7 @@ class Front:
         """An answer of which the system holds a part. The unsent bytes of a credential have a limit."""
         client = environ.get("HTTP_AUTHORIZATION") or requests.address_of(environ)
         size = len(answer.content)
-        if not self.unsent.take(client, size):
+        if not self.unsent.take_now(client, size):
             raise Refused(429, "RATE_LIMITED", "Too many answers wait to be read; read them, or try again later.")
         try:
             await start(send, answer)

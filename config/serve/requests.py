@@ -11,6 +11,7 @@ from urllib.parse import unquote_to_bytes
 
 from config import settings
 from config.api.ratelimit import address_of
+from config.limits.share import Room
 
 HEADER_MAX_BYTES = 16 * 1024  # a session token may have 16 KiB
 # The part of a body that is kept in memory while it arrives. The rest is in a temporary file.
@@ -24,31 +25,6 @@ UPLOADS = "/uploads/"
 
 class Refused(Exception):
     """The request is not passed to Django. The arguments are the answer's status, code and message."""
-
-
-class Room:
-    """A number of bytes that clients share. A client may take a third of what it leaves to the others: one alone takes
-    a quarter of all, and many together still leave a share for the next.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.left = size
-        self.taken: dict[str, int] = {}
-
-    def take(self, client: str, count: int) -> bool:
-        """False, and nothing is taken, if the client's share is too small."""
-        taken = self.taken.get(client, 0) + count
-        if 3 * taken > self.left - count:
-            return False
-        self.taken[client] = taken
-        self.left -= count
-        return True
-
-    def give_back(self, client: str, count: int) -> None:
-        self.left += count
-        self.taken[client] -= count
-        if not self.taken[client]:
-            del self.taken[client]
 
 
 def body_file_bytes() -> int:
@@ -72,7 +48,7 @@ class Body:
         count = len(part)
         if was_in_memory and self.size > SPOOL_BYTES:
             count += body_file_bytes()
-        if not self.room.take(self.client, count):
+        if not self.room.take_now(self.client, count):
             raise Refused(503, "UNAVAILABLE", "The server receives too much at the moment; try again.")
         self.charged += count
         self.file.write(part)

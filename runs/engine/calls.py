@@ -12,6 +12,7 @@ from django.conf import settings
 
 from config.kernel import clock, money
 from config.kernel.ids import new_id
+from config.limits.share import Held
 from runs import lifecycle
 from runs.engine.session import Session
 from runs.errors import CallError
@@ -19,7 +20,6 @@ from runs.llm.base import ToolCall
 from runs.models import FINAL_INVOCATION_STATUSES, InvocationStatus, Run, Tool, ToolInvocation, WaitpointKind
 from runs.tools.base import ASK_USER, BUILTIN, ToolContext, ToolDefinition, ToolFailure, ToolResult
 from runs.tools.dispatch import TYPES, call_tool
-from runs.tools.places import Held
 from runs.tools.schema import check_input, parse_arguments
 
 

@@ -13,8 +13,7 @@ import random
 import secrets
 import threading
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
 from django.db import connection
@@ -23,7 +22,7 @@ from config.database.retry import CONNECTION_ERRORS, attempt, outage
 from runs import catalogue, metrics
 from runs.catalogue.providers import Server
 from runs.llm import limits
-from runs.llm.limits import Demand, Limits
+from runs.llm.limits import Demand
 
 logger = logging.getLogger(__name__)
 
@@ -34,43 +33,19 @@ GATHER_SECONDS = 0.005
 PAUSE_SECONDS = 1.0
 
 
-@dataclass(slots=True, eq=False)
-class _Request:
-    """``turn`` ends with whether the request may begin."""
-
-    turn: asyncio.Future[bool]
-    may_begin: bool = False
-
-    def answer(self, may_begin: bool) -> None:
-        self.may_begin = may_begin
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self.turn.get_loop().call_soon_threadsafe(self._set, may_begin)
-
-    def _set(self, may_begin: bool) -> None:
-        if not self.turn.done():
-            self.turn.set_result(may_begin)
-
-
 @dataclass(slots=True)
 class _Provider:
     server: Server
     working: int = 0
-    waiting: int = 0
-    # The waiting requests of each user, in their order.
-    lines: dict[int, deque[_Request]] = field(default_factory=dict)
+    # The turns of each user's waiting requests, in their order. A turn ends with whether the request may begin.
+    lines: dict[int, list[asyncio.Future[bool]]] = field(default_factory=dict)
     # What was last said of ``working``, and until when it need not be renewed.
     said: int = 0
     renew_at: float = 0.0
 
-    def add(self, user_id: int, request: _Request) -> None:
-        self.lines.setdefault(user_id, deque()).append(request)
-        self.waiting += 1
-
-    def remove(self, user_id: int, request: _Request) -> None:
-        self.lines[user_id].remove(request)
-        self.waiting -= 1
-        if not self.lines[user_id]:
-            del self.lines[user_id]
+    @property
+    def waiting(self) -> int:
+        return sum(map(len, list(self.lines.values())))
 
 
 class ModelPlaces:
@@ -80,7 +55,6 @@ class ModelPlaces:
         self.leaving = leaving
         self.id = secrets.token_hex(8)
         self.providers: dict[str, _Provider] = {}
-        self._limits = Limits()
         # Guards the counts and lines, which the event loop and the thread change.
         self._lock = threading.Lock()
         self._changed = threading.Event()
@@ -107,26 +81,26 @@ class ModelPlaces:
             self._thread.join(timeout=1)
 
     async def _take(self, server: Server, user_id: int) -> bool:
-        request = _Request(asyncio.get_running_loop().create_future())
+        turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         with self._lock:
             provider = self.providers.get(server.name) or self._add(server)
             provider.server = server
             if not server.is_limited:
                 provider.working += 1
                 return True
-            provider.add(user_id, request)
+            provider.lines.setdefault(user_id, []).append(turn)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="run-places", daemon=True)
                 self._thread.start()
         self._changed.set()
         try:
-            return await request.turn
+            return await turn
         except asyncio.CancelledError:
             with self._lock:
-                if request.may_begin:  # the place was given in the moment of the cancel
-                    provider.working -= 1
-                elif request in provider.lines.get(user_id, ()):
-                    provider.remove(user_id, request)
+                if turn in provider.lines.get(user_id, ()):
+                    provider.lines[user_id].remove(turn)
+            if not turn.cancelled() and turn.result():  # the place was given in the moment of the cancel
+                self._give_back(server.name)
             self._changed.set()
             raise
 
@@ -149,8 +123,7 @@ class ModelPlaces:
             if not self._steps():
                 time.sleep(PAUSE_SECONDS)
             time.sleep(GATHER_SECONDS)
-            with self._lock:
-                waits = any(provider.waiting for provider in self.providers.values())
+            waits = any(provider.waiting for provider in list(self.providers.values()))
             lease = limits.MODEL_PLACES_LEASE_SECONDS / RENEWALS_PER_LEASE
             pause = min(limits.MODEL_PLACES_POLL_SECONDS, lease) if waits else lease
             pause *= random.uniform(0.5, 1.0)  # noqa: S311
@@ -175,32 +148,36 @@ class ModelPlaces:
         server = servers.get(provider.server.name, provider.server)
         with self._lock:
             if self.leaving() or server.name not in servers:
-                self._end_waits(provider)
-            if not server.is_limited:
-                self._begin(provider, {str(user_id): len(line) for user_id, line in provider.lines.items()})
-                return
+                self._answer(provider, dict.fromkeys(provider.lines), may_begin=False)
+            provider.lines = {user_id: line for user_id, line in provider.lines.items() if line}
             waiting = {str(user_id): len(line) for user_id, line in provider.lines.items()}
+            if not server.is_limited:
+                self._answer(provider, dict.fromkeys(provider.lines))
+                return
             demand = Demand(self.id, provider.working, waiting)
         renewed = provider.working and time.monotonic() >= provider.renew_at
         if not (waiting or renewed or demand.working != provider.said):
             return
         begun = time.monotonic()
-        granted = self._limits.take(server, demand)
+        granted = limits.take(server, demand)
         provider.renew_at = begun + limits.MODEL_PLACES_LEASE_SECONDS / RENEWALS_PER_LEASE
         provider.said = demand.working + sum(granted.values())
         with self._lock:
-            self._begin(provider, granted)
+            self._answer(provider, {int(user_id): count for user_id, count in granted.items()})
 
-    def _begin(self, provider: _Provider, granted: dict[str, int]) -> None:
-        """Let requests begin. Some may have been cancelled since they were counted."""
-        for user_id, count in granted.items():
-            for request in list(provider.lines.get(int(user_id), ()))[:count]:
-                provider.remove(int(user_id), request)
-                provider.working += 1
-                request.answer(True)
+    def _answer(self, provider: _Provider, counts: Mapping[int, int | None], *, may_begin: bool = True) -> None:
+        """End so many waits of each user, or all. Some may have been cancelled since they were counted."""
+        for user_id, count in counts.items():
+            line = provider.lines.get(user_id, [])
+            begun = line[:count]
+            del line[:count]
+            for turn in begun:
+                provider.working += may_begin
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    turn.get_loop().call_soon_threadsafe(self._end, provider.server.name, turn, may_begin)
 
-    def _end_waits(self, provider: _Provider) -> None:
-        for user_id, line in list(provider.lines.items()):
-            for request in list(line):
-                provider.remove(user_id, request)
-                request.answer(False)
+    def _end(self, name: str, turn: asyncio.Future[bool], may_begin: bool) -> None:
+        if not turn.done():
+            turn.set_result(may_begin)
+        elif may_begin:  # cancelled meanwhile
+            self._give_back(name)

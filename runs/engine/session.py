@@ -20,6 +20,7 @@ from config.database.queries import read
 from config.database.retry import persist
 from config.kernel import clock
 from config.kernel.ids import any_of, array
+from config.limits.share import Share, Threads
 from runs import catalogue, lifecycle
 from runs.catalogue.versions import AgentDefinition, of_run
 from runs.engine import history, journal
@@ -30,7 +31,6 @@ from runs.engine.model_places import ModelPlaces
 from runs.engine.transcript import TurnPart, turn_parts
 from runs.models import InvocationStatus, ModelAttempt, Run, RunStatus, ToolInvocation
 from runs.tools.base import ToolDefinition
-from runs.tools.places import Places, Threads
 
 # Threads of a worker process that compute for tools; calls to servers need none.
 RUN_WORKER_TOOL_THREADS = 4
@@ -88,14 +88,14 @@ class Process:
     db_threads: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(settings.RUN_WORKER_DB_THREADS, "run-db")
     )
-    tool_places: Places = field(default_factory=lambda: Places(settings.TOOL_CALLS_PER_USER))
+    tool_places: Share = field(default_factory=lambda: Share(settings.TOOL_CALLS_PER_USER))
     tool_threads: Threads = field(
         default_factory=lambda: Threads(RUN_WORKER_TOOL_THREADS, TOOL_THREADS_PER_USER, "run-tool")
     )
     file_threads: Threads = field(
         default_factory=lambda: Threads(RUN_WORKER_FILE_THREADS, FILE_THREADS_PER_USER, "run-file")
     )
-    attachment_bytes: Places = field(default_factory=lambda: Places(ATTACHMENT_BYTES_PER_USER))
+    attachment_bytes: Share = field(default_factory=lambda: Share(ATTACHMENT_BYTES_PER_USER))
     worker_id: str = ""
     # Until when, by ``clock.steady``, the lease certainly holds.
     lease_until: float = 0.0

@@ -17,11 +17,11 @@ from django.conf import settings
 
 from chats.attachments import read_file
 from chats.media import is_text
+from config.limits.share import Share, Threads
 from runs.catalogue.dialects import Dialect
 from runs.llm import base
 from runs.llm.base import AssistantMessage, AttachedFile, Message, ModelRequest, UserMessage
 from runs.tools import files as tool_files
-from runs.tools.places import Places, Threads
 
 # Time in which the files of one turn must be read.
 ATTACHMENT_READ_SECONDS = 60
@@ -34,7 +34,7 @@ BYTES_PER_CHAR_MAX = 4
 
 @contextlib.asynccontextmanager
 async def with_files(
-    request: ModelRequest, user_id: int, threads: Threads, memory: Places
+    request: ModelRequest, user_id: int, threads: Threads, memory: Share
 ) -> AsyncIterator[ModelRequest]:
     """The request with the content of its files, whose bytes count in ``memory`` until the context ends.
 

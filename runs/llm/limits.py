@@ -1,27 +1,18 @@
 """A provider's limits over all worker processes: requests at the same time and in a minute, shared fairly by users.
 
 Each process says at intervals what it holds and for whom it waits, and gets what it may begin (``share_out``). It says
-absolute numbers, so a lost answer or a lost document is corrected by what it says next. The document of a provider is
-in Redis if REDIS_URL is set; otherwise, and while Redis is away, it is in the database.
+absolute numbers, so a lost answer is corrected by what it says next. The document of a provider is a row.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import logging
-import time
 from collections import Counter, deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import redis
-from django.conf import settings
 from django.db import transaction
 
 from config.kernel import clock
-from config.redis import client
 from runs.catalogue.providers import Server
 from runs.models import ProviderUse
 
@@ -30,16 +21,12 @@ MODEL_PLACES_LEASE_SECONDS = 20
 # How often a worker with waiting runs asks for places at providers with limits.
 MODEL_PLACES_POLL_SECONDS = 0.1
 
-logger = logging.getLogger(__name__)
-
 WINDOW_SECONDS = 60
 # Requests are counted by the second in which they begin.
 BUCKET_SECONDS = 1
 # What a process says of its waiting requests is valid for this many polls: a place that is kept for a lost process
 # would be unused.
 VALID_POLLS = 10
-# The pause before Redis is tried again.
-PAUSE_SECONDS = 5.0
 
 Document = dict[str, Any]
 Granted = dict[str, int]
@@ -100,63 +87,10 @@ def share_out(document: Document, server: Server, demand: Demand, now: float) ->
     return {"processes": processes, "line": list(line), "buckets": buckets}, dict(granted)
 
 
-Step = Callable[[Document, float], tuple[Document, Granted]]
-
-
-class Limits:
-    """Where the documents are. One thread uses it."""
-
-    def __init__(self) -> None:
-        self._redis: redis.Redis | None = None
-        self._redis_away = False
-        self._next_try = 0.0
-
-    def take(self, server: Server, demand: Demand) -> Granted:
-        """The requests that may begin, by user. Blocks; raises the database's errors."""
-
-        def step(document: Document, now: float) -> tuple[Document, Granted]:
-            return share_out(document, server, demand, now)
-
-        if settings.REDIS_URL and time.monotonic() >= self._next_try:
-            try:
-                granted = self._in_redis(server.name, step)
-            except (redis.RedisError, OSError) as error:
-                self._next_try = time.monotonic() + PAUSE_SECONDS
-                if not self._redis_away:
-                    logger.warning(
-                        "the database keeps the limits of providers: Redis failed (%s)", type(error).__name__
-                    )
-                self._redis_away = True
-            else:
-                if self._redis_away:
-                    logger.warning("Redis keeps the limits of providers again")
-                self._redis_away = False
-                return granted
-        return _in_database(server.name, step)
-
-    def _in_redis(self, provider: str, step: Step) -> Granted:
-        if self._redis is None:
-            self._redis = client(reconnect=True)
-        key = f"provider-use:{provider}"
-        keep = max(WINDOW_SECONDS + BUCKET_SECONDS, MODEL_PLACES_LEASE_SECONDS) + 1
-
-        with self._redis.pipeline() as pipeline:
-            while True:
-                pipeline.watch(key)
-                seconds, microseconds = pipeline.time()
-                found: Any = pipeline.get(key)
-                document, granted = step(json.loads(found or "{}"), seconds + microseconds / 1e6)
-                pipeline.multi()
-                pipeline.set(key, json.dumps(document), px=round(keep * 1000))
-                # Again if another process has changed the document meanwhile.
-                with contextlib.suppress(redis.WatchError):
-                    pipeline.execute()
-                    return granted
-
-
 @transaction.atomic
-def _in_database(provider: str, step: Step) -> Granted:
-    row, _ = ProviderUse.objects.select_for_update(no_key=True).get_or_create(provider=provider)
-    document, granted = step(row.document, clock.now().timestamp())
+def take(server: Server, demand: Demand) -> Granted:
+    """The requests that may begin, by user."""
+    row, _ = ProviderUse.objects.select_for_update(no_key=True).get_or_create(provider=server.name)
+    document, granted = share_out(row.document, server, demand, clock.now().timestamp())
     ProviderUse.objects.filter(pk=row.pk).update(document=document)
     return granted

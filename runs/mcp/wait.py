@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 from django.http import HttpResponseBase, StreamingHttpResponse
 
+from config.limits.lease import Lease
 from runs.events import StreamType
 from runs.models import RunStatus
 from runs.streams.hub import Opening
-from runs.streams.places import Places
 from runs.streams.reads import Event
 from runs.streams.servers import background
 
 WAIT_MAX_SECONDS = 60
 # The places of each user over all processes, with some time for the answer after the wait.
-places = Places(
+places = Lease(
     "mcp-waits", WAIT_MAX_SECONDS + 10.0, "You have too many calls that wait; use waitSeconds 0, or try again later."
 )
 

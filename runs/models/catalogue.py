@@ -58,7 +58,7 @@ class Provider(models.Model):
 
 
 class ProviderUse(models.Model):
-    """Who uses a provider with limits and who waits for it, unless Redis holds this (``runs.llm.limits``)."""
+    """Who uses a provider with limits and who waits for it (``runs.llm.limits``)."""
 
     # The provider's name.
     provider = models.CharField(max_length=64, unique=True)

@@ -20,11 +20,11 @@ from typing import Any, ParamSpec, TypeVar
 from django.conf import settings
 
 from config.database.retry import persist
+from config.limits.lease import Lease
 from config.queue import wakeups
 from config.redis import async_client, failures
 from runs import metrics
 from runs.streams import reads
-from runs.streams.places import Places
 from runs.streams.reads import Event
 
 # Interval of the comment lines that keep a silent stream open.
@@ -47,7 +47,7 @@ RETRY_SECONDS = 0.5
 PING_SECONDS = 10.0
 # How much data a channel keeps for streams that are up to date; a stream further behind reads pages by itself.
 TAIL_CHARS = 64 * 1024
-places = Places("streams", 15.0, "You have too many open streams; close one, or try again later.")
+places = Lease("streams", 15.0, "You have too many open streams; close one, or try again later.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +290,7 @@ class Hub:
 
     async def _keep_places(self) -> None:
         while True:
-            await asyncio.sleep(places.lease_seconds / 3)
+            await asyncio.sleep(places.seconds / 3)
             places.renew()
 
     async def _check(self) -> None:

@@ -14,8 +14,8 @@ from typing import Any, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
 from config.kernel.jsontext import MalformedJSON, parse_object, to_text
+from config.limits.share import Threads
 from runs.errors import CallError
-from runs.tools.places import Threads
 
 # Characters of a result; a longer result is cut.
 TOOL_RESULT_MAX_CHARS = 100_000

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from django.conf import settings
 
 from config.kernel.ids import new_id
+from config.limits.share import Threads
 from config.outbound import client
 from runs.tools import http
 from runs.tools.base import ToolContext, ToolDefinition, ToolFailure, ToolResult, clean_result
-from runs.tools.places import Threads
 from runs.tools.schema import check_input, parse_arguments
 
 

@@ -19,8 +19,9 @@ import redis
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from config.api import ratelimit, session_tokens
+from config.api import session_tokens
 from config.local.broker import server_binary
+from config.redis import shared
 
 ISSUER = "https://id.example.com/"
 AUDIENCE = "agents"
@@ -56,9 +57,9 @@ def limits(redis_server, settings) -> Any:
     """Point the settings at the running Redis and empty it."""
     redis.Redis.from_url(redis_server).flushall()
     settings.CACHE_REDIS_URL = redis_server
-    ratelimit.limiter_of.cache_clear()
+    shared.cache_clear()
     yield settings
-    ratelimit.limiter_of.cache_clear()
+    shared.cache_clear()
 
 
 @cache

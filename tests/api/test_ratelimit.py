@@ -15,7 +15,8 @@ from rest_framework.test import APIClient
 
 from config.api import ratelimit
 from config.api.openapi.views import SchemaView
-from config.api.ratelimit import Bucket, Limiter
+from config.limits.window import Bucket, charge
+from config.redis import PAUSE_SECONDS, shared
 from tests import factories
 from tests.threads import side_by_side
 
@@ -116,34 +117,34 @@ def test_zero_disables_a_limit(limits, session):
 
 
 def test_calls_are_available_again_as_the_window_moves(limits, redis_server):
-    limiter, bucket = Limiter(redis_server), [Bucket("b", 3)]
+    bucket = Bucket("b", 3)
     client = redis.Redis.from_url(redis_server)
-    while limiter.charge(bucket).allowed:
+    while charge(bucket).allowed:
         pass
     # The bucket holds the times of requests. Move the first two back by a minute.
     for index in range(2):
         moment = int(client.lindex("ratelimit:b", index))
         client.lset("ratelimit:b", index, moment - 60_000_000)
-    assert [limiter.charge(bucket).allowed for _ in range(3)] == [True, True, False]
+    assert [charge(bucket).allowed for _ in range(3)] == [True, True, False]
 
 
 def test_buckets_expire(limits, redis_server):
-    Limiter(redis_server).charge([Bucket("b", 60)])
+    charge(Bucket("b", 60))
     assert 0 < redis.Redis.from_url(redis_server).pttl("ratelimit:b") <= 60_000
 
 
 @pytest.mark.parametrize("limit", [1, 7, 60, 599])
 def test_a_full_bucket_holds_its_limit(limits, redis_server, limit):
-    limiter = Limiter(redis_server)
-    assert sum(limiter.charge([Bucket("b", limit)]).allowed for _ in range(limit + 50)) == limit
+    assert sum(charge(Bucket("b", limit)).allowed for _ in range(limit + 50)) == limit
 
 
 COUNT = """
 import django, sys
 django.setup()
-from config.api.ratelimit import Bucket, Limiter
-limiter = Limiter(sys.argv[1])
-print(sum(limiter.charge([Bucket("b", 50)]).allowed for _ in range(100)))
+from django.conf import settings
+from config.limits.window import Bucket, charge
+settings.CACHE_REDIS_URL = sys.argv[1]
+print(sum(charge(Bucket("b", 50)).allowed for _ in range(100)))
 """
 
 
@@ -154,9 +155,8 @@ def test_the_limit_is_exact_across_processes(limits, redis_server):
 
 
 def test_the_limit_is_exact_across_threads(limits, redis_server):
-    limiter, bucket = Limiter(redis_server), [Bucket("b", 40)]
-
-    assert sum(side_by_side(8, lambda _: sum(limiter.charge(bucket).allowed for _ in range(20)))) == 40
+    bucket = Bucket("b", 40)
+    assert sum(side_by_side(8, lambda _: sum(charge(bucket).allowed for _ in range(20)))) == 40
 
 
 @pytest.mark.parametrize("path", ["/api/schema", "/api/docs", "/api/nothing"])
@@ -206,9 +206,9 @@ class TestAddress:
 class TestWithoutRedis:
     @pytest.fixture(autouse=True)
     def fresh(self):
-        ratelimit.limiter_of.cache_clear()
+        shared.cache_clear()
         yield
-        ratelimit.limiter_of.cache_clear()
+        shared.cache_clear()
 
     @pytest.mark.parametrize("url", ["unix:///nowhere/redis.sock", "redis://127.0.0.1:1", "http://nonsense"])
     def test_requests_are_allowed_logged_and_counted(self, settings, session, caplog, url):
@@ -216,23 +216,22 @@ class TestWithoutRedis:
         with caplog.at_level(logging.WARNING):
             answers = [session.get("/api/v1/me") for _ in range(5)]
         assert {(answer.status_code, *shown(answer)) for answer in answers} == {(200, 2, 2, 0)}
-        assert len([record for record in caplog.records if record.name == "config.api.ratelimit"]) == 1
+        assert len([record for record in caplog.records if record.name == "config.redis"]) == 1
 
     def test_a_stalled_redis_is_tried_once(self, settings, session, caplog):
         settings.BROKER_TIMEOUT_SECONDS = 0.1
         with socket.create_server(("127.0.0.1", 0)) as listener:  # accepts connections, never answers
             settings.CACHE_REDIS_URL = f"redis://127.0.0.1:{listener.getsockname()[1]}"
             assert {session.get("/api/v1/me").status_code for _ in range(5)} == {200}
-            assert len([record for record in caplog.records if record.name == "config.api.ratelimit"]) == 1
+            assert len([record for record in caplog.records if record.name == "config.redis"]) == 1
 
     def test_the_limit_applies_again_when_redis_is_back(self, settings, session, redis_server):
         redis.Redis.from_url(redis_server).flushall()
         settings.CACHE_REDIS_URL, settings.RATE_LIMIT_SESSION = "unix:///nowhere/redis.sock", 1
         session.get("/api/v1/me")
-        limiter = ratelimit.limiter_of(settings.CACHE_REDIS_URL)
-        limiter.url = redis_server
-        limiter.scripts.clear()
+        server = shared(settings.CACHE_REDIS_URL)
+        server.url, server.client = redis_server, None
         assert session.get("/api/v1/me").status_code == 200  # Redis is not tried again yet
-        limiter.closed_until -= ratelimit.PAUSE_SECONDS
+        server.away_until -= PAUSE_SECONDS
         assert session.get("/api/v1/me")["X-RateLimit-Remaining"] == "0"
         assert refused(session.get("/api/v1/me"))

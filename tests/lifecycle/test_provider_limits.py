@@ -13,9 +13,10 @@ from django.db import connection
 from runs import catalogue
 from runs.catalogue.providers import Server
 from runs.errors import FailureReason
+from runs.llm import limits as limits_of_providers
 from runs.llm.base import ModelError
 from runs.llm.demo import DemoModel
-from runs.llm.limits import Demand, Limits
+from runs.llm.limits import Demand
 from runs.models import AgentModel, ModelAttempt, Provider, ProviderUse
 from tests import factories
 from tests.driver import Driver, InProcess, until
@@ -259,7 +260,7 @@ def test_a_change_of_the_limit_reaches_runs_that_wait(bench, asked, columns):
 def test_places_are_asked_for_again_after_an_error(bench, asked, monkeypatch):
     """A locked row of the provider delays its runs, and only these."""
     limit(max_concurrent=1)
-    take, failures = Limits.take, []
+    take, failures = limits_of_providers.take, []
 
     def fail_twice(*args: Any) -> Any:
         if len(failures) < 2:
@@ -267,19 +268,9 @@ def test_places_are_asked_for_again_after_an_error(bench, asked, monkeypatch):
             raise ZeroDivisionError
         return take(*args)
 
-    monkeypatch.setattr(Limits, "take", fail_twice)
+    monkeypatch.setattr(limits_of_providers, "take", fail_twice)
     assert bench.finish("/say done")["status"] == "completed"
     assert len(failures) == 2
-
-
-def test_without_redis_the_database_has_the_limits(bench, asked, caplog, settings):
-    settings.REDIS_URL = "redis://127.0.0.1:9/0"
-    settings.CACHE_REDIS_URL = "redis://127.0.0.1:9/0"
-    limit(max_concurrent=1)
-    runs = [bench.start("/wait 0.1")["id"] for _ in range(4)]
-    assert {bench.wait(run_id)["status"] for run_id in runs} == {"completed"}
-    assert asked.most_at_work == 1
-    assert len([record for record in caplog.records if "keeps the limits of providers" in record.message]) == 1
 
 
 def test_the_metrics_show_who_works_and_who_waits(bench, asked, scrape):  # noqa: F811
@@ -294,15 +285,14 @@ def test_the_metrics_show_who_works_and_who_waits(bench, asked, scrape):  # noqa
     assert {bench.wait(run_id)["status"] for run_id in runs} == {"cancelled"}
 
 
-def test_the_document_is_locked_while_it_changes(transactional_db, settings):
+def test_the_document_is_locked_while_it_changes(transactional_db):
     """Many threads state their demand at once: no place is given twice."""
-    settings.REDIS_URL = ""
     server = Server("busy", "demo", max_concurrent=3)
     granted: list[int] = []
 
     def ask(number: int) -> None:
         demand = Demand(f"p{number}", 0, {f"u{number}": 2})
-        granted.append(sum(Limits().take(server, demand).values()))
+        granted.append(sum(limits_of_providers.take(server, demand).values()))
         connection.close()
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]

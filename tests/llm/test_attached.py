@@ -13,6 +13,7 @@ import pytest
 from django.core.files.storage import default_storage
 
 from config.kernel.errors import Unavailable
+from config.limits.share import Share, Threads
 from credits.models import LedgerEntry
 from runs import catalogue
 from runs.catalogue.dialects import Dialect
@@ -34,7 +35,6 @@ from runs.llm.measure import upper_bound
 from runs.models import AgentModel, Provider, Run, Tool, ToolInvocation
 from runs.purge import purge_runs_of
 from runs.tools.files import stored_image
-from runs.tools.places import Places, Threads
 from tests import factories
 from tests.lifecycle import conftest as engine_fixtures
 from tests.lifecycle.conftest import Bench
@@ -121,7 +121,7 @@ def test_files_are_read_on_a_thread_only_if_there_are_any(monkeypatch):
 
     async def main() -> tuple[ModelRequest, ModelRequest, ModelRequest]:
         plain, full = request_of("Hi"), request_of(UserMessage("Hi", (file_of(b"abc"),)))
-        threads, memory = Threads(1, 1, "reader"), Places(1000)
+        threads, memory = Threads(1, 1, "reader"), Share(1000)
         async with with_files(plain, 1, threads, memory) as same, with_files(full, 1, threads, memory) as read:
             assert memory.taken == len("abc")
         threads.shutdown()

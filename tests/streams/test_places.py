@@ -5,14 +5,18 @@ from __future__ import annotations
 import pytest
 import redis
 
-from config.api import ratelimit
 from config.kernel.errors import RateLimited
-from config.queue.publisher import publisher
-from runs.streams import places
-from runs.streams.places import Places
+from config.limits import lease
+from config.limits.lease import Lease
+from config.redis import shared
 from tests.driver import until
 
 LIMIT = 3
+
+
+def settle() -> None:
+    """Wait until Redis knows what was freed and renewed."""
+    lease.sender.submit(lambda: None).result(5)
 
 
 @pytest.fixture
@@ -21,23 +25,21 @@ def use(settings):
 
     def use(url: str) -> None:
         settings.CACHE_REDIS_URL = url
-        places.connection.cache_clear()
-        ratelimit.limiter_of.cache_clear()
-        places.source.paused_until = 0.0
+        shared.cache_clear()
 
     url = settings.CACHE_REDIS_URL
     yield use
-    publisher.flush(5)
+    settle()
     use(url)
 
 
 @pytest.fixture
 def make():
     """Make the places of a process."""
-    made: list[Places] = []
+    made: list[Lease] = []
 
-    def make(lease_seconds: float = 60) -> Places:
-        made.append(Places("test", lease_seconds, "no"))
+    def make(lease_seconds: float = 60) -> Lease:
+        made.append(Lease("test", lease_seconds, "no"))
         return made[-1]
 
     yield make
@@ -45,7 +47,7 @@ def make():
         one.free_all()
 
 
-def take_all(taker: Places, user: int = 7) -> list[str]:
+def take_all(taker: Lease, user: int = 7) -> list[str]:
     taken = [taker.take(user, LIMIT) for _ in range(LIMIT)]
     with pytest.raises(RateLimited) as refused:
         taker.take(user, LIMIT)
@@ -61,7 +63,7 @@ def test_processes_share_the_places_of_a_user(use, make, redis_server):
         there.take(7, LIMIT)
     take_all(there, user=8)
     here.free(taken[0])
-    publisher.flush(5)
+    settle()
     assert there.take(7, LIMIT)
 
 
@@ -73,7 +75,7 @@ def test_places_end_with_their_lease_unless_they_are_renewed(use, make, redis_se
     with redis.Redis.from_url(redis_server.url()) as client:
         client.flushall()  # a restart without its data
     alive.renew()
-    publisher.flush(5)
+    settle()
     dead.take(7, LIMIT)
     other.take(7, LIMIT)
     with pytest.raises(RateLimited):

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
+from config.limits.share import Threads
 from runs.tools.base import ToolContext, ToolDefinition, ToolResult
 from runs.tools.builtin import TOOLS
 from runs.tools.dispatch import call_tool
-from runs.tools.places import Threads
 from runs.tools.schema import check_input, parse_arguments
 from tests.http_server import serving
 

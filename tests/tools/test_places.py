@@ -3,14 +3,14 @@
 import asyncio
 import threading
 
-from runs.tools.places import Places, Threads
+from config.limits.share import Share, Threads
 
 
 class Line:
     """Pieces of work that hold places until they are released, and the order in which they began."""
 
     def __init__(self, per_user):
-        self.places = Places(per_user)
+        self.places = Share(per_user)
         self.begun = []
         self.ends = {}
 
@@ -89,7 +89,7 @@ def test_a_cancel_ends_the_wait_at_once_and_leaves_the_line():
 
 def test_a_place_given_in_the_moment_of_a_cancel_is_not_lost():
     async def scenario():
-        places = Places(1)
+        places = Share(1)
         await places.take(1)
         waiting = asyncio.create_task(places.take(1))
         await settle()

@@ -1,15 +1,16 @@
-"""Shares of what the users of a process share: places for tool calls, bytes in memory, threads.
+"""Share: what the users of a process share, such as places for tool calls, bytes in memory and threads.
 
-A user's excess waits in the user's own line, first in, first out, and never before the work of other users. What is
-limited, and how many places a user has, is declared where the places are made. One event loop uses them.
+A user's excess waits in the user's own line, first in, first out, and never before the work of other users, or it is
+refused at once. What is limited, and how much a user has, is declared where the shares are made.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -24,76 +25,95 @@ SHORT_INPUT = 1000
 
 
 @dataclass(slots=True)
-class _Share:
+class _User:
     taken: int = 0
     line: deque[tuple[int, asyncio.Future[None]]] = field(default_factory=deque)
 
 
-class Places:
-    """``per_user`` places for each user. ``taken`` and ``waiting`` are the sums of all users, for any thread."""
+class Share:
+    """``per_user`` places for each user. ``taken`` and ``waiting`` are the sums of all users.
+
+    All methods may be called on any thread, but only one event loop waits.
+    """
 
     def __init__(self, per_user: int) -> None:
         self.per_user = per_user
         self.taken = 0
         self.waiting = 0
-        self._shares: dict[int, _Share] = {}
+        self._users: dict[Hashable, _User] = {}
+        self._lock = threading.RLock()
 
     @contextlib.asynccontextmanager
-    async def hold(self, user_id: int, amount: int = 1) -> AsyncIterator[None]:
+    async def hold(self, user: Hashable, amount: int = 1) -> AsyncIterator[None]:
         """Hold ``amount`` places, or all of the user's if that is fewer. Waits without a limit; a cancel ends it."""
         amount = min(amount, self.per_user)
-        await self.take(user_id, amount)
+        await self.take(user, amount)
         try:
             yield
         finally:
-            self.give_back(user_id, amount)
+            self.give_back(user, amount)
 
-    async def take(self, user_id: int, amount: int = 1) -> None:
+    async def take(self, user: Hashable, amount: int = 1) -> None:
         """Wait for places, which the caller gives back. ``amount`` is at most ``per_user``."""
         turn = asyncio.get_running_loop().create_future()
-        self._shares.setdefault(user_id, _Share()).line.append((amount, turn))
-        self._advance(user_id)
+        with self._lock:
+            self._users.setdefault(user, _User()).line.append((amount, turn))
+            self._advance(user)
         self.waiting += 1
         try:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._advance(user_id)
+                self._advance(user)
             else:  # the places were given in the moment of the cancel
-                self.give_back(user_id, amount)
+                self.give_back(user, amount)
             raise
         finally:
             self.waiting -= 1
 
-    def take_now(self, user_id: int) -> bool:
-        """Take a place, which the caller gives back, if that needs no wait. Returns whether it did."""
-        share = self._shares.setdefault(user_id, _Share())
-        if share.line or share.taken >= self.per_user:
-            return False
-        share.taken += 1
-        self.taken += 1
-        return True
+    def take_now(self, user: Hashable, amount: int = 1) -> bool:
+        """Take places, which the caller gives back, if that needs no wait. Returns whether it did."""
+        with self._lock:
+            share = self._users.get(user) or _User()
+            if share.line or not self._has_room(share.taken, amount):
+                return False
+            self._users[user] = share
+            share.taken += amount
+            self.taken += amount
+            return True
 
-    def give_back(self, user_id: int, amount: int = 1) -> None:
-        self._shares[user_id].taken -= amount
-        self.taken -= amount
-        self._advance(user_id)
+    def give_back(self, user: Hashable, amount: int = 1) -> None:
+        with self._lock:
+            self._users[user].taken -= amount
+            self.taken -= amount
+            self._advance(user)
 
-    def _advance(self, user_id: int) -> None:
-        share = self._shares.get(user_id)
-        if share is None:
-            return
-        while share.line:
-            amount, turn = share.line[0]
-            if not turn.cancelled():
-                if share.taken + amount > self.per_user:
-                    break
-                share.taken += amount
-                self.taken += amount
-                turn.set_result(None)
-            share.line.popleft()
-        if not (share.line or share.taken):
-            del self._shares[user_id]
+    def _has_room(self, taken: int, amount: int) -> bool:
+        return taken + amount <= self.per_user
+
+    def _advance(self, user: Hashable) -> None:
+        with self._lock:
+            share = self._users.get(user) or _User()
+            while share.line:
+                amount, turn = share.line[0]
+                if not turn.cancelled():
+                    if not self._has_room(share.taken, amount):
+                        break
+                    share.taken += amount
+                    self.taken += amount
+                    turn.set_result(None)
+                share.line.popleft()
+            if not (share.line or share.taken):
+                self._users.pop(user, None)
+
+
+class Room(Share):
+    """A number of bytes that all share. A user may take a third of what it leaves to the others: one alone takes a
+    quarter of all, and many together still leave a share for the next. For ``take_now``.
+    """
+
+    def _has_room(self, taken: int, amount: int) -> bool:
+        return 3 * (taken + amount) <= self.per_user - self.taken - amount
 
 
 class Held:
@@ -101,21 +121,21 @@ class Held:
     calls whose tasks were cancelled before they began.
     """
 
-    def __init__(self, places: Places, user_id: int) -> None:
-        self._places, self._user_id = places, user_id
+    def __init__(self, share: Share, user_id: int) -> None:
+        self._share, self._user_id = share, user_id
         self._calls: set[str] = set()
 
     def take_now(self, call_id: str) -> bool:
-        if not self._places.take_now(self._user_id):
-            return False
-        self._calls.add(call_id)
-        return True
+        taken = self._share.take_now(self._user_id)
+        if taken:
+            self._calls.add(call_id)
+        return taken
 
     @contextlib.asynccontextmanager
     async def place(self, call_id: str) -> AsyncIterator[None]:
         """Hold the call's place; wait for one if it has none."""
         if call_id not in self._calls:
-            await self._places.take(self._user_id)
+            await self._share.take(self._user_id)
             self._calls.add(call_id)
         try:
             yield
@@ -126,7 +146,7 @@ class Held:
         """Does nothing if the call holds no place."""
         if call_id in self._calls:
             self._calls.remove(call_id)
-            self._places.give_back(self._user_id)
+            self._share.give_back(self._user_id)
 
     def __enter__(self) -> Held:
         return self
@@ -141,16 +161,16 @@ class Threads:
 
     def __init__(self, count: int, per_user: int, name: str) -> None:
         self._pool = ThreadPoolExecutor(count, name)
-        self._places = Places(per_user)
+        self._share = Share(per_user)
 
     async def run(self, user_id: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run the function on a thread. Nothing can stop a thread: the function limits its own time."""
-        await self._places.take(user_id)
+        await self._share.take(user_id)
         work = asyncio.get_running_loop().run_in_executor(
             self._pool, partial(copy_context().run, function, *args, **kwargs)
         )
         # After a cancel, the thread and the user's place stay occupied until the function returns.
-        work.add_done_callback(lambda _: self._places.give_back(user_id))
+        work.add_done_callback(lambda _: self._share.give_back(user_id))
         return await asyncio.shield(work)
 
     async def compute(self, user_id: int, size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,0 +1,102 @@
+"""Lease: places that a user holds for a while, such as open streams, with a limit per user over all processes.
+
+Redis counts the places. While it is not available, the limit holds per process. A place ends by itself after its lease,
+in case its process died.
+"""
+
+from __future__ import annotations
+
+import atexit
+import secrets
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from config import redis
+from config.kernel.errors import RateLimited
+
+# The places of a user are a sorted set; a score is the end of the lease in milliseconds of Redis' own time. KEYS: the
+# user's places. ARGV: limit, lease, places. Returns whether the lease of the places has begun.
+SCRIPT = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[1]) then return 0 end
+for index = 3, #ARGV do redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[index]) end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return 1
+"""
+NO_LIMIT = 2**53
+
+# Callers of ``free`` and ``renew`` do not wait for Redis.
+sender = ThreadPoolExecutor(1, "leases")
+
+
+def _free(key: str, places: Sequence[str | None], client: Any) -> None:
+    client.zrem(key, *places)
+
+
+class Lease:
+    """The places of one kind. ``take`` waits for Redis, the other methods do not; all may be called on any thread."""
+
+    def __init__(self, kind: str, seconds: float, refusal: str) -> None:
+        self.kind, self.seconds, self.refusal = kind, seconds, refusal
+        # The places that this process has taken: its user's key, and when its lease ends by the monotonic clock.
+        self.held: dict[str, tuple[str, float]] = {}
+        self.lock = threading.Lock()
+        # Clients that were disconnected by a shutdown need their places in other processes.
+        atexit.register(self.free_all)
+
+    def take(self, user_id: int, limit: int) -> str:
+        """A place of the user. Raises RateLimited if the user holds ``limit`` already."""
+        key, place = f"places:{self.kind}:{user_id}", secrets.token_hex(8)
+        answer = redis.run(SCRIPT, [key], [limit, self._milliseconds(), place])
+        now = time.monotonic()
+        with self.lock:
+            here = sum(other == key and until > now for other, until in self.held.values()) if answer is None else 0
+            if here >= limit or answer == 0:
+                raise RateLimited(self.refusal, headers={"Retry-After": "1"})
+            self.held[place] = key, now + self.seconds
+        return place
+
+    def free(self, place: str | None) -> None:
+        with self.lock:
+            key, _ = self.held.pop(place or "", ("", 0))
+        if key:
+            sender.submit(redis.ask, partial(_free, key, [place]))
+
+    def free_all(self) -> None:
+        """Waits for Redis."""
+        with self.lock:
+            users, self.held = self._by_user(), {}
+        for key, places in users.items():
+            redis.ask(partial(_free, key, places))
+
+    def renew(self) -> None:
+        """Begin a new lease of every place that this process holds."""
+        until = time.monotonic() + self.seconds
+        with self.lock:
+            users = self._by_user()
+            self.held = {place: (key, until) for place, (key, _) in self.held.items()}
+            if users:
+                sender.submit(redis.ask, lambda client: self._send(client, users))
+
+    def _send(self, client: Any, users: dict[str, list[str]]) -> None:
+        renew = client.register_script(SCRIPT)
+        with client.pipeline(transaction=False) as pipeline:
+            for key, places in users.items():
+                renew([key], [NO_LIMIT, self._milliseconds(), *places], client=pipeline)
+            pipeline.execute()
+
+    def _by_user(self) -> dict[str, list[str]]:
+        users: defaultdict[str, list[str]] = defaultdict(list)
+        for place, (key, _) in self.held.items():
+            users[key].append(place)
+        return users
+
+    def _milliseconds(self) -> int:
+        return round(self.seconds * 1000)
