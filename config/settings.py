@@ -157,7 +157,7 @@ WEB_GRACEFUL_SECONDS = ENV.whole("WEB_GRACEFUL_SECONDS", 25, 1, 1800)
 # --- API -------------------------------------------------------------------------------------------------------------
 # Larger JSON bodies are answered with 413.
 API_MAX_BODY_BYTES = 1024 * 1024
-DATA_UPLOAD_MAX_MEMORY_SIZE = None  # API_MAX_BODY_BYTES limits bodies, with the error envelope as response
+DATA_UPLOAD_MAX_MEMORY_SIZE = API_MAX_BODY_BYTES
 #: requests per minute and user on the session surface; 0 means no limit
 RATE_LIMIT_SESSION = ENV.whole("RATE_LIMIT_SESSION", 600)
 #: requests per minute and user on the public surface

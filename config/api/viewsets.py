@@ -19,7 +19,7 @@ from config.api import ratelimit
 from config.api.authentication import SessionTokenAuthentication
 from config.api.idempotency import IdempotencyMixin
 from config.api.pagination import KeysetPagination
-from config.api.parsers import StrictJSONParser, load_body
+from config.api.parsers import StrictJSONParser
 from config.api.serializers import CamelSerializer, unknown_fields
 from config.kernel.errors import Forbidden, NotFound, ValidationFailed
 from config.kernel.ids import is_plausible_id
@@ -61,7 +61,7 @@ class ServiceViewSet(IdempotencyMixin, GenericViewSet):
         if handled and request.query_params:
             self.check_query(request)
         if handled and request.method in BODY_METHODS and StrictJSONParser in self.parser_classes:
-            load_body(request._request)
+            request._request.body  # noqa: B018  (413)
             request.data  # noqa: B018  (400 and 415 also for actions that need no body)
             self.apply_idempotency(request)
 

@@ -12,39 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.core.exceptions import FieldDoesNotExist
 from django.db import DEFAULT_DB_ALIAS, connections, models, transaction
 
 from config.database.protected import Key, require_key
 
-
-class _Insert(NamedTuple):
-    model: type[models.Model]
-    columns: tuple[str, ...]
-    rows: int
-
-
-class _Update(NamedTuple):
-    model: type[models.Model]
-    changes: tuple[str, ...]
-    where: tuple[str, ...]
-    nulls: tuple[str, ...]
-
-
-class _Lock(NamedTuple):
-    model: type[models.Model]
-    where: tuple[str, ...]
-    nulls: tuple[str, ...]
-
-
-# The part of a statement that its SQL depends on; the values are the rest.
-_Shape = _Insert | _Update | _Lock | str
 FIRST = "first"
-# Compiled statements that are kept of each kind. The number of inserted rows is part of a shape, and a model decides
-# it, so there is no end of shapes; those of a process's usual work are few.
-SHAPES_MAX = 256
+# Compiled statements that are kept of each kind. The number of inserted rows is part of a statement, and a model
+# decides it, so there is no end of statements; those of a process's usual work are few.
+STATEMENTS_MAX = 256
 
 
 class Writes:
@@ -57,7 +35,8 @@ class Writes:
 
     def __init__(self) -> None:
         self.guards = 1
-        self.shapes: list[_Shape] = []
+        # Each ends with its WHERE clause.
+        self.statements: list[str] = []
         self.values: list[list[Any]] = []
         self.inserted: list[models.Model] = []
         self.listeners: list[tuple[int, Callable[[], None]]] = []
@@ -77,7 +56,7 @@ class Writes:
                 if not is_optional or any(getattr(row, field.attname) is not None for row in rows)
             ]
             values = [field.get_db_prep_save(getattr(row, field.attname), db) for row in rows for field in fields]
-            self._add(_Insert(model, tuple(field.attname for field in fields), len(rows)), values)
+            self.execute(_insert(model, tuple(field.attname for field in fields), len(rows)), values)
             self.inserted += rows
 
     def update(
@@ -94,23 +73,24 @@ class Writes:
         if unknown := {*changes, *where} - set(fields):
             raise FieldDoesNotExist(f"{model.__name__} has no fields {', '.join(sorted(unknown))}")
         values = [fields[name].get_db_prep_save(value, db) for name, value in changes.items()]
-        nulls, found = _found(model, where)
-        self._add(_Update(model, tuple(changes), tuple(where), nulls), values + found)
+        conditions, found = _found(model, where)
+        self.execute(_update(model, tuple(changes), conditions), values + found)
 
     def lock(self, model: type[models.Model], where: Mapping[str, Any]) -> None:
         """Lock the rows whose fields have the values of ``where``, as an UPDATE does. For guards."""
-        nulls, found = _found(model, where)
-        self._add(_Lock(model, tuple(where), nulls), found)
+        conditions, found = _found(model, where)
+        self.execute(_lock(model, conditions), found)
 
     def execute(self, sql: str, values: Sequence[Any], then: Callable[[], None] | None = None) -> None:
         """Any INSERT or UPDATE that ends with its WHERE clause. ``then`` is called if it changed a row."""
         if then is not None:
-            self.listeners.append((len(self.shapes), then))
-        self._add(sql, list(values))
+            self.listeners.append((len(self.statements), then))
+        self.statements.append(sql)
+        self.values.append(list(values))
 
     def include(self, others: Writes) -> None:
-        self.listeners += [(len(self.shapes) + index, then) for index, then in others.listeners]
-        self.shapes += others.shapes
+        self.listeners += [(len(self.statements) + index, then) for index, then in others.listeners]
+        self.statements += others.statements
         self.values += others.values
         self.inserted += others.inserted
 
@@ -135,25 +115,21 @@ class Writes:
                     then()
         return found
 
-    def _add(self, shape: _Shape, values: list[Any]) -> None:
-        self.shapes.append(shape)
-        self.values.append(values)
-
     def _in_steps(self) -> list[int]:
-        changed: list[int] = []
+        changed = [0] * len(self.statements)
         with connections[DEFAULT_DB_ALIAS].cursor() as cursor:
-            for shape, values in zip(self.shapes, self.values, strict=True):
-                cursor.execute(_alone(shape), values)
-                changed.append(len(cursor.fetchall()) if isinstance(shape, _Lock) else int(cursor.rowcount))
-                if not changed[: self.guards][-1]:
+            for index, (sql, values) in enumerate(zip(self.statements, self.values, strict=True)):
+                cursor.execute(sql, values)
+                changed[index] = len(cursor.fetchall()) if _is_lock(sql) else int(cursor.rowcount)
+                if index < self.guards and not changed[index]:
                     break
-        return changed + [0] * (len(self.shapes) - len(changed))
+        return changed
 
     def _at_once(self) -> list[int]:
         database: Any = connections[DEFAULT_DB_ALIAS]
         with database.raw_cursor() as cursor:  # the results are counts
-            cursor.execute(_numbered(tuple(self.shapes), self.guards), list(chain.from_iterable(self.values)))
-            return list(cursor.fetchone()) if len(self.shapes) > 1 else [int(cursor.rowcount)]
+            cursor.execute(_numbered(tuple(self.statements), self.guards), list(chain.from_iterable(self.values)))
+            return list(cursor.fetchone()) if len(self.statements) > 1 else [int(cursor.rowcount)]
 
 
 def insert(*rows: models.Model) -> None:
@@ -172,69 +148,62 @@ def update(
     return writes.do()
 
 
-@lru_cache(maxsize=SHAPES_MAX)
-def _alone(shape: _Shape) -> str:
-    if isinstance(shape, _Insert):
-        row = f"({', '.join(['%s'] * len(shape.columns))})"
-        return f"{_into(shape)} VALUES {', '.join([row] * shape.rows)}"
-    if isinstance(shape, _Lock):
-        return f"SELECT 1 FROM {_table(shape.model)} WHERE {_conditions(shape)}"  # noqa: S608
-    return _set(shape) if isinstance(shape, _Update) else shape
-
-
-@lru_cache(maxsize=SHAPES_MAX)
-def _numbered(shapes: tuple[_Shape, ...], guards: int) -> str:
-    """The statement of ``shapes`` with PostgreSQL's placeholders."""
-    first, *others = (_together(shapes, guards) if len(shapes) > 1 else _alone(shapes[0])).split("%s")
-    return "".join([first, *(f"${number}{text}" for number, text in enumerate(others, 1))])
-
-
-def _together(shapes: tuple[_Shape, ...], guards: int) -> str:
-    """One statement. Its result is one row: the number of rows that each write changed."""
-    names = [FIRST, *(f"step_{index}" for index in range(1, len(shapes)))]
-    steps: list[str] = []
-    for index, shape in enumerate(shapes):
-        statement = _guarded(shape, names[min(index, guards) - 1]) if index else _alone(shape)
-        end = "FOR NO KEY UPDATE" if isinstance(shape, _Lock) else "RETURNING 1"
-        steps.append(f"{names[index]} AS ({statement} {end})")
-    counts = ", ".join(f"(SELECT count(*) FROM {name})" for name in names)  # noqa: S608
-    return f"WITH {', '.join(steps)} SELECT {counts}"
-
-
-def _guarded(shape: _Shape, guard: str) -> str:
-    condition = f"EXISTS (SELECT FROM {guard})"
-    if not isinstance(shape, _Insert):
-        return f"{_alone(shape)} AND {condition}"
+@lru_cache(maxsize=STATEMENTS_MAX)
+def _insert(model: type[models.Model], names: tuple[str, ...], rows: int) -> str:
+    fields = [_fields(model)[name] for name in names]
+    columns = ", ".join(_quoted(field) for field in fields)
     # In this form PostgreSQL does not derive the types of the values from the columns.
-    row = ", ".join(f"%s::{_type(_fields(shape.model)[name])}" for name in shape.columns)
-    rows = ", ".join([f"({row})"] * shape.rows)
-    return f"{_into(shape)} SELECT * FROM (VALUES {rows}) _ WHERE {condition}"  # noqa: S608
+    row = f"({', '.join(f'%s{_cast(field)}' for field in fields)})"
+    values = ", ".join([row] * rows)
+    return f"INSERT INTO {_table(model)} ({columns}) SELECT * FROM (VALUES {values}) _ WHERE true"  # noqa: S608
 
 
-def _into(shape: _Insert) -> str:
-    columns = ", ".join(_quoted(_fields(shape.model)[name]) for name in shape.columns)
-    return f"INSERT INTO {_table(shape.model)} ({columns})"
+@lru_cache(maxsize=STATEMENTS_MAX)
+def _update(model: type[models.Model], changes: tuple[str, ...], conditions: str) -> str:
+    assignments = ", ".join(f"{_quoted(_fields(model)[name])} = %s" for name in changes)
+    return f"UPDATE {_table(model)} SET {assignments} WHERE {conditions}"  # noqa: S608
 
 
-def _set(shape: _Update) -> str:
-    fields = _fields(shape.model)
-    assignments = ", ".join(f"{_quoted(fields[name])} = %s" for name in shape.changes)
-    return f"UPDATE {_table(shape.model)} SET {assignments} WHERE {_conditions(shape)}"  # noqa: S608
+@lru_cache(maxsize=STATEMENTS_MAX)
+def _lock(model: type[models.Model], conditions: str) -> str:
+    return f"SELECT 1 FROM {_table(model)} WHERE {conditions}"  # noqa: S608
 
 
-def _conditions(shape: _Update | _Lock) -> str:
-    fields = _fields(shape.model)
+def _is_lock(sql: str) -> bool:
+    return sql.startswith("SELECT")
+
+
+@lru_cache(maxsize=STATEMENTS_MAX)
+def _numbered(statements: tuple[str, ...], guards: int) -> str:
+    """All statements as one, with PostgreSQL's placeholders. Of several, the result is one row: the number of rows that
+    each changed.
+    """
+    text, names = statements[0], [FIRST, *(f"step_{index}" for index in range(1, len(statements)))]
+    if len(statements) > 1:
+        steps = []
+        for index, sql in enumerate(statements):
+            condition = f" AND EXISTS (SELECT FROM {names[min(index, guards) - 1]})" if index else ""
+            end = "FOR NO KEY UPDATE" if _is_lock(sql) else "RETURNING 1"
+            steps.append(f"{names[index]} AS ({sql}{condition} {end})")
+        counts = ", ".join(f"(SELECT count(*) FROM {name})" for name in names)  # noqa: S608
+        text = f"WITH {', '.join(steps)} SELECT {counts}"
+    first, *others = text.split("%s")
+    return "".join([first, *(f"${number}{part}" for number, part in enumerate(others, 1))])
+
+
+@lru_cache(maxsize=STATEMENTS_MAX)
+def _conditions(model: type[models.Model], where: tuple[tuple[str, bool], ...]) -> str:
+    """``where``: names of fields, each with whether it is NULL."""
     return " AND ".join(
-        f"{_quoted(fields[name])} IS NULL" if name in shape.nulls else f"{_quoted(fields[name])} = %s"
-        for name in shape.where
+        f"{_quoted(_fields(model)[name])} {'IS NULL' if is_null else '= %s'}" for name, is_null in where
     )
 
 
-def _found(model: type[models.Model], where: Mapping[str, Any]) -> tuple[tuple[str, ...], list[Any]]:
-    """The names of ``where`` that are None, and the values of the others."""
+def _found(model: type[models.Model], where: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    """The conditions of ``where``, and their values."""
     db, fields = connections[DEFAULT_DB_ALIAS], _fields(model)
-    nulls = tuple(name for name, value in where.items() if value is None)
-    return nulls, [fields[name].get_db_prep_value(value, db) for name, value in where.items() if value is not None]
+    conditions = _conditions(model, tuple((name, value is None) for name, value in where.items()))
+    return conditions, [fields[name].get_db_prep_value(value, db) for name, value in where.items() if value is not None]
 
 
 @cache
@@ -249,9 +218,10 @@ def _inserted_fields(model: type[models.Model]) -> list[tuple[models.Field, bool
     return [(field, field.null and not field.has_db_default()) for field in fields]
 
 
-def _type(field: models.Field) -> str:
-    """The column type without its length: a cast to a length cuts the value, where an INSERT would fail."""
-    return re.sub(r"\(\d+\)", "", str(field.db_type(connections[DEFAULT_DB_ALIAS])))
+def _cast(field: models.Field) -> str:
+    """To the column type without its length: a cast to a length cuts the value, where an INSERT would fail."""
+    db = connections[DEFAULT_DB_ALIAS]
+    return re.sub(r"\(\d+\)", "", f"::{field.db_type(db)}") if db.vendor == "postgresql" else ""
 
 
 def _table(model: type[models.Model]) -> str:

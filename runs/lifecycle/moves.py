@@ -92,7 +92,7 @@ def move_run(
     if before is not None:
         writes.include(before)
     writes.update(Run, as_known(run, owned=owned), changes, _KEY)
-    writes.guards = len(writes.shapes)
+    writes.guards = len(writes.statements)
     writes.insert(*new_events(run, happened, now, ends=to in FINAL_RUN_STATUSES))
     if also is not None:
         writes.include(also)

@@ -21,7 +21,7 @@ from rest_framework.request import Request
 
 from config.api import live
 from config.api.errors import envelope, to_domain_error
-from config.api.parsers import check_media_type, load_body
+from config.api.parsers import check_media_type
 from config.api.viewsets import ServiceViewSet
 from config.kernel.errors import DomainError, Forbidden
 from config.kernel.jsontext import dumps
@@ -76,7 +76,7 @@ class McpViewSet(ServiceViewSet):
     def handle(self, request: Request) -> HttpResponseBase:
         check_media_type(request.content_type)
         try:
-            message = read_message(load_body(request._request), request.headers)
+            message = read_message(request._request.body, request.headers)
         except RpcError as error:
             return rpc_response(error_of(error.identifier, error), 400)
         if message is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from decimal import Decimal
 
@@ -133,7 +132,7 @@ def test_an_empty_body_is_an_empty_object(session, content_type):
 
 
 def test_the_size_limit_is_exact(session, settings):
-    settings.API_MAX_BODY_BYTES = 100
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 100
     body = b'{"a":"' + b"x" * 92 + b'"}'
     assert len(body) == 100
     assert put(session, body).status_code == 200
@@ -142,61 +141,6 @@ def test_the_size_limit_is_exact(session, settings):
 
 def test_the_default_size_limit_is_one_mebibyte(session):
     assert code(put(session, b'{"a":"' + b"x" * 1024 * 1024 + b'"}')) == (413, "PAYLOAD_TOO_LARGE")
-
-
-class Trickle(io.BytesIO):
-    """A server's input stream that returns its data in small pieces and counts the bytes read."""
-
-    taken = 0
-
-    def read(self, size: int | None = -1) -> bytes:
-        part = super().read(min(size or 0, 7) if size and size > 0 else 7)
-        self.taken += len(part)
-        return part
-
-
-def raw_call(session, stream: io.BytesIO, **environ):
-    """Send a request in the form that a WSGI server passes it on."""
-    answer = session.request(
-        REQUEST_METHOD="PUT", PATH_INFO=PATH, CONTENT_TYPE="application/json", **{"wsgi.input": stream} | environ
-    )
-    return answer.status_code, answer.json()
-
-
-CHUNKED = {"HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input_terminated": True}
-
-
-def test_a_chunked_body_is_read(session):
-    assert raw_call(session, Trickle(b'{"name": "x"}'), **CHUNKED) == (200, {"name": "x"})
-
-
-def test_a_chunked_body_over_the_limit_is_413_and_reading_stops(session, settings):
-    settings.API_MAX_BODY_BYTES = 100
-    stream = Trickle(b" " * 10_000)
-    assert raw_call(session, stream, **CHUNKED)[0] == 413
-    assert stream.taken <= 101
-
-
-def test_a_wrong_content_length(session):
-    assert raw_call(session, io.BytesIO(b'{"name": "x"}'), CONTENT_LENGTH="500")[0] == 400
-    assert raw_call(session, io.BytesIO(b'{"name": "x"}'), CONTENT_LENGTH="5")[0] == 400
-    assert raw_call(session, io.BytesIO(b"{}"), CONTENT_LENGTH="99999999999")[0] == 413
-    for odd in ("-1", "x", "1e3"):
-        assert raw_call(session, io.BytesIO(b"{}"), CONTENT_LENGTH=odd)[0] == 400
-
-
-class InvalidChunk(Exception):
-    """Stands for an exception type that a web server defines."""
-
-
-@pytest.mark.parametrize("error", [OSError("reset by peer"), EOFError(), InvalidChunk("zz")], ids=repr)
-def test_an_incomplete_body_is_400(session, error):
-    class Broken(io.BytesIO):
-        def read(self, size=-1):
-            raise error
-
-    assert raw_call(session, Broken(), CONTENT_LENGTH="5")[0] == 400
-    assert raw_call(session, Broken(), **CHUNKED)[0] == 400
 
 
 text = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"))

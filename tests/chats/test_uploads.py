@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-from typing import Any
-
 import pytest
 from django.core.files.storage import default_storage
 from django.core.signing import Signer
@@ -14,7 +11,7 @@ from chats import attachments, files
 from chats.models import Attachment
 from config.kernel import clock
 from config.kernel.errors import Conflict
-from tests.chats.conftest import PNG, announce, code, complete, digest, fields, stored, upload
+from tests.chats.conftest import announce, code, complete, digest, fields, stored, upload
 
 pytestmark = pytest.mark.django_db
 
@@ -50,72 +47,6 @@ def test_a_body_over_the_limit_is_413(session, settings):
     answer = announce(session, b"x" * 100).json()
     assert code(upload(answer, b"x" * 101)) == (413, "PAYLOAD_TOO_LARGE")
     assert stored() == []
-
-
-class Endless(io.RawIOBase):
-    """A body without an end. Counts the bytes that were read."""
-
-    taken = 0
-
-    def read(self, size: int = -1) -> bytes:
-        assert 0 < size <= files.READ_SIZE, "the whole body was asked for at once"
-        self.taken += size
-        return b"x" * size
-
-
-def put_raw(answer: dict[str, Any], body: Any, **environ: Any) -> Any:
-    path = "/uploads/" + answer["upload"]["url"].rpartition("/")[2]
-    request = {"REQUEST_METHOD": "PUT", "PATH_INFO": path, "wsgi.input": body, "CONTENT_TYPE": "x/y", **environ}
-    return Client().request(**request)
-
-
-CHUNKED = {"HTTP_TRANSFER_ENCODING": "chunked", "CONTENT_LENGTH": "", "wsgi.input_terminated": True}
-
-
-def test_a_chunked_body(session):
-    content = PNG * 300
-    answer = announce(session, content, contentType="image/png").json()
-    assert put_raw(answer, io.BytesIO(content), **CHUNKED).status_code == 204
-    assert complete(session, answer).status_code == 200
-
-
-@pytest.mark.parametrize("limit", [200_000, 10_000_000])
-def test_an_endless_chunked_body_is_read_up_to_its_announced_size(session, settings, limit):
-    settings.ATTACHMENT_MAX_BYTES = limit
-    answer, body = announce(session, sizeBytes=200_000).json(), Endless()
-    assert put_raw(answer, body, **CHUNKED).status_code == (413 if limit == 200_000 else 400)
-    assert body.taken == 200_001
-    assert stored() == []
-
-
-def test_a_chunked_body_that_is_too_short(session):
-    answer = announce(session, b"12345").json()
-    assert put_raw(answer, io.BytesIO(b"1234"), **CHUNKED).status_code == 400
-    assert stored() == []
-
-
-def test_an_incomplete_body(session):
-    class Broken(io.RawIOBase):
-        reads = 0
-
-        def read(self, size: int = -1) -> bytes:
-            self.reads += 1
-            if self.reads > 1:
-                raise OSError("the client is gone")
-            return b"x" * min(size, 10)
-
-    answer = announce(session, sizeBytes=100).json()
-    assert code(put_raw(answer, Broken(), CONTENT_LENGTH="100")) == (400, "VALIDATION_ERROR")
-    assert stored() == []
-    assert Attachment.objects.get().stored_name == ""
-
-
-def test_a_wrong_content_length(session):
-    answer = announce(session, b"12345").json()
-    assert put_raw(answer, io.BytesIO(b"123"), CONTENT_LENGTH="5").status_code == 400
-    assert put_raw(answer, io.BytesIO(b"12345678"), CONTENT_LENGTH="5").status_code == 204
-    assert stored() == [b"12345"]
-    assert code(put_raw(answer, io.BytesIO(b"12345"), CONTENT_LENGTH="x")) == (400, "VALIDATION_ERROR")
 
 
 @pytest.mark.parametrize("spoil", [lambda t: t[:-1], lambda t: t + "x", lambda t: "x" + t, lambda t: "%00",

@@ -140,10 +140,10 @@ def test_an_unknown_field_is_named_in_the_error(chat):
 
 
 def test_the_compiled_statements_are_bounded(chat):
-    for number in range(statements.SHAPES_MAX + 10):
+    for number in range(statements.STATEMENTS_MAX + 10):
         writes = Writes()
         writes.execute(f"UPDATE chats_chat SET title = %s WHERE id = 'chat_{number}'", ["New"])
         writes.insert(message(chat))
         assert writes.do() == 0
-    for compiled in (statements._alone, statements._numbered):
-        assert compiled.cache_info().currsize <= statements.SHAPES_MAX
+    for compiled in (statements._insert, statements._numbered):
+        assert compiled.cache_info().currsize <= statements.STATEMENTS_MAX
