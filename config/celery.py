@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 from kombu.transport.redis import Channel, QoS
 
-from config.database import start
+from config.database import retry
 from config.kernel import garbage
 from config.telemetry import logs
 
@@ -52,7 +52,7 @@ def finish_start(sender: Any, **kwargs: object) -> None:
     garbage.freeze_loaded_objects()
     queues = ", ".join(sorted(sender.app.amqp.queues.consume_from))
     logs.announce_ready(f"worker {sender.hostname} of {queues}")
-    start.look_for_database()
+    retry.look_for_database()
 
 
 @worker_init.connect

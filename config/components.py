@@ -51,7 +51,7 @@ MIDDLEWARE = [
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [],
     "DEFAULT_PERMISSION_CLASSES": [],
-    "DEFAULT_PARSER_CLASSES": ["config.api.parsers.StrictJSONParser"],
+    "DEFAULT_PARSER_CLASSES": ["config.api.negotiation.StrictJSONParser"],
     "DEFAULT_RENDERER_CLASSES": ["config.api.negotiation.ExactJSONRenderer"],
     "DEFAULT_CONTENT_NEGOTIATION_CLASS": "config.api.negotiation.JsonNegotiation",
     "DEFAULT_SCHEMA_CLASS": "config.api.openapi.extensions.ServiceSchema",

@@ -15,21 +15,22 @@ from rest_framework import exceptions
 from rest_framework.response import Response
 
 from config.database.retry import CONNECTION_ERRORS
-from config.kernel.errors import (
-    BY_STATUS,
-    DomainError,
-    InternalError,
-    NotFound,
-    PayloadTooLarge,
-    Unauthorized,
-    Unavailable,
-    ValidationFailed,
-)
+from config.kernel.errors import BY_STATUS, DomainError, InternalError, Unauthorized, ValidationFailed
 from config.kernel.jsontext import dumps
 
 logger = logging.getLogger(__name__)
 
 MESSAGE_MAX_CHARS = 500
+# DRF's key for errors that belong to no field.
+OF_ALL = "non_field_errors"
+# The statuses of exceptions that are not the API's own; the first that fits. Others are 500.
+STATUSES: list[tuple[type[Exception] | tuple[type[Exception], ...], int]] = [
+    (CONNECTION_ERRORS, 503),
+    (Http404, 404),
+    (RequestDataTooBig, 413),
+    (PermissionDenied, 403),
+    ((BadRequest, SuspiciousOperation, UnicodeError), 400),
+]
 
 
 def envelope(code: str, message: str, details: Any = None) -> dict[str, Any]:
@@ -67,22 +68,17 @@ def plain_response(status: int, headers: dict[str, str] | None = None) -> HttpRe
 def flatten(errors: Any, path: str = "") -> dict[str, list[str]]:
     """DRF's nested validation errors as dotted paths → messages. Errors that belong to no field are under ``""``."""
     if isinstance(errors, dict):
-        found: dict[str, list[str]] = {}
-        for key, value in errors.items():
-            name = path if key == "non_field_errors" else f"{path}.{key}" if path else str(key)
-            for field, messages in flatten(value, name).items():
-                found.setdefault(field, []).extend(messages)
-        return found
-    if isinstance(errors, list):
-        found = {}
-        for index, value in enumerate(errors):
-            if isinstance(value, (dict, list)):
-                for field, messages in flatten(value, f"{path}.{index}" if path else str(index)).items():
-                    found.setdefault(field, []).extend(messages)
-            else:
-                found.setdefault(path, []).append(_shown(value))
-        return found
-    return {path: [_shown(errors)]}
+        parts = list(errors.items())
+    elif isinstance(errors, list):
+        parts = [(index if isinstance(part, (dict, list)) else OF_ALL, part) for index, part in enumerate(errors)]
+    else:
+        return {path: [_shown(errors)]}
+    found: dict[str, list[str]] = {}
+    for key, part in parts:
+        name = path if key == OF_ALL else f"{path}.{key}" if path else str(key)
+        for field, messages in flatten(part, name).items():
+            found.setdefault(field, []).extend(messages)
+    return found
 
 
 def _shown(message: Any) -> str:
@@ -97,22 +93,12 @@ def to_domain_error(error: Exception) -> DomainError:
         return error
     if isinstance(error, exceptions.ValidationError):
         return ValidationFailed(flatten(error.detail))
-    if isinstance(error, (Http404, exceptions.NotFound)):
-        return NotFound()
     if isinstance(error, (exceptions.NotAuthenticated, exceptions.AuthenticationFailed)):
         return Unauthorized(str(error.detail))
-    if isinstance(error, CONNECTION_ERRORS):
-        return Unavailable()
-    if isinstance(error, RequestDataTooBig):
-        return PayloadTooLarge()
-    if isinstance(error, PermissionDenied):
-        status = 403
-    elif isinstance(error, exceptions.APIException):
+    if isinstance(error, exceptions.APIException):
         status = error.status_code
-    elif isinstance(error, (BadRequest, SuspiciousOperation, UnicodeError)):
-        status = 400
     else:
-        status = 500
+        status = next((status for kinds, status in STATUSES if isinstance(error, kinds)), 500)
     return BY_STATUS.get(status, InternalError)(str(error.detail) if isinstance(error, exceptions.ParseError) else None)
 
 

@@ -1,14 +1,21 @@
-"""Content negotiation and the JSON renderer."""
+"""Content negotiation, the JSON renderer, and the parser of JSON bodies."""
 
+import re
 from typing import Any
 
+from rest_framework.exceptions import UnsupportedMediaType
 from rest_framework.negotiation import BaseContentNegotiation, DefaultContentNegotiation
+from rest_framework.parsers import BaseParser
 from rest_framework.renderers import BaseRenderer
 
-from config.kernel.jsontext import dumps
+from config.kernel.jsontext import dumps, parse_object
 
 # The Accept headers of nearly every client.
 USUAL = (None, "*/*", "application/json")
+# Possessive (*+): otherwise two groups of blanks in a row would divide a long one in every possible way.
+_MEDIA_TYPE = re.compile(
+    r'application/json[ \t]*+(;[ \t]*charset[ \t]*=[ \t]*"?utf-?8"?[ \t]*+)?;?[ \t]*', re.IGNORECASE
+)
 
 
 class ExactJSONRenderer(BaseRenderer):
@@ -45,3 +52,19 @@ class AnyMediaType(BaseContentNegotiation):
 
     def select_renderer(self, request: Any, renderers: Any, format_suffix: Any = None) -> tuple[Any, str]:
         return renderers[0], renderers[0].media_type
+
+
+class StrictJSONParser(BaseParser):
+    """``application/json`` in UTF-8, an object at the top."""
+
+    media_type = "application/json"
+
+    def parse(self, stream: Any, media_type: str | None = None, parser_context: Any = None) -> dict[str, Any]:
+        check_media_type(media_type)
+        return parse_object(stream.read())
+
+
+def check_media_type(content_type: str | None) -> None:
+    """415 unless it is ``application/json``, in UTF-8 if it names a charset."""
+    if not _MEDIA_TYPE.fullmatch(content_type or ""):
+        raise UnsupportedMediaType(content_type or "")

@@ -16,39 +16,42 @@ from config.limits.window import Bucket, Verdict, charge
 RATE_LIMIT_SERVER_KEYS = 600
 
 
-def charge_user(request: HttpRequest, surface: str, user: Any, *, run_start: bool = False) -> Verdict:
+def charge_user(request: HttpRequest, surface: str, user: Any, *, run_start: bool = False) -> None:
     """Charge a known caller. All keys and tokens of a user count together. Raises RateLimited."""
     limit = settings.RATE_LIMIT_SESSION if surface == "session" else settings.RATE_LIMIT_PUBLIC
-    buckets = [Bucket(f"{surface}:{user.pk}", limit)]
-    if run_start:
-        buckets.append(_run_starts(surface, user))
-    return _settle(request, charge(*buckets))
+    run_starts = [_run_starts(surface, user)] if run_start else []
+    _charge(request, Bucket(f"{surface}:{user.pk}", limit), *run_starts)
 
 
-def charge_run_start(request: HttpRequest, surface: str, user: Any) -> Verdict:
+def charge_run_start(request: HttpRequest, surface: str, user: Any) -> None:
     """Charge the start of a run within a request that ``charge_user`` has charged already. Raises RateLimited."""
-    return _settle(request, charge(_run_starts(surface, user)))
-
-
-def charge_server_key(request: HttpRequest, key: Any, scope: str) -> Verdict:
-    """Charge the app's backend. Raises RateLimited."""
-    return _settle(request, charge(Bucket(f"server-key:{scope}:{key.pk}", RATE_LIMIT_SERVER_KEYS)))
+    _charge(request, _run_starts(surface, user))
 
 
 def _run_starts(surface: str, user: Any) -> Bucket:
     return Bucket(f"run-starts:{surface}:{user.pk}", settings.RATE_LIMIT_RUN_STARTS)
 
 
+def charge_server_key(request: HttpRequest, key: Any, scope: str) -> None:
+    """Charge the app's backend. Raises RateLimited."""
+    _charge(request, Bucket(f"server-key:{scope}:{key.pk}", RATE_LIMIT_SERVER_KEYS))
+
+
+def _charge(request: HttpRequest, *buckets: Bucket) -> None:
+    request.rate_limit_verdict = verdict = charge(*buckets)  # type: ignore[attr-defined]
+    refuse_if_over(verdict)
+
+
 def charge_address(request: HttpRequest) -> Verdict:
     """Charge an unknown caller's address. Never raises: the calling code decides on the answer."""
-    verdict = charge(Bucket(f"address:{client_address(request)}", settings.RATE_LIMIT_UNAUTHENTICATED))
+    verdict = charge(Bucket(f"address:{address_of(request.META)}", settings.RATE_LIMIT_UNAUTHENTICATED))
     request.rate_limit_verdict = verdict  # type: ignore[attr-defined]
     return verdict
 
 
 def charge_page(request: HttpRequest) -> Verdict:
     """Charge an address for a page. Never raises: the calling code decides on the answer."""
-    return charge(Bucket(f"pages:{client_address(request)}", settings.RATE_LIMIT_PAGES))
+    return charge(Bucket(f"pages:{address_of(request.META)}", settings.RATE_LIMIT_PAGES))
 
 
 def refuse_if_over(verdict: Verdict) -> None:
@@ -56,18 +59,8 @@ def refuse_if_over(verdict: Verdict) -> None:
         raise RateLimited(headers=verdict.headers())
 
 
-def _settle(request: HttpRequest, verdict: Verdict) -> Verdict:
-    request.rate_limit_verdict = verdict  # type: ignore[attr-defined]
-    refuse_if_over(verdict)
-    return verdict
-
-
 def verdict_of(request: HttpRequest) -> Verdict | None:
     return getattr(request, "rate_limit_verdict", None)
-
-
-def client_address(request: HttpRequest) -> str:
-    return address_of(request.META)
 
 
 def address_of(environ: Mapping[str, Any]) -> str:

@@ -54,7 +54,7 @@ def mint(username: str, hours: float = 12, *, email: str | None = None) -> str:
     claims = {"iss": LOCAL_ISSUER, "aud": LOCAL_AUDIENCE, "sub": username, "iat": now, "exp": now + round(hours * 3600)}
     if email is not None:
         claims["email"] = email
-    return jwt.encode(claims, _local_key(), algorithm="EdDSA")
+    return jwt.encode(claims, local_keys(settings.SESSION_KEY)[0], algorithm="EdDSA")
 
 
 def verify(token: str) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def verify(token: str) -> dict[str, Any]:
         else:
             if algorithm != "EdDSA":
                 raise InvalidToken("The session token's algorithm is not accepted.")
-            signer = Signer(_local_public_key(_local_key()), algorithm, LOCAL_ISSUER, LOCAL_AUDIENCE)
+            signer = Signer(local_keys(settings.SESSION_KEY)[1], algorithm, LOCAL_ISSUER, LOCAL_AUDIENCE)
         claims = _checked(token, signer, int(time.monotonic() / REMEMBERED_SECONDS))
         if claims["exp"] <= time.time() - settings.SESSION_LEEWAY_SECONDS:
             raise jwt.ExpiredSignatureError
@@ -124,21 +124,12 @@ def _checked(token: str, signer: Signer, period: int) -> dict[str, Any]:
     return claims
 
 
-def _local_key() -> Ed25519PrivateKey:
-    return _load_local_key(settings.SESSION_KEY)
-
-
 @lru_cache(maxsize=4)
-def _load_local_key(pem: str) -> Ed25519PrivateKey:
+def local_keys(pem: str) -> tuple[Ed25519PrivateKey, Ed25519PublicKey]:
     key = serialization.load_pem_private_key(pem.encode(), password=None)
     if not isinstance(key, Ed25519PrivateKey):
         raise RuntimeError("session_key.pem in VAR_DIR does not hold an Ed25519 key. Remove it to get a new one.")
-    return key
-
-
-@lru_cache(maxsize=4)
-def _local_public_key(key: Ed25519PrivateKey) -> Ed25519PublicKey:
-    return key.public_key()
+    return key, key.public_key()
 
 
 class Jwks:

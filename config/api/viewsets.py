@@ -18,8 +18,8 @@ from rest_framework.viewsets import GenericViewSet
 from config.api import ratelimit
 from config.api.authentication import SessionTokenAuthentication
 from config.api.idempotency import IdempotencyMixin
+from config.api.negotiation import StrictJSONParser
 from config.api.pagination import KeysetPagination
-from config.api.parsers import StrictJSONParser
 from config.api.serializers import CamelSerializer, unknown_fields
 from config.kernel.errors import Forbidden, NotFound, ValidationFailed
 from config.kernel.ids import is_plausible_id

@@ -46,7 +46,7 @@ class CountingHandler(AxesDatabaseHandler):
 
 def client_ip(request: HttpRequest) -> str:
     """The address that the rate limits use: it depends on TRUSTED_PROXIES, and an IPv6 /64 network is one address."""
-    address = ratelimit.client_address(request).partition("/")[0]
+    address = ratelimit.address_of(request.META).partition("/")[0]
     return NO_ADDRESS if address == "unknown" else address
 
 

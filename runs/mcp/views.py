@@ -21,7 +21,7 @@ from rest_framework.request import Request
 
 from config.api import live
 from config.api.errors import envelope, to_domain_error
-from config.api.parsers import check_media_type
+from config.api.negotiation import check_media_type
 from config.api.viewsets import ServiceViewSet
 from config.kernel.errors import DomainError, Forbidden
 from config.kernel.jsontext import dumps

@@ -200,7 +200,7 @@ class TestAddress:
     def test_forwarded_addresses_are_used_from_trusted_proxies_only(self, settings, proxies, forwarded, found):
         settings.TRUSTED_PROXIES = proxies
         request = RequestFactory().get("/", REMOTE_ADDR="9.9.9.9", HTTP_X_FORWARDED_FOR=forwarded)
-        assert ratelimit.client_address(request) == found
+        assert ratelimit.address_of(request.META) == found
 
 
 class TestWithoutRedis:

@@ -94,8 +94,8 @@ class TestLocalIssuer:
         settings.SESSION_KEY = signing_key()
         assert refused(call(token))
 
-    def test_the_public_key_is_not_accepted_as_a_shared_secret(self):
-        public = session_tokens._local_key().public_key()
+    def test_the_public_key_is_not_accepted_as_a_shared_secret(self, settings):
+        _, public = session_tokens.local_keys(settings.SESSION_KEY)
         pem = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
         claims = jwt.decode(session_tokens.mint("ada"), options={"verify_signature": False})
         parts = [

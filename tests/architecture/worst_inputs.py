@@ -22,8 +22,8 @@ from apikeys import authentication as api_keys
 from apikeys import keys
 from chats import downloads, media
 from chats.serializers import AttachmentInput
-from config.api import authentication, idempotency, middleware, pagination, parsers, ratelimit, session_tokens
-from config.api.negotiation import ExactJSONRenderer, JsonNegotiation
+from config.api import authentication, idempotency, middleware, pagination, ratelimit, session_tokens
+from config.api.negotiation import ExactJSONRenderer, JsonNegotiation, check_media_type
 from config.kernel.jsontext import parse_value
 from config.outbound import addresses, urls
 from config.outbound.client import Answer
@@ -131,11 +131,11 @@ PATTERNS: dict[str, list[Work] | str] = {
     "config/database/queries.py: _with_fixed_types": OUR_TEXT,
     "config/management/commands/document_settings.py: COMMENT": OUR_TEXT,
     "config/management/commands/document_settings.py: SECTION": OUR_TEXT,
-    "config/database/writes.py: _type": OUR_TEXT,
-    "config/api/parsers.py: _MEDIA_TYPE": [
+    "config/database/writes.py: _cast": OUR_TEXT,
+    "config/api/negotiation.py: _MEDIA_TYPE": [
         work
         for before in ("", ";", ";charset", ";charset=", ";charset=utf8", ";charset=utf8;")
-        for work in around(parsers.check_media_type, HEADER, " ", "\t", before=f"application/json{before}", after=TAIL)
+        for work in around(check_media_type, HEADER, " ", "\t", before=f"application/json{before}", after=TAIL)
     ],
     "config/api/serializers.py: camel": OUR_TEXT,
     "config/api/middleware.py: REQUEST_ID": around(middleware.REQUEST_ID.fullmatch, HEADER, "a"),
@@ -286,7 +286,7 @@ SCANNERS: dict[str, list[Work]] = {
     ],
     "If-None-Match": around(lambda tags: downloads._names(tags, '"a"'), HEADER, ",", "W/", '"a",'),
     "X-Forwarded-For": around(
-        lambda hops: ratelimit.client_address(a_request("X-Forwarded-For", hops)),
+        lambda hops: ratelimit.address_of(a_request("X-Forwarded-For", hops).META),
         HEADER,
         *(",", "1:", "1.", "[", "1", ":", "::1%", "1.1.1.1, "),
     ),
