@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import Any
 
 from config.kernel import clock, money
 from runs.models import Compaction, ModelAttempt, Run, ToolInvocation, Waitpoint, WaitpointKind
+from webhooks.events import Event
 
 
 class StreamType(StrEnum):
@@ -25,6 +27,25 @@ class StreamType(StrEnum):
 
 
 StreamEvent = tuple[StreamType, dict[str, Any]]
+# The webhook events, by the stream event and the status in it that they report.
+WEBHOOKS = {(event.stream_type, event.stream_status): event for event in Event}
+# Their own fields, and the names that these have in the stream event.
+FIELDS: dict[Event, dict[str, str]] = {
+    Event.AGENT_FAILED: {"errorCode": "errorCode"},
+    Event.AGENT_WAITING: {"waitpointId": "id", "kind": "kind", "expiresAt": "expiresAt"},
+    Event.TOOL_COMPLETED: {name: name for name in ("toolInvocationId", "name", "status", "creditUsed")},
+}
+
+
+def webhooks_of(happened: Iterable[StreamEvent]) -> Iterator[tuple[Event, dict[str, Any]]]:
+    """The webhook events that report the stream events of a transition, with their own fields: the event that a run
+    waits has those of the waitpoint, which was opened just before.
+    """
+    given: dict[str, Any] = {}
+    for kind, data in happened:
+        given |= data
+        if event := WEBHOOKS.get((kind, data.get("status", ""))):
+            yield event, {name: given[source] for name, source in FIELDS.get(event, {}).items()}
 
 
 def run_status(run: Run, status: str, code: str | None = None, message: str | None = None) -> StreamEvent:
@@ -87,16 +108,6 @@ def _tool(invocation: ToolInvocation) -> dict[str, Any]:
         "turnIndex": invocation.turn_index,
         "callIndex": invocation.call_index,
         "status": invocation.status,
-    }
-
-
-def tool_webhook(invocation: ToolInvocation) -> dict[str, Any]:
-    """The fields of ``tool.completed`` beside the common ones."""
-    return {
-        "toolInvocationId": invocation.id,
-        "name": invocation.name,
-        "status": invocation.status,
-        "creditUsed": money.to_number(invocation.credit_used),
     }
 
 

@@ -1,7 +1,8 @@
 """Every webhook event: its name and when it is sent. ``openapi.yaml`` has the fields of its body.
 
-To add an event, add a member here and its fields there, and emit it in its transition. The outbox, the OpenAPI
-document, the admin and the invariants read this table. How an event is stored and sent does not belong here.
+To add an event, add a member here and its fields there; ``runs.events`` takes them from the stream event. The outbox,
+the OpenAPI document, the admin and the invariants read this table. How an event is stored and sent does not belong
+here.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Self
 class Event(StrEnum):
     """A member is ``NAME = name, when it is sent, (stream event, status)[, extended]``.
 
-    The stream event with this status is written by the same transition: the invariants compare their numbers. An
-    endpoint gets an ``extended`` event only if it asked for them.
+    The transition that writes the stream event with this status also writes the webhook event. An endpoint gets an
+    ``extended`` event only if it asked for them.
     """
 
     AGENT_STARTED = (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.conf import settings
@@ -138,12 +137,14 @@ async def resume(session: Session) -> None:
         return
     lifecycle.crash_point("before_dispatch")
     begun = [call for call in orphans if call.id not in session.uncertain or await _may_repeat(session, call)]
-    await execute(session, ready, partial(_dispatch, session), begun)
+    with places(session) as held:
+        dispatched = await _dispatch(session, take_places(held, ready))
+        await execute(session, held, [*begun, *ready], dispatched)
 
 
 async def _dispatch(session: Session, calls: Sequence[ToolInvocation]) -> Sequence[ToolInvocation]:
     approved = {call.id for call in calls if _is_approved(session, call)}
-    return await session.move(lifecycle.dispatch_calls, calls, approved) if calls else ()
+    return await session.step(lifecycle.dispatch_calls, calls, approved) if calls else ()
 
 
 async def _may_repeat(session: Session, call: ToolInvocation) -> bool:
@@ -151,7 +152,7 @@ async def _may_repeat(session: Session, call: ToolInvocation) -> bool:
     if call.repeatable and call.name in session.tools():
         return True
     message = "The worker was lost while the tool was at work; whether it took effect is not known."
-    await session.move(lifecycle.record_call_failure, call, CallError.OUTCOME_UNKNOWN, message)
+    await session.step(lifecycle.record_call_failure, call, CallError.OUTCOME_UNKNOWN, message)
     return False
 
 
@@ -161,35 +162,37 @@ async def _ask(session: Session, call: ToolInvocation) -> None:
     # The hold of an approved call is already part of what the budget counts.
     if not _is_approved(session, call) and await session.db(lifecycle.exceeds_budget, call.credit_estimate):
         message = "The call would take the run over its maxCredits."
-        await session.move(lifecycle.record_call_failure, call, CallError.BUDGET_EXCEEDED, message)
+        await session.step(lifecycle.record_call_failure, call, CallError.BUDGET_EXCEEDED, message)
         return
     lifecycle.crash_point("before_wait")
-    await session.move(lifecycle.open_waitpoint, call, *question)
+    await session.step(lifecycle.open_waitpoint, call, *question)
 
 
-Dispatch = Callable[[list[ToolInvocation]], Awaitable[Sequence[ToolInvocation]]]
+def places(session: Session) -> Held:
+    return Held(session.process.tool_places, session.run.user_id)
+
+
+def take_places(held: Held, ready: Sequence[ToolInvocation]) -> list[ToolInvocation]:
+    """Those of the calls that have a place now."""
+    return [call for call in ready if call.name == ASK_USER or held.take_now(call.id)]
 
 
 async def execute(
-    session: Session, ready: Sequence[ToolInvocation], dispatch: Dispatch, begun: Sequence[ToolInvocation] = ()
+    session: Session, held: Held, calls: Sequence[ToolInvocation], changed: Sequence[ToolInvocation]
 ) -> None:
-    """Make the calls side by side, and record their outcomes.
+    """Make the calls side by side, and record their outcomes. ``changed`` are some of them as they now are.
 
-    ``dispatch`` is called once, with those of the ``ready`` calls that have a place now; it returns calls as they now
-    are. The others stay PENDING until they have one, and credits that other steps do not hold: if this process stops
-    meanwhile, another one makes them. ``begun`` are dispatched already.
+    Those that are PENDING wait for a place, and for credits that other steps hold: if this process stops meanwhile,
+    another one makes them.
     """
-    with Held(session.process.tool_places, session.run.user_id) as held:
-        placed = [call for call in ready if call.name == ASK_USER or held.take_now(call.id)]
-        moved = {call.id: call for call in await dispatch(placed)}
-        work = [moved.get(call.id, call) for call in ready]
-        for call in work:
-            if call.status != InvocationStatus.DISPATCHING:
-                held.give_back(call.id)
-        work = [*begun, *(call for call in work if call.status not in FINAL_INVOCATION_STATUSES)]
-        outcomes = await asyncio.gather(*(_make(session, call, held) for call in work), return_exceptions=True)
+    now = {call.id: call for call in changed}
+    work = [now.get(call.id, call) for call in calls]
+    for call in work:
+        if call.status != InvocationStatus.DISPATCHING:
+            held.give_back(call.id)
+    made = [_make(session, call, held) for call in work if call.status not in FINAL_INVOCATION_STATUSES]
     # All end before the first failure is raised: a call that was made must be recorded.
-    for outcome in outcomes:
+    for outcome in await asyncio.gather(*made, return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome
 
@@ -211,12 +214,29 @@ async def _make(session: Session, call: ToolInvocation, held: Held) -> None:
                 return
             await session.wait_for_credits(call.credit_estimate)
     except ToolFailure as failure:
-        await session.record_outcome(lifecycle.record_call_failure, call, failure.code, failure.message)
+        await _record(session, lifecycle.record_call_failure, call, code=failure.code, message=failure.message)
         return
     lifecycle.crash_point("after_tool")
-    await session.record_outcome(
-        lifecycle.record_call_result, call, text=result.text, urls=result.urls, credit_used=result.credit_used
-    )
+    outcome = {"text": result.text, "urls": result.urls, "credit_used": result.credit_used}
+    await _record(session, lifecycle.record_call_result, call, **outcome)
+
+
+async def _record(
+    session: Session, transition: Callable[..., lifecycle.Moved], call: ToolInvocation, **outcome: Any
+) -> None:
+    """The outcome of a call that was made. It is recorded even if the answer to the commit of another call's outcome
+    was lost: the session is then behind the database, and reads the run again.
+    """
+    is_open = True
+    while is_open:
+        try:
+            await session.step(transition, call, **outcome)
+            return
+        except lifecycle.LeaseLost:
+            if not await session.reload():
+                raise
+        # If not, the answer to its own commit was lost.
+        is_open = any(call.id == still_open.id for still_open in session.journal.open_calls)
 
 
 def _user_name(run: Run) -> str:

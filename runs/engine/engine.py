@@ -152,10 +152,12 @@ class Engine:
             if run_id in self.tasks:
                 self.tasks[run_id].cancel()
 
-    def _interrupt(self, session: Session, why: Interruption) -> None:
-        """Only if the run was not claimed again since: a flush that waited for the database has an old session."""
+    def _interrupt(self, session: Session) -> None:
+        """The session is to read its run again. A flush that waited for the database may have an old session, whose run
+        was claimed again since.
+        """
         if self.sessions.get(session.run.id) is session:
-            self._cancel([session.run.id], why)
+            self._cancel([session.run.id], Interruption.BEHIND)
 
     async def _close(self) -> None:
         tasks = list(self.tasks.values())

@@ -17,7 +17,17 @@ from chats.models import Message
 from config.database.queries import read
 from config.kernel.ids import any_of, array
 from config.kernel.jsontext import from_text
-from runs.engine.transcript import NOTE_CHARS, Cut, Result, RunPart, TurnPart, cut_of, images, outcome, turn_part
+from runs.engine.transcript import (
+    NOTE_CHARS,
+    Cut,
+    Result,
+    RunPart,
+    TurnPart,
+    cut_of,
+    images,
+    outcome,
+    turn_part,
+)
 from runs.lifecycle import join_text
 from runs.llm.base import AttachedFile, UserMessage
 from runs.models import Compaction, Run, ToolInvocation
@@ -60,17 +70,19 @@ class History:
     compaction: Compaction | None = None
     reports: tuple[Report, ...] = ()
 
-    def shortened(self, compaction: Compaction) -> History:
-        """After a new compaction of the run itself."""
-        ids = [run.run_id for run in self.older] + [run.run_id for run in self.runs]
-        gone = set(ids[: ids.index(compaction.last_run_id) + 1]) if compaction.last_run_id in ids else set()
-        return replace(
-            self,
-            runs=tuple(run for run in self.runs if run.run_id not in gone),
-            older=tuple(run for run in self.older if run.run_id not in gone),
-            cut=cut_of(compaction, compaction.run_id),
-            compaction=compaction,
-        )
+    @property
+    def earlier(self) -> tuple[Older | RunPart, ...]:
+        return (*self.older, *self.runs)
+
+    def after(self, run_id: str | None) -> tuple[tuple[Older, ...], tuple[RunPart, ...]]:
+        """``older`` and ``runs`` after a run; all of them if it is none of them."""
+        ids = [run.run_id for run in self.earlier]
+        gone = ids.index(run_id) + 1 if run_id in ids else 0
+        return self.older[gone:], self.runs[max(0, gone - len(self.older)) :]
+
+    def shortened(self, cut: Cut) -> History:
+        older, runs = self.after(cut.last_run_id)
+        return replace(self, runs=runs, older=older, cut=cut)
 
 
 _BYTES = {"postgresql": "octet_length({})", "sqlite": "length(CAST({} AS BLOB))"}

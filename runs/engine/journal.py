@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from runs import lifecycle
@@ -36,10 +35,15 @@ class Journal:
         failed = len(self.failed_attempts) + len(self.failed_summaries)
         return len(self.turns), len(self.calls) - len(self.open_calls), failed
 
-    def take(self, calls: Sequence[ToolInvocation]) -> None:
-        """New calls, and known calls as they now are."""
-        changed = {call.id: call for call in calls}
+    def take(self, moved: lifecycle.Moved) -> None:
+        """New rows, and known calls as they now are."""
+        changed = {call.id: call for call in moved.calls}
         self.calls = [changed.pop(call.id, call) for call in self.calls] + list(changed.values())
+        if moved.turn is not None:
+            self.turns.append(moved.turn)
+            self.failed_attempts.clear()
+        if moved.attempt is not None:
+            (self.failed_summaries if moved.attempt.compaction else self.failed_attempts).append(moved.attempt)
 
 
 def load(run: Run) -> Journal:

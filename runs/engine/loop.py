@@ -15,8 +15,8 @@ from django.db import IntegrityError
 from config.telemetry.logs import request_id
 from runs import lifecycle
 from runs.engine import calls
-from runs.engine.failure import RunFailed
-from runs.engine.session import Interruption, Session
+from runs.engine.requests import RunFailed
+from runs.engine.session import Interruption, Session, Streamed
 from runs.engine.turns import try_turn
 from runs.errors import RunError
 from runs.models import RunStatus
@@ -48,7 +48,7 @@ async def execute(session: Session) -> None:
             if end is None:
                 await _steps(session)
             elif session.run.status == RunStatus.RUNNING:
-                await session.record(*end, partial=session.partial_charge())
+                await session.step(*end, partial=session.partial_charge(), streamed=Streamed.RECORDED)
             return
         except asyncio.CancelledError:
             if session.interruption is Interruption.BEHIND:
@@ -80,7 +80,7 @@ async def _steps(session: Session) -> None:
         async with asyncio.timeout(max(0.0, session.remaining_seconds())) as scope:
             while session.run.status == RunStatus.RUNNING:
                 if session.process.draining:
-                    await session.move(lifecycle.hand_over)
+                    await session.step(lifecycle.hand_over)
                     return
                 if session.journal.open_calls:
                     await calls.resume(session)

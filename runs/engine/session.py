@@ -1,6 +1,6 @@
 """One claimed run in memory, and what the runs of one process share.
 
-A session's run and journal change only through ``move``, ``record`` and ``reload``, one at a time.
+A session's run and journal change only through ``step`` and ``reload``, one at a time.
 """
 
 from __future__ import annotations
@@ -59,6 +59,14 @@ class Interruption(enum.Enum):
     BEHIND = "the database is ahead of the session, which must read the run again"
     LOST = "another worker owns the run"
     SHUT_DOWN = "this process ends"
+
+
+class Streamed(enum.Enum):
+    """What becomes of the text that was streamed of the present turn."""
+
+    KEPT = "it stays as it is"
+    RECORDED = "the transition stores it"
+    VOID = "the request that sent it has failed"
 
 
 class Gathered:
@@ -157,7 +165,7 @@ class Process:
         if share is None:
             share = self.shares[user_id] = asyncio.Semaphore(max(1, settings.RUN_WORKER_DB_THREADS // 2))
         async with share:
-            return await persist(self.db_threads, step, *args, **kwargs)
+            return await self.db(step, *args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -234,41 +242,27 @@ class Session:
         async with self.lock:
             return await self.process.db_for(self.run.user_id, step, self.run, *args, **kwargs)
 
-    async def move(
-        self, transition: Callable[Concatenate[Run, P], lifecycle.Moved], *args: P.args, **kwargs: P.kwargs
+    async def step(
+        self, transition: Callable[..., lifecycle.Moved], *args: Any, streamed: Streamed = Streamed.KEPT, **kwargs: Any
     ) -> Sequence[ToolInvocation]:
-        """Make a transition of this run: ``transition(run, *args)``. Returns the calls that it changed."""
-        async with self.lock:
-            return await self._step(transition, args, kwargs)
-
-    async def record(
-        self, transition: Callable[..., lifecycle.Moved], *args: Any, **kwargs: Any
-    ) -> Sequence[ToolInvocation]:
-        """``move``, for a transition that also stores the text that was streamed."""
+        """Make a transition of this run: ``transition(run, *args, **kwargs)``. It is repeated while the database is not
+        available. Returns the calls that it changed. Raises LeaseLost if the database is ahead of this session.
+        """
         async with self.lock:
             # Under the lock, so that the text which the flusher took before is written by now.
-            delta = self.take_unwritten()
+            delta = self.take_unwritten() if streamed is not Streamed.KEPT else ""
+            if streamed is Streamed.RECORDED:
+                kwargs |= {"content": self.content(), "delta": delta}
+            elif streamed is Streamed.VOID:
+                self.turn_text.clear()
             try:
-                return await self._step(transition, args, kwargs | {"content": self.content(), "delta": delta})
+                return await self.process.db_for(self.run.user_id, self._move, transition, args, kwargs)
             except lifecycle.LeaseLost:
-                self.unwritten_text.insert(0, delta)
+                if streamed is Streamed.RECORDED:
+                    self.unwritten_text.insert(0, delta)
                 raise
-
-    async def record_attempt(self, attempt: ModelAttempt) -> None:
-        """A request failed and another one follows: the text that was streamed of it is void."""
-        async with self.lock:
-            self.turn_text.clear()
-            self.unwritten_text.clear()
-            await self._step(lifecycle.record_attempt, (attempt, self.journal.text, self.partial_charge()), {})
-            self.journal.failed_attempts.append(attempt)
-
-    async def _step(
-        self, transition: Callable[..., lifecycle.Moved], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Sequence[ToolInvocation]:
-        try:
-            return await self.process.db_for(self.run.user_id, self._move, transition, args, kwargs)
-        finally:
-            self.process.credit_line.wake(self.run.user_id)  # it may have settled a hold
+            finally:
+                self.process.credit_line.wake(self.run.user_id)  # it may have settled a hold
 
     def _move(
         self, transition: Callable[..., lifecycle.Moved], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -276,31 +270,13 @@ class Session:
         """On the database thread, so that the session knows the outcome even if its task is cancelled meanwhile."""
         moved = transition(self.run, *args, **kwargs)
         self.run = moved.run
-        self.journal.take(moved.calls)
+        self.journal.take(moved)
+        if moved.turn is not None:
+            self.turn_text.clear()
+            self.too_dear.clear()
         # A transition is made when no request is under way, or ends and settles it.
         self.partial_charge = _nothing
         return moved.calls
-
-    async def record_failed_summary(self, attempt: ModelAttempt) -> None:
-        """A request for a summary failed."""
-        await self.move(lifecycle.record_failed_summary, attempt, self.partial_charge())
-        self.journal.failed_summaries.append(attempt)
-
-    async def record_outcome(
-        self, transition: Callable[..., lifecycle.Moved], call: ToolInvocation, *args: Any, **kwargs: Any
-    ) -> None:
-        """``move``, for the outcome of a call that was made. It is recorded even if the answer to the commit of another
-        call's outcome was lost: the session is then behind the database, and reads the run again.
-        """
-        while True:
-            try:
-                await self.move(transition, call, *args, **kwargs)
-                return
-            except lifecycle.LeaseLost:
-                if not await self.reload():
-                    raise
-            if all(call.id != still_open.id for still_open in self.journal.open_calls):
-                return  # its own commit's answer was lost
 
     async def reload(self) -> bool:
         """Read the run again; False if it is another worker's by now."""
@@ -313,14 +289,18 @@ class Session:
         if is_new and claimed.run.last_stream_index == self.run.last_stream_index:
             self.run = claimed.run  # the cancel settles what is under way
             return True
-        streamed = self.run.unrecorded_text or claimed.run.unrecorded_text
         self._take(claimed)
         self.turn_text.clear()
         self.unwritten_text.clear()
-        if streamed or not self.journal.open_calls:
-            await self.move(lifecycle.drop_request, self.journal.text, self.partial_charge(), streamed=streamed)
+        if claimed.run.unrecorded_text or not self.journal.open_calls:
+            await self.end_request()
         self.partial_charge = _nothing
         return True
+
+    async def end_request(self, attempt: ModelAttempt | None = None) -> None:
+        """A request ended without an answer, and another one follows: what was streamed of it is void."""
+        args = attempt, self.journal.text, self.partial_charge()
+        await self.step(lifecycle.end_request, *args, streamed=Streamed.VOID)
 
     async def confirm_lease(self) -> None:
         """Before a step with an effect outside, which a process that was suspended past its lease must not begin.

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 
 from runs import lifecycle
-from runs.engine.session import Gathered, Interruption, Process, Session
+from runs.engine.session import Gathered, Process, Session
 
 # Minimum time between two writes of streamed text; the first text of a turn does not wait for it.
 STREAM_FLUSH_SECONDS = 0.05
@@ -22,11 +22,11 @@ PAUSE_SECONDS = 1.0
 # First texts that arrive within this time are written together. A short answer is often complete by then.
 FIRST_TEXT_SECONDS = 0.01
 
-Interrupt = Callable[[Session, Interruption], None]
+Interrupt = Callable[[Session], None]
 
 
 async def flush_forever(process: Process, interrupt: Interrupt) -> None:
-    """``interrupt`` is called for each session whose run turns out to be another's, or ahead of the session."""
+    """``interrupt`` is called for each session whose run is not as it knows it."""
 
     async def work(gathered: Gathered, seconds: Callable[[], float]) -> None:
         while True:
@@ -73,12 +73,9 @@ async def flush(process: Process, waiting: list[Session], interrupt: Interrupt) 
                 session.wait_for_flush()
         for session, _ in taken:
             session.run = written.get(session.run.id, session.run)
-        refused = [session for session, _ in taken if session.run.id not in written]
-        if refused:
-            # Under the locks: a session's next step would read its run again.
-            owned = await process.db(lifecycle.still_owned, [session.run for session in refused])
-            for session in refused:
-                interrupt(session, Interruption.BEHIND if session.run.id in owned else Interruption.LOST)
+        for session, _ in taken:
+            if session.run.id not in written:
+                interrupt(session)
     finally:
         for session in sessions:
             session.lock.release()

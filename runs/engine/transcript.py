@@ -4,8 +4,8 @@ The same rows and the same cut always give the same messages. No query, and no d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -64,8 +64,9 @@ class TurnPart:
     origin: str = ""
     # Another turn of its run follows, although it has no calls.
     is_refused: bool = False
+    _sizes: dict[tuple[int | None, bool], int] = field(default_factory=dict, init=False, compare=False, repr=False)
 
-    def messages(self, most: int | None, *, short: bool, used: set[str]) -> Iterator[Message]:
+    def messages(self, most: int | None, short: bool, used: set[str]) -> Iterator[Message]:
         """``most``: see ``Result.message``. ``short``: without text, arguments and reasoning. ``used`` are the ids of
         calls so far: some servers count them from 1 in each conversation, and others refuse an id that comes twice.
         """
@@ -88,17 +89,12 @@ class TurnPart:
     def _pairs(self) -> Iterable[tuple[ToolCall, Result]]:
         return zip(self.calls, self.results, strict=True)
 
-    @cached_property
-    def size(self) -> int:
-        return sum(map(message_bytes, self.messages(None, short=False, used=set())))
-
-    @cached_property
-    def noted_size(self) -> int:
-        return sum(map(message_bytes, self.messages(0, short=False, used=set())))
-
-    @cached_property
-    def short_size(self) -> int:
-        return sum(map(message_bytes, self.messages(0, short=True, used=set())))
+    def size(self, most: int | None = None, short: bool = False) -> int:
+        """The bytes of ``messages``."""
+        if (most, short) not in self._sizes:
+            found = self.messages(most, short, set())
+            self._sizes[most, short] = sum(map(message_bytes, found))
+        return self._sizes[most, short]
 
 
 @dataclass(frozen=True)
@@ -137,9 +133,21 @@ class Cut:
     result_chars: int | None = None
     result_turn: int = 0
 
-    def limit(self, turn: int) -> int | None:
-        """The most characters of a result of one of the run's own turns."""
-        return self.result_chars if turn <= self.result_turn else None
+    def forms(self, run_ids: Sequence[str]) -> Callable[[int, int], tuple[int | None, bool]]:
+        """How a turn is shown, by the place of its run among ``run_ids``, of which the run itself is the last, and by
+        its index: the arguments of ``TurnPart.messages``.
+        """
+        noted = run_ids.index(self.notes_run_id) if self.notes_run_id in run_ids else -1
+        own = len(run_ids) - 1
+
+        def form(place: int, turn: int) -> tuple[int | None, bool]:
+            if place == own and turn <= self.short_turn:
+                return 0, True
+            if place < noted or (place == noted and turn <= self.notes_turn):
+                return 0, False
+            return (self.result_chars if place == own and turn <= self.result_turn else None), False
+
+        return form
 
     def head(self) -> tuple[Message, ...]:
         if self.last_run_id is None:
@@ -149,16 +157,12 @@ class Cut:
 
 def cut_of(compaction: Compaction, run_id: str) -> Cut:
     """The cut of a later request of the run."""
-    own = compaction.run_id == run_id
-    return Cut(
-        last_run_id=compaction.last_run_id,
-        text=compaction.text,
-        notes_run_id=compaction.notes_run_id,
-        notes_turn=compaction.notes_turn,
-        short_turn=compaction.short_turn if own else 0,
-        result_chars=compaction.result_chars if own else None,
-        result_turn=compaction.result_turn if own else 0,
-    )
+    cut = Cut(**{field.name: getattr(compaction, field.name) for field in fields(Cut)})
+    return cut if compaction.run_id == run_id else replace(cut, short_turn=0, result_chars=None, result_turn=0)
+
+
+def run_ids_of(runs: Sequence[RunPart], own_id: str) -> list[str]:
+    return [*(run.run_id for run in runs), own_id]
 
 
 def messages(
@@ -167,19 +171,15 @@ def messages(
     """The whole transcript: ``runs`` are the chat's earlier runs, ``own`` and ``turns`` belong to the run itself."""
     found: list[Message] = list(cut.head())
     used: set[str] = set()
-    places = {run.run_id: place for place, run in enumerate(runs)} | {own_id: len(runs)}
-    noted = places.get(cut.notes_run_id or "", -1)
+    form = cut.forms(run_ids_of(runs, own_id))
     for place, run in enumerate(runs):
         found.append(run.message)
         for turn in run.turns:
-            is_noted = place < noted or (place == noted and turn.index <= cut.notes_turn)
-            found += turn.messages(0 if is_noted else None, short=False, used=used)
+            found += turn.messages(*form(place, turn.index), used)
         found += run.after_turns()
     found.append(own)
     for turn in turns:
-        is_noted = noted == len(runs) and turn.index <= cut.notes_turn
-        short = turn.index <= cut.short_turn
-        found += turn.messages(0 if is_noted else cut.limit(turn.index), short=short, used=used)
+        found += turn.messages(*form(len(runs), turn.index), used)
     return found
 
 

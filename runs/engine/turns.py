@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -11,20 +10,18 @@ from functools import partial
 from django.conf import settings
 
 from config.kernel import clock
-from config.kernel.errors import Unavailable
-from config.telemetry import tracing
 from runs import catalogue, lifecycle
 from runs.catalogue.definitions import ModelDefinition
-from runs.engine import calls, compaction, context, output, spending
-from runs.engine.budget import Plan
-from runs.engine.failure import RunFailed, failed_request
-from runs.engine.session import Session
+from runs.engine import calls, output, spending
+from runs.engine.context.fit import can_shorten, fit
+from runs.engine.context.plan import Plan, request_of
+from runs.engine.context.steps import is_fresh
+from runs.engine.requests import Answer, RunFailed, ask, failed_request, with_files
+from runs.engine.session import Session, Streamed
 from runs.errors import FailureReason, RunError
 from runs.llm import retry
-from runs.llm.base import ModelError, ModelRequest, TextDelta, ToolCall, TurnEnd
-from runs.llm.files import with_files
-from runs.llm.registry import client_for
-from runs.models import ToolInvocation, Turn
+from runs.llm.base import ModelError
+from runs.models import Turn
 
 # Answers of the model that may not fit an `outputSchema`; then the run fails with `OUTPUT_INVALID`.
 OUTPUT_ATTEMPTS = 3
@@ -48,12 +45,12 @@ async def try_turn(session: Session) -> None:
     session.turn_text.clear()
     started_at = clock.now()
     try:
-        plan = await compaction.fit(session, model)
+        plan = await fit(session, model)
         if plan is None:
             return
         async with contextlib.AsyncExitStack() as held:
             # Before the place: a run that waits for its user's share of the memory keeps no other user from a provider.
-            request = await _with_files(session, context.request(session, plan), held)
+            request = await with_files(session, request_of(session, plan), held)
             place = session.process.model_places.hold(model.server, session.run.user_id)
             may_begin = await held.enter_async_context(place)
             started_at = clock.now()
@@ -63,21 +60,19 @@ async def try_turn(session: Session) -> None:
             chain = await _chain(session)
             if _model(session, chain) != model:
                 return
-            request, allowance = await _hold(session, request)
-            if isinstance(allowance, spending.Allowance):
-                lifecycle.crash_point("before_model")
-                tool_calls, end = await _ask_model(session, request)
+            turns = () if is_fresh(session) else session.journal.turns
+            answer = await ask(session, request, request.turn_index, session.add_text, turns=turns)
     except ModelError as error:
         await _record_failure(session, chain, model, started_at, error)
         return
-    if isinstance(allowance, spending.Wait):
-        await session.wait_for_credits(allowance.least)
+    if isinstance(answer, spending.Wait):
+        await session.wait_for_credits(answer.least)
         return
-    if not isinstance(allowance, spending.Allowance):
-        session.too_dear[model.name] = allowance  # perhaps a fallback is cheaper
+    if not isinstance(answer, Answer):
+        session.too_dear[model.name] = answer  # perhaps a fallback is cheaper
         return
     lifecycle.crash_point("after_model")
-    await _record(session, request, plan, allowance, started_at, tool_calls, end)
+    await _record(session, model, plan, answer, started_at)
 
 
 async def _chain(session: Session) -> list[ModelDefinition]:
@@ -107,47 +102,6 @@ def _model(session: Session, chain: list[ModelDefinition]) -> ModelDefinition:
     raise RunFailed(reason.code, "The model is no longer offered.", reason=reason)
 
 
-async def _with_files(session: Session, request: ModelRequest, held: contextlib.AsyncExitStack) -> ModelRequest:
-    """The request with the content of its files, whose memory ``held`` gives back. Raises ModelError and RunFailed."""
-    if not client_for(request.model.server).reads_files:
-        return request
-    process = session.process
-    files = with_files(request, session.run.user_id, process.file_threads, process.attachment_bytes)
-    try:
-        return await held.enter_async_context(files)
-    except Unavailable:
-        raise RunFailed(RunError.INTERNAL_ERROR, "The message's attachments could not be read.") from None
-
-
-async def _hold(
-    session: Session, request: ModelRequest
-) -> tuple[ModelRequest, spending.Allowance | spending.Wait | spending.Refusal]:
-    """The request with the most that it can cost held, if possible."""
-    session.requests += 1
-    turns = () if compaction.is_fresh(session) else session.journal.turns
-    allowance = await session.db(spending.allow, request, turns, (request.turn_index, session.requests))
-    if isinstance(allowance, spending.Allowance):
-        request = replace(request, max_output_tokens=allowance.output_tokens)
-        session.partial_charge = partial(spending.partial_charge, request, allowance)
-    return request, allowance
-
-
-async def _ask_model(session: Session, request: ModelRequest) -> tuple[list[ToolCall], TurnEnd]:
-    """Raises ModelError."""
-    tool_calls: list[ToolCall] = []
-    model = request.model
-    await session.confirm_lease()
-    with tracing.span("model", model=model.name, provider=model.server.name):
-        async for event in client_for(model.server).stream(request):
-            if isinstance(event, TextDelta):
-                session.add_text(event.text)
-            elif isinstance(event, ToolCall):
-                tool_calls.append(event)
-            else:
-                return tool_calls, event
-    raise ModelError(FailureReason.MALFORMED_ANSWER, detail="The adapter sent no end.")
-
-
 async def _record_failure(
     session: Session, chain: list[ModelDefinition], model: ModelDefinition, started_at: datetime, error: ModelError
 ) -> None:
@@ -155,31 +109,23 @@ async def _record_failure(
     failed = session.journal.failed_attempts
     asked = [earlier.model for earlier in failed] + [model.name]
     following = retry.after(error, asked, [model.name for model in chain], session.remaining_seconds())
-    if error.reason is FailureReason.CONTEXT_TOO_LONG and compaction.can_shorten(session, model):
+    if error.reason is FailureReason.CONTEXT_TOO_LONG and can_shorten(session, model):
         following = retry.NextRequest(model.name, 0.0)
     turn_index, number = len(session.journal.turns) + 1, len(failed) + 1
     attempt = failed_request(session.run, turn_index, model, error, started_at, following, number=number)
     if following is None:
         raise RunFailed(error.code, error.message, attempt)
     lifecycle.crash_point("before_failed_attempt")
-    await session.record_attempt(attempt)
+    await session.end_request(attempt)
     lifecycle.crash_point("after_failed_attempt")
 
 
-async def _record(
-    session: Session,
-    request: ModelRequest,
-    plan: Plan,
-    allowance: spending.Allowance,
-    started_at: datetime,
-    tool_calls: list[ToolCall],
-    end: TurnEnd,
-) -> None:
+async def _record(session: Session, model: ModelDefinition, plan: Plan, given: Answer, started_at: datetime) -> None:
     """Record the turn, which completes the run if it gives the run's answer, and fails it if that does not fit too
     often, or if there are too many calls; otherwise make the calls that need no approval.
     """
-    model, usage = request.model, end.usage
-    answer = await output.read(session, tool_calls)
+    end, usage, allowance = given.end, given.end.usage, given.allowance
+    answer = await output.read(session, given.calls)
     tool_calls = answer.others
     charge = spending.charge_of(model, usage, allowance.hold)
     turn = Turn(
@@ -205,27 +151,23 @@ async def _record(
         finished_at=clock.now(),
     )
     lifecycle.crash_point("before_dispatch")
+    record = partial(session.step, streamed=Streamed.RECORDED)
     if not tool_calls and (session.output_schema is None or answer.output is not None):
-        await session.record(lifecycle.complete, turn, charge=charge, output=answer.output)
+        await record(lifecycle.complete, turn, charge=charge, output=answer.output)
         return
     if not tool_calls and output.tries([*session.journal.turns, turn]) >= OUTPUT_ATTEMPTS:
         message = f"The model gave no output that fits the schema, {OUTPUT_ATTEMPTS} times."
-        await session.record(lifecycle.fail, RunError.OUTPUT_INVALID, message, turn=turn, charge=charge)
+        await record(lifecycle.fail, RunError.OUTPUT_INVALID, message, turn=turn, charge=charge)
         return
     if len(session.journal.calls) + len(tool_calls) > RUN_CALLS_MAX:
         turn.tool_calls = []
         message = f"The run needed more than its limit of {RUN_CALLS_MAX} tool calls."
-        await session.record(lifecycle.fail, RunError.CALL_LIMIT_EXCEEDED, message, turn=turn, charge=charge)
+        await record(lifecycle.fail, RunError.CALL_LIMIT_EXCEEDED, message, turn=turn, charge=charge)
         return
     new = await calls.new_invocations(session, turn.index, tool_calls)
     ready = calls.needs_no_approval(session, new)
 
-    async def record(placed: list[ToolInvocation]) -> Sequence[ToolInvocation]:
-        stored = await session.record(lifecycle.record_turn, turn, new, charge=charge, ready=placed)
-        session.too_dear.clear()
-        session.journal.turns.append(turn)
-        session.journal.failed_attempts.clear()
-        session.turn_text.clear()
-        return stored
-
-    await calls.execute(session, ready, record)
+    with calls.places(session) as held:
+        placed = calls.take_places(held, ready)
+        stored = await record(lifecycle.record_turn, turn, new, charge=charge, ready=placed)
+        await calls.execute(session, held, ready, stored)

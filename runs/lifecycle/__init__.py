@@ -12,22 +12,21 @@ from runs.lifecycle.calls import (
     record_call_result,
     reject_new_call,
 )
-from runs.lifecycle.compactions import record_compaction, record_failed_summary
 from runs.lifecycle.crash import crash_point
 from runs.lifecycle.invariants import violations
 from runs.lifecycle.line import EXECUTE
-from runs.lifecycle.moves import LeaseLost, Moved, still_owned
+from runs.lifecycle.moves import LeaseLost, Moved
 from runs.lifecycle.runs import (
     ChatChanged,
     cancel,
     cancel_line,
     claim,
     complete,
-    drop_request,
+    end_request,
     enqueue,
     fail,
     hand_over,
-    record_attempt,
+    record_compaction,
     record_turn,
     request_cancel,
 )

@@ -7,14 +7,13 @@ from typing import Any
 
 from django.db import transaction
 
-from config.database.writes import Writes
 from config.kernel import clock
 from credits import ledger, sums
 from runs import events, metrics
 from runs.errors import CallError
 from runs.events import StreamEvent
 from runs.lifecycle import spending
-from runs.lifecycle.moves import Moved, changed, close_waitpoint, emit, fence, move_call, move_run
+from runs.lifecycle.moves import Moved, changed, close_waitpoint, fence, move_call, move_run
 from runs.models import (
     FINAL_INVOCATION_STATUSES,
     InvocationStatus,
@@ -24,7 +23,6 @@ from runs.models import (
     Waitpoint,
     WaitpointStatus,
 )
-from webhooks.events import Event
 
 # In place of a refusal.
 WAITS = ("", "")
@@ -137,10 +135,7 @@ def record_call_failure(run: Run, call: ToolInvocation, code: str, message: str)
 def _record_end(run: Run, call: ToolInvocation, to: str, **changes: Any) -> Moved:
     changes["finished_at"] = clock.now()
     ended = changed(call, status=to, **changes)
-    also = Writes()
-    if to == InvocationStatus.COMPLETED:
-        emit(also, run, Event.TOOL_COMPLETED, **events.tool_webhook(ended))
-    run = move_run(run, RunStatus.RUNNING, [events.tool_completed(ended)], owned=True, also=also)
+    run = move_run(run, RunStatus.RUNNING, [events.tool_completed(ended)], owned=True)
     return Moved(run, [move_call(call, to, **changes)])
 
 

@@ -94,9 +94,11 @@ def _limited(rule: Callable[[], Iterator[str]]) -> Iterator[str]:
         yield f"… and more of this kind: {lines[MOST]}"
 
 
-def _named(rows: QuerySet[Model], what: str) -> Iterator[str]:
-    for key in rows.order_by().values_list("pk", flat=True)[: MOST + 1]:
-        yield f"{key}: {what}"
+def _each(*rules: tuple[Any, ...]) -> Iterator[str]:
+    """Rules are (rows, text[, columns]). A line for each row: the first column, and the text with the other ones."""
+    for rows, text, *columns in rules:
+        for key, *values in rows.order_by().values_list(*(columns or ["pk"]))[: MOST + 1]:
+            yield f"{key}: {text.format(*values)}"
 
 
 def _grace() -> datetime:
@@ -115,66 +117,48 @@ def _with_events() -> QuerySet[Run]:
 def _states() -> Iterator[str]:
     asked = Exists(Waitpoint.objects.filter(run=OuterRef("pk"), status=WaitpointStatus.PENDING))
     open_call = Exists(ToolInvocation.objects.filter(run=OuterRef("pk")).exclude(status__in=FINAL_INVOCATION_STATUSES))
-    runs = Run.objects.all()
-    yield from _named(runs.exclude(status__in=RunStatus.values), "the run has an unknown status")
-    yield from _named(runs.filter(~asked, status=RunStatus.WAITING), "the run waits, but no waitpoint is open")
-    yield from _named(
-        runs.filter(asked).exclude(status=RunStatus.WAITING), "a waitpoint is open, but the run does not wait"
+    runs, claimable = Run.objects.all(), Q(status=RunStatus.QUEUED, blocked=False, throttled=False)
+    claimable |= Q(status=RunStatus.RUNNING, worker_id=None)
+    waiting, cancelled = runs.filter(status=RunStatus.WAITING), Q(cancel_requested_at__isnull=False)
+    owned = runs.filter(worker_id__isnull=False)
+    yield from _each(
+        (runs.exclude(status__in=RunStatus.values), "the run has an unknown status"),
+        (waiting.filter(~asked), "the run waits, but no waitpoint is open"),
+        (runs.filter(asked).exclude(status=RunStatus.WAITING), "a waitpoint is open, but the run does not wait"),
+        (waiting.filter(cancelled), "the run waits, but its end was requested"),
+        (runs.filter(FINAL & open_call), "the run has ended, but a tool call of it has not"),
+        (runs.filter(FINAL, finished_at=None), "the run has ended, but has no finishedAt"),
+        (runs.exclude(FINAL).exclude(finished_at=None), "the run has a finishedAt, but has not ended"),
+        (owned.exclude(status=RunStatus.RUNNING), "a worker owns a run that is not running"),
+        (runs.filter(throttled=True).exclude(status=RunStatus.QUEUED), "a run waits for room, but is not queued"),
+        (runs.filter(claimable, due_at=None), "the run could execute, but no sweep will find it"),
     )
-    yield from _named(
-        runs.filter(status=RunStatus.WAITING, cancel_requested_at__isnull=False),
-        "the run waits, but its end was requested",
-    )
-    yield from _named(runs.filter(FINAL & open_call), "the run has ended, but a tool call of it has not")
-    yield from _named(runs.filter(FINAL, finished_at=None), "the run has ended, but has no finishedAt")
-    yield from _named(
-        runs.exclude(FINAL).filter(finished_at__isnull=False), "the run has a finishedAt, but has not ended"
-    )
-    yield from _named(
-        runs.exclude(status=RunStatus.RUNNING).filter(worker_id__isnull=False),
-        "a worker owns a run that is not running",
-    )
-    yield from _named(
-        runs.filter(throttled=True).exclude(status=RunStatus.QUEUED), "a run waits for room, but is not queued"
-    )
-    claimable = Q(status=RunStatus.QUEUED, blocked=False, throttled=False) | Q(status=RunStatus.RUNNING, worker_id=None)
-    yield from _named(runs.filter(claimable, due_at=None), "the run could execute, but no sweep will find it")
 
 
 def _takeovers() -> Iterator[str]:
-    runs = Run.objects.all()
     long_since = _grace()
+    runs = Run.objects.filter(status=RunStatus.RUNNING, updated_at__lt=long_since)
     alive = Exists(Worker.objects.filter(pk=OuterRef("worker_id"), expires_at__gte=long_since))
-    yield from _named(
-        runs.filter(~alive, status=RunStatus.RUNNING, worker_id__isnull=False, updated_at__lt=long_since),
-        "the run's worker is long gone, but no worker took the run over",
-    )
-    yield from _named(
-        runs.filter(
-            status=RunStatus.RUNNING,
-            worker_id=None,
-            lease_losses__gte=line.RUN_LEASE_LOSSES_MAX,
-            updated_at__lt=long_since,
-        ),
-        "the run lost its worker too often, but was not given up",
+    gone = runs.filter(~alive, worker_id__isnull=False)
+    worn = runs.filter(worker_id=None, lease_losses__gte=line.RUN_LEASE_LOSSES_MAX)
+    yield from _each(
+        (gone, "the run's worker is long gone, but no worker took the run over"),
+        (worn, "the run lost its worker too often, but was not given up"),
     )
 
 
 def _chats() -> Iterator[str]:
-    active = Run.objects.filter(
-        pk=OuterRef("active_run_id"), chat_id=OuterRef("pk"), status__in=LIVE_RUN_STATUSES, blocked=False
+    live = Run.objects.filter(status__in=LIVE_RUN_STATUSES)
+    ahead = live.filter(blocked=False)
+    active = Exists(ahead.filter(pk=OuterRef("active_run_id"), chat_id=OuterRef("pk")))
+    chat_of = Exists(Chat.objects.filter(pk=OuterRef("chat_id"), active_run_id=OuterRef("pk")))
+    in_chat = Exists(ahead.filter(chat_id=OuterRef("chat_id")))
+    chats = Chat.objects.filter(~active, active_run_id__isnull=False)
+    yield from _each(
+        (chats, "the chat's active run is not one of its live runs"),
+        (ahead.filter(~chat_of), "the run is live and not in line, but not its chat's active one"),
+        (Run.objects.filter(~in_chat, blocked=True), "the run is in line behind no live run"),
     )
-    yield from _named(
-        Chat.objects.filter(~Exists(active), active_run_id__isnull=False),
-        "the chat's active run is not one of its live runs",
-    )
-    chat_of = Chat.objects.filter(pk=OuterRef("chat_id"), active_run_id=OuterRef("pk"))
-    yield from _named(
-        Run.objects.filter(~Exists(chat_of), status__in=LIVE_RUN_STATUSES, blocked=False),
-        "the run is live and not in line, but not its chat's active one",
-    )
-    ahead = Run.objects.filter(chat_id=OuterRef("chat_id"), status__in=LIVE_RUN_STATUSES, blocked=False)
-    yield from _named(Run.objects.filter(~Exists(ahead), blocked=True), "the run is in line behind no live run")
 
 
 def _streams() -> Iterator[str]:
@@ -183,8 +167,8 @@ def _streams() -> Iterator[str]:
         count=Count("events"), first=Coalesce(Min("events__index"), 1), last=Coalesce(Max("events__index"), 0)
     )
     broken = streams.filter(~Q(count=F("last_stream_index")) | ~Q(last=F("last_stream_index")) | ~Q(first=1))
-    for key, count, index in broken.order_by().values_list("pk", "count", "last_stream_index")[: MOST + 1]:
-        yield f"{key}: the stream has {count} events, but its last index is {index}, or there is a gap"
+    text = "the stream has {} events, but its last index is {}, or there is a gap"
+    yield from _each((broken, text, "pk", "count", "last_stream_index"))
 
 
 def _ends() -> Iterator[str]:
@@ -192,8 +176,7 @@ def _ends() -> Iterator[str]:
     early = RunEvent.objects.filter(final=True).exclude(
         run__status__in=FINAL_RUN_STATUSES, index=F("run__last_stream_index")
     )
-    for key in early.order_by().values_list("run_id", flat=True)[: MOST + 1]:
-        yield f"{key}: an event is final, but the run has not ended with it"
+    yield from _each((early, "an event is final, but the run has not ended with it", "run_id"))
     for status in RunStatus.values:
         last = RunEvent.objects.filter(
             run=OuterRef("pk"),
@@ -204,9 +187,9 @@ def _ends() -> Iterator[str]:
         )
         if status in FINAL_RUN_STATUSES:
             ended = _with_events().filter(~Exists(last), status=status)
-            yield from _named(ended, f"the run is {status}, but its stream does not end so")
+            yield from _each((ended, f"the run is {status}, but its stream does not end so"))
         earlier = Run.objects.filter(Exists(last)).exclude(status=status)
-        yield from _named(earlier, f"the stream's last status is {status}, but the run is not")
+        yield from _each((earlier, f"the stream's last status is {status}, but the run is not"))
 
 
 def _calls() -> Iterator[str]:
@@ -224,18 +207,17 @@ def _calls() -> Iterator[str]:
         )
     )
     wrong = calls.filter(Q(started__gt=1) | Q(completed__gt=1) | Q(last_started__gt=F("first_completed")))
-    for key in wrong.values_list("call", flat=True)[: MOST + 1]:
-        yield f"{key}: the call was started or completed more than once, or started after its result"
     ended = ToolInvocation.objects.filter(run=OuterRef("pk"), status__in=FINAL_INVOCATION_STATUSES)
     events = RunEvent.objects.filter(run=OuterRef("pk"), type=StreamType.TOOL_COMPLETED)
     unequal = _with_events().annotate(ended=_count(ended, "run"), results=_count(events, "run"))
     unequal = unequal.exclude(ended=F("results"))
-    for key, count, times in unequal.order_by().values_list("pk", "ended", "results")[: MOST + 1]:
-        yield f"{key}: {count} calls have ended, {times} have a result event"
     calls_of_run = _count(ToolInvocation.objects.filter(run=OuterRef("pk")), "run")
-    yield from _named(
-        Run.objects.exclude(tool_invocation_count=calls_of_run),
-        "the run's toolInvocationCount is not its number of calls",
+    miscounted = Run.objects.exclude(tool_invocation_count=calls_of_run)
+    once = "the call was started or completed more than once, or started after its result"
+    yield from _each(
+        (wrong, once, "call"),
+        (unequal, "{} calls have ended, {} have a result event", "pk", "ended", "results"),
+        (miscounted, "the run's toolInvocationCount is not its number of calls"),
     )
 
 
@@ -243,49 +225,31 @@ def _outcomes() -> Iterator[str]:
     """At most one delivery to an endpoint reports the end of a run, with its status, and one the end of a call."""
     ending = [event for event in Event if event.stream_status in FINAL_RUN_STATUSES]
     ends = Delivery.objects.filter(event_type__in=ending).order_by()
-    for key in (
-        ends.values("run_id", "endpoint_id")
-        .annotate(times=Count("pk"))
-        .filter(times__gt=1)
-        .values_list("run_id", flat=True)[: MOST + 1]
-    ):
-        yield f"{key}: more than one webhook event reports the run's end"
+    twice = ends.values("run_id", "endpoint_id").annotate(times=Count("pk")).filter(times__gt=1)
+    yield from _each((twice, "more than one webhook event reports the run's end", "run_id"))
     for event in ending:
         reported = Delivery.objects.filter(event_type=event).values("run_id")
-        yield from _named(
-            Run.objects.filter(pk__in=reported).exclude(status=event.stream_status),
-            f"a webhook says {event}, but the run is not",
-        )
+        wrong = Run.objects.filter(pk__in=reported).exclude(status=event.stream_status)
+        yield from _each((wrong, f"a webhook says {event}, but the run is not"))
     calls = Delivery.objects.filter(event_type=Event.TOOL_COMPLETED).annotate(
         call=KeyTextTransform("toolInvocationId", Cast("body", JSONField()))
     )
-    twice = calls.order_by().values("call", "endpoint_id").annotate(times=Count("pk")).filter(times__gt=1)
-    for key in twice.values_list("call", flat=True)[: MOST + 1]:
-        yield f"{key}: more than one webhook event reports the call's end"
+    repeated = calls.order_by().values("call", "endpoint_id").annotate(times=Count("pk")).filter(times__gt=1)
+    yield from _each((repeated, "more than one webhook event reports the call's end", "call"))
 
 
 def _charges() -> Iterator[str]:
     """Charges agree with the work done. ``reconcile`` compares accounts with the ledger."""
     ended = Run.objects.filter(FINAL, pk=OuterRef("run_id"))
     settled = LedgerEntry.objects.filter(against=OuterRef("pk"), type__in=SETTLEMENTS)
-    yield from _named(
-        LedgerEntry.objects.filter(~Exists(settled), Exists(ended), type=EntryType.HOLD),
-        "the hold is open, but its run has ended",
-    )
+    unsettled = LedgerEntry.objects.filter(~Exists(settled), Exists(ended), type=EntryType.HOLD)
     captures = LedgerEntry.objects.filter(type=EntryType.CAPTURE).order_by()
     twice = captures.values("invocation_id").annotate(times=Count("pk")).filter(times__gt=1)
-    for key in twice.values_list("invocation_id", flat=True)[: MOST + 1]:
-        yield f"{key}: the call was charged more than once"
     # By run first: the ledger has an index on it.
     captured = captures.filter(run_id=OuterRef("run_id"), invocation_id=OuterRef("pk"))
     calls = ToolInvocation.objects.annotate(captured=_sum(captured, "invocation_id", "amount"))
-    yield from _named(
-        calls.filter(
-            (Q(status=InvocationStatus.COMPLETED) & ~Q(captured=F("credit_used")))
-            | (~Q(status=InvocationStatus.COMPLETED) & ~Q(captured=0))
-        ),
-        "the call's creditUsed is not what it was charged",
-    )
+    completed = Q(status=InvocationStatus.COMPLETED)
+    wrong = calls.filter((completed & ~Q(captured=F("credit_used"))) | (~completed & ~Q(captured=0)))
     used = LedgerEntry.objects.filter(run_id=OuterRef("pk"), type=EntryType.USAGE).exclude(price__has_key="partial")
     turns = Turn.objects.filter(run=OuterRef("pk"))
     compactions = Compaction.objects.filter(run=OuterRef("pk"))
@@ -297,20 +261,21 @@ def _charges() -> Iterator[str]:
         cost=_sum(turns, "run", "cost") + _sum(compactions, "run", "cost"),
         usage_cost=_sum(used, "run_id", "amount"),
     )
-    yield from _named(
-        charged.filter(~Q(requests_held=F("usage_count")) | ~Q(cost=F("usage_cost"))),
-        "the run's turns are not what it was charged for",
-    )
-    yield from _named(
-        # Turns that ended early are part of the usage, but have no rows of their own.
-        charged.filter(Q(turns_recorded__gt=F("turn_count")) | Q(tokens_recorded__gt=F("input_tokens"))),
-        "the run's usage is less than that of its turns",
-    )
+    unequal = charged.filter(~Q(requests_held=F("usage_count")) | ~Q(cost=F("usage_cost")))
+    # Turns that ended early are part of the usage, but have no rows of their own.
+    less = charged.filter(Q(turns_recorded__gt=F("turn_count")) | Q(tokens_recorded__gt=F("input_tokens")))
     spent = Run.objects.filter(max_credits__isnull=False).annotate(spent=sums.run_spent_subquery())
-    yield from _named(spent.filter(spent__gt=F("max_credits")), "the run spent more than its maxCredits")
     staff = LedgerEntry.objects.filter(account_id=OuterRef("pk"), type=EntryType.ADJUSTMENT, amount__lt=0)
     below = Account.objects.filter(balance__lt=F("held")).exclude(Exists(staff))
-    yield from _named(below, "the available credits are below zero without an adjustment by staff")
+    yield from _each(
+        (unsettled, "the hold is open, but its run has ended"),
+        (twice, "the call was charged more than once", "invocation_id"),
+        (wrong, "the call's creditUsed is not what it was charged"),
+        (unequal, "the run's turns are not what it was charged for"),
+        (less, "the run's usage is less than that of its turns"),
+        (spent.filter(spent__gt=F("max_credits")), "the run spent more than its maxCredits"),
+        (below, "the available credits are below zero without an adjustment by staff"),
+    )
 
 
 # Deliveries have no index by run, so both sides are counted as a whole and joined.

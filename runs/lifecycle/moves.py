@@ -34,11 +34,11 @@ from runs.models import (
     RunEvent,
     RunStatus,
     ToolInvocation,
+    Turn,
     Waitpoint,
     WaitpointStatus,
 )
 from webhooks import outbox
-from webhooks.events import Event
 
 # Time for which a housekeeping job waits for a row that another transaction has locked (PostgreSQL).
 HOUSEKEEPING_LOCK_SECONDS = 0.2
@@ -54,10 +54,12 @@ class LeaseLost(Exception):
 
 
 class Moved(NamedTuple):
-    """The rows as they are after a transition; ``calls`` are the tool calls that it changed."""
+    """The rows as they are after a transition: the run, the tool calls that it changed, and what it recorded."""
 
     run: Run
     calls: Sequence[ToolInvocation] = ()
+    turn: Turn | None = None
+    attempt: ModelAttempt | None = None
 
 
 def changed(row: M, **changes: Any) -> M:
@@ -79,8 +81,8 @@ def move_run(
     also: Writes | None = None,
     **changes: Any,
 ) -> Run:
-    """Move ``run`` to ``to`` and append ``happened`` to its stream; for a change within a status, ``to`` is that
-    status. Returns the run as it then is.
+    """Move ``run`` to ``to``, and append ``happened`` to its stream with the webhook events that report it; for a
+    change within a status, ``to`` is that status. Returns the run as it then is.
 
     ``owned``: only if the lease that ``run`` was claimed under still holds. Raises LeaseLost if the row is not as
     ``run`` says, or a guard of ``before`` finds no row; then ``also``, which is part of the same statement, is not
@@ -94,6 +96,7 @@ def move_run(
     writes.update(Run, as_known(run, owned=owned), changes, _KEY)
     writes.guards = len(writes.statements)
     writes.insert(*new_events(run, happened, now, ends=to in FINAL_RUN_STATUSES))
+    _emit(writes, run, happened)
     if also is not None:
         writes.include(also)
     if not writes.do():
@@ -121,9 +124,7 @@ def as_known(run: Run, *, owned: bool) -> dict[str, Any]:
 
 
 def move_line(chat_id: str, to: str, **changes: Any) -> list[Run]:
-    """Move all runs in line of a locked chat to their end ``to``, by one UPDATE and one INSERT. Returns them as they
-    were.
-    """
+    """Move all runs in line of a locked chat to their end ``to``, by two statements. Returns them as they were."""
     line = Run.objects.filter(chat_id=chat_id, status=RunStatus.QUEUED, blocked=True)
     runs = list(line.select_for_update(no_key=True).order_by("pk"))
     now = clock.now()
@@ -131,9 +132,14 @@ def move_line(chat_id: str, to: str, **changes: Any) -> list[Run]:
         runs
     ):
         raise LeaseLost(chat_id)
-    RunEvent.objects.bulk_create(
-        event for run in runs for event in new_events(run, [events.run_status(run, to)], now, ends=True)
-    )
+    if not runs:
+        return []
+    happened = [(run, [events.run_status(run, to)]) for run in runs]
+    reports = Writes()
+    reports.insert(*(row for run, ended in happened for row in new_events(run, ended, now, ends=True)))
+    for run, ended in happened:
+        _emit(reports, run, ended)
+    reports.do()
     wakeups.after_commit(*(run.pk for run in runs))
     crash_after_commit(to)
     for run in runs:
@@ -214,9 +220,11 @@ def new_events(run: Run, happened: Sequence[StreamEvent], at: datetime, *, ends:
     ]
 
 
-def emit(writes: Writes, run: Run, event: Event, **extra: Any) -> None:
-    """Add a webhook event of the run to ``writes``; ``extra`` are the event's own fields."""
-    outbox.add(writes, run.user_id, event, run_id=run.id, chat_id=run.chat_id, request_id=run.request_id, extra=extra)
+def _emit(writes: Writes, run: Run, happened: Sequence[StreamEvent]) -> None:
+    """Add the webhook events that report ``happened``."""
+    about = {"run_id": run.id, "chat_id": run.chat_id, "request_id": run.request_id}
+    for event, own in events.webhooks_of(happened):
+        outbox.add(writes, run.user_id, event, extra=own, **about)
 
 
 def move_call(call: ToolInvocation, to: str, **changes: Any) -> ToolInvocation:
@@ -237,13 +245,6 @@ def close_waitpoint(waitpoint: Waitpoint, to: str, **changes: Any) -> Waitpoint:
     if not update(Waitpoint, {"id": waitpoint.pk, "status": WaitpointStatus.PENDING}, changes, _KEY):
         raise LeaseLost(waitpoint.run_id)
     return changed(waitpoint, **changes)
-
-
-def still_owned(runs: Sequence[Run]) -> set[str]:
-    """The ids of those runs that are still their owners', even if the rows are ahead of ``runs``. Reads only."""
-    leases = {(run.pk, run.lease_token, run.worker_id) for run in runs}
-    found = Run.objects.filter(pk__in=[run.pk for run in runs], status=RunStatus.RUNNING)
-    return {lease[0] for lease in found.values_list("pk", "lease_token", "worker_id") if lease in leases}
 
 
 def _log_after_commit(run: Run) -> None:

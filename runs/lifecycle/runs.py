@@ -32,7 +32,6 @@ from runs.lifecycle.moves import (
     LeaseLost,
     Moved,
     changed,
-    emit,
     fence,
     lock_run,
     log_failure,
@@ -46,6 +45,7 @@ from runs.lifecycle.spending import Charge
 from runs.lifecycle.text import recorded_text, reset_events, streamed_text, text_events
 from runs.models import (
     FINAL_RUN_STATUSES,
+    Compaction,
     InvocationStatus,
     ModelAttempt,
     Run,
@@ -54,7 +54,6 @@ from runs.models import (
     ToolInvocation,
     Turn,
 )
-from webhooks.events import Event
 
 
 class ChatChanged(Exception):
@@ -115,7 +114,7 @@ def cancel_line(chat_id: str) -> None:
     no calls, waitpoints, holds or text to end.
     """
     now = clock.now()
-    cancelled = move_line(
+    move_line(
         chat_id,
         RunStatus.CANCELLED,
         blocked=False,
@@ -123,12 +122,6 @@ def cancel_line(chat_id: str) -> None:
         finished_at=now,
         due_at=None,
     )
-    # If there is no endpoint for the first event, there is none for the others: they are of one user.
-    reports = Writes()
-    for run in cancelled:
-        emit(reports, run, Event.AGENT_CANCELLED)
-    if cancelled:
-        reports.do()
 
 
 @transaction.atomic
@@ -166,7 +159,6 @@ def claim(run_id: str, worker_id: str) -> Run | None:
     if begins:
         changes["started_at"] = run.started_at or now
         happened.append(events.run_status(run, RunStatus.RUNNING))
-        emit(also, run, Event.AGENT_STARTED)
     else:
         changes |= spending.settle(run)
         if run.unrecorded_text:
@@ -202,7 +194,7 @@ def record_turn(
     also = _turn(run, turn, content)
     also.insert(*stored)
     changes = spending.usage(run, turn) | {"tool_invocation_count": run.tool_invocation_count + len(stored)}
-    return Moved(move_run(run, RunStatus.RUNNING, happened, owned=True, also=also, **changes), stored)
+    return Moved(move_run(run, RunStatus.RUNNING, happened, owned=True, also=also, **changes), stored, turn)
 
 
 def complete(
@@ -214,7 +206,6 @@ def complete(
     happened = text_events(delta)
     happened += [events.message_completed(run, content), events.run_status(run, RunStatus.COMPLETED)]
     also = _turn(run, turn, content)
-    emit(also, run, Event.AGENT_COMPLETED)
     changes = stop_running(run) | spending.usage(run, turn)
     changes |= {"finished_at": clock.now(), "finish_reason": turn.finish_reason}
     if output is not None:
@@ -236,28 +227,36 @@ def complete(
 
 
 @transaction.atomic
-def record_attempt(run: Run, attempt: ModelAttempt, recorded: str, partial: Charge | None) -> Moved:
-    """A request to a model failed, and the next one is decided. The text that was streamed of it is void, but what the
-    provider used is charged.
+def end_request(run: Run, attempt: ModelAttempt | None, recorded: str, partial: Charge | None) -> Moved:
+    """A request to a model ended without an answer, and another one follows: ``attempt`` says which, unless the owner
+    is behind the database. What the provider used is charged, and the text that was streamed is void. Callers are not
+    told of failed requests for summaries.
     """
     fence(run)
     happened = reset_events(run, recorded) if run.unrecorded_text else []
-    happened.append(events.model_retrying(attempt))
+    changes = spending.settle(run, partial) | {"unrecorded_text": False}
     also = Writes()
-    also.insert(attempt)
-    changes = spending.settle(run, partial) | {"unrecorded_text": False, "model_retries": run.model_retries + 1}
-    return Moved(move_run(run, RunStatus.RUNNING, happened, owned=True, also=also, **changes))
+    if attempt is not None:
+        also.insert(attempt)
+        if not attempt.compaction:
+            happened.append(events.model_retrying(attempt))
+            changes["model_retries"] = run.model_retries + 1
+    run = move_run(run, RunStatus.RUNNING, happened, owned=True, also=also, **changes)
+    return Moved(run, attempt=attempt)
 
 
 @transaction.atomic
-def drop_request(run: Run, recorded: str, partial: Charge | None, *, streamed: bool) -> Moved:
-    """The owner is behind the database, and will make a request again of which it cannot record the answer. What the
-    provider used is charged, and the text that was ``streamed`` is void.
-    """
+def record_compaction(run: Run, compaction: Compaction, charge: Charge | None) -> Moved:
+    """Record a compaction and charge its summary. Its tokens are part of the run's usage."""
     fence(run)
-    happened = reset_events(run, recorded) if streamed else []
-    changes = spending.settle(run, partial) | {"unrecorded_text": False}
-    return Moved(move_run(run, RunStatus.RUNNING, happened, owned=True, **changes))
+    spending.charge(charge)
+    also = Writes()
+    also.insert(compaction)
+    changes = spending.usage_of_summary(run, compaction)
+    happened = [events.context_compacted(compaction)]
+    moved = Moved(move_run(run, RunStatus.RUNNING, happened, owned=True, also=also, **changes))
+    crash_after_commit("compaction")
+    return moved
 
 
 def _turn(run: Run, turn: Turn, content: str) -> Writes:
@@ -401,10 +400,7 @@ def finish(
         "failure_reason": reason,
         "due_at": None,
     }
-    if to == RunStatus.CANCELLED:
-        emit(also, run, Event.AGENT_CANCELLED)
-    else:
-        emit(also, run, Event.AGENT_FAILED, errorCode=code)
+    if to == RunStatus.FAILED:
         transaction.on_commit(functools.partial(log_failure, run.pk, code, reason, attempt), robust=True)
     run = move_run(run, to, happened, owned=owned, also=also, **changes)
     unblock(promoted)

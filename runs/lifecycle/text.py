@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import F
 
-from config.database.writes import Writes
+from config.database.queries import read
 from config.kernel import clock
 from config.kernel.jsontext import to_text
 from config.queue import wakeups
@@ -22,6 +23,9 @@ def reset_events(run: Run, recorded: str) -> list[StreamEvent]:
     """The message starts again with the text that turns have recorded."""
     return [events.message_reset(run)] + ([events.message_delta(recorded)] if recorded else [])
 
+
+# What of a run's row must be as its owner knows it.
+KNOWN = ("last_stream_index", "lease_token", "worker_id")
 
 # For those runs that are as they are known and not locked: one locked run must not hold up the text of all runs.
 _APPEND = """
@@ -38,7 +42,7 @@ _APPEND = """
         SELECT run_id, "index" + 1, %s, data, FALSE, %s FROM owned
     )
     UPDATE runs_run SET last_stream_index = last_stream_index + 1, unrecorded_text = TRUE, updated_at = %s
-    FROM owned WHERE id = owned.run_id
+    FROM owned WHERE id = owned.run_id RETURNING CAST(id AS varchar)
 """
 
 
@@ -47,55 +51,57 @@ def append_text(batch: Sequence[tuple[Run, str]]) -> dict[str, Run]:
     missing is not as ``batch`` says. A run that another transaction has locked is returned as it was given, and nothing
     is written.
     """
-    if Writes.are_one_statement() and _append_at_once(batch):
-        return {run.pk: _with_text(run) for run, _ in batch}
-    return _append_in_steps(batch)
+    appended = (_append_at_once if connection.vendor == "postgresql" else _append_in_steps)(batch)
+    wakeups.after_commit(*appended)
+    written = {run.pk: _with_text(run) for run, _ in batch if run.pk in appended}
+    return written | _left([(run, text) for run, text in batch if run.pk not in appended])
 
 
-def _append_at_once(batch: Sequence[tuple[Run, str]]) -> bool:
-    """Whether all runs have their text. If not, some of them may have it (docs/decisions/0035)."""
+def _append_at_once(batch: Sequence[tuple[Run, str]]) -> set[str]:
+    """The runs that have their text now."""
     runs, now = [run for run, _ in batch], clock.now()
     texts = [to_text(events.message_delta(text)[1]) for _, text in batch]
-    known = [[getattr(run, name) for run in runs] for name in ("pk", "last_stream_index", "lease_token", "worker_id")]
-    writes = Writes()
-    writes.execute(_APPEND, [*known, texts, RunStatus.RUNNING, StreamType.MESSAGE_DELTA, now, now])
-    appended = writes.do()
-    wakeups.after_commit(*(run.pk for run in runs))
-    return appended == len(batch)
+    known = [[getattr(run, name) for run in runs] for name in ("pk", *KNOWN)]
+    values = [*known, texts, RunStatus.RUNNING, StreamType.MESSAGE_DELTA, now, now]
+    return {run_id for (run_id,) in read(_APPEND, values)}
 
 
 @transaction.atomic
-def _append_in_steps(batch: Sequence[tuple[Run, str]]) -> dict[str, Run]:
-    """``append_text`` on SQLite, and if some runs are locked or not as they are known."""
-    ordered = sorted(batch, key=lambda item: item[0].pk)
-    running = Run.objects.filter(pk__in=[run.pk for run, _ in ordered], status=RunStatus.RUNNING).order_by("pk")
-    columns = ("pk", "last_stream_index", "lease_token", "worker_id")
-    locked = running.select_for_update(no_key=True, skip_locked=True)
-    found = {pk: (index, lease) for pk, index, *lease in locked.values_list(*columns)}
-    before = [(run.last_stream_index, [run.lease_token, run.worker_id]) for run, _ in ordered]
-    owned = [item for item, as_known in zip(ordered, before, strict=True) if found.get(item[0].pk) == as_known]
-    skipped: list[Run] = []
-    if len(found) < len(ordered):
-        others = {pk: (index, lease) for pk, index, *lease in running.exclude(pk__in=found).values_list(*columns)}
-        skipped = [run for (run, _), as_known in zip(ordered, before, strict=True) if others.get(run.pk) == as_known]
-        found |= others
-    # Only its owner adds to the stream of a running run: a row that is ahead by one under the same lease was written by
-    # ``_append_at_once``, or by a commit whose answer was lost. It holds less than ``text`` if more text came before
-    # the repetition.
-    written = [
-        run
-        for (run, text), (index, lease) in zip(ordered, before, strict=True)
-        if found.get(run.pk) == (index + 1, lease) and _is_last(run, text)
-    ]
-    now = clock.now()
+def _append_in_steps(batch: Sequence[tuple[Run, str]]) -> set[str]:
+    """The same on SQLite, where no row is locked: it has one writer at a time."""
+    found, now = _running(batch), clock.now()
+    owned = [(run, text) for run, text in batch if found.get(run.pk) == [getattr(run, name) for name in KNOWN]]
+    ids = {run.pk for run, _ in owned}
     RunEvent.objects.bulk_create(
         event for run, text in owned for event in new_events(run, [events.message_delta(text)], now)
     )
-    Run.objects.filter(pk__in=[run.pk for run, _ in owned]).update(
-        last_stream_index=F("last_stream_index") + 1, unrecorded_text=True, updated_at=now
-    )
-    wakeups.after_commit(*(run.pk for run, _ in owned))
-    return {run.pk: run for run in skipped} | {run.pk: _with_text(run) for run in [run for run, _ in owned] + written}
+    changes = {"last_stream_index": F("last_stream_index") + 1, "unrecorded_text": True, "updated_at": now}
+    Run.objects.filter(pk__in=ids).update(**changes)
+    return ids
+
+
+def _left(batch: Sequence[tuple[Run, str]]) -> dict[str, Run]:
+    """Of runs that did not get their text those that are only locked, as given, and those that have it: only its owner
+    adds to the stream of a running run, so a row that is ahead by one under the same lease was written by a commit
+    whose answer was lost. It holds less than ``text`` if more text came before the repetition.
+    """
+    found = _running(batch) if batch else {}
+    left: dict[str, Run] = {}
+    for run, text in batch:
+        index, *lease = found.get(run.pk, [0])
+        if lease != [run.lease_token, run.worker_id]:
+            continue
+        if index == run.last_stream_index:
+            left[run.pk] = run
+        elif index == run.last_stream_index + 1 and _is_last(run, text):
+            left[run.pk] = _with_text(run)
+    return left
+
+
+def _running(batch: Sequence[tuple[Run, str]]) -> dict[str, list[Any]]:
+    """The running ones of the runs, as the database has them."""
+    rows = Run.objects.filter(pk__in=[run.pk for run, _ in batch], status=RunStatus.RUNNING)
+    return {pk: known for pk, *known in rows.values_list("pk", *KNOWN)}
 
 
 def _with_text(run: Run) -> Run:

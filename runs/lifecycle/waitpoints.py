@@ -8,7 +8,6 @@ from typing import Any
 from django.conf import settings
 from django.db import transaction
 
-from config.database.writes import Writes
 from config.kernel import clock
 from config.kernel.ids import new_id
 from config.queue.nudges import nudge_after_commit
@@ -17,7 +16,7 @@ from runs.errors import RunError
 from runs.events import StreamEvent
 from runs.lifecycle import calls, runs
 from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, promote_next
-from runs.lifecycle.moves import Moved, close_waitpoint, emit, lock_run, move_run, stop_running
+from runs.lifecycle.moves import Moved, close_waitpoint, lock_run, move_run, stop_running
 from runs.models import (
     FINAL_INVOCATION_STATUSES,
     Run,
@@ -27,7 +26,6 @@ from runs.models import (
     WaitpointKind,
     WaitpointStatus,
 )
-from webhooks.events import Event
 
 
 @transaction.atomic
@@ -44,10 +42,7 @@ def open_waitpoint(run: Run, call: ToolInvocation, kind: str, payload: dict[str,
         expires_at=now + timedelta(seconds=settings.WAITPOINT_EXPIRY_SECONDS),
     )
     happened = [events.waitpoint_opened(waitpoint), events.run_status(run, RunStatus.WAITING)]
-    also = Writes()
-    expires_at = clock.iso(waitpoint.expires_at)
-    emit(also, run, Event.AGENT_WAITING, waitpointId=waitpoint.id, kind=kind, expiresAt=expires_at)
-    run = move_run(run, RunStatus.WAITING, happened, owned=True, also=also, **stop_running(run))
+    run = move_run(run, RunStatus.WAITING, happened, owned=True, **stop_running(run))
     waitpoint.save(force_insert=True)
     return Moved(run)
 

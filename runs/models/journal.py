@@ -73,7 +73,7 @@ class Turn(models.Model):
     cost = models.BigIntegerField(default=0)
     # The request's size as ``runs.engine.spending`` measures it.
     request_size = models.PositiveBigIntegerField(default=0)
-    # The request's size as ``runs.engine.budget`` measures it.
+    # The request's size as ``runs.engine.context.plan`` measures it.
     context_bytes = models.PositiveBigIntegerField(default=0)
     started_at = models.DateTimeField()
     finished_at = models.DateTimeField()

@@ -245,7 +245,7 @@ class Spending(RuleBasedStateMachine):
         charge = worker.partial_charge()
         if not again:
             self.finish(worker, fate, lifecycle.fail, "MODEL_ERROR", "no", attempt, partial=charge)
-        elif self.step(worker, fate, lifecycle.record_attempt, worker.run, attempt, self.text(worker), charge):
+        elif self.step(worker, fate, lifecycle.end_request, worker.run, attempt, self.text(worker), charge):
             worker.request, worker.attempts = None, worker.attempts + 1
 
     @rule(at=RUNS, fate=FATES, how=st.sampled_from(["cancel", "fail", "hand over", "hand over"]))
@@ -333,8 +333,7 @@ class Spending(RuleBasedStateMachine):
             return
         self.load(run)
         if not worker.calls:
-            streamed = run.unrecorded_text
-            worker.run = lifecycle.drop_request(run, self.text(worker), charge, streamed=streamed).run
+            worker.run = lifecycle.end_request(run, None, self.text(worker), charge).run
 
     def finish(self, worker: Worker, fate: str, transition: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         if self.step(worker, fate, transition, worker.run, *args, content="x", delta="", **kwargs):

@@ -256,7 +256,7 @@ class Recording:
 @pytest.fixture
 def model(monkeypatch) -> Recording:
     recording = Recording()
-    monkeypatch.setattr("runs.engine.turns.client_for", lambda provider: recording)
+    monkeypatch.setattr("runs.engine.requests.client_for", lambda provider: recording)
     return recording
 
 

@@ -1,0 +1,219 @@
+"""The transcript of a run's next request: how much of the model's window it takes, and how it is shortened when that is
+too much. It decides only; ``fit`` makes the steps.
+
+Sizes are bytes as ``runs.llm.measure`` counts them. The estimate of tokens is not the bound that credits are held
+for (``spending``): it follows what the provider counted last.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from django.conf import settings
+
+from runs.catalogue.definitions import ModelDefinition
+from runs.engine import history, output
+from runs.engine.history import History, Report
+from runs.engine.session import Session
+from runs.engine.transcript import Cut, TurnPart, messages, run_ids_of
+from runs.llm.base import ModelRequest, ToolSpec
+from runs.llm.measure import BYTES_PER_TOKEN, files_bytes, fixed_bytes, message_bytes
+from runs.models import CompactionKind
+
+# Tokens of such a summary; never more than an eighth of the model's window.
+RUN_SUMMARY_MAX_TOKENS = 2048
+
+# A token is at least one byte. A provider that counts fewer tokens than one for so many bytes is not believed.
+BYTES_PER_TOKEN_MAX = 8
+# Of the room for the request: from where on the transcript is shortened, and to what.
+FULL = 0.8
+SHORTENED = 0.5
+# If the run alone fills the window, the results that the model has not seen yet are cut to the longest of these.
+RESULT_CHARS = [500 << power for power in range(8, -1, -1)]
+
+
+def output_limit(model: ModelDefinition) -> int:
+    """The output limit of a request: a model's may be as large as its window."""
+    return min(model.max_output_tokens, model.context_tokens // 2)
+
+
+def room(model: ModelDefinition) -> int:
+    """The tokens that a request may have."""
+    return model.context_tokens - output_limit(model)
+
+
+def summary_tokens(model: ModelDefinition) -> int:
+    """The longest summary for a model's transcripts."""
+    return max(1, min(RUN_SUMMARY_MAX_TOKENS, room(model) // 8))
+
+
+def tokens_of(size: int, report: Report | None) -> int:
+    """The estimate for a request of ``size`` bytes, after what the provider counted for an earlier one."""
+    if report is None:
+        return -(-size // BYTES_PER_TOKEN)
+    counted = min(max(report.tokens, report.size // BYTES_PER_TOKEN_MAX, 1), report.size)
+    if size <= report.size:
+        return -(-counted * size // report.size)
+    return counted + int((size - report.size) / min(BYTES_PER_TOKEN, report.size / counted))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step that shortens the transcript to ``cut``. A SUMMARY covers the runs up to ``cut.last_run_id``; in place of
+    its text, which is not known yet, ``cut`` has one of the longest size.
+    """
+
+    kind: CompactionKind
+    cut: Cut
+    # Later runs of the chat do not use it.
+    only_run: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The transcript of a run's next request. ``fixed`` are the bytes of instructions and tools."""
+
+    model: ModelDefinition
+    run_id: str
+    history: History
+    turns: Sequence[TurnPart]
+    fixed: int
+    report: Report | None
+
+    @cached_property
+    def cut(self) -> Cut:
+        return self.history.cut
+
+    @cached_property
+    def now(self) -> int:
+        return self.tokens(self.cut)
+
+    def size(self, cut: Cut) -> int:
+        """The bytes of the request with a cut. Runs that are not loaded count with all that they have."""
+        older, runs = self.history.after(cut.last_run_id)
+        form = cut.forms(run_ids_of(runs, self.run_id))
+        size = self.fixed + sum(run.full_size for run in older) + sum(map(message_bytes, cut.head()))
+        files = list(self.history.message.files)
+        for place, run in enumerate(runs):
+            size += run.base_size + sum(turn.size(*form(place, turn.index)) for turn in run.turns)
+            files += run.message.files
+        size += message_bytes(self.history.message)
+        size += sum(turn.size(*form(len(runs), turn.index)) for turn in self.turns)
+        return size + files_bytes(files, self.model.dialect)
+
+    def tokens(self, cut: Cut) -> int:
+        return tokens_of(self.size(cut), self.report)
+
+    def next_step(self, limit: int | None = None) -> Step | None:
+        """How the transcript is shortened next; None if it fits. ``limit``: the tokens that the request may have after
+        a refusal, when the window is smaller than the catalogue says.
+        """
+        earlier, most = self.history.earlier, history.RUN_HISTORY_RUNS
+        if len(earlier) > most:
+            # Some more than necessary are left out, so that not each request begins with another run.
+            return Step(CompactionKind.LEFT_OUT, self._without(len(earlier) - (most - most // 4)))
+        most = room(self.model) if limit is None else limit
+        full, wanted = (int(most * FULL), int(most * SHORTENED)) if limit is None else (limit, limit)
+        if self.now <= full and not self.history.older:
+            return None
+        notes = self._first(self._noted(), wanted)
+        if not self.history.older and self.tokens(notes) <= (full + wanted) // 2:
+            return Step(CompactionKind.RESULTS, notes)
+        if earlier:
+            text = "x" * summary_tokens(self.model) * BYTES_PER_TOKEN
+            gone = range(max(1, len(self.history.older)), len(earlier) + 1)
+            cuts = [replace(self._without(number), text=text) for number in gone]
+            return Step(CompactionKind.SUMMARY, self._first(cuts, wanted))
+        if self.tokens(notes) < self.now:
+            return Step(CompactionKind.RESULTS, notes)
+        hard = self._first(self._hard(), wanted) if self.now > most else self.cut
+        return Step(CompactionKind.RESULTS, hard) if self.tokens(hard) < self.now else None
+
+    def shortest(self) -> Step | None:
+        """The shortest form of the request; None if it has it."""
+        last = self._without(len(self.history.earlier)).last_run_id
+        cut = replace(self._hard()[-1], last_run_id=last, text="")
+        is_shorter = self.tokens(cut) < self.now
+        return Step(CompactionKind.LEFT_OUT, cut, only_run=True) if is_shorter else None
+
+    def left_out(self, step: Step) -> Step:
+        """The runs of a summary without it."""
+        return replace(step, kind=CompactionKind.LEFT_OUT, cut=replace(step.cut, text=self.cut.text))
+
+    def _first(self, cuts: Sequence[Cut], wanted: int) -> Cut:
+        """The first of ``cuts``, each shorter than the one before, that has at most ``wanted`` tokens, or the last."""
+        place = bisect_left(cuts, -wanted, key=lambda cut: -self.tokens(cut))
+        return cuts[min(place, len(cuts) - 1)]
+
+    def _noted(self) -> list[Cut]:
+        """More and more results replaced by notes, the oldest first; never those of the last turn, which the model has
+        not seen.
+        """
+        parts = [(run.run_id, turn) for run in self.history.runs for turn in run.turns]
+        parts += [(self.run_id, turn) for turn in self.turns[:-1]]
+        keys = [(run_id, turn.index) for run_id, turn in parts if turn.size(0) < turn.size()]
+        form = self.cut.forms(ids := run_ids_of(self.history.runs, self.run_id))
+        left = [(run_id, turn) for run_id, turn in keys if form(ids.index(run_id), turn)[0] != 0]
+        return [self.cut, *(replace(self.cut, notes_run_id=run_id, notes_turn=turn) for run_id, turn in left)]
+
+    def _without(self, gone: int) -> Cut:
+        """Without so many of the oldest runs."""
+        return replace(self.cut, last_run_id=self.history.earlier[gone - 1].run_id) if gone else self.cut
+
+    def _hard(self) -> list[Cut]:
+        """Of the run's own turns but the last their bare calls, and its results shorter and shorter."""
+        if not self.turns:
+            return [self.cut]
+        last = self.turns[-1].index
+        cut = replace(self.cut, notes_run_id=self.run_id, notes_turn=last - 1, short_turn=last - 1, result_turn=last)
+        return [replace(cut, result_chars=chars) for chars in RESULT_CHARS]
+
+
+def plan_of(session: Session, model: ModelDefinition) -> Plan:
+    """The transcript of the run's next request to a model."""
+    return Plan(
+        model=model,
+        run_id=session.run.id,
+        history=session.history,
+        turns=session.parts(),
+        fixed=fixed_bytes(session.instructions, _tools(session)),
+        report=_report(session, model.origin),
+    )
+
+
+def request_of(session: Session, plan: Plan) -> ModelRequest:
+    """The request for the run's next turn. Its output limit is less than the model's if it leaves no room for that."""
+    model, history = plan.model, plan.history
+    limit = output_limit(model)
+    return ModelRequest(
+        model=model,
+        messages=tuple(messages(plan.cut, history.runs, plan.run_id, history.message, plan.turns)),
+        tools=_tools(session),
+        run_id=session.run.id,
+        chat_id=session.run.chat_id,
+        turn_index=len(session.journal.turns) + 1,
+        max_output_tokens=max(
+            min(limit, model.context_tokens - plan.now), min(limit, settings.MODEL_MIN_OUTPUT_TOKENS)
+        ),
+        instructions=session.instructions,
+        failed_attempts=len(session.journal.failed_attempts),
+    )
+
+
+def _tools(session: Session) -> tuple[ToolSpec, ...]:
+    """What the model may call: the run's tools, and last the tool for its output."""
+    tools = [
+        ToolSpec(tool.name, tool.description, dict(tool.input_schema)) for _, tool in sorted(session.tools().items())
+    ]
+    return (*tools, output.spec(session.output_schema)) if session.output_schema is not None else tuple(tools)
+
+
+def _report(session: Session, origin: str) -> Report | None:
+    """What the model's provider counted last, in this run or in an earlier one of the chat."""
+    for turn in reversed(session.journal.turns):
+        if turn.origin == origin and not turn.estimated and turn.input_tokens and turn.context_bytes:
+            return Report(origin, turn.input_tokens, turn.context_bytes)
+    return next((report for report in session.history.reports if report.origin == origin), None)

@@ -1,0 +1,117 @@
+"""One request to a model: its hold and its stream, the record of its failure, and what ends a run in its worker."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import partial
+
+from config.kernel import clock
+from config.kernel.errors import Unavailable
+from config.telemetry import tracing
+from runs import lifecycle
+from runs.catalogue.definitions import ModelDefinition
+from runs.engine import spending
+from runs.engine.session import Session
+from runs.errors import FailureReason, RunError
+from runs.llm import files as llm_files
+from runs.llm.base import ModelError, ModelRequest, TextDelta, ToolCall, TurnEnd
+from runs.llm.registry import client_for
+from runs.llm.retry import NextRequest
+from runs.models import ModelAttempt, Run, Turn
+
+
+class RunFailed(Exception):
+    """The run cannot continue. ``code`` is an ``errorCode`` of docs/api.md, "Runs"; ``message`` is for people;
+    ``attempt`` is the failed request, if that is the cause; ``reason`` is for staff.
+    """
+
+    def __init__(
+        self, code: str, message: str, attempt: ModelAttempt | None = None, reason: FailureReason | None = None
+    ) -> None:
+        self.code, self.message, self.attempt, self.reason = code, message, attempt, reason
+        super().__init__(code, message)
+
+
+async def with_files(session: Session, request: ModelRequest, held: contextlib.AsyncExitStack) -> ModelRequest:
+    """The request with the content of its files, whose memory ``held`` gives back. Raises ModelError and RunFailed."""
+    if not client_for(request.model.server).reads_files:
+        return request
+    process = session.process
+    files = llm_files.with_files(request, session.run.user_id, process.file_threads, process.attachment_bytes)
+    try:
+        return await held.enter_async_context(files)
+    except Unavailable:
+        raise RunFailed(RunError.INTERNAL_ERROR, "The message's attachments could not be read.") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    allowance: spending.Allowance
+    calls: list[ToolCall]
+    end: TurnEnd
+
+
+async def ask(
+    session: Session,
+    request: ModelRequest,
+    key: int | str,
+    listen: Callable[[str], object],
+    *,
+    turns: Sequence[Turn] = (),
+    reserve: int = 0,
+) -> Answer | spending.Wait | spending.Refusal:
+    """Hold the most that the request can cost, and make it if credits and budget reach for it. ``listen`` gets the
+    text; the other arguments are those of ``spending.allow``. Raises ModelError.
+    """
+    session.requests += 1
+    allowance = await session.db(spending.allow, request, turns, (key, session.requests), reserve)
+    if not isinstance(allowance, spending.Allowance):
+        return allowance
+    request = replace(request, max_output_tokens=allowance.output_tokens)
+    session.partial_charge = partial(spending.partial_charge, request, allowance)
+    lifecycle.crash_point("before_summary" if request.summarises else "before_model")
+    await session.confirm_lease()
+    calls: list[ToolCall] = []
+    model = request.model
+    with tracing.span("model", model=model.name, provider=model.server.name):
+        async for event in client_for(model.server).stream(request):
+            if isinstance(event, TextDelta):
+                listen(event.text)
+            elif isinstance(event, ToolCall):
+                calls.append(event)
+            else:
+                return Answer(allowance, calls, event)
+    raise ModelError(FailureReason.MALFORMED_ANSWER, detail="The adapter sent no end.")
+
+
+def failed_request(
+    run: Run,
+    turn_index: int,
+    model: ModelDefinition,
+    error: ModelError,
+    started_at: datetime,
+    following: NextRequest | None,
+    *,
+    number: int,
+    compaction: int = 0,
+) -> ModelAttempt:
+    """The row of a request that failed, and of what follows it."""
+    now = clock.now()
+    return ModelAttempt(
+        run=run,
+        turn_index=turn_index,
+        compaction=compaction,
+        number=number,
+        model=model.name,
+        provider=model.server.name,
+        reason=error.reason,
+        http_status=error.status,
+        detail=error.detail,
+        next_model=following.model if following else "",
+        next_at=now + timedelta(seconds=following.delay_seconds) if following else None,
+        started_at=started_at,
+        finished_at=now,
+    )
