@@ -141,17 +141,17 @@ class Heartbeat(threading.Thread):
             if now >= self.process.lease_until or now - self.gap_ended < settings.RUN_LEASE_SECONDS:
                 return 0
             # If this process is suspended now, the others were not late at that moment.
-            return lifecycle.reap_workers(self._step_seconds, Worker.objects.filter(expires_at__lt=moment))
+            return lifecycle.reap_workers(self._step_seconds, moment)
 
         jobs.stages("sweep-runs", reap_workers)
         return clock.steady() - begun >= self._step_seconds
 
     def _sweep(self) -> None:
-        stages = self._release_unexecuted, self._sweep_all, self._take_due_runs, self._wake_throttled_runs
+        stages = self._release_unexecuted, self._repair, self._take_due_runs, self._wake_throttled_runs
         jobs.stages("sweep-runs", *stages)
 
-    def _sweep_all(self) -> int:
-        return lifecycle.sweep(self._step_seconds)
+    def _repair(self) -> int:
+        return lifecycle.repair(self._step_seconds)
 
     def _release_unexecuted(self) -> int:
         executing, leaving = self.run_ids, self.stopped.is_set

@@ -4,33 +4,21 @@ model's window can hold.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from django.db import connection
-from django.db.models import Sum
-from django.db.models.functions import Length
+from django.db.models import Case, Exists, OuterRef, Q, Sum, Value, When
+from django.db.models.functions import Left, Length
 
 from chats.attachments import attached_to
-from chats.models import Message
+from chats.models import Attachment, Message
 from config.database.queries import read
-from config.kernel.ids import any_of, array
-from config.kernel.jsontext import from_text
-from runs.engine.transcript import (
-    NOTE_CHARS,
-    Cut,
-    Result,
-    RunPart,
-    TurnPart,
-    cut_of,
-    images,
-    outcome,
-    turn_part,
-)
+from runs.engine.transcript import NOTE_CHARS, Cut, RunPart, TurnPart, cut_of, turn_parts
 from runs.lifecycle import join_text
 from runs.llm.base import AttachedFile, UserMessage
-from runs.models import Compaction, Run, ToolInvocation
+from runs.models import Compaction, Run, RunStatus, ToolInvocation, Turn
 from runs.tools import base
 
 # Most earlier runs of the chat that the model receives.
@@ -85,6 +73,20 @@ class History:
         return replace(self, runs=runs, older=older, cut=cut)
 
 
+def report_of(turn: Turn) -> Report | None:
+    """None if the provider did not count."""
+    if turn.estimated or not (turn.input_tokens and turn.context_bytes):
+        return None
+    return Report(turn.origin, turn.input_tokens, turn.context_bytes)
+
+
+# What is read of calls and turns.
+CALL = (
+    *("turn_index", "id", "tool_call_id", "name", "status", "shown", "chars", "result_urls"),
+    *("error_code", "error_message"),
+)
+TURN = "index", "text", "tool_calls", "reasoning", "origin", "estimated", "input_tokens", "context_bytes"
+
 _BYTES = {"postgresql": "octet_length({})", "sqlite": "length(CAST({} AS BLOB))"}
 
 # The runs of the chat up to this one, newest first, with the sizes of what a transcript has of them: all, and notes
@@ -114,39 +116,14 @@ _RUNS = """
     JOIN chats_message message ON message.id = run.user_message_id
     ORDER BY run.created_at DESC, run.id DESC
 """
-# The content of runs: their calls, messages and turns, in rows of the same columns. Of each result the first
-# characters, of a result with a note none. The assistant's message only if the run's turns do not have its text.
-_CONTENT = """
-    SELECT CAST('call' AS varchar), CAST(run_id AS varchar), CAST(turn_index AS bigint), CAST(call_index AS bigint),
-           CAST(length(result) AS bigint),
-           CASE WHEN length(result) > {note} AND (run_id {any_of} OR (run_id = %s AND turn_index <= %s))
-                THEN '' ELSE substr(result, 1, %s) END,
-           CAST(id AS varchar), CAST(tool_call_id AS varchar), CAST(name AS varchar), CAST(status AS varchar),
-           CAST(result_urls AS text), CAST(error_code AS varchar), CAST(error_message AS text)
-    FROM runs_toolinvocation WHERE run_id {any_of}
-    UNION ALL
-    SELECT 'message', run.id, 0, 0, CASE WHEN EXISTS (SELECT 1 FROM chats_attachment WHERE message_id = message.id)
-                                         THEN 1 ELSE 0 END,
-           message.content, message.id, message.role, '', '', '', '', ''
-    FROM runs_run run JOIN chats_message message ON message.run_id = run.id
-    WHERE run.id {any_of}
-      AND (message.id = run.user_message_id OR run.status <> 'completed' OR run.turn_count = 0)
-    UNION ALL
-    SELECT 'turn', run_id, "index", CASE WHEN estimated THEN 0 ELSE input_tokens END, context_bytes,
-           text, CAST(tool_calls AS text), CAST(reasoning AS text), origin, '', '', '', ''
-    FROM runs_turn WHERE run_id {any_of}
-"""
 
 
 def load(run: Run, context_tokens: int) -> History:
     """The run's message, and of the chat before it what a window of ``context_tokens`` can hold."""
-    most = RUN_HISTORY_RUNS
-    listed = read(_sql(_RUNS), [run.pk, run.pk, run.chat_id, run.pk, run.pk, most + 2 if most else 1])
+    listed = read(_sql(_RUNS), [run.pk, run.pk, run.chat_id, run.pk, run.pk, RUN_HISTORY_RUNS + 2])
     (_, content, has_files, own_size, *_, newest), *earlier = listed
     compaction = Compaction.objects.get(pk=newest) if newest is not None else None
     cut = cut_of(compaction, run.pk) if compaction else Cut()
-    if not most:
-        cut = replace(cut, last_run_id=None, text="")
     ids = [row[0] for row in earlier]
     if cut.last_run_id in ids:
         earlier = earlier[: ids.index(cut.last_run_id)]
@@ -193,7 +170,6 @@ def _sql(statement: str) -> str:
         reasoning=size.format("CAST(turn.reasoning AS text)"),
         result=size.format("call.result"),
         note=NOTE_CHARS,
-        any_of=any_of(),
     )
 
 
@@ -211,49 +187,35 @@ def _load_parts(
     """
     if not run_ids:
         return [], ()
-    wanted = array(run_ids)
-    chars = [array(noted), cut.notes_run_id or "", cut.notes_turn, result_chars]
-    rows = read(_sql(_CONTENT), [*chars, wanted, wanted, wanted])
-    results: dict[tuple[str, int], list[Result]] = {}
-    users: dict[str, tuple[str, str, bool]] = {}
+    calls: dict[str, list[Any]] = {}
+    notes = Q(run__in=list(noted)) | Q(run=cut.notes_run_id, turn_index__lte=cut.notes_turn)
+    shown = Case(When(notes & Q(chars__gt=NOTE_CHARS), then=Value("")), default=Left("result", result_chars))
+    found = ToolInvocation.objects.filter(run__in=run_ids).annotate(chars=Length("result")).annotate(shown=shown)
+    for call in found.order_by("turn_index", "call_index").values_list("run_id", *CALL, named=True):
+        calls.setdefault(call.run_id, []).append(call)
+    turns: dict[str, list[Any]] = {}
+    for turn in Turn.objects.filter(run__in=run_ids).order_by("index").values_list("run_id", *TURN, named=True):
+        turns.setdefault(turn.run_id, []).append(turn)
+    has_files = Exists(Attachment.objects.filter(message=OuterRef("pk")))
+    # The assistant's message only if the run's turns do not have its text.
+    recorded = Run.objects.filter(pk__in=run_ids, status=RunStatus.COMPLETED, turn_count__gt=0).values("pk")
+    messages = Message.objects.filter(run_id__in=run_ids).exclude(role=Message.Role.ASSISTANT, run_id__in=recorded)
+    users: dict[str, Any] = {}
     answers: dict[str, str] = {}
-    turns: dict[str, list[TurnPart]] = {}
-    reports: dict[str, dict[str, Report]] = {}
-    # A turn comes after the calls. Sorted here, because the database would sort large rows on its disk.
-    for kind, run_id, index, number, size, text, *texts in sorted(rows, key=lambda row: tuple(row[:4])):
-        if kind == "call":
-            key, call_id, name, status, urls, code, message = texts
-            links = json.loads(urls)
-            ended = outcome(status, text, links, code, message, size)
-            found = Result(key, call_id, name, *ended, images(key, links))
-            results.setdefault((run_id, index), []).append(found)
-        elif kind == "message":
-            message_id, role, *_ = texts
-            if role == Message.Role.USER:
-                users[run_id] = message_id, text, bool(size)
-            else:
-                answers[run_id] = text
+    for given in messages.annotate(has_files=has_files):
+        if given.role == Message.Role.USER:
+            users[given.run_id] = given
         else:
-            calls, reasoning, origin, *_ = texts
-            ended_calls = results.get((run_id, index), ())
-            part = turn_part(index, text, json.loads(calls), ended_calls, tuple(from_text(reasoning)), origin)
-            turns.setdefault(run_id, []).append(part)
-            if number and size:
-                reports.setdefault(run_id, {})[origin] = Report(origin, number, size)
-    attached = _files([message_id for message_id, _, has_files in users.values() if has_files])
-    parts = [
-        RunPart(
-            run_id,
-            UserMessage(users[run_id][1], attached.get(users[run_id][0], ())),
-            _ended(turns.get(run_id, ())),
-            _unrecorded(answers.get(run_id, ""), turns.get(run_id, ())),
-        )
-        for run_id in run_ids
-        if run_id in users
-    ]
+            answers[given.run_id] = given.content
+    attached = _files([message.pk for message in users.values() if message.has_files])
+    parts: list[RunPart] = []
     latest: dict[str, Report] = {}
     for run_id in run_ids:
-        latest |= reports.get(run_id, {})
+        if message := users.get(run_id):
+            own = turn_parts(turns.get(run_id, ()), calls.get(run_id, ()))
+            user = UserMessage(message.content, attached.get(message.pk, ()))
+            parts.append(RunPart(run_id, user, _ended(own), _unrecorded(answers.get(run_id, ""), own)))
+        latest |= {turn.origin: report for turn in turns.get(run_id, ()) if (report := report_of(turn))}
     return parts, tuple(latest.values())
 
 

@@ -17,10 +17,10 @@ from runs.engine import spending
 from runs.engine.session import Session
 from runs.errors import FailureReason, RunError
 from runs.llm import files as llm_files
+from runs.llm import retry
 from runs.llm.base import ModelError, ModelRequest, TextDelta, ToolCall, TurnEnd
 from runs.llm.registry import client_for
-from runs.llm.retry import NextRequest
-from runs.models import ModelAttempt, Run, Turn
+from runs.models import ModelAttempt, Turn
 
 
 class RunFailed(Exception):
@@ -88,30 +88,37 @@ async def ask(
 
 
 def failed_request(
-    run: Run,
-    turn_index: int,
+    session: Session,
     model: ModelDefinition,
     error: ModelError,
     started_at: datetime,
-    following: NextRequest | None,
+    failed: Sequence[ModelAttempt],
+    chain: Sequence[ModelDefinition],
     *,
-    number: int,
+    again: bool,
     compaction: int = 0,
 ) -> ModelAttempt:
-    """The row of a request that failed, and of what follows it."""
+    """The row of a request that failed after the ``failed`` ones, and of what follows it: ``again`` the same model at
+    once, whatever the reason.
+    """
+    asked = [earlier.model for earlier in failed] + [model.name]
+    names = [other.name for other in chain]
+    following = retry.NextRequest(model.name, 0.0)
+    if not again:
+        following = retry.after(error, asked, names, session.remaining_seconds()) or retry.NextRequest("", 0.0)
     now = clock.now()
     return ModelAttempt(
-        run=run,
-        turn_index=turn_index,
+        run=session.run,
+        turn_index=len(session.journal.turns) + 1,
         compaction=compaction,
-        number=number,
+        number=len(asked),
         model=model.name,
         provider=model.server.name,
         reason=error.reason,
         http_status=error.status,
         detail=error.detail,
-        next_model=following.model if following else "",
-        next_at=now + timedelta(seconds=following.delay_seconds) if following else None,
+        next_model=following.model,
+        next_at=now + timedelta(seconds=following.delay_seconds) if following.model else None,
         started_at=started_at,
         finished_at=now,
     )

@@ -187,15 +187,13 @@ def users_of(run_ids: Sequence[str]) -> dict[str, int]:
 def claim_and_load(run_id: str, worker_id: str) -> Claimed | None:
     """None if the run may not be claimed."""
     run = lifecycle.claim(run_id, worker_id)
-    if run is None:
-        return None
     # Nothing can be recorded of a run that is claimed for the first time.
-    return Claimed(run, of_run(run.agent), _history(run), journal.load(run) if run.lease_token > 1 else Journal())
+    return _load(run, journal.load(run) if run.lease_token > 1 else Journal()) if run else None
 
 
-def _history(run: Run) -> History:
-    models = catalogue.models_of(run)
-    return history.load(run, max((model.context_tokens for model in models), default=0))
+def _load(run: Run, recorded: Journal) -> Claimed:
+    window = max((model.context_tokens for model in catalogue.models_of(run)), default=0)
+    return Claimed(run, of_run(run.agent), history.load(run, window), recorded)
 
 
 def reload(run: Run) -> Claimed | None:
@@ -203,7 +201,7 @@ def reload(run: Run) -> Claimed | None:
     current = Run.objects.filter(
         pk=run.pk, status=RunStatus.RUNNING, lease_token=run.lease_token, worker_id=run.worker_id
     ).first()
-    return Claimed(current, of_run(current.agent), _history(current), journal.load(current)) if current else None
+    return _load(current, journal.load(current)) if current else None
 
 
 def _nothing() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from runs.lifecycle import join_text
 from runs.llm.base import AssistantMessage, AttachedFile, Message, ToolCall, ToolMessage, UserMessage
 from runs.llm.measure import message_bytes
-from runs.models import OUTPUT_TOOL, Compaction, InvocationStatus, ToolInvocation, Turn
+from runs.models import OUTPUT_TOOL, Compaction, InvocationStatus, Turn
 from runs.tools import files
 from runs.tools.base import as_told
 
@@ -183,71 +183,53 @@ def messages(
     return found
 
 
-def turn_parts(turns: Iterable[Turn], calls: Iterable[ToolInvocation]) -> list[TurnPart]:
-    """The recorded turns of the run itself. A call without an outcome is not in them: the run cannot be asked."""
-    by_turn: dict[int, list[Result]] = {}
-    for call in calls:
-        ended = outcome(call.status, call.result, call.result_urls, call.error_code, call.error_message)
-        result = Result(call.id, call.tool_call_id, call.name, *ended, images(call.id, call.result_urls))
-        by_turn.setdefault(call.turn_index, []).append(result)
-    return [
-        turn_part(
-            turn.index,
-            turn.text,
-            turn.tool_calls,
-            by_turn.get(turn.index, ()),
-            tuple(turn.reasoning),
-            turn.origin,
-        )
-        for turn in turns
-    ]
+def turn_parts(turns: Iterable[Turn], calls: Iterable[Any]) -> list[TurnPart]:
+    """Recorded turns of a run, with its ``calls`` in their order: ToolInvocation objects, or rows with the part of the
+    result that is ``shown`` and its whole length in ``chars``. A call without an outcome is not in its turn.
 
-
-def turn_part(
-    index: int,
-    text: str,
-    calls: Sequence[dict[str, Any]],
-    results: Sequence[Result],
-    reasoning: tuple[dict[str, object], ...],
-    origin: str,
-) -> TurnPart:
-    """A recorded turn. ``results`` are those of tools, in the order of their calls. The output of an earlier run stands
-    there as text: the tool for it is not there any more.
+    The output of an earlier run stands there as text: the tool for it is not there any more.
     """
+    results: dict[int, list[Result]] = {}
     for call in calls:
-        if "key" in call and call["told"] is None:
-            return TurnPart(index, join_text([text, call["arguments"]]), origin=origin)
-    left = iter(results)
-    pairs = [(call, _told(call) if "key" in call else next(left, None)) for call in calls]
-    ended = [(call, result) for call, result in pairs if result is not None]
-    return TurnPart(
-        index,
-        text,
-        tuple(ToolCall(call["id"], call["name"], call["arguments"]) for call, _ in ended),
-        tuple(result for _, result in ended),
-        reasoning,
-        origin,
-        is_refused=not calls,
-    )
+        results.setdefault(call.turn_index, []).append(_result(call))
+    parts: list[TurnPart] = []
+    for turn in turns:
+        output = next((call for call in turn.tool_calls if "key" in call and call["told"] is None), None)
+        if output is not None:
+            parts.append(TurnPart(turn.index, join_text([turn.text, output["arguments"]]), origin=turn.origin))
+            continue
+        left = iter(results.get(turn.index, ()))
+        pairs = [(call, _told(call) if "key" in call else next(left, None)) for call in turn.tool_calls]
+        ended = [(call, result) for call, result in pairs if result is not None]
+        parts.append(
+            TurnPart(
+                turn.index,
+                turn.text,
+                tuple(ToolCall(call["id"], call["name"], call["arguments"]) for call, _ in ended),
+                tuple(result for _, result in ended),
+                tuple(turn.reasoning),
+                turn.origin,
+                is_refused=not turn.tool_calls,
+            )
+        )
+    return parts
+
+
+def _result(call: Any) -> Result:
+    """A call's outcome for the model. Addresses do not count: which of them are missing is not known of a result that
+    was not loaded.
+    """
+    is_error = call.status != InvocationStatus.COMPLETED
+    if is_error:
+        content = f"{call.error_code or call.status}: {call.error_message or 'The call did not end.'}"
+        chars = len(content)
+    else:
+        text, chars = (call.shown, call.chars) if hasattr(call, "shown") else (call.result, len(call.result))
+        content = as_told(text, call.result_urls)
+    found = filter(None, (files.stored_image(call.id, url) for url in call.result_urls))
+    images = tuple(AttachedFile(name, kind, 0, stored_name) for stored_name, name, kind in found)
+    return Result(call.id, call.tool_call_id, call.name, content, chars, is_error, images)
 
 
 def _told(call: dict[str, Any]) -> Result:
     return Result(call["key"], call["id"], call["name"], call["told"], len(call["told"]), is_error=True)
-
-
-def outcome(
-    status: str, result: str, urls: Sequence[str], code: str | None, message: str | None, chars: int | None = None
-) -> tuple[str, int, bool]:
-    """A call's outcome for the model: content, the length of its text, and whether it is an error. Addresses do not
-    count: which of them are missing is not known of a result that was not loaded.
-    """
-    if status == InvocationStatus.COMPLETED:
-        return as_told(result, urls), len(result) if chars is None else chars, False
-    content = f"{code or status}: {message or 'The call did not end.'}"
-    return content, len(content), True
-
-
-def images(call_id: str, urls: Sequence[str]) -> tuple[AttachedFile, ...]:
-    """The images that a call returned."""
-    found = (files.stored_image(call_id, url) for url in urls)
-    return tuple(AttachedFile(name, kind, 0, stored_name) for stored_name, name, kind in filter(None, found))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from functools import partial
 
@@ -14,12 +14,10 @@ from runs import catalogue, lifecycle
 from runs.catalogue.definitions import ModelDefinition
 from runs.engine import calls, output, spending
 from runs.engine.context.fit import can_shorten, fit
-from runs.engine.context.plan import Plan, request_of
-from runs.engine.context.steps import is_fresh
+from runs.engine.context.plan import Plan, is_fresh, request_of
 from runs.engine.requests import Answer, RunFailed, ask, failed_request, with_files
 from runs.engine.session import Session, Streamed
 from runs.errors import FailureReason, RunError
-from runs.llm import retry
 from runs.llm.base import ModelError
 from runs.models import Turn
 
@@ -106,14 +104,9 @@ async def _record_failure(
     session: Session, chain: list[ModelDefinition], model: ModelDefinition, started_at: datetime, error: ModelError
 ) -> None:
     """Record the failed request and what follows it. Raises RunFailed if nothing does."""
-    failed = session.journal.failed_attempts
-    asked = [earlier.model for earlier in failed] + [model.name]
-    following = retry.after(error, asked, [model.name for model in chain], session.remaining_seconds())
-    if error.reason is FailureReason.CONTEXT_TOO_LONG and can_shorten(session, model):
-        following = retry.NextRequest(model.name, 0.0)
-    turn_index, number = len(session.journal.turns) + 1, len(failed) + 1
-    attempt = failed_request(session.run, turn_index, model, error, started_at, following, number=number)
-    if following is None:
+    again = error.reason is FailureReason.CONTEXT_TOO_LONG and can_shorten(session, model)
+    attempt = failed_request(session, model, error, started_at, session.journal.failed_attempts, chain, again=again)
+    if not attempt.next_model:
         raise RunFailed(error.code, error.message, attempt)
     lifecycle.crash_point("before_failed_attempt")
     await session.end_request(attempt)
@@ -137,12 +130,7 @@ async def _record(session: Session, model: ModelDefinition, plan: Plan, given: A
         tool_calls=answer.recorded,
         reasoning=list(end.reasoning),
         finish_reason=end.finish_reason,
-        input_tokens=usage.input_tokens,
-        cached_tokens=usage.cached_tokens,
-        cache_write_tokens=usage.cache_write_tokens,
-        output_tokens=usage.output_tokens,
-        reasoning_tokens=usage.reasoning_tokens,
-        estimated=usage.estimated,
+        **asdict(usage),
         held=allowance.hold.amount if allowance.hold else 0,
         cost=charge.charged,
         request_size=allowance.size,

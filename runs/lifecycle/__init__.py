@@ -35,6 +35,7 @@ from runs.lifecycle.sweeps import (
     expire_waitpoints,
     reap_workers,
     release_unexecuted,
+    repair,
     settle_lost_turns,
     sweep,
     take_due_runs,

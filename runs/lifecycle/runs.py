@@ -252,11 +252,10 @@ def record_compaction(run: Run, compaction: Compaction, charge: Charge | None) -
     spending.charge(charge)
     also = Writes()
     also.insert(compaction)
-    changes = spending.usage_of_summary(run, compaction)
     happened = [events.context_compacted(compaction)]
-    moved = Moved(move_run(run, RunStatus.RUNNING, happened, owned=True, also=also, **changes))
+    run = move_run(run, RunStatus.RUNNING, happened, owned=True, also=also, **spending.usage(run, compaction))
     crash_after_commit("compaction")
-    return moved
+    return Moved(run)
 
 
 def _turn(run: Run, turn: Turn, content: str) -> Writes:

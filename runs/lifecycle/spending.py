@@ -135,15 +135,12 @@ def wait_for_credits(run: Run, least: int) -> bool:
     return waits
 
 
-def usage(run: Run, turn: Turn) -> dict[str, Any]:
-    """What a recorded turn changes in its run's row."""
-    counts = _counted(run, turn.input_tokens, turn.cached_tokens, turn.output_tokens, turns=1)
-    return counts | {"unrecorded_text": False, "resolved_model": turn.model}
-
-
-def usage_of_summary(run: Run, compaction: Compaction) -> dict[str, Any]:
-    """The tokens of a summary are part of the run's usage."""
-    return _counted(run, compaction.input_tokens, compaction.cached_tokens, compaction.output_tokens, turns=0)
+def usage(run: Run, recorded: Turn | Compaction) -> dict[str, Any]:
+    """What a recorded turn or summary changes in its run's row."""
+    is_turn = isinstance(recorded, Turn)
+    tokens = recorded.input_tokens, recorded.cached_tokens, recorded.output_tokens
+    counts = _counted(run, *tokens, turns=int(is_turn))
+    return counts | ({"unrecorded_text": False, "resolved_model": recorded.model} if is_turn else {})
 
 
 def _counted(run: Run, tokens_in: int, cached: int, tokens_out: int, *, turns: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial, update_wrapper
 
 from django.conf import settings
@@ -28,6 +28,9 @@ JOB = "sweep-runs"
 BATCH = 500
 # Runs that are released in one transaction.
 RELEASE_BATCH = 100
+
+# Since when this process has looked for late workers without a gap, and when it last did, by ``clock.steady``.
+_watched = (0.0, float("-inf"))
 
 CLAIMABLE = Q(status=RunStatus.QUEUED, blocked=False, throttled=False) | Q(status=RunStatus.RUNNING, worker_id=None)
 
@@ -50,18 +53,38 @@ _THROTTLED_USERS = """
 """
 
 
-def sweep(seconds: float = math.inf) -> int:
-    """What may not wait until there is a run worker. Returns how many runs and waitpoints it dealt with."""
+def sweep() -> int:
+    """What may not wait until there is a run worker. Returns how many workers, runs and waitpoints it dealt with."""
+    return jobs.stages(JOB, reap_late_workers, repair)
+
+
+def repair(seconds: float = math.inf) -> int:
+    """Settle what lost runs hold, and end runs that waited too long for an answer. Returns how many."""
     works = (settle_lost_turns, expire_waitpoints)
     return jobs.stages(JOB, *(update_wrapper(partial(work, seconds), work) for work in works))
 
 
-def reap_workers(seconds: float = math.inf, workers: QuerySet[Worker] | None = None) -> int:
-    """Delete those of ``workers`` (all) whose lease expired, and release the runs of workers that no longer exist; runs
-    that lost their worker too often fail. Returns how many workers were lost.
+def reap_late_workers() -> int:
+    """``reap_workers`` for a process without a lease of its own. What made this process late (an outage, a suspension)
+    has made workers late too: they have the time of a lease to come back.
+    """
+    global _watched
+    moment = clock.now()
+    Worker.objects.filter(expires_at__lt=moment).exists()  # the database must have answered
+    now, away = clock.steady(), max(settings.RUN_LEASE_SECONDS, 2 * settings.RUN_SWEEP_SECONDS)
+    since, last = _watched
+    _watched = since if 0 <= now - last < away else now, now
+    if now - _watched[0] < settings.RUN_LEASE_SECONDS:
+        return 0
+    return reap_workers(moment=moment - timedelta(seconds=away))  # a shorter gap was not noticed
+
+
+def reap_workers(seconds: float = math.inf, moment: datetime | None = None) -> int:
+    """Delete the workers whose lease expired before ``moment`` (now), and release the runs of workers that no longer
+    exist; runs that lost their worker too often fail. Returns how many workers were lost.
     """
     lost: list[str] = []
-    expired = (Worker.objects.all() if workers is None else workers).filter(expires_at__lt=clock.now())
+    expired = Worker.objects.filter(expires_at__lt=moment or clock.now())
     if expired.exists():
         with transaction.atomic():
             # The heartbeat updates the same row: either it comes first and the lease holds, or it finds no row.

@@ -90,9 +90,6 @@ def test_no_more_runs_than_the_setting(bench: Bench, provider: Provider, monkeyp
         in_chat(bench, chat, f"number {number}")
     sent = provider.sent()
     assert [f"number {number}" in sent for number in range(5)] == [False, False, True, True, True]
-    monkeypatch.setattr("runs.engine.history.RUN_HISTORY_RUNS", 0)
-    in_chat(bench, chat, "alone")
-    assert len(provider.turns[-1].messages) == 1
 
 
 def test_a_note_of_a_result_has_the_same_bytes_in_the_next_run(bench: Bench, provider: Provider, window, monkeypatch):

@@ -16,6 +16,7 @@ from runs import catalogue, lifecycle
 from runs.engine.engine import Engine
 from runs.engine.heartbeat import Heartbeat
 from runs.engine.session import Process
+from runs.lifecycle import sweeps
 from runs.llm.demo import DemoModel
 from runs.models import Run, Tool, Worker
 from tests.driver import until
@@ -58,6 +59,25 @@ def test_a_late_write_of_text_does_not_interrupt_the_next_owner(bench, settings,
     release.set()
     assert bench.wait(run["id"])["status"] == "completed"
     assert Run.objects.get().lease_losses == 1
+
+
+def test_a_look_before_a_suspension_takes_no_runs_after_it(settings, monkeypatch):
+    """All processes come back together: what the sweep saw before says nothing about the worker."""
+    settings.RUN_LEASE_SECONDS, settings.RUN_SWEEP_SECONDS = 5, 1
+    seconds = 1e9
+    monkeypatch.setattr(clock, "steady", lambda: seconds)
+    worker = Worker.objects.create(host="h", pid=1, expires_at=clock.now() - timedelta(minutes=1))
+
+    def is_lost(after: float) -> bool:
+        nonlocal seconds
+        seconds += after
+        lifecycle.sweep()
+        return not Worker.objects.filter(pk=worker.pk).exists()
+
+    assert not is_lost(0)
+    assert not is_lost(40)
+    assert not is_lost(4)
+    assert is_lost(4)
 
 
 @pytest.mark.parametrize("point", ["before_model", *slow("after_dispatch")])
@@ -106,8 +126,17 @@ def test_after_a_suspension_nothing_begins_without_the_lease(bench, settings, mo
 
 
 @pytest.fixture
-def late() -> Worker:
-    return Worker.objects.create(host="x", pid=1, expires_at=clock.now() - timedelta(seconds=1))
+def suspend(monkeypatch) -> Callable[[float], None]:
+    """Let the steady clock of this process go on by so many seconds."""
+    steady, ahead = clock.steady, [0.0]
+    monkeypatch.setattr(clock, "steady", lambda: steady() + ahead[0])
+    return lambda seconds: ahead.__setitem__(0, ahead[0] + seconds)
+
+
+@pytest.fixture
+def late(monkeypatch) -> Worker:
+    monkeypatch.setattr(sweeps, "_watched", (0.0, float("-inf")))
+    return Worker.objects.create(host="x", pid=1, expires_at=clock.now() - timedelta(minutes=1))
 
 
 def test_a_worker_that_was_suspended_between_its_beat_and_its_look_reaps_nobody(late):
@@ -119,6 +148,28 @@ def test_a_worker_that_was_suspended_between_its_beat_and_its_look_reaps_nobody(
     heartbeat.process.lease_until = clock.steady() + 60
     heartbeat._reap()
     assert not Worker.objects.filter(pk=late.pk).exists()
+
+
+def test_a_sweep_without_a_lease_gives_late_workers_the_time_of_another(late, settings, suspend):
+    for seconds in (0, settings.RUN_LEASE_SECONDS * 0.6):
+        suspend(seconds)
+        assert sweeps.reap_late_workers() == 0
+    suspend(settings.RUN_LEASE_SECONDS * 0.6)
+    assert sweeps.reap_late_workers() == 1
+
+
+@pytest.mark.parametrize("when", ["between two sweeps", "in the first sweep"])
+def test_a_sweep_that_was_suspended_gives_late_workers_that_time_again(late, settings, suspend, monkeypatch, when):
+    long = settings.RUN_LEASE_SECONDS * 4
+    if when == "in the first sweep":
+        now = clock.now
+        with monkeypatch.context() as patch:
+            patch.setattr(clock, "now", lambda: suspend(long) or now())
+            assert sweeps.reap_late_workers() == 0
+    else:
+        assert sweeps.reap_late_workers() == 0
+        suspend(long)
+    assert sweeps.reap_late_workers() == 0
 
 
 def test_a_lease_shorter_than_the_look_for_cancels_is_renewed(engines, settings, monkeypatch):

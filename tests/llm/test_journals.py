@@ -162,10 +162,10 @@ def test_a_long_chat_takes_a_constant_number_of_queries_and_what_the_window_hold
     journal = {"message": "Hi", "turns": [("", calls, (), True, []), ("Done", [], (), True, [])], "status": "completed"}
     for _ in range(60):
         own = store(chat, journal | {"unrecorded": ""}, "m")
-    with django_assert_num_queries(2):
+    with django_assert_num_queries(4):
         loaded = history.load(own, 128_000)
     assert (len(loaded.runs), len(loaded.older)) == (51, 0)
-    with django_assert_num_queries(2):
+    with django_assert_num_queries(4):
         loaded = history.load(own, 2000)
     assert 5 <= len(loaded.runs) <= 8
     assert len(loaded.runs) + len(loaded.older) == 51

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from runs.catalogue.definitions import ModelDefinition
 from runs.engine.context import summary
-from runs.engine.context.plan import BYTES_PER_TOKEN_MAX, Plan, Step, plan_of
-from runs.engine.context.steps import is_for_run, is_fresh, record
+from runs.engine.context.plan import BYTES_PER_TOKEN_MAX, Plan, Step, is_for_run, is_fresh, plan_of, record
 from runs.engine.session import Session
 from runs.errors import FailureReason
 from runs.llm.base import ModelError

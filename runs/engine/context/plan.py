@@ -1,5 +1,5 @@
-"""The transcript of a run's next request: how much of the model's window it takes, and how it is shortened when that is
-too much. It decides only; ``fit`` makes the steps.
+"""The transcript of a run's next request: how much of the model's window it takes, how it is shortened when that is too
+much, and the record of each step that shortens it. ``fit`` makes the steps.
 
 Sizes are bytes as ``runs.llm.measure`` counts them. The estimate of tokens is not the bound that credits are held
 for (``spending``): it follows what the provider counted last.
@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from functools import cached_property
+from typing import Any
 
 from django.conf import settings
 
+from config.kernel import clock
+from runs import lifecycle
 from runs.catalogue.definitions import ModelDefinition
 from runs.engine import history, output
 from runs.engine.history import History, Report
@@ -21,7 +25,7 @@ from runs.engine.session import Session
 from runs.engine.transcript import Cut, TurnPart, messages, run_ids_of
 from runs.llm.base import ModelRequest, ToolSpec
 from runs.llm.measure import BYTES_PER_TOKEN, files_bytes, fixed_bytes, message_bytes
-from runs.models import CompactionKind
+from runs.models import Compaction, CompactionKind
 
 # Tokens of such a summary; never more than an eighth of the model's window.
 RUN_SUMMARY_MAX_TOKENS = 2048
@@ -213,7 +217,54 @@ def _tools(session: Session) -> tuple[ToolSpec, ...]:
 
 def _report(session: Session, origin: str) -> Report | None:
     """What the model's provider counted last, in this run or in an earlier one of the chat."""
-    for turn in reversed(session.journal.turns):
-        if turn.origin == origin and not turn.estimated and turn.input_tokens and turn.context_bytes:
-            return Report(origin, turn.input_tokens, turn.context_bytes)
-    return next((report for report in session.history.reports if report.origin == origin), None)
+    own = (history.report_of(turn) for turn in reversed(session.journal.turns))
+    return next((report for report in (*own, *session.history.reports) if report and report.origin == origin), None)
+
+
+def next_index(session: Session) -> int:
+    newest = session.history.compaction
+    return newest.index + 1 if newest is not None and newest.run_id == session.run.id else 1
+
+
+def is_fresh(session: Session) -> bool:
+    """Whether the transcript was shortened since the last turn: the next request is not that turn's with more."""
+    newest, turn_index = session.history.compaction, len(session.journal.turns) + 1
+    return newest is not None and (newest.run_id, newest.turn_index) == (session.run.id, turn_index)
+
+
+def is_for_run(session: Session) -> bool:
+    """Whether the newest compaction counts for this run only: then so do those after it, without a summary, because
+    runs are missing that later runs of the chat are to have.
+    """
+    newest = session.history.compaction
+    return newest is not None and newest.only_run
+
+
+async def record(
+    session: Session,
+    plan: Plan,
+    step: Step,
+    started_at: datetime | None = None,
+    charge: lifecycle.Charge | None = None,
+    **of_summary: Any,
+) -> None:
+    """Make a step. ``of_summary`` are columns of its row."""
+    shortened = session.history.shortened(step.cut)
+    now = clock.now()
+    compaction = Compaction(
+        chat_id=session.run.chat_id,
+        run=session.run,
+        index=next_index(session),
+        turn_index=len(session.journal.turns) + 1,
+        failed_attempts=len(session.journal.failed_attempts),
+        kind=step.kind,
+        only_run=step.only_run or is_for_run(session),
+        tokens_before=plan.now,
+        tokens_after=replace(plan, history=shortened).now,
+        started_at=started_at or now,
+        finished_at=now,
+        **asdict(step.cut),
+        **of_summary,
+    )
+    await session.step(lifecycle.record_compaction, compaction, charge)
+    session.history = replace(shortened, compaction=compaction)

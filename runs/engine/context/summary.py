@@ -18,18 +18,18 @@ from runs.engine.context.plan import (
     BYTES_PER_TOKEN_MAX,
     Plan,
     Step,
+    next_index,
     output_limit,
     plan_of,
+    record,
     request_of,
     room,
     summary_tokens,
 )
-from runs.engine.context.steps import next_index, record
 from runs.engine.requests import Answer, ask, failed_request
 from runs.engine.session import Session
 from runs.engine.transcript import RunPart
 from runs.errors import FailureReason
-from runs.llm import retry
 from runs.llm.base import ModelError, ModelRequest, UserMessage
 from runs.models import ModelAttempt, Run
 
@@ -110,16 +110,11 @@ async def summarise(session: Session, plan: Plan, step: Step) -> bool:
                     detail = f"The answer ended with {answer.end.finish_reason}."
                     raise ModelError(FailureReason.NO_TEXT, detail=detail)
         except ModelError as error:
-            asked = [attempt.model for attempt in failed] + [model.name]
-            following = retry.after(error, asked, [model.name for model in models], session.remaining_seconds())
-            if error.reason == TOO_LONG and refused[model.name] < SMALLER_TIMES:
-                refused[model.name] += 1
-                following = retry.NextRequest(model.name, 0.0)
-            place = {"number": len(failed) + 1, "compaction": next_index(session)}
-            turn_index = len(session.journal.turns) + 1
-            await session.end_request(
-                failed_request(session.run, turn_index, model, error, asked_at, following, **place)
-            )
+            again = error.reason == TOO_LONG and refused[model.name] < SMALLER_TIMES
+            refused[model.name] += again
+            index = next_index(session)
+            attempt = failed_request(session, model, error, asked_at, failed, models, again=again, compaction=index)
+            await session.end_request(attempt)
             continue
         if isinstance(answer, spending.Wait):
             await session.wait_for_credits(answer.least)
