@@ -22,23 +22,31 @@ from runs.tools.dispatch import TYPES, call_tool
 from runs.tools.schema import check_input, parse_arguments
 
 
-def approval_threshold(run: Run) -> int:
-    """Micro-credits above which a call of the run needs approval."""
-    if run.credit_approval_threshold is not None:
-        return run.credit_approval_threshold
-    return money.parse(settings.CREDIT_APPROVAL_THRESHOLD)
-
-
 async def new_invocations(session: Session, turn_index: int, calls: list[ToolCall]) -> list[ToolInvocation]:
     """New invocations, not stored yet; those that name no tool or whose input does not fit are FAILED."""
     await session.learn_tools(call.name for call in calls)
     offered = session.tools()
     tools = [offered.get(call.name) for call in calls]
     inputs = await session.process.tool_threads.run(session.run.user_id, _parse, calls, tools)
-    return [
-        _new_invocation(session.run, turn_index, index, *call)
-        for index, call in enumerate(zip(calls, tools, inputs, strict=True), 1)
-    ]
+    now = clock.now()
+    new: list[ToolInvocation] = []
+    for index, (call, tool, (input, failure)) in enumerate(zip(calls, tools, inputs, strict=True), 1):
+        invocation = ToolInvocation(
+            id=new_id("inv"),
+            run=session.run,
+            turn_index=turn_index,
+            call_index=index,
+            tool_call_id=call.id,
+            name=call.name,
+            node_type=tool.node_type if tool else BUILTIN,
+            input=input,
+            credit_estimate=tool.price if tool else 0,
+            repeatable=tool.repeatable if tool else False,
+            created_at=now,
+            updated_at=now,
+        )
+        new.append(lifecycle.reject_new_call(invocation, failure.code, failure.message) if failure else invocation)
+    return new
 
 
 # The arguments, which are {} if they are no JSON object, and why the call fails.
@@ -62,30 +70,6 @@ def _parse(calls: list[ToolCall], tools: list[ToolDefinition | None]) -> list[In
     return inputs
 
 
-def _new_invocation(
-    run: Run, turn_index: int, call_index: int, call: ToolCall, tool: ToolDefinition | None, parsed: Input
-) -> ToolInvocation:
-    now = clock.now()
-    input, failure = parsed
-    invocation = ToolInvocation(
-        id=new_id("inv"),
-        run=run,
-        turn_index=turn_index,
-        call_index=call_index,
-        tool_call_id=call.id,
-        name=call.name,
-        node_type=tool.node_type if tool else BUILTIN,
-        input=input,
-        credit_estimate=tool.price if tool else 0,
-        repeatable=tool.repeatable if tool else False,
-        created_at=now,
-        updated_at=now,
-    )
-    if failure is not None:
-        return lifecycle.reject_new_call(invocation, failure.code, failure.message)
-    return invocation
-
-
 def needs_no_approval(session: Session, calls: list[ToolInvocation]) -> list[ToolInvocation]:
     """The pending calls that can be made without an answer of the user."""
     return [call for call in calls if call.status == InvocationStatus.PENDING and _question(session, call) is None]
@@ -95,7 +79,9 @@ def _question(session: Session, call: ToolInvocation) -> tuple[str, dict[str, An
     """What the user must answer before the call is made, as (waitpoint kind, its request payload): first whether the
     call is approved, then what ``ask_user`` asks.
     """
-    tool, threshold = session.tools().get(call.name), approval_threshold(session.run)
+    tool, threshold = session.tools().get(call.name), session.run.credit_approval_threshold
+    if threshold is None:
+        threshold = money.parse(settings.CREDIT_APPROVAL_THRESHOLD)
     needs_approval = tool is not None and (
         tool.approval == Tool.Approval.ALWAYS
         or (tool.approval == Tool.Approval.THRESHOLD and call.credit_estimate > threshold)

@@ -213,15 +213,12 @@ def _load_parts(
     for run_id in run_ids:
         if message := users.get(run_id):
             own = turn_parts(turns.get(run_id, ()), calls.get(run_id, ()))
+            if own:
+                own[-1] = replace(own[-1], is_refused=False)  # nothing is said after the last turn of a run that ended
             user = UserMessage(message.content, attached.get(message.pk, ()))
-            parts.append(RunPart(run_id, user, _ended(own), _unrecorded(answers.get(run_id, ""), own)))
+            parts.append(RunPart(run_id, user, tuple(own), _unrecorded(answers.get(run_id, ""), own)))
         latest |= {turn.origin: report for turn in turns.get(run_id, ()) if (report := report_of(turn))}
     return parts, tuple(latest.values())
-
-
-def _ended(turns: Sequence[TurnPart]) -> tuple[TurnPart, ...]:
-    """The turns of a run that has ended: nothing is said after the last one."""
-    return (*turns[:-1], replace(turns[-1], is_refused=False)) if turns else ()
 
 
 def _unrecorded(content: str, turns: Sequence[TurnPart]) -> str:

@@ -318,9 +318,6 @@ class Session:
             self.process.begun.add(self)
         self.turn_text.append(text)
         self.unwritten_text.append(text)
-        self.wait_for_flush()
-
-    def wait_for_flush(self) -> None:
         self.process.unwritten.add(self)
 
     def content(self) -> str:

@@ -107,13 +107,10 @@ def least_cost(request: ModelRequest) -> int:
     return _most(request.model, bound(request, upper_bound(request), ()), output_tokens)
 
 
-def _price_in(model: ModelDefinition) -> int:
-    return max(model.price_in, model.price_cached_in, model.price_cache_write)
-
-
 def _most(model: ModelDefinition, input_tokens: int, output_tokens: int) -> int:
     """The most that so many tokens cost, in micro-credits."""
-    return -(-input_tokens * _price_in(model) // 1000) - (-output_tokens * model.price_out // 1000) + ROUNDING
+    price_in = max(model.price_in, model.price_cached_in, model.price_cache_write)
+    return -(-input_tokens * price_in // 1000) - (-output_tokens * model.price_out // 1000) + ROUNDING
 
 
 def _affordable(model: ModelDefinition, input_tokens: int, limit: int, most: int) -> int:

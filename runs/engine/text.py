@@ -50,7 +50,7 @@ async def flush(process: Process, waiting: list[Session], interrupt: Interrupt) 
     for session in waiting:
         if session.lock.locked():
             # The step that holds the lock may record the text; if it does not, the next flush writes it.
-            session.wait_for_flush()
+            process.unwritten.add(session)
         elif session.unwritten_text:
             sessions.append(session)
     # In one order, because the other flush may want the same sessions.
@@ -65,12 +65,12 @@ async def flush(process: Process, waiting: list[Session], interrupt: Interrupt) 
         except BaseException:
             for session, text in taken:
                 session.unwritten_text.insert(0, text)
-                session.wait_for_flush()
+                process.unwritten.add(session)
             raise
         for session, text in taken:
             if written.get(session.run.id) is session.run:  # its row is locked; the next flush tries again
                 session.unwritten_text.insert(0, text)
-                session.wait_for_flush()
+                process.unwritten.add(session)
         for session, _ in taken:
             session.run = written.get(session.run.id, session.run)
         for session, _ in taken:

@@ -144,13 +144,13 @@ def approve_call(run: Run, call: ToolInvocation) -> ToolInvocation:
     FAILED if credits or budget do not suffice.
     """
     refusal = place_hold(run, call)
-    return call if refusal in (None, WAITS) else _fail(call, *refusal)
+    return call if refusal in (None, WAITS) else _end(call, InvocationStatus.FAILED, *refusal)
 
 
 def refuse_call(call: ToolInvocation, reason: str | None) -> ToolInvocation:
     """PENDING → REFUSED: it costs nothing, and the model receives the refusal with its reason."""
     message = f"The user refused the call: {reason}" if reason else "The user refused the call."
-    return _end(call, InvocationStatus.REFUSED, code=CallError.APPROVAL_REFUSED, message=message)
+    return _end(call, InvocationStatus.REFUSED, CallError.APPROVAL_REFUSED, message)
 
 
 def close_open(run: Run) -> list[StreamEvent]:
@@ -163,14 +163,11 @@ def close_open(run: Run) -> list[StreamEvent]:
         if call.status == InvocationStatus.PENDING:
             ended = _end(call, InvocationStatus.CANCELLED)
         else:
-            ended = _fail(call, CallError.OUTCOME_UNKNOWN, "The run ended while the tool was at work.")
+            message = "The run ended while the tool was at work."
+            ended = _end(call, InvocationStatus.FAILED, CallError.OUTCOME_UNKNOWN, message)
         happened.append(events.tool_completed(ended))
     return happened
 
 
-def _fail(call: ToolInvocation, code: str, message: str) -> ToolInvocation:
-    return _end(call, InvocationStatus.FAILED, code=code, message=message)
-
-
-def _end(call: ToolInvocation, to: str, *, code: str | None = None, message: str | None = None) -> ToolInvocation:
+def _end(call: ToolInvocation, to: str, code: str | None = None, message: str | None = None) -> ToolInvocation:
     return move_call(call, to, error_code=code, error_message=message, finished_at=clock.now())

@@ -274,15 +274,14 @@ def fail(
     attempt: ModelAttempt | None = None,
     reason: str | None = None,
     *,
-    content: str,
-    delta: str,
     turn: Turn | None = None,
     charge: Charge | None = None,
-    partial: Charge | None = None,
+    **text: Any,
 ) -> Moved:
-    """running → failed, by its owner. ``content`` is the message with the text of an unrecorded turn, ``delta`` the
-    part of it that was not streamed yet. A complete ``turn`` that fails the run is recorded and charged; the failed
-    request that ends the run is recorded. ``reason`` is for staff, if no request failed.
+    """running → failed, by its owner. ``text`` is ``content``, the message with the text of an unrecorded turn;
+    ``delta``, the part of it that was not streamed yet; and ``partial``, what that turn cost. A complete ``turn`` that
+    fails the run is recorded and charged; the failed request that ends the run is recorded. ``reason`` is for staff, if
+    no request failed.
     """
     promoted = promote_next(run)
     run = fence(run, ends=True)
@@ -293,9 +292,8 @@ def fail(
         insert(turn)
         spending.charge(charge)
         changes |= spending.usage(run, turn)
-    text: dict[str, Any] = {"content": content, "delta": delta, "partial": partial}
-    why: dict[str, Any] = {"code": code, "message": message, "attempt": attempt, "reason": reason}
-    return finish(run, RunStatus.FAILED, promoted, owned=True, **text, **why, **changes)
+    changes |= {"code": code, "message": message, "attempt": attempt, "reason": reason}
+    return finish(run, RunStatus.FAILED, promoted, owned=True, **text, **changes)
 
 
 @transaction.atomic
