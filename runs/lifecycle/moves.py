@@ -19,7 +19,7 @@ from django.db.models import Case, F, Value, When
 from chats.models import Chat
 from config.database.batches import limit_lock_wait
 from config.database.protected import take_key
-from config.database.writes import Writes, update
+from config.database.writes import Writes, insert, update
 from config.kernel import clock
 from config.kernel.jsontext import to_text
 from config.queue import wakeups
@@ -124,7 +124,9 @@ def as_known(run: Run, *, owned: bool) -> dict[str, Any]:
 
 
 def move_line(chat_id: str, to: str, **changes: Any) -> list[Run]:
-    """Move all runs in line of a locked chat to their end ``to``, by two statements. Returns them as they were."""
+    """Move all runs in line of a locked chat to their end ``to``, by one UPDATE and one INSERT. Returns them as they
+    were.
+    """
     line = Run.objects.filter(chat_id=chat_id, status=RunStatus.QUEUED, blocked=True)
     runs = list(line.select_for_update(no_key=True).order_by("pk"))
     now = clock.now()
@@ -135,8 +137,9 @@ def move_line(chat_id: str, to: str, **changes: Any) -> list[Run]:
     if not runs:
         return []
     happened = [(run, [events.run_status(run, to)]) for run in runs]
+    insert(*(row for run, ended in happened for row in new_events(run, ended, now, ends=True)))
+    # If there is no endpoint for the first event, there is none for the others: they are of one user.
     reports = Writes()
-    reports.insert(*(row for run, ended in happened for row in new_events(run, ended, now, ends=True)))
     for run, ended in happened:
         _emit(reports, run, ended)
     reports.do()
