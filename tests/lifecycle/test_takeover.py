@@ -6,11 +6,13 @@ import pytest
 from django.db import transaction
 from django.db.models import F
 
+from config.kernel import clock
 from credits import ledger
 from runs import lifecycle
-from runs.models import Run, RunEvent, ToolInvocation, Worker
+from runs.models import ModelAttempt, Run, RunEvent, ToolInvocation, Worker
 from tests import factories
 from tests.driver import Driver, InProcess, until
+from tests.factories import RunFactory
 from tests.lifecycle.conftest import joined, vanish
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -132,3 +134,18 @@ def test_failed_text_write_is_retried_while_the_model_is_silent(bench, events, m
     run_id = bench.start("/say so far\n/wait 600")["id"]
     until(lambda: joined(events(run_id)) == "so far")
     assert refused
+
+
+def test_a_former_owner_ends_no_request():
+    now = clock.now()
+    run = RunFactory(status="running", worker_id="wrk_new", lease_token=3, running_since=now)
+    former = Run.objects.get(pk=run.pk)
+    former.lease_token, former.worker_id = 2, "wrk_old"
+    attempt = ModelAttempt(
+        run=run, turn_index=1, number=1, model="m", provider="p", reason="time_out", started_at=now, finished_at=now
+    )
+    with pytest.raises(lifecycle.LeaseLost):
+        lifecycle.end_request(former, attempt, "", None)
+    stored = Run.objects.get(pk=run.pk)
+    assert (stored.model_retries, stored.last_stream_index) == (run.model_retries, run.last_stream_index)
+    assert not ModelAttempt.objects.exists()
