@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
-from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime
+import re
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db import connection
@@ -25,6 +23,16 @@ API_PAGE_SIZE = 20
 # Largest `limit`.
 API_PAGE_SIZE_MAX = 100
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# The microsecond and the id of the last row of a page.
+CURSOR = re.compile(r"([0-9]{1,17})-([A-Za-z0-9_]{1,64})")
+LIMIT_SCHEMA = {"type": "integer", "minimum": 1, "maximum": API_PAGE_SIZE_MAX, "default": API_PAGE_SIZE}
+CURSOR_SCHEMA = {"type": "string", "minLength": 1, "pattern": "^[A-Za-z0-9_-]+$"}
+NEXT_CURSOR = {
+    "type": ["string", "null"],
+    "description": "The `cursor` of the next page; null on the last page.",
+}
+
 
 class KeysetPagination(BasePagination):
     """Pages by (created_at, id): newest first, or oldest first for a view with ``pagination_ascending``. A view whose
@@ -32,74 +40,43 @@ class KeysetPagination(BasePagination):
     """
 
     def answer(self, queryset: Any, request: Request, show: Callable[[Any], Any], view: Any = None) -> dict[str, Any]:
-        """The page that the request asks for; ``show`` makes JSON of a row."""
-        limit, cursor = self.read(request)
+        """The page that the request asks for; ``show`` makes JSON of a row. The page ends before its limit where its
+        JSON would have more than PAGE_MAX_BYTES.
+        """
+        limit = read_limit(request.query_params.get("limit", str(API_PAGE_SIZE)))
+        cursor = request.query_params.get("cursor")
+        after = None if cursor is None else decode_cursor(cursor)
         ascending = getattr(view, "pagination_ascending", False)
         at_once = getattr(view, "pagination_rows_at_once", API_PAGE_SIZE_MAX + 1)
-        return bounded(_rows(queryset, limit + 1, cursor, ascending, at_once), limit, show)
-
-    def read(self, request: Request) -> tuple[int, tuple[datetime, str] | None]:
-        """How many rows the page may have, and the row before it."""
-        limit, cursor = (request.query_params.get(name) for name in ("limit", "cursor"))
-        return self.read_limit(limit), None if cursor is None else decode_cursor(cursor)
-
-    def read_limit(self, value: str | None) -> int:
-        if value is None:
-            return API_PAGE_SIZE
-        number = int(value) if value.isascii() and value.isdigit() and len(value) < 6 else 0
-        if not 1 <= number <= API_PAGE_SIZE_MAX:
-            raise ValidationFailed({"limit": [f"Use a whole number from 1 to {API_PAGE_SIZE_MAX}."]})
-        return number
+        items: list[RawJSON] = []
+        size, last = 0, None
+        for row in _rows(queryset, limit + 1, after, ascending, at_once):
+            text = to_text(show(row)) if len(items) < limit else ""
+            size += len(text.encode(errors="replace"))
+            if last is not None and (not text or size > PAGE_MAX_BYTES):
+                return {"items": items, "nextCursor": encode_cursor(last.created_at, last.pk)}
+            items.append(RawJSON(text))
+            last = row
+        return {"items": items, "nextCursor": None}
 
     def get_paginated_response_schema(self, schema: dict) -> dict:
-        return {
-            "type": "object",
-            "required": ["items", "nextCursor"],
-            "properties": {
-                "items": {**schema, "description": "The rows of this page."},
-                "nextCursor": {
-                    "type": ["string", "null"],
-                    "description": "The `cursor` of the next page; null on the last page.",
-                },
-            },
-        }
+        items = {**schema, "description": "The rows of this page."}
+        properties = {"items": items, "nextCursor": NEXT_CURSOR}
+        return {"type": "object", "required": ["items", "nextCursor"], "properties": properties}
 
     def get_schema_operation_parameters(self, view: Any) -> list[dict]:
+        limit, cursor = "The most rows that the page may have.", "The `nextCursor` of the page before."
         return [
-            {
-                "name": "limit",
-                "in": "query",
-                "description": "The most rows that the page may have.",
-                "schema": {
-                    "type": "integer",
-                    "minimum": 1,
-                    "maximum": API_PAGE_SIZE_MAX,
-                    "default": API_PAGE_SIZE,
-                },
-            },
-            {
-                "name": "cursor",
-                "in": "query",
-                "description": "The `nextCursor` of the page before.",
-                "schema": {"type": "string", "minLength": 1, "pattern": "^[A-Za-z0-9_-]+$"},
-            },
+            {"name": "limit", "in": "query", "description": limit, "schema": LIMIT_SCHEMA},
+            {"name": "cursor", "in": "query", "description": cursor, "schema": CURSOR_SCHEMA},
         ]
 
 
-def bounded(rows: Iterable[Any], limit: int, show: Callable[[Any], Any]) -> dict[str, Any]:
-    """A page of ``rows``, which are at least one more than ``limit`` if there are more. It ends before the limit where
-    its JSON would have more than PAGE_MAX_BYTES.
-    """
-    items: list[RawJSON] = []
-    size, last = 0, None
-    for row in rows:
-        text = to_text(show(row)) if len(items) < limit else ""
-        size += len(text.encode(errors="replace"))
-        if last is not None and (not text or size > PAGE_MAX_BYTES):
-            return {"items": items, "nextCursor": encode_cursor(last.created_at, last.pk)}
-        items.append(RawJSON(text))
-        last = row
-    return {"items": items, "nextCursor": None}
+def read_limit(value: str) -> int:
+    number = int(value) if value.isascii() and value.isdigit() and len(value) < 6 else 0
+    if not 1 <= number <= API_PAGE_SIZE_MAX:
+        raise ValidationFailed({"limit": [f"Use a whole number from 1 to {API_PAGE_SIZE_MAX}."]})
+    return number
 
 
 def _rows(
@@ -146,18 +123,11 @@ def stored_forms(moment: datetime) -> list[Any]:
 
 
 def encode_cursor(moment: datetime, key: str) -> str:
-    return base64.urlsafe_b64encode(json.dumps([moment.isoformat(), key]).encode()).decode().rstrip("=")
+    return f"{(moment - EPOCH) // timedelta(microseconds=1)}-{key}"
 
 
 def decode_cursor(cursor: str) -> tuple[datetime, str]:
-    try:
-        raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
-        moment, key = json.loads(raw)
-        if not isinstance(key, str) or not key.isascii() or not key.isprintable() or not 0 < len(key) <= 64:
-            raise ValueError
-        parsed = datetime.fromisoformat(moment)
-        if parsed.tzinfo is None:
-            raise ValueError
-        return parsed.astimezone(UTC), key
-    except (ValueError, TypeError, binascii.Error, RecursionError, OverflowError):
-        raise ValidationFailed({"cursor": ["This cursor is not valid."]}) from None
+    match = CURSOR.fullmatch(cursor)
+    if match is None:
+        raise ValidationFailed({"cursor": ["This cursor is not valid."]})
+    return EPOCH + timedelta(microseconds=int(match[1])), match[2]

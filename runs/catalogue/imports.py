@@ -11,7 +11,7 @@ from django.db import transaction
 from config.kernel.jsontext import MalformedJSON, parse_object, to_text
 from runs.models import RESERVED_TOOL_NAMES, Tool
 from runs.tools.base import ToolFailure, clean_text, is_address, parse_headers, shorten
-from runs.tools.mcp import ListedTool, list_tools
+from runs.tools.mcp import list_tools
 from runs.tools.schema import check_schema
 
 # Tools of one MCP server that can be imported; a server with more is refused.
@@ -65,7 +65,7 @@ def import_mcp(url: str, *, headers: str = "", prefix: str = "", price: int = 0)
 
 
 def _import(
-    imported: Imported, known: dict[str, Tool], listed: ListedTool, server: dict[str, Any], prefix: str, price: int
+    imported: Imported, known: dict[str, Tool], listed: Any, server: dict[str, Any], prefix: str, price: int
 ) -> None:
     try:
         described = _described(listed)
@@ -99,7 +99,7 @@ def _import(
     imported.added.append(tool)
 
 
-def _described(listed: ListedTool) -> dict[str, Any]:
+def _described(listed: Any) -> dict[str, Any]:
     """The columns that the server decides. Raises ValueError if they cannot be stored."""
     if not 0 < len(listed.name) <= REMOTE_NAME_MAX_CHARS or clean_text(listed.name) != listed.name:
         raise ValueError(f"The server's name must have 1 to {REMOTE_NAME_MAX_CHARS} characters.")
@@ -109,7 +109,7 @@ def _described(listed: ListedTool) -> dict[str, Any]:
         raise ValueError(str(error)) from None
     check_schema(schema)
     return {
-        "display_name": shorten(clean_text(listed.title), TITLE_MAX_CHARS),
-        "description": shorten(clean_text(listed.description), DESCRIPTION_MAX_CHARS),
+        "display_name": shorten(clean_text(listed.title or listed.name), TITLE_MAX_CHARS),
+        "description": shorten(clean_text(listed.description or ""), DESCRIPTION_MAX_CHARS),
         "input_schema": schema,
     }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -75,31 +73,11 @@ def test_changes_between_pages_do_not_shift_the_pages(session, five, user):
     assert [item["name"] for item in rest["items"]] == ["2", "1", "0"]
 
 
-def encode(value: object) -> str:
-    return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
-
-
 @pytest.mark.parametrize(
     "query",
     ["limit=0", "limit=101", "limit=-1", "limit=1.5", "limit=x", "limit=", "limit=%00", "limit=%D9%A3", "limit=1e1"]
     + ["cursor=", "cursor=x", "cursor=%00", "cursor=%FF", "cursor=" + "A" * 5000, "cursor=W10"]
-    + [
-        "cursor=" + encode(value)
-        for value in (
-            [],
-            {},
-            5,
-            ["x", "y"],
-            [5, "key"],
-            ["2026-01-01T00:00:00", "key"],
-            ["2026-01-01T00:00:00+00:00", 5],
-            ["2026-01-01T00:00:00+00:00", ""],
-            ["2026-01-01T00:00:00+00:00", "a\0b"],
-            ["2026-01-01T00:00:00+00:00", "\ud800"],
-            ["0001-01-01T00:00:00+14:00", "key"],
-            ["9999-12-31T23:59:59-14:00", "key"],
-        )
-    ],
+    + ["cursor=" + value for value in ("5", "-key", "5-", "5-a%00b", "-5-key", "5-%ED%A0%80", "9" * 18 + "-a", "5-a-b")]
 )  # fmt: skip
 def test_an_invalid_limit_or_cursor_is_400(session, five, query):
     response = session.get(f"/api/v1/api-keys?{query}")

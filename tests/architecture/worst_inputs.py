@@ -140,6 +140,7 @@ PATTERNS: dict[str, list[Work] | str] = {
     "config/api/serializers.py: camel": OUR_TEXT,
     "config/api/middleware.py: REQUEST_ID": around(middleware.REQUEST_ID.fullmatch, HEADER, "a"),
     "config/api/openapi/extensions.py: map_serializer_field": OUR_TEXT,
+    "config/api/pagination.py: CURSOR": around(pagination.decode_cursor, HEADER, "9", "a", before="1-"),
     "config/api/idempotency.py: KEY": around(idempotency.KEY.fullmatch, HEADER, " "),
     "config/api/authentication.py: _BEARER": [
         *around(bearer, HEADER, " ", before="bearer"),
@@ -241,10 +242,6 @@ def tool_result(value: str) -> ToolResult:
     return base.clean_result(http_tool._result(TOOL, Answer(200, {}, body, False)))
 
 
-def decoded_cursor(text: str) -> object:
-    return pagination.decode_cursor(base64.urlsafe_b64encode(text.encode()).decode().rstrip("="))
-
-
 def traced(value: str) -> object:
     return extract({"traceparent": value, "tracestate": value, "baggage": value})
 
@@ -299,7 +296,6 @@ SCANNERS: dict[str, list[Work]] = {
         lambda text: mcp_transport.count_values(text.encode()), ANSWER, *UNCLOSED, '"",', "1,", '"\n,', '\\",', "\r,"
     ),
     "headers of MCP": around(protocol.decode_header, HEADER, "=", "a", before="=?base64?", after="?="),
-    "cursor": around(decoded_cursor, HEADER * 3 // 4, "[", "9", '"', '["', "\\"),
     "path": around(lambda path: get_path_info({"PATH_INFO": path}), HEADER, "\xff", "\u00c3", "%"),
     "calculate": each(calculate.evaluate, *(expression[:1000] for expression in EXPRESSIONS)),
     "character references of a page": around(

@@ -28,6 +28,7 @@ TITLE_SHOWN_CHARS = 64
 
 INK, MUTED, GRID, ACCENT, NEGATIVE = "#1f2937", "#6b7280", "#e5e7eb", "#2563eb", "#dc2626"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+CENTRED = 'font-size="12" text-anchor="middle"'
 # Characters that XML 1.0 does not allow, even escaped.
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -41,31 +42,53 @@ async def draw_chart(definition: ToolDefinition, input: dict[str, Any], context:
 def draw(title: str, series: Sequence[float]) -> str:
     """The chart as an SVG document. ``series`` is one or more numbers from ``-VALUE_MAX`` to ``VALUE_MAX``."""
     values = [float(value) for value in series]
+    count, as_bars = len(values), len(values) <= BARS_MAX
     title = " ".join(_NOT_XML.sub("", title).split())
-    shown = shorten(title, TITLE_SHOWN_CHARS)
-    ticks = axis_ticks(min(values), max(values), zero=len(values) <= BARS_MAX)
-    scale = _Scale(ticks[0], ticks[-1], len(values))
-    marks = _bars(values, scale) if len(values) <= BARS_MAX else _line(values, scale)
-    summary = (
-        f"{len(values)} value{'s' if len(values) > 1 else ''}, "
-        f"from {number_text(min(values))} to {number_text(max(values))}"
-    )
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-            f'role="img" aria-label={quoteattr(f"{title}: {summary}")} font-family="{FONT}">',
-            f"<title>{escape(title)}</title>",
-            f"<desc>{escape(summary)}</desc>",
-            f'<rect width="{WIDTH}" height="{HEIGHT}" rx="12" fill="#ffffff"/>',
-            f'<text x="{LEFT}" y="38" font-size="20" font-weight="600" fill="{INK}">{escape(shown)}</text>',
-            f'<text x="{LEFT}" y="58" font-size="12" fill="{MUTED}">{escape(summary)}</text>',
-            *_grid(ticks, scale),
-            *marks,
-            *_positions(len(values), scale),
-            "</svg>",
-            "",
-        ]
-    )
+    summary = f"{count} value{'s' if count > 1 else ''}, from {number_text(min(values))} to {number_text(max(values))}"
+    ticks = axis_ticks(min(values), max(values), zero=as_bars)
+    # The middles of bars, or the points of a line, which begins and ends at the edges.
+    width, height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+    shares = [(n + 0.5) / count if as_bars else n / (count - 1) for n in range(count)]
+    xs = [round(LEFT + width * share, 2) for share in shares]
+
+    def y(value: float) -> float:
+        return round(TOP + height * (1 - (value - ticks[0]) / (ticks[-1] - ticks[0])), 2)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+        f'role="img" aria-label={quoteattr(f"{title}: {summary}")} font-family="{FONT}">',
+        f"<title>{escape(title)}</title>",
+        f"<desc>{escape(summary)}</desc>",
+        f'<rect width="{WIDTH}" height="{HEIGHT}" rx="12" fill="#ffffff"/>',
+        _label(LEFT, 38, shorten(title, TITLE_SHOWN_CHARS), 'font-size="20" font-weight="600"', INK),
+        _label(LEFT, 58, summary),
+    ]
+    for tick in ticks:
+        colour = MUTED if tick == 0 else GRID
+        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick)}" y2="{y(tick)}" stroke="{colour}"/>')
+        parts.append(_label(LEFT - 10, y(tick) + 4, number_text(tick), 'font-size="12" text-anchor="end"'))
+    if as_bars:
+        wide, zero = round(min(72.0, width / count * 0.68), 2), y(0)
+        for number, (x, value) in enumerate(zip(xs, values, strict=True), 1):
+            high, colour = round(max(abs(zero - y(value)), 1.0), 2), ACCENT if value >= 0 else NEGATIVE
+            place = f'x="{round(x - wide / 2, 2)}" y="{min(y(value), zero)}" width="{wide}" height="{high}"'
+            name = f"<title>{number}: {value:.15g}</title>"
+            parts.append(f'<rect {place} rx="{min(3.0, high / 2):g}" fill="{colour}">{name}</rect>')
+            if count <= LABELS_MAX:
+                parts.append(_label(x, y(value) + (-7 if value >= 0 else 16), number_text(value), CENTRED, INK))
+    else:
+        points = " ".join(f"{x},{y(value)}" for x, value in zip(xs, values, strict=True))
+        base = y(min(max(0.0, ticks[0]), ticks[-1]))
+        area = f"{xs[0]},{base} {points} {xs[-1]},{base}"
+        parts.append(f'<polygon points="{area}" fill="{ACCENT}" fill-opacity="0.1"/>')
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{ACCENT}" stroke-width="2"/>')
+    for index in range(0, count, math.ceil(count / LABELS_MAX)):
+        parts.append(_label(xs[index], HEIGHT - BOTTOM + 22, str(index + 1), CENTRED))
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _label(x: float, y: float, text: str, style: str = 'font-size="12"', colour: str = MUTED) -> str:
+    return f'<text x="{x}" y="{y:g}" {style} fill="{colour}">{escape(text)}</text>'
 
 
 def axis_ticks(low: float, high: float, *, zero: bool) -> list[float]:
@@ -88,76 +111,6 @@ def number_text(value: float) -> str:
         if abs(value) >= size:
             return f"{value / unit:.4g}{suffix}"
     return f"{value:.6g}" if value else "0"
-
-
-class _Scale:
-    def __init__(self, low: float, high: float, count: int) -> None:
-        self.low, self.high = low, high
-        self.count = count
-        self.width, self.height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
-
-    def y(self, value: float) -> float:
-        share = (value - self.low) / (self.high - self.low)
-        return round(TOP + self.height * (1 - share), 2)
-
-    def x(self, index: int) -> float:
-        """The middle of a bar, or a point of the line, which begins and ends at the edges."""
-        share = (index + 0.5) / self.count if self.count <= BARS_MAX else index / (self.count - 1)
-        return round(LEFT + self.width * share, 2)
-
-
-def _grid(ticks: list[float], scale: _Scale) -> list[str]:
-    parts = []
-    for tick in ticks:
-        y = scale.y(tick)
-        colour = MUTED if tick == 0 else GRID
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="1"/>')
-        parts.append(
-            f'<text x="{LEFT - 10}" y="{y + 4:g}" font-size="12" text-anchor="end" fill="{MUTED}">'
-            f"{number_text(tick)}</text>"
-        )
-    return parts
-
-
-def _bars(values: list[float], scale: _Scale) -> list[str]:
-    width = round(min(72.0, scale.width / scale.count * 0.68), 2)
-    zero = scale.y(0)
-    parts = []
-    for index, value in enumerate(values):
-        x, y = round(scale.x(index) - width / 2, 2), scale.y(value)
-        height = round(max(abs(zero - y), 1.0), 2)
-        colour = ACCENT if value >= 0 else NEGATIVE
-        parts.append(
-            f'<rect x="{x}" y="{min(y, zero)}" width="{width}" height="{height}" rx="{min(3.0, height / 2):g}" '
-            f'fill="{colour}"><title>{index + 1}: {value:.15g}</title></rect>'
-        )
-        if scale.count <= LABELS_MAX:
-            label_y = y - 7 if value >= 0 else y + 16
-            parts.append(
-                f'<text x="{scale.x(index)}" y="{label_y:g}" font-size="12" text-anchor="middle" fill="{INK}">'
-                f"{number_text(value)}</text>"
-            )
-    return parts
-
-
-def _line(values: list[float], scale: _Scale) -> list[str]:
-    points = " ".join(f"{scale.x(index)},{scale.y(value)}" for index, value in enumerate(values))
-    base = scale.y(min(max(0.0, scale.low), scale.high))
-    first, last = scale.x(0), scale.x(len(values) - 1)
-    return [
-        f'<polygon points="{first},{base} {points} {last},{base}" fill="{ACCENT}" fill-opacity="0.1"/>',
-        f'<polyline points="{points}" fill="none" stroke="{ACCENT}" stroke-width="2" stroke-linejoin="round" '
-        'stroke-linecap="round"/>',
-    ]
-
-
-def _positions(count: int, scale: _Scale) -> list[str]:
-    step = max(1, math.ceil(count / LABELS_MAX))
-    return [
-        f'<text x="{scale.x(index)}" y="{HEIGHT - BOTTOM + 22}" font-size="12" text-anchor="middle" fill="{MUTED}">'
-        f"{index + 1}</text>"
-        for index in range(0, count, step)
-    ]
 
 
 TOOL = BuiltinTool(

@@ -7,7 +7,6 @@ on the event loop of outbound requests, so that it cannot delay the engine's loo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from django.utils.module_loading import import_string
@@ -27,19 +26,8 @@ async def execute(definition: ToolDefinition, input: dict[str, Any], context: To
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class ListedTool:
-    """A tool as its server describes it: nothing of it is checked."""
-
-    name: str
-    title: str
-    description: str
-    input_schema: dict[str, Any]
-
-
-def list_tools(url: str, headers: Mapping[str, str]) -> list[ListedTool]:
-    """The tools of a server. For a thread: blocks for some seconds at most. Raises ToolFailure."""
-    listed = shared.submit(import_string("runs.tools.mcp.client.list_tools")(url, headers)).result()
-    return [
-        ListedTool(tool.name, tool.title or tool.name, tool.description or "", tool.input_schema) for tool in listed
-    ]
+def list_tools(url: str, headers: Mapping[str, str]) -> list[Any]:
+    """The SDK's ``Tool`` for each tool of a server: nothing of it is checked. For a thread: blocks for some seconds at
+    most. Raises ToolFailure.
+    """
+    return shared.submit(import_string("runs.tools.mcp.client.list_tools")(url, headers)).result()
