@@ -207,21 +207,18 @@ def _check(attachment: Attachment, name: str) -> tuple[str, str]:
     """The checked file's name and digest. A file that its uploader could still overwrite is copied, so that the stored
     file is the checked one.
     """
-    size = files.size_of(name)
-    if size != attachment.size_bytes:
-        raise ValidationFailed({"sizeBytes": [f"The file has {size} bytes, not {attachment.size_bytes}."]})
     with files.open_file(name) as file:
-        found = media.inspect(files.read_parts(file), attachment.content_type)
-        if found.size != attachment.size_bytes:
-            raise ValidationFailed({"sizeBytes": [f"The file has {found.size} bytes, not {attachment.size_bytes}."]})
-        if attachment.sha256 is not None and found.sha256 != attachment.sha256:
-            raise ValidationFailed({"sha256": [f"The file's SHA-256 is {found.sha256}."]})
-        if found.problem is not None:
-            raise ValidationFailed({"contentType": [found.problem]})
+        size, sha256, problem = media.inspect(files.read_parts(file), attachment.content_type)
+        if size != attachment.size_bytes:
+            raise ValidationFailed({"sizeBytes": [f"The file has {size} bytes, not {attachment.size_bytes}."]})
+        if attachment.sha256 not in (None, sha256):
+            raise ValidationFailed({"sha256": [f"The file's SHA-256 is {sha256}."]})
+        if problem is not None:
+            raise ValidationFailed({"contentType": [problem]})
         if name == attachment.stored_name:
-            return name, found.sha256
+            return name, sha256
         file.seek(0)
-        return files.write(attachment.pk, File(file), attachment.content_type), found.sha256
+        return files.write(attachment.pk, File(file), attachment.content_type), sha256
 
 
 def lock_unused(user: Any, attachment_ids: Sequence[str]) -> list[Attachment]:

@@ -86,12 +86,6 @@ def open_file(name: str) -> File:
         return default_storage.open(name)
 
 
-def size_of(name: str) -> int:
-    """Raises FileNotFoundError."""
-    with storage_errors():
-        return default_storage.size(name)
-
-
 def read_parts(file: File) -> Iterator[bytes]:
     with storage_errors():
         while part := file.read(READ_SIZE):

@@ -6,7 +6,6 @@ import codecs
 import hashlib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from django.conf import settings
 
@@ -47,17 +46,8 @@ def is_text(kind: str) -> bool:
     return kind.startswith("text/") or kind == "application/json"
 
 
-@dataclass(frozen=True, slots=True)
-class Inspection:
-    """The result of reading a whole file; ``problem`` says why its bytes do not fit its type."""
-
-    size: int
-    sha256: str
-    problem: str | None
-
-
-def inspect(parts: Iterable[bytes], kind: str) -> Inspection:
-    """Read a file once, part by part."""
+def inspect(parts: Iterable[bytes], kind: str) -> tuple[int, str, str | None]:
+    """The size and the SHA-256 of a file, which is read once, and why its bytes do not fit its type."""
     digest = hashlib.sha256()
     size = 0
     head = b""
@@ -75,7 +65,7 @@ def inspect(parts: Iterable[bytes], kind: str) -> Inspection:
     signature = SIGNATURES.get(kind)
     if signature is not None and not signature.match(head):
         problem = f"The file does not begin as one of the type {kind} does."
-    return Inspection(size, digest.hexdigest(), problem)
+    return size, digest.hexdigest(), problem
 
 
 def _text_problem(decoder: codecs.IncrementalDecoder, part: bytes, final: bool = False) -> str | None:

@@ -104,6 +104,8 @@ class Exchange:
         RequestTimedOut, RequestFailed.
         """
         parsed = parse(url, https_only)
+        # Of look-up, connect and handshake.
+        timeout = aiohttp.ClientTimeout(connect=connect_timeout, ceil_threshold=float("inf"))
         # A time-out before the look-up begins is one of the look-up.
         self.owner, self.looking_up = owner, not is_address(host_of(parsed))
         _exchange.set(self)
@@ -119,7 +121,7 @@ class Exchange:
                     headers={"Accept-Encoding": "identity", **headers},
                     ssl=tls_context() if parsed.scheme == "https" else True,
                     allow_redirects=False,
-                    timeout=_connect_timeout(connect_timeout),
+                    timeout=timeout,
                 )
                 return self.response
             except aiohttp.ConnectionTimeoutError as error:
@@ -274,12 +276,6 @@ def _close_at_exit() -> None:
     if shared.loop in _sessions and shared.pid == os.getpid():
         with contextlib.suppress(TimeoutError):
             shared.submit(_close()).result(CLOSE_SECONDS)
-
-
-@lru_cache(maxsize=16)
-def _connect_timeout(seconds: float) -> aiohttp.ClientTimeout:
-    """The limit of look-up, connect and handshake. The total deadline limits the other steps."""
-    return aiohttp.ClientTimeout(connect=seconds, ceil_threshold=float("inf"))
 
 
 @lru_cache(maxsize=1)
