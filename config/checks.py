@@ -26,6 +26,8 @@ LIMITS = (
     "ATTACHMENT_USER_MAX_BYTES",
 )
 REDIS_SCHEMES = {"redis", "rediss", "unix"}
+# Each has a bit of its account's marks (credits/low.py).
+LOW_THRESHOLDS_MAX = 10
 
 
 @register(Tags.security)
@@ -57,6 +59,13 @@ def _wrong() -> Iterator[tuple[int, str, str]]:
             money.parse(getattr(settings, name), minimum=0)
         except ValueError:
             yield 8, f"{name} is not an amount of credits.", f"Set {name} to a number of at least 0, for example 12.5"
+    try:
+        low = [money.parse(text, minimum=1) for text in settings.CREDITS_LOW_THRESHOLDS.split(",") if text.strip()]
+    except ValueError:
+        low = [0]
+    if 0 in low or len(low) > LOW_THRESHOLDS_MAX:
+        hint = f"Set CREDITS_LOW_THRESHOLDS to at most {LOW_THRESHOLDS_MAX} numbers, for example 20,5"
+        yield 8, "CREDITS_LOW_THRESHOLDS is not a list of amounts of credits.", hint
     for origin in settings.CORS_ALLOWED_ORIGINS:
         if "*" in origin:
             hint = "List each origin, for example https://app.example.com"

@@ -190,6 +190,8 @@ SESSION_KEY = "" if SESSION_ISSUER else secret_from_file(VAR_DIR / "session_key.
 # --- credits ---------------------------------------------------------------------------------------------------------
 #: credits granted to each new user
 SIGNUP_CREDITS = ENV.text("SIGNUP_CREDITS", "100")
+#: balances of which the installation endpoint is told when a user's goes below, separated by commas
+CREDITS_LOW_THRESHOLDS = ENV.text("CREDITS_LOW_THRESHOLDS", "20,5")
 #: the page of your app where a user buys credits, such as `https://app.example.com/buy?user={userId}`; empty: none
 TOP_UP_URL = ENV.text("TOP_UP_URL")
 # (user id, chat ids) → {chat id: title}, for the reports of credits, which may not import chats.
@@ -353,6 +355,7 @@ CELERY_BEAT_SCHEDULE = {
     "purge-chats": {"task": "chats.purge", "schedule": 3600.0},
     "purge-attachments": {"task": "chats.purge_attachments", "schedule": 3600.0},
     "expire-grants": {"task": "credits.expire_grants", "schedule": CREDIT_EXPIRY_SWEEP_SECONDS},
+    "report-low-credits": {"task": "credits.report_low", "schedule": 5.0},
 }
 
 # --- files -----------------------------------------------------------------------------------------------------------

@@ -31,6 +31,8 @@ from config.telemetry.metrics import Counter
 from credits import sums
 from credits.ledger_sql import Condition, movement
 from credits.models import REASON_MAX_CHARS, SETTLEMENTS, Account, EntryType, LedgerEntry, PendingExpiry
+from webhooks import outbox
+from webhooks.events import CreditsEvent
 
 logger = logging.getLogger(__name__)
 # For monitoring only. Refunds are not subtracted: a counter only grows.
@@ -110,8 +112,11 @@ def grant(
     about = {"cause": cause, "reason": _reason(reason), "reference": reference, "staff": staff}
     entry = _entry(EntryType.GRANT, user_id, amount, expires_at=expires_at, **about)
     recorded = _move(entry, balance=amount)
-    if recorded is entry and expires_at is not None:
-        PendingExpiry.objects.create(grant=entry, account_id=user_id, expires_at=expires_at)
+    if recorded is entry:
+        if expires_at is not None:
+            PendingExpiry.objects.create(grant=entry, account_id=user_id, expires_at=expires_at)
+        given = {"ledgerId": entry.pk, "reference": reference, "amount": money.to_number(amount)}
+        outbox.report_credits(user_id, CreditsEvent.GRANTED, given)
     return recorded
 
 

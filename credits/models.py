@@ -71,10 +71,13 @@ class Account(models.Model):
     balance = models.BigIntegerField(default=0)
     held = models.BigIntegerField(default=0)
     debt = models.BigIntegerField(default=0)
+    # One bit for each of CREDITS_LOW_THRESHOLDS that the balance has gone below and that is not reported yet.
+    low_due = models.IntegerField(default=0)
     created_at = models.DateTimeField(db_default=Now())
     updated_at = models.DateTimeField(db_default=Now())
 
     class Meta:
+        indexes = [models.Index("user", condition=~Q(low_due=0), name="account_low_due")]
         permissions = [
             ("grant_credits", "Can grant credits"),
             ("refund_credits", "Can refund credits"),

@@ -43,3 +43,17 @@ class Event(StrEnum):
 
 
 EXTENDED_EVENTS = frozenset(event for event in Event if event.extended)
+
+
+class CreditsEvent(StrEnum):
+    """What happens to a user's credits, for the installation endpoint alone. A member is ``NAME = name, when``."""
+
+    GRANTED = "credits.granted", "Credits were granted to a user."
+    LOW = "credits.low", "A user's balance has gone below one of the installation's thresholds."
+
+    sent_when: str
+
+    def __new__(cls, name: str, sent_when: str) -> Self:
+        member = str.__new__(cls, name)
+        member._value_, member.sent_when = name, sent_when
+        return member

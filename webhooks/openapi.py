@@ -5,18 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from config.api.openapi.document import described
-from webhooks.events import Event
+from webhooks.events import CreditsEvent, Event
 
 
 def add_webhooks(result: dict[str, Any], generator: Any, request: Any, public: Any) -> dict[str, Any]:
     """A drf-spectacular post-processing hook."""
-    result["webhooks"] = {event.value: {"post": operation(event)} for event in Event}
+    result["webhooks"] = {event.value: {"post": operation(event)} for event in [*Event, *CreditsEvent]}
     return result
 
 
-def operation(event: Event) -> dict[str, Any]:
+def operation(event: Event | CreditsEvent) -> dict[str, Any]:
     """The POST that a receiver gets."""
     common, installation = described("webhook_fields"), described("webhook_installation_fields")
+    if isinstance(event, CreditsEvent):
+        of_run = ("runId", "chatId")
+        common = {name: field for name, field in (common | installation).items() if name not in of_run}
+        installation = {}
     own = described("webhook_event_fields").get(event, {})
     fields = {name: dict(field) for name, field in (common | own | installation).items()}
     fields["type"] |= {"const": event.value, "example": event.value}
@@ -24,7 +28,8 @@ def operation(event: Event) -> dict[str, Any]:
     required = [name for name in fields if name not in installation]
     body = {"type": "object", "required": required, "properties": fields}
     example = {name: example[name] for name in required}
-    asked = ", if its endpoint has `extendedEvents`" if event.extended else ""
+    asked = ", if its endpoint has `extendedEvents`" if isinstance(event, Event) and event.extended else ""
+    asked = ", which is the installation endpoint" if isinstance(event, CreditsEvent) else asked
     headers, responses = described("webhook_headers"), described("webhook_responses")
     return {
         "operationId": "webhook" + "".join(word.capitalize() for word in event.split(".")),

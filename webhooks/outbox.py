@@ -17,7 +17,7 @@ from config.kernel import clock
 from config.kernel.ids import new_id
 from config.kernel.jsontext import dumps
 from config.queue.nudges import nudge_after_commit
-from webhooks.events import EXTENDED_EVENTS, Event
+from webhooks.events import EXTENDED_EVENTS, CreditsEvent, Event
 
 DELIVER = "webhooks.deliver_due"
 
@@ -47,13 +47,22 @@ def _record_sql(vendor: str) -> str:
     return _RECORD.format(json=json, users=get_user_model()._meta.db_table)
 
 
+def report_credits(user_id: int, event: CreditsEvent, fields: dict[str, Any]) -> None:
+    """Record an event of a user's credits for the installation endpoint, if that is enabled and gets extended events.
+    One query.
+    """
+    writes = Writes()
+    add(writes, user_id, event, extra=fields)
+    writes.do()
+
+
 def add(
     writes: Writes,
     user_id: int,
-    event: Event,
+    event: Event | CreditsEvent,
     *,
-    run_id: str,
-    chat_id: str,
+    run_id: str = "",
+    chat_id: str = "",
     request_id: str = "",
     extra: dict[str, Any] | None = None,
 ) -> str:
@@ -65,17 +74,12 @@ def add(
     """
     now = clock.now()
     event_id = new_id("evt")
-    body = {
-        "id": event_id,
-        "type": event,
-        "runId": run_id,
-        "chatId": chat_id,
-        "occurredAt": clock.iso(now),
-        **(extra or {}),
-    }
+    of_run = {"runId": run_id, "chatId": chat_id} if not isinstance(event, CreditsEvent) else {}
+    body = {"id": event_id, "type": event, **of_run, "occurredAt": clock.iso(now), **(extra or {})}
     moment = connection.ops.adapt_datetimefield_value(now)
     unclosed = dumps(body).decode().removesuffix("}")
     values: list[Any] = [new_id("dlv"), new_id("dlv"), event_id, event, run_id, chat_id, request_id, unclosed, user_id]
-    values += [moment, moment, user_id, event not in EXTENDED_EVENTS]
+    # Users' endpoints get the events of runs alone.
+    values += [moment, moment, user_id if of_run else None, bool(of_run) and event not in EXTENDED_EVENTS]
     writes.execute(_record_sql(connection.vendor), values, then=lambda: nudge_after_commit(DELIVER))
     return event_id

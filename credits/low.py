@@ -1,0 +1,43 @@
+"""Tells the installation endpoint of balances that went below a threshold, once for each time that they do.
+
+The statement that changes an account marks it; a sweep reports the marks, so that no charge waits for an event.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from django.conf import settings
+from django.db import transaction
+
+from config.kernel import money
+from credits.models import Account
+from webhooks import outbox
+from webhooks.events import CreditsEvent
+
+SWEEP_BATCH = 100
+
+
+def thresholds() -> tuple[int, ...]:
+    """CREDITS_LOW_THRESHOLDS in micro-credits."""
+    return _parsed(settings.CREDITS_LOW_THRESHOLDS)
+
+
+@lru_cache(maxsize=8)
+def _parsed(text: str) -> tuple[int, ...]:
+    return tuple(money.parse(part, minimum=1) for part in text.split(",") if part.strip())
+
+
+def report() -> int:
+    """Report all marks. Returns the number of accounts."""
+    marked = list(Account.objects.exclude(low_due=0).values_list("pk", flat=True)[:SWEEP_BATCH])
+    for user_id in marked:
+        with transaction.atomic():
+            account = Account.objects.select_for_update(no_key=True).get(pk=user_id)
+            for bit, threshold in enumerate(thresholds()):
+                if account.low_due >> bit & 1:
+                    fields = {"available": account.available, "threshold": threshold}
+                    numbers = {name: money.to_number(amount) for name, amount in fields.items()}
+                    outbox.report_credits(user_id, CreditsEvent.LOW, numbers)
+            Account.objects.filter(pk=user_id).update(low_due=0)
+    return len(marked)
