@@ -8,8 +8,8 @@ from rest_framework import serializers
 
 from config.api.serializers import CamelSerializer, CreditsTextField, StrictCharField, TimestampField
 from config.kernel import clock, money
-from credits import grants
-from credits.models import GRANT_DAYS_MAX, REFERENCE_MAX_CHARS, EntryType
+from credits import expiry, grants
+from credits.models import GRANT_DAYS_MAX, REFERENCE_MAX_CHARS, Account, EntryType
 
 
 class ExpiringSerializer(CamelSerializer):
@@ -21,7 +21,12 @@ class AccountSerializer(CamelSerializer):
     balance = CreditsTextField(help_text="All credits of the account, held ones included.")
     held = CreditsTextField(help_text="Credits that are reserved for calls in progress.")
     available = CreditsTextField(help_text="Balance minus holds.")
-    expiring = ExpiringSerializer(many=True, help_text="What will expire, soonest first.")
+    expiring = serializers.SerializerMethodField(help_text="What will expire, soonest first.")
+
+    @extend_schema_field(ExpiringSerializer(many=True))
+    def get_expiring(self, account: Account) -> list[dict[str, Any]]:
+        rows = [{"amount": amount, "at": at} for amount, at in expiry.expiring(account.pk)]
+        return [ExpiringSerializer(row).data for row in rows]
 
 
 class LedgerEntrySerializer(CamelSerializer):

@@ -19,7 +19,7 @@ from config.api.negotiation import ExactJSONRenderer
 from config.api.viewsets import ServiceViewSet
 from config.kernel.errors import NotFound, ValidationFailed
 from config.kernel.ids import is_plausible_id
-from credits import expiry, grants, ledger, usage
+from credits import grants, ledger, usage
 from credits.export import CsvRenderer, csv_lines
 from credits.models import LedgerEntry
 from credits.serializers import (
@@ -75,9 +75,7 @@ class AccountViewSet(CreditsViewSet):
     @extend_schema(responses=AccountSerializer)
     def retrieve(self, request: Request, **kwargs: Any) -> Response:
         """Balance, open holds, what is available, and what will expire."""
-        account: Any = ledger.account_for(self.owner_id)
-        account.expiring = [{"amount": amount, "at": at} for amount, at in expiry.expiring(account.pk)]
-        return self.show(account)
+        return self.show(ledger.account_for(self.owner_id))
 
 
 class LedgerViewSet(CreditsViewSet):
