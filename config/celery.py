@@ -5,7 +5,15 @@ import sys
 from typing import Any
 
 from celery import Celery
-from celery.signals import before_task_publish, setup_logging, task_postrun, task_prerun, worker_init, worker_ready
+from celery.signals import (
+    beat_init,
+    before_task_publish,
+    setup_logging,
+    task_postrun,
+    task_prerun,
+    worker_init,
+    worker_ready,
+)
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 from kombu.transport.redis import Channel, QoS
@@ -56,6 +64,7 @@ def finish_start(sender: Any, **kwargs: object) -> None:
 
 
 @worker_init.connect
+@beat_init.connect
 def exit_if_settings_are_invalid(**kwargs: object) -> None:
     """End the process. Celery only logs other exceptions of a signal's receiver."""
     try:
