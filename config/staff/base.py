@@ -9,9 +9,11 @@ from typing import Any, ClassVar
 from django.apps import apps
 from django.contrib import admin
 from django.contrib.admin import ShowFacets
+from django.contrib.admin.utils import unquote
 from django.contrib.auth import get_user_model
 from django.db.models import DateTimeField, Model, Q, QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.html import format_html
 from unfold import paginator
@@ -117,6 +119,22 @@ class StaffAdmin(ModelAdmin):
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Model | None:
         return None if "\0" in object_id else super().get_object(request, object_id, from_field)
+
+    def row(self, request: HttpRequest, object_id: str) -> Any:
+        row = self.get_object(request, unquote(object_id))
+        if row is None:
+            raise Http404
+        return row
+
+    def page(self, request: HttpRequest, template: str, title: str, row: Any = None, **context: Any) -> HttpResponse:
+        """A page of the list's own, or of a row's; ``back`` leads there."""
+        back = page_of(self.model, row.pk) if row else self.url("changelist")
+        common = self.admin_site.each_context(request) | {"opts": self.opts, "title": title, "back": back}
+        subject = {"original": row, "subtitle": row} if row else {}
+        return TemplateResponse(request, template, common | subject | context)
+
+    def url(self, name: str, *args: Any) -> str:
+        return reverse(f"admin:{self.opts.app_label}_{self.opts.model_name}_{name}", args=args)
 
 
 def model_of(key: str) -> type[Model] | None:

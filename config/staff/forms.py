@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from django import forms
 from django.core.exceptions import ValidationError
 from django.core.validators import ProhibitNullCharactersValidator
-from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
+from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
 from config.kernel import money
 from config.kernel.jsontext import MalformedJSON, parse_object, same_json, to_text
@@ -39,9 +40,15 @@ class CreditsField(forms.CharField):
 
 
 class ObjectField(forms.JSONField):
-    """A JSON object that passes the API's strict reader (``jsontext.parse_object``)."""
+    """A JSON object that passes the API's strict reader (``jsontext.parse_object``), or nothing: an empty one."""
 
     widget = UnfoldAdminTextareaWidget
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"required": False, "initial": dict, **options})
+
+    def clean(self, value: Any) -> Any:
+        return super().clean(value) or {}
 
     def to_python(self, value: Any) -> Any:
         if not isinstance(value, str) or value in self.empty_values or self.disabled:
@@ -63,6 +70,35 @@ class ObjectField(forms.JSONField):
     def bound_data(self, data: Any, initial: Any) -> Any:
         """The text as it was typed: parsing it again could fail again."""
         return initial if self.disabled or data is None else forms.fields.InvalidJSONInput(data)
+
+
+class SecretField(forms.CharField):
+    """A new secret. No page shows the stored one, which an empty field keeps."""
+
+    widget = UnfoldAdminPasswordWidget
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(required=False, **options)
+
+    def clean(self, value: Any) -> str:
+        return str(super().clean(value)).strip()
+
+
+class ForgetField(forms.BooleanField):
+    def __init__(self, what: str) -> None:
+        super().__init__(required=False, label=f"Delete the stored {what}")
+
+
+def fits(check: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """A validator that shows the ValueError of ``check``."""
+
+    def validate(value: Any) -> None:
+        try:
+            check(value)
+        except ValueError as error:
+            raise ValidationError(str(error)) from None
+
+    return validate
 
 
 class ReasonField(forms.CharField):

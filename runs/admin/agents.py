@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from difflib import SequenceMatcher
+from itertools import groupby, takewhile, zip_longest
+from typing import Any, NamedTuple
 
 from django import forms
 from django.contrib import admin, messages
-from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
 from django.core.validators import ProhibitNullCharactersValidator
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
-from django.urls import path, reverse
+from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.http import urlencode
+from unfold.decorators import action
 from unfold.widgets import (
     UnfoldAdminCheckboxSelectMultipleWidget,
     UnfoldAdminSelectWidget,
@@ -25,14 +26,17 @@ from unfold.widgets import (
 from config.kernel import money
 from config.kernel.jsontext import to_text
 from config.staff.forms import CreditsField, ObjectField
-from runs.admin import difference
-from runs.admin.catalogue import CatalogueAdmin
+from runs.admin.tools import CatalogueAdmin
 from runs.catalogue import agents
 from runs.catalogue.agents import InvalidAgent
 from runs.catalogue.parameters import CHECKS
 from runs.models import Agent, AgentModel, AgentVersion, Tool
 
 VERSIONS_MAX = 200
+# Equal lines that are shown before and after a difference.
+CONTEXT_LINES = 3
+# The time of a comparison can grow with the third power of the number of lines.
+COMPARED_LINES_MAX = 400
 
 
 class AgentForm(forms.ModelForm):
@@ -43,7 +47,8 @@ class AgentForm(forms.ModelForm):
         strip=False,
         widget=UnfoldAdminTextareaWidget(attrs={"rows": 16}),
         validators=[ProhibitNullCharactersValidator()],
-        help_text="The system prompt. Those of a run are added after them.",
+        help_text="The system prompt. Those of a run are added after them. A change of this or of what follows makes "
+        "a new version; runs that have started keep theirs.",
     )
     model = forms.ChoiceField(required=False, widget=UnfoldAdminSelectWidget)
     all_tools = forms.BooleanField(
@@ -55,9 +60,7 @@ class AgentForm(forms.ModelForm):
     tools = forms.MultipleChoiceField(
         required=False, widget=UnfoldAdminCheckboxSelectMultipleWidget, help_text="Unless it has all."
     )
-    parameters = ObjectField(
-        required=False, initial=dict, help_text=f"In place of the model's: JSON with any of {', '.join(CHECKS)}."
-    )
+    parameters = ObjectField(help_text=f"In place of the model's: JSON with any of {', '.join(CHECKS)}.")
     credit_approval_threshold = CreditsField(
         required=False,
         label="Approval threshold",
@@ -71,8 +74,6 @@ class AgentForm(forms.ModelForm):
         help_text="Credits: the most that a run may spend. A request may only lower it. Empty: no limit.",
     )
     output_schema = ObjectField(
-        required=False,
-        initial=dict,
         help_text="The JSON Schema of an object: runs answer with an output that fits it. {}: with text.",
     )
 
@@ -148,34 +149,9 @@ def lines(version: AgentVersion | None) -> list[str]:
 class AgentAdmin(CatalogueAdmin):
     form = AgentForm
     list_display = ("name", "display_name", "version", "enabled")
-    fieldsets = (
-        (None, {"fields": ("name", "display_name", "description", "enabled")}),
-        (
-            "Version",
-            {
-                "fields": (
-                    "instructions",
-                    "model",
-                    "all_tools",
-                    "tools",
-                    "parameters",
-                    "credit_approval_threshold",
-                    "max_credits",
-                    "output_schema",
-                ),
-                "description": "A change makes a new version. Runs that have started keep theirs.",
-            },
-        ),
-    )
-    view_fields = ("name", "display_name", "description", "enabled", "version", "content")
-
-    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        if obj is not None and not self.has_change_permission(request, obj):
-            return ((None, {"fields": self.view_fields}),)
-        return super().get_fieldsets(request, obj)
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return ("content",) if obj is not None and not self.has_change_permission(request, obj) else ()
+    view_fields = ("name", "display_name", "description", "enabled", "version")
+    shown = ("content",)
+    actions_detail = ("versions",)
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False  # runs name it; staff disable it instead
@@ -193,26 +169,14 @@ class AgentAdmin(CatalogueAdmin):
     def content(self, agent: Agent) -> str:
         return format_html('<pre class="staff-text">{}</pre>', "\n".join(lines(current_version(agent))))
 
-    def get_urls(self) -> list[Any]:
-        view = self.admin_site.admin_view(self.versions_view)
-        return [path("<path:object_id>/versions/", view, name="runs_agent_versions"), *super().get_urls()]
-
-    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any) -> Any:
-        agent = context.get("original")
-        if agent is not None:
-            link = reverse("admin:runs_agent_versions", args=[agent.pk])
-            context["actions_detail"] = [{"title": "Versions", "icon": "history", "attrs": {}, "path": link}]
-        return super().render_change_form(request, context, *args, **options)
-
-    def versions_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+    @action(description="Versions", icon="history", permissions=["view"])
+    def versions(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """The versions, newest first, and two of them side by side; POST makes one the current one."""
-        agent: Any = self.get_object(request, unquote(object_id))
-        if agent is None:
-            raise Http404
+        agent = self.row(request, object_id)
         may_change = self.has_change_permission(request, agent)
-        if not (may_change if request.method == "POST" else self.has_view_permission(request, agent)):
-            raise PermissionDenied
         if request.method == "POST":
+            if not may_change:
+                raise PermissionDenied
             return self._choose(request, agent, request.POST.get("version", ""))
         versions = list(agent.versions.values("number", "created_at")[:VERSIONS_MAX])
         right = _number(request.GET.get("right")) or agent.version
@@ -223,21 +187,19 @@ class AgentAdmin(CatalogueAdmin):
         for version in versions:
             query = urlencode({"agent": f"{agent.name}@{version['number']}"})
             version["runs"] = f"{reverse('admin:runs_run_changelist')}?{query}"
-        context = self.admin_site.each_context(request) | {
-            "title": "Versions",
-            "subtitle": agent.name,
-            "opts": self.opts,
-            "original": agent,
-            "versions": versions,
-            "may_change": may_change,
-            "may_see_runs": request.user.has_perm("runs.view_run"),
-            "left": left,
-            "right": right,
-            "rows": difference.rows(lines(found[left]), lines(found[right])),
-            "whole": "\n".join(lines(found[right])),
-            "back": reverse("admin:runs_agent_change", args=[agent.pk]),
-        }
-        return TemplateResponse(request, "admin/runs/agent/versions.html", context)
+        return self.page(
+            request,
+            "admin/runs/agent/versions.html",
+            "Versions",
+            agent,
+            versions=versions,
+            may_change=may_change,
+            may_see_runs=request.user.has_perm("runs.view_run"),
+            left=left,
+            right=right,
+            rows=differences(lines(found[left]), lines(found[right])),
+            whole="\n".join(lines(found[right])),
+        )
 
     def _choose(self, request: HttpRequest, agent: Agent, text: str) -> HttpResponse:
         try:
@@ -246,8 +208,45 @@ class AgentAdmin(CatalogueAdmin):
             raise Http404 from None
         self.log_change(request, agent, f"Chose version {_number(text)}.")
         messages.success(request, f"New runs get {agent.name}@{_number(text)}.")
-        return HttpResponseRedirect(reverse("admin:runs_agent_versions", args=[agent.pk]))
+        return HttpResponseRedirect(self.url("versions", agent.pk))
 
 
 def _number(text: str | None) -> int:
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 10 else 0
+
+
+class Row(NamedTuple):
+    """``changed``: the sides differ. ``skipped``: so many equal lines are not shown here."""
+
+    left: str = ""
+    right: str = ""
+    changed: bool = False
+    skipped: int = 0
+
+
+def differences(left: list[str], right: list[str]) -> list[Row]:
+    """The differences with some lines around them. Where there are too many lines between the first and the last
+    difference, all of these count as changed.
+    """
+    start = _equal_at_start(left, right)
+    end = _equal_at_start(left[start:][::-1], right[start:][::-1])
+    a, b = left[start : len(left) - end], right[start : len(right) - end]
+    parts: Sequence[tuple[str, int, int, int, int]] = [("replace", 0, len(a), 0, len(b))]
+    if max(len(a), len(b)) <= COMPARED_LINES_MAX:
+        parts = SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
+    found = [Row(line, line) for line in left[:start]]
+    for kind, from_a, to_a, from_b, to_b in parts:
+        pairs = zip_longest(a[from_a:to_a], b[from_b:to_b], fillvalue="")
+        found += [Row(one, other, kind != "equal") for one, other in pairs]
+    found += [Row(line, line) for line in left[len(left) - end :]]
+    changes = [at for at, row in enumerate(found) if row.changed]
+    near = {at + step for at in changes for step in range(-CONTEXT_LINES, CONTEXT_LINES + 1)}
+    shown: list[Row] = []
+    for is_near, places in groupby(range(len(found)), near.__contains__):
+        rows = [found[at] for at in places]
+        shown += rows if is_near else [Row(skipped=len(rows))]
+    return shown
+
+
+def _equal_at_start(left: list[str], right: list[str]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))

@@ -10,7 +10,7 @@ from django.contrib.admin.models import LogEntry
 from django.urls import reverse
 
 from runs import catalogue
-from runs.admin import difference
+from runs.admin.agents import differences
 from runs.models import Agent, AgentModel, AgentVersion, Provider, Tool
 from tests.admin.conftest import make_run
 
@@ -188,13 +188,13 @@ def test_those_who_may_view_see_everything_and_change_nothing(sign_in, agent):
 def test_the_largest_versions_are_compared_in_a_moment():
     left, right = ["a", "b"] * 25_000, ["a", "a", "b"] * 16_000
     begun = time.process_time()
-    assert len(difference.rows(left, right)) == 50_000
-    assert len(difference.rows(left[:400], right[:400])) <= 800
+    assert len(differences(left, right)) == 50_000
+    assert len(differences(left[:400], right[:400])) <= 800
     assert time.process_time() - begun < 20
 
 
 def test_equal_lines_far_from_a_difference_are_counted():
     before = [str(number) for number in range(20)]
-    rows = difference.rows(before, [*before[:10], "new", *before[11:]])
+    rows = differences(before, [*before[:10], "new", *before[11:]])
     assert [row.skipped for row in rows if row.skipped] == [7, 6]
     assert [(row.left, row.right) for row in rows if row.changed] == [("10", "new")]

@@ -13,7 +13,7 @@ from django.db import IntegrityError, connection, transaction
 from django.urls import reverse
 
 from runs import catalogue
-from runs.admin.models import ProviderForm
+from runs.admin.providers import ProviderForm
 from runs.catalogue.providers import Server
 from runs.models import AgentModel, Provider, Tool
 from tests.admin.conftest import SECRET

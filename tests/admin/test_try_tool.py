@@ -38,7 +38,7 @@ def tool(server: Any) -> Tool:
 
 
 def page(tool: Tool) -> str:
-    return reverse("admin:runs_tool_try", args=[tool.pk])
+    return reverse("admin:runs_tool_try_it", args=[tool.pk])
 
 
 def logged(tool: Tool) -> list[str]:

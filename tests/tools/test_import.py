@@ -27,7 +27,7 @@ address = test_mcp.address
 engines = engine_fixtures.engines
 bench = engine_fixtures.bench
 OF_THE_SERVER = {"add", "remote_name", "headers", "report", "fail", "slow", "with_progress", "large"}
-PAGE = reverse("admin:runs_tool_import")
+PAGE = reverse("admin:runs_tool_import_tools")
 
 
 def run_import(url: str, *options: str) -> str:

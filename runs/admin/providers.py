@@ -6,18 +6,16 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
-from django.contrib.admin.utils import unquote
-from django.core.exceptions import PermissionDenied, ValidationError
+from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
-from django.http import Http404, HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
-from django.urls import path, reverse
-from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
+from django.http import HttpRequest, HttpResponse
+from unfold.decorators import action
+from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
 from config.kernel import money
 from config.kernel.encryption import DecryptionFailed
-from config.staff.forms import CreditsField, ObjectField
-from runs.admin.catalogue import FORGETS, CatalogueAdmin, require, set_secrets
+from config.staff.forms import CreditsField, ForgetField, ObjectField, SecretField, fits
+from runs.admin.tools import FORGETS, CatalogueAdmin, set_secrets
 from runs.catalogue import rules
 from runs.catalogue.definitions import ModelDefinition
 from runs.catalogue.dialects import NAMES, check_dialect
@@ -44,21 +42,16 @@ class ProviderForm(forms.ModelForm):
         choices=[("", "As the preset says"), *((name, kind.label) for name, kind in KINDS.items())],
         widget=UnfoldAdminSelectWidget,
     )
-    new_api_key = forms.CharField(
-        required=False,
-        label="New API key",
-        max_length=rules.API_KEY_MAX_CHARS,
-        widget=UnfoldAdminPasswordWidget,
-        help_text="Empty keeps the stored key.",
+    new_api_key = SecretField(
+        label="New API key", max_length=rules.API_KEY_MAX_CHARS, help_text="Empty keeps the stored key."
     )
-    forget_api_key = forms.BooleanField(required=False, label="Delete the stored key")
-    new_headers = forms.CharField(
-        required=False,
+    forget_api_key = ForgetField("key")
+    new_headers = SecretField(
         max_length=rules.HEADERS_MAX_CHARS,
-        widget=UnfoldAdminPasswordWidget,
+        validators=[fits(parse_headers)],
         help_text='More headers: a JSON object such as {"X-Project": "…"}; empty keeps the stored ones.',
     )
-    forget_headers = forms.BooleanField(required=False, label="Delete the stored headers")
+    forget_headers = ForgetField("headers")
 
     class Meta:
         model = Provider
@@ -69,12 +62,6 @@ class ProviderForm(forms.ModelForm):
             "max_concurrent": "Over all workers. Further runs wait for their turn. Empty: no limit.",
             "requests_per_minute": "Over all workers. Empty: no limit.",
         }
-
-    def clean_new_headers(self) -> str:
-        headers: str = self.cleaned_data["new_headers"]
-        if headers:
-            require(parse_headers, headers)
-        return headers
 
     def clean(self) -> dict[str, Any]:
         data = super().clean() or {}
@@ -96,20 +83,16 @@ class ProviderAdmin(CatalogueAdmin):
     form = ProviderForm
     list_display = ("name", "kind_label", "key", "enabled", "base_url", "max_concurrent", "requests_per_minute")
     view_fields = tuple(ProviderForm.Meta.fields)
-    add_fields = ("preset", "name", "kind", "base_url", "new_api_key", "new_headers")
-    change_fields = ("name", "kind", "base_url", "new_api_key", "forget_api_key", "new_headers", "forget_headers")
-    other_fields = ("max_concurrent", "requests_per_minute", "enabled")
+    shown = ("key",)
+    server = ("preset", "name", "kind", "base_url", "new_api_key", "forget_api_key", "new_headers", "forget_headers")
+    fields = (*server, "max_concurrent", "requests_per_minute", "enabled")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Provider]:
         return super().get_queryset(request).defer("api_key", "headers")
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        if obj is not None and not self.has_change_permission(request, obj):
-            return (*self.view_fields, "key")
-        return (*(self.add_fields if obj is None else self.change_fields), *self.other_fields)
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return ("key",) if obj is not None and not self.has_change_permission(request, obj) else ()
+        left_out = ("forget_api_key", "forget_headers") if obj is None else ("preset",)
+        return [name for name in super().get_fields(request, obj) if name not in left_out]
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         super().save_model(request, obj, form, change)
@@ -140,10 +123,9 @@ class AgentModelForm(forms.ModelForm):
         label="Price of 1,000 tokens in, written to the provider's cache",
         help_text="Credits; empty: as other tokens in",
     )
-    parameters = ObjectField(required=False, initial=dict, help_text=f"JSON with any of {', '.join(CHECKS)}.")
+    parameters = ObjectField(validators=[fits(check_parameters)], help_text=f"JSON with any of {', '.join(CHECKS)}.")
     dialect = ObjectField(
-        required=False,
-        initial=dict,
+        validators=[fits(check_dialect)],
         help_text=f"What the server wants otherwise than its profile says: JSON with any of {', '.join(NAMES)}.",
     )
     fallbacks = forms.CharField(
@@ -155,24 +137,10 @@ class AgentModelForm(forms.ModelForm):
 
     class Meta:
         model = AgentModel
-        fields = [
-            "name",
-            "display_name",
-            "provider",
-            "provider_model",
-            "price_in",
-            "price_out",
-            "price_cached_in",
-            "price_cache_write",
-            "provider_cost_percent",
-            "context_tokens",
-            "max_output_tokens",
-            "parameters",
-            "dialect",
-            "fallbacks",
-            "is_default",
-            "enabled",
-        ]
+        described = ["name", "display_name", "provider", "provider_model"]
+        prices = ["price_in", "price_out", "price_cached_in", "price_cache_write", "provider_cost_percent"]
+        used = ["context_tokens", "max_output_tokens", "parameters", "dialect", "fallbacks", "is_default", "enabled"]
+        fields = [*described, *prices, *used]
         help_texts = {
             "is_default": "The model of runs that name none. It replaces the present default.",
             "provider_model": "The provider's own name of the model.",
@@ -185,16 +153,6 @@ class AgentModelForm(forms.ModelForm):
         if "fallbacks" in self.fields:
             self.initial["fallbacks"] = ", ".join(self.instance.fallbacks)
 
-    def clean_parameters(self) -> Any:
-        parameters = self.cleaned_data["parameters"] or {}
-        require(check_parameters, parameters)
-        return parameters
-
-    def clean_dialect(self) -> Any:
-        dialect = self.cleaned_data["dialect"] or {}
-        require(check_dialect, dialect)
-        return dialect
-
     def clean_fallbacks(self) -> list[str]:
         names = [name.strip() for name in self.cleaned_data["fallbacks"].split(",") if name.strip()]
         known = set(AgentModel.objects.filter(name__in=names).values_list("name", flat=True))
@@ -206,6 +164,7 @@ class AgentModelForm(forms.ModelForm):
 @admin.register(AgentModel)
 class AgentModelAdmin(CatalogueAdmin):
     form = AgentModelForm
+    actions_detail = ("test",)
     list_display = ("name", "provider", "provider_model", "prices", "is_default", "enabled")
     list_select_related = ("provider",)
 
@@ -223,24 +182,10 @@ class AgentModelAdmin(CatalogueAdmin):
     def prices(self, model: AgentModel) -> str:
         return f"{money.to_text(model.price_in)} / {money.to_text(model.price_out)}"
 
-    def get_urls(self) -> list[Any]:
-        view = self.admin_site.admin_view(self.test_view)
-        return [path("<path:object_id>/test/", view, name="runs_agentmodel_test"), *super().get_urls()]
-
-    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any) -> Any:
-        model = context.get("original")
-        if model is not None and self.has_change_permission(request, model):
-            link = reverse("admin:runs_agentmodel_test", args=[model.pk])
-            context["actions_detail"] = [{"title": "Test", "icon": "network_check", "attrs": {}, "path": link}]
-        return super().render_change_form(request, context, *args, **options)
-
-    def test_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+    @action(description="Test", icon="network_check", permissions=["change"])
+    def test(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """One tiny request to the model, and what came; POST makes it."""
-        row: Any = self.get_object(request, unquote(object_id))
-        if row is None:
-            raise Http404
-        if not self.has_change_permission(request, row):
-            raise PermissionDenied
+        row = self.row(request, object_id)
         found = problem = None
         if request.method == "POST":
             try:
@@ -250,13 +195,4 @@ class AgentModelAdmin(CatalogueAdmin):
                 problem = "No key of ENCRYPTION_KEYS decrypts the provider's secrets."
             except ValueError as error:
                 problem = str(error)
-        context = self.admin_site.each_context(request) | {
-            "title": "Test",
-            "subtitle": row.name,
-            "opts": self.opts,
-            "original": row,
-            "probe": found,
-            "problem": problem,
-            "back": reverse("admin:runs_agentmodel_change", args=[row.pk]),
-        }
-        return TemplateResponse(request, "admin/runs/agentmodel/test.html", context)
+        return self.page(request, "admin/runs/agentmodel/test.html", "Test", row, probe=found, problem=problem)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import admin
-from django.contrib.admin.utils import unquote
-from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.validators import ProhibitNullCharactersValidator
 from django.db.models import QuerySet
 from django.db.models.signals import post_delete, post_save
 from django.dispatch import receiver
 from django.http import Http404, HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
-from django.urls import path, reverse
+from unfold.decorators import action
 from unfold.widgets import (
     UnfoldAdminDecimalFieldWidget,
     UnfoldAdminPasswordWidget,
@@ -29,7 +26,7 @@ from config.kernel.encryption import DecryptionFailed
 from config.kernel.jsontext import to_text
 from config.outbound.urls import same_server
 from config.staff.base import StaffAdmin
-from config.staff.forms import CreditsField, ObjectField
+from config.staff.forms import CreditsField, ForgetField, ObjectField, SecretField, fits
 from runs import catalogue
 from runs.catalogue import rules
 from runs.catalogue.imports import import_mcp
@@ -49,6 +46,18 @@ class CatalogueAdmin(StaffAdmin):
     ordering = ("name",)
     search_fields = ()
     list_disable_select_all = False
+    # For staff who may view but not change: the fields of the model, and the columns that are computed.
+    view_fields: ClassVar[tuple[str, ...]] = ()
+    shown: ClassVar[tuple[str, ...]] = ()
+
+    def only_views(self, request: HttpRequest, row: Any) -> bool:
+        return row is not None and bool(self.view_fields) and not self.has_change_permission(request, row)
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return (*self.view_fields, *self.shown) if self.only_views(request, obj) else super().get_fields(request, obj)
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return self.shown if self.only_views(request, obj) else ()
 
 
 @receiver((post_save, post_delete), sender=Provider)
@@ -71,24 +80,22 @@ class ToolForm(forms.ModelForm):
     )
 
     price = CreditsField(label="Price of a call", help_text="Credits: the estimate and the maximum of a call.")
-    input_schema = ObjectField(required=False, initial=dict, help_text="The JSON Schema of the input: an object.")
-    new_secret_headers = forms.CharField(
-        required=False,
+    input_schema = ObjectField(validators=[fits(check_schema)], help_text="The JSON Schema of the input: an object.")
+    new_secret_headers = SecretField(
         label="Secret headers",
         max_length=rules.HEADERS_MAX_CHARS,
-        widget=UnfoldAdminPasswordWidget,
+        validators=[fits(parse_headers)],
         help_text='A JSON object such as {"Authorization": "Bearer …"}; empty keeps the stored headers.',
     )
-    forget_secret_headers = forms.BooleanField(required=False, label="Delete the stored secret headers")
-    new_signing_secret = forms.CharField(
-        required=False,
+    forget_secret_headers = ForgetField("secret headers")
+    new_signing_secret = SecretField(
         label="Signing secret",
         max_length=rules.SIGNING_SECRET_MAX_CHARS,
-        widget=UnfoldAdminPasswordWidget,
+        validators=[fits(parse_signing_secret)],
         help_text="With it, calls of an HTTP endpoint are signed (Standard Webhooks): base64, best of 32 random bytes. "
         "Empty keeps the stored secret.",
     )
-    forget_signing_secret = forms.BooleanField(required=False, label="Delete the stored signing secret")
+    forget_signing_secret = ForgetField("signing secret")
     timeout_seconds = forms.FloatField(
         required=False,
         min_value=rules.TIMEOUT_MIN_SECONDS,
@@ -99,42 +106,15 @@ class ToolForm(forms.ModelForm):
     class Meta:
         model = Tool
         help_texts = {"url": FORGETS}
-        fields = [
-            "name",
-            "display_name",
-            "description",
-            "node_type",
-            "input_schema",
-            "price",
-            "provider_cost_percent",
-            "approval",
-            "timeout_seconds",
-            "repeatable",
-            "url",
-            "remote_name",
-            "enabled",
-        ]
+        described = ["name", "display_name", "description", "node_type", "input_schema", "price"]
+        called = ["provider_cost_percent", "approval", "timeout_seconds", "repeatable", "url", "remote_name", "enabled"]
+        fields = [*described, *called]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if tool := builtin.TOOLS.get(self.instance.name):
             self.fields["price"].help_text += f" This built-in tool's own price is {money.to_text(tool.price)}."
             self.fields["input_schema"].help_text += f" This built-in tool's own is {to_text(tool.input_schema)}"
-
-    def clean_new_secret_headers(self) -> str:
-        headers: str = self.cleaned_data["new_secret_headers"]
-        require(parse_headers, headers)
-        return headers
-
-    def clean_new_signing_secret(self) -> str:
-        secret: str = self.cleaned_data["new_signing_secret"]
-        require(parse_signing_secret, secret)
-        return secret
-
-    def clean_input_schema(self) -> Any:
-        schema = self.cleaned_data["input_schema"] or {}
-        require(check_schema, schema)
-        return schema
 
     def clean(self) -> dict[str, Any]:
         data = super().clean() or {}
@@ -155,17 +135,9 @@ def set_secrets(form: forms.ModelForm, names: Sequence[str], before: str, after:
         if form.cleaned_data.get(f"forget_{name}"):
             setattr(form.instance, name, None)
         elif secret := form.cleaned_data.get(f"new_{name}"):
-            setattr(form.instance, name, secret.strip())
+            setattr(form.instance, name, secret)
         elif moved:
             setattr(form.instance, name, None)
-
-
-def require(check: Callable[[Any], Any], value: Any) -> None:
-    """Show the ValueError of a check as an error of the form."""
-    try:
-        check(value)
-    except ValueError as error:
-        raise ValidationError(str(error)) from None
 
 
 class ImportForm(forms.Form):
@@ -200,57 +172,29 @@ class TryForm(forms.Form):
     )
 
 
-def who(request: HttpRequest) -> tuple[int, str]:
-    """The signed-in staff account: its id and its name."""
-    return request.user.pk or 0, request.user.get_username()
-
-
 @admin.register(Tool)
 class ToolAdmin(CatalogueAdmin):
     form = ToolForm
+    actions_list = ("import_tools",)
+    actions_detail = ("try_it",)
     list_display = ("name", "node_type", "credits", "approval", "repeatable", "secret", "signed", "enabled")
-    # The fields for staff who may view but not change. The secrets are not among them.
     view_fields = tuple(name for name in ToolForm.Meta.fields if name != "price")
     shown = ("credits", "secret", "signed")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Tool]:
         return super().get_queryset(request).defer("secret_headers", "signing_secret")
 
-    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        if obj is not None and not self.has_change_permission(request, obj):
-            return (*self.view_fields, *self.shown)
-        return super().get_fields(request, obj)
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return self.shown if obj is not None and not self.has_change_permission(request, obj) else ()
-
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         # The next migration would add the row again, enabled. Staff disable it instead.
         builtin_row = obj is not None and obj.node_type == BUILTIN and obj.name in builtin.TOOLS
         return not builtin_row and super().has_delete_permission(request, obj)
 
-    def get_urls(self) -> list[Any]:
-        view = self.admin_site.admin_view
-        return [
-            path("import/", view(self.import_view), name="runs_tool_import"),
-            path("<path:object_id>/try/", view(self.try_view), name="runs_tool_try"),
-            *super().get_urls(),
-        ]
-
-    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        response = super().changelist_view(request, extra_context)
-        if isinstance(response, TemplateResponse) and response.context_data and self.may_import(request):
-            button = {"title": "Import tools", "icon": "download", "attrs": {}}
-            response.context_data["actions_list"] = [button | {"path": reverse("admin:runs_tool_import")}]
-        return response
-
-    def may_import(self, request: HttpRequest) -> bool:
+    def has_import_permission(self, request: HttpRequest) -> bool:
         return self.has_add_permission(request) and self.has_change_permission(request)
 
-    def import_view(self, request: HttpRequest) -> HttpResponse:
+    @action(description="Import tools", icon="download", url_path="import", permissions=["import"])
+    def import_tools(self, request: HttpRequest) -> HttpResponse:
         """The tools of an MCP server become rows; POST reads its list."""
-        if not self.may_import(request):
-            raise PermissionDenied
         form = ImportForm(request.POST or None)
         imported = None
         if request.method == "POST" and form.is_valid():
@@ -264,35 +208,24 @@ class ToolAdmin(CatalogueAdmin):
                     self.log_addition(request, tool, "Imported it.")
                 for tool in imported.changed:
                     self.log_change(request, tool, "Imported it again.")
-        context = self.admin_site.each_context(request) | {
-            "title": "Import tools",
-            "opts": self.opts,
-            "form": form,
-            "imported": imported,
-            "back": reverse("admin:runs_tool_changelist"),
-        }
-        return TemplateResponse(request, "admin/runs/tool/import.html", context)
+        return self.page(request, "admin/runs/tool/import.html", "Import tools", form=form, imported=imported)
 
-    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any) -> Any:
-        tool = context.get("original")
-        if tool is not None and tool.node_type == HTTP and self.has_change_permission(request, tool):
-            link = reverse("admin:runs_tool_try", args=[tool.pk])
-            context["actions_detail"] = [{"title": "Try it", "icon": "play_arrow", "attrs": {}, "path": link}]
-        return super().render_change_form(request, context, *args, **options)
+    def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:
+        is_http = Tool.objects.filter(pk=object_id, node_type=HTTP).exists()
+        return super().get_actions_detail(request, object_id) if is_http else []
 
-    def try_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+    @action(description="Try it", icon="play_arrow", url_path="try", permissions=["change"])
+    def try_it(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """One call of an HTTP tool, and what came; POST makes it."""
-        row: Any = self.get_object(request, unquote(object_id))
-        if row is None or row.node_type != HTTP:
+        row = self.row(request, object_id)
+        if row.node_type != HTTP:
             raise Http404
-        if not self.has_change_permission(request, row):
-            raise PermissionDenied
         trial = problem = None
         form = TryForm(request.POST or None)
         if request.method == "POST" and form.is_valid():
             try:
                 definition = ToolDefinition.from_row(Tool.objects.get(pk=row.pk))
-                trial = try_tool(definition, form.cleaned_data["arguments"], *who(request))
+                trial = try_tool(definition, form.cleaned_data["arguments"], request.user.pk, str(request.user))
                 outcome = trial.failure.code if trial.failure else "it answered"
                 self.log_change(request, row, f"Tried it: {outcome}.")
             except DecryptionFailed:
@@ -300,18 +233,8 @@ class ToolAdmin(CatalogueAdmin):
             except ValueError as error:
                 problem = str(error)
         used = trial.result.credit_used if trial and trial.result else None
-        context = self.admin_site.each_context(request) | {
-            "title": "Try it",
-            "subtitle": row.name,
-            "opts": self.opts,
-            "original": row,
-            "form": form,
-            "trial": trial,
-            "credits": money.to_text(row.price if used is None else used),
-            "problem": problem,
-            "back": reverse("admin:runs_tool_change", args=[row.pk]),
-        }
-        return TemplateResponse(request, "admin/runs/tool/try.html", context)
+        found = {"form": form, "trial": trial, "problem": problem, "credits": row.price if used is None else used}
+        return self.page(request, "admin/runs/tool/try.html", "Try it", row, **found)
 
     @admin.display(description="price (credits)")
     def credits(self, tool: Tool) -> str:
