@@ -43,7 +43,7 @@ MIDDLEWARE = [
     "config.api.middleware.AuthenticationMiddleware",
     "config.api.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
-    "config.staff.sessions.SessionAgeMiddleware",
+    "config.staff.sign_in.SessionAgeMiddleware",
     "axes.middleware.AxesMiddleware",
 ]
 
@@ -210,11 +210,6 @@ STAFF_NAVIGATION = {
 STAFF_PAGES = [("Reports", "bar_chart", "admin:runs_reports", ("credits.view_ledgerentry", "runs.view_turn"))]
 # The page of a user: template, and (request, user) → context.
 STAFF_PERSON_PAGE = ("admin/runs/person.html", "runs.admin.person.show")
-# Links on the page of a user: label, model, and the lookup for the user's id.
-STAFF_USER_LINKS = [
-    ("runs", "runs.run", "user__id__exact"),
-    ("ledger", "credits.ledgerentry", "account__user__id__exact"),
-]
 UNFOLD = {
     "SITE_TITLE": "Agent workflow service",
     "SITE_HEADER": "Agent workflow service",
@@ -226,8 +221,8 @@ UNFOLD = {
     "STYLES": [STATIC_URL + "staff/staff.css"],
     "SCRIPTS": [STATIC_URL + "staff/staff.js"],
     "DASHBOARD_CALLBACK": "runs.admin.dashboard.show",
-    "SIDEBAR": {"navigation": "config.staff.navigation.sidebar", "show_search": True},
-    "COMMAND": {"search_callback": "config.staff.navigation.find_by_id"},
+    "SIDEBAR": {"navigation": "config.staff.pages.sidebar", "show_search": True},
+    "COMMAND": {"search_callback": "config.staff.pages.find_by_id"},
     "COLORS": {
         "primary": {
             "50": "oklch(97% .014 254.6)",

@@ -197,7 +197,7 @@ TOP_UP_URL = ENV.text("TOP_UP_URL")
 # (user id, chat ids) → {chat id: title}, for the reports of credits, which may not import chats.
 CREDITS_CHAT_TITLES = "chats.services.titles_of"
 # (ids of tool calls) → {id: when the user approved it}, for the ledger in the admin.
-CREDITS_APPROVALS = "runs.admin.journal.approved_at"
+CREDITS_APPROVALS = "runs.admin.runs.approved_at"
 # Interval at which expired grants are taken back.
 CREDIT_EXPIRY_SWEEP_SECONDS = 60
 

@@ -12,7 +12,7 @@ import runs.urls
 import webhooks.urls
 from config.api import documentation, views
 from config.api.openapi.views import SchemaView
-from config.staff import denied, navigation, people
+from config.staff import pages
 
 admin.autodiscover()
 
@@ -44,8 +44,8 @@ urlpatterns = [
     ),
     *runs.urls.rpc,
     re_path(r"^api(/.*)?$", views.unknown_path),
-    path("admin/find/", admin.site.admin_view(navigation.find), name="find"),
-    path("admin/people/<int:user_id>/", admin.site.admin_view(people.show), name="person"),
+    path("admin/find/", admin.site.admin_view(pages.find), name="find"),
+    path("admin/people/<int:user_id>/", admin.site.admin_view(pages.person), name="person"),
     path("admin/", admin.site.urls),
     path("docs", documentation.page),
     path("docs/", documentation.page),
@@ -55,7 +55,7 @@ urlpatterns = [
     *chats.urls.uploads,
 ]
 
-handler403 = denied.forbidden
-handler404 = denied.missing
+handler403 = pages.forbidden
+handler404 = pages.missing
 handler400 = views.bad_request
 handler500 = views.server_error

@@ -15,16 +15,15 @@ from typing import Any, ClassVar
 from django import forms
 from django.contrib import messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import Model, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import path, reverse
+from django.urls import path
 from unfold.enums import ActionVariant
 
-from config.kernel.errors import DomainError, ValidationFailed
+from config.kernel.errors import DomainError
 from config.staff.base import StaffAdmin
 
 # Rows of one request; each is a transaction.
@@ -82,15 +81,19 @@ class Action:
     # Whether a row's page offers the action: a finished run cannot be cancelled.
     offered: Callable[[Any], bool] = lambda row: True
 
+    def button(self, link: str) -> dict[str, Any]:
+        variant = ActionVariant.DANGER if self.danger else ActionVariant.DEFAULT
+        return {"title": self.label, "icon": self.icon, "variant": variant, "attrs": {}, "path": link}
+
 
 class WithActions(StaffAdmin):
     staff_actions: ClassVar[tuple[Action, ...]] = ()
 
     def get_urls(self) -> list[Any]:
-        view = self.admin_site.admin_view(self.act)
+        view, name = self.admin_site.admin_view(self.act), f"{self.opts.app_label}_{self.opts.model_name}_do"
         return [
-            path("do/<slug:name>/", view, name=self._url_name("do")),
-            path("<path:object_id>/do/<slug:name>/", view, name=self._url_name("do_one")),
+            path("do/<slug:name>/", view, name=name),
+            path("<path:object_id>/do/<slug:name>/", view, name=f"{name}_one"),
             *super().get_urls(),
         ]
 
@@ -105,7 +108,7 @@ class WithActions(StaffAdmin):
         response = super().changelist_view(request, extra_context)
         if isinstance(response, TemplateResponse) and response.context_data is not None:
             response.context_data["actions_list"] = [
-                self._button(action, reverse(f"admin:{self._url_name('do')}", args=[action.name]))
+                action.button(self.url("do", action.name))
                 for action in self._allowed(request)
                 if action.about == "none"
             ]
@@ -114,8 +117,8 @@ class WithActions(StaffAdmin):
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any) -> Any:
         row = context.get("original")
         if row is not None:
-            context["actions_detail"] = [
-                self._button(action, reverse(f"admin:{self._url_name('do_one')}", args=[row.pk, action.name]))
+            context["actions_detail"] += [
+                action.button(self.url("do_one", row.pk, action.name))
                 for action in self._allowed(request)
                 if action.about != "none" and action.offered(row)
             ]
@@ -124,13 +127,6 @@ class WithActions(StaffAdmin):
     def _allowed(self, request: HttpRequest) -> list[Action]:
         return [action for action in self.staff_actions if request.user.has_perm(action.permission)]
 
-    def _button(self, action: Action, link: str) -> dict[str, Any]:
-        variant = ActionVariant.DANGER if action.danger else ActionVariant.DEFAULT
-        return {"title": action.label, "icon": action.icon, "variant": variant, "attrs": {}, "path": link}
-
-    def _url_name(self, suffix: str) -> str:
-        return f"{self.opts.app_label}_{self.opts.model_name}_{suffix}"
-
     def act(self, request: HttpRequest, name: str, object_id: str | None = None) -> HttpResponse:
         action = next((action for action in self.staff_actions if action.name == name), None)
         if action is None or (object_id is not None and action.about == "none"):
@@ -138,10 +134,7 @@ class WithActions(StaffAdmin):
         if not request.user.has_perm(action.permission) or not self.has_view_permission(request):
             raise PermissionDenied
         if object_id is not None:
-            row = self.get_object(request, unquote(object_id))
-            if row is None:
-                raise Http404
-            rows = [row]
+            rows = [self.row(request, object_id)]
         elif action.about == "none":
             rows = []
         elif request.method == "POST":
@@ -150,7 +143,7 @@ class WithActions(StaffAdmin):
             return HttpResponseNotAllowed(["POST"])
         if not rows and action.about != "none":
             messages.warning(request, "Choose a row first. Nothing was changed.")
-            return HttpResponseRedirect(reverse(f"admin:{self._url_name('changelist')}"))
+            return HttpResponseRedirect(self.url("changelist"))
         if request.method != "POST":
             return self.ask(request, action, rows)
         form = self._form(action, rows, request.POST)
@@ -179,24 +172,10 @@ class WithActions(StaffAdmin):
         """The form; if there is none, or it is filled in, the confirmation."""
         if form is None:
             form = self._form(action, rows)
-        confirm = confirm or form is None
-        back = reverse(f"admin:{self._url_name('changelist')}")
-        if len(rows) == 1:
-            back = reverse(f"admin:{self._url_name('change')}", args=[rows[0].pk])
-        context = self.admin_site.each_context(request) | {
-            "title": action.label,
-            "opts": self.opts,
-            "original": rows[0] if len(rows) == 1 else None,
-            "action": action,
-            "rows": rows,
-            "form": form,
-            "confirm": confirm,
-            "nonce": uuid.uuid4().hex,
-            "checkbox": ACTION_CHECKBOX_NAME,
-            "target": reverse(f"admin:{self._url_name('do')}", args=[action.name]),
-            "back": back,
-        }
-        return TemplateResponse(request, "staff/action.html", context)
+        context = {"action": action, "rows": rows, "form": form, "confirm": confirm or form is None}
+        context |= {"nonce": uuid.uuid4().hex, "checkbox": ACTION_CHECKBOX_NAME, "target": self.url("do", action.name)}
+        row = rows[0] if len(rows) == 1 else None
+        return self.page(request, "staff/action.html", action.label, row, **context)
 
     def do(self, request: HttpRequest, action: Action, rows: list[Any], form: ActionForm | None) -> HttpResponse:
         done = []
@@ -210,7 +189,8 @@ class WithActions(StaffAdmin):
                         done.append(did)
             except DomainError as error:
                 if form is not None:
-                    self._show(error, form)
+                    for name, texts in ((error.details or {}).get("fields") or {"": error.message}).items():
+                        form.add_error(name if name in form.fields else None, texts)
                     return self.ask(request, action, rows, form)
                 messages.error(request, f"{row}: {error.message}")
         if done:
@@ -220,15 +200,8 @@ class WithActions(StaffAdmin):
             messages.warning(request, "Nothing was changed.")
         single = rows[0] if len(rows) == 1 else done[0].row if len(done) == 1 else None
         if isinstance(single, self.model):
-            return HttpResponseRedirect(reverse(f"admin:{self._url_name('change')}", args=[single.pk]))
-        return HttpResponseRedirect(reverse(f"admin:{self._url_name('changelist')}"))
-
-    def _show(self, error: DomainError, form: ActionForm) -> None:
-        fields = (error.details or {}).get("fields", {}) if isinstance(error, ValidationFailed) else {}
-        for name, texts in fields.items():
-            form.add_error(name if name in form.fields else None, texts)
-        if not fields:
-            form.add_error(None, error.message)
+            return HttpResponseRedirect(self.url("change", single.pk))
+        return HttpResponseRedirect(self.url("changelist"))
 
 
 def _chosen(action: Action, model_admin: WithActions, request: HttpRequest, queryset: QuerySet[Any]) -> Any:

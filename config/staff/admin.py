@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.conf import settings
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.admin import GroupAdmin as PlainGroupAdmin
@@ -13,7 +12,7 @@ from django.contrib.auth.models import Group, User
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html
 from unfold.admin import ModelAdmin
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
@@ -32,26 +31,15 @@ class UserAdmin(StaffAdmin, PlainUserAdmin):
     ordering = ("-pk",)
     search_fields = ("pk",)
     search_help_text = "A user's name, e-mail address or id"
-    list_display = ("username", "email", "is_staff", "is_active", "date_joined", "last_login", "page", "more")
+    list_display = ("username", "email", "is_staff", "is_active", "date_joined", "last_login", "theirs")
     list_filter = ("is_staff", "is_superuser", "is_active")
 
     def find(self, word: str) -> Q:
         return Q(pk__in=users_named(word))
 
     @admin.display(description="page")
-    def page(self, user: User) -> str:
+    def theirs(self, user: User) -> str:
         return format_html('<a href="{}">Page of {}</a>', reverse("person", args=[user.pk]), user.get_username())
-
-    @admin.display(description="")
-    def more(self, user: User) -> str:
-        return format_html_join(
-            " · ",
-            '<a href="{}?{}={}">{}</a>',
-            (
-                (reverse(f"admin:{model.replace('.', '_')}_changelist"), lookup, user.pk, label)
-                for label, model, lookup in settings.STAFF_USER_LINKS
-            ),
-        )
 
 
 @admin.register(Group)

@@ -20,6 +20,7 @@ from unfold import paginator
 from unfold.admin import ModelAdmin
 from unfold.decorators import display
 
+from config.kernel import money
 from config.kernel.choices import StatusChoices
 from config.kernel.ids import IdField, short_id
 from config.staff.words import relative, sidebar_name
@@ -196,6 +197,16 @@ def link_column(name: str, description: str) -> Callable[[Any], str]:
     return column
 
 
+def credits_column(name: str, label: str = "credits") -> Any:
+    """A column of credits; the field ``name`` holds micro-credits."""
+
+    @admin.display(description=label)
+    def column(model_admin: Any, row: Any) -> str:
+        return money.to_text(getattr(row, name))
+
+    return column
+
+
 def status_column(statuses: type[StatusChoices]) -> Any:
     """A column of a list: the row's status, in the colour of its tone."""
 
@@ -209,12 +220,12 @@ def status_column(statuses: type[StatusChoices]) -> Any:
 def users_named(word: str) -> list[int]:
     """The ids of users with this name, e-mail address or id."""
     users = get_user_model()._default_manager
-    found = set(users.filter(username=word).values_list("pk", flat=True)[:1])
+    found = [*users.filter(username=word)[:1]]
     if "@" in word:
-        found |= set(users.filter(email__iexact=word).values_list("pk", flat=True)[:100])
+        found += users.filter(email__iexact=word)[:100]
     if word.isascii() and word.isdigit() and len(word) < 10:
-        found |= set(users.filter(pk=int(word)).values_list("pk", flat=True))
-    return sorted(found)
+        found += users.filter(pk=int(word))
+    return sorted({user.pk for user in found})
 
 
 def of_user(word: str, field: str = "user") -> Q:

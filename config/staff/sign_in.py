@@ -1,21 +1,27 @@
 """The throttle of sign-ins to the admin. After ADMIN_SIGN_IN_FAILURES wrong passwords an address is locked for
-ADMIN_SIGN_IN_LOCK_SECONDS; django-axes counts in the database.
+ADMIN_SIGN_IN_LOCK_SECONDS; django-axes counts in the database. A session ends ADMIN_SESSION_HOURS after the sign-in, or
+after ADMIN_SESSION_IDLE_MINUTES without a request (``SESSION_COOKIE_AGE``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from axes.handlers.database import AxesDatabaseHandler
 from axes.models import AccessAttempt
 from django.conf import settings
+from django.contrib.auth import logout
 from django.db.models import F
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
 
 from config.api import ratelimit
+from config.kernel import clock
 
 NO_ADDRESS = "0.0.0.0"  # noqa: S104 - requests without an address share one count
+# The key in the session; the value is in seconds since the epoch.
+BEGUN_AT = "begun_at"
 
 
 class CountingHandler(AxesDatabaseHandler):
@@ -56,3 +62,17 @@ def locked(request: HttpRequest, response: HttpResponse | None = None, credentia
     answer = render(request, "staff/locked.html", context, status=429)
     answer["Retry-After"] = str(seconds)
     return answer
+
+
+class SessionAgeMiddleware:
+    """For pages only: after Django's middleware for sessions and users. A session begins with its first request."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        if request.path_info.startswith("/admin/") and request.user.is_authenticated:
+            now = clock.now().timestamp()
+            if now - request.session.setdefault(BEGUN_AT, now) > settings.ADMIN_SESSION_HOURS * 3600:
+                logout(request)
+        return self.get_response(request)

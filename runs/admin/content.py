@@ -1,6 +1,6 @@
 """The content of a run: messages, inputs and outputs of turns and tools, questions and answers.
 
-It belongs to the user. No other page of the admin shows it, and ``RunAdmin.content_view`` logs each access.
+It belongs to the user. No other page of the admin shows it, and ``RunAdmin.content`` logs each access.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ A fixed number of queries, each of a few rows that an index has in this order. I
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from datetime import UTC, timedelta
 from typing import Any
 
@@ -20,13 +19,21 @@ from config.staff.base import page_of
 from credits import statement
 from credits.models import Account, DayTotal
 from runs.admin.reports import CHART_OPTIONS, PALETTE, chart
-from runs.admin.timeline import why
+from runs.admin.timeline import reasons
 from runs.models import Run, RunStatus
 from webhooks.models import Delivery, Endpoint
 
 DAYS, ROWS_MAX = 30, 10
 # The latest runs whose models are counted.
 RUNS_COUNTED = 200
+LINKS = (
+    ("All runs", "runs_run", "user__id__exact"),
+    ("Ledger", "credits_ledgerentry", "account__user__id__exact"),
+    ("Chats", "chats_chat", "user__id__exact"),
+    ("API keys", "apikeys_apikey", "user__id__exact"),
+    ("Endpoints", "webhooks_endpoint", "user__id__exact"),
+    ("Deliveries", "webhooks_delivery", "user__id__exact"),
+)
 
 
 def show(request: HttpRequest, user: Any) -> dict[str, Any]:
@@ -34,33 +41,38 @@ def show(request: HttpRequest, user: Any) -> dict[str, Any]:
     may = request.user.has_perm
     panels: dict[str, Any] = {}
     if may("credits.view_account"):
-        panels["account"] = _account(user)
+        account = Account.objects.filter(pk=user.pk).first() or Account(user=user)
+        amounts = {"Balance": account.balance, "Held": account.held, "Available": account.available}
+        panels["account"] = [(label, money.to_text(amount)) for label, amount in amounts.items()]
         panels["spend"] = _spend_by_day(user)
     if may("runs.view_run"):
         panels |= _runs(user)
     if may("apikeys.view_apikey"):
-        panels["keys"] = list(
-            ApiKey.objects.filter(user=user).order_by("-created_at", "-pk").defer("digest")[:ROWS_MAX]
-        )
+        keys = ApiKey.objects.filter(user=user).order_by("-created_at", "-pk")
+        panels["keys"] = list(keys.defer("digest")[:ROWS_MAX])
     if may("webhooks.view_endpoint"):
         endpoints = Endpoint.objects.filter(user=user, deleted_at=None).defer("secret", "secondary_secret", "url")
         panels["endpoints"] = list(endpoints.order_by("-pk")[:ROWS_MAX])
     if may("webhooks.view_delivery"):
         deliveries = Delivery.objects.filter(user=user, status=Delivery.Status.DEAD).defer("body")
         panels["dead"] = list(deliveries.order_by("-created_at", "-pk")[:ROWS_MAX])
+    actions = [("Change the user", reverse("admin:auth_user_change", args=[user.pk]), "auth.change_user")]
+    if Account.objects.filter(pk=user.pk).exists():
+        actions[:0] = [
+            (label, reverse("admin:credits_account_do_one", args=[user.pk, name]), f"credits.{name}_credits")
+            for label, name in (("Grant credits", "grant"), ("Adjust account", "adjust"))
+        ]
     return {
         "person": user,
         "panels": panels,
-        "links": [(label, url) for label, url, permission in _links(user) if may(permission)],
-        "actions": [(label, url) for label, url, permission in _actions(user) if may(permission)],
+        "links": [
+            (label, f"{reverse(f'admin:{model}_changelist')}?{lookup}={user.pk}")
+            for label, model, lookup in LINKS
+            if may(model.replace("_", ".view_"))
+        ],
+        "actions": [(label, url) for label, url, permission in actions if may(permission)],
         "options": CHART_OPTIONS,
     }
-
-
-def _account(user: Any) -> list[tuple[str, str]]:
-    account = Account.objects.filter(pk=user.pk).first() or Account(user=user)
-    amounts = (("Balance", account.balance), ("Held", account.held), ("Available", account.available))
-    return [(label, money.to_text(amount)) for label, amount in amounts]
 
 
 def _spend_by_day(user: Any) -> dict[str, Any]:
@@ -79,34 +91,16 @@ def _runs(user: Any) -> dict[str, Any]:
         .order_by("-created_at", "-pk")
         .only("status", "created_at", "resolved_model", "agent_name", "error_code")[:RUNS_COUNTED]
     )
-    failed = Run.objects.filter(user=user, status=RunStatus.FAILED).order_by("-created_at", "-pk")[:ROWS_MAX]
+    failed = Run.objects.filter(user=user, status=RunStatus.FAILED).order_by("-created_at", "-pk")
+    failed = failed.defer("error_message", "metadata")[:ROWS_MAX]
     models = Counter(run.resolved_model for run in latest if run.resolved_model)
     agents = Counter(run.agent_name for run in latest if run.agent_name)
     return {
         "runs": [(run, page_of(Run, run.pk), RunStatus.tones()[run.status]) for run in latest[:ROWS_MAX]],
-        "failures": [(run, page_of(Run, run.pk), why(run)) for run in failed.defer("error_message", "metadata")],
+        "failures": [
+            (run, page_of(Run, run.pk), reasons(run)[-1:]) for run in failed.defer("error_message", "metadata")
+        ],
         "models": models.most_common(ROWS_MAX),
         "agents": agents.most_common(ROWS_MAX),
         "counted": len(latest),
     }
-
-
-def _links(user: Any) -> Iterator[tuple[str, str, str]]:
-    for label, model, lookup in (
-        ("All runs", "runs_run", "user__id__exact"),
-        ("Ledger", "credits_ledgerentry", "account__user__id__exact"),
-        ("Chats", "chats_chat", "user__id__exact"),
-        ("API keys", "apikeys_apikey", "user__id__exact"),
-        ("Endpoints", "webhooks_endpoint", "user__id__exact"),
-        ("Deliveries", "webhooks_delivery", "user__id__exact"),
-    ):
-        url = reverse(f"admin:{model}_changelist")
-        yield label, f"{url}?{lookup}={user.pk}", model.replace("_", ".view_", 1)
-
-
-def _actions(user: Any) -> Iterator[tuple[str, str, str]]:
-    if Account.objects.filter(pk=user.pk).exists():
-        for label, name in (("Grant credits", "grant"), ("Adjust account", "adjust")):
-            url = reverse("admin:credits_account_do_one", args=[user.pk, name])
-            yield label, url, f"credits.{name}_credits"
-    yield "Change the user", reverse("admin:auth_user_change", args=[user.pk]), "auth.change_user"

@@ -1,33 +1,43 @@
-"""The admin of runs: search, the page of one run with its timeline and its content, and the action Cancel."""
+"""The admin of runs and their journal: search, the page of a run with its timeline and its content, and Cancel."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from django.conf import settings
 from django.contrib import admin
-from django.contrib.admin.utils import unquote
-from django.core.exceptions import PermissionDenied
 from django.db.models import Q, QuerySet
-from django.http import Http404, HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
+from django.http import HttpRequest, HttpResponse
 from django.urls import path, reverse
 from django.utils.html import format_html
+from unfold.decorators import action
 
 from chats.models import Message
 from config.api.authentication import DEMO_USER
 from config.staff.actions import Action, Did, WithActions
-from config.staff.base import NOTHING, ReadOnly, link_column, of_user, page_of, status_column
+from config.staff.base import NOTHING, ReadOnly, StaffAdmin, credits_column, link_column, of_user, status_column
 from config.staff.words import span
 from config.telemetry import logs
 from runs import services
 from runs.admin import content, reports, timeline
-from runs.errors import FailureReason, RunError
-from runs.models import FINAL_RUN_STATUSES, Run, RunStatus, ToolInvocation, Waitpoint
+from runs.errors import RunError
+from runs.models import (
+    FINAL_RUN_STATUSES,
+    InvocationStatus,
+    Run,
+    RunEvent,
+    RunStatus,
+    ToolInvocation,
+    Turn,
+    Waitpoint,
+    WaitpointKind,
+    WaitpointStatus,
+)
 
 # version-trace-span-flags
 TRACE_PARENT_PARTS = 4
-CHAT = link_column("chat_id", "chat")
+CHAT, RUN = link_column("chat_id", "chat"), link_column("run_id", "run")
 
 
 def cancel(request: HttpRequest, run: Run, data: dict[str, Any]) -> Did | None:
@@ -70,6 +80,7 @@ class RunAdmin(ReadOnly, WithActions):
     url_lookups = ("user__id__exact", "agent")
     fields = ()
     state = status_column(RunStatus)
+    actions_detail = ("content",)
     staff_actions = (
         Action(
             name="cancel",
@@ -120,20 +131,15 @@ class RunAdmin(ReadOnly, WithActions):
         return span(run.finished_at - run.created_at) if run.finished_at else "–"
 
     def get_urls(self) -> list[Any]:
-        view = self.admin_site.admin_view(self.content_view)
-        return [
-            path("reports/", self.admin_site.admin_view(reports.show), name="runs_reports"),
-            path("<path:object_id>/content/", view, name="runs_run_content"),
-            *super().get_urls(),
-        ]
+        view = self.admin_site.admin_view(reports.show)
+        return [path("reports/", view, name="runs_reports"), *super().get_urls()]
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any) -> Any:
         run = context["original"]
         context["title"], context["subtitle"] = "Run", run.pk
         context["timeline"] = timeline.build(run)
         context["tone"] = RunStatus.tones()[run.status]
-        context["explanation"] = next((code.sentence for code in RunError if code == run.error_code), "")
-        context["reason"] = next((reason for reason in FailureReason if reason == run.failure_reason), None)
+        context["reasons"] = timeline.reasons(run)
         context["links"] = self._links(request, run)
         context["trace"] = trace_of(run)
         return super().render_change_form(request, context, *args, **options)
@@ -152,11 +158,6 @@ class RunAdmin(ReadOnly, WithActions):
             ("Tool calls", "runs.view_toolinvocation", list_of("runs", "toolinvocation", f"q={run.pk}")),
             ("Deliveries", "webhooks.view_delivery", list_of("webhooks", "delivery", f"q={run.pk}")),
             ("Stream events", "runs.view_runevent", list_of("runs", "runevent", f"q={run.pk}")),
-            (
-                "Messages and results (access is logged)",
-                "runs.read_run_content",
-                reverse("admin:runs_run_content", args=[run.pk]),
-            ),
         ]
         shown = [(label, url) for label, permission, url in links if request.user.has_perm(permission)]
         # The playground shows people their own chats only. After the sign-in of `make run`, that person is DEMO_USER.
@@ -165,20 +166,95 @@ class RunAdmin(ReadOnly, WithActions):
             shown.append(("Open the chat in the playground", f"/playground/{run.chat_id}"))
         return shown
 
-    def content_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+    @action(
+        description="Messages and results", icon="lock_open", url_path="content", permissions=["runs.read_run_content"]
+    )
+    def content(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """The content of the run, for staff with the permission; each access makes a log entry."""
-        if not request.user.has_perm("runs.read_run_content"):
-            raise PermissionDenied
-        run: Any = self.get_object(request, unquote(object_id))
-        if run is None:
-            raise Http404
+        run = self.row(request, object_id)
         self.log_change(request, run, "Read its messages and results.")
-        context = self.admin_site.each_context(request) | {
-            "title": "Messages and results",
-            "subtitle": run.pk,
-            "opts": self.opts,
-            "run": run,
-            "parts": content.read(run),
-            "back": page_of(Run, run.pk),
-        }
-        return TemplateResponse(request, "admin/runs/run/content.html", context)
+        return self.page(request, "admin/runs/run/content.html", "Messages and results", run, parts=content.read(run))
+
+
+def approved_at(calls: set[str]) -> dict[str, datetime]:
+    """When users approved these tool calls; the approval that a policy gave is not among them."""
+    rows = Waitpoint.objects.filter(
+        invocation_id__in=calls, kind=WaitpointKind.CREDIT_APPROVAL, status=WaitpointStatus.COMPLETED
+    ).values_list("invocation_id", "resolved_at", "resolved_payload")
+    return {call: at for call, at, payload in rows if at and (payload or {}).get("approved")}
+
+
+class OfRun(ReadOnly, StaffAdmin):
+    """A search finds rows by the id of their run, or by their own."""
+
+    search_help_text = "A run's id, or the row's own"
+    prefix = ""
+    # The columns with the user's content, which are not even read.
+    hidden: tuple[str, ...] = ()
+
+    def get_queryset(self, request: Any) -> Any:
+        return super().get_queryset(request).defer(*self.hidden)
+
+    def find(self, word: str) -> Q:
+        if word.startswith("run_"):
+            return Q(run_id=word)
+        return Q(pk=word) if self.prefix and word.startswith(f"{self.prefix}_") else NOTHING
+
+
+@admin.register(Turn)
+class TurnAdmin(OfRun):
+    list_display = ("__str__", RUN, "model", "input_tokens", "output_tokens", "credits", "finished_at")
+    fields = ("run_id", "index", "model", "input_tokens", "output_tokens", "credits", "started_at", "finished_at")
+    readonly_fields = ("run_id", "credits")
+    search_help_text = "A run's id"
+    hidden = ("text", "tool_calls")
+    credits = credits_column("cost")
+
+
+@admin.register(ToolInvocation)
+class ToolInvocationAdmin(OfRun):
+    prefix = "inv"
+    state = status_column(InvocationStatus)
+    list_display = ("id", RUN, "name", "state", "error_code", "credits", "duration_ms", "created_at")
+    fields = (
+        "id",
+        "run_id",
+        "turn_index",
+        "call_index",
+        "name",
+        "node_type",
+        "status",
+        "error_code",
+        "credits",
+        "repeatable",
+        "created_at",
+        "started_at",
+        "finished_at",
+        "duration_ms",
+    )
+    readonly_fields = ("run_id", "credits", "duration_ms")
+    hidden = ("input", "result", "result_urls", "error_message")
+    credits = credits_column("credit_used")
+
+
+@admin.register(Waitpoint)
+class WaitpointAdmin(OfRun):
+    prefix = "wp"
+    state = status_column(WaitpointStatus)
+    list_display = ("id", RUN, "kind", "state", "created_at", "expires_at", "resolved_at")
+    fields = ("id", "run_id", "invocation_id", "kind", "status", "created_at", "expires_at", "resolved_at")
+    readonly_fields = ("run_id", "invocation_id")
+    hidden = ("request_payload", "resolved_payload")
+
+
+@admin.register(RunEvent)
+class RunEventAdmin(OfRun):
+    # The order is that of the key. The list shows all of an event, so it has no page of its own.
+    ordering = ("-run_id", "-index")
+    list_display_links = None
+    list_display = ("__str__", RUN, "index", "type", "created_at")
+    search_help_text = "A run's id"
+    hidden = ("data",)
+
+    def get_object(self, request: Any, object_id: str, from_field: str | None = None) -> None:
+        return None

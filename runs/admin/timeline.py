@@ -270,7 +270,7 @@ def _held(entry: LedgerEntry) -> int:
     return EntryType[entry.type].held * entry.amount
 
 
-def why(run: Run) -> FailureReason | RunError | None:
-    """Why the run failed; None for a code that this version does not know."""
-    known: dict[Any, Any] = FailureReason._value2member_map_ | RunError._value2member_map_
-    return known.get(run.failure_reason) or known.get(run.error_code)
+def reasons(run: Run) -> list[Any]:
+    """Why the run failed, the cause last; without codes that this version does not know."""
+    codes = [code for code in RunError if code == run.error_code]
+    return codes + [reason for reason in FailureReason if reason == run.failure_reason]

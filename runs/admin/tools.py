@@ -25,7 +25,7 @@ from config.kernel import money
 from config.kernel.encryption import DecryptionFailed
 from config.kernel.jsontext import to_text
 from config.outbound.urls import same_server
-from config.staff.base import StaffAdmin
+from config.staff.base import StaffAdmin, credits_column
 from config.staff.forms import CreditsField, ForgetField, ObjectField, SecretField, fits
 from runs import catalogue
 from runs.catalogue import rules
@@ -175,6 +175,7 @@ class TryForm(forms.Form):
 @admin.register(Tool)
 class ToolAdmin(CatalogueAdmin):
     form = ToolForm
+    credits = credits_column("price", "price (credits)")
     actions_list = ("import_tools",)
     actions_detail = ("try_it",)
     list_display = ("name", "node_type", "credits", "approval", "repeatable", "secret", "signed", "enabled")
@@ -225,7 +226,7 @@ class ToolAdmin(CatalogueAdmin):
         if request.method == "POST" and form.is_valid():
             try:
                 definition = ToolDefinition.from_row(Tool.objects.get(pk=row.pk))
-                trial = try_tool(definition, form.cleaned_data["arguments"], request.user.pk, str(request.user))
+                trial = try_tool(definition, form.cleaned_data["arguments"], request.user.pk or 0, str(request.user))
                 outcome = trial.failure.code if trial.failure else "it answered"
                 self.log_change(request, row, f"Tried it: {outcome}.")
             except DecryptionFailed:
@@ -235,10 +236,6 @@ class ToolAdmin(CatalogueAdmin):
         used = trial.result.credit_used if trial and trial.result else None
         found = {"form": form, "trial": trial, "problem": problem, "credits": row.price if used is None else used}
         return self.page(request, "admin/runs/tool/try.html", "Try it", row, **found)
-
-    @admin.display(description="price (credits)")
-    def credits(self, tool: Tool) -> str:
-        return money.to_text(tool.price)
 
     @admin.display(description="secret headers")
     def secret(self, tool: Tool) -> str:

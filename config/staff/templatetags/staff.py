@@ -12,6 +12,8 @@ from config.kernel.ids import short_id
 from config.staff.words import relative, sidebar_models
 
 register = template.Library()
+register.filter("ago", relative)
+register.filter("short", short_id)
 
 
 @register.filter
@@ -32,11 +34,6 @@ def credits(micro: int | None) -> str:
     return "—" if micro is None else money.to_text(micro)
 
 
-@register.filter
-def ago(moment: datetime) -> str:
-    return relative(moment)
-
-
 @register.simple_tag
 def page_parts(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The parts of a page's title with the names of the sidebar, without the app, which the sidebar does not name."""
@@ -47,9 +44,3 @@ def page_parts(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for part in parts
         if str(part.get("link")) not in apps
     ]
-
-
-@register.filter
-def short(key: str) -> str:
-    """The prefix of an id and its last characters."""
-    return short_id(key)

@@ -1,4 +1,4 @@
-"""The sidebar of the admin, and its search for users and ids."""
+"""The sidebar of the admin, its search for users and ids, the page of a user, and the pages 403 and 404."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from typing import Any
 from django.conf import settings
 from django.contrib import admin
 from django.contrib.auth import get_user_model
+from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import get_object_or_404, render
 from django.template.response import TemplateResponse
 from django.urls import reverse
+from django.utils.module_loading import import_string
+from django.views import defaults
 from unfold.dataclasses import SearchResult
 
 from config.kernel.ids import ID_LENGTH
@@ -17,21 +21,18 @@ from config.staff.base import model_of, page_of, users_named
 
 TERM_MAX_CHARS = 254
 HITS_MAX = 20
+SUPERUSERS_NAMED = 3
 
 
 def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
     """The pages that the signed-in person may see."""
-    groups: list[dict[str, Any]] = [
-        {"items": [{"title": "Dashboard", "icon": "dashboard", "link": reverse("admin:index")}]}
+    pages = [("Dashboard", "dashboard", "admin:index", ())] + [
+        page for page in settings.STAFF_PAGES if any(map(request.user.has_perm, page[3]))
     ]
-    groups[0]["items"] += [
-        {"title": label, "icon": icon, "link": reverse(page)}
-        for label, icon, page, permissions in settings.STAFF_PAGES
-        if any(map(request.user.has_perm, permissions))
-    ]
+    items = [{"title": label, "icon": icon, "link": reverse(page)} for label, icon, page, _ in pages]
+    groups: list[dict[str, Any]] = [{"items": items}]
     # The address of such a page may begin with that of a list, which Unfold would mark too.
-    elsewhere = request.path in {reverse(page) for _, _, page, _ in settings.STAFF_PAGES}
-    mark = {"active": False} if elsewhere else {}
+    mark = {"active": False} if request.path in {reverse(page) for _, _, page, _ in settings.STAFF_PAGES} else {}
     for title, entries in settings.STAFF_NAVIGATION.items():
         items = [
             {"title": label, "icon": icon, "link": reverse(f"admin:{model.replace('.', '_')}_changelist")} | mark
@@ -73,3 +74,28 @@ def _people(term: str) -> list[tuple[str, str]]:
     named = users.filter(pk__in=keys) if keys else users.filter(username__startswith=term)
     found = named.order_by("username")[:HITS_MAX]
     return [(f"{user.get_username()} {user.email}".strip(), reverse("person", args=[user.pk])) for user in found]
+
+
+def person(request: HttpRequest, user_id: int) -> HttpResponse:
+    if not request.user.has_perm("auth.view_user"):
+        raise PermissionDenied
+    # A larger number than the database's integers is the id of nobody.
+    user = get_object_or_404(get_user_model(), pk=min(user_id, 2**31 - 1))
+    template, function = settings.STAFF_PERSON_PAGE
+    context = admin.site.each_context(request) | {"title": "User", "subtitle": user.get_username()}
+    return TemplateResponse(request, template, context | import_string(function)(request, user))
+
+
+def forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """It names superusers, who can grant access; only staff see it."""
+    if not request.path_info.startswith("/admin/"):
+        return defaults.permission_denied(request, exception)
+    users = get_user_model()._default_manager.filter(is_superuser=True, is_active=True).order_by("pk")
+    names = [user.get_username() for user in users[:SUPERUSERS_NAMED]] if request.user.is_staff else []
+    return render(request, "staff/forbidden.html", {"names": names}, status=403)
+
+
+def missing(request: HttpRequest, exception: Exception) -> HttpResponse:
+    if not request.path_info.startswith("/admin/"):
+        return defaults.page_not_found(request, exception)
+    return render(request, "staff/missing.html", status=404)
