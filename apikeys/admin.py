@@ -5,6 +5,7 @@ Staff create and revoke server keys. The page after the creation shows the secre
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from django import forms
@@ -48,6 +49,18 @@ def narrow(request: HttpRequest, key: ApiKey, data: dict[str, Any]) -> Did | Non
     return Did(key, f"Removed {', '.join(removed)}.") if removed else None
 
 
+REVOKE = Action(
+    name="revoke",
+    label="Revoke",
+    permission="apikeys.revoke_apikey",
+    question="Requests with these keys are refused at once and permanently.",
+    apply=revoke,
+    icon="block",
+    danger=True,
+    offered=lambda key: key.revoked_at is None,
+)
+
+
 @admin.register(ApiKey)
 class ApiKeyAdmin(ReadOnly, WithActions):
     empty_text = "Users create keys with the API."
@@ -56,16 +69,7 @@ class ApiKeyAdmin(ReadOnly, WithActions):
     # Never the digest.
     fields = ("id", "user", "name", "prefix", "scopes", "created_at", "last_used_at", "expires_at", "revoked_at")
     staff_actions = (
-        Action(
-            name="revoke",
-            label="Revoke",
-            permission="apikeys.revoke_apikey",
-            question="Requests with these keys are refused at once and permanently.",
-            apply=revoke,
-            icon="block",
-            danger=True,
-            offered=lambda key: key.revoked_at is None,
-        ),
+        REVOKE,
         Action(
             name="narrow",
             label="Narrow scopes",
@@ -119,16 +123,11 @@ class ServerKeyAdmin(ReadOnly, WithActions):
             about="none",
             icon="vpn_key",
         ),
-        Action(
-            name="revoke",
-            label="Revoke",
+        replace(
+            REVOKE,
             permission="apikeys.revoke_serverkey",
             question="These keys are refused, at once and permanently. Session tokens that they made before stay valid "
             "until they expire.",
-            apply=revoke,
-            icon="block",
-            danger=True,
-            offered=lambda key: key.revoked_at is None,
         ),
     )
 

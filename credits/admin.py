@@ -22,20 +22,12 @@ from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldAdminTextInputWi
 
 from config.kernel import clock, money
 from config.staff.actions import Action, ActionForm, Did, WithActions
-from config.staff.base import ReadOnly, model_of, page_of, users_named
+from config.staff.base import NOTHING, ReadOnly, credits_column, model_of, page_of, users_named
 from config.staff.forms import CreditsField, ReasonField
 from credits import ledger, statement, sums
 from credits.models import CORRECTIONS, GRANT_DAYS_MAX, REASON_MAX_CHARS, SETTLEMENTS, Account, EntryType, LedgerEntry
 
 REFUNDABLE = (EntryType.CAPTURE, EntryType.USAGE)
-
-
-def credits_column(name: str) -> Any:
-    @admin.display(description=f"{name} (credits)")
-    def column(self: Any, row: Any) -> str:
-        return money.to_text(getattr(row, name))
-
-    return column
 
 
 class UserField(forms.CharField):
@@ -56,33 +48,38 @@ class MoneyForm(ActionForm):
     before and after.
     """
 
+    amount = CreditsField(minimum=1, label="Credits")
+    reason = ReasonField(REASON_MAX_CHARS)
+
     def account(self) -> Account | None:
         user_id = self.target.pk if self.target is not None else self.cleaned_data.get("user")
         return Account.objects.filter(pk=user_id).first()
 
     def facts(self) -> list[tuple[str, str]]:
         account = self.account() if self.target is not None else None
-        return balance_facts(account) if account is not None else []
+        if account is None:
+            return []
+        held = f" ({money.to_text(account.held)} held)" if account.held else ""
+        return [("Balance now", statement.in_credits(account.balance) + held)]
 
     def summary(self) -> list[tuple[str, str]]:
-        account, amount = self.account(), self.cleaned_data["amount"]
+        account = self.account()
         before = account.balance if account is not None else 0
-        after = [("Balance after", statement.in_credits(before + amount))]
-        if self.target is None:
-            after.insert(0, ("Balance now", statement.in_credits(before)))
-        return [*super().summary(), *after]
+        now = [("Balance now", statement.in_credits(before))] if self.target is None else []
+        after = statement.in_credits(before + self.cleaned_data["amount"])
+        return [*super().summary(), *now, ("Balance after", after)]
 
 
-def balance_facts(account: Account) -> list[tuple[str, str]]:
-    held = f" ({money.to_text(account.held)} held)" if account.held else ""
-    return [("Balance now", statement.in_credits(account.balance) + held)]
+class AdjustForm(MoneyForm):
+    amount = CreditsField(
+        minimum=None, label="Credits", help_text="A negative amount removes credits, even below zero."
+    )
 
 
 class GrantForm(MoneyForm):
     """For the account on which the action is called, or for the user named in the form."""
 
     user = UserField(max_length=254, help_text="Name, e-mail address or id")
-    amount = CreditsField(minimum=1, label="Credits")
     days = forms.IntegerField(
         required=False,
         min_value=1,
@@ -91,7 +88,7 @@ class GrantForm(MoneyForm):
         label="Expire after days",
         help_text="The unspent part of the grant is then removed. Empty: never.",
     )
-    reason = ReasonField(REASON_MAX_CHARS)
+    field_order = ("user", "amount", "days", "reason")
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -99,17 +96,7 @@ class GrantForm(MoneyForm):
             del self.fields["user"]
 
 
-class AdjustForm(MoneyForm):
-    amount = CreditsField(
-        minimum=None, label="Credits", help_text="A negative amount removes credits, even below zero."
-    )
-    reason = ReasonField(REASON_MAX_CHARS)
-
-
 class RefundForm(MoneyForm):
-    amount = CreditsField(minimum=1, label="Credits")
-    reason = ReasonField(REASON_MAX_CHARS)
-
     def account(self) -> Account:
         return self.target.account
 
@@ -173,9 +160,9 @@ GRANT = Action(
 
 @admin.register(Account)
 class AccountAdmin(ReadOnly, WithActions):
-    balance_credits = credits_column("balance")
-    held_credits = credits_column("held")
-    available_credits = credits_column("available")
+    balance_credits = credits_column("balance", "balance (credits)")
+    held_credits = credits_column("held", "held (credits)")
+    available_credits = credits_column("available", "available (credits)")
     empty_text = "An account appears with a user."
     list_display = ("user", "balance_credits", "held_credits", "available_credits", "updated_at", "rows")
     fields = ("user", "balance_credits", "held_credits", "available_credits", "rows", "created_at", "updated_at")
@@ -253,7 +240,7 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
     readonly_fields = ("what", "change")
     list_filter = ("type", HoldsFilter)
     search_help_text = "Entry, run, tool call or user"
-    list_select_related = ("account__user", "against")
+    list_select_related = ("account__user", "against", "staff")
     url_lookups = ("account__user__id__exact",)
     user_field = "account"
     id_fields = {"run": "run_id"}
@@ -274,11 +261,13 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
     def find(self, word: str) -> Q:
         if word.startswith("inv_"):
             held = LedgerEntry.objects.filter(cause=f"hold:{word}").values_list("pk", flat=True).first()
-            return Q(pk__in=_with_settlements(held)) if held else Q(pk__in=())
+            if held is None:
+                return NOTHING
+            # The hold, its settlements and the refunds. The types allow the partial indexes on ``against``.
+            ended = LedgerEntry.objects.filter(against=held, type__in=SETTLEMENTS).values_list("pk", flat=True)
+            back = LedgerEntry.objects.filter(against__in=list(ended), type__in=CORRECTIONS)
+            return Q(pk__in=[held, *ended, *back.values_list("pk", flat=True)])
         return super().find(word)
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[LedgerEntry]:
-        return super().get_queryset(request).select_related("account__user", "against", "staff")
 
     @admin.display(description="account")
     def account_user(self, entry: LedgerEntry) -> str:
@@ -325,11 +314,3 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
     @display(description="type", label={entry.value: entry.tone for entry in EntryType})
     def kind(self, entry: LedgerEntry) -> str:
         return entry.type
-
-
-def _with_settlements(held: str) -> list[str]:
-    """The ids of a hold, of its settlements and of the refunds of its capture."""
-    # The filters on type allow the partial indexes on ``against``.
-    settlements = list(LedgerEntry.objects.filter(against=held, type__in=SETTLEMENTS).values_list("pk", flat=True))
-    refunds = LedgerEntry.objects.filter(against__in=settlements, type__in=CORRECTIONS).values_list("pk", flat=True)
-    return [held, *settlements, *refunds]

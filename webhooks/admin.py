@@ -7,25 +7,24 @@ from urllib.parse import urlsplit
 
 from django import forms
 from django.contrib import admin, messages
-from django.db.models import Q, QuerySet
+from django.db.models import Q
 from django.http import HttpRequest
 from unfold.admin import TabularInline
 from unfold.widgets import UnfoldAdminTextInputWidget, UnfoldBooleanWidget
 
 from config.kernel.errors import ValidationFailed
 from config.staff.actions import Action, ActionForm, Did, WithActions
-from config.staff.base import NOTHING, ReadOnly, StaffAdmin, link_column, status_column
+from config.staff.base import NOTHING, ReadOnly, StaffAdmin, choice_filter, link_column, status_column
 from webhooks import services
 from webhooks.events import Event
 from webhooks.models import Attempt, Delivery, Endpoint
 
 RUN = link_column("run_id", "run")
-SECRET_FIELDS = ("secret", "secondary_secret")
 
 
 def disable(request: HttpRequest, endpoint: Endpoint, data: dict[str, Any]) -> Did | None:
     # Without the secrets: perhaps no key can decrypt them any more.
-    chosen = Endpoint.objects.filter(pk=endpoint.pk).defer(*SECRET_FIELDS)
+    chosen = Endpoint.objects.filter(pk=endpoint.pk).defer(*EndpointAdmin.unread)
     return Did(endpoint, "Disabled.") if services.disable(chosen) else None
 
 
@@ -58,16 +57,12 @@ def is_installation(endpoint: Endpoint) -> bool:
     return endpoint.user_id is None and endpoint.deleted_at is None
 
 
-def enable_installation(request: HttpRequest, endpoint: Endpoint, data: dict[str, Any]) -> Did | None:
-    if not is_installation(endpoint) or endpoint.enabled:
-        return None
+def enable_installation(request: HttpRequest, endpoint: Endpoint, data: dict[str, Any]) -> Did:
     services.change(services.INSTALLATION, enabled=True)
     return Did(endpoint, "Enabled.")
 
 
-def delete_installation(request: HttpRequest, endpoint: Endpoint, data: dict[str, Any]) -> Did | None:
-    if not is_installation(endpoint):
-        return None
+def delete_installation(request: HttpRequest, endpoint: Endpoint, data: dict[str, Any]) -> Did:
     services.delete_endpoint(services.INSTALLATION)
     return Did(endpoint, "Deleted.")
 
@@ -78,7 +73,8 @@ class EndpointAdmin(ReadOnly, WithActions):
     list_select_related = ("user",)
     list_filter = ("enabled", "failing")
     search_help_text = "Endpoint's id or user"
-    exclude = (*SECRET_FIELDS, "url")
+    unread = ("secret", "secondary_secret")
+    exclude = (*unread, "url")
     readonly_fields = ("receiver",)
     staff_actions = (
         Action(
@@ -125,9 +121,6 @@ class EndpointAdmin(ReadOnly, WithActions):
         ),
     )
 
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Endpoint]:
-        return super().get_queryset(request).defer(*SECRET_FIELDS)
-
     @admin.display(description="user", ordering="user")
     def owner(self, endpoint: Endpoint) -> str:
         return endpoint.user.get_username() if endpoint.user else "(installation)"
@@ -147,23 +140,11 @@ class AttemptInline(ReadOnly, TabularInline):
     show_change_link = False
 
 
-class EventTypeFilter(admin.SimpleListFilter):
-    """Django's own filter would read the whole table to find the types."""
-
-    title, parameter_name = "event", "event_type"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(event, event) for event in Event]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Delivery]) -> QuerySet[Delivery]:
-        return queryset.filter(event_type=self.value()) if self.value() in list(Event) else queryset
-
-
 @admin.register(Delivery)
 class DeliveryAdmin(ReadOnly, StaffAdmin):
     empty_text = "A delivery appears when something happens in a run of a user with an endpoint."
     list_display = ("id", "event_type", "user", RUN, "state", "attempt_count", "next_attempt_at", "created_at")
-    list_filter = ("status", EventTypeFilter)
+    list_filter = ("status", choice_filter("event_type", "event", list(Event)))
     list_select_related = ("user",)
     search_help_text = "Delivery, event, run, endpoint or user"
     id_fields = {"evt": "event_id", "run": "run_id", "whe": "endpoint_id"}
@@ -186,9 +167,6 @@ class DeliveryAdmin(ReadOnly, StaffAdmin):
     )
     readonly_fields = ("endpoint_id",)
     state = status_column(Delivery.Status)
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Delivery]:
-        return super().get_queryset(request).select_related("user")
 
 
 @admin.register(Attempt)

@@ -78,7 +78,7 @@ class Action:
     about: str = "some"
     icon: str = ""
     danger: bool = False
-    # Whether a row's page offers the action: a finished run cannot be cancelled.
+    # Whether a row can be changed so, and its page offers the action: a finished run cannot be cancelled.
     offered: Callable[[Any], bool] = lambda row: True
 
     def button(self, link: str) -> dict[str, Any]:
@@ -181,6 +181,9 @@ class WithActions(StaffAdmin):
         done = []
         data = form.cleaned_data if form is not None else {}
         for row in rows or [None]:
+            # It may have ended while the confirmation page was open. A form says itself why it refuses.
+            if row is not None and form is None and not action.offered(row):
+                continue
             try:
                 with transaction.atomic():
                     did = action.apply(request, row, data)

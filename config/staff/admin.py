@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.admin import GroupAdmin as PlainGroupAdmin
 from django.contrib.auth.admin import UserAdmin as PlainUserAdmin
 from django.contrib.auth.models import Group, User
-from django.db.models import Q, QuerySet
-from django.http import HttpRequest
+from django.db.models import Q
 from django.urls import reverse
 from django.utils.html import format_html
 from unfold.admin import ModelAdmin
@@ -57,9 +54,6 @@ class LogEntryAdmin(ReadOnly, StaffAdmin):
     fields = ("action_time", "user", "content_type", "object_id", "object_repr", "message")
     readonly_fields = ("message",)
     search_help_text = "User"
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        return super().get_queryset(request).select_related("user", "content_type")
 
     @admin.display(description="change")
     def message(self, entry: LogEntry) -> str:

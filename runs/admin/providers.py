@@ -7,7 +7,6 @@ from typing import Any
 from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
-from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from unfold.decorators import action
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
@@ -81,14 +80,12 @@ class ProviderForm(forms.ModelForm):
 @admin.register(Provider)
 class ProviderAdmin(CatalogueAdmin):
     form = ProviderForm
+    unread = ("api_key", "headers")
     list_display = ("name", "kind_label", "key", "enabled", "base_url", "max_concurrent", "requests_per_minute")
     view_fields = tuple(ProviderForm.Meta.fields)
     shown = ("key",)
     server = ("preset", "name", "kind", "base_url", "new_api_key", "forget_api_key", "new_headers", "forget_headers")
     fields = (*server, "max_concurrent", "requests_per_minute", "enabled")
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Provider]:
-        return super().get_queryset(request).defer("api_key", "headers")
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         left_out = ("forget_api_key", "forget_headers") if obj is None else ("preset",)
@@ -164,12 +161,10 @@ class AgentModelForm(forms.ModelForm):
 @admin.register(AgentModel)
 class AgentModelAdmin(CatalogueAdmin):
     form = AgentModelForm
+    unread = ("provider__api_key", "provider__headers")
     actions_detail = ("test",)
     list_display = ("name", "provider", "provider_model", "prices", "is_default", "enabled")
     list_select_related = ("provider",)
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[AgentModel]:
-        return super().get_queryset(request).defer("provider__api_key", "provider__headers")
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         if obj.is_default:

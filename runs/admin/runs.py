@@ -7,7 +7,7 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib import admin
-from django.db.models import Q, QuerySet
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from django.urls import path, reverse
 from django.utils.html import format_html
@@ -16,7 +16,7 @@ from unfold.decorators import action
 from chats.models import Message
 from config.api.authentication import DEMO_USER
 from config.staff.actions import Action, Did, WithActions
-from config.staff.base import NOTHING, ReadOnly, StaffAdmin, credits_column, link_column, of_user, status_column
+from config.staff.base import NOTHING, ReadOnly, StaffAdmin, choice_filter, credits_column, link_column, status_column
 from config.staff.words import span
 from config.telemetry import logs
 from runs import services
@@ -40,12 +40,8 @@ TRACE_PARENT_PARTS = 4
 CHAT, RUN = link_column("chat_id", "chat"), link_column("run_id", "run")
 
 
-def cancel(request: HttpRequest, run: Run, data: dict[str, Any]) -> Did | None:
-    # Read again: the run may have ended while the confirmation page was open.
-    current = Run.objects.get(pk=run.pk)
-    if current.status in FINAL_RUN_STATUSES or current.cancel_requested_at is not None:
-        return None
-    services.cancel_run(current)
+def cancel(request: HttpRequest, run: Run, data: dict[str, Any]) -> Did:
+    services.cancel_run(Run.objects.get(pk=run.pk))
     return Did(run, "Cancelled.")
 
 
@@ -57,27 +53,17 @@ def trace_of(run: Run) -> tuple[str, str] | None:
     return parts[1], settings.TRACE_URL.replace("{trace}", parts[1])
 
 
-class ErrorFilter(admin.SimpleListFilter):
-    """A filter with fixed choices; Django's own filter reads the whole table to find the codes."""
-
-    title, parameter_name = "error", "error_code"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(code, code) for code in RunError]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Run]) -> QuerySet[Run]:
-        return queryset.filter(error_code=self.value()) if self.value() in list(RunError) else queryset
-
-
 @admin.register(Run)
 class RunAdmin(ReadOnly, WithActions):
     empty_text = "A run appears when a user sends a message."
     list_display = ("id", "state", "who", "created_at", "took", "error_code", "resolved_model", CHAT)
-    list_filter = ("status", ErrorFilter)
+    list_filter = ("status", choice_filter("error_code", "error", list(RunError)))
+    unread = ("instructions", "output_schema", "output")
     list_select_related = ("user",)
     # A longer text does not fit into the search field; docs/admin.md has the whole list.
     search_help_text = "Run, chat or other id, user, error code"
     url_lookups = ("user__id__exact", "agent")
+    id_fields = {"chat": "chat_id"}
     fields = ()
     state = status_column(RunStatus)
     actions_detail = ("content",)
@@ -98,23 +84,10 @@ class RunAdmin(ReadOnly, WithActions):
     def find(self, word: str) -> Q:
         if word.upper() in list(RunError):
             return Q(error_code=word.upper())
-        prefix = word.partition("_")[0] if "_" in word else ""
-        if prefix == "run":
-            return Q(pk=word)
-        if prefix == "chat":
-            return Q(chat_id=word)
-        found: QuerySet[Any] | None = {
-            "msg": Message.objects.filter(pk=word).values_list("run_id", flat=True),
-            "inv": ToolInvocation.objects.filter(pk=word).values_list("run_id", flat=True),
-            "wp": Waitpoint.objects.filter(pk=word).values_list("run_id", flat=True),
-        }.get(prefix)
-        if found is not None:
-            run_id = found.first()
-            return Q(pk=run_id) if run_id else NOTHING
-        return of_user(word)
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Run]:
-        return super().get_queryset(request).select_related("user").defer("instructions", "output_schema", "output")
+        model: Any = {"msg": Message, "inv": ToolInvocation, "wp": Waitpoint}.get(word.partition("_")[0])
+        if "_" not in word or model is None:
+            return super().find(word)
+        return Q(pk__in=list(model.objects.filter(pk=word).exclude(run_id=None).values_list("run_id", flat=True)))
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
         run = super().get_object(request, object_id, from_field)
@@ -189,11 +162,6 @@ class OfRun(ReadOnly, StaffAdmin):
 
     search_help_text = "A run's id, or the row's own"
     prefix = ""
-    # The columns with the user's content, which are not even read.
-    hidden: tuple[str, ...] = ()
-
-    def get_queryset(self, request: Any) -> Any:
-        return super().get_queryset(request).defer(*self.hidden)
 
     def find(self, word: str) -> Q:
         if word.startswith("run_"):
@@ -207,7 +175,7 @@ class TurnAdmin(OfRun):
     fields = ("run_id", "index", "model", "input_tokens", "output_tokens", "credits", "started_at", "finished_at")
     readonly_fields = ("run_id", "credits")
     search_help_text = "A run's id"
-    hidden = ("text", "tool_calls")
+    unread = ("text", "tool_calls")
     credits = credits_column("cost")
 
 
@@ -233,7 +201,7 @@ class ToolInvocationAdmin(OfRun):
         "duration_ms",
     )
     readonly_fields = ("run_id", "credits", "duration_ms")
-    hidden = ("input", "result", "result_urls", "error_message")
+    unread = ("input", "result", "result_urls", "error_message")
     credits = credits_column("credit_used")
 
 
@@ -244,7 +212,7 @@ class WaitpointAdmin(OfRun):
     list_display = ("id", RUN, "kind", "state", "created_at", "expires_at", "resolved_at")
     fields = ("id", "run_id", "invocation_id", "kind", "status", "created_at", "expires_at", "resolved_at")
     readonly_fields = ("run_id", "invocation_id")
-    hidden = ("request_payload", "resolved_payload")
+    unread = ("request_payload", "resolved_payload")
 
 
 @admin.register(RunEvent)
@@ -254,7 +222,7 @@ class RunEventAdmin(OfRun):
     list_display_links = None
     list_display = ("__str__", RUN, "index", "type", "created_at")
     search_help_text = "A run's id"
-    hidden = ("data",)
+    unread = ("data",)
 
     def get_object(self, request: Any, object_id: str, from_field: str | None = None) -> None:
         return None

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 from django import forms
 from django.contrib import admin
 from django.core.validators import ProhibitNullCharactersValidator
-from django.db.models import QuerySet
 from django.db.models.signals import post_delete, post_save
 from django.dispatch import receiver
 from django.http import Http404, HttpRequest, HttpResponse
@@ -175,15 +174,13 @@ class TryForm(forms.Form):
 @admin.register(Tool)
 class ToolAdmin(CatalogueAdmin):
     form = ToolForm
+    unread = ("secret_headers", "signing_secret")
     credits = credits_column("price", "price (credits)")
     actions_list = ("import_tools",)
     actions_detail = ("try_it",)
     list_display = ("name", "node_type", "credits", "approval", "repeatable", "secret", "signed", "enabled")
     view_fields = tuple(name for name in ToolForm.Meta.fields if name != "price")
     shown = ("credits", "secret", "signed")
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Tool]:
-        return super().get_queryset(request).defer("secret_headers", "signing_secret")
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         # The next migration would add the row again, enabled. Staff disable it instead.
