@@ -225,17 +225,11 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
     list_display = ("created_at", "account_user", "what", "change", "balance_after", "kind", "id")
     empty_text = "A row appears with each grant, charge and refund."
     fields = (
-        "id",
-        "account",
-        "type",
-        "what",
-        "change",
-        "against",
-        "cause",
-        "reason",
-        "staff",
-        "expires_at",
-        "created_at",
+        ("id", "account"),
+        ("type", "what", "change"),
+        ("against", "cause"),
+        ("reason", "staff"),
+        ("expires_at", "created_at"),
     )
     readonly_fields = ("what", "change")
     list_filter = ("type", HoldsFilter)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from datetime import UTC
 from typing import Any, ClassVar
 
@@ -156,6 +156,15 @@ def model_of(key: str) -> type[Model] | None:
 def page_of(model: type[Model], key: str) -> str:
     """The address of a row's page."""
     return reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_change", args=[key])
+
+
+def list_links(request: HttpRequest, lists: Iterable[tuple[str, str, str]]) -> list[tuple[str, str]]:
+    """(label, address) of each list that the signed-in person may see; ``lists`` are label, ``app_model`` and query."""
+    return [
+        (label, f"{reverse(f'admin:{model}_changelist')}?{query}")
+        for label, model, query in lists
+        if request.user.has_perm(model.replace("_", ".view_"))
+    ]
 
 
 @admin.display(description="id")

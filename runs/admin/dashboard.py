@@ -107,16 +107,14 @@ def in_time(compute: Any) -> Any:
 
 def runs_now() -> dict[str, Any]:
     """Live runs by status, each counted up to LIVE_MAX, and the run that has been queued longest."""
-    counts = {}
+    counts = []
     for status in LIVE_RUN_STATUSES:
         found = Run.objects.filter(status=status).order_by()[: LIVE_MAX + 1].count()
-        counts[status] = f"{LIVE_MAX:,}+" if found > LIVE_MAX else f"{found:,}"
+        value = f"{LIVE_MAX:,}+" if found > LIVE_MAX else f"{found:,}"
+        counts.append({"label": status.label, "value": value, "link": _runs(f"status__exact={status.value}")})
     oldest = Run.objects.filter(status=RunStatus.QUEUED).order_by("pk").values("pk", "created_at").first()
     return {
-        "counts": [
-            {"label": status.label, "value": count, "link": _runs(f"status__exact={status.value}")}
-            for status, count in counts.items()
-        ],
+        "counts": counts,
         "oldest": oldest and {"age": span(clock.now() - oldest["created_at"]), "link": page_of(Run, oldest["pk"])},
     }
 
@@ -140,8 +138,11 @@ def credits_by_day() -> dict[str, Any]:
     today = clock.now().astimezone(UTC).date()
     first = today - timedelta(days=DAYS - 1)
     totals: defaultdict[str, dict[date, int]] = defaultdict(dict)
-    for day, tool, amount in _spent_since(first):
-        totals[tool][day] = amount
+    rows = reports.charges_since(first).values(
+        day=TruncDate("created_at", tzinfo=UTC), tool=Coalesce("tool_key", Value(MODEL_KEY))
+    )
+    for row in rows.annotate(total=Cast(Sum("amount"), BigIntegerField())):
+        totals[row["tool"]][row["day"]] = row["total"]
     largest = sorted(totals, key=lambda tool: -sum(totals[tool].values()))
     days = [first + timedelta(days=number) for number in range(DAYS)]
     series = [(display_name(tool), [totals[tool].get(day, 0) for day in days]) for tool in largest[:TOOLS_SHOWN]]
@@ -152,32 +153,18 @@ def credits_by_day() -> dict[str, Any]:
     return chart(
         [f"{day:%d %b}" for day in days],
         [
-            (label, PALETTE[number], [amount / money.MICRO for amount in amounts])
-            for number, (label, amounts) in enumerate(series)
+            (label, colour, [amount / money.MICRO for amount in amounts])
+            for colour, (label, amounts) in zip(PALETTE, series, strict=False)
         ],
         f"{money.to_text(total)} credits",
     )
 
 
-def _spent_since(first: date) -> list[tuple[date, str, int]]:
-    rows = (
-        reports.charges_since(first)
-        .values(day=TruncDate("created_at", tzinfo=UTC), tool=Coalesce("tool_key", Value(MODEL_KEY)))
-        .annotate(total=Cast(Sum("amount"), BigIntegerField()))
-    )
-    return [(row["day"], row["tool"], row["total"]) for row in rows]
-
-
 def failure_codes() -> list[dict[str, Any]]:
     """Error codes of the last FAILURE_DAYS, the most frequent first; ``share`` is in percent of the first."""
     begin = clock.now() - timedelta(days=FAILURE_DAYS)
-    rows = list(
-        Run.objects.filter(error_code__isnull=False, pk__gte=first_id("run", begin))
-        .order_by()
-        .values("error_code")
-        .annotate(count=Count("pk"))
-        .order_by("-count", "error_code")
-    )
+    runs = Run.objects.filter(error_code__isnull=False, pk__gte=first_id("run", begin)).order_by()
+    rows = list(runs.values("error_code").annotate(count=Count("pk")).order_by("-count", "error_code"))
     most = max((row["count"] for row in rows), default=1)
     return [
         {

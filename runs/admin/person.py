@@ -15,7 +15,7 @@ from django.urls import reverse
 
 from apikeys.models import ApiKey
 from config.kernel import clock, money
-from config.staff.base import page_of
+from config.staff.base import list_links, page_of
 from credits import statement
 from credits.models import Account, DayTotal
 from runs.admin.reports import CHART_OPTIONS, PALETTE, chart
@@ -26,14 +26,8 @@ from webhooks.models import Delivery, Endpoint
 DAYS, ROWS_MAX = 30, 10
 # The latest runs whose models are counted.
 RUNS_COUNTED = 200
-LINKS = (
-    ("All runs", "runs_run", "user__id__exact"),
-    ("Ledger", "credits_ledgerentry", "account__user__id__exact"),
-    ("Chats", "chats_chat", "user__id__exact"),
-    ("API keys", "apikeys_apikey", "user__id__exact"),
-    ("Endpoints", "webhooks_endpoint", "user__id__exact"),
-    ("Deliveries", "webhooks_delivery", "user__id__exact"),
-)
+LINKS = [("All runs", "runs_run"), ("Chats", "chats_chat"), ("API keys", "apikeys_apikey")]
+LINKS += [("Endpoints", "webhooks_endpoint"), ("Deliveries", "webhooks_delivery")]
 
 
 def show(request: HttpRequest, user: Any) -> dict[str, Any]:
@@ -62,14 +56,12 @@ def show(request: HttpRequest, user: Any) -> dict[str, Any]:
             (label, reverse("admin:credits_account_do_one", args=[user.pk, name]), f"credits.{name}_credits")
             for label, name in (("Grant credits", "grant"), ("Adjust account", "adjust"))
         ]
+    lists = [("Ledger", "credits_ledgerentry", f"account__user__id__exact={user.pk}")]
+    lists += [(label, model, f"user__id__exact={user.pk}") for label, model in LINKS]
     return {
         "person": user,
         "panels": panels,
-        "links": [
-            (label, f"{reverse(f'admin:{model}_changelist')}?{lookup}={user.pk}")
-            for label, model, lookup in LINKS
-            if may(model.replace("_", ".view_"))
-        ],
+        "links": list_links(request, lists),
         "actions": [(label, url) for label, url, permission in actions if may(permission)],
         "options": CHART_OPTIONS,
     }

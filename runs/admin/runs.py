@@ -16,7 +16,16 @@ from unfold.decorators import action
 from chats.models import Message
 from config.api.authentication import DEMO_USER
 from config.staff.actions import Action, Did, WithActions
-from config.staff.base import NOTHING, ReadOnly, StaffAdmin, choice_filter, credits_column, link_column, status_column
+from config.staff.base import (
+    NOTHING,
+    ReadOnly,
+    StaffAdmin,
+    choice_filter,
+    credits_column,
+    link_column,
+    list_links,
+    status_column,
+)
 from config.staff.words import span
 from config.telemetry import logs
 from runs import services
@@ -35,22 +44,11 @@ from runs.models import (
     WaitpointStatus,
 )
 
-# version-trace-span-flags
-TRACE_PARENT_PARTS = 4
 CHAT, RUN = link_column("chat_id", "chat"), link_column("run_id", "run")
 
 
-def cancel(request: HttpRequest, run: Run, data: dict[str, Any]) -> Did:
-    services.cancel_run(Run.objects.get(pk=run.pk))
-    return Did(run, "Cancelled.")
-
-
-def trace_of(run: Run) -> tuple[str, str] | None:
-    """The id of the run's trace, and its address in the tracing backend; "" without TRACE_URL."""
-    parts = (run.trace_parent or "").split("-")
-    if len(parts) != TRACE_PARENT_PARTS:
-        return None
-    return parts[1], settings.TRACE_URL.replace("{trace}", parts[1])
+def cancel(request: HttpRequest, run: Run, data: dict[str, Any]) -> Did | None:
+    return Did(run, "Cancelled.") if services.cancel_run(run).cancel_requested_at is not None else None
 
 
 @admin.register(Run)
@@ -114,25 +112,22 @@ class RunAdmin(ReadOnly, WithActions):
         context["tone"] = RunStatus.tones()[run.status]
         context["reasons"] = timeline.reasons(run)
         context["links"] = self._links(request, run)
-        context["trace"] = trace_of(run)
+        # Version, trace, span and flags.
+        trace = run.trace_parent.split("-")[1] if run.trace_parent else ""
+        context["trace"], context["trace_url"] = trace, settings.TRACE_URL.replace("{trace}", trace)
         return super().render_change_form(request, context, *args, **options)
 
     def _links(self, request: HttpRequest, run: Run) -> list[tuple[str, str]]:
         """Links to related pages, those that the signed-in person may open."""
-
-        def list_of(app: str, model: str, query: str) -> str:
-            return f"{reverse(f'admin:{app}_{model}_changelist')}?{query}"
-
-        links = [
-            ("All of this user's runs", "runs.view_run", list_of("runs", "run", f"user__id__exact={run.user_id}")),
-            ("This chat's runs", "runs.view_run", list_of("runs", "run", f"q={run.chat_id}")),
-            ("Account", "credits.view_account", reverse("admin:credits_account_change", args=[run.user_id])),
-            ("Ledger rows", "credits.view_ledgerentry", list_of("credits", "ledgerentry", f"q={run.pk}")),
-            ("Tool calls", "runs.view_toolinvocation", list_of("runs", "toolinvocation", f"q={run.pk}")),
-            ("Deliveries", "webhooks.view_delivery", list_of("webhooks", "delivery", f"q={run.pk}")),
-            ("Stream events", "runs.view_runevent", list_of("runs", "runevent", f"q={run.pk}")),
+        lists = [
+            ("All of this user's runs", "runs_run", f"user__id__exact={run.user_id}"),
+            ("This chat's runs", "runs_run", f"q={run.chat_id}"),
         ]
-        shown = [(label, url) for label, permission, url in links if request.user.has_perm(permission)]
+        about = {"Ledger rows": "credits_ledgerentry", "Tool calls": "runs_toolinvocation"}
+        about |= {"Deliveries": "webhooks_delivery", "Stream events": "runs_runevent"}
+        shown = list_links(request, [*lists, *((label, model, f"q={run.pk}") for label, model in about.items())])
+        if request.user.has_perm("credits.view_account"):
+            shown.append(("Account", reverse("admin:credits_account_change", args=[run.user_id])))
         # The playground shows people their own chats only. After the sign-in of `make run`, that person is DEMO_USER.
         demo = settings.EMBEDDED and not settings.SESSION_ISSUER and run.user.get_username() == DEMO_USER
         if settings.PLAYGROUND and (run.user_id == request.user.pk or demo):
@@ -185,20 +180,11 @@ class ToolInvocationAdmin(OfRun):
     state = status_column(InvocationStatus)
     list_display = ("id", RUN, "name", "state", "error_code", "credits", "duration_ms", "created_at")
     fields = (
-        "id",
-        "run_id",
-        "turn_index",
-        "call_index",
-        "name",
-        "node_type",
-        "status",
-        "error_code",
-        "credits",
-        "repeatable",
-        "created_at",
-        "started_at",
-        "finished_at",
-        "duration_ms",
+        ("id", "run_id"),
+        ("turn_index", "call_index"),
+        ("name", "node_type", "repeatable"),
+        ("status", "error_code", "credits"),
+        ("created_at", "started_at", "finished_at", "duration_ms"),
     )
     readonly_fields = ("run_id", "credits", "duration_ms")
     unread = ("input", "result", "result_urls", "error_message")
