@@ -29,8 +29,8 @@ def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
     pages = [("Dashboard", "dashboard", "admin:index", ())] + [
         page for page in settings.STAFF_PAGES if any(map(request.user.has_perm, page[3]))
     ]
-    items = [{"title": label, "icon": icon, "link": reverse(page)} for label, icon, page, _ in pages]
-    groups: list[dict[str, Any]] = [{"items": items}]
+    first = [{"title": label, "icon": icon, "link": reverse(page)} for label, icon, page, _ in pages]
+    groups: list[dict[str, Any]] = [{"items": first}]
     # The address of such a page may begin with that of a list, which Unfold would mark too.
     mark = {"active": False} if request.path in {reverse(page) for _, _, page, _ in settings.STAFF_PAGES} else {}
     for title, entries in settings.STAFF_NAVIGATION.items():
