@@ -91,7 +91,9 @@ class StaffAdmin(ModelAdmin):
         return of_user(word, self.user_field)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        return super().get_queryset(request).defer(*self.unread)
+        rows = super().get_queryset(request).defer(*self.unread)
+        related: Any = self.list_select_related
+        return rows.select_related(*related) if related else rows
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
