@@ -226,7 +226,8 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
     empty_text = "A row appears with each grant, charge and refund."
     fields = (
         ("id", "account"),
-        ("type", "what", "change"),
+        ("type", "change"),
+        "what",
         ("against", "cause"),
         ("reason", "staff"),
         ("expires_at", "created_at"),

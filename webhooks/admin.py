@@ -150,12 +150,14 @@ class DeliveryAdmin(ReadOnly, StaffAdmin):
     id_fields = {"evt": "event_id", "run": "run_id", "whe": "endpoint_id"}
     inlines = (AttemptInline,)
     fields = (
-        ("id", "event_id", "event_type"),
-        ("user", "endpoint_id"),
-        ("run_id", "chat_id", "request_id"),
+        ("id", "event_id"),
+        ("event_type", "user"),
+        ("endpoint_id", "request_id"),
+        ("run_id", "chat_id"),
         "body",
-        ("status", "attempt_count", "next_attempt_at"),
-        ("created_at", "finished_at"),
+        ("status", "attempt_count"),
+        ("created_at", "next_attempt_at"),
+        "finished_at",
     )
     readonly_fields = ("endpoint_id",)
     state = status_column(Delivery.Status)

@@ -184,9 +184,11 @@ class ToolInvocationAdmin(OfRun):
     fields = (
         ("id", "run_id"),
         ("turn_index", "call_index"),
-        ("name", "node_type", "repeatable"),
-        ("status", "error_code", "credits"),
-        ("created_at", "started_at", "finished_at", "duration_ms"),
+        ("name", "node_type"),
+        ("status", "error_code"),
+        ("credits", "repeatable"),
+        ("created_at", "started_at"),
+        ("finished_at", "duration_ms"),
     )
     readonly_fields = ("run_id", "credits", "duration_ms")
     unread = ("input", "result", "result_urls", "error_message")
