@@ -228,7 +228,7 @@ def choice_filter(field: str, label: str, values: Collection[str]) -> type[admin
     return Filter
 
 
-def credits_column(name: str, label: str = "credits") -> Any:
+def credits_column(name: str, label: str) -> Any:
     """A column of credits; the field ``name`` holds micro-credits."""
 
     @admin.display(description=label)

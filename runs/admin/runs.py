@@ -173,7 +173,7 @@ class TurnAdmin(OfRun):
     readonly_fields = ("run_id", "credits")
     search_help_text = "A run's id"
     unread = ("text", "tool_calls")
-    credits = credits_column("cost")
+    credits = credits_column("cost", "credits")
 
 
 @admin.register(ToolInvocation)
@@ -192,7 +192,7 @@ class ToolInvocationAdmin(OfRun):
     )
     readonly_fields = ("run_id", "credits", "duration_ms")
     unread = ("input", "result", "result_urls", "error_message")
-    credits = credits_column("credit_used")
+    credits = credits_column("credit_used", "credits")
 
 
 @admin.register(Waitpoint)

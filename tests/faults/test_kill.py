@@ -87,7 +87,7 @@ def test_a_run_that_always_kills_its_worker_fails(make_stack) -> None:
     stack.restart("runs-1")
     run = driver.wait(run["id"], timeout=40)
     assert (run["status"], run["errorCode"]) == ("failed", "WORKER_LOST")
-    assert driver.credits() == {"balance": "100", "held": "0", "available": "100"}
+    assert driver.credits() == {"balance": "100", "held": "0", "available": "100", "expiring": []}
     assert driver.finish("Hello")["status"] == "completed"
     stack.manage("check_invariants")
 

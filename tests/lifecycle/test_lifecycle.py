@@ -100,7 +100,7 @@ def test_extended_events_report_waits_and_cancels(bench, user):
 def test_usage_is_charged_exactly(bench):
     run = bench.finish("/usage 1000 2000\n/say ok")
     assert run["totalCreditsUsed"] == 3.5
-    assert bench.credits() == {"balance": "96.5", "held": "0", "available": "96.5"}
+    assert bench.credits() == {"balance": "96.5", "held": "0", "available": "96.5", "expiring": []}
 
 
 def test_calls_of_one_turn_run_concurrently(bench):

@@ -44,7 +44,7 @@ def answer(bench: Bench, run: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(bench: Bench, balance: str) -> None:
-    assert bench.credits() == {"balance": balance, "held": "0", "available": balance}
+    assert bench.credits() == {"balance": balance, "held": "0", "available": balance, "expiring": []}
     assert lifecycle.violations() == []
     call_command("reconcile_credits", stdout=StringIO())
 

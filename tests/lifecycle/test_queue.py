@@ -130,7 +130,7 @@ def test_a_deleted_chat_releases_the_hold_of_a_run_that_is_queued_again(bench):
     assert [enqueue(bench.client, run["chatId"])[0] for _ in range(3)] == [201] * 3
     assert (bench.get(run["id"])["status"], bench.credits()["held"]) == ("queued", "12")
     queries_of_deleting(bench.client, run["chatId"])
-    assert bench.credits() == {"balance": "100", "held": "0", "available": "100"}
+    assert bench.credits() == {"balance": "100", "held": "0", "available": "100", "expiring": []}
     assert set(Run.objects.values_list("status", flat=True)) == {"cancelled"}
     assert lifecycle.violations() == []
     call_command("reconcile_credits", stdout=StringIO())

@@ -80,7 +80,7 @@ class TestModern:
         assert {tool["name"] for tool in tools["tools"]} == set(TOOLS)
         assert tools["cacheScope"] == "public"
         result = modern(public, "tools/call", {"name": "get_credits", "arguments": {}}).json()["result"]
-        assert result["structuredContent"] == {"balance": "100", "held": "0", "available": "100"}
+        assert result["structuredContent"] == {"balance": "100", "held": "0", "available": "100", "expiring": []}
 
     @pytest.mark.parametrize(
         "headers",

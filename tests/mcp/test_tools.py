@@ -249,4 +249,4 @@ class TestTools:
         fund(user, 0)
         chat = factories.ChatFactory(user=user)
         error = refused(public, "start_run", chatId=chat.pk, message="Hello")
-        assert (error["code"], error["details"]) == ("INSUFFICIENT_CREDITS", {"available": "0"})
+        assert (error["code"], error["details"]) == ("INSUFFICIENT_CREDITS", {"available": "0", "topUpUrl": None})
