@@ -355,7 +355,7 @@ CELERY_BEAT_SCHEDULE = {
     "purge-chats": {"task": "chats.purge", "schedule": 3600.0},
     "purge-attachments": {"task": "chats.purge_attachments", "schedule": 3600.0},
     "expire-grants": {"task": "credits.expire_grants", "schedule": CREDIT_EXPIRY_SWEEP_SECONDS},
-    "report-low-credits": {"task": "credits.report_low", "schedule": 5.0},
+    "sweep-low-credits": {"task": "credits.report_low", "schedule": 5.0},
 }
 
 # --- files -----------------------------------------------------------------------------------------------------------

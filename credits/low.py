@@ -30,14 +30,17 @@ def _parsed(text: str) -> tuple[int, ...]:
 
 def report() -> int:
     """Report all marks. Returns the number of accounts."""
-    marked = list(Account.objects.exclude(low_due=0).values_list("pk", flat=True)[:SWEEP_BATCH])
-    for user_id in marked:
+    marked, done = Account.objects.exclude(low_due=0), 0
+    for user_id in list(marked.values_list("pk", flat=True)[:SWEEP_BATCH]):
         with transaction.atomic():
-            account = Account.objects.select_for_update(no_key=True).get(pk=user_id)
+            account = marked.select_for_update(no_key=True).filter(pk=user_id).first()
+            if account is None:  # another sweep was faster
+                continue
             for bit, threshold in enumerate(thresholds()):
                 if account.low_due >> bit & 1:
                     fields = {"available": account.available, "threshold": threshold}
                     numbers = {name: money.to_number(amount) for name, amount in fields.items()}
                     outbox.report_credits(user_id, CreditsEvent.LOW, numbers)
             Account.objects.filter(pk=user_id).update(low_due=0)
-    return len(marked)
+            done += 1
+    return done

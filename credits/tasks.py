@@ -13,4 +13,4 @@ def expire_grants() -> None:
 
 @shared_task(name="credits.report_low")
 def report_low() -> None:
-    jobs.run("report-low-credits", low.report)
+    jobs.run("sweep-low-credits", low.report)

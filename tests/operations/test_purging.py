@@ -28,14 +28,15 @@ from config.kernel.errors import Unavailable
 from config.kernel.ids import first_id, new_id
 from config.queue import jobs
 from credits import ledger
-from credits.models import LedgerEntry
+from credits.models import Account, LedgerEntry
 from runs.lifecycle import sweeps
 from runs.models import Compaction, ModelAttempt, Run, RunEvent, RunMetadata, ToolInvocation, Turn, Waitpoint
 from runs.purge import prune_events
 from runs.tools import files
 from tests import factories
+from tests.credits.helpers import spend
 from tests.threads import side_by_side
-from webhooks import transitions
+from webhooks import services, transitions
 from webhooks.models import Attempt, Delivery, Endpoint
 
 pytestmark = pytest.mark.django_db
@@ -305,6 +306,12 @@ def lapsed_grants(user: Any) -> None:
         PendingExpiry.objects.update(expires_at=ago(hours=1))
 
 
+def low_balances(user: Any) -> None:
+    services.register(services.INSTALLATION, "http://127.0.0.1:9/", rotate=False, extended=True)
+    for _ in range(6):
+        spend(factories.UserFactory(), 90_000_000)
+
+
 JOBS: dict[str, tuple[Callable[[Any], None], Callable[[], list[int]], int]] = {
     # job → (creates its rows, counts the remaining rows, rows that both executions process together)
     "prune-run-events": (old_events, lambda: [RunEvent.objects.count()], 20),
@@ -323,6 +330,14 @@ JOBS: dict[str, tuple[Callable[[Any], None], Callable[[], list[int]], int]] = {
         late_waitpoints,
         lambda: [Waitpoint.objects.filter(status="PENDING").count()],
         5,
+    ),
+    "sweep-low-credits": (
+        low_balances,
+        lambda: [
+            6 - Delivery.objects.filter(event_type="credits.low").count(),
+            Account.objects.exclude(low_due=0).count(),
+        ],
+        6,
     ),
     "expire-grants": (lapsed_grants, lambda: [LedgerEntry.objects.filter(type="EXPIRY").count() - 6], 6),
 }
