@@ -1,4 +1,4 @@
-"""What a start costs: imported modules, CPU and memory of each process, and a command beside a bare project's.
+"""What a start costs: CPU and memory of each process, and a command beside a bare project's.
 
 ``make bench``, or ``python -m tests.stack.run_services python -m benchmarks startup``. It needs Linux.
 """
@@ -34,11 +34,6 @@ def check_seconds(directory: Path, environment: Mapping[str, str]) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def imported(log: str) -> int:
-    """The number of modules in the output of PYTHONPROFILEIMPORTTIME."""
-    return len({line.rpartition("|")[2].strip() for line in log.splitlines() if line.startswith("import time:")})
-
-
 def commands(directory: Path) -> Metric:
     """``check`` here and in a project that ``startproject`` has made, by turns."""
     environment = {
@@ -50,17 +45,7 @@ def commands(directory: Path) -> Metric:
     subprocess.run(python("-m", "django", "startproject", "bare", str(bare)), check=True, env=environment)
     pairs = [(check_seconds(ROOT, environment), check_seconds(bare, environment)) for _ in range(REPEATS + 1)][1:]
     ours, bare_seconds = (statistics.median(column) for column in zip(*pairs, strict=True))
-    counts = [
-        imported(
-            subprocess.run(
-                python("-X", "importtime", "manage.py", "check"),
-                cwd=place, env=environment, check=True, capture_output=True, text=True,
-            ).stderr
-        )
-        for place in (ROOT, bare)
-    ]  # fmt: skip
-    value, baseline = (f"{seconds * 1000:.0f} ms CPU, {count} modules" for seconds, count in
-                       zip((ours, bare_seconds), counts, strict=True))  # fmt: skip
+    value, baseline = (f"{seconds * 1000:.0f} ms CPU" for seconds in (ours, bare_seconds))
     return Metric("manage.py check", value, baseline, ours / bare_seconds, "≤ 2.0")
 
 
@@ -87,8 +72,6 @@ def main() -> None:
         cache = PYTHON | {"PYTHONPYCACHEPREFIX": str(Path(directory) / "pyc")}
         os.environ |= cache
         metrics = [commands(Path(directory))]
-        with Stack(**services, environment=cache | {"PYTHONPROFILEIMPORTTIME": "1"}) as stack:
-            modules = {name: imported(stack.processes[name].log.read_text()) for name in TARGETS}
         with Stack(**services, environment=cache) as stack:
             # beat says nothing when it is ready, but the first task that it sends is in its schedule's file.
             stack.wait_for(lambda: any(stack.directory.glob("celerybeat-schedule*")))
@@ -97,7 +80,7 @@ def main() -> None:
             load(stack)
             busy = {name: memory(stack.processes[name].pid) for name in TARGETS}
     for name, target in TARGETS.items():
-        text = f"{modules[name]} modules, {cpu[name]:.2f} s CPU; RSS {idle[name][0]:.0f}, PSS {idle[name][1]:.0f} MiB"
+        text = f"{cpu[name]:.2f} s CPU; RSS {idle[name][0]:.0f}, PSS {idle[name][1]:.0f} MiB"
         after = f"after {RUNS} runs RSS {busy[name][0]:.0f}, PSS {busy[name][1]:.0f} MiB"
         metrics.append(Metric(name, f"{text}; {after}", target=f"≤ {target} MiB"))
     report("Start-up and memory", metrics)
