@@ -63,7 +63,7 @@ class AmountField(serializers.Field):
             raise serializers.ValidationError(str(error)) from None
 
 
-@extend_schema_field({"type": ["string", "null"], "format": "date-time"})
+@extend_schema_field({"type": "string", "format": "date-time"})
 class ExpiryField(serializers.Field):
     """A time with its zone, to the millisecond, which is at most GRANT_DAYS_MAX days ahead."""
 

@@ -130,5 +130,5 @@ def test_the_client_parses_errors_as_models(api: Any) -> None:
 
 def test_credits_and_catalogue(api: Any) -> None:
     account = api.call("credits_", "me_credits_retrieve")
-    assert set(account.to_dict()) == {"balance", "held", "available"}
+    assert set(account.to_dict()) == {"balance", "held", "available", "expiring"}
     assert "calculate" in [tool.name for tool in api.call("tools", "tools_list").items]
