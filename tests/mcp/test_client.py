@@ -169,4 +169,4 @@ def test_run_calls_the_endpoint_of_this_service_as_a_tool(stack: Stack) -> None:
     run = until(called)
     (call,) = run["toolInvocations"]
     assert (call["status"], call["nodeType"]) == ("COMPLETED", "mcp")
-    assert set(json.loads(driver.content(run))) == {"balance", "held", "available"}
+    assert set(json.loads(driver.content(run))) == {"balance", "held", "available", "expiring"}
