@@ -54,8 +54,8 @@ def filter_failure(context: Any, failure: Any, case: Any, response: Any) -> bool
     """Return False if the failure must be ignored."""
     if failure.code == EVENT_VIOLATES_SCHEMA:
         return False  # OpenAPI 3.1 describes a stream as one text and cannot describe its events
-    if failure.code == ACCEPTED_INVALID_DATA and response.status_code == 413:
-        return False  # too many bytes are a refusal too: a text over its limit may be over that of the body
+    if failure.code in (ACCEPTED_INVALID_DATA, REJECTED_VALID_DATA) and response.status_code == 413:
+        return False  # how large files may be is a setting, and a text over its limit may be over that of the body
     if failure.code == REJECTED_VALID_DATA and response.status_code == 400:
         return not is_beyond_schemas(response.json()["error"])
     return True
