@@ -25,6 +25,7 @@ FIELDS = {
     "cursor": "opaque: only one that the service has given out will do",
     "url": "a pattern can't say which texts are addresses",
     "contentType": "which types are taken is a setting",
+    "sizeBytes": "how large files may be is a setting",
     "agent": "a name of the catalogue",
     "model": "a name of the catalogue",
     "outputSchema": "no schema can say which schemas can be checked",
