@@ -28,7 +28,7 @@ from config.kernel.jsontext import parse_value
 from config.outbound import addresses, urls
 from config.outbound.client import Answer
 from credits.export import CsvRenderer
-from runs.catalogue import dialects, entries, rules, versions, yaml
+from runs.catalogue import dialects, fields, rules, versions, yaml
 from runs.llm import base as llm_base
 from runs.llm import demo, measure, openai_responses, refusals, wire
 from runs.llm.http import DOCUMENT_MAX_BYTES
@@ -92,7 +92,7 @@ def retry_after(header: str) -> object:
 
 
 def variables(text: str) -> str:
-    return entries.VARIABLE.sub("", text)
+    return fields.VARIABLE.sub("", text)
 
 
 def content_type_of_page(value: str) -> None:
@@ -154,9 +154,9 @@ PATTERNS: dict[str, list[Work] | str] = {
     "config/urls.py: urlpatterns": FIXED,
     "runs/catalogue/versions.py: REFERENCE": around(versions.REFERENCE.fullmatch, BODY, "a", "a@1"),
     "runs/catalogue/rules.py: TOOL_NAME": around(rules.TOOL_NAME.fullmatch, BODY, "a"),
-    "runs/catalogue/entries.py: VARIABLE": around(variables, BODY, "${", "$${", "$", "${}"),
+    "runs/catalogue/fields.py: VARIABLE": around(variables, BODY, "${", "$${", "$", "${}"),
     "runs/catalogue/entries.py: placeholder": OUR_TEXT,
-    "runs/catalogue/entries.py: _variable": FIXED,
+    "runs/catalogue/fields.py: _variable": FIXED,
     "runs/catalogue/yaml.py: NOT_A_NUMBER": around(yaml.NOT_A_NUMBER.fullmatch, BODY, "-", ".", ".inf", after=TAIL),
     "runs/catalogue/yaml.py: NUMBER": around(yaml.NUMBER.fullmatch, BODY, "1", "1.", ".1", "1e", after=TAIL),
     "runs/catalogue/dialects.py: CLAUDE": around(dialects.CLAUDE.search, PROVIDER_MODEL, "claude-", "claude-a-", "a-"),

@@ -11,7 +11,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from config.kernel import money
 from config.kernel.jsontext import to_text
 from runs.catalogue import file
-from runs.catalogue.entries import with_variables
+from runs.catalogue.fields import with_variables
 from runs.catalogue.imports import import_mcp
 
 
