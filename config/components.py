@@ -149,6 +149,7 @@ CELERY_TASK_QUEUES = {
 }
 CELERY_TASK_ROUTES = {
     "runs.execute_run": {"queue": "runs"},
+    "runs.resume_paid": {"queue": "runs"},
     "webhooks.deliver_due": {"queue": "webhooks"},
     "webhooks.retry_due": {"queue": "webhooks-retry"},
 }

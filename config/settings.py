@@ -234,6 +234,8 @@ RUN_TURN_LIMIT = ENV.whole("RUN_TURN_LIMIT", 50, 1)
 RUN_TIMEOUT_SECONDS = ENV.number("RUN_TIMEOUT_SECONDS", 1800, 1)
 #: how long a run waits for an answer
 WAITPOINT_EXPIRY_SECONDS = ENV.number("WAITPOINT_EXPIRY_SECONDS", 24 * 3600, 1)
+#: how long a run waits for credits, with `onCreditsExhausted: wait`
+CREDITS_WAIT_SECONDS = ENV.number("CREDITS_WAIT_SECONDS", 7 * 24 * 3600, 1)
 
 # --- tools -----------------------------------------------------------------------------------------------------------
 #: time limit of a tool call, if the tool has none of its own

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.db import transaction
-from django.db.models import BigIntegerField, Exists, OuterRef, QuerySet, Subquery, Sum, Value
+from django.db.models import BigIntegerField, Exists, F, OuterRef, QuerySet, Subquery, Sum, Value
 from django.db.models.expressions import Combinable
 from django.db.models.functions import Cast, Coalesce
 
@@ -31,6 +31,7 @@ from config.telemetry.metrics import Counter
 from credits import sums
 from credits.ledger_sql import Condition, movement
 from credits.models import REASON_MAX_CHARS, SETTLEMENTS, Account, EntryType, LedgerEntry, PendingExpiry
+from credits.signals import credits_added
 from webhooks import outbox
 from webhooks.events import CreditsEvent
 
@@ -75,7 +76,7 @@ def open_account(user: Any) -> Account:
     Account.objects.bulk_create([Account(user=user, created_at=now, updated_at=now)], ignore_conflicts=True)
     signup = money.parse(settings.SIGNUP_CREDITS, minimum=0, field="SIGNUP_CREDITS")
     if signup:
-        grant(user.pk, signup, cause=f"signup:{user.pk}", reason="Sign-up credits")
+        grant(user.pk, signup, cause=f"signup:{user.pk}", reason="Sign-up credits", is_first=True)
     return Account.objects.get(pk=user.pk)
 
 
@@ -89,6 +90,21 @@ def account_for(user_id: int) -> Account:
 
 def available(user_id: int) -> int:
     return account_for(user_id).available
+
+
+def added_since(user_id: int, moment: datetime) -> str:
+    """What has added to the available credits since the moment: ``grant``, ``refund``, ``adjustment``, or else the
+    ``release`` of holds.
+    """
+    added = [EntryType.GRANT, EntryType.REFUND, EntryType.ADJUSTMENT]
+    rows = LedgerEntry.objects.filter(account_id=user_id, type__in=added, amount__gt=0, created_at__gte=moment)
+    newest = rows.order_by("-created_at").values_list("type", flat=True).first()
+    return (newest or EntryType.RELEASE).lower()
+
+
+def covers(needed: str) -> Exists:
+    """Whether the account of a row's ``run__user_id`` has so many credits available, as a condition on its column."""
+    return Exists(Account.objects.filter(pk=OuterRef("run__user_id"), balance__gte=F("held") + OuterRef(needed)))
 
 
 def balance_subquery() -> Subquery:
@@ -106,13 +122,18 @@ def grant(
     reference: str | None = None,
     staff: Any = None,
     expires_at: datetime | None = None,
+    is_first: bool = False,
 ) -> LedgerEntry:
-    """Add credits, once for each ``cause``. The unspent part expires at ``expires_at``."""
+    """Add credits, once for each ``cause``. The unspent part expires at ``expires_at``. ``is_first``: nothing can wait
+    for them.
+    """
     _require(amount > 0, "amount", "A grant must be more than 0.")
     about = {"cause": cause, "reason": _reason(reason), "reference": reference, "staff": staff}
     entry = _entry(EntryType.GRANT, user_id, amount, expires_at=expires_at, **about)
     recorded = _move(entry, balance=amount)
     if recorded is entry:
+        if not is_first:
+            credits_added.send(LedgerEntry, user_id=user_id)
         if expires_at is not None:
             PendingExpiry.objects.create(grant=entry, account_id=user_id, expires_at=expires_at)
         given = {"ledgerId": entry.pk, "reference": reference, "amount": money.to_number(amount)}
@@ -126,6 +147,7 @@ def adjust(user_id: int, amount: int, *, reason: str, staff: Any, cause: str | N
     _require(amount != 0, "amount", "An adjustment must not be 0.")
     entry = _entry(EntryType.ADJUSTMENT, user_id, amount, **_correction(reason, staff))
     entry.cause = cause or f"adjustment:{entry.id}"
+    credits_added.send(LedgerEntry, user_id=user_id)
     return _move(entry, balance=amount, by_staff=True)
 
 
@@ -158,6 +180,7 @@ def refund(entry_id: str, amount: int, *, reason: str, staff: Any, cause: str | 
         EntryType.REFUND, spent.account_id, amount, against=spent, **_subject(spent), **_correction(reason, staff)
     )
     entry.cause = cause or f"refund:{entry.id}"
+    credits_added.send(LedgerEntry, user_id=spent.account_id)
     return _move(entry, balance=amount)
 
 

@@ -19,19 +19,18 @@ def refundable(entry: LedgerEntry) -> int:
     return entry.amount - _sum(LedgerEntry.objects.filter(against=entry, type=EntryType.REFUND), F("amount"))
 
 
-def would_exceed(run_id: str, limit: int, amount: int) -> bool:
-    """Whether spent + held + amount exceeds ``limit``.
-
-    The caller holds the run's lock; without it two concurrent calls could both pass.
-    """
-    return committed(run_id) + amount > limit
-
-
 def committed(run_id: str) -> int:
     """What the run has spent and holds."""
     # A capture or usage moves its amount from held to spent, so the sum does not need it.
     rows = LedgerEntry.objects.filter(run_id=run_id).exclude(type__in=[EntryType.CAPTURE, EntryType.USAGE])
     return _sum(rows, _signed(plus=[EntryType.HOLD]))
+
+
+def committed_subquery(outer: str) -> Combinable:
+    """``committed`` as an expression for a queryset; ``outer`` is the column that holds the run's id."""
+    rows = LedgerEntry.objects.filter(run_id=OuterRef(outer)).exclude(type__in=[EntryType.CAPTURE, EntryType.USAGE])
+    total = rows.order_by().values("run_id").annotate(total=Sum(_signed(plus=[EntryType.HOLD]))).values("total")
+    return Coalesce(Subquery(total), Value(0))
 
 
 def run_spent_subquery(outer: str = "pk") -> Combinable:

@@ -6,6 +6,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import Error
 from django.db.models.signals import post_migrate
 
+from config.queue.nudges import nudge_after_commit
+from credits.signals import credits_added
+
+RESUME_PAID = "runs.resume_paid"
+
 
 class RunsConfig(AppConfig):
     name = "runs"
@@ -15,6 +20,11 @@ class RunsConfig(AppConfig):
         from runs.catalogue.seeds import add_builtin_tools
 
         post_migrate.connect(add_builtin_tools, sender=self, dispatch_uid="runs.builtin_tools")
+        credits_added.connect(_resume_paid, dispatch_uid="runs.resume_paid")
+
+
+def _resume_paid(sender: type, user_id: int, **kwargs: Any) -> None:
+    nudge_after_commit(RESUME_PAID, str(user_id))
 
 
 @register("catalogue", deploy=True)

@@ -138,10 +138,10 @@ def request_payload(waitpoint: Waitpoint) -> dict[str, Any]:
     payload = waitpoint.request_payload
     if waitpoint.kind != WaitpointKind.CREDIT_APPROVAL:
         return payload
+    amounts = {"estimatedCredits": payload["estimatedMicro"], "threshold": payload["thresholdMicro"]}
+    others = ("toolInvocationId", "input", "reason", "topUpUrl")
     return {
         "toolName": payload["toolName"],
-        "estimatedCredits": money.to_number(payload["estimatedMicro"]),
-        "threshold": money.to_number(payload["thresholdMicro"]),
-        "toolInvocationId": payload["toolInvocationId"],
-        "input": payload["input"],
+        **{name: money.to_number(amount) for name, amount in amounts.items()},
+        **{name: payload[name] for name in others if name in payload},
     }

@@ -26,6 +26,7 @@ from runs.models import (
     METADATA_PAIRS_MAX,
     METADATA_VALUE_MAX_CHARS,
     InvocationStatus,
+    OnCreditsExhausted,
     RunStatus,
     WaitpointKind,
     WaitpointStatus,
@@ -92,10 +93,20 @@ def _told(call: Any) -> bytes:
 
 
 class CreditApprovalQuestion(CamelSerializer):
-    tool_name = serializers.CharField(help_text="The tool that the model wants to call.")
-    estimated_credits = CreditsNumberField(help_text="The most that the call may cost, in credits.")
-    threshold = CreditsNumberField(help_text="The threshold of the run, in credits.")
-    tool_invocation_id = serializers.CharField(help_text="The call.")
+    tool_name = serializers.CharField(help_text="The tool that the model wants to call, or `model` for a turn.")
+    estimated_credits = CreditsNumberField(
+        help_text="The most that the call may cost, in credits; with a `reason`, the least that the next step needs."
+    )
+    threshold = CreditsNumberField(help_text="The threshold of the run, in credits; with a `reason`, what is left.")
+    tool_invocation_id = serializers.CharField(allow_null=True, help_text="The call; null for a turn.")
+    reason = serializers.ChoiceField(
+        choices=["INSUFFICIENT_CREDITS", "BUDGET_EXCEEDED"],
+        required=False,
+        help_text="Only of a run that waits for credits: what does not reach for the next step.",
+    )
+    top_up_url = serializers.CharField(
+        required=False, allow_null=True, help_text="With a `reason`: where the user buys credits, or null."
+    )
     input = serializers.DictField(
         allow_null=True, help_text="The arguments of the call. Null in a list of runs if they have more than 8 KiB."
     )
@@ -111,6 +122,12 @@ class ClarificationQuestion(CamelSerializer):
 class CreditApprovalResolution(CamelSerializer):
     approved = serializers.BooleanField(help_text="Whether the call was approved.")
     reason = serializers.CharField(required=False, help_text="The reason that the answer gave.")
+    by = serializers.ChoiceField(
+        choices=["grant", "refund", "adjustment", "release"],
+        required=False,
+        help_text="What made the credits reach, of a run that waited for them, if nobody answered.",
+    )
+    max_credits = CreditsNumberField(required=False, help_text="The higher budget that the answer gave.")
     responded_at = TimestampField(help_text="When the answer was given.")
 
 
@@ -205,6 +222,12 @@ class RunFields(CamelSerializer):
         allow_null=True,
         help_text="Why the answer ended: `length` says that it was cut at the output limit. Null until then.",
     )
+    limited_by = serializers.ChoiceField(
+        choices=["model", "budget", "credits"],
+        allow_null=True,
+        help_text="With `length`, what the output limit was from: the model, the run's budget or the user's credits. "
+        "Otherwise null.",
+    )
     metadata = serializers.DictField(
         child=serializers.CharField(allow_blank=True), help_text="The pairs of text that the request gave."
     )
@@ -238,9 +261,9 @@ class RunSerializer(RunFields):
 RUN_STATE = {
     *("id", "chatId", "status", "userMessageId", "assistantMessageId", "lastStreamIndex", "cancelRequestedAt"),
     *("requestedModel", "resolvedModel", "agent", "errorCode", "createdAt", "updatedAt", "startedAt", "finishedAt"),
-    *("finishReason", "usage", "totalCreditsUsed"),
+    *("finishReason", "limitedBy", "usage", "totalCreditsUsed"),
 }
-QUESTION_STATE = {"toolName", "estimatedCredits", "threshold", "toolInvocationId"}
+QUESTION_STATE = {"toolName", "estimatedCredits", "threshold", "toolInvocationId", "reason", "topUpUrl"}
 
 
 def run_without_text(run: dict[str, Any]) -> dict[str, Any]:
@@ -379,10 +402,17 @@ class RunInput(CamelSerializer):
         help_text="Pairs of text of the caller's own, at most 16. Lists of runs can be filtered by them.",
     )
     on_active_run = serializers.ChoiceField(
-        choices=["reject", "enqueue"],
+        choices=["reject", "enqueue", "cancel"],
         required=False,
         default="reject",
-        help_text="If the chat has an active run: reject this one, or enqueue it behind the active one.",
+        help_text="If the chat has an active run: reject this one, enqueue it behind the active one, or cancel the "
+        "active one and those queued behind it.",
+    )
+    on_credits_exhausted = serializers.ChoiceField(
+        choices=OnCreditsExhausted.values,
+        **OPTIONAL,
+        help_text="Where credits or budget do not reach for the next step: `fail`, or `wait` for more; the agent's "
+        "choice if left out.",
     )
 
 
@@ -397,6 +427,11 @@ class CreditApprovalAnswer(CamelSerializer):
         **OPTIONAL,
         trim_whitespace=False,
         help_text="For CREDIT_APPROVAL: why. The model is told the reason of a refusal.",
+    )
+    max_credits = CreditsNumberField(
+        minimum=1,
+        **OPTIONAL,
+        help_text="For CREDIT_APPROVAL of a run that waits for credits: a higher budget, in credits.",
     )
 
 

@@ -16,14 +16,22 @@ from chats.models import Chat, Message
 from chats.services import add_message, chat_deleted, chats_of, locking, title_from
 from config.database.queries import CompiledQuery
 from config.database.writes import Writes
-from config.kernel import clock
+from config.kernel import clock, money
 from config.kernel.errors import Conflict, NotFound, ValidationFailed
 from config.kernel.ids import is_plausible_id, new_id
 from config.telemetry import logs, tracing
 from credits import ledger, sums
 from runs import catalogue, lifecycle
 from runs.catalogue.versions import AgentDefinition
-from runs.models import LIVE_RUN_STATUSES, Run, RunStatus, ToolInvocation, Waitpoint, WaitpointStatus
+from runs.models import (
+    LIVE_RUN_STATUSES,
+    OnCreditsExhausted,
+    Run,
+    RunStatus,
+    ToolInvocation,
+    Waitpoint,
+    WaitpointStatus,
+)
 from runs.serializers import ANSWERS, RESULT_SHOWN_BYTES, AnswerKind
 
 
@@ -114,7 +122,8 @@ def start_run(user: Any, chat_id: str, **asked: Any) -> Run:
     RunInProgress, Conflict if RUN_QUEUE_MAX runs are queued, InsufficientCredits, NotFound if the user has no such
     chat.
     """
-    if Writes.are_one_statement() and not asked.get("attachment_ids"):
+    plain = not asked.get("attachment_ids") and asked.get("on_active_run") != "cancel"
+    if plain and Writes.are_one_statement():
         with suppress(lifecycle.ChatChanged):
             return _start_run(user, chat_id, locked=False, **asked)
     with transaction.atomic():
@@ -133,6 +142,7 @@ def _start_run(
     tools: list[str] | None = None,
     metadata: dict[str, str] | None = None,
     on_active_run: str = "reject",
+    on_credits_exhausted: str | None = None,
     **columns: Any,
 ) -> Run:
     """``columns``: others of the run, amounts in micro-credits. ``agent`` is a name or a version, ``name@3``: it gives
@@ -146,8 +156,8 @@ def _start_run(
     given = catalogue.find_agent(agent) if agent is not None else None
     _check_offered(agent, given, model, tools)
     attached = attachments.lock_unused(user, attachment_ids or ())
-    if chat.active_run_id is not None:
-        if on_active_run != "enqueue":
+    if chat.active_run_id is not None and on_active_run != "cancel":
+        if on_active_run == "reject":
             raise RunInProgress
         if Run.objects.filter(chat=chat, blocked=True).count() >= settings.RUN_QUEUE_MAX:
             raise Conflict(f"The chat has {settings.RUN_QUEUE_MAX} queued runs; wait until one of them starts.")
@@ -157,6 +167,10 @@ def _start_run(
     # Credits that other runs only hold do not refuse a run: its steps wait for them.
     if balance <= 0:
         raise ledger.InsufficientCredits(ledger.available(user.pk), user.get_username())
+    if chat.active_run_id is not None and on_active_run == "cancel":
+        # Its owner may have to end it first: then the new run follows it.
+        cancel_runs_of(Chat, chat.pk)
+        chat.refresh_from_db(fields=["active_run_id", "updated_at"])
     run_id = new_id("run")
     logs.run_id.set(run_id)
     also = Writes()
@@ -176,6 +190,8 @@ def _start_run(
     )
     if given is not None:
         _take_from_agent(run, given)
+        on_credits_exhausted = on_credits_exhausted or given.on_credits_exhausted
+    run.waits_for_credits = on_credits_exhausted == OnCreditsExhausted.WAIT
     run = lifecycle.enqueue(run, chat, chat.title or title_from(message), also, locked=locked)
     attachments.use(attached, user_message.pk)
     return run
@@ -251,7 +267,14 @@ def respond(waitpoint: Waitpoint, body: dict[str, Any]) -> Waitpoint:
     if answer["kind"] != waitpoint.kind:
         raise ValidationFailed({"kind": [f"This waitpoint is of the kind {waitpoint.kind}."]})
     given = {name: value for name, value in answer.items() if name != "kind" and value is not None}
-    return lifecycle.answer_waitpoint(waitpoint.pk, given)
+    budget, changes = given.pop("max_credits", None), {}
+    if budget is not None:
+        before = waitpoint.run.max_credits
+        if waitpoint.needed is None or not given["approved"] or before is None or budget <= before:
+            message = "Only the budget of a run that waits for credits can be raised, and not lowered."
+            raise ValidationFailed({"maxCredits": [message]})
+        given["maxCredits"], changes["max_credits"] = money.to_number(budget), budget
+    return lifecycle.answer_waitpoint(waitpoint.pk, given, **changes)
 
 
 @receiver(chat_deleted)

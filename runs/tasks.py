@@ -13,6 +13,7 @@ from django.conf import settings
 from config.queue import jobs, publisher
 from config.telemetry import logs
 from runs import lifecycle, purge
+from runs.apps import RESUME_PAID
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,13 @@ def execute_run(*run_ids: str) -> None:
             logger.error("run %s reached a worker without an engine; the sweep will find it", run_id)
         else:
             engine.offer(run_id)
+
+
+@shared_task(name=RESUME_PAID)
+def resume_paid(*user_ids: str) -> None:
+    """Resume the runs of these users that wait for credits."""
+    for user_id in user_ids:
+        lifecycle.resume_paid(int(user_id))
 
 
 @shared_task(name="runs.sweep")

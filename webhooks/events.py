@@ -50,6 +50,7 @@ class CreditsEvent(StrEnum):
 
     GRANTED = "credits.granted", "Credits were granted to a user."
     LOW = "credits.low", "A user's balance has gone below one of the installation's thresholds."
+    EXHAUSTED = "credits.exhausted", "A run waits or has failed because its user's credits do not reach for it."
 
     sent_when: str
 

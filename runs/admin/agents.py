@@ -30,7 +30,7 @@ from runs.admin.tools import CatalogueAdmin
 from runs.catalogue import agents
 from runs.catalogue.agents import InvalidAgent
 from runs.catalogue.parameters import CHECKS
-from runs.models import Agent, AgentModel, AgentVersion, Tool
+from runs.models import Agent, AgentModel, AgentVersion, OnCreditsExhausted, Tool
 
 VERSIONS_MAX = 200
 # Equal lines that are shown before and after a difference.
@@ -73,6 +73,15 @@ class AgentForm(forms.ModelForm):
         label="Budget",
         help_text="Credits: the most that a run may spend. A request may only lower it. Empty: no limit.",
     )
+    on_credits_exhausted = forms.ChoiceField(
+        required=False,
+        choices=OnCreditsExhausted.choices,
+        initial=OnCreditsExhausted.FAIL,
+        widget=UnfoldAdminSelectWidget,
+        label="Without credits",
+        help_text="What a run does where credits or budget do not reach for its next step. A request may choose "
+        "otherwise.",
+    )
     output_schema = ObjectField(
         help_text="The JSON Schema of an object: runs answer with an output that fits it. {}: with text.",
     )
@@ -108,6 +117,7 @@ class AgentForm(forms.ModelForm):
             "model": data.get("model") or None,
             "tools": None if data.get("all_tools") else data.get("tools") or [],
             "parameters": data.get("parameters") or {},
+            "on_credits_exhausted": data.get("on_credits_exhausted") or OnCreditsExhausted.FAIL.value,
             "output_schema": data.get("output_schema") or None,
             # As the admin's text fields send them.
             "instructions": (data.get("instructions") or "").replace("\r\n", "\n"),
@@ -139,6 +149,7 @@ def lines(version: AgentVersion | None) -> list[str]:
     }
     found = [f"model: {version.model or 'the default one'}"]
     found += [f"{name}: {'–' if amount is None else money.to_text(amount)}" for name, amount in amounts.items()]
+    found.append(f"without credits: {version.get_on_credits_exhausted_display()}")
     found += ["tools:", *(["all"] if version.tools is None else version.tools)]
     for name, value in (("parameters", version.parameters), ("output schema", version.output_schema)):
         found += [f"{name}:", *("–" if not value else to_text(value, indent=2)).split("\n")]

@@ -60,7 +60,8 @@ def read(run: Run) -> list[Part]:
         journal.append(((attempt.turn_index, -1 if attempt.compaction else 0, 0), part(title, attempt.detail)))
     for point in Waitpoint.objects.filter(run=run).select_related("invocation").order_by("pk")[:ROWS_MAX]:
         both = {"Asked": pretty(point.request_payload), "Answer": pretty(point.resolved_payload)}
-        place = (point.invocation.turn_index, point.invocation.call_index, 1)
+        about = point.invocation
+        place = (about.turn_index, about.call_index, 1) if about else (run.turn_count + 1, 0, 0)
         journal.append((place, part(point.get_kind_display(), **both)))
     return parts + [found for _, found in sorted(journal, key=lambda entry: entry[0])]
 

@@ -12,7 +12,7 @@ from config.kernel.jsontext import INTEGER_MAX, same_json, to_text
 from runs import catalogue
 from runs.catalogue.parameters import check_output_schema, check_parameters
 from runs.catalogue.versions import parse_reference
-from runs.models import Agent, AgentModel, AgentVersion, Tool
+from runs.models import Agent, AgentModel, AgentVersion, OnCreditsExhausted, Tool
 
 # Characters of an agent's instructions.
 AGENT_INSTRUCTIONS_MAX_CHARS = 100_000
@@ -26,6 +26,7 @@ CONTENT: dict[str, Any] = {
     "parameters": {},
     "credit_approval_threshold": None,
     "max_credits": None,
+    "on_credits_exhausted": OnCreditsExhausted.FAIL.value,
     "output_schema": None,
 }
 
@@ -153,6 +154,11 @@ def _check_amount(value: Any, least: int) -> None:
         raise ValueError("An amount of credits is required.")
 
 
+def _check_choice(value: Any) -> None:
+    if value not in OnCreditsExhausted.values:
+        raise ValueError(f"Use one of {', '.join(OnCreditsExhausted.values)}.")
+
+
 # By column, the check with its limit. A column of CONTENT whose value there is None may be None.
 CHECKS: dict[str, tuple[Any, ...]] = {
     "display_name": (_check_text, DISPLAY_NAME_MAX_CHARS),
@@ -163,5 +169,6 @@ CHECKS: dict[str, tuple[Any, ...]] = {
     "parameters": (_check_parameters,),
     "credit_approval_threshold": (_check_amount, 0),
     "max_credits": (_check_amount, 1),
+    "on_credits_exhausted": (_check_choice,),
     "output_schema": (check_output_schema,),
 }

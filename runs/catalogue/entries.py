@@ -345,7 +345,7 @@ class AgentEntry(Entry):
         model = AgentVersion
         fields = (
             *("name", "display_name", "description", "instructions", "model", "tools", "parameters"),
-            *("credit_approval_threshold", "max_credits", "output_schema", "enabled"),
+            *("credit_approval_threshold", "max_credits", "on_credits_exhausted", "output_schema", "enabled"),
         )
 
     def validate_name(self, name: str) -> str:

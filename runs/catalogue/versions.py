@@ -43,6 +43,7 @@ class AgentDefinition:
     parameters: Mapping[str, Any]
     credit_approval_threshold: int | None
     max_credits: int | None
+    on_credits_exhausted: str
     output_schema: Mapping[str, Any] | None
 
     @property

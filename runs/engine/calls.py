@@ -13,6 +13,7 @@ from config.kernel import clock, money
 from config.kernel.ids import new_id
 from config.limits.share import Held
 from runs import lifecycle
+from runs.engine.requests import Exhausted
 from runs.engine.session import Session
 from runs.errors import CallError
 from runs.llm.base import ToolCall
@@ -146,9 +147,11 @@ async def _ask(session: Session, call: ToolInvocation) -> None:
     question = _question(session, call)
     assert question is not None  # noqa: S101  (the others are dispatched first)
     # The hold of an approved call is already part of what the budget counts.
-    if not _is_approved(session, call) and await session.db(lifecycle.exceeds_budget, call.credit_estimate):
-        message = "The call would take the run over its maxCredits."
-        await session.step(lifecycle.record_call_failure, call, CallError.BUDGET_EXCEEDED, message)
+    over = None if _is_approved(session, call) else await session.db(lifecycle.budget_refusal, call.credit_estimate)
+    if over and session.run.waits_for_credits:
+        raise Exhausted(over, call)
+    if over:
+        await session.step(lifecycle.record_call_failure, call, CallError.BUDGET_EXCEEDED, over.message)
         return
     lifecycle.crash_point("before_wait")
     await session.step(lifecycle.open_waitpoint, call, *question)
@@ -184,7 +187,9 @@ async def execute(
 
 
 async def _make(session: Session, call: ToolInvocation, held: Held) -> None:
-    """Make a call once it has a place and its hold. It waits for credits without its place."""
+    """Make a call once it has a place and its hold. It waits for credits without its place. Raises Exhausted if the run
+    has to wait for them.
+    """
     try:
         while True:
             async with contextlib.nullcontext() if call.name == ASK_USER else held.place(call.id):
@@ -199,6 +204,8 @@ async def _make(session: Session, call: ToolInvocation, held: Held) -> None:
             if call.status != InvocationStatus.PENDING:
                 return
             await session.wait_for_credits(call.credit_estimate)
+            if session.run.waits_for_credits and (refusal := await session.db(lifecycle.refusal, call.credit_estimate)):
+                raise Exhausted(refusal, call)
     except ToolFailure as failure:
         await _record(session, lifecycle.record_call_failure, call, code=failure.code, message=failure.message)
         return

@@ -55,6 +55,7 @@ def load(run: Run) -> Journal:
         answers={
             (waitpoint.invocation_id, waitpoint.kind): waitpoint
             for waitpoint in Waitpoint.objects.filter(run=run, status=WaitpointStatus.COMPLETED)
+            if waitpoint.invocation_id is not None
         },
         failed_attempts=[attempt for attempt in attempts if not attempt.compaction],
         failed_summaries=[attempt for attempt in attempts if attempt.compaction],

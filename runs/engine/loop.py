@@ -15,7 +15,7 @@ from django.db import IntegrityError
 from config.telemetry.logs import request_id
 from runs import lifecycle
 from runs.engine import calls
-from runs.engine.requests import RunFailed
+from runs.engine.requests import Exhausted, RunFailed
 from runs.engine.session import Interruption, Session, Streamed
 from runs.engine.turns import try_turn
 from runs.errors import RunError
@@ -82,10 +82,15 @@ async def _steps(session: Session) -> None:
                 if session.process.draining:
                     await session.step(lifecycle.hand_over)
                     return
-                if session.journal.open_calls:
-                    await calls.resume(session)
-                else:
-                    await try_turn(session)
+                try:
+                    if session.journal.open_calls:
+                        await calls.resume(session)
+                    else:
+                        await try_turn(session)
+                except Exhausted as step:
+                    if not session.run.waits_for_credits:
+                        raise
+                    await session.step(lifecycle.pause, step.refusal, step.call)
     except TimeoutError:
         if not scope.expired():
             raise

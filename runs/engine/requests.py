@@ -20,7 +20,7 @@ from runs.llm import files as llm_files
 from runs.llm import retry
 from runs.llm.base import ModelError, ModelRequest, TextDelta, ToolCall, TurnEnd
 from runs.llm.registry import client_for
-from runs.models import ModelAttempt, Turn
+from runs.models import ModelAttempt, ToolInvocation, Turn
 
 
 class RunFailed(Exception):
@@ -33,6 +33,14 @@ class RunFailed(Exception):
     ) -> None:
         self.code, self.message, self.attempt, self.reason = code, message, attempt, reason
         super().__init__(code, message)
+
+
+class Exhausted(RunFailed):
+    """Credits or budget do not reach for the next step: the ``call``, or without one a request to a model."""
+
+    def __init__(self, refusal: lifecycle.Refusal, call: ToolInvocation | None = None) -> None:
+        self.refusal, self.call = refusal, call
+        super().__init__(refusal.code, refusal.message)
 
 
 async def with_files(session: Session, request: ModelRequest, held: contextlib.AsyncExitStack) -> ModelRequest:
@@ -62,7 +70,7 @@ async def ask(
     *,
     turns: Sequence[Turn] = (),
     reserve: int = 0,
-) -> Answer | spending.Wait | spending.Refusal:
+) -> Answer | spending.Wait | lifecycle.Refusal:
     """Hold the most that the request can cost, and make it if credits and budget reach for it. ``listen`` gets the
     text; the other arguments are those of ``spending.allow``. Raises ModelError.
     """

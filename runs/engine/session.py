@@ -218,7 +218,7 @@ class Session:
         self.requests = 0
         self.partial_charge: Callable[[], lifecycle.Charge | None] = _nothing
         # Why credits or budget do not reach for the next turn of these models.
-        self.too_dear: dict[str, tuple[str, str]] = {}
+        self.too_dear: dict[str, lifecycle.Refusal] = {}
         # The text of the turn that is being streamed, and the part of it that no event holds yet.
         self.turn_text: list[str] = []
         self.unwritten_text: list[str] = []

@@ -17,6 +17,7 @@ from credits.models import LedgerEntry
 from runs import lifecycle
 from runs.catalogue.definitions import ModelDefinition
 from runs.errors import RunError
+from runs.lifecycle import Refusal
 from runs.llm.base import ModelRequest, Usage
 from runs.llm.measure import estimated_tokens, upper_bound
 from runs.models import Run, Turn
@@ -29,11 +30,14 @@ TRIES = 10
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """``hold`` is None for a free model. ``size`` is the request's size, for the bound of the next turn."""
+    """``hold`` is None for a free model. ``size`` is the request's size, for the bound of the next turn. ``limited_by``
+    says what the output limit is from: the ``model``, ``budget`` or ``credits``.
+    """
 
     hold: LedgerEntry | None
     output_tokens: int
     size: int
+    limited_by: str = "model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +47,7 @@ class Wait:
     least: int
 
 
-Refusal = tuple[str, str]
-NO_CREDITS: Refusal = (RunError.INSUFFICIENT_CREDITS, "The available credits do not suffice for the next turn.")
-NO_BUDGET: Refusal = (RunError.BUDGET_EXCEEDED, "The run's maxCredits do not suffice for the next turn.")
+LIMITED_BY: dict[str, str] = {RunError.INSUFFICIENT_CREDITS: "credits", RunError.BUDGET_EXCEEDED: "budget"}
 
 
 def allow(
@@ -55,7 +57,7 @@ def allow(
     turn's index, or the key of a compaction, and the number of the request under the run's lease; ``turns`` end with
     the one that the request is a continuation of, if any. ``reserve`` is what must be left for the request after it.
 
-    Returns (errorCode, message) if they do not reach for MODEL_MIN_OUTPUT_TOKENS. Raises LeaseLost.
+    Returns a Refusal if they do not reach for MODEL_MIN_OUTPUT_TOKENS. Raises LeaseLost.
     """
     model, size = request.model, upper_bound(request)
     if not (model.price_in or model.price_out or model.price_cached_in or model.price_cache_write):
@@ -64,17 +66,16 @@ def allow(
     lowest = min(settings.MODEL_MIN_OUTPUT_TOKENS, request.max_output_tokens)
     least = _most(model, tokens, lowest) + reserve
     limit = _most(model, tokens, request.max_output_tokens)
-    refusal = NO_CREDITS
-    if run.max_credits is not None and (left := run.max_credits - sums.committed(run.id) - reserve) < limit:
-        limit, refusal = left, NO_BUDGET
+    refusal = Refusal(RunError.INSUFFICIENT_CREDITS, least, 0)
+    if run.max_credits is not None and (left := run.max_credits - sums.committed(run.id)) - reserve < limit:
+        limit, refusal = left - reserve, Refusal(RunError.BUDGET_EXCEEDED, least, left)
     for number in range(TRIES):
         if number or reserve:
             available = lifecycle.spendable(run, least)
             if available is None:
                 return _held(run, step, size) or Wait(least)
             if available - reserve < limit:
-                limit = available - reserve
-                refusal = NO_CREDITS
+                limit, refusal = available - reserve, Refusal(RunError.INSUFFICIENT_CREDITS, least, available)
         output_tokens = _affordable(model, tokens, limit, request.max_output_tokens)
         if output_tokens < lowest:
             return _held(run, step, size) or refusal
@@ -90,8 +91,9 @@ def allow(
             hold = lifecycle.hold_turn(run, *step, _most(model, tokens, output_tokens), price)
         except ledger.InsufficientCredits:
             continue
+        limited_by = LIMITED_BY[refusal.code] if output_tokens < request.max_output_tokens else "model"
         # A repeated call has the hold of the first.
-        return Allowance(hold, (hold.price or {})["outputTokens"] if hold else output_tokens, size)
+        return Allowance(hold, (hold.price or {})["outputTokens"] if hold else output_tokens, size, limited_by)
     return Wait(least)
 
 

@@ -6,6 +6,7 @@ import contextlib
 from dataclasses import asdict, replace
 from datetime import datetime
 from functools import partial
+from operator import attrgetter
 
 from django.conf import settings
 
@@ -15,7 +16,7 @@ from runs.catalogue.definitions import ModelDefinition
 from runs.engine import calls, output, spending
 from runs.engine.context.fit import can_shorten, fit
 from runs.engine.context.plan import Plan, is_fresh, request_of
-from runs.engine.requests import Answer, RunFailed, ask, failed_request, with_files
+from runs.engine.requests import Answer, Exhausted, RunFailed, ask, failed_request, with_files
 from runs.engine.session import Session, Streamed
 from runs.errors import FailureReason, RunError
 from runs.llm.base import ModelError
@@ -95,7 +96,7 @@ def _model(session: Session, chain: list[ModelDefinition]) -> ModelDefinition:
         if model.name not in session.too_dear:
             return model
     if session.too_dear:
-        raise RunFailed(*next(iter(session.too_dear.values())))
+        raise Exhausted(min(session.too_dear.values(), key=attrgetter("needs")))
     reason = FailureReason.MODEL_UNKNOWN
     raise RunFailed(reason.code, "The model is no longer offered.", reason=reason)
 
@@ -141,7 +142,8 @@ async def _record(session: Session, model: ModelDefinition, plan: Plan, given: A
     lifecycle.crash_point("before_dispatch")
     record = partial(session.step, streamed=Streamed.RECORDED)
     if not tool_calls and (session.output_schema is None or answer.output is not None):
-        await record(lifecycle.complete, turn, charge=charge, output=answer.output)
+        cut = allowance.limited_by if end.finish_reason == "length" else None
+        await record(lifecycle.complete, turn, charge=charge, output=answer.output, limited_by=cut)
         return
     if not tool_calls and output.tries([*session.journal.turns, turn]) >= OUTPUT_ATTEMPTS:
         message = f"The model gave no output that fits the schema, {OUTPUT_ATTEMPTS} times."

@@ -7,7 +7,6 @@ These names are the package's interface; import no module of it from outside. ``
 
 from runs.lifecycle.calls import (
     dispatch_calls,
-    exceeds_budget,
     record_call_failure,
     record_call_result,
     reject_new_call,
@@ -30,16 +29,27 @@ from runs.lifecycle.runs import (
     record_turn,
     request_cancel,
 )
-from runs.lifecycle.spending import Charge, compaction_key, held_turn, hold_turn, spendable, wait_for_credits
+from runs.lifecycle.spending import (
+    Charge,
+    Refusal,
+    budget_refusal,
+    compaction_key,
+    held_turn,
+    hold_turn,
+    refusal,
+    spendable,
+    wait_for_credits,
+)
 from runs.lifecycle.sweeps import (
     expire_waitpoints,
     reap_workers,
     release_unexecuted,
     repair,
+    resume_paid_runs,
     settle_lost_turns,
     sweep,
     take_due_runs,
     wakeable_runs,
 )
 from runs.lifecycle.text import append_text, join_text, streamed_text
-from runs.lifecycle.waitpoints import answer_waitpoint, expire_waitpoint, open_waitpoint
+from runs.lifecycle.waitpoints import answer_waitpoint, expire_waitpoint, open_waitpoint, pause, resume_paid

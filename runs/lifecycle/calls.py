@@ -8,12 +8,13 @@ from typing import Any
 from django.db import transaction
 
 from config.kernel import clock
-from credits import ledger, sums
+from credits import ledger
 from runs import events, metrics
 from runs.errors import CallError
 from runs.events import StreamEvent
 from runs.lifecycle import spending
 from runs.lifecycle.moves import Moved, changed, close_waitpoint, fence, move_call, move_run
+from runs.lifecycle.spending import Refusal
 from runs.models import (
     FINAL_INVOCATION_STATUSES,
     InvocationStatus,
@@ -25,7 +26,7 @@ from runs.models import (
 )
 
 # In place of a refusal.
-WAITS = ("", "")
+WAITS = Refusal("", 0, 0)
 
 
 def reject_new_call(call: ToolInvocation, code: str, message: str) -> ToolInvocation:
@@ -37,8 +38,8 @@ def reject_new_call(call: ToolInvocation, code: str, message: str) -> ToolInvoca
 
 
 def dispatch_new_call(run: Run, call: ToolInvocation) -> ToolInvocation:
-    """(new) → DISPATCHING with the hold placed, or → FAILED if credits or budget do not suffice; as it is if it has to
-    wait for credits. The call is not stored yet; the same transaction has fenced the run and stores it.
+    """(new) → DISPATCHING with the hold placed, or → FAILED if credits or budget do not suffice; as it is if it or its
+    run has to wait for credits. The call is not stored yet; the same transaction has fenced the run and stores it.
     """
     to, changes = _dispatch(run, call)
     moved = changed(call, status=to, **changes)
@@ -50,7 +51,7 @@ def dispatch_new_call(run: Run, call: ToolInvocation) -> ToolInvocation:
 @transaction.atomic
 def dispatch_calls(run: Run, calls: Sequence[ToolInvocation], approved: Container[str] = ()) -> Moved:
     """PENDING → DISPATCHING with the hold placed, or → FAILED if credits or budget do not suffice; as it is if it has
-    to wait for credits.
+    to wait for credits, or its run has.
 
     ``approved`` calls usually have their holds since the approval.
     """
@@ -66,12 +67,12 @@ def dispatch_calls(run: Run, calls: Sequence[ToolInvocation], approved: Containe
 def _dispatch(run: Run, call: ToolInvocation, is_held: bool = False) -> tuple[str, dict[str, Any]]:
     """The status that the call reaches, and its other changes."""
     refusal = None if is_held else place_hold(run, call)
-    if refusal is WAITS:
-        return InvocationStatus.PENDING, {}
     if refusal is None:
         return InvocationStatus.DISPATCHING, {"started_at": clock.now()}
-    code, message = refusal
-    return InvocationStatus.FAILED, {"error_code": code, "error_message": message, "finished_at": clock.now()}
+    if refusal is WAITS or run.waits_for_credits:
+        return InvocationStatus.PENDING, {}
+    failure = {"error_code": refusal.code, "error_message": refusal.message}
+    return InvocationStatus.FAILED, failure | {"finished_at": clock.now()}
 
 
 def dispatch_events(calls: Iterable[ToolInvocation]) -> list[StreamEvent]:
@@ -83,12 +84,10 @@ def dispatch_events(calls: Iterable[ToolInvocation]) -> list[StreamEvent]:
     ]
 
 
-def place_hold(run: Run, call: ToolInvocation) -> tuple[str, str] | None:
-    """Hold the call's estimate. Returns None, or why it cannot be held as (errorCode, message); WAITS if other steps
-    hold the credits.
-    """
-    if exceeds_budget(run, call.credit_estimate):
-        return CallError.BUDGET_EXCEEDED, "The call would take the run over its maxCredits."
+def place_hold(run: Run, call: ToolInvocation) -> Refusal | None:
+    """Hold the call's estimate. Returns None, or why it cannot be held; WAITS if other steps hold the credits."""
+    if over := spending.budget_refusal(run, call.credit_estimate):
+        return over
     try:
         ledger.hold(
             run.user_id,
@@ -100,17 +99,9 @@ def place_hold(run: Run, call: ToolInvocation) -> tuple[str, str] | None:
             price={"perCall": call.credit_estimate},
             only_if=spending.first_in_line(run),
         )
-    except ledger.InsufficientCredits as error:
-        available = spending.spendable(run, call.credit_estimate)
-        if available is None or available >= call.credit_estimate:
-            return WAITS
-        return CallError.INSUFFICIENT_CREDITS, error.message
+    except ledger.InsufficientCredits:
+        return spending.refusal(run, call.credit_estimate) or WAITS
     return None
-
-
-def exceeds_budget(run: Run, estimate: int) -> bool:
-    """Whether ``estimate`` micro-credits would take the run over its maxCredits. Reads only."""
-    return run.max_credits is not None and sums.would_exceed(run.id, run.max_credits, estimate)
 
 
 @transaction.atomic
@@ -140,11 +131,13 @@ def _record_end(run: Run, call: ToolInvocation, to: str, **changes: Any) -> Move
 
 
 def approve_call(run: Run, call: ToolInvocation) -> ToolInvocation:
-    """The hold of an approved call is placed and the call stays PENDING, also if the hold has to wait for credits; or →
-    FAILED if credits or budget do not suffice.
+    """The hold of an approved call is placed and the call stays PENDING, also if the hold or the run has to wait for
+    credits; or → FAILED if credits or budget do not suffice.
     """
     refusal = place_hold(run, call)
-    return call if refusal in (None, WAITS) else _end(call, InvocationStatus.FAILED, *refusal)
+    if refusal is None or refusal is WAITS or run.waits_for_credits:
+        return call
+    return _end(call, InvocationStatus.FAILED, refusal.code, refusal.message)
 
 
 def refuse_call(call: ToolInvocation, reason: str | None) -> ToolInvocation:

@@ -19,8 +19,9 @@ from chats.models import Chat, Message
 from chats.services import add_message, write_content
 from config.database.batches import limit_lock_wait
 from config.database.writes import Writes, insert
-from config.kernel import clock
+from config.kernel import clock, money
 from config.queue.nudges import nudge_after_commit
+from credits import ledger
 from runs import catalogue, events, metrics
 from runs.errors import RunError
 from runs.events import StreamEvent
@@ -54,6 +55,8 @@ from runs.models import (
     ToolInvocation,
     Turn,
 )
+from webhooks import outbox
+from webhooks.events import CreditsEvent
 
 
 class ChatChanged(Exception):
@@ -198,18 +201,25 @@ def record_turn(
 
 
 def complete(
-    run: Run, turn: Turn, *, content: str, delta: str, charge: Charge | None, output: dict[str, Any] | None = None
+    run: Run,
+    turn: Turn,
+    *,
+    content: str,
+    delta: str,
+    charge: Charge | None,
+    output: dict[str, Any] | None = None,
+    limited_by: str | None = None,
 ) -> Moved:
-    """running → completed, with a model's response that has no tool calls, but perhaps the run's ``output``; the other
-    arguments are as in ``record_turn``.
+    """running → completed, with a model's response that has no tool calls, but perhaps the run's ``output``.
+    ``limited_by``: by what the answer was cut. The other arguments are as in ``record_turn``.
     """
     happened = text_events(delta)
     happened += [events.message_completed(run, content), events.run_status(run, RunStatus.COMPLETED)]
     also = _turn(run, turn, content)
     changes = stop_running(run) | spending.usage(run, turn)
-    changes |= {"finished_at": clock.now(), "finish_reason": turn.finish_reason}
+    changes |= {"finished_at": clock.now(), "finish_reason": turn.finish_reason, "limited_by": limited_by}
     if output is not None:
-        changes |= {"output": output, "finish_reason": "stop"}
+        changes |= {"output": output, "finish_reason": "stop", "limited_by": None}
     move = functools.partial(move_run, run, RunStatus.COMPLETED, happened, owned=True, **changes)
     # Usually no run waits behind this one: then all is one statement (docs/decisions/0011).
     guards, alone = Writes(), Writes()
@@ -357,6 +367,12 @@ def give_up(run_id: str) -> None:
         finish(run, RunStatus.FAILED, promote_next(run), owned=False, code=RunError.WORKER_LOST, message=message)
 
 
+def report_exhausted(run: Run) -> None:
+    """Tell the app that the user's credits do not reach for the run's next step."""
+    about = {"available": money.to_number(ledger.available(run.user_id)), "runId": run.id}
+    outbox.report_credits(run.user_id, CreditsEvent.EXHAUSTED, about)
+
+
 def finish(
     run: Run,
     to: str,
@@ -370,15 +386,15 @@ def finish(
     content: str | None = None,
     delta: str = "",
     partial: Charge | None = None,
+    happened: Sequence[StreamEvent] = (),
     **changes: Any,
 ) -> Moved:
     """The way into failed and cancelled, inside the caller's transaction, which has locked or fenced the run: open
-    calls and waitpoints are closed, all holds are settled.
+    calls and waitpoints are closed, all holds are settled. ``happened`` before.
 
     Without ``content``, the text of an unrecorded turn is read from the stream.
     """
-    happened = text_events(delta)
-    happened += call_transitions.close_open(run)
+    happened = [*happened, *text_events(delta), *call_transitions.close_open(run)]
     changes |= spending.settle(run, partial, ends=True)
     reason = attempt.reason if attempt else reason
     also = Writes()
@@ -398,6 +414,8 @@ def finish(
         "due_at": None,
     }
     if to == RunStatus.FAILED:
+        if code == RunError.INSUFFICIENT_CREDITS:
+            report_exhausted(run)
         transaction.on_commit(functools.partial(log_failure, run.pk, code, reason, attempt), robust=True)
     run = move_run(run, to, happened, owned=owned, also=also, **changes)
     unblock(promoted)

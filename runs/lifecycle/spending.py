@@ -15,9 +15,10 @@ from django.db import connection
 from django.db.models import Exists, F, Q
 
 from config.database.writes import Writes
-from config.kernel import clock
-from credits import ledger
+from config.kernel import clock, money
+from credits import ledger, sums
 from credits.models import Account, LedgerEntry
+from runs.errors import RunError
 from runs.lifecycle.moves import LeaseLost, as_known, changed
 from runs.lifecycle.text import unrecorded_text
 from runs.models import Compaction, Run, RunStatus, Turn
@@ -58,6 +59,39 @@ class Charge:
     @property
     def charged(self) -> int:
         return min(self.amount, self.hold.amount) if self.hold else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Credits or budget (``code``) do not reach for a step: the least that it ``needs`` and what is ``left``, in
+    micro-credits.
+    """
+
+    code: str
+    needs: int
+    left: int
+
+    @property
+    def message(self) -> str:
+        needs, left = money.to_text(self.needs), money.to_text(max(0, self.left))
+        what = "are left of maxCredits" if self.code == RunError.BUDGET_EXCEEDED else "are available"
+        return f"The next step can cost up to {needs} credits; {left} {what}."
+
+
+def budget_refusal(run: Run, needs: int) -> Refusal | None:
+    """Why a step that ``needs`` so much would take the run over its maxCredits, if so. Reads only."""
+    if run.max_credits is None:
+        return None
+    left = run.max_credits - sums.committed(run.id)
+    return Refusal(RunError.BUDGET_EXCEEDED, needs, left) if left < needs else None
+
+
+def refusal(run: Run, needs: int) -> Refusal | None:
+    """Why budget or credits do not reach for a step, if so; not if it only has to wait for other steps."""
+    if over := budget_refusal(run, needs):
+        return over
+    available = spendable(run, needs)
+    return None if available is None or available >= needs else Refusal(RunError.INSUFFICIENT_CREDITS, needs, available)
 
 
 def hold_turn(run: Run, turn: int | str, request: int, amount: int, price: dict[str, Any]) -> LedgerEntry | None:

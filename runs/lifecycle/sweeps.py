@@ -14,12 +14,12 @@ from functools import partial, update_wrapper
 
 from django.conf import settings
 from django.db import connection, transaction
-from django.db.models import Count, Exists, OuterRef, Q, QuerySet
+from django.db.models import BigIntegerField, Count, Exists, ExpressionWrapper, F, OuterRef, Q, QuerySet
 
 from config.database.batches import in_order, take_batch
 from config.kernel import clock
 from config.queue import jobs
-from credits import ledger
+from credits import ledger, sums
 from runs.lifecycle import line, runs, waitpoints
 from runs.lifecycle.line import NUDGE_GRACE, throttled_runs
 from runs.models import Run, RunStatus, Waitpoint, WaitpointStatus, Worker
@@ -59,8 +59,10 @@ def sweep() -> int:
 
 
 def repair(seconds: float = math.inf) -> int:
-    """Settle what lost runs hold, and end runs that waited too long for an answer. Returns how many."""
-    works = (settle_lost_turns, expire_waitpoints)
+    """Settle what lost runs hold, end runs that waited too long for an answer, and resume those that credits reach for.
+    Returns how many.
+    """
+    works = (settle_lost_turns, expire_waitpoints, resume_paid_runs)
     return jobs.stages(JOB, *(update_wrapper(partial(work, seconds), work) for work in works))
 
 
@@ -180,3 +182,14 @@ def expire_waitpoints(seconds: float = math.inf) -> int:
     """Returns how many expired."""
     past = Waitpoint.objects.filter(status=WaitpointStatus.PENDING, expires_at__lte=clock.now())
     return sum(jobs.each(JOB, in_order(past, "expires_at", BATCH), waitpoints.expire_waitpoint, seconds))
+
+
+def resume_paid_runs(seconds: float = math.inf) -> int:
+    """Runs that wait for credits which have come, although no nudge said so: it was lost, or other runs have released
+    what they held. Returns how many users' runs were looked at.
+    """
+    waiting = Waitpoint.objects.filter(ledger.covers("needed"), status=WaitpointStatus.PENDING, needed__isnull=False)
+    spent = ExpressionWrapper(sums.committed_subquery("run_id") + F("needed"), BigIntegerField())
+    ready = waiting.annotate(spent=spent).filter(Q(run__max_credits=None) | Q(run__max_credits__gte=F("spent")))
+    users = list(ready.order_by().values_list("run__user_id", flat=True).distinct()[:BATCH])
+    return sum(1 for _ in jobs.each(JOB, users, waitpoints.resume_paid, seconds))

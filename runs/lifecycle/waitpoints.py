@@ -11,12 +11,15 @@ from django.db import transaction
 from config.kernel import clock
 from config.kernel.ids import new_id
 from config.queue.nudges import nudge_after_commit
+from credits import ledger
 from runs import events
+from runs.apps import RESUME_PAID
 from runs.errors import RunError
 from runs.events import StreamEvent
-from runs.lifecycle import calls, runs
+from runs.lifecycle import calls, runs, spending
 from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, promote_next
 from runs.lifecycle.moves import Moved, close_waitpoint, lock_run, move_run, stop_running
+from runs.lifecycle.spending import Refusal
 from runs.models import (
     FINAL_INVOCATION_STATUSES,
     Run,
@@ -27,20 +30,43 @@ from runs.models import (
     WaitpointStatus,
 )
 
+# Runs of one user that are resumed in one go; the sweep continues.
+RESUMED_AT_ONCE = 500
+
 
 @transaction.atomic
 def open_waitpoint(run: Run, call: ToolInvocation, kind: str, payload: dict[str, Any]) -> Moved:
     """running → waiting: the lease is given up, and no worker holds anything until the answer."""
+    return _open(run, settings.WAITPOINT_EXPIRY_SECONDS, kind=kind, invocation=call, request_payload=payload)
+
+
+@transaction.atomic
+def pause(run: Run, refusal: Refusal, call: ToolInvocation | None) -> Moved:
+    """running → waiting, because credits or budget do not reach for the next step: the ``call``, or without one a
+    request to a model.
+    """
+    payload = {
+        "toolName": call.name if call else "model",
+        "estimatedMicro": refusal.needs,
+        "thresholdMicro": max(0, refusal.left),
+        "toolInvocationId": call.id if call else None,
+        "input": call.input if call else {},
+        "reason": refusal.code,
+        "topUpUrl": ledger.top_up_url(run.user.get_username()) if settings.TOP_UP_URL else None,
+    }
+    kind = WaitpointKind.CREDIT_APPROVAL
+    moved = _open(run, settings.CREDITS_WAIT_SECONDS, kind=kind, request_payload=payload, needed=refusal.needs)
+    if refusal.code == RunError.INSUFFICIENT_CREDITS:
+        runs.report_exhausted(run)
+    # Credits may have come since the refusal.
+    nudge_after_commit(RESUME_PAID, str(run.user_id))
+    return moved
+
+
+def _open(run: Run, seconds: float, **columns: Any) -> Moved:
     now = clock.now()
-    waitpoint = Waitpoint(
-        id=new_id("wp"),
-        run=run,
-        invocation=call,
-        kind=kind,
-        request_payload=payload,
-        created_at=now,
-        expires_at=now + timedelta(seconds=settings.WAITPOINT_EXPIRY_SECONDS),
-    )
+    expires_at = now + timedelta(seconds=seconds)
+    waitpoint = Waitpoint(id=new_id("wp"), run=run, created_at=now, expires_at=expires_at, **columns)
     happened = [events.waitpoint_opened(waitpoint), events.run_status(run, RunStatus.WAITING)]
     run = move_run(run, RunStatus.WAITING, happened, owned=True, **stop_running(run))
     waitpoint.save(force_insert=True)
@@ -48,9 +74,9 @@ def open_waitpoint(run: Run, call: ToolInvocation, kind: str, payload: dict[str,
 
 
 @transaction.atomic
-def answer_waitpoint(waitpoint_id: str, payload: dict[str, Any]) -> Waitpoint:
-    """PENDING → COMPLETED and the run waiting → queued; after its time → EXPIRED. Only the first answer changes
-    anything. Returns the waitpoint as it then is.
+def answer_waitpoint(waitpoint_id: str, payload: dict[str, Any], **changes: Any) -> Waitpoint:
+    """PENDING → COMPLETED and the run waiting → queued with its ``changes``; after its time → EXPIRED. A run whose user
+    refuses to wait for credits → failed. Only the first answer changes anything. Returns the waitpoint as it then is.
     """
     run = lock_run(_run_of(waitpoint_id))
     assert run is not None  # noqa: S101  (a waitpoint's row is deleted with its run's)
@@ -61,18 +87,66 @@ def answer_waitpoint(waitpoint_id: str, payload: dict[str, Any]) -> Waitpoint:
     if waitpoint.expires_at <= now:
         _expire(run)
         return Waitpoint.objects.select_related("invocation").get(pk=waitpoint_id)
-    resolved = payload | {"respondedAt": clock.iso(now)}
-    waitpoint = close_waitpoint(waitpoint, WaitpointStatus.COMPLETED, resolved_payload=resolved, resolved_at=now)
-    happened: list[StreamEvent] = [events.waitpoint_resolved(waitpoint)]
-    if waitpoint.kind == WaitpointKind.CREDIT_APPROVAL:
-        call = waitpoint.invocation
+    call = waitpoint.invocation
+    waitpoint, happened = _complete(waitpoint, payload)
+    if call is None and not payload["approved"]:
+        asked = waitpoint.request_payload
+        refused = Refusal(asked["reason"], asked["estimatedMicro"], asked["thresholdMicro"])
+        runs.finish(
+            *(run, RunStatus.FAILED, promote_next(run)),
+            owned=False,
+            code=refused.code,
+            message=refused.message,
+            happened=happened,
+        )
+        return waitpoint
+    if call is not None and waitpoint.kind == WaitpointKind.CREDIT_APPROVAL:
         call = calls.approve_call(run, call) if payload["approved"] else calls.refuse_call(call, payload.get("reason"))
         if call.status in FINAL_INVOCATION_STATUSES:
             happened.append(events.tool_completed(call))
-    happened.append(events.run_status(run, RunStatus.QUEUED))
-    move_run(run, RunStatus.QUEUED, happened, owned=False, due_at=now + NUDGE_GRACE)
-    nudge_after_commit(EXECUTE, run.pk)
+    _queue(run, happened, **changes)
     return waitpoint
+
+
+def _complete(waitpoint: Waitpoint, payload: dict[str, Any]) -> tuple[Waitpoint, list[StreamEvent]]:
+    now = clock.now()
+    resolved = payload | {"respondedAt": clock.iso(now)}
+    waitpoint = close_waitpoint(waitpoint, WaitpointStatus.COMPLETED, resolved_payload=resolved, resolved_at=now)
+    return waitpoint, [events.waitpoint_resolved(waitpoint)]
+
+
+def _queue(run: Run, happened: list[StreamEvent], **changes: Any) -> None:
+    happened.append(events.run_status(run, RunStatus.QUEUED))
+    move_run(run, RunStatus.QUEUED, happened, owned=False, due_at=clock.now() + NUDGE_GRACE, **changes)
+    nudge_after_commit(EXECUTE, run.pk)
+
+
+def resume_paid(user_id: int) -> int:
+    """waiting → queued for the user's runs that wait for credits, as far as credits and budgets reach for their next
+    steps, the oldest first: one that needs more than is left lets younger ones pass. Returns how many. The steps hold
+    what they cost themselves: a run that finds too little then waits again.
+    """
+    left, resumed = ledger.available(user_id), 0
+    waiting = Waitpoint.objects.filter(status=WaitpointStatus.PENDING, run__user=user_id, needed__lte=left)
+    in_order = waiting.order_by("run__created_at", "run_id").values_list("pk", "needed")
+    for waitpoint_id, needed in list(in_order[:RESUMED_AT_ONCE]):
+        if needed is not None and needed <= left and _resume(waitpoint_id):
+            left, resumed = left - needed, resumed + 1
+    return resumed
+
+
+@transaction.atomic
+def _resume(waitpoint_id: str) -> bool:
+    run = lock_run(_run_of(waitpoint_id), wait=False)
+    waitpoint = Waitpoint.objects.get(pk=waitpoint_id)
+    if run is None or waitpoint.status != WaitpointStatus.PENDING or waitpoint.needed is None:
+        return False
+    if spending.budget_refusal(run, waitpoint.needed):
+        return False
+    by = ledger.added_since(run.user_id, waitpoint.created_at)
+    _, happened = _complete(waitpoint, {"approved": True, "by": by})
+    _queue(run, happened)
+    return True
 
 
 @transaction.atomic

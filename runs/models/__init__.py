@@ -8,6 +8,7 @@ from runs.models.catalogue import (
     Agent,
     AgentModel,
     AgentVersion,
+    OnCreditsExhausted,
     Provider,
     ProviderUse,
     Tool,

@@ -176,6 +176,13 @@ class Agent(models.Model):
         return self.name
 
 
+class OnCreditsExhausted(models.TextChoices):
+    """What a run does where credits or budget do not reach for its next step."""
+
+    FAIL = "fail", "fail"
+    WAIT = "wait", "wait for more"
+
+
 class AgentVersion(ProtectedModel):
     """What an agent gives to its runs. Written once: a change of the agent makes a new row, and runs keep theirs."""
 
@@ -191,6 +198,9 @@ class AgentVersion(ProtectedModel):
     parameters = JSONTextField(default=dict, blank=True)
     credit_approval_threshold = models.BigIntegerField(null=True, blank=True)
     max_credits = models.BigIntegerField(null=True, blank=True)
+    on_credits_exhausted = models.CharField(
+        max_length=4, choices=OnCreditsExhausted.choices, default=OnCreditsExhausted.FAIL
+    )
     # The JSON Schema of the output.
     output_schema = JSONTextField(null=True, blank=True)
     created_at = models.DateTimeField(db_default=Now())
@@ -199,7 +209,7 @@ class AgentVersion(ProtectedModel):
     protected_fields = frozenset(
         {
             *("agent", "number", "instructions", "model", "tools", "parameters", "credit_approval_threshold"),
-            *("max_credits", "output_schema", "created_at"),
+            *("max_credits", "on_credits_exhausted", "output_schema", "created_at"),
         }
     )
 

@@ -219,14 +219,18 @@ class Waitpoint(ProtectedModel):
     """A question about one invocation, whose answer by the user the run waits for.
 
     A call of ``ask_user`` that needs an approval has two: first the approval, then the question.
+
+    One without an invocation says that credits or budget do not reach for the next step, which ``needed``
+    micro-credits are the least for: more credits answer it too.
     """
 
     id = IdField(prefix="wp")
     run = models.ForeignKey(Run, models.CASCADE, related_name="waitpoints")
-    invocation = models.ForeignKey(ToolInvocation, models.CASCADE, related_name="waitpoints", db_index=False)
+    invocation = models.ForeignKey(ToolInvocation, models.CASCADE, null=True, related_name="waitpoints", db_index=False)
     kind = models.CharField(max_length=20, choices=WaitpointKind.choices)
     status = models.CharField(max_length=10, choices=WaitpointStatus.choices, default=WaitpointStatus.PENDING)
     request_payload = JSONTextField()
+    needed = models.BigIntegerField(null=True)
     resolved_payload = JSONTextField(null=True)
     expires_at = models.DateTimeField()
     resolved_at = models.DateTimeField(null=True)
@@ -239,7 +243,10 @@ class Waitpoint(ProtectedModel):
             ),
             models.UniqueConstraint(fields=["invocation", "kind"], name="waitpoint_one_of_a_kind_per_call"),
         ]
-        indexes = [models.Index("expires_at", condition=Q(status="PENDING"), name="waitpoint_expiring")]
+        indexes = [
+            models.Index("expires_at", condition=Q(status="PENDING"), name="waitpoint_expiring"),
+            models.Index("run", condition=Q(status="PENDING", needed__isnull=False), name="waitpoint_for_credits"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.kind} {self.id}"

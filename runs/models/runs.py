@@ -77,6 +77,8 @@ class Run(ProtectedModel):
     tools = models.JSONField(null=True)
     credit_approval_threshold = models.BigIntegerField(null=True)
     max_credits = models.BigIntegerField(null=True)
+    # Where credits or budget do not reach for a step, the run waits for more of them instead of failing.
+    waits_for_credits = models.BooleanField(default=False)
     # The caller's own pairs of text; ``RunMetadata`` has them for lists.
     metadata = JSONTextField(default=dict)
     # In place of the agent's: the JSON Schema of the output.
@@ -97,6 +99,8 @@ class Run(ProtectedModel):
     failure_reason = models.CharField(max_length=40, null=True)
     # Of the turn that completed the run: ``stop`` or ``length``.
     finish_reason = models.CharField(max_length=10, null=True)
+    # What cut the answer: the ``model``'s own limit, or one that the ``budget`` or the ``credits`` reached for.
+    limited_by = models.CharField(max_length=10, null=True)
     # Sums over the turns, because a page of runs shows them.
     input_tokens = models.PositiveBigIntegerField(default=0)
     cached_input_tokens = models.PositiveBigIntegerField(default=0)

@@ -428,8 +428,9 @@ class TestRuns:
         place(user, 40)
         spend(user, 500, run="run_2")
         assert sums.run_spent("run_1") == 100 - 30 + 20 + 5
-        assert not sums.would_exceed("run_1", 136, 1)
-        assert sums.would_exceed("run_1", 136, 2)
+        assert sums.committed("run_1") == 135
+        rows = LedgerEntry.objects.filter(run_id="run_1").annotate(committed=sums.committed_subquery("run_id"))
+        assert set(rows.values_list("committed", flat=True)) == {135}
 
     def test_spent_as_a_column_of_a_queryset(self, user):
         """HOLD rows replace runs here: only a column with the run's id matters."""

@@ -239,8 +239,7 @@ class Credits(RuleBasedStateMachine):
             spent = self.spent.get(run, 0)
             held = sum(amount for of, amount in self.holds.values() if of == run)
             assert sums.run_spent(self.name(run)) == spent
-            assert not sums.would_exceed(self.name(run), spent + held + 1, 1)
-            assert sums.would_exceed(self.name(run), spent + held, 1)
+            assert sums.committed(self.name(run)) == spent + held
 
         left = {grant: amount for grant, amount in unspent(self.user.pk).items() if amount}
         assert left == {grant: amount for grant, (_, amount) in self.lots.items() if amount}

@@ -15,7 +15,8 @@ from django.db.models import F
 from rest_framework.test import APIClient
 
 from config.queue import nudges
-from runs import catalogue
+from runs import catalogue, lifecycle
+from runs.apps import RESUME_PAID
 from runs.engine.engine import Engine
 from runs.engine.session import Interruption
 from runs.models import Run, RunEvent, Worker
@@ -57,6 +58,9 @@ def engines(transactional_db, monkeypatch, settings) -> Iterator[Callable[[], En
         if task == "runs.execute_run" and made:
             for run_id in args:
                 made[-1].offer(run_id)
+        elif task == RESUME_PAID:
+            for user_id in args:
+                lifecycle.resume_paid(int(user_id))
 
     monkeypatch.setattr(nudges, "nudge", nudge)
     connection_created.connect(remember)

@@ -60,7 +60,7 @@ class TestTools:
         assert set(start["required"]) == {"chatId", "message"}
         assert start["properties"]["message"]["maxLength"] == settings.MESSAGE_MAX_CHARS
         assert start["properties"]["tools"]["items"] == {"type": "string", "minLength": 1, "maxLength": 64}
-        assert set(respond["properties"]) == {"waitpointId", "kind", "approved", "reason", "answer"}
+        assert set(respond["properties"]) == {"waitpointId", "kind", "approved", "reason", "answer", "maxCredits"}
         assert respond["properties"]["kind"]["enum"] == list(ANSWERS)
         assert set(respond["required"]) == {"waitpointId", "kind"}
 

@@ -26,7 +26,7 @@ from runs.engine.context.plan import (
     room,
     summary_tokens,
 )
-from runs.engine.requests import Answer, ask, failed_request
+from runs.engine.requests import Answer, Exhausted, ask, failed_request
 from runs.engine.session import Session
 from runs.engine.transcript import RunPart
 from runs.errors import FailureReason
@@ -76,8 +76,8 @@ SAME_AGAIN = {
 async def summarise(session: Session, plan: Plan, step: Step) -> bool:
     """Summarise the runs up to ``step.cut.last_run_id``, piece by piece: each summary contains the one before. After
     failures, the next model is asked, as for a turn. Without an answer of any, the runs are left out; also if credits
-    or budget do not reach for a summary and the turn after it. False if the process drains, or if no model is offered
-    any more.
+    or budget do not reach for a summary and the turn after it, unless the run waits for them: then Exhausted is raised.
+    False if the process drains, or if no model is offered any more.
     """
     models, answered, is_refused = _summarisers(session, plan.model), "", False
     refused = Counter(attempt.model for attempt in _failed(session) if attempt.reason == TOO_LONG)
@@ -121,6 +121,8 @@ async def summarise(session: Session, plan: Plan, step: Step) -> bool:
             continue
         if not isinstance(answer, Answer):
             models, is_refused = [other for other in models if other.name != model.name], True
+            if not models and session.run.waits_for_credits:
+                raise Exhausted(answer)
             continue
         usage, hold = answer.end.usage, answer.allowance.hold
         charge = spending.charge_of(model, usage, hold)

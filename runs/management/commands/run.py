@@ -122,7 +122,7 @@ class Command(BaseCommand):
         self.stdout.write("")
         try:
             if pending.kind == WaitpointKind.CREDIT_APPROVAL:
-                call = f"{asked['toolName']} {short(pending.invocation.input)}"
+                call = f"{asked['toolName']} {short(asked['input'])}"
                 answer: dict[str, Any] = {"approved": self.approve(call, asked)}
             else:
                 for option in asked.get("options", ()):

@@ -30,6 +30,10 @@ export function questionCard(waitpoint, describe, answered) {
 }
 
 function approval(card, title, asked, describe, answer) {
+  if (asked.reason) {
+    outOfCredits(card, title, asked, answer);
+    return;
+  }
   title.textContent = `Spend up to ${counted(asked.estimatedCredits)} on ${asked.toolName}?`;
   const about = describe(asked.toolName);
   const facts = make("dl");
@@ -50,6 +54,32 @@ function approval(card, title, asked, describe, answer) {
       make("label", "", "Reason of a refusal", reason),
       button("Refuse", "", refuse)),
   );
+}
+
+/** A run that waits for credits goes on by itself once they have come. */
+function outOfCredits(card, title, asked, answer) {
+  const isBudget = asked.reason === "BUDGET_EXCEEDED";
+  title.textContent = isBudget ? "The run's budget is used up" : "Not enough credits";
+  const left = isBudget ? "are left of the budget" : "are available";
+  const step = asked.toolName === "model" ? "The next step" : `The call of ${asked.toolName}`;
+  card.append(make("p", "", `${step} can cost up to ${counted(asked.estimatedCredits)}; ${counted(asked.threshold)} ${left}.`));
+  const row = make("div", "row");
+  const stop = button("End the run", "", () => answer({ approved: false }));
+  if (isBudget) {
+    const budget = make("input");
+    budget.type = "number";
+    budget.min = 0;
+    budget.step = "any";
+    row.append(
+      make("label", "", "Higher budget", budget),
+      button("Continue", "primary", () => answer({ approved: true, maxCredits: Number(budget.value) })));
+  } else if (asked.topUpUrl) {
+    const link = make("a", "button primary", "Buy credits");
+    Object.assign(link, { href: asked.topUpUrl, target: "_blank", rel: "noopener" });
+    row.append(link);
+  }
+  row.append(stop);
+  card.append(row);
 }
 
 function clarification(card, title, asked, answer) {
@@ -73,6 +103,12 @@ function clarification(card, title, asked, answer) {
 export function outcome(waitpoint) {
   const { requestPayload: asked, resolvedPayload: given } = waitpoint;
   if (waitpoint.kind === "CREDIT_APPROVAL") {
+    if (asked.reason) {
+      const step = asked.toolName === "model" ? "the next step" : asked.toolName;
+      const by = given?.by ? ` (${given.by})` : "";
+      if (!given) return `No credits came for ${step}.`;
+      return given.approved ? `Continued with ${step}${by}.` : `Ended before ${step}.`;
+    }
     const what = `${asked.toolName} for up to ${counted(asked.estimatedCredits)}`;
     if (!given) return `No one decided about ${what}.`;
     const why = given.reason ? `: ${given.reason}` : "";

@@ -68,7 +68,8 @@ function rowsOf(view) {
       if (byCall.has(data.toolInvocationId)) continue;
       byCall.set(data.toolInvocationId, row);
     } else if (type === "waitpoint.opened") {
-      row.title = data.kind === "CREDIT_APPROVAL" ? `Approval of ${data.requestPayload.toolName}` : "Question";
+      const approval = data.requestPayload.reason ? "Waits for credits" : `Approval of ${data.requestPayload.toolName}`;
+      row.title = data.kind === "CREDIT_APPROVAL" ? approval : "Question";
       row.about = data.requestPayload.question || counted(data.requestPayload.estimatedCredits);
     } else if (type === "waitpoint.resolved") {
       row.title = data.status === "COMPLETED" ? "Answered" : "Not answered";
