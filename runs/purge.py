@@ -23,6 +23,7 @@ from runs.models import (
     FINAL_RUN_STATUSES,
     LIVE_RUN_STATUSES,
     Compaction,
+    CountedBeginning,
     ModelAttempt,
     Run,
     RunEvent,
@@ -67,9 +68,14 @@ def _purge_batch(runs: QuerySet[Run]) -> int:
 
 
 def prune_events() -> int:
-    """Delete the events of runs that finished more than RUN_EVENT_RETENTION_DAYS ago. Returns how many were deleted."""
+    """Delete the events of runs that finished more than RUN_EVENT_RETENTION_DAYS ago, and what providers counted
+    before that, which is learned again if it is needed. Returns how many were deleted.
+    """
     before = clock.now() - timedelta(days=settings.RUN_EVENT_RETENTION_DAYS)
-    return sum(jobs.each_batch("prune-run-events", _due(before), _delete_events, RUNS_BATCH))
+    old = CountedBeginning.objects.filter(created_at__lt=before)
+    return batches.in_batches(lambda: batches.delete_batch(old)) + sum(
+        jobs.each_batch("prune-run-events", _due(before), _delete_events, RUNS_BATCH)
+    )
 
 
 def _due(before: datetime) -> Iterator[str]:

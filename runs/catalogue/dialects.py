@@ -41,6 +41,8 @@ class Dialect:
     seed_field: str = "seed"
     # ``reasoning_effort`` of requests with tools, whatever the parameters say (chat completions).
     effort_with_tools: str = ""
+    # Whether the server counts the tokens of a request that is not made (anthropic, openai_responses).
+    counts_tokens: bool = False
     # Whether the model decides how much it thinks, by an effort instead of a number of tokens (anthropic).
     adaptive_thinking: bool = False
     # The length that the ids of tool calls must have; 0 for any (chat completions).
@@ -84,10 +86,10 @@ def _profile(server: Server, model: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     reasons = REASONING_MODEL.search(model) is not None
     if server.kind == "anthropic":
-        found = {"reasoning_back": True, "prompt_cache_key": True}
+        found = {"reasoning_back": True, "prompt_cache_key": True, "counts_tokens": server.host == "api.anthropic.com"}
         found |= {"adaptive_thinking": _claude_since(model, 4, 6), "sampling": not _claude_since(model, 4, 7)}
     elif server.kind == "openai_responses":
-        found = {"reasoning_back": True, "sampling": not reasons}
+        found = {"reasoning_back": True, "sampling": not reasons, "counts_tokens": server.host == "api.openai.com"}
     elif server.kind == "openai":
         # Few servers of chat completions read PDF files.
         found = {"file_input": False}

@@ -30,11 +30,14 @@ WINDOW_BYTES_PER_TOKEN = 5
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a provider counted for a request of ``size`` bytes, as ``runs.llm.measure`` counts them."""
+    """What a provider counted for a request of ``size`` bytes, as ``runs.llm.measure`` counts them. ``digest`` stands
+    for the whole request.
+    """
 
     origin: str
     tokens: int
     size: int
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ def report_of(turn: Turn) -> Report | None:
     """None if the provider did not count."""
     if turn.estimated or not (turn.input_tokens and turn.context_bytes):
         return None
-    return Report(turn.origin, turn.input_tokens, turn.context_bytes)
+    return Report(turn.origin, turn.input_tokens, turn.context_bytes, turn.request_digest)
 
 
 # What is read of calls and turns.
@@ -85,7 +88,17 @@ CALL = (
     *("turn_index", "id", "tool_call_id", "name", "status", "shown", "chars", "result_urls"),
     *("error_code", "error_message"),
 )
-TURN = "index", "text", "tool_calls", "reasoning", "origin", "estimated", "input_tokens", "context_bytes"
+TURN = (
+    "index",
+    "text",
+    "tool_calls",
+    "reasoning",
+    "origin",
+    "estimated",
+    "input_tokens",
+    "context_bytes",
+    "request_digest",
+)
 
 _BYTES = {"postgresql": "octet_length({})", "sqlite": "length(CAST({} AS BLOB))"}
 

@@ -20,7 +20,7 @@ from runs.llm import files as llm_files
 from runs.llm import retry
 from runs.llm.base import ModelError, ModelRequest, TextDelta, ToolCall, TurnEnd
 from runs.llm.registry import client_for
-from runs.models import ModelAttempt, ToolInvocation, Turn
+from runs.models import ModelAttempt, ToolInvocation
 
 
 class RunFailed(Exception):
@@ -68,15 +68,20 @@ async def ask(
     key: int | str,
     listen: Callable[[str], object],
     *,
-    turns: Sequence[Turn] = (),
     reserve: int = 0,
 ) -> Answer | spending.Wait | lifecycle.Refusal:
     """Hold the most that the request can cost, and make it if credits and budget reach for it. ``listen`` gets the
     text; the other arguments are those of ``spending.allow``. Raises ModelError.
     """
     session.requests += 1
-    allowance = await session.db(spending.allow, request, turns, (key, session.requests), reserve)
+    step, counted, may_count = (key, session.requests), session.counted(), request.model.dialect.counts_tokens
+    allowance = await session.db(spending.allow, request, step, counted, reserve, may_count)
+    if isinstance(allowance, spending.Unclear):
+        if tokens := await client_for(request.model.server).count(request):
+            counted[allowance.digest] = tokens
+        allowance = await session.db(spending.allow, request, step, counted, reserve)
     if not isinstance(allowance, spending.Allowance):
+        assert not isinstance(allowance, spending.Unclear)  # noqa: S101  (the provider was asked)
         return allowance
     request = replace(request, max_output_tokens=allowance.output_tokens)
     session.partial_charge = partial(spending.partial_charge, request, allowance)

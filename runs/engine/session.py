@@ -337,6 +337,11 @@ class Session:
             self._parts += turn_parts(self.journal.turns[known:], calls)
         return self._parts
 
+    def counted(self) -> dict[str, int]:
+        """What providers counted of requests of this run, and of the last ones of the chat's earlier runs."""
+        own = filter(None, map(history.report_of, self.journal.turns))
+        return {report.digest: report.tokens for report in (*self.history.reports, *own) if report.digest}
+
     @property
     def requested_model(self) -> str | None:
         return catalogue.requested_model(self.run, self.agent)

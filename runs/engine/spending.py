@@ -1,12 +1,12 @@
 """How much a run's next request to a model may cost, and what a request cost that ended early.
 
 The bound of the tokens in is never under what a provider counts, because credits are held for it: a token is at least
-one byte of the request.
+one byte of the request. Where the provider has counted a request with the same beginning, that count stands for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,12 @@ from credits import ledger, sums
 from credits.models import LedgerEntry
 from runs import lifecycle
 from runs.catalogue.definitions import ModelDefinition
+from runs.engine import counts as counts_of
 from runs.errors import RunError
 from runs.lifecycle import Refusal
 from runs.llm.base import ModelRequest, Usage
-from runs.llm.measure import estimated_tokens, upper_bound
-from runs.models import Run, Turn
+from runs.llm.measure import Size, measure, upper_bound
+from runs.models import Run
 
 # Each of a turn's four amounts is rounded.
 ROUNDING = 4
@@ -30,14 +31,23 @@ TRIES = 10
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """``hold`` is None for a free model. ``size`` is the request's size, for the bound of the next turn. ``limited_by``
-    says what the output limit is from: the ``model``, ``budget`` or ``credits``.
+    """``hold`` is None for a free model. ``size`` is the request's, for the bound of later ones. ``limited_by`` says
+    what the output limit is from: the ``model``, ``budget`` or ``credits``.
     """
 
     hold: LedgerEntry | None
     output_tokens: int
-    size: int
+    size: Size
     limited_by: str = "model"
+
+
+@dataclass(frozen=True, slots=True)
+class Unclear:
+    """Credits or budget reach for less than the full output limit if the bytes count. The provider's own count of the
+    request, for which ``digest`` stands, can be closer.
+    """
+
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +61,24 @@ LIMITED_BY: dict[str, str] = {RunError.INSUFFICIENT_CREDITS: "credits", RunError
 
 
 def allow(
-    run: Run, request: ModelRequest, turns: Sequence[Turn], step: tuple[int | str, int], reserve: int = 0
-) -> Allowance | Wait | Refusal:
+    run: Run,
+    request: ModelRequest,
+    step: tuple[int | str, int],
+    counted: Mapping[str, int],
+    reserve: int = 0,
+    may_count: bool = False,
+) -> Allowance | Wait | Refusal | Unclear:
     """Hold the most that the request can cost, with an output limit that credits and budget reach for. ``step`` are the
-    turn's index, or the key of a compaction, and the number of the request under the run's lease; ``turns`` end with
-    the one that the request is a continuation of, if any. ``reserve`` is what must be left for the request after it.
+    turn's index, or the key of a compaction, and the number of the request under the run's lease; ``counted`` is as in
+    ``measure.upper_bound``. ``reserve`` is what must be left for the request after it. ``may_count``: the provider can
+    count the request.
 
     Returns a Refusal if they do not reach for MODEL_MIN_OUTPUT_TOKENS. Raises LeaseLost.
     """
-    model, size = request.model, upper_bound(request)
+    model, size = request.model, measure(request)
     if not (model.price_in or model.price_out or model.price_cached_in or model.price_cache_write):
         return Allowance(None, request.max_output_tokens, size)
-    tokens = bound(request, size, turns)
+    tokens = upper_bound(request, {**counts_of.known(size), **counted}, size)
     lowest = min(settings.MODEL_MIN_OUTPUT_TOKENS, request.max_output_tokens)
     least = _most(model, tokens, lowest) + reserve
     limit = _most(model, tokens, request.max_output_tokens)
@@ -77,6 +93,8 @@ def allow(
             if available - reserve < limit:
                 limit, refusal = available - reserve, Refusal(RunError.INSUFFICIENT_CREDITS, least, available)
         output_tokens = _affordable(model, tokens, limit, request.max_output_tokens)
+        if may_count and output_tokens < request.max_output_tokens:
+            return Unclear(size.beginnings[-1][0])
         if output_tokens < lowest:
             return _held(run, step, size) or refusal
         price = {
@@ -85,7 +103,7 @@ def allow(
             "out": model.price_out,
             "inputTokens": tokens,
             "outputTokens": output_tokens,
-            "estimatedTokens": estimated_tokens(request),
+            "estimatedTokens": min(size.tokens, model.context_tokens),
         }
         try:
             hold = lifecycle.hold_turn(run, *step, _most(model, tokens, output_tokens), price)
@@ -97,7 +115,7 @@ def allow(
     return Wait(least)
 
 
-def _held(run: Run, step: tuple[int | str, int], size: int) -> Allowance | None:
+def _held(run: Run, step: tuple[int | str, int], size: Size) -> Allowance | None:
     """What this very step holds, if the answer to its commit was lost: credits and budget do not reach for it twice."""
     held = lifecycle.held_turn(run, *step)
     return Allowance(held, (held.price or {})["outputTokens"], size) if held else None
@@ -106,7 +124,7 @@ def _held(run: Run, step: tuple[int | str, int], size: int) -> Allowance | None:
 def least_cost(request: ModelRequest) -> int:
     """What must be available for the request, in micro-credits."""
     output_tokens = min(settings.MODEL_MIN_OUTPUT_TOKENS, request.max_output_tokens)
-    return _most(request.model, bound(request, upper_bound(request), ()), output_tokens)
+    return _most(request.model, upper_bound(request), output_tokens)
 
 
 def _most(model: ModelDefinition, input_tokens: int, output_tokens: int) -> int:
@@ -121,17 +139,6 @@ def _affordable(model: ModelDefinition, input_tokens: int, limit: int, most: int
     if left < 0:
         return -1
     return min(most, left * 1000 // model.price_out) if model.price_out else most
-
-
-def bound(request: ModelRequest, size: int, turns: Sequence[Turn]) -> int:
-    """An upper bound of the tokens that the provider will count. From the second turn on, it is what the provider
-    counted last and the bytes that were added since. No request is larger than the model's window.
-    """
-    last = turns[-1] if turns else None
-    # A smaller request is not the last one with more: files that have no more room are only named.
-    if last and last.origin == request.model.origin and not last.estimated and 0 < last.request_size <= size:
-        size = min(size, last.input_tokens + size - last.request_size)
-    return min(size, request.model.context_tokens)
 
 
 def counts(model: ModelDefinition, usage: Usage) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from django.conf import settings
 from config.kernel import clock
 from runs import catalogue, lifecycle
 from runs.catalogue.definitions import ModelDefinition
-from runs.engine import calls, output, spending
+from runs.engine import calls, counts, output, spending
 from runs.engine.context.fit import can_shorten, fit
-from runs.engine.context.plan import Plan, is_fresh, request_of
+from runs.engine.context.plan import Plan, request_of
 from runs.engine.requests import Answer, Exhausted, RunFailed, ask, failed_request, with_files
 from runs.engine.session import Session, Streamed
 from runs.errors import FailureReason, RunError
@@ -59,8 +59,7 @@ async def try_turn(session: Session) -> None:
             chain = await _chain(session)
             if _model(session, chain) != model:
                 return
-            turns = () if is_fresh(session) else session.journal.turns
-            answer = await ask(session, request, request.turn_index, session.add_text, turns=turns)
+            answer = await ask(session, request, request.turn_index, session.add_text)
     except ModelError as error:
         await _record_failure(session, chain, model, started_at, error)
         return
@@ -134,11 +133,13 @@ async def _record(session: Session, model: ModelDefinition, plan: Plan, given: A
         **asdict(usage),
         held=allowance.hold.amount if allowance.hold else 0,
         cost=charge.charged,
-        request_size=allowance.size,
+        request_digest=allowance.size.beginnings[-1][0] if allowance.size.beginnings else "",
         context_bytes=plan.size(plan.cut),
         started_at=started_at,
         finished_at=clock.now(),
     )
+    if not usage.estimated and counts.is_news(allowance.size, usage.input_tokens):
+        await session.process.db(counts.learn, allowance.size, usage.input_tokens)
     lifecycle.crash_point("before_dispatch")
     record = partial(session.step, streamed=Streamed.RECORDED)
     if not tool_calls and (session.output_schema is None or answer.output is not None):

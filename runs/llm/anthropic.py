@@ -107,6 +107,8 @@ class AnthropicTurn(TurnReader):
 
 class AnthropicModel(HttpModel):
     path = "/v1/messages"
+    count_path = "/v1/messages/count_tokens"
+    counted_fields = ("model", "messages", "system", "tools", "tool_choice", "thinking")
     reader = AnthropicTurn
 
     def __init__(self, server: Server) -> None:

@@ -206,3 +206,8 @@ class ModelClient(Protocol):
 
         Raises ModelError. A cancellation of the task that awaits it closes the connection at once.
         """
+
+    async def count(self, request: ModelRequest) -> int | None:
+        """The most tokens that the provider will count for the request, as it says itself; None if it does not say. It
+        is asked only with the dialect's ``counts_tokens``.
+        """

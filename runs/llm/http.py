@@ -52,6 +52,9 @@ ERROR_BODY_MAX_BYTES = 16 * 1024
 # The status is known before the body, which only explains it.
 ERROR_BODY_SECONDS = 5.0
 DOCUMENT_MAX_BYTES = 4 * 1024 * 1024
+COUNT_SECONDS = 5.0
+# A provider's count before a request may be a little lower than its count after it: one part in so many is added.
+COUNT_MARGIN = 50
 STREAM_TYPES = ("text/event-stream", "application/json", "application/octet-stream", "text/plain")
 TOOL_CALL_ID_MAX_CHARS = 200
 TOKENS_MAX = 1_000_000_000
@@ -270,6 +273,9 @@ class HttpModel(ABC):
     """``ModelClient`` of a server behind HTTP."""
 
     path: ClassVar[str]
+    # Where the provider counts the tokens of a request, and the fields of a request that it knows there.
+    count_path: ClassVar[str] = ""
+    counted_fields: ClassVar[tuple[str, ...]] = ()
     reader: ClassVar[type[TurnReader]]
     reads_files = True
 
@@ -296,6 +302,22 @@ class HttpModel(ABC):
     @abstractmethod
     def body(request: ModelRequest) -> dict[str, Any]:
         """The request in the provider's format, without the parameters' ``extra``."""
+
+    async def count(self, request: ModelRequest) -> int | None:
+        """See ``ModelClient.count``."""
+        if not self.count_path:
+            return None
+        body = self.body(request) | request.model.parameters.get("extra", {})
+        content = to_text({name: body[name] for name in self.counted_fields if name in body}).encode()
+        url = self.server.base_url + self.count_path
+        try:
+            async with asyncio.timeout(COUNT_SECONDS):
+                async with _session().post(url, data=content, headers=self.headers, allow_redirects=False) as response:
+                    counted = read_event(await _error_body(response)).get("input_tokens")
+                    is_counted = response.status == 200 and type(counted) is int and counted > 0
+        except (aiohttp.ClientError, TimeoutError, OSError, *NOT_VALID):
+            return None
+        return counted + counted // COUNT_MARGIN + COUNT_MARGIN if is_counted else None
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         """See ``ModelClient.stream``."""

@@ -5,9 +5,10 @@ cannot drift apart.
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chats.media import is_text
@@ -40,7 +41,9 @@ EXPONENT = re.compile("[0-9][eE]")
 @dataclass(slots=True)
 class Size:
     """The size of a request, or of parts of one. ``added`` are the most tokens that formats and providers add to the
-    text; ``files`` the most, and ``likely_files`` about the tokens of images and documents.
+    text; ``files`` the most, and ``likely_files`` about the tokens of images and documents. ``beginnings``: what the
+    request begins with, first its instructions and tools and then each message more, as digests, with the most tokens
+    of each.
     """
 
     text: TextSize = field(default_factory=TextSize)
@@ -48,6 +51,7 @@ class Size:
     added: int = 0
     files: int = 0
     likely_files: int = 0
+    beginnings: list[tuple[str, int]] = field(default_factory=list)
 
     @property
     def most(self) -> int:
@@ -111,24 +115,45 @@ class Size:
 
 def measure(request: ModelRequest) -> Size:
     """What a request with the content of its files sends."""
-    size = Size()
-    reads_all = not KINDS[request.model.server.kind].counts_as_we_do
+    size, model = Size(), request.model
+    reads_all = not KINDS[model.server.kind].counts_as_we_do
+    digest = hashlib.blake2b(digest_size=16)
     if reads_all:
         size.add_fixed(request.instructions, request.tools)
-        if extra := request.model.parameters.get("extra"):
+        if extra := model.parameters.get("extra"):
             size.text.add(to_text(extra))
+        fixed = model.server.base_url, model.origin, model.parameters, request.instructions, request.tools
+        digest.update(repr(fixed).encode(errors="surrogatepass"))
+        size.beginnings.append((digest.hexdigest(), size.most))
     for message in request.messages:
-        size.add_message(message, request.model.origin)
-        if reads_all and not isinstance(message, AssistantMessage):
+        size.add_message(message, model.origin)
+        if not reads_all:
+            continue
+        if not isinstance(message, AssistantMessage):
             for file in message.files:
                 size.add_file(file)
+        digest.update(_identity(message).encode(errors="surrogatepass"))
+        size.beginnings.append((digest.hexdigest(), size.most))
     return size
 
 
-def upper_bound(request: ModelRequest) -> int:
-    """The most tokens that the provider will count, whatever the model's window."""
-    size = measure(request)
-    return size.tokens if KINDS[request.model.server.kind].counts_as_we_do else size.most
+def _identity(message: Message) -> str:
+    """Different texts for messages that are sent differently. A stored file never changes."""
+    if isinstance(message, AssistantMessage) or not message.files:
+        return repr(message)
+    files = [(file.stored_name, file.name, file.note, len(file.text or ""), bool(file.data)) for file in message.files]
+    return repr((replace(message, files=()), files))
+
+
+def upper_bound(request: ModelRequest, counted: Mapping[str, int] | None = None, size: Size | None = None) -> int:
+    """The most tokens that the provider will count. ``counted``: what it has counted for requests that begin with, or
+    are, what a digest stands for; only what follows is bounded by its bytes. No request is larger than the window.
+    """
+    size, counted = size or measure(request), counted or {}
+    if KINDS[request.model.server.kind].counts_as_we_do:
+        return size.tokens
+    known = [counted[digest] + size.most - before for digest, before in size.beginnings if digest in counted]
+    return min(size.most, *known, request.model.context_tokens)
 
 
 def estimated_tokens(request: ModelRequest) -> int:

@@ -125,6 +125,8 @@ def _index(event: dict[str, Any]) -> Any:
 
 class ResponsesModel(HttpModel):
     path = "/responses"
+    count_path = "/responses/input_tokens"
+    counted_fields = ("model", "input", "instructions", "tools", "parallel_tool_calls", "reasoning")
     reader = ResponsesTurn
 
     def __init__(self, server: Server) -> None:

@@ -17,6 +17,7 @@ from runs.models.journal import (
     FINAL_INVOCATION_STATUSES,
     Compaction,
     CompactionKind,
+    CountedBeginning,
     InvocationStatus,
     ModelAttempt,
     ToolInvocation,

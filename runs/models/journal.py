@@ -71,8 +71,8 @@ class Turn(models.Model):
     # What was held before the request; 0 for a free model.
     held = models.BigIntegerField(default=0)
     cost = models.BigIntegerField(default=0)
-    # The request's size as ``runs.engine.spending`` measures it.
-    request_size = models.PositiveBigIntegerField(default=0)
+    # What stands for the whole request in ``runs.llm.measure``.
+    request_digest = models.CharField(max_length=32, default="")
     # The request's size as ``runs.engine.context.plan`` measures it.
     context_bytes = models.PositiveBigIntegerField(default=0)
     started_at = models.DateTimeField()
@@ -84,6 +84,17 @@ class Turn(models.Model):
 
     def __str__(self) -> str:
         return f"turn {self.index} of {self.run_id}"
+
+
+class CountedBeginning(models.Model):
+    """The fewest tokens that a provider has counted of a request with this beginning (``runs.engine.counts``)."""
+
+    digest = models.CharField(max_length=32, primary_key=True)
+    tokens = models.PositiveBigIntegerField()
+    created_at = models.DateTimeField(db_default=Now(), db_index=True)
+
+    def __str__(self) -> str:
+        return self.digest
 
 
 class Compaction(models.Model):

@@ -316,9 +316,9 @@ def test_credits_are_held_for_what_is_sent_of_a_file(bench: Bench, model: Record
         run = bench.start("Look", chat, model="plain", attachmentIds=added)
         assert bench.wait(run["id"])["status"] == "completed"
     plain, with_files, after = LedgerEntry.objects.filter(type="HOLD").order_by("created_at", "id")
-    sent = plain.price["inputTokens"] + 1000 + measure.MODEL_IMAGE_TOKENS_MAX
-    assert sent < with_files.price["inputTokens"] < sent + 2000
-    assert after.price["inputTokens"] < sent + 3000
+    added = 1000 + measure.MODEL_IMAGE_TOKENS_MAX
+    assert added < with_files.price["inputTokens"] < plain.price["inputTokens"] + added + 2000
+    assert after.price["inputTokens"] < plain.price["inputTokens"] + added + 3000
 
 
 def test_storage_failure_fails_the_run(bench: Bench, model: Recording, user, monkeypatch):
