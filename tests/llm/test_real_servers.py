@@ -13,6 +13,7 @@ import pytest
 from runs.catalogue.providers import KINDS, Server
 from runs.errors import FailureReason
 from runs.llm.base import AssistantMessage, ModelError, ToolCall, ToolMessage, UserMessage
+from runs.llm.measure import measure, upper_bound
 from runs.llm.registry import aclose_all, client_for
 from tests.llm.helpers import CALCULATE, Heard, hear, model_of, request_of
 from tests.llm.real_servers import litellm_proxy, llama_server
@@ -69,6 +70,55 @@ def test_llama_accepts_tools_and_results(llama: Server) -> None:
     """The weights are too small for a call of their own."""
     heard = ask(llama, "smollm2", *WITH_RESULT, tools=(CALCULATE,), max_output_tokens=8)
     assert heard.text or heard.calls
+
+
+def counted(server: Server, request: Any) -> int:
+    heard = ask(server, "smollm2", *request.messages, tools=request.tools, max_output_tokens=8)
+    return heard.usage.input_tokens
+
+
+LONGER = [
+    ("Say hello.", "Say good bye."),
+    ("Hi", AssistantMessage("Hello!"), UserMessage("What is 2*3? " * 20)),
+    ("Grüße 🦊🦊 \u200b ∑∂ 漢字" * 5, AssistantMessage("ok"), UserMessage("\n\n\t  x  \n" * 30)),
+    (*WITH_RESULT, AssistantMessage("6"), UserMessage("And 3*3?")),
+    ("a" * 300, AssistantMessage("b" * 300), UserMessage("c" * 300)),
+]
+
+
+# Its Responses API takes no text of an assistant as OpenAI's does.
+@pytest.mark.parametrize("llama", ["openai", "anthropic"], indirect=True)
+@pytest.mark.parametrize("messages", LONGER, ids=range(len(LONGER)))
+def test_what_llama_counts_of_a_beginning_bounds_what_it_counts_of_more(llama: Server, messages: Any) -> None:
+    """The counts of a request and of the bytes that are added later may be added."""
+    definition = model_of(llama, "smollm2", parameters={"temperature": 0})
+    requests = [
+        request_of(*messages[:length], model=definition, tools=(CALCULATE,))
+        for length in range(1, len(messages) + 1)
+        if not isinstance(messages[length - 1], AssistantMessage)
+    ]
+    known: dict[str, int] = {}
+    for request in requests:
+        tokens = counted(llama, request)
+        assert tokens <= upper_bound(request, known)
+        beginnings = measure(request).beginnings
+        known |= {beginnings[0][0]: tokens, beginnings[-1][0]: tokens}
+    assert len(known) >= 2
+
+
+def test_llama_counts_before_a_request_no_less_than_after_it(llama_url: str) -> None:
+    server = Server("llama", "anthropic", f"{llama_url}/v1")
+    request = request_of("Say hello. " * 30, model=model_of(server, "smollm2"), tools=(CALCULATE,))
+
+    async def ahead() -> int | None:
+        try:
+            return await client_for(server).count(request)
+        finally:
+            await aclose_all()
+
+    before, after = asyncio.run(ahead()), counted(server, request)
+    assert before is not None
+    assert after <= before <= 1.1 * after + 60
 
 
 def test_llama_refuses_too_long_a_request(llama: Server) -> None:
