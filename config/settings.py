@@ -196,6 +196,8 @@ CREDITS_LOW_THRESHOLDS = ENV.text("CREDITS_LOW_THRESHOLDS", "20,5")
 TOP_UP_URL = ENV.text("TOP_UP_URL")
 # (user id, chat ids) → {chat id: title}, for the reports of credits, which may not import chats.
 CREDITS_CHAT_TITLES = "chats.services.titles_of"
+# (names of tools) → {name: its display name}, for those reports.
+CREDITS_TOOL_NAMES = "runs.catalogue.display_names"
 # (ids of tool calls) → {id: when the user approved it}, for the ledger in the admin.
 CREDITS_APPROVALS = "runs.admin.runs.approved_at"
 # Interval at which expired grants are taken back.
@@ -350,6 +352,7 @@ CELERY_BEAT_SCHEDULE = {
     "sweep-webhooks": {"task": "webhooks.sweep", "schedule": WEBHOOK_SWEEP_SECONDS},
     "trim-webhooks": {"task": "webhooks.trim", "schedule": 60.0},
     "prune-run-events": {"task": "runs.prune_events", "schedule": 3600.0},
+    "measure-typical-credits": {"task": "runs.measure_typical_credits", "schedule": 3600.0},
     "prune-webhooks": {"task": "webhooks.prune", "schedule": 3600.0},
     "prune-idempotency": {"task": "api.prune_idempotency", "schedule": 3600.0},
     "prune-sessions": {"task": "api.prune_sessions", "schedule": 3600.0},

@@ -8,7 +8,7 @@ Whole UTC days are read from the totals that triggers keep; the partial day at t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -43,12 +43,18 @@ def period_of(name: str) -> Period:
     return Period(None if days is None else end - timedelta(days=days), end)
 
 
-def display_name(tool_key: str) -> str:
-    """``draw_chart`` → ``Draw chart``; bare model usage → ``Model usage``."""
-    if tool_key == MODEL_KEY:
-        return "Model usage"
-    words = " ".join(tool_key.replace("_", " ").replace("-", " ").split())
-    return words[:1].upper() + words[1:] or tool_key
+def display_names(tool_keys: Collection[str]) -> dict[str, str]:
+    """What people read: the names of the catalogue, for bare model usage ``Model usage``, and of a tool that is no
+    longer there ``draw_chart`` → ``Draw chart``.
+    """
+    names_of: Callable[[Collection[str]], dict[str, str]] = import_string(settings.CREDITS_TOOL_NAMES)
+    names = {key: _in_words(key) for key in tool_keys} | names_of(tool_keys)
+    return names | {MODEL_KEY: "Model usage"}
+
+
+def _in_words(name: str) -> str:
+    words = " ".join(name.replace("_", " ").replace("-", " ").split())
+    return words[:1].upper() + words[1:] or name
 
 
 def summary(user_id: int, period: Period) -> dict[str, Any]:
@@ -60,10 +66,11 @@ def summary(user_id: int, period: Period) -> dict[str, Any]:
             _partial_day(user_id, period, DEBITS).values(key=Coalesce("tool_key", Value(""))),
         ]
     )
+    names = display_names([tool for tool in sums if tool])
     groups = [
         {
             "tool_key": tool or MODEL_KEY,
-            "display_name": display_name(tool or MODEL_KEY),
+            "display_name": names[tool or MODEL_KEY],
             "total_debited": total.amount,
             "records": total.records,
             "latest_usage_at": total.latest,

@@ -19,6 +19,7 @@ from config.api.serializers import (
     TimestampField,
 )
 from config.kernel.jsontext import dumps
+from runs import catalogue
 from runs.catalogue.parameters import check_output_schema
 from runs.events import request_payload
 from runs.models import (
@@ -451,9 +452,33 @@ ANSWERS = {
 }
 
 
-class ModelSerializer(CamelSerializer):
+class TypicalCreditsSerializer(CamelSerializer):
+    """Half of the runs cost at most ``p50``, nine of ten at most ``p90``."""
+
+    p50 = CreditsNumberField(help_text="What half of the runs cost at most, in credits.")
+    p90 = CreditsNumberField(help_text="What nine of ten runs cost at most, in credits.")
+    runs = serializers.IntegerField(min_value=20, help_text="The number of runs that were measured.")
+
+
+class MeasuredSerializer(CamelSerializer):
+    """Something of the catalogue, ``kind``, whose runs' costs are measured."""
+
+    kind: ClassVar[str]
+    typical_credits = serializers.SerializerMethodField(
+        help_text="What a run usually costs: of the completed runs of the last 30 days, at most 10,000, measured each "
+        "hour. Null below 20 runs."
+    )
+
+    @extend_schema_field(TypicalCreditsSerializer(allow_null=True))
+    def get_typical_credits(self, item: Any) -> dict[str, Any] | None:
+        found = catalogue.read().typical.get((self.kind, item.name))
+        return TypicalCreditsSerializer(found).data if found else None
+
+
+class ModelSerializer(MeasuredSerializer):
     """Prices are credits per 1,000 tokens."""
 
+    kind = "model"
     name = serializers.CharField(help_text="The name that requests use.")
     display_name = serializers.CharField(help_text="The name that people see.")
     provider = serializers.CharField(source="server.name", help_text="The provider of the model.")
@@ -479,7 +504,8 @@ class ToolSerializer(CamelSerializer):
     approval = serializers.CharField(help_text="When a call needs an approval: `threshold`, `always` or `never`.")
 
 
-class AgentSerializer(CamelSerializer):
+class AgentSerializer(MeasuredSerializer):
+    kind = "agent"
     name = serializers.CharField(help_text="The name that requests use.")
     display_name = serializers.CharField(help_text="The name that people see.")
     description = serializers.CharField(help_text="What the agent does.")

@@ -14,6 +14,7 @@ from config.queue import jobs, publisher
 from config.telemetry import logs
 from runs import lifecycle, purge
 from runs.apps import RESUME_PAID
+from runs.catalogue import typical
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,11 @@ def sweep() -> None:
 @shared_task(name="runs.prune_events")
 def prune_events() -> None:
     jobs.run("prune-run-events", purge.prune_events)
+
+
+@shared_task(name="runs.measure_typical_credits")
+def measure_typical_credits() -> None:
+    jobs.run("measure-typical-credits", typical.measure)
 
 
 @celeryd_after_setup.connect

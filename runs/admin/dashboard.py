@@ -28,7 +28,7 @@ from config.queue.jobs import last_success
 from config.staff.base import page_of
 from config.staff.words import span
 from config.telemetry.metrics import SEPARATOR
-from credits.usage import MODEL_KEY, display_name
+from credits.usage import MODEL_KEY, display_names
 from runs.admin import reports
 from runs.admin.reports import PALETTE, chart
 from runs.models import FINAL_RUN_STATUSES, LIVE_RUN_STATUSES, Run, RunStatus
@@ -145,7 +145,8 @@ def credits_by_day() -> dict[str, Any]:
         totals[row["tool"]][row["day"]] = row["total"]
     largest = sorted(totals, key=lambda tool: -sum(totals[tool].values()))
     days = [first + timedelta(days=number) for number in range(DAYS)]
-    series = [(display_name(tool), [totals[tool].get(day, 0) for day in days]) for tool in largest[:TOOLS_SHOWN]]
+    names = display_names(largest[:TOOLS_SHOWN])
+    series = [(names[tool], [totals[tool].get(day, 0) for day in days]) for tool in largest[:TOOLS_SHOWN]]
     rest = [sum(totals[tool].get(day, 0) for tool in largest[TOOLS_SHOWN:]) for day in days]
     if any(rest):
         series.append(("Others", rest))

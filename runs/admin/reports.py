@@ -29,7 +29,7 @@ from config.kernel.ids import first_id
 from credits.export import no_formula
 from credits.models import DayTotal, EntryType, LedgerEntry
 from credits.statement import CHARGES
-from credits.usage import MODEL_KEY, display_name
+from credits.usage import MODEL_KEY, display_names
 from runs.models import AgentModel, Run, Tool
 
 PALETTE = ["#3b82f6", "#22c55e", "#f59e0b", "#a855f7", "#14b8a6", "#ec4899", "#94a3b8"]
@@ -99,10 +99,9 @@ def by_user(days: int, limit: int) -> list[Row]:
 def by_tool(days: int, limit: int) -> list[Row]:
     """The use of all models is one row, whose cost the report by model has."""
     found = list(_totals(days, F("tool_key"))[:limit])
-    shares = _shares(Tool.objects, [row["key"] for row in found])
-    return [
-        Row(display_name(row["key"] or MODEL_KEY), row["total"], row["count"], cost=_cost(row, shares)) for row in found
-    ]
+    keys = [row["key"] for row in found]
+    shares, names = _shares(Tool.objects, keys), display_names([key for key in keys if key])
+    return [Row(names[row["key"] or MODEL_KEY], row["total"], row["count"], cost=_cost(row, shares)) for row in found]
 
 
 def _totals(days: int, key: Combinable) -> QuerySet[Any, Any]:

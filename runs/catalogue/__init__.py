@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 from django.db.models import QuerySet
 
 from config.kernel.encryption import DecryptionFailed
-from runs.catalogue import versions
+from runs.catalogue import typical, versions
 from runs.catalogue.definitions import ModelDefinition
 from runs.catalogue.versions import AgentDefinition, ListedAgent
-from runs.models import Agent, AgentModel, Run, Tool
+from runs.models import Agent, AgentModel, Run, Tool, TypicalCredits
 from runs.tools.base import ToolDefinition
 
 T = TypeVar("T")
@@ -36,6 +36,8 @@ class Catalogue:
     # Of each model, also of a disabled one: runs that use it go on with them.
     fallbacks: dict[str, list[str]] = field(default_factory=dict)
     agents: dict[str, ListedAgent] = field(default_factory=dict)
+    # By ``agent`` or ``model`` and its name.
+    typical: dict[tuple[str, str], TypicalCredits] = field(default_factory=dict)
     read_at: float = 0.0
 
     def default_model(self) -> ModelDefinition | None:
@@ -112,6 +114,7 @@ def refresh() -> Catalogue:
         ),
         fallbacks=_fallbacks(),
         agents=versions.listed(),
+        typical=typical.read(),
         read_at=begun,
     )
     with _lock:
@@ -140,6 +143,11 @@ def learn_tools(names: Collection[str]) -> None:
     """Read the catalogue now if the database has one of the tools, which this process does not know."""
     if Tool.objects.filter(enabled=True, name__in=names).exists():
         refresh()
+
+
+def display_names(names: Collection[str]) -> dict[str, str]:
+    """The names that people see, of those tools that exist, also of disabled ones."""
+    return dict(Tool.objects.filter(name__in=names).values_list("name", "display_name")) if names else {}
 
 
 def find_agent(reference: str) -> AgentDefinition | None:

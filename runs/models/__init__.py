@@ -12,6 +12,7 @@ from runs.models.catalogue import (
     Provider,
     ProviderUse,
     Tool,
+    TypicalCredits,
 )
 from runs.models.journal import (
     FINAL_INVOCATION_STATUSES,

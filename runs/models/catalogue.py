@@ -176,6 +176,22 @@ class Agent(models.Model):
         return self.name
 
 
+class TypicalCredits(models.Model):
+    """What the runs of an agent or a model usually cost (``runs.catalogue.typical``)."""
+
+    kind = models.CharField(max_length=5)
+    name = models.CharField(max_length=100)
+    p50 = models.BigIntegerField()
+    p90 = models.BigIntegerField()
+    runs = models.PositiveIntegerField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["kind", "name"], name="typical_credits_once_per_name")]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
 class OnCreditsExhausted(models.TextChoices):
     """What a run does where credits or budget do not reach for its next step."""
 

@@ -10,7 +10,8 @@ from chats.services import create_chat, delete_chat
 from config.kernel import clock
 from config.kernel.clock import iso
 from credits import ledger
-from credits.usage import display_name
+from credits.usage import display_names
+from runs.models import Tool
 from tests.credits.helpers import CREDIT, Clock, clerk, fund, place, spend, stop_clock, turn
 from tests.factories import UserFactory, session_client
 
@@ -52,14 +53,14 @@ class TestSummary:
             "groups": [
                 {
                     "toolKey": "draw_chart",
-                    "displayName": "Draw chart",
+                    "displayName": "Draw a chart",
                     "totalDebited": "12.000001",
                     "records": 2,
                     "latestUsageAt": iso(now.now),
                 },
                 {
                     "toolKey": "web_fetch",
-                    "displayName": "Web fetch",
+                    "displayName": "Fetch a web page",
                     "totalDebited": "3",
                     "records": 2,
                     "latestUsageAt": iso(now.now),
@@ -279,7 +280,7 @@ def test_api_keys_have_no_access_to_reports(public, path):
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "NOT_FOUND")
 
 
-@pytest.mark.parametrize(("path", "queries"), [(SUMMARY, 3), (BY_CHAT, 3), (BY_DAY, 2), (OF_CHAT + "chat_1", 3)])
+@pytest.mark.parametrize(("path", "queries"), [(SUMMARY, 4), (BY_CHAT, 3), (BY_DAY, 2), (OF_CHAT + "chat_1", 3)])
 def test_queries_do_not_grow_with_rows(session, user, django_assert_num_queries, path, queries):
     for round in range(2):
         for number in range(1 + 5 * round):
@@ -291,13 +292,22 @@ def test_queries_do_not_grow_with_rows(session, user, django_assert_num_queries,
 @pytest.mark.parametrize(
     ("key", "name"),
     [
-        ("draw_chart", "Draw chart"),
-        ("web-fetch", "Web fetch"),
+        ("draw_map", "Draw map"),
+        ("web-search", "Web search"),
         ("calculate", "Calculate"),
+        ("measure", "Measure"),
         ("getHTMLPage", "GetHTMLPage"),
         ("model", "Model usage"),
         ("__", "__"),
     ],
 )
 def test_display_names(key, name):
-    assert display_name(key) == name
+    assert display_names([key])[key] == name
+
+
+def test_the_bill_has_the_names_of_the_catalogue(session, user):
+    Tool.objects.create(name="get_weather", display_name="Weather", enabled=False, node_type="http", price=0)
+    fund(user, 10)
+    spend(user, 2, tool="get_weather")
+    (group,) = get(session, "/api/v1/me/credits/usage-summary")["groups"]
+    assert (group["toolKey"], group["displayName"]) == ("get_weather", "Weather")

@@ -1,0 +1,58 @@
+"""What the runs of an agent or a model usually cost, for people who choose one. A job measures it each hour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+
+from django.db import transaction
+from django.db.models import Sum
+
+from config.kernel import clock
+from config.kernel.ids import first_id
+from credits.models import SPENDING, LedgerEntry
+from credits.sums import net_spending
+from runs.models import Agent, AgentModel, Run, RunStatus, TypicalCredits
+
+DAYS = 30
+RUNS_MAX, RUNS_MIN = 10_000, 20
+BATCH = 1000
+# What is measured, and the column of a run that names it.
+COLUMNS = {"agent": "agent_name", "model": "resolved_model"}
+
+
+def measure() -> int:
+    """Measure all agents and models. Returns how many have enough runs."""
+    names = [("agent", name) for name in Agent.objects.values_list("name", flat=True)]
+    names += [("model", name) for name in AgentModel.objects.values_list("name", flat=True)]
+    rows = [row for kind, name in names if (row := _measured(kind, name))]
+    with transaction.atomic():
+        TypicalCredits.objects.all().delete()
+        TypicalCredits.objects.bulk_create(rows)
+    return len(rows)
+
+
+def _measured(kind: str, name: str) -> TypicalCredits | None:
+    since = clock.now() - timedelta(days=DAYS)
+    # Ids are in the order of creation: the index skips older runs.
+    runs = Run.objects.filter(status=RunStatus.COMPLETED, pk__gte=first_id("run", since), **{COLUMNS[kind]: name})
+    newest = list(runs.order_by("-pk").values_list("pk", flat=True)[:RUNS_MAX])
+    if len(newest) < RUNS_MIN:
+        return None
+    costs = sorted(_costs(newest))
+    p50, p90 = (costs[-(-len(costs) * percent // 100) - 1] for percent in (50, 90))
+    return TypicalCredits(kind=kind, name=name, p50=p50, p90=p90, runs=len(costs))
+
+
+def _costs(run_ids: Sequence[str]) -> Iterator[int]:
+    """What each run cost less refunds, in micro-credits; 0 for one without rows."""
+    for start in range(0, len(run_ids), BATCH):
+        batch = run_ids[start : start + BATCH]
+        rows = LedgerEntry.objects.filter(run_id__in=batch, type__in=SPENDING).order_by().values("run_id")
+        found = dict(rows.annotate(cost=Sum(net_spending())).values_list("run_id", "cost"))
+        yield from (found.get(run_id, 0) for run_id in batch)
+
+
+def read() -> dict[tuple[str, str], TypicalCredits]:
+    """By ``agent`` or ``model`` and its name."""
+    return {(row.kind, row.name): row for row in TypicalCredits.objects.all()}
