@@ -190,6 +190,15 @@ class StrictIntegerField(serializers.IntegerField):
         return int(data)
 
 
+class StrictNumberField(serializers.FloatField):
+    """A JSON number: no text, no boolean."""
+
+    def to_internal_value(self, data: Any) -> float:
+        if isinstance(data, bool) or not isinstance(data, (int, float, Decimal)):
+            self.fail("invalid")
+        return super().to_internal_value(float(data))
+
+
 class StrictBooleanField(serializers.BooleanField):
     """``true`` or ``false``: no text or number."""
 

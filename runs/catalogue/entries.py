@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache, partial
+from functools import cached_property, partial
 from glob import escape
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -20,11 +20,7 @@ from django.db import models
 from django.db.models import F, QuerySet
 from rest_framework import serializers
 
-from config.api.serializers import (
-    CamelSerializer,
-    CreditsNumberField,
-    StrictBooleanField,
-)
+from config.api.serializers import CamelSerializer, CreditsNumberField, StrictBooleanField, StrictNumberField, camel
 from config.kernel.errors import ValidationFailed
 from config.kernel.jsontext import same_json
 from runs.catalogue import agents, rules, yaml
@@ -35,13 +31,14 @@ from runs.catalogue.fields import (
     VARIABLE,
     Address,
     Headers,
+    Hidden,
     Names,
-    Number,
     Object,
     OneOf,
     Secret,
     Text,
     Whole,
+    by,
     variables_of,
 )
 from runs.catalogue.parameters import check_output_schema, check_parameters
@@ -55,22 +52,8 @@ from webhooks import services
 from webhooks.models import Endpoint
 
 ENDPOINT_SECRET_CHARS = range(32, 129)
-# What a built-in tool says itself.
-OWN = ("displayName", "description", "inputSchema", "price", "approval", "repeatable")
-# A row that is part of each installation, so a pruning file need not list it.
-DEMO = "demo"
 
 _price = partial(CreditsNumberField, minimum=0)
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """A field of a row as the file has it. A hidden one is not printed; that of an address is its text with variables
-    and what that stands for.
-    """
-
-    value: Any
-    hidden: bool = False
 
 
 @dataclass(slots=True)
@@ -89,84 +72,80 @@ class Entry(CamelSerializer, serializers.ModelSerializer):
         models.TextField: Text,
         models.BooleanField: StrictBooleanField,
         models.PositiveIntegerField: Whole,
-        models.FloatField: Number,
+        models.FloatField: StrictNumberField,
     }
     serializer_choice_field = OneOf
     default_error_messages: ClassVar = {"invalid": "It must be a mapping."}
-    # Fields that stay as they are if the file leaves them out.
-    kept: ClassVar[frozenset[str]] = frozenset()
-    # The columns for the file's own text of an address, if it contains a variable.
-    templates: ClassVar[dict[str, str]] = {}
+    # The columns of addresses that may have variables. Another column, ``…_source``, is for the file's own text of it.
+    addresses: ClassVar[tuple[str, ...]] = ()
+    # What precedes the name of a row in the names of variables.
+    prefix: ClassVar[str] = ""
+    # Without their secrets: perhaps no key decrypts one.
+    queryset: QuerySet[Any]
     # Whether the file has a list of entries, or one without a name.
     is_list: ClassVar = True
     Meta: Any
 
-    def to_representation(self, instance: Any) -> dict[str, Any]:
-        """As DRF does it, without what may be written only."""
-        return serializers.ModelSerializer.to_representation(self, instance)
+    @cached_property
+    def kept(self) -> set[str]:
+        """The fields that stay as they are if the file leaves them out."""
+        return {name for name, field in self.fields.items() if isinstance(field, Secret)} | {"isDefault"}
 
     def build_standard_field(self, field_name: str, model_field: Any) -> Any:
         """Without a query for other rows with the same name: those are changed."""
         built, kwargs = super().build_standard_field(field_name, model_field)
         return built, {name: value for name, value in kwargs.items() if name != "validators"}
 
-    @classmethod
-    @cache
-    def _defaults(cls) -> dict[str, Any]:
-        found = {}
-        for name, field in cls().fields.items():
-            if field.required or field.write_only or name in cls.kept:
-                continue
-            default = field.default
-            if default is serializers.empty:
-                default = cls.Meta.model._meta.get_field(field.source).get_default()
-            found[name] = None if default is None else field.to_representation(default)
+    def rows(self) -> dict[str, Any]:
+        return {row.name: row for row in self.queryset.order_by("name")}
+
+    def blank(self, name: str, node_type: str) -> Any:
+        """A new row, which has the default values."""
+        return self.Meta.model()
+
+    def to_representation(self, instance: Any) -> dict[str, Any]:
+        """The row as the file has it."""
+        found: dict[str, Any] = serializers.ModelSerializer.to_representation(self, instance)
+        for name, field in self.fields.items():
+            if isinstance(field, Address) and (source := self.source_of(instance, str(field.source))):
+                found[name] = Hidden([source, found[name]])
         return found
+
+    def source_of(self, row: Any, column: str) -> str:
+        """The text with variables of which an address was made; empty if there is none.
+
+        The address may have been changed in the admin since. It still counts as made of that text if only the parts
+        that were variables differ.
+        """
+        source: str = getattr(row, f"{column}_source")
+        pattern = VARIABLE.sub(lambda found: "${" if found[1] is None else "*", escape(source))
+        return source if source and fnmatchcase(getattr(row, column), pattern) else ""
 
     def defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The values, as in the file, of the fields that an entry may leave out."""
-        found = dict(self._defaults())
-        if "displayName" in found:
-            del found["displayName"]
-            found |= {"displayName": given["name"]} if isinstance(given.get("name"), str) else {}
-        return found
+        name = given.get("name")
+        shown = self.to_representation(self.blank(name if isinstance(name, str) else "", given.get("nodeType", "")))
+        required = {name for name, field in self.fields.items() if field.required} | {"displayName"}
+        return {
+            name: value
+            for name, value in shown.items()
+            if name not in {*self.kept, "name", "nodeType"} and not (name in required and value in (None, ""))
+        }
 
     def run_validation(self, data: Any = serializers.empty) -> Any:
         if not isinstance(data, Mapping):
             self.fail("invalid")
-        secrets = self.secrets()
-        given = {name: value for name, value in data.items() if value is not None or name in secrets}
+        given = {name: value for name, value in data.items() if value is not None or name in self.kept}
         values = super().run_validation(self.defaults(given) | given)
-        for column, template in self.templates.items():
-            text = given.get(self.name_of(column), "")
-            values[template] = text if variables_of(text) else ""
+        for column in self.addresses:
+            text = given.get(camel(column), "")
+            values[f"{column}_source"] = text if variables_of(text) else ""
         return values
 
     def validate_name(self, name: str) -> str:
         if name != name.strip():
             raise serializers.ValidationError("It begins or ends with a blank.")
         return name
-
-    def secrets(self) -> dict[str, Secret]:
-        return {name: field for name, field in self.fields.items() if isinstance(field, Secret)}
-
-    def name_of(self, column: str) -> str:
-        return next(name for name, field in self.fields.items() if field.source == column)
-
-    def queryset(self) -> QuerySet[Any]:
-        return self.Meta.model._default_manager.all()
-
-    def rows(self) -> dict[str, Any]:
-        """The rows by name, without their secrets: perhaps no key decrypts one."""
-        hidden = [str(field.source) for field in self.secrets().values()]
-        return {row.name: row for row in self.queryset().defer(*hidden).order_by("name")}
-
-    def new(self) -> Any:
-        return self.Meta.model()
-
-    def survives(self, row: Any) -> bool:
-        """Whether a prune leaves the row enabled."""
-        return bool(row.name == DEMO)
 
     def complete(self, entries: dict[str, Given], rows: dict[str, Any], wrong: Callable[..., None]) -> None:
         """Tell ``wrong`` the mistakes that an entry alone does not show, replace names of other rows by the rows, and
@@ -178,50 +157,27 @@ class Entry(CamelSerializer, serializers.ModelSerializer):
         row.save(force_insert=is_new)
         return True
 
-    def shown(self, row: Any, secrets: Collection[str]) -> dict[str, Shown]:
-        """The row as the file has it, with these secrets."""
-        found = {name: Shown(value) for name, value in self.to_representation(row).items()}
-        for name, field in self.fields.items():
-            if isinstance(field, Address) and (source := self.template(row, str(field.source))):
-                found[name] = Shown([source, found[name].value], hidden=True)
-            elif isinstance(field, Secret) and name in secrets:
-                found[name] = Shown(field.read(row), hidden=True)
-        return found
-
-    def template(self, row: Any, column: str) -> str:
-        """The text with variables of which an address was made; empty if there is none.
-
-        The address may have been changed in the admin since. It still counts as made of that text if only the parts
-        that were variables differ.
-        """
-        source: str = getattr(row, self.templates[column])
-        pattern = VARIABLE.sub(lambda found: "${" if found[1] is None else "*", escape(source))
-        return source if source and fnmatchcase(getattr(row, column), pattern) else ""
-
     def written(self, row: Any, rows: dict[str, Any], variables: Variables) -> dict[str, Any]:
         """The entry of an export."""
-        shown = self.shown(row, self.secrets())
-        defaults = self.defaults({name: field.value for name, field in shown.items()})
-        defaults |= dict.fromkeys(self.kept, False)
-        found: dict[str, Any] = {}
-        for name, field in self.fields.items():
-            if (part := shown[name]).hidden and not isinstance(field, Secret):
-                variables.note(part.value[0])
-                found[name] = part.value[0]
-            elif isinstance(field, Secret):
-                if part.value is not None:
-                    found[name] = self.placeholders(row, field, part.value, variables)
-            elif name not in defaults or not same_json(part.value, defaults[name]):
-                found[name] = part.value
+        shown, found = self.to_representation(row), dict[str, Any]()
+        defaults = self.defaults(shown)
+        for name, value in shown.items():
+            if isinstance(value, Hidden):
+                found[name] = self.placeholder(row, name, value, variables)
+            elif value if name in self.kept else name not in defaults or not same_json(value, defaults[name]):
+                found[name] = value
         return found
 
-    def placeholders(self, row: Any, field: Secret, value: Any, variables: Variables) -> Any:
-        prefix = (self.Meta.model.__name__.removeprefix("Agent"), row.name)
+    def placeholder(self, row: Any, name: str, hidden: Hidden, variables: Variables) -> Any:
+        field = self.fields[name]
+        if isinstance(field, Address):
+            return variables.noted(hidden.value[0])
+        prefix = [self.prefix, row.name] if self.is_list else [self.prefix]
         if not isinstance(field, Headers):
-            return variables.placeholder(*prefix, str(field.source))
-        if value is LOST:
-            raise ValueError(f"No key of ENCRYPTION_KEYS decrypts the headers of {prefix[0].lower()}s.{row.name}.")
-        return {header: variables.placeholder(*prefix, "HEADER", header) for header in value}
+            return variables.new(*prefix, str(field.source))
+        if hidden is LOST:
+            raise ValueError(f"No key of ENCRYPTION_KEYS decrypts the headers of {self.prefix.lower()}s.{row.name}.")
+        return {header: variables.new(*prefix, "HEADER", header) for header in hidden.value}
 
 
 class ProviderEntry(Entry):
@@ -229,7 +185,9 @@ class ProviderEntry(Entry):
     base_url = Address(required=False, allow_blank=True)
     api_key = Secret(max_length=rules.API_KEY_MAX_CHARS)
     headers = Headers(max_length=rules.HEADERS_MAX_CHARS)
-    templates: ClassVar = {"base_url": "base_url_source"}
+    addresses = ("base_url",)
+    prefix = "PROVIDER"
+    queryset = Provider.objects.defer("api_key", "headers")
 
     class Meta:
         model = Provider
@@ -244,10 +202,10 @@ class ModelEntry(Entry):
     output_price = _price(source="price_out")
     cached_input_price = _price(source="price_cached_in", **OPTIONAL)
     cache_write_price = _price(source="price_cache_write", **OPTIONAL)
-    parameters = Object(check_parameters)
-    dialect = Object(check_dialect)
+    parameters = Object(**by(check_parameters))
+    dialect = Object(**by(check_dialect))
     fallbacks = Names(required=False, max_length=rules.FALLBACKS_MAX)
-    kept: ClassVar = frozenset({"isDefault"})
+    queryset = AgentModel.objects.select_related("provider").defer("provider__api_key", "provider__headers")
 
     class Meta:
         model = AgentModel
@@ -258,8 +216,8 @@ class ModelEntry(Entry):
             *("max_output_tokens", "parameters", "dialect", "fallbacks", "is_default", "enabled"),
         )
 
-    def queryset(self) -> QuerySet[Any]:
-        return AgentModel.objects.select_related("provider").defer("provider__api_key", "provider__headers")
+    def blank(self, name: str, node_type: str) -> Any:
+        return AgentModel(display_name=name, provider=Provider())
 
     def complete(self, entries: dict[str, Given], rows: dict[str, Any], wrong: Callable[..., None]) -> None:
         providers = Provider.objects.defer("api_key", "headers").in_bulk(field_name="name")
@@ -289,12 +247,16 @@ class ModelEntry(Entry):
 class ToolEntry(Entry):
     node_type = OneOf(list(TYPES))
     url = Address(required=False, allow_blank=True)
-    input_schema = Object(check_schema)
+    input_schema = Object(**by(check_schema))
     price = _price()
-    timeout_seconds = Number(min_value=rules.TIMEOUT_MIN_SECONDS, max_value=rules.TIMEOUT_MAX_SECONDS, **OPTIONAL)
+    timeout_seconds = StrictNumberField(
+        min_value=rules.TIMEOUT_MIN_SECONDS, max_value=rules.TIMEOUT_MAX_SECONDS, **OPTIONAL
+    )
     headers = Headers(max_length=rules.HEADERS_MAX_CHARS, source="secret_headers")
-    signing_secret = Secret(parse_signing_secret, max_length=rules.SIGNING_SECRET_MAX_CHARS)
-    templates: ClassVar = {"url": "url_source"}
+    signing_secret = Secret(max_length=rules.SIGNING_SECRET_MAX_CHARS, **by(parse_signing_secret))
+    addresses = ("url",)
+    prefix = "TOOL"
+    queryset = Tool.objects.defer("secret_headers", "signing_secret")
 
     class Meta:
         model = Tool
@@ -305,25 +267,17 @@ class ToolEntry(Entry):
             "enabled",
         )
 
-    def defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Of a built-in tool, its own values."""
-        found = super().defaults(given)
-        tool = builtin.TOOLS.get(given["name"]) if isinstance(given.get("name"), str) else None
-        if tool is None or given.get("nodeType") != BUILTIN:
-            return found
-        own = self.to_representation(Tool(**tool.row()))
-        return found | {name: own[name] for name in OWN}
+    def blank(self, name: str, node_type: str) -> Any:
+        own = builtin.TOOLS.get(name) if node_type == BUILTIN else None
+        return Tool(**({"display_name": name} if own is None else own.row()))
 
     def validate(self, values: dict[str, Any]) -> dict[str, Any]:
         if values["name"] in RESERVED_TOOL_NAMES:
             raise serializers.ValidationError(f"No tool can be named {' or '.join(RESERVED_TOOL_NAMES)}.")
         given = {column: values[column] for column in ("name", "node_type", "url")}
         if problems := rules.problems_of_tool(**given):
-            raise serializers.ValidationError({self.name_of(column): [told] for column, told in problems.items()})
+            raise serializers.ValidationError({camel(column): [told] for column, told in problems.items()})
         return values
-
-    def survives(self, row: Any) -> bool:
-        return bool(row.node_type == BUILTIN)
 
 
 class AgentEntry(Entry):
@@ -332,14 +286,14 @@ class AgentEntry(Entry):
     """
 
     name = Text()
-    display_name = Text(required=False, default="")
-    description = Text(default="", allow_blank=True)
+    display_name = Text(required=False)
+    description = Text(required=False, allow_blank=True)
     tools = Names(max_length=agents.TOOLS_MAX, **OPTIONAL)
-    parameters = Object(check_parameters)
+    parameters = Object(**by(check_parameters))
     credit_approval_threshold = _price(**OPTIONAL)
     max_credits = CreditsNumberField(minimum=1, **OPTIONAL)
-    output_schema = Object(check_output_schema, allow_null=True)
-    enabled = StrictBooleanField(default=True)
+    output_schema = Object(allow_null=True, **by(check_output_schema))
+    enabled = StrictBooleanField(required=False)
 
     class Meta:
         model = AgentVersion
@@ -348,25 +302,18 @@ class AgentEntry(Entry):
             *("credit_approval_threshold", "max_credits", "on_credits_exhausted", "output_schema", "enabled"),
         )
 
-    def validate_name(self, name: str) -> str:
-        return name
-
     def rows(self) -> dict[str, Any]:
         """The agents with the columns of their current versions."""
         current = {row.agent_id: row for row in AgentVersion.objects.filter(number=F("agent__version"))}
-        found = {}
-        for agent in Agent.objects.order_by("name"):
-            version = current.get(agent.pk)
-            content = {column: getattr(version, column, default) for column, default in agents.CONTENT.items()}
-            shown = {column: getattr(agent, column) for column in ("name", "display_name", "description", "enabled")}
-            found[agent.name] = SimpleNamespace(**shown, **content)
-        return found
+        return {agent.name: self._row(agent, current.get(agent.pk)) for agent in Agent.objects.order_by("name")}
 
-    def new(self) -> Any:
-        return SimpleNamespace()
+    def blank(self, name: str, node_type: str) -> Any:
+        return self._row(Agent(display_name=name), None)
 
-    def survives(self, row: Any) -> bool:
-        return False
+    def _row(self, agent: Agent, version: AgentVersion | None) -> Any:
+        content = {column: getattr(version, column, default) for column, default in agents.CONTENT.items()}
+        shown = {column: getattr(agent, column) for column in ("name", "display_name", "description", "enabled")}
+        return SimpleNamespace(**shown, **content)
 
     def store(self, row: Any, given: Given, is_new: bool, changed: Collection[str]) -> bool:
         if not given.path:
@@ -376,7 +323,7 @@ class AgentEntry(Entry):
             # The order of an agent's tools, for example, is no change.
             return bool(agents.save(**given.values).changed)
         except agents.InvalidAgent as invalid:
-            wrong = {self.name_of(column): [problem] for column, problem in invalid.problems.items()}
+            wrong = {camel(column): [problem] for column, problem in invalid.problems.items()}
             raise serializers.ValidationError(wrong) from None
 
     def written(self, row: Any, rows: dict[str, Any], variables: Variables) -> dict[str, Any]:
@@ -396,6 +343,7 @@ class EndpointEntry(Entry):
 
     url = Address()
     secret = Secret(max_length=ENDPOINT_SECRET_CHARS[-1])
+    prefix = "INSTALLATION_ENDPOINT"
     is_list = False
 
     class Meta:
@@ -427,9 +375,6 @@ class EndpointEntry(Entry):
         endpoint = services.endpoints_of(services.INSTALLATION).first()
         return {} if endpoint is None else {"": endpoint}
 
-    def survives(self, row: Any) -> bool:
-        return False
-
     def store(self, row: Any, given: Given, is_new: bool, changed: Collection[str]) -> bool:
         if {"url", "secret"} & set(changed):
             secret = given.values["secret"] if "secret" in changed else None
@@ -438,14 +383,11 @@ class EndpointEntry(Entry):
         services.change(services.INSTALLATION, enabled=row.enabled)
         return True
 
-    def template(self, row: Any, column: str) -> str:
+    def source_of(self, row: Any, column: str) -> str:
         parts = urlsplit(row.url)
         if parts.path in ("", "/") and not parts.query:
             return ""
         return f"{parts.scheme}://{parts.netloc}".replace("${", "$${") + "/${INSTALLATION_ENDPOINT_PATH}"
-
-    def placeholders(self, row: Any, field: Secret, value: Any, variables: Variables) -> Any:
-        return variables.placeholder("INSTALLATION_ENDPOINT_SECRET")
 
 
 class Variables:
@@ -455,11 +397,12 @@ class Variables:
         self.names: list[str] = []
         self.notes: list[str] = []
 
-    def note(self, source: str) -> None:
-        """Name the variables of a text that is written as it is."""
+    def noted(self, source: str) -> str:
+        """The text, whose variables are named."""
         self.names = list(dict.fromkeys([*self.names, *variables_of(source)]))
+        return source
 
-    def placeholder(self, *parts: str) -> str:
+    def new(self, *parts: str) -> str:
         base = "_".join(re.sub(r"[^A-Z0-9]+", "_", part.upper()).strip("_") for part in parts)
         name, number = base, 1
         while name in self.names:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from decimal import Decimal
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from rest_framework import serializers
@@ -21,8 +21,17 @@ VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)\}?")
 # What the columns of both databases hold.
 WHOLE_MAX = 2**31 - 1
 OPTIONAL: dict[str, Any] = {"required": False, "allow_null": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """A value that is never printed: a secret, or an address with variables as its text and what that stands for."""
+
+    value: Any = field(repr=False)
+
+
 # Stands for a secret that no key decrypts: unlike the value of any.
-LOST: dict[str, Any] = {"": None}
+LOST = Hidden({"": None})
 
 
 def with_variables(text: str) -> str:
@@ -53,6 +62,11 @@ def checked(check: Callable[[Any], T], value: Any) -> T:
         raise serializers.ValidationError(str(error)) from None
 
 
+def by(check: Callable[[Any], Any]) -> dict[str, Any]:
+    """The option of a field whose value ``check`` must accept."""
+    return {"validators": [lambda value: checked(check, value)]}
+
+
 class Text(StrictCharField):
     default_error_messages: ClassVar = {"invalid": "A text is required. Put it in quotes."}
 
@@ -72,26 +86,26 @@ class Address(Text):
 
 
 class Secret(Text):
-    """A secret that the file leaves out stays; ``null`` and an empty one remove it."""
+    """A secret that the file leaves out stays; ``null`` and an empty one remove it. It is shown as Hidden."""
 
-    def __init__(self, check: Callable[[str], Any] = str, **kwargs: Any) -> None:
-        self.check = check
-        super().__init__(**OPTIONAL | {"write_only": True, "allow_blank": True} | kwargs)
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**OPTIONAL | {"allow_blank": True} | kwargs)
 
     def run_validation(self, data: Any = serializers.empty) -> Any:
         return super().run_validation(data) or None
 
     def to_internal_value(self, data: Any) -> str:
-        value = checked(with_variables, super().to_internal_value(data)).strip()
-        checked(self.check, value)
-        return value
+        return checked(with_variables, super().to_internal_value(data)).strip()
 
-    def read(self, row: Any) -> Any:
-        """The row's value, or LOST."""
+    def get_attribute(self, instance: Any) -> Any:
         try:
-            return getattr(row, str(self.source))
+            value = super().get_attribute(instance)
         except DecryptionFailed:
             return LOST
+        return None if value is None else Hidden(value)
+
+    def to_representation(self, value: Any) -> Any:
+        return value
 
 
 class Headers(Secret):
@@ -103,7 +117,7 @@ class Headers(Secret):
         found, wrong = {}, {}
         for name, value in data.items():
             try:
-                found[name] = checked(with_variables, StrictCharField.to_internal_value(self, value))
+                found[name] = super().to_internal_value(value)
                 checked(parse_headers, to_text({name: found[name]}))
             except serializers.ValidationError as error:
                 wrong[name] = error.detail
@@ -111,27 +125,20 @@ class Headers(Secret):
             raise serializers.ValidationError(wrong)
         return to_text(found) if found else ""
 
-    def read(self, row: Any) -> Any:
+    def get_attribute(self, instance: Any) -> Any:
+        text = super().get_attribute(instance)
+        if text in (None, LOST):
+            return text
         try:
-            value = super().read(row)
-            return value if value is LOST else dict(sorted(parse_headers(value).items())) or None
+            found = parse_headers(text.value)
         except ValueError:
             return LOST
+        return Hidden(dict(sorted(found.items()))) if found else None
 
 
 class Whole(StrictIntegerField):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs | {"max_value": WHOLE_MAX})
-
-
-class Number(serializers.FloatField):
-    def to_internal_value(self, data: Any) -> float:
-        if isinstance(data, bool) or not isinstance(data, (int, Decimal)):
-            self.fail("invalid")
-        return float(data)
-
-    def to_representation(self, value: float) -> Any:
-        return int(value) if value.is_integer() else value
 
 
 class OneOf(serializers.ChoiceField):
@@ -140,21 +147,11 @@ class OneOf(serializers.ChoiceField):
         self.error_messages["invalid_choice"] = f"Use one of {', '.join(self.choices)}."
 
 
-class Object(serializers.Field):
-    """A JSON object that ``check`` accepts."""
+class Object(serializers.DictField):
+    default_error_messages: ClassVar = {"not_a_dict": "A mapping is required."}
 
-    def __init__(self, check: Callable[[Any], Any], **kwargs: Any) -> None:
-        self.check = check
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{"required": False} | kwargs)
-
-    def to_internal_value(self, data: Any) -> dict[str, Any]:
-        if not isinstance(data, dict):
-            raise serializers.ValidationError("A mapping is required.")
-        checked(self.check, data)
-        return data
-
-    def to_representation(self, value: Any) -> Any:
-        return value
 
 
 class Names(BoundedListField):

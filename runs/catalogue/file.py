@@ -6,9 +6,8 @@ A mistake anywhere changes nothing, and is told with its line and field. Secrets
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import unified_diff
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,11 @@ from config.kernel.jsontext import API_MAX_JSON_DEPTH, same_json, to_text
 from config.outbound.urls import same_server
 from runs import catalogue
 from runs.catalogue import versions, yaml
-from runs.catalogue.entries import ENTRIES, Entry, Given, Shown, Variables
+from runs.catalogue.entries import ENTRIES, Entry, Given, Variables
+from runs.catalogue.fields import Hidden, Secret
 from runs.catalogue.providers import problem_of
 from runs.models import AgentModel, Provider, Tool
-from runs.tools.base import shorten
+from runs.tools.base import BUILTIN, shorten
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ SHOWN_MAX_CHARS = 300
 # The levels of a file around a value of a row.
 LEVELS = 3
 MISTAKES_MAX = 50
+DEMO = "demo"
 
 
 class CatalogueError(ValueError):
@@ -47,7 +48,7 @@ class Change:
 
     place: str
     is_new: bool
-    fields: dict[str, list[str]] = field(default_factory=dict)
+    fields: dict[str, list[str]]
 
     def lines(self) -> Iterator[str]:
         yield f"{self.place}: {'added' if self.is_new else 'changed'}"
@@ -60,7 +61,7 @@ class Change:
 
 
 class Work:
-    """One apply: what the file says, the mistakes in it, and what is done."""
+    """One apply: what the file says, the mistakes in it, and what is done. Places are such as ``models.llama``."""
 
     def __init__(self, source: str, raw: bytes) -> None:
         self.source = source
@@ -69,18 +70,17 @@ class Work:
         self.mistakes: list[tuple[int, str]] = []
         self.changes: list[Change] = []
         self.warnings: list[str] = []
-        self.listed: dict[str, set[str]] = defaultdict(set)
-        self.disabled: dict[str, set[str]] = defaultdict(set)
-        if len(raw) > settings.CATALOGUE_MAX_BYTES:
-            self.wrong((), f"At most {settings.CATALOGUE_MAX_BYTES} bytes (CATALOGUE_MAX_BYTES).")
-            self.stop()
+        # The places of the file, and those that this apply disables.
+        self.listed: set[str] = set()
+        self.disabled: set[str] = set()
         try:
+            if len(raw) > settings.CATALOGUE_MAX_BYTES:
+                raise yaml.MalformedYAML(f"At most {settings.CATALOGUE_MAX_BYTES} bytes (CATALOGUE_MAX_BYTES).", 1)
             self.data, self.lines = yaml.parse(raw, depth=API_MAX_JSON_DEPTH + LEVELS)
+            if not isinstance(self.data, dict):
+                raise yaml.MalformedYAML(f"A mapping of {', '.join(ENTRIES)} is required.", 1)
         except yaml.MalformedYAML as error:
-            self.lines[()] = error.line
-            self.wrong((), error.message)
-        if not self.mistakes and not isinstance(self.data, dict):
-            self.wrong((), f"A mapping of {', '.join(ENTRIES)} is required.")
+            self.mistakes = [(error.line, error.message)]
         self.stop()
 
     def wrong(self, path: yaml.Path, detail: Any) -> None:
@@ -114,15 +114,14 @@ class Work:
 
     def read(self, key: str, entry: Entry) -> dict[str, Given]:
         """The valid entries by their names; the mistakes of the others are noted."""
-        value, found = self.data[key], dict[str, Given]()
-        if entry.is_list and not isinstance(value, list):
-            self.wrong((key,), "A list is required; [] is the empty one.")
-            return found
+        value, found, items = self.data[key], dict[str, Given](), list[tuple[yaml.Path, Any]]()
         if not entry.is_list:
-            items: dict[yaml.Path, Any] = {} if value is None else {(key,): value}
+            items = [((key,), value)] if value is not None else []
+        elif isinstance(value, list):
+            items = [((key, index), item) for index, item in enumerate(value)]
         else:
-            items = {(key, index): item for index, item in enumerate(value)}
-        for path, item in items.items():
+            self.wrong((key,), "A list is required; [] is the empty one.")
+        for path, item in items:
             if len(self.mistakes) > MISTAKES_MAX:
                 break
             try:
@@ -138,28 +137,25 @@ class Work:
     def apply(self, key: str, entry: Entry, entries: dict[str, Given], prune: bool) -> None:
         """Store the entries of one kind."""
         rows, listed = entry.rows(), set(entries)
-        self.listed[key] = listed
+        self.listed |= {f"{key}.{name}" for name in listed}
         entry.complete(entries, rows, self.wrong)
         self.stop()
         for name, row in rows.items() if prune else ():
-            if name not in listed and row.enabled and not entry.survives(row):
+            if name not in listed and row.enabled and not _survives(row):
                 entries.setdefault(name, Given((), {})).values["enabled"] = False
         # Two defaults would break a constraint.
         for name, given in sorted(entries.items(), key=lambda one: bool(one[1].values.get("is_default"))):
-            row = rows.get(name)
-            change = Change(f"{key}.{name}" if name else key, is_new=row is None)
-            was_enabled, row = row is not None and row.enabled, entry.new() if row is None else row
-            change.fields = _compare(entry, row, given, change.is_new)
-            if not change.fields and not change.is_new:
+            is_new = name not in rows
+            row = entry.blank("", "") if is_new else rows[name]
+            change = Change(f"{key}.{name}" if name else key, is_new, _change(entry, row, given, is_new))
+            if not change.fields and not is_new:
                 continue
             try:
-                stored = entry.store(row, given, change.is_new, change.fields)
+                self.changes += [change] if entry.store(row, given, is_new, change.fields) else []
             except ValidationError as error:
                 self.wrong(given.path, error.detail)
-                continue
-            self.changes += [change] if stored else []
-            if was_enabled and not row.enabled:
-                self.disabled[key].add(name)
+            if not is_new and "enabled" in change.fields and not row.enabled:
+                self.disabled.add(change.place)
         self.stop()
 
 
@@ -199,34 +195,33 @@ def _lock() -> None:
             cursor.execute(f"LOCK TABLE {', '.join(names)} IN SHARE ROW EXCLUSIVE MODE")
 
 
-def _compare(entry: Entry, row: Any, given: Given, is_new: bool) -> dict[str, list[str]]:
+def _change(entry: Entry, row: Any, given: Given, is_new: bool) -> dict[str, list[str]]:
     """Give the row the entry's values. Returns what differs then, as lines for people."""
-    values = given.values
-    secrets = entry.secrets()
-    if not is_new and any(
-        column in values and not same_server(getattr(row, column), values[column]) for column in entry.templates
-    ):
+    moved = (column for column in entry.addresses if column in given.values)
+    if not is_new and not all(same_server(getattr(row, column), given.values[column]) for column in moved):
         # The stored secrets are for the stored address.
-        values = given.values = {str(secret.source): None for secret in secrets.values()} | values
-    names = [name for name, secret in secrets.items() if secret.source in values]
-    before = {} if is_new else entry.shown(row, names)
-    for column, value in values.items():
+        secrets = (str(field.source) for field in entry.fields.values() if isinstance(field, Secret))
+        given.values = dict.fromkeys(secrets) | given.values
+    before = entry.to_representation(row)
+    for column, value in given.values.items():
         setattr(row, column, value)
-    after = entry.shown(row, names)
-    if is_new:
-        defaults = entry.defaults({name: shown.value for name, shown in after.items()})
-        before = {name: Shown(value) for name, value in (defaults | dict.fromkeys(names)).items()}
+    after = entry.to_representation(row)
     return {
-        name: _lines(name, before.get(name), shown, is_new)
-        for name, shown in after.items()
-        if name != "name" and (name not in before or not same_json(before[name].value, shown.value))
+        name: _lines(name, before[name], value, is_new)
+        for name, value in after.items()
+        if name != "name" and not _same(before[name], value)
     }
 
 
-def _lines(name: str, was: Shown | None, now: Shown, is_new: bool) -> list[str]:
-    before, after = was.value if was else None, now.value
-    if now.hidden or (was and was.hidden):
-        return [f"  {name}: {'removed' if not after else 'set' if is_new or before is None else 'changed'}"]
+def _same(before: Any, after: Any) -> bool:
+    if isinstance(before, Hidden) or isinstance(after, Hidden):
+        return bool(before == after)
+    return same_json(before, after)
+
+
+def _lines(name: str, before: Any, after: Any, is_new: bool) -> list[str]:
+    if isinstance(before, Hidden) or isinstance(after, Hidden):
+        return [f"  {name}: {'removed' if not after else 'changed' if before else 'set'}"]
     if is_new:
         return [f"  {name}: {_shown(after)}"]
     if isinstance(before, str) and isinstance(after, str) and "\n" in before + after:
@@ -234,6 +229,11 @@ def _lines(name: str, was: Shown | None, now: Shown, is_new: bool) -> list[str]:
         # The first two lines name files. JSON has no control characters, which would reach the terminal.
         return [f"  {name}:"] + [f"    {line[0]} {_shown(line[1:])[1:-1]}" for line in difference[2:] if line[0] != "@"]
     return [f"  {name}: {_shown(before)} → {_shown(after)}"]
+
+
+def _survives(row: Any) -> bool:
+    """Whether a prune leaves a row enabled, because it is part of each installation."""
+    return (isinstance(row, (Provider, AgentModel)) and row.name == DEMO) or getattr(row, "node_type", "") == BUILTIN
 
 
 def _shown(value: Any) -> str:
@@ -244,22 +244,23 @@ def _printable(line: str) -> str:
     return "".join(sign if sign.isprintable() else "?" for sign in line)
 
 
-def _warnings(listed: dict[str, set[str]], disabled: dict[str, set[str]]) -> Iterator[str]:
+def _warnings(listed: set[str], disabled: set[str]) -> Iterator[str]:
     """What of the file cannot be used, and who uses what it disables."""
-    for row in Provider.objects.filter(name__in=listed["providers"], enabled=True).only("name").order_by("name"):
-        if problem := problem_of(row):
+    for row in Provider.objects.filter(enabled=True).only("name").order_by("name"):
+        if f"providers.{row.name}" in listed and (problem := problem_of(row)):
             yield f"providers.{row.name} cannot be used yet: {problem}"
     enabled = AgentModel.objects.filter(enabled=True).order_by("name")
     if not enabled.filter(is_default=True, provider__enabled=True).exists():
         yield "No enabled model is the default: runs must name one."
+    lost = {place.removeprefix("models.") for place in disabled if place.startswith("models.")}
     rows = list(enabled.values_list("name", "provider__name", "provider__enabled", "fallbacks"))
-    lost = disabled["models"] | {name for name, provider, *_ in rows if provider in disabled["providers"]}
     for name, provider, offered, _ in rows:
-        if not offered and (name in lost or name in listed["models"]):
+        lost |= {name} if f"providers.{provider}" in disabled else set()
+        if not offered and (name in lost or f"models.{name}" in listed):
             yield f"models.{name} cannot be used: its provider {provider} is disabled."
     for name, _, _, fallbacks in rows:
-        for fallback in fallbacks:
-            if fallback in lost and name not in lost:
+        for fallback in fallbacks if name not in lost else ():
+            if fallback in lost:
                 yield f"models.{name} has no fallback {fallback}: it is not offered."
     if settings.RUN_SUMMARY_MODEL in lost:
         yield f"RUN_SUMMARY_MODEL is {settings.RUN_SUMMARY_MODEL}, which is not offered."
@@ -267,7 +268,7 @@ def _warnings(listed: dict[str, set[str]], disabled: dict[str, set[str]]) -> Ite
         if agent.model in lost:
             yield f"agents.{name} cannot be used: its model {agent.model} is not offered."
         for tool in agent.tools or ():
-            if tool in disabled["tools"]:
+            if f"tools.{tool}" in disabled:
                 yield f"agents.{name} does not get the tool {tool}, which is disabled."
 
 

@@ -9,7 +9,6 @@ import hashlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +22,14 @@ from chats.serializers import ChatInput, ChatSerializer
 from chats.services import chats_of
 from chats.services import create_chat as new_chat
 from config.api import idempotency, pagination, ratelimit
-from config.api.serializers import CamelSerializer, CreditsNumberField, NoInput, StrictCharField, StrictIntegerField
+from config.api.serializers import (
+    CamelSerializer,
+    CreditsNumberField,
+    NoInput,
+    StrictCharField,
+    StrictIntegerField,
+    StrictNumberField,
+)
 from config.kernel import money
 from config.kernel.errors import Forbidden, NotFound
 from config.kernel.ids import is_plausible_id
@@ -55,15 +61,6 @@ class Caller:
     @property
     def reads_runs(self) -> bool:
         return "runs:read" in self.key.scopes
-
-
-class StrictNumberField(serializers.FloatField):
-    """A JSON number: no text, no boolean."""
-
-    def to_internal_value(self, data: Any) -> float:
-        if isinstance(data, bool) or not isinstance(data, (int, float, Decimal)):
-            self.fail("invalid")
-        return super().to_internal_value(float(data))
 
 
 class PageInput(CamelSerializer):
