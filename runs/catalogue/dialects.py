@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from config.api.serializers import camel
+from runs.catalogue.parameters import Check, check_names
 from runs.catalogue.providers import Server
 
 
@@ -49,11 +51,14 @@ class Dialect:
     call_id_length: int = 0
 
 
-NAMES = {re.sub(r"_(.)", lambda found: found[1].upper(), field.name): field.name for field in fields(Dialect)}
+NAMES = {camel(field.name): field.name for field in fields(Dialect)}
 CHOICES = {
-    "max_tokens_field": ("max_tokens", "max_completion_tokens"),
-    "system_role": ("system", "developer", "user"),
-    "seed_field": ("seed", "random_seed"),
+    name: (choices.__contains__, f"one of {', '.join(choices)}")
+    for name, choices in {
+        "max_tokens_field": ("max_tokens", "max_completion_tokens"),
+        "system_role": ("system", "developer", "user"),
+        "seed_field": ("seed", "random_seed"),
+    }.items()
 }
 REASONING_MODEL = re.compile(r"(?:^|/)(?:gpt-[5-9](?![\d.]*-chat)|o[1-9])")
 # Chat completions with tools are refused unless the model does not reason.
@@ -121,29 +126,16 @@ def dialect_of(server: Server, provider_model: str, own: Mapping[str, Any]) -> D
     return Dialect(**_profile(server, provider_model) | given)
 
 
-def check_dialect(value: Any) -> dict[str, Any]:
-    """``value``, if it is an object of the names of ``Dialect``, each with a value of its type.
+# By the annotation of the field.
+TYPES: dict[Any, Check] = {
+    "bool": (lambda value: isinstance(value, bool), "true or false"),
+    "bool | None": (lambda value: value is None or isinstance(value, bool), "true, false or null"),
+    "int": (lambda value: type(value) is int and 0 <= value <= 64, "a whole number from 0 to 64"),
+    "str": (lambda value: isinstance(value, str) and len(value) <= 64, "a text of at most 64 characters"),
+}
+CHECKS = {camel(field.name): CHOICES.get(field.name) or TYPES[field.type] for field in fields(Dialect)}
 
-    Raises ValueError with a message for people.
-    """
-    if not isinstance(value, dict):
-        raise ValueError("The dialect must be a JSON object.")
-    kinds = {field.name: str(field.type) for field in fields(Dialect)}
-    for name, given in value.items():
-        if name not in NAMES:
-            raise ValueError(f"The dialect has no {name!r}; it has {', '.join(NAMES)}.")
-        column = NAMES[name]
-        match kinds[column]:
-            case "bool":
-                fits, wanted = isinstance(given, bool), "true or false"
-            case "bool | None":
-                fits, wanted = given is None or isinstance(given, bool), "true, false or null"
-            case "int":
-                fits, wanted = type(given) is int and 0 <= given <= 64, "a whole number from 0 to 64"
-            case _:
-                choices = CHOICES.get(column)
-                fits = isinstance(given, str) and (given in choices if choices else len(given) <= 64)
-                wanted = f"one of {', '.join(choices)}" if choices else "a text of at most 64 characters"
-        if not fits:
-            raise ValueError(f"{name} must be {wanted}.")
-    return value
+
+def check_dialect(value: Any) -> dict[str, Any]:
+    """``value``, if it is an object of the names of ``Dialect``, each with a value of its type. As ``check_names``."""
+    return check_names(value, CHECKS)

@@ -4,8 +4,9 @@ Schema of an object, within limits.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeAlias
 
 from config.kernel.jsontext import to_text
 from runs.tools.schema import check_schema
@@ -30,60 +31,61 @@ DRAFTS = (
 )
 
 
-def check_parameters(value: Any) -> dict[str, Any]:
-    """``value``, if it is an object of ``temperature`` (0 to 2), ``topP`` (0 to 1), ``reasoningEffort``, ``stop`` (up
-    to 4 texts), ``seed`` (a whole number) and ``extra`` (an object that is merged into the request's body). A kind of
-    provider without ``stop`` (openai_responses) or ``seed`` (openai_responses, anthropic) is not sent it.
+# What a value must be: a function that accepts it, and words for people.
+Check: TypeAlias = tuple[Callable[[Any], bool], str]
+
+
+def check_names(value: Any, checks: Mapping[str, Check]) -> dict[str, Any]:
+    """``value``, if it is an object of the names of ``checks``, each with a value that its check accepts.
 
     Raises ValueError with a message for people.
     """
     if not isinstance(value, dict):
-        raise ValueError("The parameters must be a JSON object.")
+        raise ValueError("A JSON object is required.")
     for name, given in value.items():
-        check = CHECKS.get(name)
-        if check is None:
-            raise ValueError(f"There is no parameter {name!r}; there are {', '.join(CHECKS)}.")
-        if problem := check(given):
-            raise ValueError(f"{name} must be {problem}.")
+        if name not in checks:
+            raise ValueError(f"There is no {name!r}; there are {', '.join(checks)}.")
+        accepts, wanted = checks[name]
+        if not accepts(given):
+            raise ValueError(f"{name} must be {wanted}.")
     return value
 
 
-def _number(low: float, high: float) -> Any:
-    def check(value: Any) -> str:
-        is_number = isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)
-        return "" if is_number and low <= value <= high else f"a number from {low:g} to {high:g}"
-
-    return check
-
-
-def _effort(value: Any) -> str:
-    return "" if value in EFFORTS else f"one of {', '.join(EFFORTS)}"
+def check_parameters(value: Any) -> dict[str, Any]:
+    """As ``check_names``. A kind of provider without ``stop`` (openai_responses) or ``seed`` (openai_responses,
+    anthropic) is not sent it.
+    """
+    return check_names(value, CHECKS)
 
 
-def _stop(value: Any) -> str:
+def _number(low: float, high: float) -> Check:
+    def accepts(value: Any) -> bool:
+        return isinstance(value, (int, float, Decimal)) and not isinstance(value, bool) and low <= value <= high
+
+    return accepts, f"a number from {low:g} to {high:g}"
+
+
+def _is_stop(value: Any) -> bool:
     fits = isinstance(value, list) and 1 <= len(value) <= STOPS_MAX
-    fits = fits and all(isinstance(text, str) and 1 <= len(text) <= STOP_MAX_CHARS for text in value)
-    return "" if fits else f"a list of 1 to {STOPS_MAX} texts of 1 to {STOP_MAX_CHARS} characters"
+    return fits and all(isinstance(text, str) and 1 <= len(text) <= STOP_MAX_CHARS for text in value)
 
 
-def _seed(value: Any) -> str:
-    return "" if type(value) is int and abs(value) < 2**63 else "a whole number"
+def _is_extra(value: Any) -> bool:
+    return isinstance(value, dict) and len(to_text(value)) <= EXTRA_MAX_CHARS and not RESERVED & value.keys()
 
 
-def _extra(value: Any) -> str:
-    if not isinstance(value, dict) or len(to_text(value)) > EXTRA_MAX_CHARS:
-        return f"a JSON object of at most {EXTRA_MAX_CHARS} characters"
-    taken = sorted(RESERVED & value.keys())
-    return f"an object without {', '.join(taken)}, which the service sets itself" if taken else ""
-
-
-CHECKS = {
+CHECKS: dict[str, Check] = {
     "temperature": _number(0, 2),
     "topP": _number(0, 1),
-    "reasoningEffort": _effort,
-    "stop": _stop,
-    "seed": _seed,
-    "extra": _extra,
+    "reasoningEffort": (EFFORTS.__contains__, f"one of {', '.join(EFFORTS)}"),
+    "stop": (_is_stop, f"a list of 1 to {STOPS_MAX} texts of 1 to {STOP_MAX_CHARS} characters"),
+    "seed": (lambda value: type(value) is int and abs(value) < 2**63, "a whole number"),
+    # Merged into the body of a request.
+    "extra": (
+        _is_extra,
+        f"a JSON object of at most {EXTRA_MAX_CHARS} characters without what the service sets itself: "
+        f"{', '.join(sorted(RESERVED))}",
+    ),
 }
 
 

@@ -160,7 +160,6 @@ PATTERNS: dict[str, list[Work] | str] = {
     "runs/catalogue/yaml.py: NOT_A_NUMBER": around(yaml.NOT_A_NUMBER.fullmatch, BODY, "-", ".", ".inf", after=TAIL),
     "runs/catalogue/yaml.py: NUMBER": around(yaml.NUMBER.fullmatch, BODY, "1", "1.", ".1", "1e", after=TAIL),
     "runs/catalogue/dialects.py: CLAUDE": around(dialects.CLAUDE.search, PROVIDER_MODEL, "claude-", "claude-a-", "a-"),
-    "runs/catalogue/dialects.py: NAMES": OUR_TEXT,
     "runs/catalogue/dialects.py: NO_REASONING_WITH_TOOLS": around(
         dialects.NO_REASONING_WITH_TOOLS.search, PROVIDER_MODEL, "/gpt-6", "gpt-5.", "5"
     ),
