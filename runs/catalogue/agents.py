@@ -7,11 +7,14 @@ from typing import Any
 
 from django.db import transaction
 from django.db.models import Max
+from rest_framework import serializers
 
-from config.kernel.jsontext import INTEGER_MAX, same_json, to_text
+from config.api.serializers import StrictIntegerField
+from config.kernel.jsontext import same_json
 from runs import catalogue
+from runs.catalogue import rules
+from runs.catalogue.fields import Names, Object, OneOf, Text, by
 from runs.catalogue.parameters import check_output_schema, check_parameters
-from runs.catalogue.versions import parse_reference
 from runs.models import Agent, AgentModel, AgentVersion, OnCreditsExhausted, Tool
 
 # Characters of an agent's instructions.
@@ -102,73 +105,49 @@ def _change(agent: Agent, **columns: Any) -> None:
     transaction.on_commit(catalogue.refresh, robust=True)
 
 
+class Columns(serializers.Serializer):
+    """What is true of every agent and version, whoever writes it. Amounts are micro-credits."""
+
+    name = Text()
+    display_name = Text(max_length=DISPLAY_NAME_MAX_CHARS)
+    description = Text(max_length=DESCRIPTION_MAX_CHARS, allow_blank=True)
+    instructions = Text(max_length=AGENT_INSTRUCTIONS_MAX_CHARS, allow_blank=True)
+    model = Text(allow_null=True)
+    tools = Names(max_length=TOOLS_MAX, allow_null=True)
+    parameters = Object(**by(check_parameters))
+    credit_approval_threshold = StrictIntegerField(min_value=0, allow_null=True)
+    max_credits = StrictIntegerField(min_value=1, allow_null=True)
+    on_credits_exhausted = OneOf(OnCreditsExhausted.choices)
+    output_schema = Object(allow_null=True, **by(check_output_schema))
+
+    def validate_name(self, name: str) -> str:
+        if not rules.TOOL_NAME.fullmatch(name):
+            raise serializers.ValidationError("Use 1 to 64 letters, digits, _ and -.")
+        return name
+
+    def validate_model(self, name: str | None) -> str | None:
+        if name is not None and not AgentModel.objects.filter(name=name).exists():
+            raise serializers.ValidationError(f"There is no model named {name[:100]}.")
+        return name
+
+    def validate_tools(self, names: list[str] | None) -> list[str] | None:
+        if names is not None:
+            if len(set(names)) < len(names):
+                raise serializers.ValidationError(f"At most {TOOLS_MAX} names, each once.")
+            known = set(Tool.objects.filter(name__in=names).values_list("name", flat=True))
+            if unknown := [name for name in names if name not in known]:
+                raise serializers.ValidationError(f"There is no tool named {unknown[0][:100]}.")
+        return names
+
+
 def check(name: str, shown: dict[str, Any], version: dict[str, Any]) -> None:
     """Raises InvalidAgent."""
-    problems: dict[str, str] = {}
-    reference = parse_reference(name)
-    if reference is None or reference[1] is not None:
-        problems["name"] = "Use 1 to 64 letters, digits, _ and -."
-    if unknown := version.keys() - CONTENT:
-        raise TypeError(f"an agent has no {', '.join(sorted(unknown))}")
-    for column, (checked, *limits) in CHECKS.items():
-        value = (shown | version)[column]
-        try:
-            if value is not None or CONTENT.get(column, "") is not None:
-                checked(value, *limits)
-        except ValueError as error:
-            problems[column] = str(error)
-    if not shown["display_name"]:
-        problems["display_name"] = "This field is required."
-    if problems:
-        raise InvalidAgent(problems)
+    columns = Columns(data={"name": name} | shown | version)
+    if not columns.is_valid():
+        raise InvalidAgent({column: _words(detail) for column, detail in columns.errors.items()})
 
 
-def _check_text(value: Any, most: int) -> None:
-    if not isinstance(value, str) or "\0" in value:
-        raise ValueError("Text is required.")
-    if len(value) > most:
-        raise ValueError(f"At most {most} characters.")
-
-
-def _check_model(value: Any) -> None:
-    if not (isinstance(value, str) and AgentModel.objects.filter(name=value).exists()):
-        raise ValueError(f"There is no model named {str(value)[:100]}.")
-
-
-def _check_tools(value: Any) -> None:
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise ValueError("A list of names is required.")
-    if len(value) > TOOLS_MAX or len(set(value)) < len(value):
-        raise ValueError(f"At most {TOOLS_MAX} names, each once.")
-    known = set(Tool.objects.filter(name__in=value).values_list("name", flat=True))
-    if unknown := [name for name in value if name not in known]:
-        raise ValueError(f"There is no tool named {unknown[0][:100]}.")
-
-
-def _check_parameters(value: Any) -> None:
-    to_text(check_parameters(value))
-
-
-def _check_amount(value: Any, least: int) -> None:
-    if not (type(value) is int and least <= value < INTEGER_MAX):
-        raise ValueError("An amount of credits is required.")
-
-
-def _check_choice(value: Any) -> None:
-    if value not in OnCreditsExhausted.values:
-        raise ValueError(f"Use one of {', '.join(OnCreditsExhausted.values)}.")
-
-
-# By column, the check with its limit. A column of CONTENT whose value there is None may be None.
-CHECKS: dict[str, tuple[Any, ...]] = {
-    "display_name": (_check_text, DISPLAY_NAME_MAX_CHARS),
-    "description": (_check_text, DESCRIPTION_MAX_CHARS),
-    "instructions": (_check_text, AGENT_INSTRUCTIONS_MAX_CHARS),
-    "model": (_check_model,),
-    "tools": (_check_tools,),
-    "parameters": (_check_parameters,),
-    "credit_approval_threshold": (_check_amount, 0),
-    "max_credits": (_check_amount, 1),
-    "on_credits_exhausted": (_check_choice,),
-    "output_schema": (check_output_schema,),
-}
+def _words(detail: Any) -> str:
+    if isinstance(detail, str):
+        return detail
+    return " ".join(map(_words, detail.values() if isinstance(detail, dict) else detail))

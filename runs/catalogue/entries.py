@@ -41,7 +41,7 @@ from runs.catalogue.fields import (
     by,
     variables_of,
 )
-from runs.catalogue.parameters import check_output_schema, check_parameters
+from runs.catalogue.parameters import check_parameters
 from runs.catalogue.providers import KINDS
 from runs.models import RESERVED_TOOL_NAMES, Agent, AgentModel, AgentVersion, Provider, Tool
 from runs.tools import builtin
@@ -289,10 +289,10 @@ class AgentEntry(Entry):
     display_name = Text(required=False)
     description = Text(required=False, allow_blank=True)
     tools = Names(max_length=agents.TOOLS_MAX, **OPTIONAL)
-    parameters = Object(**by(check_parameters))
+    parameters = Object()
     credit_approval_threshold = _price(**OPTIONAL)
     max_credits = CreditsNumberField(minimum=1, **OPTIONAL)
-    output_schema = Object(allow_null=True, **by(check_output_schema))
+    output_schema = Object(allow_null=True)
     enabled = StrictBooleanField(required=False)
 
     class Meta:
