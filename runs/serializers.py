@@ -1,8 +1,9 @@
-"""Runs, invocations, waitpoints and the catalogue as clients see them, and what they send."""
+"""Runs, invocations and waitpoints as clients see them, and what they send."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from django.conf import settings
@@ -19,8 +20,7 @@ from config.api.serializers import (
     TimestampField,
 )
 from config.kernel.jsontext import dumps
-from runs import catalogue
-from runs.catalogue.parameters import check_output_schema
+from runs.catalogue.serializers import OutputSchemaField
 from runs.events import request_payload
 from runs.models import (
     METADATA_KEY_MAX_CHARS,
@@ -301,51 +301,21 @@ METADATA_SCHEMA = {
 
 
 @extend_schema_field(METADATA_SCHEMA)
-class MetadataField(serializers.Field):
+class MetadataField(serializers.DictField):
     """Pairs of text that belong to the caller."""
 
     json_schema: ClassVar[dict[str, Any]] = METADATA_SCHEMA
+    default_error_messages: ClassVar = {"not_a_dict": "An object is required."}
+    child = StrictCharField(max_length=METADATA_VALUE_MAX_CHARS, allow_blank=True, trim_whitespace=False)
 
-    def to_internal_value(self, data: Any) -> dict[str, str]:
-        if not isinstance(data, dict):
-            raise serializers.ValidationError("An object is required.")
+    def run_child_validation(self, data: Mapping[str, Any]) -> dict[str, str]:
         if len(data) > METADATA_PAIRS_MAX:
             raise serializers.ValidationError(f"At most {METADATA_PAIRS_MAX} pairs.")
-        problems = {}
-        for key, value in data.items():
-            if not METADATA_KEY.fullmatch(key):
-                message = f"A key has 1 to {METADATA_KEY_MAX_CHARS} of the characters A-Z, a-z, 0-9, _, . and -."
-                problems[key[:METADATA_KEY_MAX_CHARS]] = [message]
-            elif not isinstance(value, str) or len(value) > METADATA_VALUE_MAX_CHARS:
-                problems[key] = [f"A value is text of at most {METADATA_VALUE_MAX_CHARS} characters."]
-        if problems:
-            raise serializers.ValidationError(problems)
-        return data
-
-    def to_representation(self, value: dict[str, str]) -> dict[str, str]:
-        return value
-
-
-OUTPUT_SCHEMA = {
-    "type": "object",
-    "properties": {"type": {"const": "object", "description": "The output is an object."}},
-    "required": ["type"],
-}
-
-
-@extend_schema_field(OUTPUT_SCHEMA)
-class OutputSchemaField(serializers.Field):
-    json_schema: ClassVar[dict[str, Any]] = OUTPUT_SCHEMA
-
-    def to_internal_value(self, data: Any) -> Any:
-        try:
-            check_output_schema(data)
-        except ValueError as error:
-            raise serializers.ValidationError(str(error)) from None
-        return data
-
-    def to_representation(self, value: dict[str, Any]) -> dict[str, Any]:
-        return value
+        if wrong := [key[:METADATA_KEY_MAX_CHARS] for key in data if not METADATA_KEY.fullmatch(key)]:
+            message = f"A key has 1 to {METADATA_KEY_MAX_CHARS} of the characters A-Z, a-z, 0-9, _, . and -."
+            raise serializers.ValidationError({key: [message] for key in wrong})
+        pairs: dict[str, str] = super().run_child_validation(data)
+        return pairs
 
 
 class RunInput(CamelSerializer):
@@ -450,67 +420,3 @@ ANSWERS = {
     WaitpointKind.CREDIT_APPROVAL.value: CreditApprovalAnswer,
     WaitpointKind.CLARIFICATION.value: ClarificationAnswer,
 }
-
-
-class TypicalCreditsSerializer(CamelSerializer):
-    """Half of the runs cost at most ``p50``, nine of ten at most ``p90``."""
-
-    p50 = CreditsNumberField(help_text="What half of the runs cost at most, in credits.")
-    p90 = CreditsNumberField(help_text="What nine of ten runs cost at most, in credits.")
-    runs = serializers.IntegerField(min_value=20, help_text="The number of runs that were measured.")
-
-
-class MeasuredSerializer(CamelSerializer):
-    """Something of the catalogue, ``kind``, whose runs' costs are measured."""
-
-    kind: ClassVar[str]
-    typical_credits = serializers.SerializerMethodField(
-        help_text="What a run usually costs: of the completed runs of the last 30 days, at most 10,000, measured each "
-        "hour. Null below 20 runs."
-    )
-
-    @extend_schema_field(TypicalCreditsSerializer(allow_null=True))
-    def get_typical_credits(self, item: Any) -> dict[str, Any] | None:
-        found = catalogue.read().typical.get((self.kind, item.name))
-        return TypicalCreditsSerializer(found).data if found else None
-
-
-class ModelSerializer(MeasuredSerializer):
-    """Prices are credits per 1,000 tokens."""
-
-    kind = "model"
-    name = serializers.CharField(help_text="The name that requests use.")
-    display_name = serializers.CharField(help_text="The name that people see.")
-    provider = serializers.CharField(source="server.name", help_text="The provider of the model.")
-    input_price = CreditsNumberField(source="price_in", help_text="Credits per 1,000 tokens of input.")
-    output_price = CreditsNumberField(source="price_out", help_text="Credits per 1,000 tokens of output.")
-    cached_input_price = CreditsNumberField(
-        source="price_cached_in", help_text="Credits per 1,000 tokens of input that the provider reads from its cache."
-    )
-    context_tokens = serializers.IntegerField(min_value=1, help_text="The size of the model's window.")
-    max_output_tokens = serializers.IntegerField(min_value=1, help_text="The most tokens of one answer.")
-    is_default = serializers.BooleanField(help_text="Whether runs use this model when they name none.")
-
-
-class ToolSerializer(CamelSerializer):
-    """The price is the maximum number of credits for one call."""
-
-    name = serializers.CharField(help_text="The name that requests use.")
-    display_name = serializers.CharField(help_text="The name that people see.")
-    description = serializers.CharField(help_text="What the tool does, as models are told.")
-    node_type = serializers.CharField(help_text="The type of the tool: `builtin`, `http` or `mcp`.")
-    input_schema = serializers.DictField(help_text="The JSON Schema of the arguments.")
-    price = CreditsNumberField(help_text="The most that a call may cost, in credits.")
-    approval = serializers.CharField(help_text="When a call needs an approval: `threshold`, `always` or `never`.")
-
-
-class AgentSerializer(MeasuredSerializer):
-    kind = "agent"
-    name = serializers.CharField(help_text="The name that requests use.")
-    display_name = serializers.CharField(help_text="The name that people see.")
-    description = serializers.CharField(help_text="What the agent does.")
-    version = serializers.IntegerField(min_value=1, help_text="The version that a run gets which names none.")
-    model = serializers.CharField(allow_null=True, help_text="The name of its model; null for the default one.")
-    tools = serializers.ListField(
-        child=serializers.CharField(), allow_null=True, help_text="The names of its tools; null for all."
-    )

@@ -20,16 +20,14 @@ from config.kernel.ids import is_plausible_id
 from config.kernel.jsontext import dumps, from_text
 from config.telemetry import logs
 from runs import catalogue, services
+from runs.catalogue.serializers import AgentSerializer, ModelSerializer, ToolSerializer
 from runs.filters import PARAMETERS, filtered, limited
 from runs.models import Run, Waitpoint
 from runs.serializers import (
     ANSWERS,
-    AgentSerializer,
-    ModelSerializer,
     RunInput,
     RunSerializer,
     RunSummarySerializer,
-    ToolSerializer,
     WaitpointSerializer,
     run_without_text,
     waitpoint_without_text,
