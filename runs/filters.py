@@ -15,6 +15,7 @@ from drf_spectacular.utils import OpenApiParameter
 from config.api.pagination import stored_forms
 from config.database.batches import limit_statements
 from config.kernel.errors import ValidationFailed
+from runs.metadata import METADATA_KEY
 from runs.models import (
     HAS_MODEL_OF_RUN,
     METADATA_PAIRS_MAX,
@@ -24,7 +25,6 @@ from runs.models import (
     RunMetadata,
     RunStatus,
 )
-from runs.serializers import METADATA_KEY
 
 # The worst combination of filters, over a user's millions of runs, ends after this time.
 SECONDS = 5

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from django.conf import settings
 from drf_spectacular.utils import PolymorphicProxySerializer, extend_schema_field
@@ -22,10 +20,8 @@ from config.api.serializers import (
 from config.kernel.jsontext import dumps
 from runs.catalogue.serializers import OutputSchemaField
 from runs.events import request_payload
+from runs.metadata import MetadataField
 from runs.models import (
-    METADATA_KEY_MAX_CHARS,
-    METADATA_PAIRS_MAX,
-    METADATA_VALUE_MAX_CHARS,
     InvocationStatus,
     OnCreditsExhausted,
     RunStatus,
@@ -41,7 +37,6 @@ RESULT_SHOWN_BYTES = 8 * 1024
 # Of a call that waits for an approval, in a list of runs.
 INPUT_LISTED_BYTES = 8 * 1024
 OPTIONAL: dict[str, Any] = {"required": False, "allow_null": True}
-METADATA_KEY = re.compile(rf"[A-Za-z0-9_.-]{{1,{METADATA_KEY_MAX_CHARS}}}")
 
 
 class ToolInvocationSerializer(CamelSerializer):
@@ -290,32 +285,6 @@ class RunSummarySerializer(RunFields):
         if waitpoint and len(dumps(waitpoint["requestPayload"].get("input"))) > INPUT_LISTED_BYTES:
             waitpoint["requestPayload"]["input"] = None
         return waitpoint
-
-
-METADATA_SCHEMA = {
-    "type": "object",
-    "propertyNames": {"pattern": f"^{METADATA_KEY.pattern}$"},
-    "additionalProperties": {"type": "string", "maxLength": METADATA_VALUE_MAX_CHARS},
-    "maxProperties": METADATA_PAIRS_MAX,
-}
-
-
-@extend_schema_field(METADATA_SCHEMA)
-class MetadataField(serializers.DictField):
-    """Pairs of text that belong to the caller."""
-
-    json_schema: ClassVar[dict[str, Any]] = METADATA_SCHEMA
-    default_error_messages: ClassVar = {"not_a_dict": "An object is required."}
-    child = StrictCharField(max_length=METADATA_VALUE_MAX_CHARS, allow_blank=True, trim_whitespace=False)
-
-    def run_child_validation(self, data: Mapping[str, Any]) -> dict[str, str]:
-        if len(data) > METADATA_PAIRS_MAX:
-            raise serializers.ValidationError(f"At most {METADATA_PAIRS_MAX} pairs.")
-        if wrong := [key[:METADATA_KEY_MAX_CHARS] for key in data if not METADATA_KEY.fullmatch(key)]:
-            message = f"A key has 1 to {METADATA_KEY_MAX_CHARS} of the characters A-Z, a-z, 0-9, _, . and -."
-            raise serializers.ValidationError({key: [message] for key in wrong})
-        pairs: dict[str, str] = super().run_child_validation(data)
-        return pairs
 
 
 class RunInput(CamelSerializer):

@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import signal
 import subprocess
 import sys
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,8 +37,6 @@ IDLE_MAX = 2
 SCHEMA_SECONDS = 0.1
 # How long a request waits for the check of another one of the same user.
 WAIT_SECONDS = 0.25
-# Digests of schemas that took too long, so that sending one again costs nothing.
-REFUSED_MAX = 1000
 # The signals that end the program: of its timer, and of the library when no memory is left.
 TOO_COSTLY = {-signal.SIGPROF, -signal.SIGABRT}
 # After this line of the program, another one says what is wrong.
@@ -90,17 +86,10 @@ def check_schema(schema: Any) -> None:
         raise ValueError("The input schema must be a JSON object.")
     if schema.get("type", "object") != "object":
         raise ValueError("The input schema's type must be object.")
-    text = to_text(schema)
-    digest = hashlib.sha256(dumps(schema)).digest()
     try:
-        if digest in _refused:
-            raise TooCostly
         # The shortest input shows how long each check takes at least.
-        answer = _check(text, {}, SCHEMA_SECONDS)
+        answer = _check(to_text(schema), {}, SCHEMA_SECONDS)
     except TooCostly:
-        _refused[digest] = None
-        while len(_refused) > REFUSED_MAX:
-            _refused.popitem(last=False)
         raise ValueError("The input schema takes too long to check.") from None
     if "problem" in answer:
         raise ValueError(f"At {_problem(answer['problem'])}")
@@ -185,4 +174,3 @@ def _ask(process: Any, request: bytes) -> list[bytes]:
 
 _idle: list[subprocess.Popen[bytes]] = []
 _locks: WeakValueDictionary[int, threading.Lock] = WeakValueDictionary()
-_refused: OrderedDict[bytes, None] = OrderedDict()

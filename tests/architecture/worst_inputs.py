@@ -34,7 +34,7 @@ from runs.llm import demo, measure, openai_responses, refusals, wire
 from runs.llm.http import DOCUMENT_MAX_BYTES
 from runs.mcp import protocol
 from runs.mcp.tools import NewChatInput
-from runs.serializers import METADATA_KEY
+from runs.metadata import METADATA_KEY
 from runs.tools import base, files, schema
 from runs.tools import http as http_tool
 from runs.tools.base import ToolDefinition, ToolResult
@@ -195,7 +195,7 @@ PATTERNS: dict[str, list[Work] | str] = {
         *around(demo.parse_script, SCRIPT, "1", "1 ", before="/stream "),
     ],
     "runs/llm/measure.py: EXPONENT": around(measure.EXPONENT.search, OUTPUT, "1", "e", "1 "),
-    "runs/serializers.py: METADATA_KEY": around(METADATA_KEY.fullmatch, BODY, "a"),
+    "runs/metadata.py: METADATA_KEY": around(METADATA_KEY.fullmatch, BODY, "a"),
     "runs/catalogue/imports.py: import_mcp": OUR_TEXT,
     "runs/catalogue/imports.py: _import": around(partial(re.sub, r"[^A-Za-z0-9_-]+", "_"), ANSWER, "a", " ", "a "),
     "runs/erasure.py: _hide_in_log": OUR_TEXT,

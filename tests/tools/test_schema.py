@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import random
 import time
 from threading import Thread
@@ -289,15 +288,9 @@ def test_schema_that_refers_to_itself_is_accepted():
     assert "at children.0.name:" in refusal(http_tool("", input_schema=schema), '{"children": [{"name": 1}]}')[1]
 
 
-def test_a_schema_that_takes_too_long_is_checked_once():
-    schema = halves(levels=40) | {"$ref": "#/$defs/p40"}
-    used = []
-    for _ in range(2):
-        before = os.times().children_user
-        with pytest.raises(ValueError, match="takes too long"):
-            check_schema(schema)
-        used.append(os.times().children_user - before)
-    assert used[0] > used[1] == 0
+def test_a_schema_that_takes_too_long_is_refused():
+    with pytest.raises(ValueError, match="takes too long"):
+        check_schema(halves(levels=40) | {"$ref": "#/$defs/p40"})
 
 
 def test_one_schema_of_a_user_is_checked_at_a_time():
