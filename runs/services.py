@@ -22,9 +22,9 @@ from config.kernel.ids import is_plausible_id, new_id
 from config.telemetry import logs, tracing
 from credits import ledger, sums
 from runs import catalogue, lifecycle
-from runs.catalogue.versions import AgentDefinition
 from runs.models import (
     LIVE_RUN_STATUSES,
+    AgentVersion,
     OnCreditsExhausted,
     Run,
     RunStatus,
@@ -197,9 +197,7 @@ def _start_run(
     return run
 
 
-def _check_offered(
-    agent: str | None, given: AgentDefinition | None, model: str | None, tools: list[str] | None
-) -> None:
+def _check_offered(agent: str | None, given: AgentVersion | None, model: str | None, tools: list[str] | None) -> None:
     offered = catalogue.read()
     named = model if given is None or model is not None else given.model
     if offered.model(named) is None or not offered.tools.keys() >= set(tools or ()):
@@ -224,7 +222,7 @@ def _check_offered(
         raise ValidationFailed(problems)
 
 
-def _take_from_agent(run: Run, agent: AgentDefinition) -> None:
+def _take_from_agent(run: Run, agent: AgentVersion) -> None:
     """What the request left out. The engine reads the agent's instructions, model, parameters and schema itself."""
     run.agent, run.agent_name = agent.reference, agent.name
     if run.tools is None:

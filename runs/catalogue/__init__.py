@@ -19,8 +19,7 @@ from django.db.models import QuerySet
 from config.kernel.encryption import DecryptionFailed
 from runs.catalogue import typical, versions
 from runs.catalogue.definitions import ModelDefinition
-from runs.catalogue.versions import AgentDefinition, ListedAgent
-from runs.models import Agent, AgentModel, Run, Tool, TypicalCredits
+from runs.models import Agent, AgentModel, AgentVersion, Run, Tool, TypicalCredits
 from runs.tools.base import ToolDefinition
 
 T = TypeVar("T")
@@ -35,7 +34,7 @@ class Catalogue:
     tools: dict[str, ToolDefinition]
     # Of each model, also of a disabled one: runs that use it go on with them.
     fallbacks: dict[str, list[str]] = field(default_factory=dict)
-    agents: dict[str, ListedAgent] = field(default_factory=dict)
+    agents: dict[str, AgentVersion] = field(default_factory=dict)
     # By ``agent`` or ``model`` and its name.
     typical: dict[tuple[str, str], TypicalCredits] = field(default_factory=dict)
     read_at: float = 0.0
@@ -134,7 +133,7 @@ def models_of(run: Run) -> list[ModelDefinition]:
     return find_models(requested_model(run, versions.of_run(run.agent)), run.resolved_model)
 
 
-def requested_model(run: Run, agent: AgentDefinition | None) -> str | None:
+def requested_model(run: Run, agent: AgentVersion | None) -> str | None:
     """The model that the run's request named, or that of its agent; None for the default one."""
     return run.requested_model or (agent.model if agent else None)
 
@@ -150,7 +149,7 @@ def display_names(names: Collection[str]) -> dict[str, str]:
     return dict(Tool.objects.filter(name__in=names).values_list("name", "display_name")) if names else {}
 
 
-def find_agent(reference: str) -> AgentDefinition | None:
+def find_agent(reference: str) -> AgentVersion | None:
     """The version that ``name`` (its current one) or ``name@3`` means; None if there is no such enabled agent. A name
     that this process does not know is looked up in the database.
     """
@@ -160,7 +159,7 @@ def find_agent(reference: str) -> AgentDefinition | None:
     agents = read().agents
     if name not in agents and Agent.objects.filter(name=name, enabled=True).exists():
         agents = refresh().agents
-    return versions.find(name, number or agents[name].version) if name in agents else None
+    return versions.find(name, number or agents[name].number) if name in agents else None
 
 
 def _readable(rows: QuerySet[Any], secrets: Collection[str], definition: Callable[[Any], T]) -> dict[str, T]:

@@ -83,9 +83,11 @@ class ToolSerializer(CamelSerializer):
 class AgentSerializer(MeasuredSerializer):
     kind = "agent"
     name = serializers.CharField(help_text="The name that requests use.")
-    display_name = serializers.CharField(help_text="The name that people see.")
-    description = serializers.CharField(help_text="What the agent does.")
-    version = serializers.IntegerField(min_value=1, help_text="The version that a run gets which names none.")
+    display_name = serializers.CharField(source="agent.display_name", help_text="The name that people see.")
+    description = serializers.CharField(source="agent.description", help_text="What the agent does.")
+    version = serializers.IntegerField(
+        source="number", min_value=1, help_text="The version that a run gets which names none."
+    )
     model = serializers.CharField(allow_null=True, help_text="The name of its model; null for the default one.")
     tools = serializers.ListField(
         child=serializers.CharField(), allow_null=True, help_text="The names of its tools; null for all."

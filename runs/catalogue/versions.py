@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any
 
 from django.db.models import F
 
@@ -17,45 +14,11 @@ KEPT = 100
 REFERENCE = re.compile(r"([A-Za-z0-9_-]{1,64})(?:@([1-9][0-9]{0,8}))?")
 
 
-@dataclass(frozen=True, slots=True)
-class ListedAgent:
-    """An enabled agent as lists show it. ``version`` is the number of its current version."""
-
-    name: str
-    display_name: str
-    description: str
-    version: int
-    model: str | None
-    tools: list[str] | None
-
-
-@dataclass(frozen=True, slots=True)
-class AgentDefinition:
-    """A version of an agent. Amounts are micro-credits. None: the default model, all tools, no threshold, budget or
-    schema of its own.
-    """
-
-    name: str
-    number: int
-    instructions: str
-    model: str | None
-    tools: list[str] | None
-    parameters: Mapping[str, Any]
-    credit_approval_threshold: int | None
-    max_credits: int | None
-    on_credits_exhausted: str
-    output_schema: Mapping[str, Any] | None
-
-    @property
-    def reference(self) -> str:
-        return f"{self.name}@{self.number}"
-
-
-def listed() -> dict[str, ListedAgent]:
-    """The enabled agents by name."""
-    current = AgentVersion.objects.filter(agent__enabled=True, number=F("agent__version")).order_by("agent__name")
-    columns = ("agent__name", "agent__display_name", "agent__description", "number", "model", "tools")
-    return {row[0]: ListedAgent(*row) for row in current.values_list(*columns)}
+def listed() -> dict[str, AgentVersion]:
+    """The current versions of the enabled agents by name, with the columns that lists show."""
+    rows = AgentVersion.objects.filter(agent__enabled=True, number=F("agent__version")).select_related("agent")
+    shown = ("agent__name", "agent__display_name", "agent__description", "number", "model", "tools")
+    return {row.name: row for row in rows.only(*shown).order_by("agent__name")}
 
 
 def parse_reference(reference: str) -> tuple[str, int | None] | None:
@@ -64,7 +27,7 @@ def parse_reference(reference: str) -> tuple[str, int | None] | None:
     return (match[1], int(match[2]) if match[2] else None) if match else None
 
 
-def of_run(reference: str | None) -> AgentDefinition | None:
+def of_run(reference: str | None) -> AgentVersion | None:
     """The version that a run is pinned to. Raises AgentVersion.DoesNotExist."""
     if reference is None:
         return None
@@ -72,7 +35,7 @@ def of_run(reference: str | None) -> AgentDefinition | None:
     return _read(name, int(number))
 
 
-def find(name: str, number: int) -> AgentDefinition | None:
+def find(name: str, number: int) -> AgentVersion | None:
     """The version, also of a disabled agent: runs keep theirs."""
     try:
         return _read(name, number)
@@ -81,9 +44,8 @@ def find(name: str, number: int) -> AgentDefinition | None:
 
 
 @lru_cache(maxsize=KEPT)
-def _read(name: str, number: int) -> AgentDefinition:
-    row = AgentVersion.objects.get(agent__name=name, number=number)
-    return AgentDefinition(name, *(getattr(row, column.name) for column in fields(AgentDefinition)[1:]))
+def _read(name: str, number: int) -> AgentVersion:
+    return AgentVersion.objects.select_related("agent").get(agent__name=name, number=number)
 
 
 def forget() -> None:

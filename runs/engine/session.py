@@ -22,14 +22,14 @@ from config.kernel import clock
 from config.kernel.ids import any_of, array
 from config.limits.share import Share, Threads
 from runs import catalogue, lifecycle
-from runs.catalogue.versions import AgentDefinition, of_run
+from runs.catalogue.versions import of_run
 from runs.engine import history, journal
 from runs.engine.credit_line import CreditLine
 from runs.engine.history import History
 from runs.engine.journal import Journal
 from runs.engine.model_places import ModelPlaces
 from runs.engine.transcript import TurnPart, turn_parts
-from runs.models import InvocationStatus, ModelAttempt, Run, RunStatus, ToolInvocation
+from runs.models import AgentVersion, InvocationStatus, ModelAttempt, Run, RunStatus, ToolInvocation
 from runs.tools.base import ToolDefinition
 
 # Threads of a worker process that compute for tools; calls to servers need none.
@@ -173,7 +173,7 @@ class Claimed:
     """A run with all that its session begins with."""
 
     run: Run
-    agent: AgentDefinition | None
+    agent: AgentVersion | None
     history: History
     journal: Journal
 

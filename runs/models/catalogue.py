@@ -234,4 +234,12 @@ class AgentVersion(ProtectedModel):
         constraints = [models.UniqueConstraint(fields=["agent", "number"], name="agent_version_once_per_number")]
 
     def __str__(self) -> str:
-        return f"{self.agent.name}@{self.number}"
+        return self.reference
+
+    @property
+    def name(self) -> str:
+        return self.agent.name
+
+    @property
+    def reference(self) -> str:
+        return f"{self.name}@{self.number}"
