@@ -23,14 +23,9 @@ AGENT_INSTRUCTIONS_MAX_CHARS = 100_000
 DISPLAY_NAME_MAX_CHARS, DESCRIPTION_MAX_CHARS, TOOLS_MAX = 100, 20_000, 200
 # The columns of a version with the values that stand for "nothing of its own".
 CONTENT: dict[str, Any] = {
-    "instructions": "",
-    "model": None,
-    "tools": None,
-    "parameters": {},
-    "credit_approval_threshold": None,
-    "max_credits": None,
-    "on_credits_exhausted": OnCreditsExhausted.FAIL.value,
-    "output_schema": None,
+    column.name: column.get_default()
+    for column in AgentVersion._meta.concrete_fields
+    if column.name not in ("id", "agent", "number", "created_at")
 }
 
 

@@ -221,14 +221,6 @@ class AgentVersion(ProtectedModel):
     output_schema = JSONTextField(null=True, blank=True)
     created_at = models.DateTimeField(db_default=Now())
 
-    # Nobody takes the key.
-    protected_fields = frozenset(
-        {
-            *("agent", "number", "instructions", "model", "tools", "parameters", "credit_approval_threshold"),
-            *("max_credits", "on_credits_exhausted", "output_schema", "created_at"),
-        }
-    )
-
     class Meta:
         ordering = ["agent", "-number"]
         constraints = [models.UniqueConstraint(fields=["agent", "number"], name="agent_version_once_per_number")]
@@ -243,3 +235,7 @@ class AgentVersion(ProtectedModel):
     @property
     def reference(self) -> str:
         return f"{self.name}@{self.number}"
+
+
+# Nobody takes the key.
+AgentVersion.protected_fields = frozenset(column.name for column in AgentVersion._meta.concrete_fields)
