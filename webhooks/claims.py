@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
 from django.conf import settings
 from django.db import connection, transaction
@@ -105,23 +104,18 @@ class Candidate:
 class Claim:
     """One attempt that this process will make."""
 
-    claim_id: str
-    delivery: Delivery  # as it was before the claim
-    endpoint: Endpoint
+    delivery: Delivery  # with its endpoint
     # The database's time and ``clock.steady`` at the same moment: the signed time does not depend on the local clock.
     claimed_at: datetime
     claimed_tick: float
-
-    @property
-    def number(self) -> int:
-        return self.delivery.attempt_count + 1
 
     @property
     def secrets(self) -> list[str]:
         """The secret, and in its grace window the previous one. Empty if no key decrypts the secret: this stops the
         deliveries of that endpoint only.
         """
-        secrets = (self.endpoint.secret, self.endpoint.secondary_at(self.claimed_at)) if self.endpoint.secret else ()
+        endpoint = self.delivery.endpoint
+        secrets = (endpoint.secret, endpoint.secondary_at(self.claimed_at)) if endpoint.secret else ()
         return [secret for secret in secrets if secret]
 
     def is_late(self) -> bool:
@@ -131,18 +125,9 @@ class Claim:
     def now(self) -> datetime:
         return self.claimed_at + timedelta(seconds=clock.steady() - self.claimed_tick)
 
-    def outcome(self, **details: Any) -> Outcome:
-        """The outcome of the attempt. Without ``details``, it was not made, and the claim is returned."""
-        unsent = {"started_at": self.now(), "duration_ms": 0, "status_code": None, "error": None, "sent": False}
-        return Outcome(
-            delivery_id=self.delivery.pk,
-            claim_id=self.claim_id,
-            endpoint_id=self.endpoint.pk,
-            endpoint_failing=self.endpoint.failing,
-            number=self.number,
-            created_at=self.delivery.created_at,
-            **(details or unsent),
-        )
+    def unsent(self) -> Outcome:
+        """The outcome of an attempt that is not made: the claim is returned."""
+        return Outcome(self.delivery, self.now(), sent=False)
 
 
 def concurrency(of_installation: bool) -> int:
@@ -228,13 +213,14 @@ def _claim(allowances: dict[str, int]) -> list[Claim]:
         pk__any_of=_due_ids(endpoints, allowances, _adapt(now)), status=Delivery.Status.PENDING, ready=True
     )
     ready = ready.select_for_update(no_key=True, skip_locked=True).order_by("next_attempt_at", "pk")
-    claim_id = new_id("clm")
+    deliveries = list(ready)
+    for delivery in deliveries:
+        delivery.endpoint = endpoints[delivery.endpoint_id]
     lapses = now + timedelta(
         seconds=settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS + transitions.WEBHOOK_CLAIM_MARGIN_SECONDS
     )
-    claimed = [Claim(claim_id, delivery, endpoints[delivery.endpoint_id], now, tick) for delivery in ready]
-    transitions.claim([claim.delivery.pk for claim in claimed], claim_id, lapses)
-    return claimed
+    transitions.claim(deliveries, new_id("clm"), lapses)
+    return [Claim(delivery, now, tick) for delivery in deliveries]
 
 
 def _due_ids(endpoint_ids: Iterable[str], allowances: dict[str, int], moment: datetime | str) -> list[str]:

@@ -142,7 +142,7 @@ class Dispatcher:
             raise
         except Exception:
             if len(outcomes) == 1:
-                logger.exception("the outcome of an attempt of delivery %s was not recorded", outcomes[0].delivery_id)
+                logger.exception("the outcome of an attempt of delivery %s was not recorded", outcomes[0].delivery.pk)
                 return
             middle = len(outcomes) // 2
             self._record(outcomes[:middle])
@@ -155,7 +155,7 @@ class Dispatcher:
     async def _attempt(self, claim: claims.Claim) -> None:
         # A process that stops returns its claims, and so does one that was suspended: its claim may lapse meanwhile.
         unsent = self._stopping or claim.is_late()
-        self._outcomes.put(claim.outcome() if unsent else await sender.attempt(claim))
+        self._outcomes.put(claim.unsent() if unsent else await sender.attempt(claim))
         self._awake.set()
 
     def _gather(self) -> None:

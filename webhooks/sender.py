@@ -37,14 +37,14 @@ async def attempt(claim: Claim) -> Outcome:
     except (client.RequestFailed, client.AddressRefused, ValueError) as failure:
         error = str(failure)[:ERROR_MAX_CHARS]
     except Exception as failure:
-        logger.exception("attempt %s of delivery %s failed unexpectedly", claim.number, claim.delivery.pk)
+        logger.exception(
+            "attempt %s of delivery %s failed unexpectedly", claim.delivery.attempt_count, claim.delivery.pk
+        )
         error = f"Internal error ({type(failure).__name__})."
     duration_ms = round((time.monotonic() - tick) * 1000)
-    outcome = claim.outcome(
-        started_at=started_at, duration_ms=duration_ms, status_code=status_code, error=error, answer=kept
-    )
+    outcome = Outcome(claim.delivery, started_at, duration_ms, status_code, error, kept)
     if not outcome.succeeded:
-        logger.info("attempt %s failed: %s", claim.number, error or f"status {status_code}")
+        logger.info("attempt %s failed: %s", claim.delivery.attempt_count, error or f"status {status_code}")
     return outcome
 
 
@@ -58,11 +58,11 @@ async def _send(claim: Claim, milliseconds: int) -> client.Answer:
         raise client.RequestFailed(
             "The endpoint's secret can't be decrypted; register it with rotateSecret for a new one."
         )
-    body = claim.delivery.body.encode()
-    headers = signing.signed_headers(claim.delivery.event_id, claim.number, body, milliseconds, claim.secrets)
+    delivery, body = claim.delivery, claim.delivery.body.encode()
+    headers = signing.signed_headers(delivery.event_id, delivery.attempt_count, body, milliseconds, claim.secrets)
     return await client.asend(
         "POST",
-        claim.endpoint.url,
+        delivery.endpoint.url,
         headers={**headers, "Content-Type": "application/json", "User-Agent": USER_AGENT},
         body=body,
         connect_timeout=settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS,

@@ -15,20 +15,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
 
 from django.conf import settings
 from django.db import connection, transaction
-from django.db.models import DateTimeField, F, Func
-from django.db.models.expressions import Combinable
-from django.utils import timezone
+from django.db.models import Count, F, Q, QuerySet
+from django.db.models.functions import Now
 
 from config.database.batches import in_batches
 from config.database.protected import ProtectedQuerySet, take_key
 from config.kernel import clock
 from config.queue.nudges import nudge_after_commit
 from webhooks import metrics
-from webhooks.models import Delivery, Endpoint
+from webhooks.models import Attempt, Delivery, Endpoint
 from webhooks.outbox import DELIVER
 
 # Added to an attempt's time limit to get the time at which its claim ends.
@@ -51,14 +49,11 @@ RETRY = "webhooks.retry_due"
 NUDGE_MARGIN = 0.1
 _KEY = take_key(Delivery)
 
-_ATTEMPTS = """
-    INSERT INTO webhooks_attempt (delivery_id, number, started_at, duration_ms, status_code, error, answer) VALUES
-"""
 # Rows that a step of the dispatcher changes: it sends nothing meanwhile.
 BATCH = 500
 
-# The conditions are literals because a partial index is used for nothing else. Each query asks for the first rows in an
-# index's order: without that, a wrong estimate makes the database read the whole table.
+# The conditions are literals, so that SQLite uses the partial index too. Each part asks for the first row in an index's
+# order: without that, a wrong estimate makes the database read the whole table.
 _ANYTHING = """
     SELECT
         (
@@ -67,49 +62,17 @@ _ANYTHING = """
         ) <= %s,
         (SELECT 1 FROM webhooks_endpoint WHERE drop_until IS NOT NULL ORDER BY drop_until LIMIT 1)
 """
-_DUE = """
-    SELECT id FROM webhooks_delivery
-    WHERE status = 'PENDING' AND ready = false AND next_attempt_at <= %s ORDER BY next_attempt_at LIMIT %s
-"""
-_DROPPING = "SELECT id, drop_until FROM webhooks_endpoint WHERE drop_until IS NOT NULL ORDER BY drop_until LIMIT 1"
-_DROPPED = """
-    SELECT id FROM webhooks_delivery
-    WHERE status = 'PENDING' AND ready = {ready} AND endpoint_id = %s AND created_at <= %s
-    ORDER BY next_attempt_at LIMIT %s
-"""
-_FULL = """
-    SELECT endpoint.id, CASE WHEN endpoint.user_id IS NULL THEN %s ELSE %s END AS most
-    FROM (
-        SELECT endpoint_id, count(*) AS pending FROM webhooks_delivery WHERE status = 'PENDING' GROUP BY endpoint_id
-    ) AS waiting
-    JOIN webhooks_endpoint endpoint ON endpoint.id = waiting.endpoint_id
-    WHERE pending > CASE WHEN endpoint.user_id IS NULL THEN %s ELSE %s END
-"""
-_NEWEST_EXCESS = """
-    SELECT id FROM webhooks_delivery WHERE status = 'PENDING' AND endpoint_id = %s ORDER BY id DESC LIMIT 1 OFFSET %s
-"""
-# A delivery that is being sent is left to its attempt.
-_EXCESS = """
-    SELECT id FROM webhooks_delivery
-    WHERE status = 'PENDING' AND ready = {ready} AND endpoint_id = %s AND id <= %s AND claim_id IS NULL
-    ORDER BY next_attempt_at LIMIT %s
-"""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one attempt went. ``status_code`` and ``error`` exclude each other. ``created_at`` is the delivery's."""
+    """How one attempt went. ``status_code`` and ``error`` exclude each other."""
 
-    delivery_id: str
-    claim_id: str
-    endpoint_id: str
-    endpoint_failing: bool | None  # as it was when the attempt was claimed
-    number: int
-    created_at: datetime
+    delivery: Delivery  # as it was claimed: ``attempt_count`` is the number of the attempt
     started_at: datetime
-    duration_ms: int
-    status_code: int | None
-    error: str | None
+    duration_ms: int = 0
+    status_code: int | None = None
+    error: str | None = None
     answer: str = field(default="", repr=False)
     sent: bool = True  # False if it is certain that nothing was sent
 
@@ -118,24 +81,13 @@ class Outcome:
         return self.status_code is not None and 200 <= self.status_code < 300
 
 
-class _Clock(Func):
-    function = "clock_timestamp"
-    output_field = DateTimeField()
-
-
-def database_time(later: float = 0) -> datetime | Combinable:
-    """The database's time when a row is written, plus ``later`` seconds. ``clock.now`` may be off by a round trip,
-    and no attempt may be early.
-    """
-    after = timedelta(seconds=later)
-    return _Clock() + after if connection.vendor == "postgresql" else timezone.now() + after
-
-
-def claim(ids: Sequence[str], claim_id: str, lapses_at: datetime) -> None:
+def claim(deliveries: Sequence[Delivery], claim_id: str, lapses_at: datetime) -> None:
     """Count an attempt of each of these deliveries, which the caller has locked, and have it end by ``lapses_at``."""
-    Delivery.objects.filter(pk__any_of=ids).update(
+    Delivery.objects.filter(pk__any_of=[delivery.pk for delivery in deliveries]).update(
         attempt_count=F("attempt_count") + 1, claim_id=claim_id, ready=False, next_attempt_at=lapses_at
     )
+    for delivery in deliveries:
+        delivery.attempt_count, delivery.claim_id = delivery.attempt_count + 1, claim_id
 
 
 def record_outcomes(outcomes: Sequence[Outcome]) -> None:
@@ -145,13 +97,13 @@ def record_outcomes(outcomes: Sequence[Outcome]) -> None:
     sent does not count.
     """
     with transaction.atomic():
-        pending = _pending([outcome.delivery_id for outcome in outcomes]).select_for_update(no_key=True).order_by("pk")
+        pending = _pending([outcome.delivery.pk for outcome in outcomes]).select_for_update(no_key=True).order_by("pk")
         held = dict(pending.values_list("pk", "claim_id"))
-        valid = [outcome for outcome in outcomes if held.get(outcome.delivery_id) == outcome.claim_id]
+        valid = [outcome for outcome in outcomes if held.get(outcome.delivery.pk) == outcome.delivery.claim_id]
         ended = [outcome for outcome in valid if outcome.sent]
-        if returned := [outcome.delivery_id for outcome in valid if not outcome.sent]:
+        if returned := [outcome.delivery.pk for outcome in valid if not outcome.sent]:
             _pending(returned).update(
-                attempt_count=F("attempt_count") - 1, claim_id=None, ready=True, next_attempt_at=database_time()
+                attempt_count=F("attempt_count") - 1, claim_id=None, ready=True, next_attempt_at=Now()
             )
         died = _end_attempts(ended)
     _count(ended, died)
@@ -160,21 +112,33 @@ def record_outcomes(outcomes: Sequence[Outcome]) -> None:
 
 def _end_attempts(ended: Sequence[Outcome]) -> int:
     """Write what follows from these attempts. Their deliveries are locked. Returns how many of those died."""
-    if delivered := [outcome.delivery_id for outcome in ended if outcome.succeeded]:
+    if delivered := [outcome.delivery.pk for outcome in ended if outcome.succeeded]:
         _finish(delivered, Delivery.Status.DELIVERED)
     failed: dict[int, list[str]] = {}
     for outcome in ended:
         if not outcome.succeeded:
-            failed.setdefault(outcome.number, []).append(outcome.delivery_id)
+            failed.setdefault(outcome.delivery.attempt_count, []).append(outcome.delivery.pk)
     for number, ids in failed.items():
         if number >= MAX_ATTEMPTS:
             _finish(ids, Delivery.Status.DEAD)
             continue
         wait = WAITS[number - 1]
-        # The time is read after the locks were taken: waiting for a lock must not shorten the wait.
-        _pending(ids).update(claim_id=None, next_attempt_at=database_time(wait))
+        # By the database's time, because the local clock may be wrong. The locks were taken by an earlier statement, so
+        # waiting for them does not shorten the wait.
+        _pending(ids).update(claim_id=None, next_attempt_at=Now() + timedelta(seconds=wait))
         nudge_after_commit(RETRY, countdown=wait + NUDGE_MARGIN)
-    _insert_attempts(ended)
+    Attempt.objects.bulk_create(
+        Attempt(
+            delivery=one.delivery,
+            number=one.delivery.attempt_count,
+            started_at=one.started_at,
+            duration_ms=one.duration_ms,
+            status_code=one.status_code,
+            error=one.error,
+            answer=one.answer,
+        )
+        for one in ended
+    )
     return len(failed.get(MAX_ATTEMPTS, ()))
 
 
@@ -182,25 +146,10 @@ def _count(ended: Iterable[Outcome], died: int) -> None:
     """Count attempts that are committed; ``died`` of their deliveries are given up."""
     for one in ended:
         metrics.attempts.inc(f"{one.status_code // 100}xx" if one.status_code else "error")
-        if one.number == 1:
-            metrics.lag_seconds.observe(max(0.0, (one.started_at - one.created_at).total_seconds()))
+        if one.delivery.attempt_count == 1:
+            metrics.lag_seconds.observe(max(0.0, (one.started_at - one.delivery.created_at).total_seconds()))
     if died:
         metrics.dead.inc(by=died)
-
-
-def _insert_attempts(ended: Sequence[Outcome]) -> None:
-    """In one statement for hundreds of rows: ``bulk_create`` takes longer than all the rest."""
-    rows = [
-        (
-            *(one.delivery_id, one.number, connection.ops.adapt_datetimefield_value(one.started_at)),
-            *(one.duration_ms, one.status_code, one.error, one.answer),
-        )
-        for one in ended
-    ]
-    if rows:
-        with connection.cursor() as cursor:
-            marks = ", ".join(["(%s, %s, %s, %s, %s, %s, %s)"] * len(rows))
-            cursor.execute(_ATTEMPTS + marks, [value for row in rows for value in row])
 
 
 def pass_on_due() -> int:
@@ -215,43 +164,22 @@ def pass_on_due() -> int:
 def anything_due() -> tuple[bool, bool]:
     """Whether a wait is over or a claim has lapsed, and whether an endpoint drops deliveries."""
     with connection.cursor() as cursor:
-        cursor.execute(_ANYTHING, [_now()])
+        cursor.execute(_ANYTHING, [connection.ops.adapt_datetimefield_value(clock.now())])
         due, dropping = cursor.fetchone()
     return bool(due), bool(dropping)
-
-
-def _now() -> datetime | str | None:
-    return connection.ops.adapt_datetimefield_value(clock.now())
 
 
 @transaction.atomic
 def _end_waits() -> int:
     """Deliveries whose wait is over become ready. A claim that lapsed without an outcome is a failed attempt."""
-    with connection.cursor() as cursor:
-        cursor.execute(_DUE + _lock(), [_now(), BATCH])
-        ids = [key for (key,) in cursor.fetchall()]
-    found = Delivery.objects.filter(pk__any_of=ids).values_list(
-        "pk", "claim_id", "endpoint_id", "next_attempt_at", "attempt_count", "created_at"
-    )
     waited, lapsed = [], []
     hold = timedelta(seconds=settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS + WEBHOOK_CLAIM_MARGIN_SECONDS)
-    for key, claim_id, endpoint_id, lapsed_at, number, created_at in found:
-        if claim_id is None:
-            waited.append(key)
-            continue
-        outcome = Outcome(
-            delivery_id=key,
-            claim_id=claim_id,
-            endpoint_id=endpoint_id,
-            endpoint_failing=None,
-            number=number,
-            created_at=created_at,
-            started_at=(lapsed_at or clock.now()) - hold,
-            duration_ms=round(hold.total_seconds() * 1000),
-            status_code=None,
-            error=UNKNOWN,
-        )
-        lapsed.append(outcome)
+    for delivery in _batch(Q(next_attempt_at__lte=clock.now()), ready=False).defer("body"):
+        if delivery.claim_id is None:
+            waited.append(delivery.pk)
+        else:
+            started_at = (delivery.next_attempt_at or clock.now()) - hold
+            lapsed.append(Outcome(delivery, started_at, round(hold.total_seconds() * 1000), error=UNKNOWN))
     if waited:
         _pending(waited).update(ready=True)
     died = _end_attempts(lapsed)
@@ -265,66 +193,61 @@ def drop(endpoint_ids: Iterable[str]) -> None:
     Until that is done, nothing is sent to these endpoints.
     """
     with transaction.atomic():
-        rows = Endpoint.objects.select_for_update(no_key=True).filter(pk__any_of=list(endpoint_ids)).order_by("pk")
-        Endpoint.objects.filter(pk__any_of=list(rows.values_list("pk", flat=True))).update(drop_until=clock.now())
+        _locked(endpoint_ids).update(drop_until=clock.now())
         nudge_after_commit(DELIVER)
 
 
 @transaction.atomic
 def _drop_batch() -> int:
     """Mark a batch of dropped deliveries dead. When none is left, their endpoint is free again."""
-    with connection.cursor() as cursor:
-        cursor.execute(_DROPPING + _lock())
-        row = cursor.fetchone()
-    if row is None:
+    dropping = Endpoint.objects.filter(drop_until__isnull=False).order_by("drop_until")
+    endpoint = dropping.select_for_update(no_key=True, skip_locked=True).only("drop_until").first()
+    if endpoint is None:
         return 0
-    ids = _of_endpoint(_DROPPED, row)
-    _finish(ids, Delivery.Status.DEAD)
-    transaction.on_commit(lambda: metrics.dropped.inc("endpoint", by=len(ids)))
-    if len(ids) < BATCH and not _of_endpoint(_DROPPED, row, lock=False):
-        return len(ids) + Endpoint.objects.filter(pk=row[0]).update(drop_until=None)
-    return len(ids)
+    which = Q(endpoint=endpoint, created_at__lte=endpoint.drop_until)
+    done = _drop_of(which, "endpoint")
+    if done < BATCH and not any(_batch(which, ready=ready, lock=False).exists() for ready in (True, False)):
+        endpoint.drop_until = None
+        endpoint.save(update_fields=["drop_until"])
+        return done + 1
+    return done
 
 
 def drop_excess() -> int:
     """Mark the oldest deliveries dead that wait for endpoints with more than WEBHOOK_PENDING_MAX, or for the
     installation endpoint with more than WEBHOOK_INSTALLATION_PENDING_MAX. Returns how many.
     """
-    limits = [WEBHOOK_INSTALLATION_PENDING_MAX, WEBHOOK_PENDING_MAX]
-    with connection.cursor() as cursor:
-        cursor.execute(_FULL, limits * 2)
-        full = cursor.fetchall()
-        total = 0
-        for endpoint_id, most in full:
-            cursor.execute(_NEWEST_EXCESS, [endpoint_id, most])
-            if newest := cursor.fetchone():
-                dropped = in_batches(partial(_drop_excess_batch, endpoint_id, newest[0]))
-                logger.warning("endpoint %s has too many pending deliveries: %s are dropped", endpoint_id, dropped)
-                total += dropped
+    pending, total = Delivery.objects.filter(status=Delivery.Status.PENDING).order_by("-pk"), 0
+    waiting = pending.order_by().values_list("endpoint_id", "endpoint__user_id").annotate(count=Count("pk"))
+    for endpoint_id, user_id, _ in waiting.filter(count__gt=WEBHOOK_PENDING_MAX):
+        most = WEBHOOK_INSTALLATION_PENDING_MAX if user_id is None else WEBHOOK_PENDING_MAX
+        if newest := pending.filter(endpoint=endpoint_id).values_list("pk", flat=True)[most:].first():
+            # A delivery that is being sent is left to its attempt.
+            which = Q(endpoint=endpoint_id, pk__lte=newest, claim_id=None)
+            dropped = in_batches(partial(_drop_of, which, "excess"))
+            logger.warning("endpoint %s has too many pending deliveries: %s are dropped", endpoint_id, dropped)
+            total += dropped
     return total
 
 
 @transaction.atomic
-def _drop_excess_batch(endpoint_id: str, newest: str) -> int:
-    done = _finish(_of_endpoint(_EXCESS, [endpoint_id, newest]), Delivery.Status.DEAD)
-    transaction.on_commit(lambda: metrics.dropped.inc("excess", by=done))
+def _drop_of(which: Q, reason: str) -> int:
+    """Mark a batch of the pending deliveries ``which`` dead. Returns how many."""
+    ids: list[str] = []
+    for ready in (True, False):
+        ids += _batch(which, ready=ready).values_list("pk", flat=True)[: BATCH - len(ids)]
+    done = _finish(ids, Delivery.Status.DEAD)
+    transaction.on_commit(lambda: metrics.dropped.inc(reason, by=done))
     return done
 
 
-def _of_endpoint(sql: str, parameters: Sequence[Any], *, lock: bool = True) -> list[str]:
-    """The ids of at most BATCH rows, locked unless ``lock`` is false."""
-    ids: list[str] = []
-    with connection.cursor() as cursor:
-        for ready in ("true", "false"):
-            if left := BATCH - len(ids):
-                cursor.execute(sql.format(ready=ready) + (_lock() if lock else ""), [*parameters, left])
-                ids += [key for (key,) in cursor.fetchall()]
-    return ids
-
-
-def _lock() -> str:
-    """Lock the rows that a query finds, and skip those that another transaction has locked."""
-    return " FOR NO KEY UPDATE SKIP LOCKED" if connection.features.has_select_for_update_skip_locked else ""
+def _batch(which: Q, *, ready: bool, lock: bool = True) -> QuerySet[Delivery]:
+    """A batch of pending deliveries, in the order of their index: without it, a wrong estimate makes the database read
+    the whole table. Skips those that another transaction has locked.
+    """
+    # SQLite uses the index for IN only.
+    rows = Delivery.objects.filter(which, status=Delivery.Status.PENDING, ready__in=[ready]).order_by("next_attempt_at")
+    return (rows.select_for_update(no_key=True, skip_locked=True) if lock else rows)[:BATCH]
 
 
 def _pending(ids: Sequence[str]) -> ProtectedQuerySet[Delivery]:
@@ -332,13 +255,7 @@ def _pending(ids: Sequence[str]) -> ProtectedQuerySet[Delivery]:
 
 
 def _finish(ids: Sequence[str], status: Delivery.Status) -> int:
-    return _pending(ids).change(
-        _KEY,
-        status=status,
-        next_attempt_at=None,
-        claim_id=None,
-        finished_at=database_time(),
-    )
+    return _pending(ids).change(_KEY, status=status, next_attempt_at=None, claim_id=None, finished_at=Now())
 
 
 def _note_health(outcomes: Iterable[Outcome]) -> None:
@@ -347,16 +264,16 @@ def _note_health(outcomes: Iterable[Outcome]) -> None:
     After the deliveries' transaction: claims lock endpoints before deliveries.
     """
     changed: dict[bool, list[str]] = {}
-    for outcome in {outcome.endpoint_id: outcome for outcome in outcomes}.values():
-        if outcome.endpoint_failing is None or outcome.endpoint_failing == outcome.succeeded:
-            changed.setdefault(not outcome.succeeded, []).append(outcome.endpoint_id)
+    for outcome in {outcome.delivery.endpoint_id: outcome for outcome in outcomes}.values():
+        # As it was when the attempt was claimed.
+        if outcome.delivery.endpoint.failing in (None, outcome.succeeded):
+            changed.setdefault(not outcome.succeeded, []).append(outcome.delivery.endpoint_id)
     for failing, ids in changed.items():
         with transaction.atomic():
-            # Locked by id: another process may be changing some of these endpoints.
-            known = (
-                Endpoint.objects.select_for_update(no_key=True)
-                .filter(pk__any_of=ids)
-                .order_by("pk")
-                .values_list("pk", flat=True)
-            )
-            Endpoint.objects.filter(pk__any_of=list(known)).update(failing=failing)
+            _locked(ids).update(failing=failing)
+
+
+def _locked(endpoint_ids: Iterable[str]) -> QuerySet[Endpoint]:
+    """These endpoints, locked in the order of their ids: another process may be changing some of them."""
+    rows = Endpoint.objects.select_for_update(no_key=True).filter(pk__any_of=list(endpoint_ids)).order_by("pk")
+    return Endpoint.objects.filter(pk__any_of=list(rows.values_list("pk", flat=True)))

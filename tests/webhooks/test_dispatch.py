@@ -84,7 +84,7 @@ def test_concurrent_attempts_per_endpoint_are_limited(user, receivers, monkeypat
     first = claims.take_ready(0)[0]
     second = claims.take_ready(2)[0]
     assert (len(first), second) == (2, [])
-    pass_time(3600, claim_id=first[0].claim_id)
+    pass_time(3600, claim_id=first[0].delivery.claim_id)
     transitions.pass_on_due()
     third = claims.take_ready(0)[0]
     assert len(third) == 2
@@ -110,7 +110,7 @@ def test_concurrent_claims_do_not_overlap(user, monkeypatch):
     with ThreadPoolExecutor(6) as pool:
         taken = [one for batch in pool.map(lambda _: claim(), range(6)) for one in batch]
     assert len({one.delivery.pk for one in taken}) == len(taken)
-    per_endpoint = [sum(one.endpoint.pk == e.pk for one in taken) for e in Endpoint.objects.all()]
+    per_endpoint = [sum(one.delivery.endpoint_id == e.pk for one in taken) for e in Endpoint.objects.all()]
     assert per_endpoint == [3] * 5
 
 
