@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 from django.conf import settings
 from django.db import connection
@@ -128,8 +128,10 @@ class Dispatcher:
         if found:
             self._in_flight += len(found)
             shared.submit(self._send(found))
-        if left and not found:
-            self._nudge_others()
+        if left and not found and time.monotonic() - self._nudged_at > PASS_ON_SECONDS:
+            # The other processes: this one has no free slot.
+            self._nudged_at = time.monotonic()
+            nudges.nudge(DELIVER)
         return more or bool(passed_on)
 
     def _record(self, outcomes: Sequence[Outcome]) -> None:
@@ -144,9 +146,8 @@ class Dispatcher:
             if len(outcomes) == 1:
                 logger.exception("the outcome of an attempt of delivery %s was not recorded", outcomes[0].delivery.pk)
                 return
-            middle = len(outcomes) // 2
-            self._record(outcomes[:middle])
-            self._record(outcomes[middle:])
+            for outcome in outcomes:
+                self._record([outcome])
 
     async def _send(self, batch: Sequence[claims.Claim]) -> None:
         """On the event loop: make these attempts concurrently, and hand over each outcome when it arrives."""
@@ -159,18 +160,9 @@ class Dispatcher:
         self._awake.set()
 
     def _gather(self) -> None:
-        while True:
-            try:
-                self._unrecorded.append(self._outcomes.get_nowait())
-            except Empty:
-                return
+        while not self._outcomes.empty():
+            self._unrecorded.append(self._outcomes.get())
             self._in_flight -= 1
-
-    def _nudge_others(self) -> None:
-        """Nudge the other processes: this one has no free slot."""
-        if time.monotonic() - self._nudged_at > PASS_ON_SECONDS:
-            self._nudged_at = time.monotonic()
-            nudges.nudge(DELIVER)
 
 
 _dispatcher: Dispatcher | None = None
