@@ -26,10 +26,11 @@ from chats.services import chats_of, delete_chat
 from config.api.models import ErasedSubject
 from config.database import batches
 from config.kernel import clock
-from runs import people, services
+from runs import services
 from runs.models import InvocationStatus, Run, ToolInvocation
-from runs.people import TABLES, Erasure, Report
-from webhooks.models import Delivery, Endpoint
+from runs.privacy import tables
+from runs.privacy.tables import TABLES, Erasure, Report
+from webhooks.models import Delivery
 from webhooks.services import remove_deliveries
 
 # How long `erase_user` waits for runs and rows that are in use.
@@ -61,8 +62,9 @@ def erase(user: Any, reason: str, report: Report) -> str:
         purge.purge_uploads(user.pk)
         _remove_deliveries(user, report)
         for label, table in TABLES.items():
-            if table.erasure == Erasure.DELETED and not table.parent.startswith(("chats.", "runs.", "webhooks.")):
-                _remove(people.rows_of(label, user), _delete_batch)
+            _, parent = tables.reference(label)
+            if table.erasure == Erasure.DELETED and not parent.startswith(("chats.", "runs.", "webhooks.")):
+                _remove(tables.rows_of(label, user))
         report("other rows removed", 1, 1)
         if pseudonym := _rename(user, reason):
             return pseudonym
@@ -73,7 +75,7 @@ def _delete_batch(rows: QuerySet[Any]) -> int:
     return rows.filter(pk__in=list(rows.order_by("pk").values_list("pk", flat=True)[:BATCH])).delete()[0]
 
 
-def _remove(rows: QuerySet[Any], step: Callable[[QuerySet[Any]], int]) -> None:
+def _remove(rows: QuerySet[Any], step: Callable[[QuerySet[Any]], int] = _delete_batch) -> None:
     """Repeat ``step`` until no row is left. Another process may have locked some for a moment."""
     end = time.monotonic() + ERASE_WAIT_SECONDS
     while rows.exists():
@@ -123,7 +125,6 @@ def _remove_chats(user: Any, report: Report) -> None:
 
 def _remove_deliveries(user: Any, report: Report) -> None:
     _remove(Delivery.objects.filter(user=user), remove_deliveries)
-    _remove(Endpoint.objects.filter(user=user), lambda rows: batches.delete_batch(rows))
     # Those of the installation endpoint whose run was purged before: there is no index of names in bodies.
     ending = f'"userId":{json.dumps(user.get_username(), ensure_ascii=False)}}}'
     after, seen = "", 0
@@ -141,13 +142,13 @@ def _hide_in_log(user: Any) -> None:
     names = [name for name in (user.get_username(), user.email, user.first_name, user.last_name) if name]
     pattern = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, names))})(?!\w)", re.IGNORECASE)
     for label, table in TABLES.items():
-        if table.erasure in people.WITHOUT_ROWS:
+        if table.erasure in tables.WITHOUT_ROWS:
             continue
-        model = people.model_of(label)
+        model = tables.model_of(label)
         entries = LogEntry.objects.filter(content_type=ContentType.objects.get_for_model(model))
         about = list(entries.order_by().values_list("object_id", flat=True).distinct())
         for start in range(0, len(about), BATCH):
-            rows = people.rows_of(label, user).filter(pk__in=about[start : start + BATCH])
+            rows = tables.rows_of(label, user).filter(pk__in=about[start : start + BATCH])
             for entry in entries.filter(object_id__in=[str(key) for key in rows.values_list("pk", flat=True)]):
                 entry.object_repr = ERASED
                 entry.change_message = pattern.sub(ERASED, entry.change_message)
@@ -161,7 +162,7 @@ def _rename(user: Any, reason: str) -> str | None:
     # FOR UPDATE: until the commit, no row can be added that refers to the user.
     users.select_for_update().get(pk=user.pk)
     for label, table in TABLES.items():
-        if table.erasure == Erasure.DELETED and people.rows_of(label, user).exists():
+        if table.erasure == Erasure.DELETED and tables.rows_of(label, user).exists():
             return None
     digest = ErasedSubject.digest_of(user.get_username())
     ErasedSubject.objects.update_or_create(pk=digest, defaults={"erased_at": clock.now()})

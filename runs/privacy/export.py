@@ -12,8 +12,8 @@ from django.db.models import Model, QuerySet
 
 from chats import files
 from config.kernel.jsontext import to_text
-from runs import people
-from runs.people import TABLES, Report
+from runs.privacy import tables
+from runs.privacy.tables import TABLES, Report
 from runs.tools import files as tool_files
 from webhooks.models import Delivery
 
@@ -33,21 +33,23 @@ def export(user: Any, report: Report = _quiet) -> Iterator[str]:
     its rows are exported, of how many.
     """
     for label, table in TABLES.items():
-        if not table.parent and table.erasure not in people.WITHOUT_ROWS:
-            yield from _lines(label, people.rows_of(label, user), report)
+        if table.erasure not in tables.WITHOUT_ROWS and not any(tables.reference(label)):
+            yield from _lines(label, tables.rows_of(label, user), report)
 
 
 def _lines(label: str, rows: QuerySet[Any], report: Report = _quiet) -> Iterator[str]:
-    table, model = TABLES[label], people.model_of(label)
+    table, model = TABLES[label], tables.model_of(label)
     keys = list(rows.order_by("pk").values_list("pk", flat=True))
     for start in range(0, len(keys), BATCH):
         batch = keys[start : start + BATCH]
         for row in model._base_manager.filter(pk__in=batch).defer(*table.hidden).order_by("pk"):
             yield _line(row, table.hidden)
             yield from _files(label, row.pk)
-        for child, its in people.children(label):
-            its_rows = people.model_of(child)._base_manager.filter(**{f"{its.field}__in": batch})
-            yield from _lines(child, its_rows, _quiet if table.parent else report)
+        for child in TABLES:
+            field, parent = tables.reference(child)
+            if parent == label:
+                its_rows = tables.model_of(child)._base_manager.filter(**{f"{field}__in": batch})
+                yield from _lines(child, its_rows, report if label == tables.USER else _quiet)
         if label == "runs.Run":
             # What the installation endpoint got of them: no other row leads to it.
             yield from _lines("webhooks.Delivery", Delivery.objects.filter(user=None, run_id__in=batch))

@@ -5,7 +5,7 @@ docs/privacy.md shows this table. A new table of the service must be added to bo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -33,58 +33,43 @@ WITHOUT_ROWS = {Erasure.NONE, Erasure.DIGEST}
 
 @dataclass(frozen=True)
 class Table:
-    """``field`` refers to the row of ``parent`` that a row belongs to. Without ``parent`` it is the person's id, or the
-    username.
-
-    ``hidden`` fields are secrets, or digests of secrets, which an export leaves out.
+    """``path`` leads from a row to the person, or to the username. ``hidden`` fields are secrets or digests of secrets,
+    which an export leaves out.
     """
 
     erasure: Erasure
-    field: str = "user"
-    parent: str = USER
+    path: str = "user"
     hidden: frozenset[str] = frozenset()
 
 
-def _tables(erasure: Erasure, field: str, parent: str, *labels: str) -> dict[str, Table]:
-    return {label: Table(erasure, field, parent) for label in labels}
+def _tables(erasure: Erasure, path: str, *labels: str) -> dict[str, Table]:
+    return dict.fromkeys(labels, Table(erasure, path))
 
 
 TABLES: dict[str, Table] = {
-    USER: Table(Erasure.RENAMED, "pk", "", frozenset({"password"})),
-    **_tables(Erasure.DELETED, "user", USER, "auth.User_groups", "auth.User_user_permissions"),
-    **_tables(Erasure.PSEUDONYM, "user", USER, "credits.Account"),
-    **_tables(
-        *(Erasure.PSEUDONYM, "account", "credits.Account", "credits.LedgerEntry", "credits.PendingExpiry"),
-        *("credits.DayTotal", "credits.ChatTotal", "credits.ChatDayTotal", "credits.RunTotal"),
-    ),
-    **_tables(Erasure.DELETED, "user", USER, "chats.Chat", "chats.Attachment", "runs.Run"),
-    **_tables(Erasure.DELETED, "chat", "chats.Chat", "chats.Message"),
-    **_tables(
-        *(Erasure.DELETED, "run", "runs.Run", "runs.Turn", "runs.ModelAttempt", "runs.ToolInvocation"),
-        *("runs.Compaction", "runs.Waitpoint", "runs.RunEvent", "runs.RunMetadata"),
-    ),
+    USER: Table(Erasure.RENAMED, "pk", frozenset({"password"})),
+    **_tables(Erasure.DELETED, "user", "auth.User_groups", "auth.User_user_permissions"),
+    **_tables(Erasure.PSEUDONYM, "user", "credits.Account"),
+    **_tables(Erasure.PSEUDONYM, "account__user", "credits.LedgerEntry", "credits.PendingExpiry", "credits.DayTotal"),
+    **_tables(Erasure.PSEUDONYM, "account__user", "credits.ChatTotal", "credits.ChatDayTotal", "credits.RunTotal"),
+    **_tables(Erasure.DELETED, "user", "chats.Chat", "chats.Attachment", "runs.Run"),
+    **_tables(Erasure.DELETED, "chat__user", "chats.Message"),
+    **_tables(Erasure.DELETED, "run__user", "runs.Turn", "runs.ModelAttempt", "runs.ToolInvocation"),
+    **_tables(Erasure.DELETED, "run__user", "runs.Compaction", "runs.Waitpoint", "runs.RunEvent", "runs.RunMetadata"),
     "apikeys.ApiKey": Table(Erasure.DELETED, hidden=frozenset({"digest"})),
     "webhooks.Endpoint": Table(Erasure.DELETED, hidden=frozenset({"secret", "secondary_secret"})),
-    **_tables(Erasure.DELETED, "endpoint", "webhooks.Endpoint", "webhooks.Delivery"),
-    **_tables(Erasure.DELETED, "delivery", "webhooks.Delivery", "webhooks.Attempt"),
+    **_tables(Erasure.DELETED, "endpoint__user", "webhooks.Delivery"),
+    **_tables(Erasure.DELETED, "delivery__endpoint__user", "webhooks.Attempt"),
     "api.IdempotencyRecord": Table(Erasure.DELETED, hidden=frozenset({"fingerprint", "claim"})),
-    "api.ErasedSubject": Table(Erasure.DIGEST, "digest", ""),
+    **_tables(Erasure.DIGEST, "digest", "api.ErasedSubject"),
     # Staff only. The entries about a person's rows lose the names of these rows.
-    "admin.LogEntry": Table(Erasure.RENAMED),
+    **_tables(Erasure.RENAMED, "user", "admin.LogEntry"),
     # By username, which is what was typed in the form of the admin.
-    **{
-        label: Table(Erasure.DELETED, "username", "")
-        for label in ("axes.AccessAttempt", "axes.AccessFailureLog", "axes.AccessLog")
-    },
-    **_tables(Erasure.DELETED, "access_attempt", "axes.AccessAttempt", "axes.AccessAttemptExpiration"),
-    **{
-        label: Table(Erasure.NONE)
-        for label in (
-            *("auth.Permission", "auth.Group", "auth.Group_permissions", "contenttypes.ContentType"),
-            *("apikeys.ServerKey", "sessions.Session", "runs.Provider", "runs.ProviderUse"),
-            *("runs.AgentModel", "runs.Tool", "runs.Agent", "runs.AgentVersion", "runs.Worker"),
-        )
-    },
+    **_tables(Erasure.DELETED, "username", "axes.AccessAttempt", "axes.AccessFailureLog", "axes.AccessLog"),
+    **_tables(Erasure.DELETED, "access_attempt__username", "axes.AccessAttemptExpiration"),
+    **_tables(Erasure.NONE, "", "auth.Permission", "auth.Group", "auth.Group_permissions", "contenttypes.ContentType"),
+    **_tables(Erasure.NONE, "", "apikeys.ServerKey", "sessions.Session", "runs.Provider", "runs.ProviderUse"),
+    **_tables(Erasure.NONE, "", "runs.AgentModel", "runs.Tool", "runs.Agent", "runs.AgentVersion", "runs.Worker"),
 }
 
 
@@ -92,17 +77,16 @@ def model_of(label: str) -> type[Model]:
     return apps.get_model(label, require_ready=False)
 
 
-def children(parent: str) -> Iterator[tuple[str, Table]]:
-    for label, table in TABLES.items():
-        if table.parent == parent and table.erasure not in WITHOUT_ROWS:
-            yield label, table
+def reference(label: str) -> tuple[str, str]:
+    """The field by which a row belongs to a row of another table, and that table. Both are empty if there is none."""
+    field = TABLES[label].path.partition("__")[0]
+    if field in ("", "pk") or (parent := model_of(label)._meta.get_field(field).related_model) is None:
+        return "", ""
+    return field, parent._meta.label
 
 
 def rows_of(label: str, user: Any) -> QuerySet[Any]:
     """The person's rows of this table, except what the installation's webhook endpoint got of them."""
-    table, path = TABLES[label], TABLES[label].field
-    while table.parent:
-        table = TABLES[table.parent]
-        path += f"__{table.field}"
+    path = TABLES[label].path
     value = user.get_username() if path.endswith("username") else user.pk
     return model_of(label)._base_manager.filter(**{path: value})

@@ -198,7 +198,7 @@ PATTERNS: dict[str, list[Work] | str] = {
     "runs/metadata.py: METADATA_KEY": around(METADATA_KEY.fullmatch, BODY, "a"),
     "runs/catalogue/imports.py: import_mcp": OUR_TEXT,
     "runs/catalogue/imports.py: _import": around(partial(re.sub, r"[^A-Za-z0-9_-]+", "_"), ANSWER, "a", " ", "a "),
-    "runs/erasure.py: _hide_in_log": OUR_TEXT,
+    "runs/privacy/erase.py: _hide_in_log": OUR_TEXT,
     "runs/pages.py: read_page": OUR_TEXT,
     "runs/tools/base.py: _SURROGATE": around(base.clean_text, ANSWER, "\ud800", "a"),
     "runs/tools/base.py: is_web_address": around(base.is_web_address, ANSWER, "a", before="http://"),

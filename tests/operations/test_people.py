@@ -27,8 +27,9 @@ from config.api.models import ErasedSubject
 from config.kernel import clock
 from config.kernel.errors import Unavailable
 from credits.models import LedgerEntry
-from runs import erasure, people
 from runs.models import Run
+from runs.privacy import erase as erasure
+from runs.privacy import tables
 from runs.tools import files as tool_files
 from tests import factories
 from tests.api.conftest import limits, redis_server  # noqa: F401
@@ -64,8 +65,8 @@ class Canaries:
 @pytest.fixture(autouse=True)
 def quick(settings, tmp_path, monkeypatch):
     settings.MEDIA_ROOT = tmp_path / "files"
-    monkeypatch.setattr("runs.erasure.ERASE_SETTLE_SECONDS", 0)
-    monkeypatch.setattr("runs.erasure.ERASE_WAIT_SECONDS", 20)
+    monkeypatch.setattr("runs.privacy.erase.ERASE_SETTLE_SECONDS", 0)
+    monkeypatch.setattr("runs.privacy.erase.ERASE_WAIT_SECONDS", 20)
 
 
 def attach(http: InProcess, name: str, content: bytes) -> str:
@@ -232,7 +233,7 @@ def test_an_erasure_that_dies_anywhere_can_be_repeated(planted, settings):
 
 def test_storage_that_is_away_leaves_the_name_for_a_repetition(planted, monkeypatch, settings):
     (ada, canaries, _), _ = planted
-    monkeypatch.setattr("runs.erasure.ERASE_WAIT_SECONDS", 0.5)
+    monkeypatch.setattr("runs.privacy.erase.ERASE_WAIT_SECONDS", 0.5)
 
     def away(attachment_id: str, **_: Any) -> None:
         raise Unavailable
@@ -250,7 +251,7 @@ def test_storage_that_is_away_leaves_the_name_for_a_repetition(planted, monkeypa
 def test_a_run_that_cannot_end_is_named(user, monkeypatch):
     """Its worker is gone, and no worker is up that could take it over."""
     run = factories.RunFactory(chat__user=user, status="running", worker_id="wrk_gone")
-    monkeypatch.setattr("runs.erasure.ERASE_WAIT_SECONDS", 0.2)
+    monkeypatch.setattr("runs.privacy.erase.ERASE_WAIT_SECONDS", 0.2)
     with pytest.raises(CommandError, match=run.pk):
         erase(user)
     assert Run.objects.filter(pk=run.pk).exists()
@@ -259,7 +260,7 @@ def test_a_run_that_cannot_end_is_named(user, monkeypatch):
 
 
 def test_a_file_that_a_cancelled_call_stores_late_is_removed(bench, user, settings, monkeypatch):  # noqa: F811
-    monkeypatch.setattr("runs.erasure.ERASE_SETTLE_SECONDS", 2)
+    monkeypatch.setattr("runs.privacy.erase.ERASE_SETTLE_SECONDS", 2)
     storing, go_on, write = threading.Event(), threading.Event(), tool_files._write
 
     def late(*arguments: Any) -> None:
@@ -354,13 +355,13 @@ def tables_of_the_service() -> dict[str, str]:
 
 
 def test_every_table_has_a_rule():
-    assert set(people.TABLES) == set(tables_of_the_service())
+    assert set(tables.TABLES) == set(tables_of_the_service())
 
 
 def test_the_page_lists_every_table_with_what_happens_to_it():
     rows = dict(re.findall(r"^\| `(\w+)` \| .*? \| ([^|]+?) \|$", PAGE.read_text(), re.MULTILINE))
     names = tables_of_the_service()
-    assert rows == {names[label]: table.erasure.value for label, table in people.TABLES.items()}
+    assert rows == {names[label]: table.erasure.value for label, table in tables.TABLES.items()}
 
 
 def test_every_reference_to_a_person_has_a_rule():
@@ -368,7 +369,7 @@ def test_every_reference_to_a_person_has_a_rule():
     other = {("credits.LedgerEntry", "staff")}  # the member of staff who corrected an account, not its person
     for model in apps.get_models(include_auto_created=True):
         for field in model._meta.concrete_fields:
-            if field.related_model is not None and field.related_model._meta.label == people.USER:
+            if field.related_model is not None and field.related_model._meta.label == tables.USER:
                 label = model._meta.label
-                table = people.TABLES[label]
-                assert (label, field.name) in other or table.erasure != people.Erasure.NONE, label
+                table = tables.TABLES[label]
+                assert (label, field.name) in other or table.erasure != tables.Erasure.NONE, label

@@ -8,7 +8,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from config.kernel.errors import DomainError
 from config.management import progress, user_named
-from runs.erasure import NotErased, erase
+from runs.privacy.erase import NotErased, erase
 
 
 class Command(BaseCommand):
