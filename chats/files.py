@@ -122,12 +122,29 @@ def listed(folder: str) -> tuple[list[str], list[str]]:
             return [], []
 
 
-def remove_all(attachment_id: str, *, but: str = "") -> None:
-    """Remove every file of the attachment except ``but``, also those of interrupted and replaced uploads."""
-    folder = f"{FOLDER}/{attachment_id}"
+def in_folder(folder: str) -> Iterator[str]:
+    """The files in ``folder`` and in the folders within it."""
+    folders, names = listed(folder)
+    yield from (f"{folder}/{name}" for name in names)
+    for inner in folders:
+        yield from in_folder(f"{folder}/{inner}")
+
+
+def remove_folder(folder: str, *, but: str = "") -> None:
+    """Remove every file of ``folder`` except ``but``, and the folders within it. Several processes may do this at the
+    same time. Raises Unavailable.
+    """
     with storage_errors():
-        for name in listed(folder)[1]:
+        folders, names = listed(folder)
+        for inner in folders:
+            remove_folder(f"{folder}/{inner}")
+        for name in names:
             if f"{folder}/{name}" != but:
                 default_storage.delete(f"{folder}/{name}")
         if not but:
             default_storage.delete(folder)  # an empty folder on disk; an object storage has none
+
+
+def remove_all(attachment_id: str, *, but: str = "") -> None:
+    """Remove every file of the attachment except ``but``, also those of interrupted and replaced uploads."""
+    remove_folder(f"{FOLDER}/{attachment_id}", but=but)

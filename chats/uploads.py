@@ -16,7 +16,7 @@ from chats import attachments
 from chats.files import READ_SIZE
 from config.api import ratelimit
 from config.api.errors import response_to, to_domain_error
-from config.kernel.errors import DomainError, MethodNotAllowed, NotFound, PayloadTooLarge, ValidationFailed
+from config.kernel.errors import MethodNotAllowed, NotFound, PayloadTooLarge, ValidationFailed
 
 logger = logging.getLogger(__name__)
 
@@ -56,13 +56,8 @@ def body_parts(request: HttpRequest, size: int) -> Iterator[bytes]:
     """The body, which must have exactly ``size`` bytes. ``config.serve`` has read it, so its length is true."""
     announced = int(request.META.get("CONTENT_LENGTH") or 0)
     if announced != size:
-        raise _wrong_size(announced, size)
+        if announced > settings.ATTACHMENT_MAX_BYTES:
+            raise PayloadTooLarge(f"A file may have at most {settings.ATTACHMENT_MAX_BYTES} bytes.")
+        raise ValidationFailed({"sizeBytes": [f"The body has {announced} bytes, not the {size} that were announced."]})
     while part := request.read(READ_SIZE):
         yield part
-
-
-def _wrong_size(found: int, size: int) -> DomainError:
-    if found > settings.ATTACHMENT_MAX_BYTES:
-        return PayloadTooLarge(f"A file may have at most {settings.ATTACHMENT_MAX_BYTES} bytes.")
-    more = "more" if found > size else f"{found}"
-    return ValidationFailed({"sizeBytes": [f"The body has {more} bytes, not the {size} that were announced."]})

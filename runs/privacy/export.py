@@ -20,6 +20,8 @@ from webhooks.models import Delivery
 # Rows that are read together. A run has many events.
 BATCH = 50
 PART_BYTES = 1024 * 1024
+# Where the files of a row are, in a folder of its id.
+FOLDERS = {"chats.Attachment": files.FOLDER, "runs.ToolInvocation": tool_files.FOLDER}
 
 
 def _quiet(step: str, done: int, total: int) -> None:
@@ -44,7 +46,8 @@ def _lines(label: str, rows: QuerySet[Any], report: Report = _quiet) -> Iterator
         batch = keys[start : start + BATCH]
         for row in model._base_manager.filter(pk__in=batch).defer(*table.hidden).order_by("pk"):
             yield _line(row, table.hidden)
-            yield from _files(label, row.pk)
+            for name in files.in_folder(f"{FOLDERS[label]}/{row.pk}") if label in FOLDERS else ():
+                yield from _parts(name)
         for child in TABLES:
             field, parent = tables.reference(child)
             if parent == label:
@@ -63,19 +66,6 @@ def _line(row: Model, hidden: frozenset[str]) -> str:
         if isinstance(value, bytes | memoryview):
             values[name] = bytes(value).decode("utf-8", "replace")
     return to_text({"table": row._meta.db_table, "row": values})
-
-
-def _files(label: str, key: str) -> Iterator[str]:
-    if label == "chats.Attachment":
-        folders = [f"{files.FOLDER}/{key}"]
-    elif label == "runs.ToolInvocation":
-        folder = f"{tool_files.FOLDER}/{key}"
-        folders = [f"{folder}/{token}" for token in files.listed(folder)[0]]
-    else:
-        return
-    for folder in folders:
-        for name in files.listed(folder)[1]:
-            yield from _parts(f"{folder}/{name}")
 
 
 def _parts(name: str) -> Iterator[str]:

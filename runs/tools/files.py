@@ -15,7 +15,7 @@ from django.core.files.base import ContentFile
 from django.core.files.storage import default_storage
 from django.utils.crypto import salted_hmac
 
-from chats.files import listed, storage_errors
+from chats.files import remove_folder
 from chats.media import SIGNATURES
 from runs.tools import base
 from runs.tools.base import ToolContext, ToolFailure, ToolImage, ToolResult, tool_error
@@ -120,16 +120,8 @@ def stored_name(invocation_id: str, token: str, file_name: str) -> str | None:
 
 
 def remove_all(invocation_id: str) -> None:
-    """Delete every file of a call, also those of attempts that were not recorded. Several processes may do this at the
-    same time. Raises Unavailable.
-    """
-    folder = f"{FOLDER}/{invocation_id}"
-    with storage_errors():
-        for inner in [f"{folder}/{token}" for token in listed(folder)[0]]:
-            for name in listed(inner)[1]:
-                default_storage.delete(f"{inner}/{name}")
-            default_storage.delete(inner)  # an empty folder on disk; an object storage has none
-        default_storage.delete(folder)
+    """Delete every file of a call, also those of attempts that were not recorded. Raises Unavailable."""
+    remove_folder(f"{FOLDER}/{invocation_id}")
 
 
 def content_type(file_name: str) -> str:
