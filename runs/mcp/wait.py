@@ -16,9 +16,8 @@ from django.http import HttpResponseBase, StreamingHttpResponse
 from config.limits.lease import Lease
 from runs.events import StreamType
 from runs.models import RunStatus
-from runs.streams.hub import Opening
+from runs.streams.hub import Hub, Opening
 from runs.streams.reads import Event
-from runs.streams.servers import background
 
 WAIT_MAX_SECONDS = 60
 # The places of each user over all processes, with some time for the answer after the wait.
@@ -61,7 +60,7 @@ class Wait:
 
     def __init__(self, response: WaitingResponse) -> None:
         self.response = response
-        self.stream = background.open().join(response.started.opening)
+        self.stream = Hub.open().join(response.started.opening)
         self.over = False
 
     async def next(self) -> bytes | None:
@@ -72,7 +71,7 @@ class Wait:
             async with asyncio.timeout(self.response.started.wait_seconds):
                 while (batch := await self.stream.next()) is not None and not any(map(ends_wait, batch)):
                     pass
-        return await background.open().ask(self.response.answer)
+        return await Hub.open().ask(self.response.answer)
 
     def close(self) -> None:
         self.stream.close()

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from django.conf import settings
 
@@ -163,6 +163,14 @@ class Stream:
 
 class Hub:
     """All streams of one event loop; ``count`` of them are open."""
+
+    of_process: ClassVar[Hub | None] = None
+
+    @classmethod
+    def open(cls) -> Hub:
+        """The hub of this process. On the event loop only."""
+        cls.of_process = cls.of_process or cls()
+        return cls.of_process
 
     def __init__(self) -> None:
         self.channels: dict[str, Channel] = {}

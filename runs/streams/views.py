@@ -6,7 +6,8 @@ event loop. Any other server sends the events that exist now; the client reconne
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from django.conf import settings
@@ -20,14 +21,44 @@ from config.api import live
 from config.api.errors import response_to
 from config.api.negotiation import AnyMediaType
 from config.api.viewsets import ServiceViewSet
-from config.kernel.errors import DomainError, ValidationFailed
+from config.kernel.errors import DomainError, Unavailable, ValidationFailed
 from runs.models import FINAL_RUN_STATUSES, Run
 from runs.streams import reads
-from runs.streams.hub import Opening
-from runs.streams.servers import COMMENT, CONTENT_TYPE, HEADERS, Frames, admitted, render
+from runs.streams.hub import Hub, Opening, places
+from runs.streams.reads import Event
 
+CONTENT_TYPE = "text/event-stream"
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+# Not followed by a blank line: to some clients that would be the end of an empty event.
+COMMENT = b": keep-alive\n"
+# Line breaks to Unicode, but not to JSON nor to server-sent events; many clients split lines as Unicode does.
+LINE_BREAKS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 POSITION_MAX_DIGITS = 18
 POSITION = {"type": "integer", "minimum": 0, "maximum": 10**POSITION_MAX_DIGITS - 1}
+
+
+def render(events: Iterable[Event]) -> bytes:
+    """The events' frames; without events, a comment that keeps the connection open."""
+    return b"".join(frame(event) for event in events) or COMMENT
+
+
+def frame(event: Event) -> bytes:
+    """One event. Its data is JSON text, which has no line break of its own."""
+    data = event.data if event.data.isascii() else event.data.translate(LINE_BREAKS)
+    position = f"id: {event.index}\n" if event.numbered else ""
+    return f"{position}event: {event.type}\ndata: {data}\n\n".encode("utf-8", "replace")
+
+
+class Frames:
+    """The body of one stream (``config.api.live.Body``)."""
+
+    def __init__(self, opening: Opening) -> None:
+        self.stream = Hub.open().join(opening)
+        self.close, self.leave = self.stream.close, self.stream.leave
+
+    async def next(self) -> bytes | None:
+        events = await self.stream.next()
+        return None if events is None else render(events)
 
 
 class StreamResponse(StreamingHttpResponse):
@@ -38,8 +69,11 @@ class StreamResponse(StreamingHttpResponse):
         super().__init__(existing_frames(opening), content_type=CONTENT_TYPE, headers=HEADERS)
 
     def admitted(self) -> HttpResponseBase:
+        """This response with a place of its user, or the refusal above STREAM_CONNECTIONS_MAX or STREAMS_PER_USER."""
         try:
-            self.opening = admitted(self.opening)
+            if Hub.of_process is not None and Hub.of_process.count >= settings.STREAM_CONNECTIONS_MAX:
+                raise Unavailable
+            self.opening = replace(self.opening, place=places.take(self.opening.user_id, settings.STREAMS_PER_USER))
         except DomainError as error:
             refusal = response_to(error)
             for name, value in self.items():

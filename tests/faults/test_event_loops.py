@@ -22,7 +22,6 @@ from config.serve.front import Front
 from runs import catalogue
 from runs.models import AgentModel, Provider, Tool
 from runs.streams.hub import Hub
-from runs.streams.servers import background
 from tests import factories
 from tests.driver import until
 from tests.stack.process import Process, free_port, python, wait_for
@@ -98,17 +97,17 @@ def outdated(monkeypatch) -> None:
 async def streamed(run_id: str, token: str) -> str:
     """The run's stream as the web server sends it."""
     loop = asyncio.get_running_loop()
-    front, background.hub = Front(get_wsgi_application()), None
+    front, Hub.of_process = Front(get_wsgi_application()), None
     async with httpx.AsyncClient(transport=httpx.ASGITransport(front), base_url="http://127.0.0.1") as http:
         headers = {"Authorization": f"Bearer {token}"}
         answered = await http.get(f"/api/v1/runs/{run_id}/stream", headers=headers)
         assert (await http.get("/livez")).status_code == 200
-    hub: Hub | None = background.hub
+    hub: Hub | None = Hub.of_process
     assert hub is not None
     for threads in (hub.threads, front.threads):
         await loop.run_in_executor(threads, connections.close_all)
     await hub.close()
-    background.hub = None
+    Hub.of_process = None
     return answered.text
 
 

@@ -18,7 +18,7 @@ from config.api.ratelimit import Verdict
 from runs.models import Run
 from runs.serializers import ANSWERS, RunInput
 from runs.streams import hub
-from runs.streams.servers import background
+from runs.streams.hub import Hub
 from tests import factories
 from tests.contract.world import build, unknown_ids
 from tests.credits.helpers import fund
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.django_db
 def streams_leave_the_database() -> Iterator[None]:
     """Close the connections of the stream threads, which outlive the tests and would block the database's removal."""
     yield
-    if background.hub is not None:
+    if Hub.of_process is not None:
         threads = hub.STREAM_DB_THREADS
         together = threading.Barrier(threads)
 
@@ -39,7 +39,7 @@ def streams_leave_the_database() -> Iterator[None]:
             connection.close()
             together.wait(30)  # so that each task runs on another thread
 
-        for left in [background.hub.threads.submit(leave) for _ in range(threads)]:
+        for left in [Hub.of_process.threads.submit(leave) for _ in range(threads)]:
             left.result()
 
 

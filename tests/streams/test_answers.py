@@ -112,10 +112,10 @@ def test_a_refused_stream_is_readable_by_web_apps(client, base, make_run, user, 
     run = make_run(user)
     finish(run)
 
-    def refuse(opening: Any) -> Any:
+    def refuse(user_id: int, limit: int) -> Any:
         raise RateLimited
 
-    monkeypatch.setattr(views, "admitted", refuse)
+    monkeypatch.setattr(views.places, "take", refuse)
     stream = client.get(f"{base}/runs/{run.pk}/stream", headers={"Origin": "https://app.example.com"})
     refusal = stream.admitted()
     assert (refusal.status_code, refusal["Access-Control-Allow-Origin"]) == (429, "https://app.example.com")
