@@ -1,21 +1,53 @@
-"""The time limits of one turn at a provider."""
+"""The connections to model servers, and the time limits of one turn at a provider."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import aiohttp
 from django.conf import settings
 
+from config.outbound.bounds import CountedRequest, counted_socket
+from config.outbound.transport import new_session, tls_context
 from runs.errors import FailureReason
 from runs.llm.base import ModelError
 
+CONNECT_SECONDS = 10.0
+# Shorter than that of servers (uvicorn: 5 s): a request on a connection that the server is closing is lost.
+KEEPALIVE_SECONDS = 4.0
 # The connection can be used again if the end of the body follows the last event within this time.
 DRAIN_SECONDS = 0.1
 # The time for the counts after the reason of an answer's end: some servers send them later.
 COUNTS_SECONDS = 2.0
+
+# By event loop: connections belong to the loop that opened them.
+_sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = WeakKeyDictionary()
+os.register_at_fork(after_in_child=_sessions.clear)
+
+
+def session() -> aiohttp.ClientSession:
+    """The running loop's session. Staff configure the addresses of model servers: private ones are allowed. The caller
+    limits the time of a request, and follows no redirects, which would send the key to another server.
+    """
+    loop = asyncio.get_running_loop()
+    found = _sessions.get(loop)
+    if found is None:
+        connector = aiohttp.TCPConnector(
+            limit=0, keepalive_timeout=KEEPALIVE_SECONDS, ssl=tls_context(), socket_factory=counted_socket
+        )
+        timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS)
+        found = _sessions[loop] = new_session(connector, CountedRequest, timeout=timeout)
+    return found
+
+
+async def aclose() -> None:
+    """Close the running loop's connections."""
+    if found := _sessions.pop(asyncio.get_running_loop(), None):
+        await found.close()
 
 
 class Deadlines:

@@ -9,18 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 import aiohttp
 
 from config.kernel.jsontext import to_text
-from config.outbound.bounds import CountedRequest, allowance_of, counted_socket
-from config.outbound.transport import new_session, tls_context
+from config.outbound.bounds import allowance_of
 from runs.catalogue.providers import Server
 from runs.errors import FailureReason
 from runs.llm import base
@@ -35,15 +32,12 @@ from runs.llm.base import (
     TurnEnd,
     Usage,
 )
-from runs.llm.deadlines import Deadlines
+from runs.llm.connection import Deadlines, session
 from runs.llm.measure import estimated_tokens
 from runs.llm.refusals import redacted, refused, stopped
-from runs.llm.wire import EventTooLong, SseDecoder, WireNames, clean_json, join_surrogates, read_event
+from runs.llm.wire import SseDecoder, clean_json, join_surrogates, our_names, read_event
 from runs.tokens import TextSize
 
-CONNECT_SECONDS = 10.0
-# Shorter than that of servers (uvicorn: 5 s): a request on a connection that the server is closing is lost.
-KEEPALIVE_SECONDS = 4.0
 # Of a chunk, which can hold tens of thousands of tiny events, before the other runs of the event loop continue.
 BYTES_AT_ONCE = 8 * 1024
 # Without those that add to the answer: pings, and reasoning that is not recorded.
@@ -60,32 +54,6 @@ TOOL_CALL_ID_MAX_CHARS = 200
 TOKENS_MAX = 1_000_000_000
 # What an adapter meets in an answer that is not as its protocol says.
 NOT_VALID = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
-
-
-# By event loop: connections belong to the loop that opened them.
-_sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = WeakKeyDictionary()
-os.register_at_fork(after_in_child=_sessions.clear)
-
-
-def _session() -> aiohttp.ClientSession:
-    """The running loop's session. Staff configure the addresses of model servers: private ones are allowed. The caller
-    limits the time of a request, and follows no redirects, which would send the key to another server.
-    """
-    loop = asyncio.get_running_loop()
-    found = _sessions.get(loop)
-    if found is None:
-        connector = aiohttp.TCPConnector(
-            limit=0, keepalive_timeout=KEEPALIVE_SECONDS, ssl=tls_context(), socket_factory=counted_socket
-        )
-        timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS)
-        found = _sessions[loop] = new_session(connector, CountedRequest, timeout=timeout)
-    return found
-
-
-async def aclose() -> None:
-    """Close the running loop's connections."""
-    if found := _sessions.pop(asyncio.get_running_loop(), None):
-        await found.close()
 
 
 @dataclass(slots=True)
@@ -228,11 +196,12 @@ class TurnReader(ABC):
         yield TurnEnd(self._usage(), finish_reason, reasoning)
 
     def _finished_calls(self) -> Iterator[ToolCall]:
-        names = WireNames(self.request)
+        names = our_names(self.request)
         earlier = (message for message in self.request.messages if isinstance(message, AssistantMessage))
         used_ids = {call.id for message in earlier for call in message.tool_calls}
         for index, call in enumerate(self._calls, 1):
-            name = names.ours(join_surrogates(call.name).strip())[:TOOL_NAME_MAX_CHARS]
+            name = join_surrogates(call.name).strip()
+            name = names.get(name, name)[:TOOL_NAME_MAX_CHARS]
             if not name:
                 raise ModelError(FailureReason.MALFORMED_ANSWER, detail="A tool call has no name.")
             call_id = join_surrogates(call.id)[:TOOL_CALL_ID_MAX_CHARS]
@@ -324,7 +293,7 @@ class HttpModel(ABC):
         deadlines, reader = Deadlines(), self.reader(request, self.secrets)
         content = to_text(self.body(request) | request.model.parameters.get("extra", {})).encode()
         try:
-            post = _session().post(self.url, data=content, headers=self.headers, allow_redirects=False)
+            post = session().post(self.url, data=content, headers=self.headers, allow_redirects=False)
             response = await deadlines.limit(post)
             try:
                 if response.status != 200:
@@ -341,8 +310,6 @@ class HttpModel(ABC):
             finally:
                 if not response.content.at_eof():
                     response.close()
-        except EventTooLong:
-            raise ModelError(FailureReason.MALFORMED_ANSWER, detail="An event is too long.") from None
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise _failed(FailureReason.PROVIDER_UNREACHABLE, error) from None
         except aiohttp.ClientResponseError as error:
@@ -369,7 +336,7 @@ class HttpModel(ABC):
                     document += piece
                     allowance.earn(len(piece))
                     if len(document) > DOCUMENT_MAX_BYTES:
-                        raise EventTooLong
+                        raise ModelError(FailureReason.MALFORMED_ANSWER, detail="The answer is too long.")
                     continue
                 found = decoder.feed(piece)
                 allowance.earn(decoder.total_bytes - read)
@@ -389,15 +356,12 @@ class HttpModel(ABC):
         texts: list[str] = []
         try:
             for data in events:
-                texts.append(self._event(reader, data))
+                reader.ended = reader.ended or data == b"[DONE]"
+                if not reader.ended:
+                    texts.append(self._read(reader, reader.read, data))
         except ModelError as error:
             return texts, error
         return texts, None
-
-    def _event(self, reader: TurnReader, data: bytes) -> str:
-        if data == b"[DONE]":
-            reader.ended = True
-        return "" if reader.ended else self._read(reader, reader.read, data)
 
     def _read(self, reader: TurnReader, read: Any, data: bytes) -> str:
         try:

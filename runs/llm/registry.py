@@ -18,7 +18,7 @@ from config.outbound.loop import shared
 from runs.catalogue.definitions import ModelDefinition
 from runs.catalogue.providers import KINDS, Server
 from runs.errors import FailureReason
-from runs.llm.base import ModelClient, ModelError, ModelRequest, TextDelta, TurnEnd, Usage, UserMessage
+from runs.llm.base import ModelClient, ModelError, ModelRequest, TextDelta, TurnEnd, UserMessage
 
 QUESTION = "Answer with the word OK."
 # The fewest that every provider accepts.
@@ -55,23 +55,20 @@ def preload() -> None:
 async def aclose_all() -> None:
     """Close the running loop's connections. A later request opens new ones."""
     # Only a process that asks models needs aiohttp.
-    from runs.llm import http
+    from runs.llm import connection
 
     _clients.pop(asyncio.get_running_loop(), None)
-    await http.aclose()
+    await connection.aclose()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Probe:
-    """``error`` is None if an answer came. ``detail`` is the provider's own text, without keys."""
+    """``error`` is None if an answer came; its ``detail`` is the provider's own text, without keys."""
 
-    seconds: float
+    seconds: float = 0.0
     text: str = ""
-    usage: Usage | None = None
-    finish_reason: str = ""
-    error: FailureReason | None = None
-    status: int | None = None
-    detail: str = ""
+    end: TurnEnd | None = None
+    error: ModelError | None = None
 
 
 def probe(model: ModelDefinition) -> Probe:
@@ -81,27 +78,18 @@ def probe(model: ModelDefinition) -> Probe:
 
 
 async def _ask(model: ModelDefinition) -> Probe:
-    request = ModelRequest(
-        model=model,
-        messages=(UserMessage(QUESTION),),
-        tools=(),
-        run_id="probe",
-        chat_id="probe",
-        turn_index=1,
-        max_output_tokens=OUTPUT_TOKENS,
-    )
-    started, text, end = time.monotonic(), "", None
+    question, found, started = (UserMessage(QUESTION),), Probe(), time.monotonic()
+    request = ModelRequest(model, question, (), "probe", "probe", turn_index=1, max_output_tokens=OUTPUT_TOKENS)
     try:
         async with asyncio.timeout(settings.STAFF_REQUEST_SECONDS):
             async for event in client_for(model.server).stream(request):
                 if isinstance(event, TextDelta):
-                    text += event.text
+                    found.text = (found.text + event.text)[:TEXT_MAX_CHARS]
                 elif isinstance(event, TurnEnd):
-                    end = event
+                    found.end = event
     except ModelError as error:
-        seconds = time.monotonic() - started
-        return Probe(seconds, text[:TEXT_MAX_CHARS], error=error.reason, status=error.status, detail=error.detail)
+        found.error = error
     except TimeoutError:
-        return Probe(settings.STAFF_REQUEST_SECONDS, text[:TEXT_MAX_CHARS], error=FailureReason.TIME_OUT)
-    usage, finish_reason = (end.usage, end.finish_reason) if end else (None, "")
-    return Probe(time.monotonic() - started, text[:TEXT_MAX_CHARS], usage, finish_reason)
+        found.error = ModelError(FailureReason.TIME_OUT)
+    found.seconds = time.monotonic() - started
+    return found

@@ -12,7 +12,8 @@ from contextlib import suppress
 from typing import Any
 
 from config.kernel.jsontext import VALUES_MAX, MalformedJSON, from_text, has_more_values, parse_object, to_text
-from runs.llm.base import AssistantMessage, AttachedFile, ModelRequest, ToolCall, ToolSpec
+from runs.errors import FailureReason
+from runs.llm.base import AssistantMessage, AttachedFile, ModelError, ModelRequest, ToolCall, ToolSpec
 from runs.tools import schema
 from runs.tools.base import clean_text
 
@@ -26,10 +27,6 @@ HASH_CHARS = 8
 # OpenAI's chat completions refuse a longer id.
 ACCEPTED_ID = re.compile(r"[A-Za-z0-9_-]{1,40}")
 MALFORMED_ARGUMENTS = "malformed_arguments"
-
-
-class EventTooLong(Exception):
-    """An event, or a line of one, of more than MODEL_EVENT_MAX_BYTES."""
 
 
 def read_event(data: bytes) -> Any:
@@ -53,7 +50,7 @@ class SseDecoder:
         self.is_fresh = True
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The data of each event that this chunk completes. Raises EventTooLong."""
+        """The data of each event that this chunk completes. Raises ModelError if one is too long."""
         self.is_fresh = self.is_fresh and chunk.isspace()
         self._rest += chunk
         events: list[bytes] = []
@@ -69,7 +66,7 @@ class SseDecoder:
                     self._data.clear()
                     self._data_bytes = 0
         if len(self._rest) + self._data_bytes > MODEL_EVENT_MAX_BYTES:
-            raise EventTooLong
+            raise ModelError(FailureReason.MALFORMED_ANSWER, detail="An event is too long.")
         return events
 
 
@@ -118,18 +115,13 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-class WireNames:
-    """The way back from the names of one request."""
-
-    def __init__(self, request: ModelRequest) -> None:
-        names = {tool.name for tool in request.tools}
-        for message in request.messages:
-            if isinstance(message, AssistantMessage):
-                names.update(call.name for call in message.tool_calls)
-        self._ours = {wire_name(name): name for name in names if not ACCEPTED.fullmatch(name)}
-
-    def ours(self, name: str) -> str:
-        return self._ours.get(name, name)
+def our_names(request: ModelRequest) -> dict[str, str]:
+    """The names of the request's tools by their names for providers."""
+    names = {tool.name for tool in request.tools}
+    for message in request.messages:
+        if isinstance(message, AssistantMessage):
+            names.update(call.name for call in message.tool_calls)
+    return {wire_name(name): name for name in names}
 
 
 def arguments_object(arguments: str) -> dict[str, Any]:

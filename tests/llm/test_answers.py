@@ -129,7 +129,7 @@ def end(provider: str, reason: str = "", *, last: bool = True, **counts: int) ->
 def test_a_complete_answer_does_not_wait_for_the_end_of_its_connection(
     serve, provider: str, counted: bool, then: bytes, monkeypatch
 ) -> None:
-    monkeypatch.setattr("runs.llm.deadlines.COUNTS_SECONDS", 0.3)
+    monkeypatch.setattr("runs.llm.connection.COUNTS_SECONDS", 0.3)
     counts = {"prompt": 11, "completion": 7} if counted else {}
 
     async def main(server: ModelServer) -> Heard:
