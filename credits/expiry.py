@@ -13,20 +13,18 @@ from functools import partial
 from typing import Any
 
 from django.db import transaction
-from django.db.models import BigIntegerField, Case, F, IntegerField, Q, QuerySet, Sum, Value, When
+from django.db.models import Case, IntegerField, Q, QuerySet, Sum, Value, When
 from django.db.models.functions import Abs
 
 from config.kernel import clock
 from config.queue import jobs
 from credits import ledger
 from credits.models import REVOCATION, Account, EntryType, LedgerEntry, PendingExpiry
-from credits.reconcile import BALANCE_EFFECT
+from credits.sums import change
 
 ACCOUNTS_BATCH = 500
 SPENT = Q(type__in=[EntryType.CAPTURE, EntryType.USAGE]) | Q(type=EntryType.ADJUSTMENT, amount__lt=0)
 SPENT_SUM = Sum(Abs("amount"), filter=SPENT, default=0)
-_EFFECTS = [When(type=type, then=F("amount") * sign) for type, sign in BALANCE_EFFECT.items()]
-CHANGE = Sum(Case(*_EFFECTS, default=Value(0), output_field=BigIntegerField()), default=0)
 
 
 def expire_grants() -> Iterator[int]:
@@ -85,7 +83,7 @@ def unspent(account_id: int) -> dict[str, int]:
     since = [When(created_at__lt=mark.created_at, then=Value(number)) for number, mark in enumerate(marks)]
     others = entries.filter(expires_at__isnull=True).exclude(type=EntryType.EXPIRY).exclude(REVOCATION)
     part = Case(*since, default=Value(len(marks)), output_field=IntegerField())
-    sums = {row["part"]: row for row in others.values(part=part).annotate(change=CHANGE, spent=SPENT_SUM)}
+    sums = {row["part"]: row for row in others.values(part=part).annotate(change=change(), spent=SPENT_SUM)}
     left: dict[str, int] = {}
     balance = sums[0]["change"] if 0 in sums else 0
     for number, mark in enumerate(marks, 1):

@@ -16,7 +16,7 @@ from django.db.models.functions import Coalesce
 from config.api.pagination import beyond
 from config.kernel import clock, money
 from config.kernel.errors import Conflict, NotFound, ValidationFailed
-from credits import expiry, ledger, statement
+from credits import expiry, ledger, statement, sums
 from credits.models import REVOCATION, Account, EntryType, LedgerEntry
 
 UNSPENT, ALL = "unspent", "all"
@@ -90,7 +90,7 @@ class Balances:
 def balance_after(entry: LedgerEntry) -> int:
     """The account's balance after the row, in the order in which lists show rows."""
     newer = LedgerEntry.objects.filter(beyond(entry.created_at, entry.pk, ascending=True), account_id=OuterRef("pk"))
-    change = newer.order_by().values("account_id").annotate(change=expiry.CHANGE).values("change")
+    change = newer.order_by().values("account_id").annotate(change=sums.change()).values("change")
     # One statement, so that the rows and the balance are of one moment.
     account = Account.objects.annotate(since=Coalesce(Subquery(change), Value(0))).get(pk=entry.account_id)
     return account.balance - account.since

@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from django.db.models import BigIntegerField, Case, F, OuterRef, QuerySet, Subquery, Sum, Value, When
+from django.db.models import F, OuterRef, QuerySet, Subquery, Sum
 
 from config.kernel import money
 from credits import totals
 from credits.models import SETTLEMENTS, Account, EntryType, LedgerEntry
-
-BALANCE_EFFECT = {type: type.balance for type in EntryType if type.balance}
-HELD_EFFECT = {type: type.held for type in EntryType if type.held}
+from credits.sums import change
 
 
 def drift(report: Callable[[str, int, int], object] = lambda *step: None) -> Iterator[str]:
@@ -28,7 +26,7 @@ def drift(report: Callable[[str, int, int], object] = lambda *step: None) -> Ite
 def _accounts() -> Iterator[str]:
     # One statement has one snapshot: a concurrent movement is in both sides or in neither.
     accounts = Account.objects.annotate(
-        ledger_balance=_effect(BALANCE_EFFECT), ledger_held=_effect(HELD_EFFECT)
+        ledger_balance=change("balance", "entries__"), ledger_held=change("held", "entries__")
     ).exclude(balance=F("ledger_balance"), held=F("ledger_held"))
     for account in accounts.select_related("user").order_by("pk").iterator():
         username = account.user.get_username()
@@ -38,11 +36,6 @@ def _accounts() -> Iterator[str]:
         ):
             if actual != expected:
                 yield f"{username}: {name} is {money.to_text(actual)}, the ledger says {money.to_text(expected)}"
-
-
-def _effect(signs: dict[EntryType, int]) -> Sum:
-    whens = [When(entries__type=type, then=F("entries__amount") * sign) for type, sign in signs.items()]
-    return Sum(Case(*whens, default=Value(0), output_field=BigIntegerField()), default=0)
 
 
 def _holds() -> Iterator[str]:

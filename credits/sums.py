@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from django.db.models import BigIntegerField, Case, F, OuterRef, QuerySet, Subquery, Sum, Value, When
 from django.db.models.expressions import Combinable
 from django.db.models.functions import Coalesce
@@ -38,6 +40,13 @@ def run_spent_subquery(outer: str = "pk") -> Combinable:
     rows = LedgerEntry.objects.filter(run_id=OuterRef(outer), type__in=SPENDING).order_by()
     total = rows.values("run_id").annotate(total=Sum(net_spending())).values("total")
     return Coalesce(Subquery(total), Value(0))
+
+
+def change(of: Literal["balance", "held"] = "balance", entries: str = "") -> Sum:
+    """What rows have added to the balance, or to the holds, of their account. ``entries`` leads to them."""
+    signs = {type: getattr(type, of) for type in EntryType if getattr(type, of)}
+    whens = [When(**{f"{entries}type": type}, then=F(f"{entries}amount") * sign) for type, sign in signs.items()]
+    return Sum(Case(*whens, default=Value(0), output_field=BigIntegerField()), default=0)
 
 
 def net_spending() -> Combinable:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from django.conf import settings
 from django.db import connection, transaction
@@ -53,21 +54,20 @@ _CANDIDATES = """
     )
     SELECT
         endpoint.id,
-        (endpoint.enabled AND endpoint.deleted_at IS NULL) AS open,
-        endpoint.drop_until IS NOT NULL AS dropping,
         endpoint.failing,
-        (
-            SELECT min(next_attempt_at) FROM webhooks_delivery
-            WHERE status = 'PENDING' AND ready = true AND endpoint_id = endpoint.id
-        ) AS first_due,
         (
             SELECT count(*) FROM webhooks_delivery
             WHERE claim_id IS NOT NULL AND status = 'PENDING' AND endpoint_id = endpoint.id
             AND next_attempt_at > %s
         ) AS in_flight,
-        endpoint.user_id IS NULL AS of_installation
+        endpoint.user_id IS NULL AS of_installation,
+        (endpoint.enabled AND endpoint.deleted_at IS NULL) AS is_open,
+        endpoint.drop_until IS NOT NULL AS is_dropping
     FROM waiting JOIN webhooks_endpoint endpoint ON endpoint.id = waiting.endpoint_id
-    ORDER BY first_due
+    ORDER BY (
+        SELECT min(next_attempt_at) FROM webhooks_delivery
+        WHERE status = 'PENDING' AND ready = true AND endpoint_id = endpoint.id
+    )
 """
 # The first due deliveries of each of these endpoints, and how many are under way. In a UNION with one part for each
 # endpoint, every part would be planned by itself.
@@ -90,14 +90,15 @@ _DUE = """
 """
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """An endpoint with ready deliveries. ``failing`` as in the model."""
 
     endpoint_id: str
     failing: bool | None
     in_flight: int
     of_installation: bool = False
+    is_open: bool = True
+    is_dropping: bool = False
 
 
 @dataclass(frozen=True)
@@ -192,14 +193,11 @@ def _candidates(after: str) -> tuple[list[Candidate], list[str], str]:
     """
     with connection.cursor() as cursor:
         cursor.execute(_CANDIDATES, [after, CANDIDATES_MAX, _adapt(clock.now())])
-        rows = cursor.fetchall()
-    found = [
-        Candidate(endpoint_id, None if failing is None else bool(failing), in_flight, bool(of_installation))
-        for endpoint_id, is_open, dropping, failing, _, in_flight, of_installation in rows
-        if is_open and not dropping and in_flight < concurrency(of_installation)
-    ]
-    closed = [row[0] for row in rows if not row[1] and not row[2]]
-    return found, closed, max(row[0] for row in rows) if len(rows) == CANDIDATES_MAX else ""
+        rows = [Candidate(*row) for row in cursor.fetchall()]
+    left = [row for row in rows if not row.is_dropping]
+    found = [row for row in left if row.is_open and row.in_flight < concurrency(row.of_installation)]
+    closed = [row.endpoint_id for row in left if not row.is_open]
+    return found, closed, max(row.endpoint_id for row in rows) if len(rows) == CANDIDATES_MAX else ""
 
 
 @transaction.atomic
