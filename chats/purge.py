@@ -43,9 +43,10 @@ def _cutoff(days: int) -> datetime:
 
 def purge_chat(chat_id: str) -> bool:
     """False if a part of it is left for the next purge."""
+    attached = Attachment.objects.filter(message__chat=chat_id).order_by("pk")
     try:
-        while not batches.stopping.is_set() and _purge_files(chat_id):
-            pass
+        while not batches.stopping.is_set() and attached.exists():
+            _delete_with_files(attached)
         answers = [left for _, left in chat_purged.send(Chat, chat_id=chat_id)]
     except Unavailable:
         logger.warning("chat %s is not purged yet: its files were not removed", chat_id)
@@ -57,14 +58,9 @@ def purge_chat(chat_id: str) -> bool:
     return bool(batches.delete_batch(Chat.objects.filter(pk=chat_id)))
 
 
-def _purge_files(chat_id: str) -> int:
-    attached = Attachment.objects.filter(message__chat=chat_id).order_by("pk")
-    batch = list(attached.values_list("pk", flat=True)[:FILES_BATCH])
-    _delete_with_files(batch)
-    return len(batch)
-
-
-def _delete_with_files(batch: list[str]) -> int:
+def _delete_with_files(rows: QuerySet[Attachment]) -> int:
+    """Delete a batch of attachments. Returns how many this process has deleted."""
+    batch = list(rows.values_list("pk", flat=True)[:FILES_BATCH])
     for attachment_id in batch:
         files.remove_all(attachment_id)
     return batches.delete_rows(Attachment, "id", batch)
@@ -76,7 +72,7 @@ def purge_uploads(user_id: int) -> int:
     Raises Unavailable if the storage cannot delete their files now.
     """
     unused = Attachment.objects.filter(message=None, user=user_id).order_by("pk")
-    return batches.in_batches(lambda: _delete_with_files(list(unused.values_list("pk", flat=True)[:FILES_BATCH])))
+    return batches.in_batches(lambda: _delete_with_files(unused))
 
 
 def purge_attachments() -> int:
@@ -95,7 +91,7 @@ def purge_attachments() -> int:
 
     def delete() -> int:
         # An object storage may have stored an upload that began before the attachment expired.
-        return batches.in_batches(lambda: _delete_with_files(list(gone.values_list("pk", flat=True)[:FILES_BATCH])))
+        return batches.in_batches(lambda: _delete_with_files(gone))
 
     return jobs.stages("purge-attachments", expire, delete)
 

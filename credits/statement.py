@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from django.conf import settings
 from django.db.models import OuterRef, Q, QuerySet, Subquery
@@ -111,11 +110,7 @@ def balances_after(entries: Sequence[LedgerEntry]) -> dict[str, int]:
         return {}
     after: dict[str, int] = {}
     now: dict[int, int] = {}
-    for account, _, key, kind, amount, balance in sorted(found, key=_newest_first, reverse=True):
+    for account, _, key, kind, amount, balance in sorted(found, key=lambda row: row[1:3], reverse=True):
         after[key] = now.setdefault(account, balance)
         now[account] -= EntryType[kind].balance * amount
     return after
-
-
-def _newest_first(row: Any) -> Any:
-    return row[1], row[2]

@@ -13,10 +13,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.conf import settings
-from django.db.models import Count, F, Max, Q, QuerySet, Sum, Value
+from django.db.models import Count, F, Max, QuerySet, Sum, Value
 from django.db.models.functions import Coalesce, TruncDate
 from django.utils.module_loading import import_string
 
+from config.api.pagination import beyond
 from config.kernel import clock
 from credits.ledger import account_for
 from credits.models import SPENDING, ChatDayTotal, ChatTotal, DayTotal, EntryType, LedgerEntry, RunTotal
@@ -135,9 +136,8 @@ def export(user_id: int) -> Iterator[LedgerEntry]:
     batch = list(rows[:EXPORT_BATCH])
     while batch:
         yield from batch
-        last = batch[-1]
-        older = Q(created_at__lt=last.created_at) | Q(pk__lt=last.pk)
-        batch = list(rows.filter(older, created_at__lte=last.created_at)[:EXPORT_BATCH])
+        older = beyond(batch[-1].created_at, batch[-1].pk, ascending=False)
+        batch = list(rows.filter(older)[:EXPORT_BATCH])
 
 
 class _Total(NamedTuple):
