@@ -281,7 +281,7 @@ class HttpModel(ABC):
         url = self.server.base_url + self.count_path
         try:
             async with asyncio.timeout(COUNT_SECONDS):
-                async with _session().post(url, data=content, headers=self.headers, allow_redirects=False) as response:
+                async with session().post(url, data=content, headers=self.headers, allow_redirects=False) as response:
                     counted = read_event(await _error_body(response)).get("input_tokens")
                     is_counted = response.status == 200 and type(counted) is int and counted > 0
         except (aiohttp.ClientError, TimeoutError, OSError, *NOT_VALID):
