@@ -15,8 +15,11 @@ import logging
 import os
 import secrets
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from django.http import FileResponse
@@ -26,15 +29,12 @@ from config.api.live import KEY, Body
 from config.limits.share import Room
 from config.queue import publisher
 from config.serve import requests
-from config.serve.requests import Refused
+from config.serve.requests import Receive, Refused
 
 logger = logging.getLogger(__name__)
 
-Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
-# The time of a body, which each such number of bytes that have arrived extends by a second, and its limit.
-BODY_SECONDS, BODY_BYTES_PER_SECOND, BODY_MAX_SECONDS = 15.0, 1024, 600.0
 # How long the rest of a body that is not used is read. A client that still sends could not read the answer if the
 # connection were reset.
 DRAIN_SECONDS = 2.0
@@ -51,21 +51,18 @@ class Gone(Exception):
     """The client has left, or it reads nothing."""
 
 
+# Waits for the next part of an answer. None at its end.
+Following = Callable[[], Awaitable[bytes | None]]
+
+
+@dataclass
 class Answer:
-    """Status, headers and the body: ``content``, and after it the ``parts``, or a ``live`` body."""
+    """``content``, and after it the parts of the block ``more``, which is entered in any case."""
 
-    def __init__(self, status: str, headers: list[tuple[str, str]], content: bytes = b"") -> None:
-        self.status, self.headers, self.content = int(status[:3]), headers, content
-        self.live: Callable[[], Body] | None = None
-        self.parts: Iterator[bytes] | None = None
-        self.response: Any = None
-        self.context = contextvars.copy_context()  # of the thread that made the answer, with the request's id
-
-    def next(self) -> bytes | None:
-        return self.context.run(next, self.parts, None)  # type: ignore[arg-type]
-
-    def close(self) -> None:
-        self.context.run(close, self.response)
+    status: int
+    headers: list[tuple[str, str]]
+    content: bytes = b""
+    more: Callable[[Receive], AbstractAsyncContextManager[Following]] | None = None
 
 
 class Front:
@@ -126,26 +123,14 @@ class Front:
     async def serve(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         environ = requests.environment(scope)
         chunked = "HTTP_TRANSFER_ENCODING" in environ
-        body = requests.expected_body(environ, self.bodies)
-        rest = body is None and "CONTENT_LENGTH" in environ
-        try:
-            if body is not None:
-                rest = not await read(body, receive)
-                body.file.seek(0)
-                environ["wsgi.input"] = body.file
-                environ["CONTENT_LENGTH"] = str(body.size)
+        async with requests.arrived(environ, receive, self.bodies) as rest:
             answer = await asyncio.get_running_loop().run_in_executor(self.threads, self.call, environ)
-        finally:
-            if body is not None:
-                body.close()
         if chunked:
             # With a Content-Length beside it, which this server ignores, a proxy in front may see another end of the
             # body: nothing that follows on the connection is taken for a request (RFC 9112, section 6.3).
             answer.headers.append(("Connection", "close"))
-        if answer.live is not None:
-            await self.send_live(answer, answer.live, receive, send)
-        elif answer.parts is not None:
-            await self.send_parts(answer, receive, send)
+        if answer.more is not None:
+            await send_parts(send, answer, answer.more(receive))
         elif len(answer.content) > PART_BYTES:
             await self.send_large(answer, environ, send)
         else:
@@ -159,24 +144,22 @@ class Front:
         started: list[Any] = []
         try:
             response = self.django(environ, lambda *given: started.extend(given))
-            if KEY in environ and started[0].startswith("200 "):
+            status, headers = int(started[0][:3]), started[1]
+            if KEY in environ and status == 200:
                 live = environ[KEY]
                 close(response)
                 admitted = live.admitted()
                 if admitted is not live:
-                    return Answer(str(admitted.status_code), list(admitted.items()), b"".join(admitted))
-                answer = Answer(*started[:2])
-                answer.live = live.open
-                return answer
-            answer = Answer(*started[:2])
+                    return Answer(admitted.status_code, list(admitted.items()), b"".join(admitted))
+                return Answer(status, headers, more=partial(self.living, live.open))
             # Libraries wrap responses: what does not say that it is whole may be large, or may never end.
             if getattr(response, "streaming", not isinstance(response, (list, tuple))):
-                answer.parts, answer.response = iter(response), response
-                answer.content = next(answer.parts, b"")
-            else:
-                answer.content = b"".join(response)
-                close(response)
-            return answer
+                # The context of this thread has the request's id.
+                made = partial(self.making, response, parts := iter(response), contextvars.copy_context().run)
+                return Answer(status, headers, next(parts, b""), made)
+            content = b"".join(response)
+            close(response)
+            return Answer(status, headers, content)
         except Exception:
             logger.exception("a request failed outside of Django")
             return refusal(500, "INTERNAL_ERROR", "Something went wrong on our side.")
@@ -186,73 +169,46 @@ class Front:
     async def send_large(self, answer: Answer, environ: dict[str, Any], send: Send) -> None:
         """An answer of which the system holds a part. The unsent bytes of a credential have a limit."""
         client = environ.get("HTTP_AUTHORIZATION") or requests.address_of(environ)
-        size = len(answer.content)
+        size, view = len(answer.content), memoryview(answer.content)
         if not self.unsent.take_now(client, size):
             raise Refused(429, "RATE_LIMITED", "Too many answers wait to be read; read them, or try again later.")
         try:
             await start(send, answer)
-            view = memoryview(answer.content)
             for position in range(0, size, PART_BYTES):
                 await send_part(send, bytes(view[position : position + PART_BYTES]))
             await send_end(send)
         finally:
             self.unsent.give_back(client, size)
 
-    async def send_parts(self, answer: Answer, receive: Receive, send: Send) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            async with leaving(receive) as left:
-                await start(send, answer)
-                part: bytes | None = answer.content
-                while part is not None and not left.done():
-                    if part:
-                        await send_part(send, part)
-                    part = await loop.run_in_executor(self.threads, answer.next)
-                await send_end(send)
-        except Exception:
-            # The connection breaks if the answer has a length; without one, its end cannot be told from the whole.
-            logger.exception("an answer was not sent")
-        finally:
-            await loop.run_in_executor(self.threads, answer.close)
+    @contextlib.asynccontextmanager
+    async def making(
+        self, response: Any, parts: Iterator[bytes], in_context: Callable[..., Any], receive: Receive
+    ) -> AsyncIterator[Following]:
+        """The parts that Django makes, on threads, as the client reads them."""
+        left = asyncio.Event()
+        run: Any = partial(asyncio.get_running_loop().run_in_executor, self.threads, in_context)
 
-    async def send_live(self, answer: Answer, live: Callable[[], Body], receive: Receive, send: Send) -> None:
+        async def following() -> bytes | None:
+            return None if left.is_set() else await run(next, parts, None)
+
+        try:
+            async with watching(receive, left.set):
+                yield following
+        finally:
+            await run(close, response)
+
+    @contextlib.asynccontextmanager
+    async def living(self, live: Callable[[], Body], receive: Receive) -> AsyncIterator[Following]:
         body = live()
         self.live.add(body)
         try:
-            async with leaving(receive) as left:
-                left.add_done_callback(lambda _: body.close())
+            async with watching(receive, body.close):
                 if self.stopping:
                     body.close()
-                await start(send, answer)
-                while (part := await body.next()) is not None:
-                    await send_part(send, part)
-                await send_end(send)
+                yield body.next
         finally:
             self.live.discard(body)
             body.leave()
-
-
-async def read(body: requests.Body, receive: Receive) -> bool:
-    """Read the body. False if it is larger than its limit. Raises Refused."""
-    loop = asyncio.get_running_loop()
-    begun = loop.time()
-    try:
-        async with asyncio.timeout(None) as limit:
-            while True:
-                allowed = min(BODY_SECONDS + body.size / BODY_BYTES_PER_SECOND, BODY_MAX_SECONDS)
-                limit.reschedule(begun + allowed)
-                message = await receive()
-                if message["type"] == "http.disconnect":  # or the rest is not valid HTTP
-                    raise Refused(400, "VALIDATION_ERROR", "The request's body is incomplete.")
-                if not body.add(message["body"]):
-                    return False
-                if not message["more_body"]:
-                    return True
-    except TimeoutError:
-        raise Refused(408, "VALIDATION_ERROR", "The request's body did not arrive in time.") from None
-    except OSError:
-        logger.exception("a body cannot be kept in the directory for temporary files")
-        raise Refused(503, "UNAVAILABLE", "The server cannot receive this at the moment; try again.") from None
 
 
 async def drain(receive: Receive) -> None:
@@ -263,18 +219,36 @@ async def drain(receive: Receive) -> None:
 
 
 @contextlib.asynccontextmanager
-async def leaving(receive: Receive) -> Any:
-    """A task that ends when the client has left."""
+async def watching(receive: Receive, left: Callable[[], object]) -> AsyncIterator[None]:
+    """Call ``left`` when the client leaves within the block."""
 
-    async def wait() -> None:
+    async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
+        left()
 
-    task = asyncio.create_task(wait())
+    task = asyncio.create_task(watch())
     try:
-        yield task
+        yield
     finally:
         task.cancel()
+
+
+async def send_parts(send: Send, answer: Answer, more: AbstractAsyncContextManager[Following]) -> None:
+    try:
+        async with more as following:
+            await start(send, answer)
+            part: bytes | None = answer.content
+            while part is not None:
+                if part:
+                    await send_part(send, part)
+                part = await following()
+            await send_end(send)
+    except Gone:
+        raise
+    except Exception:
+        # The connection breaks if the answer has a length; without one, its end cannot be told from the whole.
+        logger.exception("an answer was not sent")
 
 
 async def start(send: Send, answer: Answer) -> None:
@@ -306,7 +280,7 @@ def refusal(status: int, code: str, message: str) -> Answer:
     if settings.CORS_ALLOWED_ORIGINS:
         # For any origin, because the text is the same for all.
         headers += [("Access-Control-Allow-Origin", "*"), ("Access-Control-Expose-Headers", "X-Request-Id")]
-    return Answer(str(status), headers, json.dumps({"error": {"code": code, "message": message}}).encode())
+    return Answer(status, headers, json.dumps({"error": {"code": code, "message": message}}).encode())
 
 
 def close(response: Any) -> None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import io
+import logging
 import resource
 import sys
 import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from config import settings
 from config.api.ratelimit import address_of
 from config.limits.share import Room
+
+logger = logging.getLogger(__name__)
+
+Receive = Callable[[], Awaitable[dict[str, Any]]]
 
 HEADER_MAX_BYTES = 16 * 1024  # a session token may have 16 KiB
 # The part of a body that is kept in memory while it arrives. The rest is in a temporary file.
@@ -20,6 +28,8 @@ SPOOL_BYTES = 16 * 1024
 BODIES_MAX_BYTES = max(256 * 1024 * 1024, 8 * settings.ATTACHMENT_MAX_BYTES)
 # Of the process's limit of open files, bodies in files may take an eighth.
 BODY_FILES_SHARE = 8
+# The time of a body, which each such number of bytes that have arrived extends by a second, and its limit.
+BODY_SECONDS, BODY_BYTES_PER_SECOND, BODY_MAX_SECONDS = 15.0, 1024, 600.0
 UPLOADS = "/uploads/"
 
 
@@ -31,33 +41,6 @@ def body_file_bytes() -> int:
     """What a body in a file counts for beside its size, so that the bodies' files are few enough."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return BODIES_MAX_BYTES * BODY_FILES_SHARE // files
-
-
-class Body:
-    """A body that arrives: at most ``limit`` bytes of it. Close it in any case."""
-
-    def __init__(self, room: Room, client: str, limit: int) -> None:
-        self.room, self.client, self.limit = room, client, limit
-        self.file = tempfile.SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115
-        self.size = self.charged = 0
-
-    def add(self, part: bytes) -> bool:
-        """False if the limit is exceeded, and the rest need not be read. Raises Refused if there is no room."""
-        was_in_memory = self.size <= SPOOL_BYTES
-        self.size += len(part)
-        count = len(part)
-        if was_in_memory and self.size > SPOOL_BYTES:
-            count += body_file_bytes()
-        if not self.room.take_now(self.client, count):
-            raise Refused(503, "UNAVAILABLE", "The server receives too much at the moment; try again.")
-        self.charged += count
-        self.file.write(part)
-        return self.size <= self.limit
-
-    def close(self) -> None:
-        self.file.close()
-        if self.charged:
-            self.room.give_back(self.client, self.charged)
 
 
 BASE = {
@@ -98,9 +81,12 @@ def environment(scope: dict[str, Any]) -> dict[str, Any]:
     return environ
 
 
-def expected_body(environ: dict[str, Any], room: Room) -> Body | None:
-    """The body that must be read before Django is called. None if there is none, or if it is larger than any view
-    accepts: then Django answers by its announced length. Raises Refused.
+@contextlib.asynccontextmanager
+async def arrived(environ: dict[str, Any], receive: Receive, room: Room) -> AsyncIterator[bool]:
+    """Read the body into ``wsgi.input``, where it stays until the block ends. Yields whether a part of it is not read,
+    because it is larger than any view accepts. Raises Refused.
+
+    Nothing is read of a body that announces such a length: Django answers by the length.
     """
     coding = environ.pop("HTTP_TRANSFER_ENCODING", None)
     if coding is not None and coding.lower() != "chunked":
@@ -108,5 +94,35 @@ def expected_body(environ: dict[str, Any], room: Room) -> Body | None:
     upload = environ["PATH_INFO"].startswith(UPLOADS)
     limit = settings.ATTACHMENT_MAX_BYTES if upload else settings.API_MAX_BODY_BYTES
     if coding is None and not 0 < int(environ.get("CONTENT_LENGTH") or 0) <= limit:
-        return None
-    return Body(room, address_of(environ), limit)
+        yield "CONTENT_LENGTH" in environ
+        return
+    client, size, taken, more = address_of(environ), 0, 0, True
+    file = tempfile.SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115
+    begun = asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout(None) as time_limit:
+            while more and size <= limit:
+                time_limit.reschedule(begun + min(BODY_SECONDS + size / BODY_BYTES_PER_SECOND, BODY_MAX_SECONDS))
+                message = await receive()
+                if message["type"] == "http.disconnect":  # or the rest is not valid HTTP
+                    raise Refused(400, "VALIDATION_ERROR", "The request's body is incomplete.")
+                part, more = message["body"], message["more_body"]
+                becomes_file = size <= SPOOL_BYTES < size + len(part)
+                count = len(part) + (body_file_bytes() if becomes_file else 0)
+                if not room.take_now(client, count):
+                    raise Refused(503, "UNAVAILABLE", "The server receives too much at the moment; try again.")
+                taken += count
+                size += len(part)
+                file.write(part)
+        file.seek(0)
+        environ |= {"wsgi.input": file, "CONTENT_LENGTH": str(size)}
+        yield more
+    except TimeoutError:
+        raise Refused(408, "VALIDATION_ERROR", "The request's body did not arrive in time.") from None
+    except OSError:
+        logger.exception("a body cannot be kept in the directory for temporary files")
+        raise Refused(503, "UNAVAILABLE", "The server cannot receive this at the moment; try again.") from None
+    finally:
+        file.close()
+        if taken:
+            room.give_back(client, taken)
