@@ -26,17 +26,16 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import urllib3
 from honcho.manager import Manager
 from honcho.printer import Printer
 
 from config import settings
-from config.local.broker import MISSING, server_binary
+from config.local.broker import MISSING, server_binary, server_command
 from config.local.reaper import Reaper
 
 HOST = "127.0.0.1"
@@ -98,12 +97,14 @@ def embedded_broker(reaper: Reaper) -> Iterator[subprocess.Popen[bytes] | None]:
     if not settings.EMBEDDED_BROKER:
         yield None
         return
-    if server_binary() is None:
+    binary = server_binary()
+    if binary is None:
         sys.exit(MISSING)
+    directory = settings.VAR_DIR / "broker"
+    directory.mkdir(mode=0o700, exist_ok=True)
     with (settings.VAR_DIR / "broker.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "config.local.broker"],
-            cwd=settings.BASE_DIR,
+            server_command(binary, directory, socket=settings.BROKER_SOCKET),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -154,15 +155,12 @@ def watch(
 
 def readiness_problem() -> str:
     """The reason why the service is not ready. Empty if it is ready."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(f"http://{HOST}:{settings.PORT}/readyz", timeout=5) as answer:
-            found = answer.read(500).decode(errors="replace")
-            return "" if json.loads(found)["status"] == "ok" else found
-    except urllib.error.HTTPError as error:
-        return f"{error.code} {error.read(500).decode(errors='replace')}"
-    except OSError as error:
+        answer = urllib3.request("GET", f"http://{HOST}:{settings.PORT}/readyz", retries=False, timeout=5)
+    except urllib3.exceptions.HTTPError as error:
         return str(error)
+    text = answer.data.decode(errors="replace")
+    return "" if answer.status == 200 and json.loads(text)["status"] == "ok" else f"{answer.status} {text[:500]}"
 
 
 def child_environment() -> dict[str, str]:
@@ -184,19 +182,14 @@ def child_environment() -> dict[str, str]:
 
 def prepared() -> dict[str, str | None]:
     """The result of ``prepare``, from a child process. This process does not load Django and so needs little memory."""
-    result = subprocess.run(
-        [sys.executable, "-m", "config.local", "prepare"],
-        cwd=settings.BASE_DIR,
-        env=child_environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-        start_new_session=True,
-    )
-    if result.returncode:
+    command, environment = [sys.executable, "-m", "config.local", "prepare"], child_environment()
+    try:
+        printed = subprocess.check_output(
+            command, cwd=settings.BASE_DIR, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+    except subprocess.CalledProcessError:
         sys.exit("The preparation of the database failed (see above).")
-    administrator: dict[str, str | None] = json.loads(result.stdout.splitlines()[-1])
+    administrator: dict[str, str | None] = json.loads(printed.splitlines()[-1])
     return administrator
 
 

