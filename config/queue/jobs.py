@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from itertools import chain, islice
+from itertools import islice
 from typing import TypeVar
 
 from config.database import batches
@@ -61,38 +61,13 @@ def run(job: str, work: Callable[[], int]) -> int:
     return done
 
 
-def _is_left_out(job: str, key: Hashable) -> bool:
-    return time.monotonic() < _left_out.get((job, key), 0)
-
-
 def each(job: str, keys: Iterable[K], work: Callable[[K], R], seconds: float = math.inf) -> Iterator[R]:
     """The results of ``work(key)``, which processes one row. Ends when the worker stops, or after ``seconds``.
 
     A row that raises does not end the job: it is logged with its key, counted, and left out for
     HOUSEKEEPING_RETRY_SECONDS. Raises one of CONNECTION_ERRORS if the database is not available.
     """
-    end, failed = time.monotonic() + seconds, 0
-    for key in keys:
-        if batches.stopping.is_set() or time.monotonic() > end:
-            return
-        if _is_left_out(job, key):
-            continue
-        try:
-            result = attempt(work, key)
-        except Exception as error:
-            if is_unavailable(error):
-                raise
-            failed += 1
-            rows_failed.inc(job)
-            if len(_left_out) >= REMEMBERED_MAX:
-                _left_out.clear()
-            _left_out[job, key] = time.monotonic() + HOUSEKEEPING_RETRY_SECONDS
-            if failed <= LOGGED_MAX:
-                logger.exception("%s could not process %s", job, key)
-            elif failed == LOGGED_MAX + 1:
-                logger.error("%s could not process more than %d rows; the others are not logged", job, LOGGED_MAX)
-        else:
-            yield result
+    return each_batch(job, keys, lambda batch: [work(batch[0])], 1, seconds)
 
 
 def each_batch(
@@ -101,9 +76,10 @@ def each_batch(
     """``each``, for ``work`` that processes several rows, at most ``size``, in one transaction. If it raises, it is
     called with each of these rows alone.
     """
-    end = time.monotonic() + seconds
-    left = (key for key in keys if not _is_left_out(job, key))
-    while batch := list(islice(left, size)):
+    end, failed = time.monotonic() + seconds, 0
+    left = (key for key in keys if time.monotonic() >= _left_out.get((job, key), 0))
+    alone: list[list[K]] = []
+    while batch := alone.pop() if alone else list(islice(left, size)):
         if batches.stopping.is_set() or time.monotonic() > end:
             return
         try:
@@ -111,9 +87,20 @@ def each_batch(
         except Exception as error:
             if is_unavailable(error):
                 raise
-            alone = each(job, batch, lambda key: work([key]), end - time.monotonic())
-            results = chain.from_iterable(alone)
-        yield from results
+            if len(batch) > 1:
+                alone = [[key] for key in reversed(batch)]
+                continue
+            failed += 1
+            rows_failed.inc(job)
+            if len(_left_out) >= REMEMBERED_MAX:
+                _left_out.clear()
+            _left_out[job, batch[0]] = time.monotonic() + HOUSEKEEPING_RETRY_SECONDS
+            if failed <= LOGGED_MAX:
+                logger.exception("%s could not process %s", job, batch[0])
+            elif failed == LOGGED_MAX + 1:
+                logger.error("%s could not process more than %d rows; the others are not logged", job, LOGGED_MAX)
+        else:
+            yield from results
 
 
 def stages(job: str, *works: Callable[[], int]) -> int:
