@@ -94,20 +94,6 @@ def attempt(step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         raise
 
 
-def insist(step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call ``step``, and again with growing waits while the database is not available. Blocks the thread."""
-    wait = WAIT_SECONDS
-    while True:
-        try:
-            done = attempt(step, *args, **kwargs)
-            outage.ended()
-            return done
-        except CONNECTION_ERRORS as error:
-            outage.failed(error)
-        time.sleep(wait)
-        wait = min(wait * 2, WAIT_SECONDS_MAX)
-
-
 async def persist(threads: Executor, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call ``step`` on one of ``threads``, and again with growing waits while the database is not available.
 

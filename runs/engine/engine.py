@@ -14,9 +14,8 @@ import threading
 import time
 
 from django.conf import settings
-from django.db import connection
 
-from config.database.retry import insist
+from config.database.retry import persist
 from config.outbound.loop import raise_open_file_limit
 from config.telemetry import logs, tracing
 from runs import catalogue, lifecycle, metrics
@@ -59,11 +58,10 @@ class Engine:
         raise_open_file_limit()  # a run that waits for a model or tools holds sockets
         metrics.tool_calls_open.follow(lambda: self.process.tool_places.taken, "working")
         metrics.tool_calls_open.follow(lambda: self.process.tool_places.waiting, "waiting")
-        # An outage at the start is like any other.
-        insist(self.heartbeat.register)
-        insist(catalogue.refresh)
-        connection.close()
         self.loop_thread.start()
+        for step in (self.heartbeat.register, catalogue.refresh):
+            # An outage at the start is like any other.
+            asyncio.run_coroutine_threadsafe(persist(self.process.db_threads, step), self.loop).result()
         self.heartbeat.start()
 
     def offer(self, run_id: str) -> None:

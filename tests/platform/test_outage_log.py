@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import psycopg
@@ -13,7 +15,7 @@ from django.utils import timezone
 
 from config.api import probes
 from config.database import retry
-from config.database.retry import Outage, insist, reason
+from config.database.retry import Outage, persist, reason
 from config.kernel import clock
 from config.queue import jobs
 from tests import factories
@@ -101,8 +103,10 @@ def test_a_probe_logs_an_outage_once(later, caplog, monkeypatch):
     require_two_lines(caplog.records)
 
 
-def test_a_process_that_starts_in_an_outage_waits(later, caplog):
-    assert insist(Database(20)) == 0
+def test_a_step_waits_for_the_end_of_an_outage(later, caplog, monkeypatch):
+    monkeypatch.setattr(retry, "WAIT_SECONDS", 0)
+    with ThreadPoolExecutor(1) as threads:
+        assert asyncio.run(persist(threads, Database(20))) == 0
     later(5)
     retry.outage.ended()
     require_two_lines(caplog.records)
