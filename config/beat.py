@@ -5,12 +5,10 @@ It does not load the apps, which would be most of beat's memory.
 
 import logging.config
 import os
-import sys
 
 from celery import Celery
 from celery.signals import beat_init, setup_logging
 from django.conf import settings
-from django.core.exceptions import ImproperlyConfigured
 
 from config import checks
 from config.telemetry import logs, sentry
@@ -30,11 +28,7 @@ def configure_logging(**kwargs: object) -> None:
 
 @beat_init.connect
 def prepare(**kwargs: object) -> None:
-    """End the process if settings are invalid. Celery only logs other exceptions of a signal's receiver."""
-    try:
-        checks.require_valid_settings()
-    except ImproperlyConfigured as error:
-        sys.exit(str(error))
+    checks.require_valid_settings()
     if settings.SENTRY_DSN:
         sentry.start()
     logs.announce_ready("beat")

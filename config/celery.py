@@ -1,7 +1,6 @@
 """The Celery application. The apps define the tasks. A task's arguments are ids; all data is in the database."""
 
 import os
-import sys
 from typing import Any
 
 from celery import Celery
@@ -14,10 +13,9 @@ from celery.signals import (
     worker_init,
     worker_ready,
 )
-from django.core.exceptions import ImproperlyConfigured
-from django.utils.module_loading import import_string
 from kombu.transport.redis import Channel, QoS
 
+from config import checks
 from config.database import retry
 from config.kernel import garbage
 from config.telemetry import logs
@@ -48,6 +46,8 @@ app.autodiscover_tasks()
 before_task_publish.connect(logs.write_headers)
 task_prerun.connect(logs.read_headers)
 task_postrun.connect(logs.reset)
+worker_init.connect(checks.require_valid_settings)
+beat_init.connect(checks.require_valid_settings)
 
 
 @setup_logging.connect
@@ -61,13 +61,3 @@ def finish_start(sender: Any, **kwargs: object) -> None:
     queues = ", ".join(sorted(sender.app.amqp.queues.consume_from))
     logs.announce_ready(f"worker {sender.hostname} of {queues}")
     retry.look_for_database()
-
-
-@worker_init.connect
-@beat_init.connect
-def exit_if_settings_are_invalid(**kwargs: object) -> None:
-    """End the process. Celery only logs other exceptions of a signal's receiver."""
-    try:
-        import_string("config.checks.require_valid_settings")()
-    except ImproperlyConfigured as error:
-        sys.exit(str(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -10,7 +11,6 @@ from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
-from django.core.exceptions import ImproperlyConfigured
 
 from config.kernel import money
 
@@ -85,11 +85,14 @@ def _wrong() -> Iterator[tuple[int, str, str]]:
         yield 12, f"DATABASE_ANSWER_SECONDS is not {least}.", f"Set DATABASE_ANSWER_SECONDS to {least}."
 
 
-def require_valid_settings() -> None:
-    """Raises ImproperlyConfigured, which names each invalid variable: no server starts with a default in its place."""
+def require_valid_settings(**kwargs: Any) -> None:
+    """End the process with the names of all invalid variables: no server starts with a default in their place.
+
+    Not by another exception, because Celery only logs those of a signal's receiver.
+    """
     errors = [error for error in [*check_environment(), *shared_secrets()] if error.is_serious()]
     if found := [f"{error.msg} {error.hint}" for error in errors]:
-        raise ImproperlyConfigured("\n".join(found))
+        sys.exit("\n".join(found))
 
 
 def is_installed(package: str) -> bool:
