@@ -106,7 +106,6 @@ SPECTACULAR_SETTINGS = {
         persistAuthorization: false,
     }""",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
-    "REDOC_DIST": "SIDECAR",
     "COMPONENT_SPLIT_REQUEST": True,
     # A PATCH uses its serializer's own required fields.
     "COMPONENT_SPLIT_PATCH": False,
@@ -172,7 +171,6 @@ AXES_CLIENT_IP_CALLABLE = "config.staff.sign_in.client_ip"
 AXES_LOCKOUT_CALLABLE = "config.staff.sign_in.locked"
 AXES_DISABLE_ACCESS_LOG = True
 AXES_ENABLE_ADMIN = False
-AXES_VERBOSE = False
 # The groups of the sidebar, with label, icon and model of each list.
 STAFF_NAVIGATION = {
     "Runs": [

@@ -51,7 +51,6 @@ ALLOWED_HOSTS = ENV.items("ALLOWED_HOSTS", ("127.0.0.1", "localhost", "[::1]"))
 ROOT_URLCONF = "config.urls"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 APPEND_SLASH = False
-USE_TZ = True
 TIME_ZONE = "UTC"
 USE_I18N = False
 FORMAT_MODULE_PATH = "config.formats"
@@ -388,7 +387,6 @@ STORAGES = {
     "staticfiles": {"BACKEND": "whitenoise.storage.CompressedStaticFilesStorage"},
 }
 WHITENOISE_USE_FINDERS = True
-WHITENOISE_AUTOREFRESH = DEBUG
 
 # --- security --------------------------------------------------------------------------------------------------------
 # Local use is without TLS. If BASE_URL begins with https, the defaults are the safe values for production.

@@ -56,11 +56,10 @@ class CompiledQuery(Generic[M]):
         self.statements: dict[str, _Statement] = {}
 
     def __call__(self, *arguments: int | str) -> list[M]:
-        # Looked up once: each attribute of django.db.connection looks up the thread's connection.
         database = connections[DEFAULT_DB_ALIAS]
         statement = self.statements.get(database.vendor) or self._compile()
         parameters = [arguments[value.index] if isinstance(value, _Argument) else value for value in statement.template]
-        return [self._instance(statement, row, database) for row in _read(database, statement.sql, parameters)]
+        return [self._instance(statement, row, database) for row in read(statement.sql, parameters)]
 
     def first(self, *arguments: int | str) -> M | None:
         return next(iter(self(*arguments)), None)
@@ -72,8 +71,9 @@ class CompiledQuery(Generic[M]):
                 for convert in converters:
                     row[index] = convert(row[index], expression, database)
         # Like Model.from_db, without signals and without the check of each field for a default.
-        instance = self.model.__new__(self.model)
-        vars(instance).update(zip(statement.names, row, strict=False), _state=_as_stored(database.alias))
+        instance, state = self.model.__new__(self.model), ModelState()
+        state.db, state.adding = database.alias, False
+        vars(instance).update(zip(statement.names, row, strict=False), _state=state)
         for name, index in statement.annotations:
             vars(instance)[name] = row[index]
         return instance
@@ -117,26 +117,23 @@ def _with_fixed_types(sql: str, types: Sequence[str]) -> str:
 
 
 def read(sql: str, parameters: Sequence[Any]) -> list[Sequence[Any]]:
-    """The rows of a query that is written as SQL. It is prepared, so each column is cast to a type that no migration
-    changes.
-    """
-    return _read(connections[DEFAULT_DB_ALIAS], sql, parameters)
+    """The rows of a query, which is prepared: each column of a query that is written as SQL is cast to a type that no
+    migration changes.
 
-
-def _read(database: Any, sql: str, parameters: Sequence[Any]) -> list[Sequence[Any]]:
-    """The rows. Outside of a transaction, a read may be repeated safely: it replaces a lost connection once. It does so
-    instead of Django's check of the connection's health, and saves the round trip of that check.
+    Outside of a transaction, a read may be repeated safely: it replaces a lost connection once. It does so instead of
+    Django's check of the connection's health, and saves the round trip of that check.
     """
-    if database.in_atomic_block:
-        return _fetch(database, sql, parameters)
-    database.health_check_done = True
-    try:
-        return _fetch(database, sql, parameters)
-    except (OperationalError, InterfaceError):
-        if database.connection is None or database.is_usable():
-            raise
-        database.close()
-        return _fetch(database, sql, parameters)
+    # Looked up once: each attribute of django.db.connection looks up the thread's connection.
+    database: Any = connections[DEFAULT_DB_ALIAS]
+    if not database.in_atomic_block:
+        database.health_check_done = True
+        try:
+            return _fetch(database, sql, parameters)
+        except (OperationalError, InterfaceError):
+            if database.connection is None or database.is_usable():
+                raise
+            database.close()
+    return _fetch(database, sql, parameters)
 
 
 def _fetch(database: Any, sql: str, parameters: Sequence[Any]) -> list[Sequence[Any]]:
@@ -148,12 +145,6 @@ def _fetch(database: Any, sql: str, parameters: Sequence[Any]) -> list[Sequence[
         cursor.execute(sql, parameters)
         rows: list[Sequence[Any]] = cursor.fetchall()
     return rows
-
-
-def _as_stored(alias: str) -> ModelState:
-    state = ModelState()
-    state.db, state.adding = alias, False
-    return state
 
 
 class _JSONText(Loader):

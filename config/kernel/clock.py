@@ -6,7 +6,6 @@ reads the wall clock for a stored time.
 """
 
 import asyncio
-import threading
 import time
 from datetime import UTC, datetime, timedelta
 
@@ -24,8 +23,7 @@ ANSWER_SECONDS = 1.0
 # On Linux, CLOCK_MONOTONIC stands still while the machine is suspended, and the database's clock does not.
 _STEADY_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
-_lock = threading.Lock()
-# The database's time, and the steady clock at that moment.
+# The database's time, and the steady clock at that moment. Threads need no lock: what each of them writes is right.
 _synced: tuple[datetime, float] | None = None
 _next_sync = 0.0
 
@@ -42,10 +40,12 @@ def now() -> datetime:
     database is away, the time of the last answer continues. SQLite needs no query: its clock is the clock of the
     machine.
     """
+    global _next_sync
     synced = _synced
     if synced is None:
         return timezone.now() if _on_event_loop() else sync()
-    if steady() >= _next_sync and not _on_event_loop() and _may_sync():
+    if steady() >= _next_sync and not _on_event_loop():
+        _next_sync = steady() + RETRY_SECONDS
         try:
             return sync()
         except Error:
@@ -70,23 +70,12 @@ def sync() -> datetime:
         asked = steady()
         cursor.execute("SELECT clock_timestamp()")
         base, answered = cursor.fetchone()[0], steady()
-    with _lock:
-        if _synced is None or answered - asked <= ANSWER_SECONDS:
-            # The server read its clock between the two moments. Their middle is wrong by half of the time at most.
-            _synced = base, (asked + answered) / 2
-            _next_sync = answered + DATABASE_CLOCK_SECONDS
-        base, read = _synced
+    if _synced is None or answered - asked <= ANSWER_SECONDS:
+        # The server read its clock between the two moments. Their middle is wrong by half of the time at most.
+        _synced = base, (asked + answered) / 2
+        _next_sync = answered + DATABASE_CLOCK_SECONDS
+    base, read = _synced
     return base + timedelta(seconds=steady() - read)
-
-
-def _may_sync() -> bool:
-    """Whether this thread is the one that reads the time again."""
-    global _next_sync
-    with _lock:
-        if steady() < _next_sync:
-            return False
-        _next_sync = steady() + RETRY_SECONDS
-        return True
 
 
 def _on_event_loop() -> bool:

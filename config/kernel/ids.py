@@ -6,6 +6,7 @@ Here are also the model fields for ids and the comparison with many ids in one S
 import json
 from collections.abc import Iterable
 from datetime import datetime
+from functools import partial
 
 from django.db import connection, models
 from django.db.models.lookups import Lookup
@@ -49,23 +50,13 @@ class IdField(_IdText):
 
     def __init__(self, prefix: str = "", **kwargs) -> None:
         self.prefix = prefix
-        kwargs["max_length"] = ID_LENGTH
-        kwargs["primary_key"] = True
-        kwargs["editable"] = False
-        super().__init__(**kwargs)
-
-    def get_default(self) -> str:
-        return new_id(self.prefix)
-
-    def has_default(self) -> bool:
-        return True
+        self.own = {"max_length": ID_LENGTH, "primary_key": True, "editable": False, "default": partial(new_id, prefix)}
+        super().__init__(**kwargs | self.own)
 
     def deconstruct(self):
         name, path, args, kwargs = super().deconstruct()
-        for key in ("max_length", "primary_key", "editable"):
-            kwargs.pop(key, None)
-        kwargs["prefix"] = self.prefix
-        return name, path, args, kwargs
+        others = {key: value for key, value in kwargs.items() if key not in self.own}
+        return name, path, args, others | {"prefix": self.prefix}
 
 
 def any_of() -> str:

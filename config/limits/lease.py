@@ -11,9 +11,8 @@ import secrets
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from operator import methodcaller
 from typing import Any
 
 from config import redis
@@ -36,15 +35,12 @@ NO_LIMIT = 2**53
 sender = ThreadPoolExecutor(1, "leases")
 
 
-def _free(key: str, places: Sequence[str | None], client: Any) -> None:
-    client.zrem(key, *places)
-
-
 class Lease:
     """The places of one kind. ``take`` waits for Redis, the other methods do not; all may be called on any thread."""
 
     def __init__(self, kind: str, seconds: float, refusal: str) -> None:
         self.kind, self.seconds, self.refusal = kind, seconds, refusal
+        self.milliseconds = round(seconds * 1000)
         # The places that this process has taken: its user's key, and when its lease ends by the monotonic clock.
         self.held: dict[str, tuple[str, float]] = {}
         self.lock = threading.Lock()
@@ -54,7 +50,7 @@ class Lease:
     def take(self, user_id: int, limit: int) -> str:
         """A place of the user. Raises RateLimited if the user holds ``limit`` already."""
         key, place = f"places:{self.kind}:{user_id}", secrets.token_hex(8)
-        answer = redis.run(SCRIPT, [key], [limit, self._milliseconds(), place])
+        answer = redis.run(SCRIPT, [key], [limit, self.milliseconds, place])
         now = time.monotonic()
         with self.lock:
             here = sum(other == key and until > now for other, until in self.held.values()) if answer is None else 0
@@ -67,14 +63,14 @@ class Lease:
         with self.lock:
             key, _ = self.held.pop(place or "", ("", 0))
         if key:
-            sender.submit(redis.ask, partial(_free, key, [place]))
+            sender.submit(redis.ask, methodcaller("zrem", key, place))
 
     def free_all(self) -> None:
         """Waits for Redis."""
         with self.lock:
             users, self.held = self._by_user(), {}
         for key, places in users.items():
-            redis.ask(partial(_free, key, places))
+            redis.ask(methodcaller("zrem", key, *places))
 
     def renew(self) -> None:
         """Begin a new lease of every place that this process holds."""
@@ -89,7 +85,7 @@ class Lease:
         renew = client.register_script(SCRIPT)
         with client.pipeline(transaction=False) as pipeline:
             for key, places in users.items():
-                renew([key], [NO_LIMIT, self._milliseconds(), *places], client=pipeline)
+                renew([key], [NO_LIMIT, self.milliseconds, *places], client=pipeline)
             pipeline.execute()
 
     def _by_user(self) -> dict[str, list[str]]:
@@ -97,6 +93,3 @@ class Lease:
         for place, (key, _) in self.held.items():
             users[key].append(place)
         return users
-
-    def _milliseconds(self) -> int:
-        return round(self.seconds * 1000)
