@@ -12,13 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, InterfaceError, OperationalError, connection, connections, models
-from django.db.backends.signals import connection_created
 from django.db.models import QuerySet
 from django.db.models.base import ModelState
-from django.dispatch import receiver
-from psycopg.abc import Buffer
-from psycopg.adapt import Loader
-from psycopg.pq import Format
 
 M = TypeVar("M", bound=models.Model)
 WIDE = {"smallint": "bigint", "integer": "bigint"}
@@ -139,24 +134,7 @@ def read(sql: str, parameters: Sequence[Any]) -> list[Sequence[Any]]:
 def _fetch(database: Any, sql: str, parameters: Sequence[Any]) -> list[Sequence[Any]]:
     with database.cursor() as cursor:
         if database.vendor == "postgresql":
-            # psycopg's C code parses binary timestamps. Django parses textual timestamps in Python.
-            cursor.cursor.format = Format.BINARY
             cursor.cursor.stable = True
         cursor.execute(sql, parameters)
         rows: list[Sequence[Any]] = cursor.fetchall()
     return rows
-
-
-class _JSONText(Loader):
-    """Loads binary jsonb (a version byte and text) as text, because Django's JSONField decodes text."""
-
-    format = Format.BINARY
-
-    def load(self, data: Buffer) -> str:
-        return bytes(data[1:]).decode()
-
-
-@receiver(connection_created)
-def _read_binary_json_as_text(connection: Any, **kwargs: Any) -> None:
-    if connection.vendor == "postgresql":
-        connection.connection.adapters.register_loader("jsonb", _JSONText)

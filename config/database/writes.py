@@ -48,15 +48,9 @@ class Writes:
         """
         if rows:
             db, model = connections[DEFAULT_DB_ALIAS], type(rows[0])
-            # A column that is NULL in all rows is left out: psycopg parses a statement of more than 50 parameters at
-            # each execution.
-            fields = [
-                field
-                for field, is_optional in _inserted_fields(model)
-                if not is_optional or any(getattr(row, field.attname) is not None for row in rows)
-            ]
+            fields = _inserted_fields(model)
             values = [field.get_db_prep_save(getattr(row, field.attname), db) for row in rows for field in fields]
-            self.execute(_insert(model, tuple(field.attname for field in fields), len(rows)), values)
+            self.execute(_insert(model, len(rows)), values)
             self.inserted += rows
 
     def update(
@@ -149,8 +143,8 @@ def update(
 
 
 @lru_cache(maxsize=STATEMENTS_MAX)
-def _insert(model: type[models.Model], names: tuple[str, ...], rows: int) -> str:
-    fields = [_fields(model)[name] for name in names]
+def _insert(model: type[models.Model], rows: int) -> str:
+    fields = _inserted_fields(model)
     columns = ", ".join(_quoted(field) for field in fields)
     # In this form PostgreSQL does not derive the types of the values from the columns.
     row = f"({', '.join(f'%s{_cast(field)}' for field in fields)})"
@@ -212,10 +206,8 @@ def _fields(model: type[models.Model]) -> dict[str, models.Field]:
 
 
 @cache
-def _inserted_fields(model: type[models.Model]) -> list[tuple[models.Field, bool]]:
-    """The fields, each with whether a column that is left out of an INSERT is NULL."""
-    fields = [field for field in model._meta.local_concrete_fields if not isinstance(field, models.AutoField)]
-    return [(field, field.null and not field.has_db_default()) for field in fields]
+def _inserted_fields(model: type[models.Model]) -> list[models.Field]:
+    return [field for field in model._meta.local_concrete_fields if not isinstance(field, models.AutoField)]
 
 
 def _cast(field: models.Field) -> str:
