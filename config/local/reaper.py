@@ -5,7 +5,6 @@ standard input closes when its owner ends for any reason. It then executes the l
 
     + PID     end this process group
     - PID     this process group has ended
-    x PATH    remove this directory at the end
 """
 
 from __future__ import annotations
@@ -43,9 +42,6 @@ class Reaper:
     def forget(self, pid: int) -> None:
         self._record(f"- {pid}")
 
-    def remove_at_end(self, path: str) -> None:
-        self._record(f"x {path}")
-
     def close(self) -> None:
         self._process.communicate()
 
@@ -65,15 +61,12 @@ def signal_group(pid: int, number: int) -> bool:
 
 def reap(commands: Iterable[str]) -> None:
     pids: set[int] = set()
-    directories: list[str] = []
     for line in commands:
         sign, _, argument = line.rstrip("\n").partition(" ")
         if sign == "+":
             pids.add(int(argument))
         elif sign == "-":
             pids.discard(int(argument))
-        elif sign == "x":
-            directories.append(argument)
     for pid in pids:
         # A stopped process handles SIGTERM only after SIGCONT.
         signal_group(pid, signal.SIGTERM)
@@ -84,8 +77,6 @@ def reap(commands: Iterable[str]) -> None:
         time.sleep(0.05)
     for pid in pids:
         signal_group(pid, signal.SIGKILL)
-    for path in directories:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def main(journal: Path) -> None:

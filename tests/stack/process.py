@@ -28,10 +28,20 @@ def reaper() -> Reaper:
     return Reaper()
 
 
+@cache
+def remover() -> subprocess.Popen[str]:
+    """Removes the directories that it reads, once this process has ended and the reaper has ended the others."""
+    command = "found=$(cat); sleep 10; rm -rf $found"
+    return subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE, text=True, start_new_session=True)
+
+
 def temporary_directory(prefix: str) -> Path:
     """A directory that is removed after the test run, even if the run is killed. Its path is short, for sockets."""
     path = Path(tempfile.mkdtemp(prefix=prefix))
-    reaper().remove_at_end(str(path))
+    pipe = remover().stdin
+    assert pipe is not None
+    pipe.write(f"{path}\n")
+    pipe.flush()
     return path
 
 
