@@ -96,10 +96,10 @@ class Front:
         await receive()
         # The server has its own handler of both signals already, and waits until all connections are closed.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.stop)
-        watching = asyncio.create_task(self.watch_parent())
+        task = asyncio.create_task(self.watch_parent())
         await send({"type": "lifespan.startup.complete"})
         await receive()
-        watching.cancel()
+        task.cancel()
         await asyncio.to_thread(publisher.flush)
         await send({"type": "lifespan.shutdown.complete"})
 

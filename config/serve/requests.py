@@ -7,7 +7,6 @@ import contextlib
 import io
 import logging
 import resource
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -43,23 +42,13 @@ def body_file_bytes() -> int:
     return BODIES_MAX_BYTES * BODY_FILES_SHARE // files
 
 
-BASE = {
-    "wsgi.version": (1, 0),
-    "wsgi.url_scheme": "http",  # Django reads the scheme, with TRUST_FORWARDED_PROTO
-    "wsgi.errors": sys.stderr,
-    "wsgi.multithread": True,
-    "wsgi.multiprocess": True,
-    "wsgi.run_once": False,
-    "SCRIPT_NAME": "",
-    "SERVER_PROTOCOL": "HTTP/1.1",
-}
-
-
 def environment(scope: dict[str, Any]) -> dict[str, Any]:
-    """The WSGI environment. The addresses are the socket's. Raises Refused."""
+    """What Django reads of the WSGI environment. The addresses are the socket's. Raises Refused."""
     environ = {
-        **BASE,
+        "wsgi.url_scheme": "http",  # Django reads the scheme, with TRUST_FORWARDED_PROTO
         "wsgi.input": io.BytesIO(),
+        "SCRIPT_NAME": "",
+        "SERVER_PROTOCOL": "HTTP/1.1",
         "REQUEST_METHOD": scope["method"],
         "PATH_INFO": unquote_to_bytes(scope["raw_path"]).decode("latin1"),
         "QUERY_STRING": scope["query_string"].decode("latin1"),
