@@ -146,15 +146,12 @@ def is_http_url(text: str) -> bool:
 
 def is_origin(text: str) -> bool:
     """Whether browsers send exactly this text as the origin of a page: no path, user or default port."""
+    from yarl import URL  # beat, which has no origins, does without it
+
     try:
-        parts = urlsplit(text)
-        port = parts.port
+        return is_http_url(text) and str(URL(text).origin()) == text
     except ValueError:
         return False
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    usual = {"http": 80, "https": 443}.get(parts.scheme)
-    written = f"{parts.scheme}://{host}" + ("" if port in (None, usual) else f":{port}")
-    return is_http_url(text) and text.isascii() and text == written
 
 
 def is_fernet_key(text: str) -> bool:
