@@ -14,6 +14,7 @@ import socket
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import partial
 
 from config.outbound.urls import RequestFailed
 
@@ -134,15 +135,12 @@ def _look_up(host: str, port: int, owner: str = "") -> Future[list[Target]]:
 
     def work() -> None:
         try:
-            found, failure = _getaddrinfo(host, port), None
+            end = partial(answer.set_result, _getaddrinfo(host, port))
         except Exception as error:
-            found, failure = [], error
-        with _lock:  # before the result is set, so that a later caller starts a new look-up
+            end = partial(answer.set_exception, error)
+        with _lock:  # before the end, so that a later caller starts a new look-up
             del _running_lookups[key]
-        if failure is None:
-            answer.set_result(found)
-        else:
-            answer.set_exception(failure)
+        end()
 
     threading.Thread(target=work, name="dns-lookup", daemon=True).start()
     return answer
