@@ -15,17 +15,15 @@ import logging
 import os
 import secrets
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from django.http import FileResponse
 
 from config import settings
-from config.api.live import KEY, Body
+from config.api.live import KEY, Body, LiveResponse
 from config.limits.share import Room
 from config.queue import publisher
 from config.serve import requests
@@ -51,18 +49,35 @@ class Gone(Exception):
     """The client has left, or it reads nothing."""
 
 
-# Waits for the next part of an answer. None at its end.
-Following = Callable[[], Awaitable[bytes | None]]
+class Parts:
+    """A body whose parts Django makes, on threads, as the client reads them."""
+
+    def __init__(self, threads: ThreadPoolExecutor, response: Any) -> None:
+        self.threads, self.response, self.parts = threads, response, iter(response)
+        self.left = False
+        # Of the thread that made the answer, with the request's id.
+        self.run: Callable[..., Any] = contextvars.copy_context().run
+
+    async def next(self) -> bytes | None:
+        run = asyncio.get_running_loop().run_in_executor
+        return None if self.left else await run(self.threads, self.run, next, self.parts, None)
+
+    def close(self) -> None:
+        self.left = True
+
+    def leave(self) -> None:
+        self.threads.submit(self.run, close, self.response)
 
 
 @dataclass
 class Answer:
-    """``content``, and after it the parts of the block ``more``, which is entered in any case."""
+    """``content``, and after it a body in parts, or one that ``live`` opens."""
 
     status: int
     headers: list[tuple[str, str]]
     content: bytes = b""
-    more: Callable[[Receive], AbstractAsyncContextManager[Following]] | None = None
+    parts: Parts | None = None
+    live: LiveResponse | None = None
 
 
 class Front:
@@ -129,8 +144,8 @@ class Front:
             # With a Content-Length beside it, which this server ignores, a proxy in front may see another end of the
             # body: nothing that follows on the connection is taken for a request (RFC 9112, section 6.3).
             answer.headers.append(("Connection", "close"))
-        if answer.more is not None:
-            await send_parts(send, answer, answer.more(receive))
+        if answer.parts or answer.live:
+            await self.send_body(answer, receive, send)
         elif len(answer.content) > PART_BYTES:
             await self.send_large(answer, environ, send)
         else:
@@ -151,12 +166,11 @@ class Front:
                 admitted = live.admitted()
                 if admitted is not live:
                     return Answer(admitted.status_code, list(admitted.items()), b"".join(admitted))
-                return Answer(status, headers, more=partial(self.living, live.open))
+                return Answer(status, headers, live=live)
             # Libraries wrap responses: what does not say that it is whole may be large, or may never end.
             if getattr(response, "streaming", not isinstance(response, (list, tuple))):
-                # The context of this thread has the request's id.
-                made = partial(self.making, response, parts := iter(response), contextvars.copy_context().run)
-                return Answer(status, headers, next(parts, b""), made)
+                body = Parts(self.threads, response)
+                return Answer(status, headers, next(body.parts, b""), body)
             content = b"".join(response)
             close(response)
             return Answer(status, headers, content)
@@ -180,33 +194,29 @@ class Front:
         finally:
             self.unsent.give_back(client, size)
 
-    @contextlib.asynccontextmanager
-    async def making(
-        self, response: Any, parts: Iterator[bytes], in_context: Callable[..., Any], receive: Receive
-    ) -> AsyncIterator[Following]:
-        """The parts that Django makes, on threads, as the client reads them."""
-        left = asyncio.Event()
-        run: Any = partial(asyncio.get_running_loop().run_in_executor, self.threads, in_context)
-
-        async def following() -> bytes | None:
-            return None if left.is_set() else await run(next, parts, None)
-
+    async def send_body(self, answer: Answer, receive: Receive, send: Send) -> None:
+        body: Any = answer.parts
+        if answer.live:
+            body = answer.live.open()
+            self.live.add(body)
+            if self.stopping:
+                body.close()
+        watching = asyncio.create_task(close_when_left(receive, body))
         try:
-            async with watching(receive, left.set):
-                yield following
+            await start(send, answer)
+            part: bytes | None = answer.content
+            while part is not None:
+                if part:
+                    await send_part(send, part)
+                part = await body.next()
+            await send_end(send)
+        except Gone:
+            raise
+        except Exception:
+            # The connection breaks if the answer has a length; without one, its end cannot be told from the whole.
+            logger.exception("an answer was not sent")
         finally:
-            await run(close, response)
-
-    @contextlib.asynccontextmanager
-    async def living(self, live: Callable[[], Body], receive: Receive) -> AsyncIterator[Following]:
-        body = live()
-        self.live.add(body)
-        try:
-            async with watching(receive, body.close):
-                if self.stopping:
-                    body.close()
-                yield body.next
-        finally:
+            watching.cancel()
             self.live.discard(body)
             body.leave()
 
@@ -218,37 +228,10 @@ async def drain(receive: Receive) -> None:
                 pass
 
 
-@contextlib.asynccontextmanager
-async def watching(receive: Receive, left: Callable[[], object]) -> AsyncIterator[None]:
-    """Call ``left`` when the client leaves within the block."""
-
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        left()
-
-    task = asyncio.create_task(watch())
-    try:
-        yield
-    finally:
-        task.cancel()
-
-
-async def send_parts(send: Send, answer: Answer, more: AbstractAsyncContextManager[Following]) -> None:
-    try:
-        async with more as following:
-            await start(send, answer)
-            part: bytes | None = answer.content
-            while part is not None:
-                if part:
-                    await send_part(send, part)
-                part = await following()
-            await send_end(send)
-    except Gone:
-        raise
-    except Exception:
-        # The connection breaks if the answer has a length; without one, its end cannot be told from the whole.
-        logger.exception("an answer was not sent")
+async def close_when_left(receive: Receive, body: Body) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    body.close()
 
 
 async def start(send: Send, answer: Answer) -> None:

@@ -165,19 +165,25 @@ class Parts:
         self.closed += 1
 
 
+def called(client: Client, body: Parts) -> None:
+    app = Front(lambda environ, start: start("200 OK", []) or body)
+    asyncio.run(client.call(app))
+    app.threads.shutdown()
+
+
 @pytest.mark.parametrize("reads", [True, False])
 def test_a_body_is_made_as_its_client_reads(monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
     monkeypatch.setattr(settings, "STREAM_STALL_SECONDS", 0.2)
     body = Parts(3)
     client = Client(b"", length=0, reads=reads, seconds=0.5)
-    asyncio.run(client.call(Front(lambda environ, start: start("200 OK", []) or body)))
+    called(client, body)
     assert (body.taken, body.closed) == ((3, 1) if reads else (1, 1))
 
 
 def test_a_body_that_fails_is_closed_and_has_no_end() -> None:
     body = Parts(2, fails=True)
     client = Client(b"", length=0, seconds=0.5)
-    asyncio.run(client.call(Front(lambda environ, start: start("200 OK", []) or body)))
+    called(client, body)
     assert body.closed == 1
     assert client.sent[-1]["more_body"] is True
 
