@@ -27,7 +27,7 @@ from yarl import URL
 from config.outbound.addresses import LOOKUP_TIMED_OUT, LookupFailed, check_socket_address, is_address, resolve
 from config.outbound.bounds import CountedRequest, allowance_of, counted_socket
 from config.outbound.loop import shared
-from config.outbound.urls import Answer, RequestFailed, RequestTimedOut, host_of, parse, port_of
+from config.outbound.urls import Answer, RequestFailed, RequestTimedOut, host_of, parse
 
 # Shorter than the keep-alive of common servers (2 to 75 s). If a server closes a connection during a request, the
 # request is lost and cannot be repeated safely.
@@ -289,13 +289,6 @@ def tls_context() -> ssl.SSLContext:
 
 def _target(parsed: Url) -> URL:
     """The parsed URL as aiohttp's type. ``encoded`` stops aiohttp from changing it."""
-    path, _, query = parsed.request_uri.partition("?")
     host = host_of(parsed)
-    return URL.build(
-        scheme=parsed.scheme or "",
-        host=f"[{host}]" if ":" in host else host,
-        port=port_of(parsed),
-        path=path,
-        query_string=query,
-        encoded=True,
-    )
+    target = parsed._replace(host=f"[{host}]" if ":" in host else host, fragment=None)
+    return URL(target.url, encoded=True)
