@@ -1,4 +1,4 @@
-"""The network addresses that outbound requests may reach, and the DNS look-up with a time limit.
+"""The network addresses that outbound requests may reach, and the DNS look-up.
 
 ``ipaddress.is_global`` does not decide, because it treats NAT64, 6to4, IPv4-compatible and multicast addresses as
 public. The lists below follow IANA's special-purpose registries: a list of refused blocks for IPv4, and for IPv6 the
@@ -66,24 +66,13 @@ def is_public(address: Address) -> bool:
     return address in _GLOBAL_UNICAST_V6 and not any(address in block for block in _REFUSED_V6)
 
 
-async def resolve(
-    host: str,
-    port: int,
-    *,
-    allow_private: bool,
-    timeout: float | None,  # noqa: ASYNC109
-    owner: str = "",
-) -> list[Target]:
+async def resolve(host: str, port: int, *, allow_private: bool, owner: str = "") -> list[Target]:
     """All addresses of ``host`` from one look-up. An ``owner`` has at most OUTBOUND_LOOKUPS_PER_USER look-ups.
 
     Raises LookupFailed. Unless ``allow_private``, raises AddressRefused if any address is not public: a name with both
     public and private addresses is a sign of an attack.
     """
-    try:
-        async with asyncio.timeout(timeout):
-            targets = await asyncio.wrap_future(_look_up(host, port, owner))
-    except TimeoutError:
-        raise LookupFailed(LOOKUP_TIMED_OUT) from None
+    targets = await asyncio.wrap_future(_look_up(host, port, owner))
     if not allow_private and not all(is_public(_address_of(target)) for target in targets):
         raise AddressRefused(REFUSED)
     return targets

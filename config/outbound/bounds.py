@@ -70,6 +70,5 @@ def allowance_of(transport: asyncio.BaseTransport | None) -> Allowance:
 
 class CountedRequest(aiohttp.ClientRequest):
     async def send(self, conn: Any) -> aiohttp.ClientResponse:
-        if (known := conn.transport.get_extra_info("socket")) is not None and known.fileno() in _sockets:
-            _sockets[known.fileno()].allowance = Allowance()
+        allowance_of(conn.transport).left = SPARE_BYTES
         return await super().send(conn)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from config.outbound.addresses import AddressRefused, LookupFailed, resolve
+from config.outbound.addresses import LOOKUP_TIMED_OUT, AddressRefused, LookupFailed, resolve
 from config.outbound.loop import shared
 from config.outbound.urls import Answer, RequestFailed, RequestTimedOut, host_of, parse, port_of
 
@@ -37,7 +37,9 @@ def check_url(url: str, allow_private: bool, *, https_only: bool = False, timeou
     if allow_private:
         return
     try:
-        shared.submit(resolve(host_of(parsed), port_of(parsed), allow_private=False, timeout=timeout)).result()
+        shared.submit(resolve(host_of(parsed), port_of(parsed), allow_private=False)).result(timeout)
+    except TimeoutError:
+        raise ValueError(LOOKUP_TIMED_OUT) from None
     except LookupFailed as error:
         raise ValueError(str(error)) from None
 

@@ -191,7 +191,7 @@ class _Resolver(AbstractResolver):
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         exchange = _exchange.get()
-        targets = await resolve(host, port, allow_private=self.allow_private, timeout=None, owner=exchange.owner)
+        targets = await resolve(host, port, allow_private=self.allow_private, owner=exchange.owner)
         exchange.looking_up = False
         return [
             ResolveResult(hostname=host, host=address[0], port=port, family=found, proto=0, flags=0)
