@@ -28,10 +28,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 CURSOR = re.compile(r"([0-9]{1,17})-([A-Za-z0-9_]{1,64})")
 LIMIT_SCHEMA = {"type": "integer", "minimum": 1, "maximum": API_PAGE_SIZE_MAX, "default": API_PAGE_SIZE}
 CURSOR_SCHEMA = {"type": "string", "minLength": 1, "pattern": "^[A-Za-z0-9_-]+$"}
-NEXT_CURSOR = {
-    "type": ["string", "null"],
-    "description": "The `cursor` of the next page; null on the last page.",
-}
+NEXT_CURSOR = {"type": ["string", "null"], "description": "The `cursor` of the next page; null on the last page."}
 
 
 class KeysetPagination(BasePagination):

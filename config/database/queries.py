@@ -20,17 +20,10 @@ WIDE = {"smallint": "bigint", "integer": "bigint"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Argument:
-    """The position of an argument in the parameters."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Statement:
     sql: str
-    # The parameters: constants, and an _Argument in place of each argument.
-    template: tuple[Any, ...]
+    # The parameters: each is the argument of an index, or, without one, a constant.
+    template: tuple[tuple[int | None, Any], ...]
     # The columns of a row: names of the model's fields, annotations with their index, converters of database values.
     names: tuple[str, ...]
     annotations: tuple[tuple[str, int], ...]
@@ -53,7 +46,7 @@ class CompiledQuery(Generic[M]):
     def __call__(self, *arguments: int | str) -> list[M]:
         database = connections[DEFAULT_DB_ALIAS]
         statement = self.statements.get(database.vendor) or self._compile()
-        parameters = [arguments[value.index] if isinstance(value, _Argument) else value for value in statement.template]
+        parameters = [value if index is None else arguments[index] for index, value in statement.template]
         return [self._instance(statement, row, database) for row in read(statement.sql, parameters)]
 
     def first(self, *arguments: int | str) -> M | None:
@@ -81,8 +74,8 @@ class CompiledQuery(Generic[M]):
         queryset = self.build(*markers)
         compiler = queryset.query.get_compiler(connection=connection)
         sql, parameters = compiler.as_sql()
-        template = tuple(_Argument(markers.index(value)) if value in markers else value for value in parameters)
-        if {value.index for value in template if isinstance(value, _Argument)} != set(range(len(markers))):
+        template = tuple((markers.index(value), None) if value in markers else (None, value) for value in parameters)
+        if {index for index, _ in template if index is not None} != set(range(len(markers))):
             raise TypeError("every argument must be a value that the query compares")
         expressions = [column for column, _, _ in compiler.select or ()]
         own = [expressions[index].target.attname for index in (compiler.klass_info or {})["select_fields"]]

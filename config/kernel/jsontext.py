@@ -67,11 +67,7 @@ def parse_value(raw: bytes | str, *, subject: str = "The body") -> Any:
         # Before parsing, because the depth at which the parser fails depends on the thread's stack.
         _check_depth(text)
         value = json.loads(
-            text,
-            object_pairs_hook=_object,
-            parse_float=_decimal,
-            parse_int=_integer,
-            parse_constant=_refuse_constant,
+            text, object_pairs_hook=_object, parse_float=_decimal, parse_int=_integer, parse_constant=_refuse_constant
         )
         if "\\u" in text or text is raw:  # decoded UTF-8 has no surrogates, and the parser rejects a raw NUL
             _check_text(value)

@@ -12,9 +12,7 @@ MAX_MICRO = 10**15  # 1,000,000,000 credits; the sum of thousands of such amount
 
 def to_text(micro: int) -> str:
     """``12500000`` → ``"12.5"``: up to 6 decimals, no trailing zeros, never an exponent."""
-    sign = "-" if micro < 0 else ""
-    whole, rest = divmod(abs(micro), MICRO)
-    return f"{sign}{whole}.{rest:06d}".rstrip("0").rstrip(".") if rest else f"{sign}{whole}"
+    return f"{Decimal(micro).scaleb(-6).normalize():f}"
 
 
 def to_number(micro: int) -> int | Decimal:

@@ -43,12 +43,7 @@ def send(nudges: list[Nudge]) -> None:
 
     for nudge in grouped(nudges):
         nudge.context.run(
-            app.send_task,
-            nudge.task,
-            args=nudge.ids,
-            countdown=nudge.countdown,
-            retry=False,
-            ignore_result=True,
+            app.send_task, nudge.task, args=nudge.ids, countdown=nudge.countdown, retry=False, ignore_result=True
         )
     source.interval_seconds = min(GATHER_SECONDS, len(nudges) * GATHER_SECONDS_PER_NUDGE)
 
