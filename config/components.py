@@ -53,7 +53,6 @@ REST_FRAMEWORK = {
     "DEFAULT_PERMISSION_CLASSES": [],
     "DEFAULT_PARSER_CLASSES": ["config.api.negotiation.StrictJSONParser"],
     "DEFAULT_RENDERER_CLASSES": ["config.api.negotiation.ExactJSONRenderer"],
-    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "config.api.negotiation.JsonNegotiation",
     "DEFAULT_SCHEMA_CLASS": "config.api.openapi.extensions.ServiceSchema",
     "EXCEPTION_HANDLER": "config.api.errors.exception_handler",
     "UNAUTHENTICATED_USER": None,

@@ -1,17 +1,15 @@
-"""Content negotiation, the JSON renderer, and the parser of JSON bodies."""
+"""The JSON renderer, content negotiation without Accept, and the parser of JSON bodies."""
 
 import re
 from typing import Any
 
 from rest_framework.exceptions import UnsupportedMediaType
-from rest_framework.negotiation import BaseContentNegotiation, DefaultContentNegotiation
+from rest_framework.negotiation import BaseContentNegotiation
 from rest_framework.parsers import BaseParser
 from rest_framework.renderers import BaseRenderer
 
 from config.kernel.jsontext import dumps, parse_object
 
-# The Accept headers of nearly every client.
-USUAL = (None, "*/*", "application/json")
 # Possessive (*+): otherwise two groups of blanks in a row would divide a long one in every possible way.
 _MEDIA_TYPE = re.compile(
     r'application/json[ \t]*+(;[ \t]*charset[ \t]*=[ \t]*"?utf-?8"?[ \t]*+)?;?[ \t]*', re.IGNORECASE
@@ -27,24 +25,6 @@ class ExactJSONRenderer(BaseRenderer):
 
     def render(self, data: Any, accepted_media_type: str | None = None, renderer_context: Any = None) -> bytes:
         return b"" if data is None else dumps(data)
-
-
-class JsonNegotiation(DefaultContentNegotiation):
-    """DRF's content negotiation, without parsing the usual Accept headers of endpoints that only have JSON.
-
-    A request with a query takes DRF's way, which rejects a query that is too long.
-    """
-
-    def select_renderer(self, request: Any, renderers: Any, format_suffix: Any = None) -> tuple[Any, str]:
-        if (
-            request.META.get("HTTP_ACCEPT") in USUAL
-            and len(renderers) == 1
-            and renderers[0].media_type == "application/json"
-            and not (format_suffix or request.META.get("QUERY_STRING"))
-        ):
-            return renderers[0], "application/json"
-        chosen: tuple[Any, str] = super().select_renderer(request, renderers, format_suffix)
-        return chosen
 
 
 class AnyMediaType(BaseContentNegotiation):

@@ -16,6 +16,7 @@ from django.conf import settings
 from django.core.handlers.wsgi import get_path_info
 from django.test import RequestFactory
 from opentelemetry.propagate import extract
+from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.request import Request
 
 from apikeys import authentication as api_keys
@@ -23,7 +24,7 @@ from apikeys import keys
 from chats import downloads, media
 from chats.serializers import AttachmentInput
 from config.api import authentication, idempotency, middleware, pagination, ratelimit, session_tokens
-from config.api.negotiation import ExactJSONRenderer, JsonNegotiation, check_media_type
+from config.api.negotiation import ExactJSONRenderer, check_media_type
 from config.kernel.jsontext import parse_value
 from config.outbound import addresses, urls
 from config.outbound.client import Answer
@@ -234,7 +235,8 @@ TOOL = ToolDefinition("tool", "Tool", "", "http", {}, 1)
 
 
 def negotiated(accept: str) -> object:
-    return JsonNegotiation().select_renderer(a_request("Accept", accept), [ExactJSONRenderer(), CsvRenderer()])
+    renderers = [ExactJSONRenderer(), CsvRenderer()]
+    return DefaultContentNegotiation().select_renderer(a_request("Accept", accept), renderers)
 
 
 def tool_result(value: str) -> ToolResult:
