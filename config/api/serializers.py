@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from decimal import Decimal
 from difflib import get_close_matches
 from itertools import islice
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
-from django.db.models import Model
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from config.kernel import clock, money
 from config.kernel.jsontext import INTEGER_MAX
 
-MISSING = object()
 # How many unknown fields an error names, and how much of each name.
 UNKNOWN_SHOWN_MAX, UNKNOWN_NAME_CHARS = 20, 100
-# A field's public name; the attribute that holds its value; the function that reads it from an object without that
-# attribute; and the function that makes JSON of the value, or a method field's name.
-Column: TypeAlias = tuple[str, str | None, Callable[[Any], Any], Callable[[Any], Any] | str]
 
 
 def camel(name: str) -> str:
@@ -33,7 +28,6 @@ class CamelSerializer(serializers.Serializer):
 
     # For a part of a body: fields that this serializer does not have are not its concern.
     ignores_unknown: ClassVar[bool] = False
-    _cached_columns: ClassVar[list[Column]]
     _cached_reader: ClassVar[CamelSerializer]
 
     def get_fields(self) -> dict[str, serializers.Field]:
@@ -50,29 +44,24 @@ class CamelSerializer(serializers.Serializer):
     def to_representation(self, instance: Any) -> dict[str, Any]:
         """As DRF does it, but the fields are copied and bound once per class, not once per object."""
         shown: dict[str, Any] = {}
-        values: dict[Any, Any] = vars(instance) if isinstance(instance, Model) else {}
-        for name, attribute, read, write in self._columns():
-            if isinstance(write, str):  # a method of this serializer, which may use its context
-                shown[name] = getattr(self, write)(instance)
+        for name, field in self._reader().fields.items():
+            if isinstance(field, serializers.SerializerMethodField):  # the method may use this serializer's context
+                shown[name] = getattr(self, str(field.method_name))(instance)
                 continue
-            value = values.get(attribute, MISSING)
-            if value is MISSING:
-                try:
-                    value = read(instance)
-                except serializers.SkipField:
-                    continue
-            shown[name] = None if value is None else write(value)
+            try:
+                value = field.get_attribute(instance)
+            except serializers.SkipField:
+                continue
+            shown[name] = None if value is None else field.to_representation(value)
         return shown
 
     @classmethod
     def validated(cls, data: Any) -> dict[str, Any]:
         """The validated ``data``; ValidationError with every field's messages, unknown fields included.
 
-        Uses one instance per class, because DRF copies and binds all fields for each: no field may use a context.
+        No field may use a context.
         """
-        reader = cls.__dict__.get("_cached_reader")
-        if reader is None:
-            reader = cls._cached_reader = cls()
+        reader = cls._reader()
         unknown = {} if cls.ignores_unknown or not isinstance(data, Mapping) else unknown_fields(data, reader.fields)
         try:
             result: dict[str, Any] = reader.run_validation(data)
@@ -85,13 +74,12 @@ class CamelSerializer(serializers.Serializer):
         return result
 
     @classmethod
-    def _columns(cls) -> list[Column]:
-        columns: list[Column] | None = cls.__dict__.get("_cached_columns")
-        if columns is None:
-            fields = cls().fields.items()
-            columns = [(name, _attribute(field), field.get_attribute, _writer(field)) for name, field in fields]
-            cls._cached_columns = columns
-        return columns
+    def _reader(cls) -> CamelSerializer:
+        """One instance per class, because DRF copies and binds all fields for each."""
+        reader: CamelSerializer | None = cls.__dict__.get("_cached_reader")
+        if reader is None:
+            reader = cls._cached_reader = cls()
+        return reader
 
 
 class NoInput(CamelSerializer):
@@ -105,16 +93,6 @@ def unknown_fields(data: Mapping[str, Any], known: Collection[str]) -> dict[str,
         meant = get_close_matches(name, known, n=1) if len(name) <= UNKNOWN_NAME_CHARS else []
         found[name[:UNKNOWN_NAME_CHARS]] = ["Unknown field.", *(f"Did you mean {best}?" for best in meant)]
     return found
-
-
-def _attribute(field: serializers.Field) -> str | None:
-    return field.source_attrs[0] if len(field.source_attrs) == 1 else None
-
-
-def _writer(field: serializers.Field) -> Callable[[Any], Any] | str:
-    if isinstance(field, serializers.SerializerMethodField) and field.method_name:
-        return field.method_name
-    return PLAIN.get(type(field).to_representation, field.to_representation)
 
 
 class TimestampField(serializers.DateTimeField):
@@ -206,12 +184,3 @@ class StrictBooleanField(serializers.BooleanField):
         if not isinstance(data, bool):
             self.fail("invalid", input=data)
         return data
-
-
-# The functions that these fields finally call. They are called directly, because an answer may have hundreds of fields.
-PLAIN: dict[Any, Callable[[Any], Any]] = {
-    serializers.CharField.to_representation: str,
-    serializers.IntegerField.to_representation: int,
-    TimestampField.to_representation: clock.iso,
-    CreditsNumberField.to_representation: money.to_number,
-}
