@@ -144,34 +144,23 @@ class WithActions(StaffAdmin):
         if not rows and action.about != "none":
             messages.warning(request, "Choose a row first. Nothing was changed.")
             return HttpResponseRedirect(self.url("changelist"))
-        if request.method != "POST":
-            return self.ask(request, action, rows)
-        form = self._form(action, rows, request.POST)
-        if form is not None and not form.is_valid():
-            return self.ask(request, action, rows, form)
-        if request.POST.get("step") != "confirm":
-            return self.ask(request, action, rows, form, confirm=True)
-        return self.do(request, action, rows, form)
+        form = self.form_of(action, rows, request.POST if request.method == "POST" else None)
+        valid = request.method == "POST" and (form is None or form.is_valid())
+        if valid and request.POST.get("step") == "confirm":
+            return self.do(request, action, rows, form)
+        return self.ask(request, action, rows, form, confirm=valid)
 
     def _rows(self, request: HttpRequest) -> list[Any]:
         ids = [pk for pk in request.POST.getlist(ACTION_CHECKBOX_NAME) if "\0" not in pk][:OBJECTS_MAX]
         return list(self.get_queryset(request).filter(pk__in=ids))
 
-    def _form(self, action: Action, rows: list[Any], data: Any = None) -> ActionForm | None:
+    def form_of(self, action: Action, rows: list[Any], data: Any = None) -> ActionForm | None:
         return action.form(data, target=rows[0] if rows else None) if action.form is not None else None
 
     def ask(
-        self,
-        request: HttpRequest,
-        action: Action,
-        rows: list[Any],
-        form: ActionForm | None = None,
-        *,
-        confirm: bool = False,
+        self, request: HttpRequest, action: Action, rows: list[Any], form: ActionForm | None, *, confirm: bool = False
     ) -> HttpResponse:
         """The form; if there is none, or it is filled in, the confirmation."""
-        if form is None:
-            form = self._form(action, rows)
         context = {"action": action, "rows": rows, "form": form, "confirm": confirm or form is None}
         context |= {"nonce": uuid.uuid4().hex, "checkbox": ACTION_CHECKBOX_NAME, "target": self.url("do", action.name)}
         row = rows[0] if len(rows) == 1 else None
@@ -213,4 +202,4 @@ def _chosen(action: Action, model_admin: WithActions, request: HttpRequest, quer
     if len(rows) > OBJECTS_MAX:
         messages.error(request, f"At most {OBJECTS_MAX} at a time.")
         return None
-    return model_admin.ask(request, action, rows)
+    return model_admin.ask(request, action, rows, model_admin.form_of(action, rows))
