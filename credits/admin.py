@@ -18,12 +18,12 @@ from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from unfold.decorators import display
 from unfold.views import ChangeList
-from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldAdminTextInputWidget
+from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
 from config.kernel import clock, money
 from config.staff.actions import Action, ActionForm, Did, WithActions
 from config.staff.base import NOTHING, ReadOnly, credits_column, model_of, page_of, users_named
-from config.staff.forms import CreditsField, ReasonField
+from config.staff.forms import CreditsField
 from credits import ledger, statement, sums
 from credits.models import CORRECTIONS, GRANT_DAYS_MAX, REASON_MAX_CHARS, SETTLEMENTS, Account, EntryType, LedgerEntry
 
@@ -49,7 +49,11 @@ class MoneyForm(ActionForm):
     """
 
     amount = CreditsField(minimum=1, label="Credits")
-    reason = ReasonField(REASON_MAX_CHARS)
+    reason = forms.CharField(
+        max_length=REASON_MAX_CHARS,
+        widget=UnfoldAdminTextareaWidget(attrs={"rows": 3}),
+        help_text="Stored permanently with the entry; the user can read it.",
+    )
 
     def account(self) -> Account | None:
         user_id = self.target.pk if self.target is not None else self.cleaned_data.get("user")

@@ -88,7 +88,7 @@ class StaffAdmin(ModelAdmin):
             return Q(**{self.id_fields[prefix]: word})
         if not hasattr(self.model, self.user_field) or (mark and prefix == getattr(self.opts.pk, "prefix", None)):
             return Q(pk=word)
-        return of_user(word, self.user_field)
+        return Q(**{f"{self.user_field}__in": users_named(word)})
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         rows = super().get_queryset(request).defer(*self.unread)
@@ -257,7 +257,3 @@ def users_named(word: str) -> list[int]:
     if word.isascii() and word.isdigit() and len(word) < 10:
         found += users.filter(pk=int(word))
     return sorted({user.pk for user in found})
-
-
-def of_user(word: str, field: str = "user") -> Q:
-    return Q(**{f"{field}__in": users_named(word)})

@@ -7,7 +7,6 @@ from typing import Any
 
 from django import forms
 from django.core.exceptions import ValidationError
-from django.core.validators import ProhibitNullCharactersValidator
 from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
 from config.kernel import money
@@ -99,12 +98,3 @@ def fits(check: Callable[[Any], Any]) -> Callable[[Any], None]:
             raise ValidationError(str(error)) from None
 
     return validate
-
-
-class ReasonField(forms.CharField):
-    widget = UnfoldAdminTextareaWidget(attrs={"rows": 3})
-    default_validators = [ProhibitNullCharactersValidator()]
-
-    def __init__(self, max_length: int, **options: Any) -> None:
-        help_text = "Stored permanently with the entry; the user can read it."
-        super().__init__(max_length=max_length, **{"help_text": help_text, **options})

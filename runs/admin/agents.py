@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
-from django.core.validators import ProhibitNullCharactersValidator
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.html import format_html
@@ -46,7 +45,6 @@ class AgentForm(forms.ModelForm):
         required=False,
         strip=False,
         widget=UnfoldAdminTextareaWidget(attrs={"rows": 16}),
-        validators=[ProhibitNullCharactersValidator()],
         help_text="The system prompt. Those of a run are added after them. A change of this or of what follows makes "
         "a new version; runs that have started keep theirs.",
     )

@@ -86,11 +86,7 @@ def show(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
 
 
 def remembered(name: str, compute: Any) -> Any:
-    found = cache.get(f"staff:{name}") if ADMIN_DASHBOARD_SECONDS else None
-    if found is None:
-        found = in_time(compute)
-        cache.set(f"staff:{name}", found, ADMIN_DASHBOARD_SECONDS or None)
-    return found
+    return cache.get_or_set(f"staff:{name}", partial(in_time, compute), ADMIN_DASHBOARD_SECONDS)
 
 
 def in_time(compute: Any) -> Any:

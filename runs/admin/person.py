@@ -83,8 +83,7 @@ def _runs(user: Any) -> dict[str, Any]:
         .order_by("-created_at", "-pk")
         .only("status", "created_at", "resolved_model", "agent_name", "error_code")[:RUNS_COUNTED]
     )
-    failed = Run.objects.filter(user=user, status=RunStatus.FAILED).order_by("-created_at", "-pk")
-    failed = failed.defer("error_message", "metadata")[:ROWS_MAX]
+    failed = Run.objects.filter(user=user, status=RunStatus.FAILED).order_by("-created_at", "-pk")[:ROWS_MAX]
     models = Counter(run.resolved_model for run in latest if run.resolved_model)
     agents = Counter(run.agent_name for run in latest if run.agent_name)
     return {

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import admin
-from django.core.validators import ProhibitNullCharactersValidator
 from django.db.models.signals import post_delete, post_save
 from django.dispatch import receiver
 from django.http import Http404, HttpRequest, HttpResponse
@@ -164,10 +163,7 @@ class ImportForm(forms.Form):
 
 class TryForm(forms.Form):
     arguments = forms.CharField(
-        initial="{}",
-        max_length=schema.TOOL_INPUT_MAX_CHARS,
-        widget=UnfoldAdminTextareaWidget(attrs={"rows": 8}),
-        validators=[ProhibitNullCharactersValidator()],
+        initial="{}", max_length=schema.TOOL_INPUT_MAX_CHARS, widget=UnfoldAdminTextareaWidget(attrs={"rows": 8})
     )
 
 
