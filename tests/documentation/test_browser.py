@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from tests.stack.accessibility import serious_problems
 from tests.stack.browser import browsing
@@ -23,9 +23,9 @@ SURFACES = {
 
 
 @pytest.fixture
-def page(stack: Stack) -> Iterator[Page]:
+def page(browser: Browser, stack: Stack) -> Iterator[Page]:
     # Navigation to another page aborts the unfinished requests of the previous page.
-    with browsing(stack.url, "/", viewport=WIDE) as page:
+    with browsing(browser, stack.url, "/", viewport=WIDE) as page:
         yield page
 
 
@@ -36,8 +36,7 @@ def test_no_page_is_wider_than_a_phone(stack: Stack, page: Page) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"], path
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize(("viewport", "scheme"), [(WIDE, "light"), (NARROW, "light"), (WIDE, "dark")])
 def test_axe_finds_nothing_serious(stack: Stack, page: Page, viewport: dict[str, int], scheme: str) -> None:
     page.set_viewport_size(viewport)  # type: ignore[arg-type]
     page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]

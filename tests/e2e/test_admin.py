@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from tests.stack.browser import browsing
 from tests.stack.stack import Stack
@@ -29,9 +29,9 @@ def staffed(stack: Stack) -> Stack:
 
 
 @pytest.fixture
-def page(staffed: Stack) -> Iterator[Page]:
+def page(browser: Browser, staffed: Stack) -> Iterator[Page]:
     # Navigation to another page aborts the unfinished requests of the previous page.
-    with browsing(staffed.url, "/admin/", viewport={"width": 1440, "height": 900}) as page:
+    with browsing(browser, staffed.url, "/admin/", viewport={"width": 1440, "height": 900}) as page:
         yield page
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.driver import Driver
-from tests.stack.browser import chromium
 from tests.stack.stack import Stack
 
 pytestmark = [pytest.mark.stack, pytest.mark.services]
@@ -48,12 +46,6 @@ def charged(staffed: Stack) -> dict[str, Any]:
     ada.wait(run["id"])
     failed = ada.finish("/fail out of order")
     return {"run": run, "failed": failed}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
 
 
 def signed_in(browser: Browser, staffed: Stack, name: str, **options: Any) -> Page:

@@ -13,7 +13,6 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.http_server import serving
-from tests.stack.browser import chromium
 from tests.stack.plugin import given_services
 from tests.stack.process import ROOT
 from tests.stack.stack import Client, Stack
@@ -51,12 +50,6 @@ def stack(app: tuple[str, Any]) -> Iterator[Stack]:
     url, handler = app
     with Stack(**given_services(), environment={"CORS_ALLOWED_ORIGINS": url}) as running:
         handler.api = f"{running.url}/api/v1"
-        yield running
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as running:
         yield running
 
 

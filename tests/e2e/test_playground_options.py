@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from tests.playground import SLOW, WIDE, open_tab, said, say, sign_in, wait_for
 from tests.stack.browser import browsing
@@ -37,9 +37,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 @pytest.fixture
-def page(service: Stack) -> Iterator[Page]:
+def page(browser: Browser, service: Stack) -> Iterator[Page]:
     # Leaving a page ends its requests.
-    with browsing(service.url, "/playground", viewport=WIDE) as page:
+    with browsing(browser, service.url, "/playground", viewport=WIDE) as page:
         yield page
 
 

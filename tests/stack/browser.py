@@ -31,14 +31,14 @@ def chromium() -> Iterator[Browser]:
 
 
 @contextmanager
-def browsing(server: str, path: str, *, viewport: Any, tolerated: str = ABORTED) -> Iterator[Page]:
-    """Open the page. At the end there must be no error, no violation of the Content-Security-Policy and no request to
-    another host. Messages of Chromium that contain ``tolerated`` are ignored, and requests that the page aborts.
+def browsing(browser: Browser, server: str, path: str, *, viewport: Any, tolerated: str = ABORTED) -> Iterator[Page]:
+    """Open the page, in a profile of its own. At the end there must be no error, no violation of the
+    Content-Security-Policy and no request to another host. Messages of Chromium that contain ``tolerated`` are ignored,
+    and requests that the page aborts.
     """
     wrong: list[str] = []
     ours = (server, "data:", "blob:")
-    with chromium() as browser:
-        page = browser.new_page(viewport=viewport)
+    with browser.new_page(viewport=viewport) as page:
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda said: said.type == "error" and wrong.append(said.text))
         page.on("requestfailed", lambda asked: wrong.append(f"{asked.failure} {asked.url}"))

@@ -39,6 +39,15 @@ def make_stack() -> Iterator[Callable[..., Stack]]:
 
 
 @pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium that the tests of a module share. Meanwhile, the process cannot use Django's models."""
+    from tests.stack.browser import chromium
+
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def postgres_server() -> Iterator[PostgresServer]:
     """A PostgreSQL that a test may stop, pause and kill."""
     with PostgresServer() as server:

@@ -10,7 +10,6 @@ import pytest
 from playwright.sync_api import Browser
 
 from tests.http_server import serving
-from tests.stack.browser import chromium
 from tests.stack.plugin import given_services
 from tests.streams.conftest import SHORT, StreamStack
 
@@ -76,12 +75,6 @@ def app() -> Iterator[str]:
 def stack(app: str) -> Iterator[StreamStack]:
     environment = SHORT | {"CORS_ALLOWED_ORIGINS": app, "RATE_LIMIT_PUBLIC": str(PUBLIC_LIMIT)}
     with StreamStack(**given_services(), environment=environment) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as running:
         yield running
 
 

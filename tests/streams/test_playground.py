@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from tests.playground import NARROW, WIDE, say, sign_in
 from tests.stack.browser import browsing
@@ -15,9 +15,9 @@ pytestmark = [pytest.mark.stack, pytest.mark.services]
 
 
 @pytest.fixture(params=[WIDE, NARROW], ids=["wide", "narrow"])
-def page(streams: StreamStack, request) -> Iterator[Page]:
+def page(browser: Browser, streams: StreamStack, request) -> Iterator[Page]:
     # One test stops the server for a while.
-    with browsing(streams.url, "/playground", viewport=request.param, tolerated="net::ERR_") as page:
+    with browsing(browser, streams.url, "/playground", viewport=request.param, tolerated="net::ERR_") as page:
         yield page
         assert page.locator("body").bounding_box()["width"] == request.param["width"]
 
