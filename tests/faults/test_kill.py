@@ -90,25 +90,3 @@ def test_a_run_that_always_kills_its_worker_fails(make_stack) -> None:
     assert driver.credits() == {"balance": "100", "held": "0", "available": "100", "expiring": []}
     assert driver.finish("Hello")["status"] == "completed"
     stack.manage("check_invariants")
-
-
-@pytest.mark.parametrize("end", ["killed", "stopped"])
-@pytest.mark.timeout(180)
-def test_the_text_of_a_worker_that_ends_is_charged(make_stack, end: str) -> None:
-    """Of the turn that its worker could not end, the recorded text is charged, and nothing stays held."""
-    stack: Stack = make_stack(environment=SHORT_LEASES | {"RUN_SHUTDOWN_GRACE_SECONDS": "0"})
-    driver = Driver(stack.session())
-    run = driver.start("/stream 150 40\n/say the end")
-    # More than ten deltas, each of at least a word of three letters.
-    stack.wait_for(lambda: driver.get(run["id"])["lastStreamIndex"] > 14)
-    if end == "killed":
-        stack.kill("runs-1")
-        stack.wait_for(lambda: driver.credits()["held"] == "0", what="the end of the lost worker's hold")
-    stack.restart("runs-1")
-    run = driver.wait(run["id"])
-    assert driver.content(run).endswith("the end")
-    rows = [row for row in driver.http.get("/me/credits/ledger").json()["items"] if row["type"] == "USAGE"]
-    whole, partial = (float(row["amount"]) for row in rows)
-    assert 40 / 4 * 0.0015 < partial < whole
-    assert run["totalCreditsUsed"] == pytest.approx(whole + partial)
-    stack.manage("check_invariants")
