@@ -45,12 +45,20 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if FAST and collection_path.name in SLOW | SLOW_FILES else None
 
 
+# A test that neither these fixtures nor these markers give the database, servers or processes has the same outcome with
+# every database: pytest-django refuses it all connections. It runs in `make test` alone.
+FIXTURES = {"db", "transactional_db", "django_db_setup", "live_server", "redis_server", "postgres_server"}
+MARKERS = {"django_db", "stack", "services", "faults", "slow"}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name in SLOW or item.path.name in SLOW_FILES:
             item.add_marker(pytest.mark.slow)
         if item.path.parent.name == "isolation" or item.path.name in ALONE_FILES:
             item.add_marker(pytest.mark.alone)
+        if not MARKERS & {mark.name for mark in item.iter_markers()} and not FIXTURES & set(item.fixturenames):
+            item.add_marker(pytest.mark.once)
     # Files that start processes come first, and among them those with the fewest tests, because these tests take
     # longest. A long test at the end would run while the other workers are idle.
     tests, most = Counter(item.path for item in items), len(items)
