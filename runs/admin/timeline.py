@@ -186,7 +186,8 @@ def _call(call: ToolInvocation) -> Step:
 
 def _waitpoint(point: Waitpoint) -> Step:
     text = "answered" if point.status == WaitpointStatus.COMPLETED else ""
-    title, tone = point.get_kind_display(), WaitpointStatus.tones()[point.status]
+    title = point.get_kind_display() if point.needed is None else "Waits for credits"
+    tone = WaitpointStatus.tones()[point.status]
     return Step("waitpoint", title, point.created_at, point.resolved_at, text, point.status, tone)
 
 
