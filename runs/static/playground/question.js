@@ -63,6 +63,7 @@ function outOfCredits(card, title, asked, answer) {
   const left = isBudget ? "are left of the budget" : "are available";
   const step = asked.toolName === "model" ? "The next step" : `The call of ${asked.toolName}`;
   card.append(make("p", "", `${step} can cost up to ${counted(asked.estimatedCredits)}; ${counted(asked.threshold)} ${left}.`));
+  if (!isBudget) card.append(make("p", "", "The run continues by itself once there are enough."));
   const row = make("div", "row");
   const stop = button("End the run", "", () => answer({ approved: false }));
   if (isBudget) {
@@ -74,7 +75,7 @@ function outOfCredits(card, title, asked, answer) {
       make("label", "", "Higher budget", budget),
       button("Continue", "primary", () => answer({ approved: true, maxCredits: Number(budget.value) })));
   } else if (asked.topUpUrl) {
-    const link = make("a", "button primary", "Buy credits");
+    const link = make("a", "", "Buy credits");
     Object.assign(link, { href: asked.topUpUrl, target: "_blank", rel: "noopener" });
     row.append(link);
   }

@@ -181,10 +181,11 @@ export class RunView {
   }
 
   sum() {
-    const { totalCreditsUsed, startedAt, finishedAt, resolvedModel, finishReason } = this.run;
+    const { totalCreditsUsed, startedAt, finishedAt, resolvedModel, limitedBy } = this.run;
     if (!finishedAt) return;
     const took = startedAt ? seconds(new Date(finishedAt) - new Date(startedAt)) : null;
-    const cut = finishReason === "length" ? "cut at the output limit" : null;
+    const whose = { model: "of the model", budget: "that the budget allows", credits: "that the credits allow" };
+    const cut = limitedBy ? `cut at the output limit ${whose[limitedBy]}` : null;
     this.note.textContent = [counted(totalCreditsUsed), took, resolvedModel, cut].filter(Boolean).join(" · ");
   }
 
