@@ -51,14 +51,14 @@ test-faults: $(VENV)/.installed-dev ## Run the tests that kill, stop and slow do
 	$(PY) -m tests.stack.run_services $(PYTEST) -q -m "faults and alone" --durations=5 && exit $$rest
 
 check: ## Check lint, types, import rules, migrations, settings, API schema, documentation
-	@$(MAKE) -k lint types contracts
+	@$(MAKE) -k -j 2 lint types contracts
 
 lint: $(VENV)/.installed-dev
 	@$(VENV)/bin/ruff check --quiet .
 	@$(VENV)/bin/ruff format --check --quiet .
 
 types: $(VENV)/.installed-dev
-	@VAR_DIR=$(CHECK_VAR) $(VENV)/bin/mypy --no-error-summary
+	@VAR_DIR=$(CHECK_VAR)/types $(VENV)/bin/mypy --no-error-summary
 
 # Settings as in production; the values are examples.
 CHECK_VAR := var/check
