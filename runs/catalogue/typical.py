@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
-from django.db import transaction
 from django.db.models import Sum
 
 from config.kernel import clock
@@ -26,9 +25,12 @@ def measure() -> int:
     names = [("agent", name) for name in Agent.objects.values_list("name", flat=True)]
     names += [("model", name) for name in AgentModel.objects.values_list("name", flat=True)]
     rows = [row for kind, name in names if (row := _measured(kind, name))]
-    with transaction.atomic():
-        TypicalCredits.objects.all().delete()
-        TypicalCredits.objects.bulk_create(rows)
+    TypicalCredits.objects.bulk_create(
+        rows, update_conflicts=True, unique_fields=["kind", "name"], update_fields=["p50", "p90", "runs"]
+    )
+    for kind in COLUMNS:
+        measured = [row.name for row in rows if row.kind == kind]
+        TypicalCredits.objects.filter(kind=kind).exclude(name__in=measured).delete()
     return len(rows)
 
 

@@ -69,6 +69,7 @@ TABLES: dict[str, Table] = {
     **_tables(Erasure.DELETED, "access_attempt__username", "axes.AccessAttemptExpiration"),
     **_tables(Erasure.NONE, "", "auth.Permission", "auth.Group", "auth.Group_permissions", "contenttypes.ContentType"),
     **_tables(Erasure.NONE, "", "apikeys.ServerKey", "sessions.Session", "runs.Provider", "runs.ProviderUse"),
+    **_tables(Erasure.NONE, "", "runs.CountedBeginning", "runs.TypicalCredits"),
     **_tables(Erasure.NONE, "", "runs.AgentModel", "runs.Tool", "runs.Agent", "runs.AgentVersion", "runs.Worker"),
 }
 

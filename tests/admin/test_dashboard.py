@@ -99,7 +99,7 @@ def test_credits_by_day_and_tool_equal_the_usage_reports(user, monkeypatch):
     monkeypatch.setattr(dashboard, "TOOLS_SHOWN", 2)
     found = dashboard.credits_by_day()
     assert series(found) == {
-        "Draw chart": {"20 Nov": 12.0, "19 Nov": 3.0},
+        "Draw a chart": {"20 Nov": 12.0, "19 Nov": 3.0},
         "Calculate": {"07 Nov": 1.0},
         "Others": {"20 Nov": 0.5},
     }

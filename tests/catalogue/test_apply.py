@@ -41,6 +41,7 @@ def test_the_example_is_applied(command, shown):
         "contextTokens": 8192,
         "maxOutputTokens": 1024,
         "isDefault": True,
+        "typicalCredits": None,
     }
     assert [name for name, model in models.items() if model["isDefault"]] == ["llama"]
     weather = shown("tools")["get_weather"]

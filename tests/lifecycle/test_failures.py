@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from decimal import Decimal
 
 import pytest
@@ -72,7 +73,8 @@ def test_credits_run_out_between_turns(bench, user):
     assert (run["status"], run["errorCode"]) == ("failed", "INSUFFICIENT_CREDITS")
     (call,) = run["toolInvocations"]
     assert (call["status"], call["errorCode"]) == ("FAILED", "INSUFFICIENT_CREDITS")
-    left = call["errorMessage"].removeprefix("The available credits do not suffice: ").removesuffix(".")
+    message = r"The next step can cost up to 0\.1 credits; ([0-9.]+) are available\."
+    left = re.fullmatch(message, call["errorMessage"])[1]
     assert 0 <= float(left) < 0.01
     ledger.adjust(user.pk, -MICRO, reason="all", staff=UserFactory(is_staff=True))
     refused = bench.client.post(f"/api/v1/chats/{bench.chat()}/runs", {"message": "x"}, format="json")
@@ -85,7 +87,7 @@ def test_budget_stops_calls_and_turns(bench):
     run = bench.finish(
         '/usage 0 0\n/call calculate {"expression": "1"}\n/usage 0 0\n/call web_fetch {"url": "http://127.0.0.1:9/"}'
         "\n/usage 1000 0\n/say still here",
-        maxCredits=0.5,
+        maxCredits=0.6,
     )
     assert [call["errorCode"] for call in run["toolInvocations"]] == [None, "BUDGET_EXCEEDED"]
     assert run["status"] == "completed"

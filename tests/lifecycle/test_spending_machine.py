@@ -143,12 +143,12 @@ class Spending(RuleBasedStateMachine):
         request = ModelRequest(definition, (UserMessage("Hello"),), (), worker.run.id, worker.run.chat_id, 1, 1000)
         worker.requests += 1
         step = (len(worker.turns) + 1, worker.requests)
-        allowance = self.step(worker, fate, spending.allow, worker.run, request, worker.turns, step)
+        allowance = self.step(worker, fate, spending.allow, worker.run, request, step, {})
         if isinstance(allowance, spending.Allowance):
             assert allowance.output_tokens >= min(1000, 256)
             worker.request, worker.allowance, worker.sent = request, allowance, 0
         elif allowance:
-            self.finish(worker, "done", lifecycle.fail, *allowance)
+            self.finish(worker, "done", lifecycle.fail, allowance.code, allowance.message)
 
     @rule(at=RUNS, count=st.integers(1, 3000), recorded=st.booleans())
     def stream(self, at: int, count: int, recorded: bool) -> None:

@@ -182,10 +182,10 @@ def test_events_are_pruned_after_a_batch_that_fails(monkeypatch, counted):
         RunEvent.objects.create(run_id=run_id, index=1, type="run.status", data="{}")
     take = batches.take_batch
 
-    def refused(rows: Any) -> list[Any]:
+    def refused(rows: Any, *args: Any, **kwargs: Any) -> list[Any]:
         if rows.filter(pk=runs[0]).exists():
             raise RuntimeError
-        return take(rows)
+        return take(rows, *args, **kwargs)
 
     monkeypatch.setattr(batches, "take_batch", refused)
     assert run_purge.prune_events() == 2

@@ -371,7 +371,7 @@ def test_concurrent_jobs_process_each_row_once(job, user, stored, settings, monk
 
 
 def test_every_job_is_in_the_concurrency_test(settings):
-    assert set(JOBS) | {"sweep-webhooks"} == set(settings.CELERY_BEAT_SCHEDULE)
+    assert set(JOBS) | {"sweep-webhooks", "measure-typical-credits"} == set(settings.CELERY_BEAT_SCHEDULE)
 
 
 @pytest.mark.django_db(transaction=True)
