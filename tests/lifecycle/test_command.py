@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
+from credits import ledger
 from runs import services
 from runs.catalogue import agents
 from runs.models import Run, Waitpoint
 from tests import factories
+from tests.driver import until
+from tests.threads import side_by_side
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -139,3 +142,21 @@ def test_a_model_does_not_control_the_terminal(bench, user, monkeypatch):
     assert "\x1b" not in out
     assert "\x9b" not in out
     assert "gone" in out
+
+
+def test_a_run_that_waits_for_credits_asks_nobody(bench, user, monkeypatch):
+    agents.save("patient", display_name="Patient", on_credits_exhausted="wait")
+    ledger.adjust(
+        user.pk, -ledger.available(user.pk) + 100_000, reason="almost all", staff=factories.UserFactory(is_staff=True)
+    )
+
+    def pay() -> None:
+        until(lambda: Waitpoint.objects.filter(status="PENDING").exists())
+        ledger.grant(user.pk, 5_000_000, cause="paid")
+
+    def ask() -> tuple[str, str]:
+        return run("/say ok", monkeypatch, user=user.username, agent="patient")
+
+    (out, errors), _ = side_by_side(2, lambda index: (ask, pay)[index]())
+    assert out.strip() == "ok"
+    assert "Approve?" not in errors

@@ -86,11 +86,12 @@ LONGER = [
 ]
 
 
-# Its Responses API takes no text of an assistant as OpenAI's does.
-@pytest.mark.parametrize("llama", ["openai", "anthropic"], indirect=True)
 @pytest.mark.parametrize("messages", LONGER, ids=range(len(LONGER)))
 def test_what_llama_counts_of_a_beginning_bounds_what_it_counts_of_more(llama: Server, messages: Any) -> None:
     """The counts of a request and of the bytes that are added later may be added."""
+    if llama.kind == "openai_responses":
+        # Its Responses API takes no text of an assistant as OpenAI's does.
+        messages = [message for message in messages if not isinstance(message, AssistantMessage) or message.tool_calls]
     definition = model_of(llama, "smollm2", parameters={"temperature": 0})
     requests = [
         request_of(*messages[:length], model=definition, tools=(CALCULATE,))

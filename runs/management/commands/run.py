@@ -120,6 +120,10 @@ class Command(BaseCommand):
             return
         asked = waitpoint["requestPayload"]
         self.stdout.write("")
+        if "reason" in asked:
+            what = f"{asked['estimatedCredits']} credits, and has {asked['threshold']}"
+            self.say(f"The run waits for more: its next step needs {what} ({asked['reason']}).")
+            return
         try:
             if pending.kind == WaitpointKind.CREDIT_APPROVAL:
                 call = f"{asked['toolName']} {short(asked['input'])}"
