@@ -32,6 +32,10 @@ RELEASE_BATCH = 100
 # Since when this process has looked for late workers without a gap, and when it last did, by ``clock.steady``.
 _watched = (0.0, float("-inf"))
 
+# When this process looks again for runs that credits reach for, by ``clock.steady``.
+_next_look = float("-inf")
+LOOK_PAUSE = 50
+
 CLAIMABLE = Q(status=RunStatus.QUEUED, blocked=False, throttled=False) | Q(status=RunStatus.RUNNING, worker_id=None)
 
 # Steps from user to user along the index of throttled runs: a user costs one step, however many throttled runs there
@@ -187,9 +191,16 @@ def expire_waitpoints(seconds: float = math.inf) -> int:
 def resume_paid_runs(seconds: float = math.inf) -> int:
     """Runs that wait for credits which have come, although no nudge said so: it was lost, or other runs have released
     what they held. Returns how many users' runs were looked at.
+
+    The look reads all waiting runs: 0.2 s for 100,000 on PostgreSQL. So each process pauses LOOK_PAUSE times as long.
     """
+    global _next_look
+    begun = clock.steady()
+    if begun < _next_look:
+        return 0
     waiting = Waitpoint.objects.filter(ledger.covers("needed"), status=WaitpointStatus.PENDING, needed__isnull=False)
     spent = ExpressionWrapper(sums.committed_subquery("run_id") + F("needed"), BigIntegerField())
     ready = waiting.annotate(spent=spent).filter(Q(run__max_credits=None) | Q(run__max_credits__gte=F("spent")))
     users = list(ready.order_by().values_list("run__user_id", flat=True).distinct()[:BATCH])
+    _next_look = clock.steady() + LOOK_PAUSE * (clock.steady() - begun)
     return sum(1 for _ in jobs.each(JOB, users, waitpoints.resume_paid, seconds))
