@@ -165,8 +165,10 @@ def refund(entry_id: str, amount: int, *, reason: str, staff: Any, cause: str | 
     Pass a ``cause`` if the call may be repeated.
     """
     _require(amount > 0, "amount", "A refund must be more than 0.")
-    spent = LedgerEntry.objects.filter(pk=entry_id, type__in=[EntryType.CAPTURE, EntryType.USAGE]).first()
+    spent = LedgerEntry.objects.filter(pk=entry_id).first()
     if spent is None:
+        raise NotFound(f"There is no row {entry_id} of the ledger.")
+    if spent.type not in (EntryType.CAPTURE, EntryType.USAGE):
         raise NotFound("Only a CAPTURE or USAGE row can be refunded.")
     # The lock serializes the refunds of one row.
     Account.objects.select_for_update(no_key=True).get(pk=spent.account_id)

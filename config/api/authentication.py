@@ -55,8 +55,8 @@ class BearerAuthentication(BaseAuthentication):
         try:
             user, auth = self.authenticate_token(match[1])
         except AuthenticationFailed:
-            public = import_string(settings.PUBLIC_AUTHENTICATION_CLASS)
-            for other in {SessionTokenAuthentication, public} - {type(self)}:
+            keys = map(import_string, (settings.PUBLIC_AUTHENTICATION_CLASS, settings.SERVER_AUTHENTICATION_CLASS))
+            for other in {SessionTokenAuthentication, *keys} - {type(self)}:
                 if other.shape.fullmatch(match[1]):
                     raise AuthenticationFailed(f"This is {other.token_name}: use {other.path}.") from None
             raise

@@ -374,6 +374,8 @@ def test_a_token_of_the_other_surface_is_named(client):
 
     assert message("/api/v1/me", key) == "This is an API key: use /api/public/v1."
     assert message("/api/public/v1/key", token) == "This is a session token: use /api/v1."
+    server_key = factories.server_client()._credentials["HTTP_AUTHORIZATION"]
+    assert message("/api/v1/me", server_key).startswith("This is a server key: use /api/v1/session-tokens")
     assert message("/api/v1/me", "Bearer nothing") == "The session token is not valid."
 
 

@@ -13,6 +13,6 @@ class Command(MovingCommand):
 
     def move(self, micro: int, entry: str, reason: str, staff: Any, **options: Any) -> tuple[str, int]:
         if not is_plausible_id(entry):
-            raise NotFound("Only a CAPTURE or USAGE row can be refunded.")
+            raise NotFound(f"There is no row {entry[:40]} of the ledger.")
         row = ledger.refund(entry, micro, reason=reason, staff=staff)
         return f"Refunded {money.to_text(micro)} credits of {entry}", row.account_id
