@@ -9,6 +9,7 @@ from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.template.loader import render_to_string
+from django.urls import resolve
 from django.views import defaults
 from django.views.decorators.csrf import csrf_exempt
 from drf_spectacular.utils import extend_schema
@@ -17,10 +18,11 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from config.api import ratelimit
-from config.api.errors import error_response, is_api_path
+from config.api.errors import error_response, is_api_path, response_to
 from config.api.serializers import CamelSerializer, TimestampField
 from config.api.viewsets import ServiceViewSet
 from config.database.retry import CONNECTION_ERRORS
+from config.kernel.errors import NotFound
 
 # After which a browser, or a person, may try a page again. Most restarts of a database take less.
 RETRY_SECONDS = "10"
@@ -58,6 +60,9 @@ def charged(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
 @charged
 def unknown_path(request: HttpRequest, *args: Any) -> HttpResponse:
     """The answer to all paths under /api without a route."""
+    path = request.path_info
+    if path.endswith("/") and resolve(path.rstrip("/")).func is not unknown_path:
+        return response_to(NotFound("Not found: this path has no slash at its end."))
     return error_response(404)
 
 

@@ -60,6 +60,13 @@ def test_an_unknown_path_is_404(anyone, method, path):
     envelope(getattr(anyone, method)(path), 404, "NOT_FOUND")
 
 
+@pytest.mark.parametrize(("path", "named"), [("/api/v1/chats/", True), ("/api/v1/nothing/", False), ("/api/", False)])
+def test_a_slash_at_the_end_is_named(anyone, path, named):
+    answer = anyone.get(path)
+    assert answer.status_code == 404
+    assert ("no slash at its end" in answer.json()["error"]["message"]) is named
+
+
 @pytest.mark.parametrize("key", ["%00", "x" * 10_000, "..", "%FF", "%F0%9F%98%80", "key_%ED%A0%80", "' OR 1=1 --"])
 def test_a_malformed_id_is_404(session, key):
     envelope(session.delete(f"/api/v1/api-keys/{key}"), 404, "NOT_FOUND")

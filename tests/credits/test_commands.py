@@ -149,7 +149,7 @@ class TestStaff:
 
     @pytest.mark.parametrize("entry", ["led_none", "", "a\0b", "x" * 5000])
     def test_a_row_that_does_not_exist_is_not_refunded(self, staff, entry):
-        with pytest.raises(CommandError, match="There is no row .* of the ledger"):
+        with pytest.raises(CommandError, match="There is no row"):
             run("refund_credits", entry, "1", "--reason", "r", "--staff", staff.username)
 
     @pytest.mark.parametrize("command", ["adjust_credits", "refund_credits"])
