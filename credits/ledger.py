@@ -19,7 +19,7 @@ from urllib.parse import quote
 from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.db import transaction
-from django.db.models import BigIntegerField, Exists, F, OuterRef, QuerySet, Subquery, Sum, Value
+from django.db.models import BigIntegerField, Exists, OuterRef, QuerySet, Subquery, Sum, Value
 from django.db.models.expressions import Combinable
 from django.db.models.functions import Cast, Coalesce
 
@@ -90,21 +90,6 @@ def account_for(user_id: int) -> Account:
 
 def available(user_id: int) -> int:
     return account_for(user_id).available
-
-
-def added_since(user_id: int, moment: datetime) -> str:
-    """What has added to the available credits since the moment: ``grant``, ``refund``, ``adjustment``, or else the
-    ``release`` of holds.
-    """
-    added = [EntryType.GRANT, EntryType.REFUND, EntryType.ADJUSTMENT]
-    rows = LedgerEntry.objects.filter(account_id=user_id, type__in=added, amount__gt=0, created_at__gte=moment)
-    newest = rows.order_by("-created_at").values_list("type", flat=True).first()
-    return (newest or EntryType.RELEASE).lower()
-
-
-def covers(needed: str) -> Exists:
-    """Whether the account of a row's ``run__user_id`` has so many credits available, as a condition on its column."""
-    return Exists(Account.objects.filter(pk=OuterRef("run__user_id"), balance__gte=F("held") + OuterRef(needed)))
 
 
 def balance_subquery() -> Subquery:

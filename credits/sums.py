@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Literal
 
-from django.db.models import BigIntegerField, Case, F, OuterRef, QuerySet, Subquery, Sum, Value, When
+from django.db.models import BigIntegerField, Case, Exists, F, OuterRef, QuerySet, Subquery, Sum, Value, When
 from django.db.models.expressions import Combinable
 from django.db.models.functions import Coalesce
 
-from credits.models import SPENDING, EntryType, LedgerEntry
+from credits.models import SPENDING, Account, EntryType, LedgerEntry
 
 
 def run_spent(run_id: str) -> int:
@@ -47,6 +48,21 @@ def change(of: Literal["balance", "held"] = "balance", entries: str = "") -> Sum
     signs = {type: getattr(type, of) for type in EntryType if getattr(type, of)}
     whens = [When(**{f"{entries}type": type}, then=F(f"{entries}amount") * sign) for type, sign in signs.items()]
     return Sum(Case(*whens, default=Value(0), output_field=BigIntegerField()), default=0)
+
+
+def added_since(user_id: int, moment: datetime) -> str:
+    """What has added to the available credits since the moment: ``grant``, ``refund``, ``adjustment``, or else the
+    ``release`` of holds.
+    """
+    added = [EntryType.GRANT, EntryType.REFUND, EntryType.ADJUSTMENT]
+    rows = LedgerEntry.objects.filter(account_id=user_id, type__in=added, amount__gt=0, created_at__gte=moment)
+    newest = rows.order_by("-created_at").values_list("type", flat=True).first()
+    return (newest or EntryType.RELEASE).lower()
+
+
+def covers(needed: str) -> Exists:
+    """Whether the account of a row's ``run__user_id`` has so many credits available, as a condition on its column."""
+    return Exists(Account.objects.filter(pk=OuterRef("run__user_id"), balance__gte=F("held") + OuterRef(needed)))
 
 
 def net_spending() -> Combinable:

@@ -19,9 +19,8 @@ from chats.models import Chat, Message
 from chats.services import add_message, write_content
 from config.database.batches import limit_lock_wait
 from config.database.writes import Writes, insert
-from config.kernel import clock, money
+from config.kernel import clock
 from config.queue.nudges import nudge_after_commit
-from credits import ledger
 from runs import catalogue, events, metrics
 from runs.errors import RunError
 from runs.events import StreamEvent
@@ -55,8 +54,6 @@ from runs.models import (
     ToolInvocation,
     Turn,
 )
-from webhooks import outbox
-from webhooks.events import CreditsEvent
 
 
 class ChatChanged(Exception):
@@ -367,12 +364,6 @@ def give_up(run_id: str) -> None:
         finish(run, RunStatus.FAILED, promote_next(run), owned=False, code=RunError.WORKER_LOST, message=message)
 
 
-def report_exhausted(run: Run) -> None:
-    """Tell the app that the user's credits do not reach for the run's next step."""
-    about = {"available": money.to_number(ledger.available(run.user_id)), "runId": run.id}
-    outbox.report_credits(run.user_id, CreditsEvent.EXHAUSTED, about)
-
-
 def finish(
     run: Run,
     to: str,
@@ -415,7 +406,7 @@ def finish(
     }
     if to == RunStatus.FAILED:
         if code == RunError.INSUFFICIENT_CREDITS:
-            report_exhausted(run)
+            spending.report_exhausted(run)
         transaction.on_commit(functools.partial(log_failure, run.pk, code, reason, attempt), robust=True)
     run = move_run(run, to, happened, owned=owned, also=also, **changes)
     unblock(promoted)

@@ -23,6 +23,8 @@ from runs.lifecycle.moves import LeaseLost, as_known, changed
 from runs.lifecycle.text import unrecorded_text
 from runs.models import Compaction, Run, RunStatus, Turn
 from runs.tokens import text_size
+from webhooks import outbox
+from webhooks.events import CreditsEvent
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +94,12 @@ def refusal(run: Run, needs: int) -> Refusal | None:
         return over
     available = spendable(run, needs)
     return None if available is None or available >= needs else Refusal(RunError.INSUFFICIENT_CREDITS, needs, available)
+
+
+def report_exhausted(run: Run) -> None:
+    """Tell the app that the user's credits do not reach for the run's next step."""
+    about = {"available": money.to_number(ledger.available(run.user_id)), "runId": run.id}
+    outbox.report_credits(run.user_id, CreditsEvent.EXHAUSTED, about)
 
 
 def hold_turn(run: Run, turn: int | str, request: int, amount: int, price: dict[str, Any]) -> LedgerEntry | None:

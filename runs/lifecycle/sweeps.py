@@ -198,7 +198,7 @@ def resume_paid_runs(seconds: float = math.inf) -> int:
     begun = clock.steady()
     if begun < _next_look:
         return 0
-    waiting = Waitpoint.objects.filter(ledger.covers("needed"), status=WaitpointStatus.PENDING, needed__isnull=False)
+    waiting = Waitpoint.objects.filter(sums.covers("needed"), status=WaitpointStatus.PENDING, needed__isnull=False)
     spent = ExpressionWrapper(sums.committed_subquery("run_id") + F("needed"), BigIntegerField())
     ready = waiting.annotate(spent=spent).filter(Q(run__max_credits=None) | Q(run__max_credits__gte=F("spent")))
     users = list(ready.order_by().values_list("run__user_id", flat=True).distinct()[:BATCH])

@@ -11,7 +11,7 @@ from django.db import transaction
 from config.kernel import clock
 from config.kernel.ids import new_id
 from config.queue.nudges import nudge_after_commit
-from credits import ledger
+from credits import ledger, sums
 from runs import events
 from runs.apps import RESUME_PAID
 from runs.errors import RunError
@@ -57,7 +57,7 @@ def pause(run: Run, refusal: Refusal, call: ToolInvocation | None) -> Moved:
     kind = WaitpointKind.CREDIT_APPROVAL
     moved = _open(run, settings.CREDITS_WAIT_SECONDS, kind=kind, request_payload=payload, needed=refusal.needs)
     if refusal.code == RunError.INSUFFICIENT_CREDITS:
-        runs.report_exhausted(run)
+        spending.report_exhausted(run)
     # Credits may have come since the refusal.
     nudge_after_commit(RESUME_PAID, str(run.user_id))
     return moved
@@ -143,7 +143,7 @@ def _resume(waitpoint_id: str) -> bool:
         return False
     if spending.budget_refusal(run, waitpoint.needed):
         return False
-    by = ledger.added_since(run.user_id, waitpoint.created_at)
+    by = sums.added_since(run.user_id, waitpoint.created_at)
     _, happened = _complete(waitpoint, {"approved": True, "by": by})
     _queue(run, happened)
     return True
