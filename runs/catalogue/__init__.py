@@ -146,7 +146,8 @@ def learn_tools(names: Collection[str]) -> None:
 
 def display_names(names: Collection[str]) -> dict[str, str]:
     """The names that people see, of those tools that exist, also of disabled ones."""
-    return dict(Tool.objects.filter(name__in=names).values_list("name", "display_name")) if names else {}
+    shown = Tool.objects.filter(name__in=names).exclude(display_name="")
+    return dict(shown.values_list("name", "display_name")) if names else {}
 
 
 def find_agent(reference: str) -> AgentVersion | None:

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection
 
+from credits import ledger
 from credits.models import LedgerEntry
 from runs import catalogue, lifecycle
 from runs.engine import session, spending
-from runs.models import Run, Tool
+from runs.models import Run, Tool, Waitpoint
 from tests.driver import until
+from tests.factories import UserFactory
 from tests.webhooks.receiver import answer, receiving
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -35,7 +37,7 @@ STEPS = (
     (lifecycle, "append_text"),
     (lifecycle, "record_turn"),
     (lifecycle, "record_call_result"),
-    (lifecycle, "exceeds_budget"),
+    (lifecycle, "budget_refusal"),
     (lifecycle, "open_waitpoint"),
     (lifecycle, "dispatch_calls"),
     (lifecycle, "complete"),
@@ -79,6 +81,18 @@ def test_every_step_happens_once(bench, events, monkeypatch, module, step):
     assert content.endswith("The chart is done.\nthe quick brown")
     events(run["id"])
     assert lifecycle.streamed_text(Run.objects.get(pk=run["id"])) == content
+    assert lifecycle.violations() == []
+
+
+def test_a_pause_for_want_of_credits_happens_once(bench, monkeypatch, user):
+    ledger.adjust(user.pk, 100_000 - ledger.available(user.pk), reason="few", staff=UserFactory(is_staff=True))
+    pause = Loser(monkeypatch, lifecycle, "pause", lambda number: number == 1)
+    resume = Loser(monkeypatch, lifecycle, "resume_paid", lambda number: number == 1)
+    run = bench.ask("/say ok", onCreditsExhausted="wait")
+    ledger.grant(user.pk, 5_000_000, cause="paid")
+    run = bench.wait(run["id"])
+    assert (run["status"], pause.lost, resume.lost) == ("completed", 1, 1)
+    assert Waitpoint.objects.filter(run=run["id"]).count() == 1
     assert lifecycle.violations() == []
 
 
