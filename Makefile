@@ -18,7 +18,7 @@ PYTEST := $(PY) -m pytest -p no:cacheprovider $(if $(filter-out 0,$(RERUNS)),--r
 COVERED := $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 # The tests of one file run in one worker, so that the processes of a module start once. tests/conftest.py sets the order.
 # The fast tests have one worker per hardware thread. The others wait for a part of their time, for processes and leases,
-# so there are three workers for two threads.
+# so there are three workers for two threads; tests of faults, whose leases end on a busy machine, have one per core.
 BY_FILE := --dist loadfile --no-loadscope-reorder
 PARALLEL = -n $(shell $(PY) -c 'import os; print(max(2, os.cpu_count() * 3 // 2))') $(BY_FILE)
 test: PARALLEL = -n logical $(BY_FILE)
@@ -47,7 +47,7 @@ test-services: $(VENV)/.installed-dev ## Run the tests on a temporary PostgreSQL
 
 # Tests that measure time run without parallel workers, after the others.
 test-faults: $(VENV)/.installed-dev ## Run the tests that kill, stop and slow down real processes
-	@$(PY) -m tests.stack.run_services $(PYTEST) -q $(PARALLEL) -m "faults and not alone" --durations=10; rest=$$?; \
+	@$(PY) -m tests.stack.run_services $(PYTEST) -q -n auto $(BY_FILE) -m "faults and not alone" --durations=10; rest=$$?; \
 	$(PY) -m tests.stack.run_services $(PYTEST) -q -m "faults and alone" --durations=5 && exit $$rest
 
 check: ## Check lint, types, import rules, migrations, settings, API schema, documentation
