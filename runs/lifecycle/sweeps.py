@@ -35,6 +35,7 @@ _watched = (0.0, float("-inf"))
 # When this process looks again for runs that credits reach for, by ``clock.steady``.
 _next_look = float("-inf")
 LOOK_PAUSE = 50
+LOOK_PAUSE_SECONDS = 10.0
 
 CLAIMABLE = Q(status=RunStatus.QUEUED, blocked=False, throttled=False) | Q(status=RunStatus.RUNNING, worker_id=None)
 
@@ -192,7 +193,8 @@ def resume_paid_runs(seconds: float = math.inf) -> int:
     """Runs that wait for credits which have come, although no nudge said so: it was lost, or other runs have released
     what they held. Returns how many users' runs were looked at.
 
-    The look reads all waiting runs: 0.2 s for 100,000 on PostgreSQL. So each process pauses LOOK_PAUSE times as long.
+    The look reads all waiting runs: 0.2 s for 100,000 on PostgreSQL. So each process pauses LOOK_PAUSE times as long,
+    but no longer than LOOK_PAUSE_SECONDS: a look may also have waited for the database.
     """
     global _next_look
     begun = clock.steady()
@@ -202,5 +204,5 @@ def resume_paid_runs(seconds: float = math.inf) -> int:
     spent = ExpressionWrapper(sums.committed_subquery("run_id") + F("needed"), BigIntegerField())
     ready = waiting.annotate(spent=spent).filter(Q(run__max_credits=None) | Q(run__max_credits__gte=F("spent")))
     users = list(ready.order_by().values_list("run__user_id", flat=True).distinct()[:BATCH])
-    _next_look = clock.steady() + LOOK_PAUSE * (clock.steady() - begun)
+    _next_look = clock.steady() + min(LOOK_PAUSE * (clock.steady() - begun), LOOK_PAUSE_SECONDS)
     return sum(1 for _ in jobs.each(JOB, users, waitpoints.resume_paid, seconds))
