@@ -101,7 +101,7 @@ def _change(agent: Agent, **columns: Any) -> None:
 
 
 class Columns(serializers.Serializer):
-    """What is true of every agent and version, whoever writes it. Amounts are micro-credits."""
+    """The rules of each column of an agent and its versions. Amounts are micro-credits."""
 
     name = Text()
     display_name = Text(max_length=DISPLAY_NAME_MAX_CHARS)

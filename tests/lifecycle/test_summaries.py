@@ -115,6 +115,18 @@ def test_nobody_pays_for_a_summary_without_the_turn_after_it(bench: Bench, provi
     assert len(provider.summaries) > 0
 
 
+def test_a_run_waits_for_the_budget_of_a_summary(bench: Bench, provider: Provider, window):
+    chat = long_chat(bench, window)
+    run = bench.start("/say now", chat, maxCredits=0.9, onCreditsExhausted="wait")
+    run = bench.wait(run["id"], "waiting")
+    assert run["pendingWaitpoint"]["requestPayload"]["reason"] == "BUDGET_EXCEEDED"
+    assert not Compaction.objects.filter(run=run["id"]).exists()
+    bench.respond(run, kind="CREDIT_APPROVAL", approved=True, maxCredits=50)
+    run = bench.wait(run["id"])
+    assert run["status"] == "completed"
+    assert {row.kind for row in Compaction.objects.filter(run=run["id"])} == {"summary"}
+
+
 def test_an_empty_summary_is_paid_once(bench: Bench, provider: Provider, window, monkeypatch):
     monkeypatch.setattr("runs.llm.retry.MODEL_RETRY_SECONDS", 0)
     chat = long_chat(bench, window)
