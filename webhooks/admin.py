@@ -16,7 +16,7 @@ from config.kernel.errors import ValidationFailed
 from config.staff.actions import Action, ActionForm, Did, WithActions
 from config.staff.base import NOTHING, ReadOnly, StaffAdmin, choice_filter, link_column, status_column
 from webhooks import services
-from webhooks.events import Event
+from webhooks.events import CreditsEvent, Event, TrialEvent
 from webhooks.models import Attempt, Delivery, Endpoint
 
 RUN = link_column("run_id", "run")
@@ -26,6 +26,11 @@ def disable(request: HttpRequest, endpoint: Endpoint, data: dict[str, Any]) -> D
     # Without the secrets: perhaps no key can decrypt them any more.
     chosen = Endpoint.objects.filter(pk=endpoint.pk).defer(*EndpointAdmin.unread)
     return Did(endpoint, "Disabled.") if services.disable(chosen) else None
+
+
+def send_test(request: HttpRequest, endpoint: Endpoint, data: dict[str, Any]) -> Did:
+    services.send_test(endpoint.user)
+    return Did(endpoint, "Sent a test event.")
 
 
 class InstallationForm(ActionForm):
@@ -89,6 +94,16 @@ class EndpointAdmin(ReadOnly, WithActions):
             offered=lambda endpoint: endpoint.enabled and endpoint.deleted_at is None,
         ),
         Action(
+            name="test",
+            label="Send a test event",
+            permission="webhooks.disable_endpoint",
+            question="The endpoint gets a signed event of the type webhook.test, which is listed among its deliveries.",
+            apply=send_test,
+            about="one",
+            icon="send",
+            offered=lambda endpoint: endpoint.enabled and endpoint.deleted_at is None,
+        ),
+        Action(
             name="installation",
             label="Set up the installation endpoint",
             permission="webhooks.set_installation_endpoint",
@@ -144,7 +159,7 @@ class AttemptInline(ReadOnly, TabularInline):
 class DeliveryAdmin(ReadOnly, StaffAdmin):
     empty_text = "A delivery appears when something happens in a run of a user with an endpoint."
     list_display = ("id", "event_type", "user", RUN, "state", "attempt_count", "next_attempt_at", "created_at")
-    list_filter = ("status", choice_filter("event_type", "event", list(Event)))
+    list_filter = ("status", choice_filter("event_type", "event", [*Event, *CreditsEvent, *TrialEvent]))
     list_select_related = ("user",)
     search_help_text = "Delivery, event, run, endpoint or user"
     id_fields = {"evt": "event_id", "run": "run_id", "whe": "endpoint_id"}

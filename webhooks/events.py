@@ -45,12 +45,8 @@ class Event(StrEnum):
 EXTENDED_EVENTS = frozenset(event for event in Event if event.extended)
 
 
-class CreditsEvent(StrEnum):
-    """What happens to a user's credits, for the installation endpoint alone. A member is ``NAME = name, when``."""
-
-    GRANTED = "credits.granted", "Credits were granted to a user."
-    LOW = "credits.low", "A user's balance has gone below one of the installation's thresholds."
-    EXHAUSTED = "credits.exhausted", "A run waits or has failed because its user's credits do not reach for it."
+class PlainEvent(StrEnum):
+    """An event of no run. A member is ``NAME = name, when it is sent``."""
 
     sent_when: str
 
@@ -58,3 +54,17 @@ class CreditsEvent(StrEnum):
         member = str.__new__(cls, name)
         member._value_, member.sent_when = name, sent_when
         return member
+
+
+class CreditsEvent(PlainEvent):
+    """What happens to a user's credits, for the installation endpoint alone."""
+
+    GRANTED = "credits.granted", "Credits were granted to a user."
+    LOW = "credits.low", "A user's balance has gone below one of the installation's thresholds."
+    EXHAUSTED = "credits.exhausted", "A run waits or has failed because its user's credits do not reach for it."
+
+
+class TrialEvent(PlainEvent):
+    """For the endpoint that was asked about alone."""
+
+    TEST = "webhook.test", "The user or staff asked for a test event."

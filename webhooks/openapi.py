@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from config.api.openapi.document import described
-from webhooks.events import CreditsEvent, Event
+from webhooks.events import CreditsEvent, Event, PlainEvent, TrialEvent
 
 
 def add_webhooks(result: dict[str, Any], generator: Any, request: Any, public: Any) -> dict[str, Any]:
     """A drf-spectacular post-processing hook."""
-    result["webhooks"] = {event.value: {"post": operation(event)} for event in [*Event, *CreditsEvent]}
+    result["webhooks"] = {event.value: {"post": operation(event)} for event in [*Event, *CreditsEvent, *TrialEvent]}
     return result
 
 
-def operation(event: Event | CreditsEvent) -> dict[str, Any]:
+def operation(event: Event | PlainEvent) -> dict[str, Any]:
     """The POST that a receiver gets."""
     common, installation = described("webhook_fields"), described("webhook_installation_fields")
-    if isinstance(event, CreditsEvent):
-        of_run = ("runId", "chatId")
-        common = {name: field for name, field in (common | installation).items() if name not in of_run}
+    if isinstance(event, PlainEvent):
+        common |= installation if isinstance(event, CreditsEvent) else {}
+        common = {name: field for name, field in common.items() if name not in ("runId", "chatId")}
         installation = {}
     own = described("webhook_event_fields").get(event, {})
     fields = {name: dict(field) for name, field in (common | own | installation).items()}

@@ -17,7 +17,8 @@ from config.kernel import clock
 from config.kernel.ids import new_id
 from config.kernel.jsontext import dumps
 from config.queue.nudges import nudge_after_commit
-from webhooks.events import EXTENDED_EVENTS, CreditsEvent, Event
+from webhooks.events import EXTENDED_EVENTS, CreditsEvent, Event, TrialEvent
+from webhooks.models import Delivery, Endpoint
 
 DELIVER = "webhooks.deliver_due"
 
@@ -83,3 +84,19 @@ def add(
     values += [moment, moment, user_id if of_run else None, bool(of_run) and event not in EXTENDED_EVENTS]
     writes.execute(_record_sql(connection.vendor), values, then=lambda: nudge_after_commit(DELIVER))
     return event_id
+
+
+def send_test(endpoint: Endpoint) -> Delivery:
+    """Record a test event for this endpoint, which the caller has locked, and no other."""
+    now, event_id = clock.now(), new_id("evt")
+    body = {"id": event_id, "type": TrialEvent.TEST, "occurredAt": clock.iso(now)}
+    nudge_after_commit(DELIVER)
+    return Delivery.objects.create(
+        event_id=event_id,
+        endpoint=endpoint,
+        user_id=endpoint.user_id,
+        event_type=TrialEvent.TEST,
+        body=dumps(body).decode(),
+        created_at=now,
+        next_attempt_at=now,
+    )

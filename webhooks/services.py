@@ -15,9 +15,9 @@ from django.db.models import Prefetch, QuerySet
 
 from config.database import batches
 from config.kernel import clock
-from config.kernel.errors import NotFound, ValidationFailed
+from config.kernel.errors import Conflict, NotFound, ValidationFailed
 from config.outbound import client
-from webhooks import transitions
+from webhooks import outbox, transitions
 from webhooks.models import Attempt, Delivery, Endpoint
 
 INSTALLATION: Any = None
@@ -119,6 +119,15 @@ def delete_endpoint(user: Any) -> None:
     endpoint.secret, endpoint.secondary_secret, endpoint.secondary_expires_at = "", None, None
     endpoint.save(update_fields=["deleted_at", "updated_at", "secret", "secondary_secret", "secondary_expires_at"])
     transitions.drop([endpoint.pk])
+
+
+@transaction.atomic
+def send_test(user: Any) -> Delivery:
+    """Record a test event for the user's endpoint, and no other."""
+    endpoint = endpoint_of(user, lock=True)
+    if not endpoint.enabled:
+        raise Conflict("The endpoint is disabled: it gets no events.")
+    return outbox.send_test(endpoint)
 
 
 def disable(endpoints: QuerySet[Endpoint]) -> int:

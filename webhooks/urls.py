@@ -8,5 +8,6 @@ ENDPOINT: dict[str, Any] = {"get": "retrieve", "post": "create", "patch": "parti
 
 session = [
     path("webhooks", views.WebhookViewSet.as_view(ENDPOINT)),
+    path("webhooks/test", views.WebhookViewSet.as_view({"post": "test"})),
     path("webhooks/deliveries", views.DeliveryViewSet.as_view({"get": "list"})),
 ]

@@ -9,6 +9,8 @@ from rest_framework import status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from config.api import ratelimit
+from config.api.serializers import NoInput
 from config.api.viewsets import ServiceViewSet
 from config.kernel.errors import ValidationFailed
 from webhooks import services
@@ -18,7 +20,8 @@ from webhooks.serializers import DeliverySerializer, EndpointChanges, EndpointIn
 
 class WebhookViewSet(ServiceViewSet):
     serializer_class = EndpointSerializer
-    error_statuses = {"retrieve": {404}, "partial_update": {404}, "destroy": {404}}
+    idempotent_actions = {"create", "test"}
+    error_statuses = {"retrieve": {404}, "partial_update": {404}, "destroy": {404}, "test": {404, 409}}
 
     def apply_idempotency(self, request: Request) -> None:
         # Not in ``create``, which runs in a transaction if there is a key: resolving a host takes time.
@@ -50,6 +53,12 @@ class WebhookViewSet(ServiceViewSet):
     def destroy(self, request: Request) -> Response:
         services.delete_endpoint(request.user)
         return Response(status=status.HTTP_204_NO_CONTENT)
+
+    @extend_schema(request=None, responses={201: DeliverySerializer})
+    def test(self, request: Request) -> Response:
+        self.read(NoInput)
+        ratelimit.charge_webhook_test(request._request, request.user)
+        return Response(DeliverySerializer(services.send_test(request.user)).data, status.HTTP_201_CREATED)
 
 
 class DeliveryViewSet(ServiceViewSet):

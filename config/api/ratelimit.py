@@ -14,6 +14,8 @@ from config.limits.window import Bucket, Verdict, charge
 
 # Requests per minute of a server key, for each of its scopes.
 RATE_LIMIT_SERVER_KEYS = 600
+# Test events per minute of a user.
+RATE_LIMIT_WEBHOOK_TESTS = 10
 
 
 def charge_user(request: HttpRequest, surface: str, user: Any, *, run_start: bool = False) -> None:
@@ -30,6 +32,11 @@ def charge_run_start(request: HttpRequest, surface: str, user: Any) -> None:
 
 def _run_starts(surface: str, user: Any) -> Bucket:
     return Bucket(f"run-starts:{surface}:{user.pk}", settings.RATE_LIMIT_RUN_STARTS)
+
+
+def charge_webhook_test(request: HttpRequest, user: Any) -> None:
+    """Charge a test event within a request that ``charge_user`` has charged already. Raises RateLimited."""
+    _charge(request, Bucket(f"webhook-tests:{user.pk}", RATE_LIMIT_WEBHOOK_TESTS))
 
 
 def charge_server_key(request: HttpRequest, key: Any, scope: str) -> None:

@@ -76,6 +76,14 @@ def test_run_starts_have_a_separate_limit(limits, session):
     assert (response.status_code, shown(response)[:2]) == (200, (10, 7))  # the refused start counts for neither limit
 
 
+def test_ten_test_events_are_sent_in_a_minute(limits, user, session):
+    factories.EndpointFactory(user=user)
+    answers = [session.post("/api/v1/webhooks/test") for _ in range(11)]
+    assert [answer.status_code for answer in answers] == [201] * 10 + [429]
+    assert refused(answers[-1])
+    assert user.webhook_endpoints.get().deliveries.count() == 10
+
+
 def test_invalid_credentials_count_by_address(limits, session):
     limits.RATE_LIMIT_UNAUTHENTICATED = 2
     bad = APIClient()

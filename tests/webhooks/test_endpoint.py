@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from datetime import timedelta
 
@@ -14,6 +15,7 @@ from config.api.models import IdempotencyRecord
 from tests import factories
 from tests.webhooks.conftest import deliver, pass_time, record
 from tests.webhooks.receiver import answer
+from webhooks import signing
 from webhooks.models import Delivery, Endpoint
 
 pytestmark = pytest.mark.django_db
@@ -377,3 +379,45 @@ def test_list_takes_a_constant_number_of_queries(session, user, endpoint, receiv
     assert Delivery.objects.filter(status="DELIVERED").count() == 10
     with django_assert_max_num_queries(3):
         assert len(listing(session)["items"]) == 10
+
+
+# --- test events -----------------------------------------------------------------------------------------------------
+def test_a_test_event_is_delivered_as_any_other_to_the_own_endpoint_alone(session, user, receivers):
+    assert session.post(URL + "/test").status_code == 404
+    receiver = receivers(answer(500), answer(200))
+    secret = post(session, url=receiver.url).json()["secret"]
+    for other in (None, factories.UserFactory()):
+        factories.EndpointFactory(user=other, extended_events=True)
+    assert session.post(URL + "/test", {"x": 1}, format="json").status_code == 400
+    created = session.post(URL + "/test", HTTP_IDEMPOTENCY_KEY="k")
+    replay = session.post(URL + "/test", HTTP_IDEMPOTENCY_KEY="k")
+    assert (created.status_code, replay.json()) == (201, created.json())
+    deliver()
+    pass_time(30)
+    deliver()
+    (item,) = listing(session)["items"]
+    assert (
+        item
+        | {"attempts": [], "status": "PENDING", "finishedAt": None}
+        | {"nextAttemptAt": created.json()["nextAttemptAt"]}
+        == created.json()
+    )
+    assert (item["eventType"], item["runId"], item["chatId"], item["status"]) == (
+        "webhook.test", None, None, "DELIVERED",
+    )  # fmt: skip
+    assert [attempt["statusCode"] for attempt in item["attempts"]] == [500, 200]
+    assert Delivery.objects.filter(event_type="webhook.test").count() == 1
+    first, second = receiver.requests
+    assert first.body == second.body
+    body = json.loads(first.body)
+    assert set(body) == {"id", "type", "occurredAt"}
+    assert (body["id"], body["type"]) == (item["eventId"], "webhook.test")
+    headers = dict(first.headers)
+    signing.verify(headers, first.body, secret, int(headers["webhook-timestamp"]))
+
+
+def test_a_disabled_endpoint_gets_no_test_event(session, endpoint):
+    session.patch(URL, {"enabled": False}, format="json")
+    refused = session.post(URL + "/test")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "CONFLICT")
+    assert not Delivery.objects.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 from tests import factories
 from tests.webhooks.conftest import deliver, record
-from webhooks import signing
+from webhooks import services, signing
 from webhooks.models import Delivery
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,6 +73,9 @@ def test_verifies_and_prints_real_deliveries(user, listen):
     for part in ("tool.completed", delivery.run_id, "name=calculate", "attempt 1", "verified"):
         assert part in line
     assert "not verified" not in line
+    services.send_test(user)
+    deliver()
+    assert re.search(r"webhook\.test +\(attempt 1, verified\)$", listener.line())
     delivery.refresh_from_db()
     assert delivery.status == "DELIVERED"
     assert listener.interrupt() == 0

@@ -74,9 +74,8 @@ def judge(headers: dict[str, str], body: bytes, secret: str | None) -> tuple[int
         verdict = "verified"
     try:
         event = json.loads(body)
-        common = {"id", "type", "runId", "chatId", "occurredAt"}
-        extra = "".join(f"  {key}={value}" for key, value in event.items() if key not in common)
-        line = f"{event['type']:<16} run={event['runId']}  chat={event['chatId']}{extra}"
+        del event["id"], event["occurredAt"]
+        line = f"{event.pop('type'):<16}" + "".join(f"  {key}={value}" for key, value in event.items())
     except (ValueError, TypeError, KeyError, AttributeError):
         return 400, f"{moment}  REFUSED  the body is not an event"
     return 200, f"{moment}  {line}  (attempt {attempt}, {verdict})"
