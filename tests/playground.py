@@ -25,7 +25,7 @@ def say(page: Page, message: str) -> None:
 
 def wait_for(page: Page, status: str) -> None:
     """The newest run of the page has this status."""
-    expect(page.locator(".state .pill").last).to_have_text(status, timeout=SLOW)
+    expect(page.locator(".state .pill").last).to_have_text(status.capitalize(), timeout=SLOW)
 
 
 def said(page: Page, message: str, status: str = "completed") -> None:

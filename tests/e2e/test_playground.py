@@ -157,7 +157,7 @@ def test_an_approval_shows_what_would_be_run_and_a_refusal_has_a_reason(service:
     page.get_by_label("Reason of a refusal").fill("Too dear for us")
     page.get_by_role("button", name="Refuse", exact=True).click()
     expect(page.locator(".text").last).to_contain_text("Too dear for us", timeout=SLOW)
-    expect(page.locator(".tool .pill")).to_have_text("refused")
+    expect(page.locator(".tool .pill")).to_have_text("Refused")
     expect(page.locator(".answered")).to_have_text("Refused: draw_chart for up to 12 credits: Too dear for us")
 
 
@@ -265,7 +265,7 @@ def test_the_timeline_shows_turns_calls_retries_and_cost(service: Stack, page: P
     said(page, '/call calculate {"expression": "6*7"}\n/flaky 503 1 done')
     panel = page.locator("#show-timeline")
     for text in ("Queued", "Running", "calculate · turn 1, call 1", "Retry 1", "Completed"):
-        expect(panel.get_by_text(text, exact=True)).to_be_visible(timeout=SLOW)
+        expect(panel.locator("b").get_by_text(text, exact=True)).to_be_visible(timeout=SLOW)
     expect(panel.get_by_text("Turns", exact=True)).to_be_visible(timeout=SLOW)
     facts = dict(zip(panel.locator("dt").all_text_contents(), panel.locator("dd").all_text_contents(), strict=True))
     run = service.session("ada").get("/runs").json()["items"][0]

@@ -131,7 +131,7 @@ def test_a_reload_keeps_the_options_of_a_run(service: Stack, page: Page) -> None
     with page.expect_request(lambda asked: asked.method == "POST" and asked.url.endswith("/runs")) as sent:
         retry.click()
     assert sent.value.post_data_json == body
-    wait_for(page, "completed")
+    expect(page.locator(".state .pill")).to_have_text(["Completed"] * 2, timeout=SLOW)
     # Another tab does not know them, and says so.
     page.evaluate("sessionStorage.removeItem('options')")
     page.reload()

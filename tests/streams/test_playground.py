@@ -28,7 +28,7 @@ def test_a_run_is_shown_and_answered(streams, page, surface):
     page.get_by_text("Ask for approval").click()
     page.get_by_role("button", name="Approve", exact=True).click(timeout=20_000)
     status = page.locator(".state .pill")
-    expect(status.last).to_have_text("completed", timeout=20_000)
+    expect(status.last).to_have_text("Completed", timeout=20_000)
     expect(page.locator(".tool b")).to_have_text("draw_chart")
     picture = page.locator(".tool img")
     expect(picture).to_be_visible()
@@ -40,7 +40,7 @@ def test_a_run_is_shown_and_answered(streams, page, surface):
     say(page, "/stream 500 50")
     expect(page.locator(".text.live")).to_contain_text("fox", timeout=20_000)
     page.get_by_role("button", name="Stop").click()
-    expect(status.last).to_have_text("cancelled", timeout=20_000)
+    expect(status.last).to_have_text("Cancelled", timeout=20_000)
     # The tab keeps the token after a reload and drops it after sign-out.
     page.reload()
     expect(page.locator("#credits")).to_be_visible(timeout=20_000)
@@ -61,6 +61,6 @@ def test_page_continues_after_a_restart_of_the_server(streams, page):
     say(page, "/stream 60 50")
     expect(page.locator(".text.live")).to_contain_text("fox", timeout=20_000)
     streams.restart("web")
-    expect(page.locator(".state .pill").last).to_have_text("completed", timeout=30_000)
+    expect(page.locator(".state .pill").last).to_have_text("Completed", timeout=30_000)
     words = page.locator(".text").last.inner_text().split()
     assert len(words) == 60

@@ -28,13 +28,13 @@ async function request(path, options) {
   throw new Refused(answer.status, (await answer.json().catch(() => null))?.error);
 }
 
-/** The JSON of the answer. Raises Refused. */
+/** The JSON of the answer, or null if it has none. Raises Refused. */
 export async function call(method, path, body) {
   const type = body ? { "Content-Type": "application/json" } : {};
   const answer = await request(surface() + path, {
     method, headers: { ...headers(), ...type }, body: body ? JSON.stringify(body) : undefined,
   });
-  return answer.json();
+  return answer.status === 204 ? null : answer.json();
 }
 
 /** All items of a list of the catalogue. */

@@ -5,8 +5,8 @@ import { $, announce, button, make } from "./dom.js";
 
 const catalogue = { models: [], tools: [], agents: [] };
 let files = []; // {node, attachment or null while it is uploaded}
-let sender = async () => true;
-let busy = false;
+let hooks = { send: async () => true, answer: async () => true };
+let mode = "send"; // "queue" while a run works, "answer" or "approve" while it waits
 
 export const describe = (name) => catalogue.tools.find((tool) => tool.name === name);
 
@@ -28,14 +28,16 @@ export async function loadCatalogue() {
 
 /** An agent has a model and tools of its own. A run may use less of its tools, and no others. */
 function agentChosen() {
-  const { model: own, tools } = agent() || {};
+  const { model: own, tools, version } = agent() || {};
+  const versions = Array.from({ length: Math.max(0, version - 1 || 0) }, (_, at) => version - 1 - at);
+  $("version").replaceChildren(new Option(`Current: ${version}`, ""), ...versions.map((one) => new Option(one, one)));
+  $("version-label").hidden = !versions.length;
   const standard = catalogue.models.find((one) => (own ? one.name === own : one.isDefault));
   fill($("model"), standard ? `${own ? "Agent’s model" : "Default"}: ${standard.displayName}` : "Default model", catalogue.models);
   const off = boxes().filter((box) => !box.checked).map((box) => box.value);
   const offered = catalogue.tools.filter((tool) => !tools || tools.includes(tool.name));
   for (const label of $("tools").querySelectorAll("label")) label.remove(); // Chromium hides a fieldset whose legend changes
   $("tools").append(...offered.map((tool) => toolChoice(tool, !off.includes(tool.name))));
-  $("tools").hidden = !offered.length;
   markOptions();
 }
 
@@ -59,7 +61,15 @@ function toolChoice(tool, chosen) {
 
 /** What the options add to the body of a run; null, and the mistake is shown, if one of them is not valid. */
 export function options() {
-  const wrong = $("options").querySelector("input:invalid");
+  for (const [id, read] of Object.entries(READERS)) {
+    try {
+      read($(id).value);
+      $(id).setCustomValidity("");
+    } catch (error) {
+      $(id).setCustomValidity(error.message);
+    }
+  }
+  const wrong = $("options").querySelector(":is(input, textarea):invalid");
   if (wrong) {
     // A browser shows no message in a part of the page that is closed.
     $("options").open = true;
@@ -68,20 +78,46 @@ export function options() {
   return wrong ? null : chosenOptions();
 }
 
+/** How what is typed into a field becomes the value of the request. */
+const READERS = {
+  schema(text) {
+    let value = null;
+    try {
+      value = JSON.parse(text || "{}");
+    } catch { /* the message below says it */ }
+    if (value === null || typeof value !== "object" || Array.isArray(value)) throw new Error("Write a JSON Schema: {\"type\": \"object\", …}");
+    return value;
+  },
+  metadata(text) {
+    return Object.fromEntries(text.split("\n").filter((line) => line.trim()).map((line) => {
+      const [name, ...value] = line.split("=");
+      if (!value.length) throw new Error("Write one pair a line: name=value");
+      return [name.trim(), value.join("=").trim()];
+    }));
+  },
+};
+
+/** Only valid after `options()` has looked. */
 function chosenOptions() {
   const body = {};
-  if ($("agent").value) body.agent = $("agent").value;
+  if ($("agent").value) body.agent = $("agent").value + ($("version").value && `@${$("version").value}`);
   if ($("model").value) body.model = $("model").value;
   const chosen = boxes().filter((box) => box.checked);
-  if (chosen.length < boxes().length) body.tools = chosen.map((box) => box.value);
+  // The catalogue shows the tools of the current version only.
+  if (!$("version").value && chosen.length < boxes().length) body.tools = chosen.map((box) => box.value);
+  if ($("instructions").value.trim()) body.instructions = $("instructions").value;
+  if ($("schema").value.trim()) body.outputSchema = READERS.schema($("schema").value);
+  if ($("metadata").value.trim()) body.metadata = READERS.metadata($("metadata").value);
   if ($("budget").value !== "") body.maxCredits = Number($("budget").value);
   if ($("threshold").value !== "") body.creditApprovalThreshold = Number($("threshold").value);
   return body;
 }
 
 function markOptions() {
-  const { agent, model: named, ...hidden } = chosenOptions();
-  const count = Object.keys(hidden).length;
+  const fields = ["version", "instructions", "schema", "metadata", "budget", "threshold"].filter((id) => $(id).value.trim());
+  const fewer = !$("version").value && boxes().some((box) => !box.checked);
+  const count = fields.length + Number(fewer);
+  $("tools").hidden = !boxes().length || Boolean($("version").value);
   $("options").querySelector("summary").textContent = count ? `Options (${count})` : "Options";
 }
 
@@ -90,6 +126,7 @@ function markOptions() {
 function add(name, uploaded) {
   const remove = button("×", "", () => { files = files.filter((one) => one !== entry); entry.node.remove(); showFiles(); });
   remove.setAttribute("aria-label", `Remove ${name}`);
+  tell("");
   const entry = { node: make("li", "", name, remove), attachment: null };
   files.push(entry);
   $("files").append(entry.node);
@@ -144,27 +181,60 @@ export function clear() {
   grow();
 }
 
-export function setBusy(is) {
-  busy = is;
-  $("send").hidden = is;
-  $("stop").hidden = !is;
-  $("stop").disabled = false;
+const MODES = {
+  send: ["Send", "Write a message"],
+  queue: ["Queue", "Write the next message; it runs after this one"],
+  answer: ["Answer", "Write your answer"],
+  approve: ["Send", "The run waits for your decision above"],
+};
+
+/** What the message box does now; returns what it did before. */
+export function setMode(name) {
+  const before = mode;
+  if (name === before) return before;
+  mode = name;
+  const [label, placeholder] = MODES[name];
+  $("send").textContent = label;
+  $("message").placeholder = placeholder;
+  $("stop").hidden = name === "send";
+  tell("");
+  return before;
+}
+
+/** Why nothing was sent. */
+function tell(text) {
+  $("composer-note").textContent = text;
+  $("composer-note").hidden = !text;
 }
 
 async function submit() {
-  const message = $("message").value, body = options();
-  if (busy || !message.trim() || !body) return;
+  const message = $("message").value;
+  tell("");
+  if (!message.trim()) return;
+  if (mode === "approve") {
+    tell("The run waits for your decision. Approve or refuse it above, or stop the run.");
+    return;
+  }
+  if (mode === "answer") {
+    if (files.length) tell("An answer can't have files. Remove them first.");
+    else if (await hooks.answer(message)) clear();
+    return;
+  }
+  const body = options();
+  if (!body) return;
   await Promise.all(files.map((one) => one.done));
   const attachments = files.map((one) => one.attachment);
-  if (attachments.includes(null)) return; // the person removes what failed, or tries again
-  const text = message;
+  if (attachments.includes(null)) {
+    tell("A file was not accepted. Remove it, then send the message.");
+    return;
+  }
   clear();
-  if (!(await sender({ message: text, ...body }, attachments))) edit(text, attachments);
+  if (!(await hooks.send({ message, ...body }, attachments))) edit(message, attachments);
 }
 
-/** `send(body, attachments)` resolves to whether the run was started. */
-export function start(send, stopRun) {
-  sender = send;
+/** `send(body, attachments)` resolves to whether the run was started, `answer(text)` to whether it was accepted. */
+export function start(given) {
+  hooks = given;
   const form = $("composer").querySelector("form");
   form.noValidate = true; // options() does that, for every way to send
   form.addEventListener("submit", (event) => { event.preventDefault(); submit(); });
@@ -174,8 +244,13 @@ export function start(send, stopRun) {
   });
   $("attach").addEventListener("click", () => $("file").click());
   $("file").addEventListener("change", () => { attach($("file").files); $("file").value = ""; });
-  $("stop").addEventListener("click", () => { $("stop").disabled = true; stopRun(); });
+  $("stop").addEventListener("click", async () => {
+    $("stop").disabled = true;
+    await hooks.stop();
+    $("stop").disabled = false;
+  });
   $("agent").addEventListener("change", agentChosen);
+  $("version").addEventListener("change", markOptions);
   $("options").addEventListener("change", markOptions);
   // Before the click, which may open them.
   document.addEventListener("pointerdown", ({ target }) => { if (!$("options").contains(target)) $("options").open = false; });
@@ -186,5 +261,5 @@ export function start(send, stopRun) {
 /** The options as they are, for an example that is sent by a click. */
 export function sendExample(message) {
   const body = options();
-  if (body) sender({ message, ...body }, []);
+  if (body) hooks.send({ message, ...body }, []);
 }

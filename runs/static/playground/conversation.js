@@ -9,9 +9,16 @@ import { FINAL } from "./stream.js";
 const PAGE = 20;
 const AT_ONCE = 3;
 
-/** The open chat. `runs` are views by id, in the order of the page; `answers` the contents of their messages. */
-export const open = { chatId: null, runs: new Map(), active: null, controller: new AbortController(), cursors: null, answers: new Map() };
-const hooks = { describe: () => null, options: () => null, changed: () => {}, selected: () => {}, started: () => {}, edit: () => {}, busy: () => {}, failed: () => {} };
+const empty = () => ({
+  chatId: null, runs: new Map(), live: [], starting: false, controller: new AbortController(), cursors: null, answers: new Map(),
+});
+
+/**
+ * The open chat. `runs` are views by id, in the order of the page, `live` those of them that have not ended; `answers`
+ * the contents of their messages.
+ */
+export const open = empty();
+const hooks = { describe: () => null, options: () => null, changed: () => {}, selected: () => {}, started: () => {}, edit: () => {}, mode: () => {}, failed: () => {} };
 
 export function configure(given) {
   Object.assign(hooks, given);
@@ -19,12 +26,24 @@ export function configure(given) {
 
 export function close() {
   open.controller.abort();
-  Object.assign(open, { chatId: null, runs: new Map(), active: null, controller: new AbortController(), cursors: null, answers: new Map() });
+  Object.assign(open, empty());
   $("messages").replaceChildren();
   $("earlier").hidden = true;
-  hooks.busy(false);
+  showMode();
   hooks.selected(null);
 }
+
+const question = () => open.live.map((view) => view.question).find(Boolean);
+
+/** What the message box is for, by what the chat's runs do. */
+function showMode() {
+  const asked = question();
+  if (asked) hooks.mode(asked.answer ? "answer" : "approve");
+  else hooks.mode(open.live.length || open.starting ? "queue" : "send");
+}
+
+/** Answers the open question. Resolves to whether the answer was accepted. */
+export const answer = async (text) => Boolean(await question()?.answer?.(text));
 
 /** Shows the newest messages of a chat and continues its run, if one is active. */
 export async function show(chatId) {
@@ -88,7 +107,7 @@ async function restore(views, summaries) {
 }
 
 function viewOf(runId, message) {
-  const view = new RunView(runId, { describe: hooks.describe, changed: hooks.changed });
+  const view = new RunView(runId, { describe: hooks.describe, changed: (run) => { showMode(); hooks.changed(run); } });
   const { content, attachments = [] } = message;
   view.request = { chatId: open.chatId, body: { message: content }, files: attachments, complete: false };
   const text = make("div", content.startsWith("/") ? "user script" : "user", content);
@@ -129,7 +148,7 @@ async function edit(view) {
 async function retry(view) {
   const { complete, body } = view.request;
   const options = complete ? {} : hooks.options();
-  if (open.active || !options) return;
+  if (!options) return;
   try {
     const files = await copies(view);
     await send(complete ? body : { message: body.message, ...options }, files);
@@ -141,19 +160,24 @@ async function retry(view) {
 // A message uses each attachment once.
 const copies = (view) => Promise.all(view.request.files.map(copyOf));
 
-/** Starts a run, in a new chat if none is open. Resolves when the run has started; false if it was refused. */
+/**
+ * Starts a run, in a new chat if none is open. If a run works, the new one is queued behind it. Resolves when the run
+ * has started; false if it was refused.
+ */
 export async function send(body, files) {
-  if (open.active) return false;
+  if (open.starting) return false;
   const { controller } = open;
   const isNew = !open.chatId;
-  hooks.busy(true);
-  open.active = {};
+  open.starting = true;
+  showMode();
   try {
     if (isNew) open.chatId = (await call("POST", "/chats", {})).id;
     const ids = files.length ? { attachmentIds: files.map((file) => file.id) } : {};
     const { attachmentIds, ...kept } = body;
-    const run = await call("POST", `/chats/${open.chatId}/runs`, { ...kept, ...ids });
+    const behind = open.live.length ? { onActiveRun: "enqueue" } : {};
+    const run = await call("POST", `/chats/${open.chatId}/runs`, { ...kept, ...ids, ...behind });
     if (controller.signal.aborted) return true;
+    open.starting = false;
     const view = viewOf(run.id, { content: body.message, attachments: files });
     view.request = { chatId: isNew ? null : open.chatId, body: kept, files, complete: true };
     remember(run.id, kept);
@@ -165,8 +189,8 @@ export async function send(body, files) {
     return true;
   } catch (error) {
     if (controller.signal.aborted) return true;
-    open.active = null;
-    hooks.busy(false);
+    open.starting = false;
+    showMode();
     notice(error.message);
     if (error.status === 401) hooks.failed();
     return false;
@@ -176,9 +200,9 @@ export async function send(body, files) {
 /** Follows a run that has not ended. */
 async function watch(view) {
   const { signal } = open.controller;
-  open.active = view;
-  hooks.busy(true);
-  hooks.selected(view);
+  open.live.push(view);
+  showMode();
+  if (open.live[0] === view) hooks.selected(view);
   try {
     await view.play(signal, { live: true });
   } catch (error) {
@@ -186,12 +210,15 @@ async function watch(view) {
     if (error.status === 401) hooks.failed();
   }
   if (signal.aborted) return;
-  open.active = null;
+  open.live = open.live.filter((one) => one !== view);
+  if (open.live.length) hooks.selected(open.live[0]);
   atEnd(() => finishActions(view));
-  hooks.busy(false);
+  showMode();
   hooks.changed(view);
 }
 
+/** Cancels the run that works; those behind it follow. */
 export async function stop() {
-  if (open.active?.id) await call("POST", `/runs/${open.active.id}/cancel`, {}).catch((error) => notice(error.message));
+  const [view] = open.live;
+  if (view) await call("POST", `/runs/${view.id}/cancel`, {}).catch((error) => notice(error.message));
 }

@@ -1,7 +1,7 @@
 /** The user's credits: balance, usage by day as a chart, usage by tool. */
 
 import { call, isPublic } from "./api.js";
-import { $, counted, make, number, svg } from "./dom.js";
+import { $, counted, credits, make, number, svg } from "./dom.js";
 
 const DAYS = 30;
 const WIDTH = 360, HEIGHT = 130, BASE = 108, TOP = 16;
@@ -9,14 +9,14 @@ const WIDTH = 360, HEIGHT = 130, BASE = 108, TOP = 16;
 export async function showBalance() {
   try {
     const { available } = await call("GET", "/me/credits");
-    $("credits").textContent = counted(Math.floor(available * 10) / 10);
+    $("credits").replaceChildren(credits(available, counted(Math.floor(available * 10) / 10)));
     $("credits").hidden = false;
   } catch { /* a key may lack that scope */ }
 }
 
 export async function show(panel) {
   const { balance, held, available } = await call("GET", "/me/credits");
-  const parts = [make("p", "balance", `${counted(available)} available`)];
+  const parts = [make("p", "balance", credits(available), " available")];
   if (Number(held)) parts.push(make("p", "hint", `${number(balance)} less ${number(held)} that are held for calls in progress`));
   if (isPublic()) {
     parts.push(make("p", "hint", "The reports of usage need a session token."));
@@ -48,6 +48,6 @@ function chart(days) {
 
 function table(groups) {
   const head = make("tr", "", make("th", "", "Tool"), make("th", "", "Uses"), make("th", "", "Credits"));
-  const rows = groups.map((group) => make("tr", "", make("td", "", group.displayName), make("td", "", number(group.records)), make("td", "", number(group.totalDebited))));
+  const rows = groups.map((group) => make("tr", "", make("td", "", group.displayName), make("td", "", number(group.records)), make("td", "", credits(group.totalDebited, number(group.totalDebited)))));
   return groups.length ? make("table", "usage", make("thead", "", head), make("tbody", "", ...rows)) : make("p", "hint", "Nothing was used yet.");
 }

@@ -27,15 +27,21 @@ export function svg(tag, attributes, ...content) {
 
 let followed = true;
 
+function look() {
+  const box = $("scroll");
+  followed = box.scrollHeight - box.scrollTop - box.clientHeight < 80;
+  $("newest").hidden = followed;
+}
+
 export function watchScroll() {
-  $("scroll").addEventListener("scroll", ({ target: box }) => {
-    followed = box.scrollHeight - box.scrollTop - box.clientHeight < 80;
-  });
+  $("scroll").addEventListener("scroll", look);
+  $("newest").addEventListener("click", toEnd);
 }
 
 export function atEnd(change = () => {}) {
   change();
   if (followed) $("scroll").scrollTop = $("scroll").scrollHeight;
+  else look();
 }
 
 export function toEnd() {
@@ -47,6 +53,11 @@ export function notice(text, where = $("messages")) {
   const node = make("div", "notice", text);
   node.setAttribute("role", "alert");
   atEnd(() => where.append(node));
+}
+
+/** Shows whether the service can be reached. */
+export function offline(is) {
+  $("offline").hidden = !is;
 }
 
 /** Said by a screen reader. Text that streams is said once, when it is complete. */
@@ -72,8 +83,24 @@ export async function copy(text, label) {
 
 // --- numbers and times ------------------------------------------------------------------------------------------
 
-export const number = (value) => new Intl.NumberFormat("en", { maximumFractionDigits: 6 }).format(value);
+/** At most three decimals. An amount under one keeps three digits, so that nothing is rounded to nothing. */
+export function number(value) {
+  const digits = Math.abs(value) < 1 ? { maximumSignificantDigits: 3 } : { maximumFractionDigits: 3 };
+  return new Intl.NumberFormat("en", digits).format(value);
+}
+
+const exact = (value) => new Intl.NumberFormat("en", { maximumFractionDigits: 6 }).format(value);
 export const counted = (value, one = "credit") => `${number(value)} ${one}${Number(value) === 1 ? "" : "s"}`;
+
+/** An amount of credits; all its decimals are shown on hover. */
+export function credits(value, text = counted(value)) {
+  const node = make("span", "amount", text);
+  node.title = `${exact(value)} credits`;
+  return node;
+}
+
+/** A status as people read it: as in the admin. */
+export const statusName = (status) => status[0].toUpperCase() + status.slice(1).toLowerCase();
 export const seconds = (milliseconds) => `${number(Math.round(milliseconds / 10) / 100)} s`;
 
 export function ago(time) {
@@ -82,6 +109,13 @@ export function ago(time) {
   if (minutes < 60) return `${Math.floor(minutes)} min ago`;
   if (minutes < 24 * 60) return `${Math.floor(minutes / 60)} h ago`;
   return new Date(time).toLocaleDateString("en", { day: "numeric", month: "short", year: "numeric" });
+}
+
+/** Until when, for people: the time, and what is left of it. */
+export function until(time) {
+  const minutes = Math.max(0, (new Date(time) - Date.now()) / 60000);
+  const left = minutes < 90 ? `${Math.ceil(minutes)} min` : minutes < 48 * 60 ? `${Math.round(minutes / 60)} h` : `${Math.round(minutes / 1440)} days`;
+  return `${new Date(time).toLocaleString("en", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", hour12: false })} (in ${left})`;
 }
 
 export function pretty(value) {

@@ -5,7 +5,7 @@ import * as chats from "./chats.js";
 import * as composer from "./composer.js";
 import * as conversation from "./conversation.js";
 import { showBalance } from "./credits.js";
-import { $, button, copy, make, notice, watchScroll } from "./dom.js";
+import { $, button, copy, make, notice, offline, watchScroll } from "./dom.js";
 import { EXAMPLES, SCRIPTS } from "./examples.js";
 import * as panel from "./panel.js";
 import { forget } from "./sent.js";
@@ -133,9 +133,9 @@ conversation.configure({
   edit: composer.edit,
   failed: () => expired(),
   changed: panel.changed,
-  busy(is) {
-    composer.setBusy(is);
-    if (!is && session.credential) showBalance();
+  mode(name) {
+    const before = composer.setMode(name);
+    if (name === "send" && before !== name && session.credential) showBalance();
   },
   selected(view, asked) {
     panel.select(view);
@@ -144,10 +144,11 @@ conversation.configure({
     showPanel();
   },
 });
-composer.start(conversation.send, conversation.stop);
+composer.start({ send: conversation.send, answer: conversation.answer, stop: conversation.stop });
 chats.start(choose);
 panel.start();
 watchScroll();
+for (const event of ["offline", "online"]) window.addEventListener(event, () => offline(event === "offline"));
 drawer("toggle-chats", "with-chats");
 drawer("toggle-panel", "with-panel");
 document.addEventListener("keydown", ({ key }) => { if (key === "Escape") closeDrawers(); });

@@ -1,5 +1,6 @@
 /** Markdown of models, as elements. The text is untrusted: raw HTML is shown as text, pictures become links. */
 
+import { button, copy } from "./dom.js";
 import DOMPurify from "./vendor/purify.es.mjs";
 
 const ALLOWED = {
@@ -7,7 +8,8 @@ const ALLOWED = {
     ..."a blockquote br code del em h1 h2 h3 h4 h5 h6 hr li ol p pre strong".split(" "),
     ..."table tbody td th thead tr ul".split(" "),
   ],
-  ALLOWED_ATTR: ["align", "href", "title", "start"],
+  // A class names the language of code; it does not stay.
+  ALLOWED_ATTR: ["align", "class", "href", "title", "start"],
   // Otherwise DOMPurify takes every value for an address.
   ADD_URI_SAFE_ATTR: ["align", "start"],
   ALLOW_ARIA_ATTR: false,
@@ -60,6 +62,11 @@ function elements(html) {
     link.target = "_blank";
     link.rel = "noopener noreferrer";
   }
+  for (const classed of fragment.querySelectorAll("[class]")) {
+    const language = classed.className.match(/^language-([\w+#.-]{1,30})$/)?.[1];
+    if (language && classed.parentNode.tagName === "PRE") classed.parentNode.dataset.language = language;
+    classed.removeAttribute("class");
+  }
   for (const wide of fragment.querySelectorAll("pre, table")) {
     const box = document.createElement("div");
     box.className = "wide";
@@ -68,8 +75,19 @@ function elements(html) {
     box.setAttribute("aria-label", wide.tagName === "PRE" ? "Code" : "Table");
     wide.replaceWith(box);
     box.append(wide);
+    if (wide.tagName === "PRE") box.before(headOf(wide));
   }
   return fragment;
+}
+
+/** The language of code, and a button that copies the code. */
+function headOf(code) {
+  const head = document.createElement("div");
+  const copyButton = button("Copy", "quiet", () => copy(code.textContent, copyButton));
+  copyButton.setAttribute("aria-label", "Copy the code");
+  head.className = "code-head";
+  head.append(code.dataset.language || "", copyButton);
+  return head;
 }
 
 function plain(text) {

@@ -1,12 +1,13 @@
-/** The panel beside the chat: tabs for the timeline, the code, the credits and the events of the chosen run. */
+/** The panel beside the chat: tabs for the timeline, the code, the credits, the events of the chosen run, and webhooks. */
 
 import { session, surface } from "./api.js";
 import * as credits from "./credits.js";
 import { $, button, copy, make } from "./dom.js";
 import { SAMPLES } from "./samples.js";
 import * as timeline from "./timeline.js";
+import * as webhooks from "./webhooks.js";
 
-const TABS = ["timeline", "code", "credits", "events"];
+const TABS = ["timeline", "code", "credits", "events", "webhooks"];
 const LINES = 200;
 let shown = "timeline";
 let view = null;
@@ -44,7 +45,7 @@ function draw() {
   if (shown === "timeline") timeline.show(panel, view);
   else if (shown === "code") showCode(panel);
   else if (shown === "events") showEvents();
-  else if (session.credential) credits.show(panel).catch((error) => panel.replaceChildren(make("p", "notice", error.message)));
+  else if (session.credential) (shown === "credits" ? credits : webhooks).show(panel).catch((error) => panel.replaceChildren(make("p", "notice", error.message)));
 }
 
 function showCode(panel) {

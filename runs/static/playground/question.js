@@ -1,11 +1,12 @@
 /** The card of a waitpoint: an approval that shows what would be run, or a question. */
 
 import { call } from "./api.js";
-import { button, counted, make, notice, pretty } from "./dom.js";
+import { button, counted, make, notice, pretty, until } from "./dom.js";
 
 let ids = 0;
 
-export function questionCard(waitpoint, describe, answered) {
+/** `card.answer(text)`, if the question can be answered by a text, resolves to whether the answer was accepted. */
+export function questionCard(waitpoint, describe) {
   const card = make("section", "card question");
   const title = make("h2");
   card.tabIndex = -1;
@@ -18,14 +19,19 @@ export function questionCard(waitpoint, describe, answered) {
     try {
       const given = { kind: waitpoint.kind, ...body };
       await call("POST", `/waitpoints/${waitpoint.id}/respond`, given);
-      answered(given);
+      return true;
     } catch (error) {
       notice(error.message, card);
       for (const control of controls) control.disabled = false;
+      return false;
     }
   };
   if (waitpoint.kind === "CREDIT_APPROVAL") approval(card, title, waitpoint.requestPayload, describe, answer);
-  else clarification(card, title, waitpoint.requestPayload, answer);
+  else {
+    clarification(card, title, waitpoint.requestPayload, answer);
+    card.answer = (text) => answer({ answer: text });
+  }
+  card.append(make("p", "hint", `Open until ${until(waitpoint.expiresAt)}. Then the run fails.`));
   return card;
 }
 
@@ -39,7 +45,7 @@ function approval(card, title, asked, describe, answer) {
   const facts = make("dl");
   const add = (name, value) => facts.append(make("dt", "", name), make("dd", "", value));
   add("Tool", about ? `${asked.toolName} · ${about.description}` : asked.toolName);
-  add("Cost", `at most ${counted(asked.estimatedCredits)}; over ${counted(asked.threshold)} a person decides`);
+  add("Cost", `at most ${counted(asked.estimatedCredits)}; calls over ${counted(asked.threshold)} need your approval`);
   const input = make("pre", "", pretty(asked.input));
   input.tabIndex = 0;
   input.setAttribute("aria-label", "Input of the call");
@@ -85,14 +91,13 @@ function outOfCredits(card, title, asked, answer) {
 
 function clarification(card, title, asked, answer) {
   title.textContent = asked.question;
-  card.append(make("p", "", "The run waits for your answer."));
   if (asked.options?.length) {
     card.append(make("div", "row", ...asked.options.map((option) => button(option, "", () => answer({ answer: option })))));
   }
   const input = make("input");
   input.required = true;
   input.maxLength = 10000;
-  const form = make("form", "row", make("label", "", "Your answer", input), make("button", "primary", "Answer"));
+  const form = make("form", "row", make("label", "", "Your answer, here or in the message box", input), make("button", "primary", "Answer"));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     answer({ answer: input.value });

@@ -1,11 +1,11 @@
 /** A run in the chat: text, tool calls and questions as they happen, and afterwards what it cost. */
 
 import { call, headers, surface } from "./api.js";
-import { announce, atEnd, counted, make, notice, seconds } from "./dom.js";
+import { announce, atEnd, button, copy, credits, make, notice, offline, seconds, statusName } from "./dom.js";
 import { Growing } from "./markdown.js";
 import { outcome, questionCard } from "./question.js";
 import { FINAL, follow } from "./stream.js";
-import { showCall, showResult, toolCard } from "./tool.js";
+import { showCall, showRecord, toolCard } from "./tool.js";
 
 const EVENTS_MAX = 500;
 const RESULTS_AFTER = 300;
@@ -14,7 +14,7 @@ export class RunView {
   /** `describe(name)` is a tool of the catalogue; `changed(run)` is called after every event. */
   constructor(id, { describe, changed }) {
     Object.assign(this, { id, describe, changed, status: "queued", run: null });
-    this.pill = make("span", "pill queued", "queued");
+    this.pill = make("span", "pill queued", statusName("queued"));
     this.note = make("span");
     this.actions = make("span", "actions");
     this.body = make("div", "run");
@@ -25,7 +25,7 @@ export class RunView {
 
   clear() {
     this.body.replaceChildren();
-    Object.assign(this, { calls: new Map(), waits: new Map(), texts: [], events: [], growing: null });
+    Object.assign(this, { calls: new Map(), waits: new Map(), texts: [], events: [], growing: null, question: null });
   }
 
   /** The answer, without the tool calls. */
@@ -48,7 +48,7 @@ export class RunView {
     this.clear();
     this.live = live;
     const url = `${surface()}/runs/${this.id}/stream`;
-    await follow(url, headers(), signal, (index, type, data) => atEnd(() => this.happened(index, type, data)));
+    await follow(url, headers(), signal, (index, type, data) => atEnd(() => this.happened(index, type, data)), (is) => offline(!is));
     if (signal.aborted) return;
     await this.refresh();
     if (live) announce(this.text ? `The agent answered: ${this.text.slice(0, 2000)}` : `The run is ${this.status}.`);
@@ -100,7 +100,7 @@ export class RunView {
   setStatus(status) {
     this.status = status;
     this.pill.className = `pill ${status}`;
-    this.pill.textContent = status;
+    this.pill.textContent = statusName(status);
   }
 
   grow(text) {
@@ -134,13 +134,14 @@ export class RunView {
   }
 
   ask(waitpoint) {
-    const card = questionCard(waitpoint, this.describe, () => {});
+    const card = questionCard(waitpoint, this.describe);
+    this.question = card;
     this.waits.set(waitpoint.id, card);
     this.body.append(card);
     if (!this.live) return;
     announce(`The agent asks: ${card.querySelector("h2").textContent}`);
     // The card and not its button has the focus, so that a key that is typed now spends nothing.
-    if (document.activeElement === document.body || document.activeElement?.id === "message") {
+    if (document.activeElement === document.body || document.activeElement?.closest("#composer")) {
       card.focus({ preventScroll: true });
     }
   }
@@ -148,6 +149,7 @@ export class RunView {
   settle(waitpoint) {
     const note = make("p", "answered", outcome(waitpoint));
     const card = this.waits.get(waitpoint.id);
+    if (card === this.question) this.question = null;
     if (card) card.replaceWith(note);
     else this.body.append(note);
   }
@@ -164,7 +166,7 @@ export class RunView {
     }
     for (const invocation of this.run.toolInvocations) {
       const card = this.calls.get(invocation.id) || this.cardWithoutEvents(invocation);
-      if (card) atEnd(() => showResult(card, invocation));
+      if (card) atEnd(() => showRecord(card, invocation));
     }
     this.sum();
     this.changed(this);
@@ -181,12 +183,26 @@ export class RunView {
   }
 
   sum() {
-    const { totalCreditsUsed, startedAt, finishedAt, resolvedModel, limitedBy } = this.run;
+    const { totalCreditsUsed, startedAt, finishedAt, resolvedModel, limitedBy, output } = this.run;
     if (!finishedAt) return;
+    if (output) this.showOutput(output);
     const took = startedAt ? seconds(new Date(finishedAt) - new Date(startedAt)) : null;
     const whose = { model: "of the model", budget: "that the budget allows", credits: "that the credits allow" };
     const cut = limitedBy ? `cut at the output limit ${whose[limitedBy]}` : null;
-    this.note.textContent = [counted(totalCreditsUsed), took, resolvedModel, cut].filter(Boolean).join(" · ");
+    const facts = [took, resolvedModel, cut].filter(Boolean).map((fact) => ` · ${fact}`);
+    this.note.replaceChildren(credits(totalCreditsUsed), ...facts);
+  }
+
+  /** The answer as an object, of a run with an output schema. */
+  showOutput(output) {
+    const text = JSON.stringify(output, null, 2);
+    const pre = make("pre", "", text);
+    pre.tabIndex = 0; // so that the keyboard can scroll it
+    pre.setAttribute("aria-label", "Output");
+    const copyButton = button("Copy", "quiet", () => copy(text, copyButton));
+    this.output?.remove();
+    this.output = make("div", "output", make("div", "code-head", "Output", copyButton), pre);
+    this.body.append(this.output);
   }
 
   /** The answers to the run's questions, as a client would send them. */

@@ -4,9 +4,9 @@ export const FINAL = ["completed", "failed", "cancelled"];
 
 /**
  * Calls `onEvent(index, type, data)` for each event. Reconnects until the run has ended or `signal` aborts.
- * Raises an Error with `status` if the service refuses the stream.
+ * Raises an Error with `status` if the service refuses the stream. `onConnection(is)` says whether there is one.
  */
-export async function follow(url, headers, signal, onEvent) {
+export async function follow(url, headers, signal, onEvent, onConnection = () => {}) {
   let after = 0, ended = false, wait = 500;
   while (!ended && !signal.aborted) {
     try {
@@ -14,6 +14,7 @@ export async function follow(url, headers, signal, onEvent) {
       const answer = await fetch(url, { headers: { ...headers, Accept: "text/event-stream", ...last }, signal });
       if (answer.status === 204) return;
       if (!answer.ok) throw await refusal(answer);
+      onConnection(true);
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
       let buffer = "", event = { data: [] };
       for (;;) {
@@ -36,6 +37,7 @@ export async function follow(url, headers, signal, onEvent) {
     } catch (error) {
       if (signal.aborted) return;
       if (error.status && error.status !== 429 && error.status < 500) throw error;
+      onConnection(false);
     }
     if (ended) return;
     await new Promise((resolve) => setTimeout(resolve, wait));

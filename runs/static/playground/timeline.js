@@ -1,12 +1,8 @@
 /** What happened in a run, in order, with times, tokens and cost. */
 
-import { counted, make, number, seconds, svg } from "./dom.js";
+import { counted, credits, make, number, seconds, statusName, svg } from "./dom.js";
 
-const LABELS = {
-  queued: "Queued", running: "Running", waiting: "Waits for an answer",
-  completed: "Completed", failed: "Failed", cancelled: "Cancelled",
-};
-const TONES = { completed: "good", failed: "bad", cancelled: "warn", waiting: "warn" };
+const TONES = { completed: "good", failed: "bad", waiting: "warn" };
 
 export function show(panel, view) {
   if (!view) {
@@ -26,10 +22,10 @@ function facts(view) {
   const list = make("dl", "facts");
   const add = (name, value) => { if (value !== null) list.append(make("dt", "", name), make("dd", "", value)); };
   const retries = view.events.filter((event) => event.type === "model.retrying").length;
-  add("Status", view.status);
+  add("Status", statusName(view.status));
   if (!view.run) return list;
   const { usage, totalCreditsUsed, startedAt, finishedAt, resolvedModel, toolInvocations, toolInvocationCount, agent } = view.run;
-  add("Cost", counted(totalCreditsUsed));
+  add("Cost", credits(totalCreditsUsed));
   add("Turns", number(usage.turns));
   add("Calls", number(toolInvocations?.length ?? toolInvocationCount));
   add("Tokens in", `${number(usage.inputTokens)}${usage.cachedInputTokens ? ` (${number(usage.cachedInputTokens)} cached)` : ""}`);
@@ -48,7 +44,7 @@ function rowsOf(view) {
   for (const { type, data, time, count } of view.events) {
     const row = { time: time && new Date(time), exact: Boolean(data.at || data.resolvedAt), title: "", about: "", tone: "" };
     if (type === "run.status") {
-      row.title = LABELS[data.status] || data.status;
+      row.title = statusName(data.status);
       row.tone = TONES[data.status] || "";
       row.about = data.errorMessage || "";
     } else if (type === "message.delta") {
@@ -61,9 +57,9 @@ function rowsOf(view) {
       known.title = `${data.name} · turn ${data.turnIndex}, call ${data.callIndex}`;
       if (type === "tool.completed") {
         known.took = data.durationMs || 0;
-        known.tone = data.status === "COMPLETED" ? "" : "bad";
+        known.tone = data.status === "FAILED" ? "bad" : "";
         const took = data.durationMs === null ? null : seconds(data.durationMs);
-        known.about = [data.status.toLowerCase(), counted(data.creditUsed), took, data.errorMessage].filter(Boolean).join(" · ");
+        known.about = [statusName(data.status), counted(data.creditUsed), took, data.errorMessage].filter(Boolean).join(" · ");
       }
       if (byCall.has(data.toolInvocationId)) continue;
       byCall.set(data.toolInvocationId, row);

@@ -1,10 +1,12 @@
 /** The card of a tool call: input, result, files, cost. */
 
-import { atEnd, counted, make, notice, pretty, seconds } from "./dom.js";
+import { atEnd, credits, make, notice, pretty, seconds, statusName } from "./dom.js";
 
-const LABELS = { DISPATCHING: "running" };
-
+/** A titled text of the card, shown once. */
 function block(card, title, text) {
+  const name = title.split(" ")[0].toLowerCase();
+  if (card.dataset[name]) return;
+  card.dataset[name] = "shown";
   const pre = make("pre", "", text);
   pre.tabIndex = 0; // so that the keyboard can scroll it
   pre.setAttribute("aria-label", title);
@@ -22,15 +24,18 @@ export function showCall(card, data) {
   card.querySelector("b").textContent = data.name;
   const pill = card.querySelector(".pill");
   pill.className = `pill ${data.status}`;
-  pill.textContent = LABELS[data.status] || data.status.toLowerCase();
+  pill.textContent = statusName(data.status);
   if (data.input) block(card, "Input", pretty(data.input));
   if (data.creditUsed !== undefined) {
     const took = data.durationMs === null ? "" : ` · ${seconds(data.durationMs)}`;
-    card.querySelector(".cost").textContent = counted(data.creditUsed) + took;
+    card.querySelector(".cost").replaceChildren(credits(data.creditUsed), took);
   }
-  if (data.errorMessage) {
-    notice(data.errorMessage, card);
-    card.open = true;
+  if (data.errorMessage && !card.dataset.problem) {
+    card.dataset.problem = "shown";
+    // A person's refusal is no error.
+    if (data.status === "FAILED") notice(data.errorMessage, card);
+    else card.append(make("p", "hint", data.errorMessage));
+    card.open = data.status === "FAILED";
   }
   if (data.resultUrls?.length) {
     const results = make("div", "results");
@@ -40,10 +45,10 @@ export function showCall(card, data) {
   }
 }
 
-/** `invocation` is the call as the run shows it: the only place with its result. */
-export function showResult(card, invocation) {
-  if (invocation.result === null || card.dataset.result) return;
-  card.dataset.result = "shown";
+/** `invocation` is the call as the run shows it: with its result, and with the input of a call that never started. */
+export function showRecord(card, invocation) {
+  block(card, "Input", pretty(invocation.input));
+  if (invocation.result === null) return;
   const cut = invocation.resultTruncated ? "Result (the first 8 KiB)" : "Result";
   block(card, cut, invocation.result);
 }
