@@ -147,6 +147,7 @@ CELERY_TASK_QUEUES = {
 }
 CELERY_TASK_ROUTES = {
     "runs.execute_run": {"queue": "runs"},
+    "runs.contact_tools": {"queue": "runs"},
     "runs.resume_paid": {"queue": "runs"},
     "webhooks.deliver_due": {"queue": "webhooks"},
     "webhooks.retry_due": {"queue": "webhooks-retry"},

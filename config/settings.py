@@ -247,6 +247,10 @@ STAFF_REQUEST_SECONDS = 20
 TOOL_ANSWER_MAX_BYTES = ENV.whole("TOOL_ANSWER_MAX_BYTES", 1024 * 1024, 1024)
 #: tool calls of one user at work in a worker process; further ones wait, and the wait costs them none of their time
 TOOL_CALLS_PER_USER = ENV.whole("TOOL_CALLS_PER_USER", 32, 1, 100_000)
+#: tool calls of one user that [await their outcome](tools.md#calls-that-take-long) without a worker; one more fails
+PARKED_CALLS_PER_USER = ENV.whole("PARKED_CALLS_PER_USER", 1000, 1, 1_000_000)
+#: how long a call awaits [the caller's app](tools.md#client-tools)
+CLIENT_CALL_SECONDS = ENV.number("CLIENT_CALL_SECONDS", 24 * 3600, 1)
 
 # --- requests to models ----------------------------------------------------------------------------------------------
 MESSAGE_MAX_CHARS = 100_000

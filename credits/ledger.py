@@ -243,9 +243,15 @@ def open_holds(run_id: str) -> list[LedgerEntry]:
     return list(_open_holds(run_id))
 
 
-def held_by(run_ids: QuerySet[Any]) -> Combinable:
-    """What the open holds of runs add up to, as an expression for a queryset."""
-    holds = _open_holds_of(run_id__in=run_ids).order_by().values("type").annotate(total=Sum("amount"))
+def held_by(run_ids: QuerySet[Any], *, without_calls: QuerySet[Any]) -> Combinable:
+    """What the open holds of runs, without those of some of their calls, add up to, as an expression for a queryset."""
+    holds = (
+        _open_holds_of(run_id__in=run_ids)
+        .exclude(invocation_id__in=without_calls)
+        .order_by()
+        .values("type")
+        .annotate(total=Sum("amount"))
+    )
     return Cast(Coalesce(Subquery(holds.values("total")), Value(0)), BigIntegerField())
 
 

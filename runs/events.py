@@ -7,7 +7,8 @@ from enum import StrEnum
 from typing import Any
 
 from config.kernel import clock, money
-from runs.models import Compaction, ModelAttempt, Run, ToolInvocation, Waitpoint, WaitpointKind
+from runs.models import Compaction, InvocationStatus, ModelAttempt, Run, ToolInvocation, Waitpoint, WaitpointKind
+from runs.tools.base import shown_result
 from webhooks.events import Event
 
 
@@ -19,6 +20,8 @@ class StreamType(StrEnum):
     MESSAGE_COMPLETED = "message.completed"
     MESSAGE_RESET = "message.reset"
     TOOL_STARTED = "tool.started"
+    TOOL_PARKED = "tool.parked"
+    TOOL_PROGRESS = "tool.progress"
     TOOL_COMPLETED = "tool.completed"
     MODEL_RETRYING = "model.retrying"
     CONTEXT_COMPACTED = "context.compacted"
@@ -33,6 +36,7 @@ WEBHOOKS = {(event.stream_type, event.stream_status): event for event in Event}
 FIELDS: dict[Event, dict[str, str]] = {
     Event.AGENT_FAILED: {"errorCode": "errorCode"},
     Event.AGENT_WAITING: {"waitpointId": "id", "kind": "kind", "expiresAt": "expiresAt"},
+    Event.TOOL_PARKED: {name: name for name in ("toolInvocationId", "name", "awaiting", "expiresAt")},
     Event.TOOL_COMPLETED: {name: name for name in ("toolInvocationId", "name", "status", "creditUsed")},
 }
 
@@ -86,12 +90,29 @@ def context_compacted(compaction: Compaction) -> StreamEvent:
 
 
 def tool_started(invocation: ToolInvocation) -> StreamEvent:
-    return StreamType.TOOL_STARTED, _tool(invocation) | {"input": invocation.input}
+    return StreamType.TOOL_STARTED, _tool(invocation) | {"input": invocation.input, "awaiting": invocation.awaiting}
+
+
+def tool_parked(invocation: ToolInvocation) -> StreamEvent:
+    """The outcome comes without a worker: from the tool, or from the caller's app."""
+    data = _tool(invocation) | {"awaiting": invocation.awaiting, "expiresAt": clock.iso(invocation.expires_at)}
+    del data["status"]
+    return StreamType.TOOL_PARKED, data
+
+
+def tool_progress(invocation: ToolInvocation) -> StreamEvent:
+    about = {"toolInvocationId": invocation.id, "name": invocation.name}
+    return StreamType.TOOL_PROGRESS, about | (invocation.progress or {})
 
 
 def tool_completed(invocation: ToolInvocation) -> StreamEvent:
     """Sent at each end of an invocation; ``status`` says which end."""
+    shown: tuple[str | None, bool] = (None, False)
+    if invocation.status == InvocationStatus.COMPLETED:
+        shown = shown_result(invocation.result, invocation.result_urls)
     data = _tool(invocation) | {
+        "result": shown[0],
+        "resultTruncated": shown[1],
         "creditUsed": money.to_number(invocation.credit_used),
         "resultUrls": invocation.result_urls,
         "durationMs": invocation.duration_ms,

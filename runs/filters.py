@@ -21,6 +21,7 @@ from runs.models import (
     METADATA_PAIRS_MAX,
     METADATA_VALUE_MAX_CHARS,
     MODEL_OF_RUN,
+    Awaiting,
     Run,
     RunMetadata,
     RunStatus,
@@ -51,6 +52,12 @@ PARAMETERS = [
         "model",
         {"type": "string", "minLength": 1, "maxLength": MODEL_NAME_MAX_CHARS},
         description="Only runs whose `resolvedModel` this is, or whose `requestedModel`, until they first execute.",
+    ),
+    OpenApiParameter(
+        "awaiting",
+        {"type": "string", "enum": Awaiting.values},
+        description="Only runs with open tool calls that await the caller's app (`client`), or with none of these but "
+        "some that await their tools (`tool`).",
     ),
     OpenApiParameter("createdAfter", OpenApiTypes.DATETIME, description="Only runs that were created later."),
     OpenApiParameter("createdBefore", OpenApiTypes.DATETIME, description="Only runs that were created earlier."),
@@ -139,6 +146,12 @@ def _model(text: str) -> Q:
     return HAS_MODEL_OF_RUN & Q(model_of_run=text)
 
 
+def _awaiting(text: str) -> Q:
+    if text not in Awaiting.values:
+        raise ValueError(f"Use {' or '.join(Awaiting.values)}.")
+    return Q(awaiting=text)
+
+
 def _after(text: str) -> Q:
     return Q(created_at__gte=stored_forms(min(_moment(text), LATEST - MILLISECOND) + MILLISECOND)[0])
 
@@ -161,6 +174,7 @@ def _moment(text: str) -> datetime:
 
 
 READERS: dict[str, Callable[[str], Q]] = {
+    "awaiting": _awaiting,
     "status": _statuses,
     "agent": _agent,
     "model": _model,

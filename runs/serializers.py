@@ -22,21 +22,27 @@ from runs.catalogue.serializers import OutputSchemaField
 from runs.events import request_payload
 from runs.metadata import MetadataField
 from runs.models import (
+    Awaiting,
     InvocationStatus,
     OnCreditsExhausted,
     RunStatus,
     WaitpointKind,
     WaitpointStatus,
 )
-from runs.tools.base import as_told
+from runs.tools.base import shown_result
 
 # Characters of a run's `instructions`.
 RUN_INSTRUCTIONS_MAX_CHARS = 20_000
 
-RESULT_SHOWN_BYTES = 8 * 1024
 # Of a call that waits for an approval, in a list of runs.
 INPUT_LISTED_BYTES = 8 * 1024
 OPTIONAL: dict[str, Any] = {"required": False, "allow_null": True}
+
+
+class ProgressSerializer(CamelSerializer):
+    fraction = serializers.FloatField(min_value=0, max_value=1, allow_null=True, help_text="How much is done.")
+    message = serializers.CharField(allow_null=True, help_text="What is being done.")
+    at = TimestampField(help_text="When the tool said so.")
 
 
 class ToolInvocationSerializer(CamelSerializer):
@@ -54,6 +60,13 @@ class ToolInvocationSerializer(CamelSerializer):
         choices=InvocationStatus.values,
         help_text="`PENDING`, `DISPATCHING`, then `COMPLETED` or `FAILED`; `REFUSED` or `CANCELLED` without a call.",
     )
+    awaiting = serializers.ChoiceField(
+        choices=Awaiting.values,
+        allow_null=True,
+        help_text="Who gives the outcome of an open call that takes long: the `tool`, or the caller's app (`client`).",
+    )
+    expires_at = TimestampField(allow_null=True, help_text="Until when the call awaits its outcome, or null.")
+    progress = serializers.SerializerMethodField(help_text="The last progress of a call that awaits its outcome.")
     credit_estimate = CreditsNumberField(help_text="The most that the call may cost, in credits.")
     credit_used = CreditsNumberField(help_text="What the call cost, in credits; 0 unless it is completed.")
     result = serializers.SerializerMethodField(
@@ -73,19 +86,18 @@ class ToolInvocationSerializer(CamelSerializer):
     created_at = TimestampField()
     updated_at = TimestampField()
 
+    @extend_schema_field(ProgressSerializer(allow_null=True))
+    def get_progress(self, call: Any) -> dict[str, Any] | None:
+        return call.progress if call.awaiting else None
+
     @extend_schema_field(serializers.CharField(allow_null=True))
     def get_result(self, call: Any) -> str | None:
         if call.status != InvocationStatus.COMPLETED:
             return None
-        return _told(call)[:RESULT_SHOWN_BYTES].decode(errors="ignore")
+        return shown_result(call.result_start, call.result_urls)[0]
 
     def get_result_truncated(self, call: Any) -> bool:
-        return len(_told(call)) > RESULT_SHOWN_BYTES
-
-
-def _told(call: Any) -> bytes:
-    """At least the beginning of the result that is shown. If it is all of the result, the addresses follow it."""
-    return as_told(call.result_start, call.result_urls).encode()
+        return shown_result(call.result_start, call.result_urls)[1]
 
 
 class CreditApprovalQuestion(CamelSerializer):
@@ -192,6 +204,11 @@ class RunFields(CamelSerializer):
     status = serializers.ChoiceField(
         choices=RunStatus.values, help_text="`completed`, `failed` and `cancelled` are final."
     )
+    awaiting = serializers.ChoiceField(
+        choices=Awaiting.values,
+        allow_null=True,
+        help_text="`client` if an open call awaits the caller's app, else `tool` if one awaits its tool, else null.",
+    )
     user_message_id = serializers.CharField(help_text="The message that started the run.")
     assistant_message_id = serializers.CharField(
         allow_null=True, help_text="The message with the agent's answer; null until the run first executes."
@@ -255,7 +272,8 @@ class RunSerializer(RunFields):
 
 # What an API key without the scope runs:read sees of a run, and of the question of a waitpoint: no text.
 RUN_STATE = {
-    *("id", "chatId", "status", "userMessageId", "assistantMessageId", "lastStreamIndex", "cancelRequestedAt"),
+    *("id", "chatId", "status", "awaiting", "userMessageId", "assistantMessageId", "lastStreamIndex"),
+    "cancelRequestedAt",
     *("requestedModel", "resolvedModel", "agent", "errorCode", "createdAt", "updatedAt", "startedAt", "finishedAt"),
     *("finishReason", "limitedBy", "usage", "totalCreditsUsed"),
 }

@@ -23,6 +23,7 @@ from config.telemetry import logs, tracing
 from credits import ledger, sums
 from runs import catalogue, lifecycle
 from runs.models import (
+    FINAL_INVOCATION_STATUSES,
     LIVE_RUN_STATUSES,
     AgentVersion,
     OnCreditsExhausted,
@@ -32,7 +33,8 @@ from runs.models import (
     Waitpoint,
     WaitpointStatus,
 )
-from runs.serializers import ANSWERS, RESULT_SHOWN_BYTES, AnswerKind
+from runs.serializers import ANSWERS, AnswerKind
+from runs.tools.base import RESULT_SHOWN_BYTES, ToolFailure, ToolResult
 
 
 class RunInProgress(Conflict):
@@ -273,6 +275,21 @@ def respond(waitpoint: Waitpoint, body: dict[str, Any]) -> Waitpoint:
             raise ValidationFailed({"maxCredits": [message]})
         given["maxCredits"], changes["max_credits"] = money.to_number(budget), budget
     return lifecycle.answer_waitpoint(waitpoint.pk, given, **changes)
+
+
+def record_outcome(call: ToolInvocation, outcome: ToolResult | ToolFailure) -> lifecycle.Recorded:
+    """The outcome of a call that awaits it. The first counts."""
+    if call.status in FINAL_INVOCATION_STATUSES:
+        return lifecycle.Recorded(call, accepted=False)
+    lifecycle.crash_point("before_outcome")
+    return lifecycle.record_outcome(call.pk, outcome)
+
+
+def record_progress(call: ToolInvocation, fraction: float | None, message: str | None) -> lifecycle.Recorded:
+    """The progress of a call that awaits its outcome, which may come too often to be kept."""
+    if call.status in FINAL_INVOCATION_STATUSES:
+        return lifecycle.Recorded(call, accepted=False)
+    return lifecycle.record_progress(call.pk, fraction, message)
 
 
 @receiver(chat_deleted)

@@ -1,6 +1,7 @@
 from django.urls import URLPattern, path
 
 from runs import views
+from runs.callbacks import receive
 from runs.downloads import serve_file
 from runs.mcp.views import McpViewSet
 from runs.pages import show_front, show_playground
@@ -31,4 +32,7 @@ pages = [
     path("playground/<str:chatId>", show_playground),
 ]
 files = [path("files/<str:invocation_id>/<str:token>/<str:file_name>", serve_file)]
-rpc = [path("api/mcp", McpViewSet.as_view({"post": "handle"}))]
+rpc = [
+    path("api/mcp", McpViewSet.as_view({"post": "handle"})),
+    path("api/callbacks/<str:token>", receive),
+]

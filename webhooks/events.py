@@ -26,6 +26,7 @@ class Event(StrEnum):
     AGENT_COMPLETED = "agent.completed", "A run has completed.", ("run.status", "completed")
     AGENT_FAILED = "agent.failed", "A run has failed.", ("run.status", "failed")
     TOOL_COMPLETED = "tool.completed", "A tool invocation has completed.", ("tool.completed", "COMPLETED")
+    TOOL_PARKED = "tool.parked", "A tool call awaits its tool, or your app.", ("tool.parked", ""), True
     AGENT_WAITING = "agent.waiting", "A run waits for an answer.", ("run.status", "waiting"), True
     AGENT_CANCELLED = "agent.cancelled", "A run was cancelled.", ("run.status", "cancelled"), True
 

@@ -12,7 +12,7 @@ from config.kernel import clock
 from webhooks.models import Delivery, Endpoint
 from webhooks.services import URL_MAX_CHARS
 
-EXTENDED = "Whether `agent.waiting` and `agent.cancelled` are sent too."
+EXTENDED = "Whether `agent.waiting`, `agent.cancelled` and `tool.parked` are sent too."
 
 
 def mask(secret: str) -> str:

@@ -29,7 +29,11 @@ BODIES_MAX_BYTES = max(256 * 1024 * 1024, 8 * settings.ATTACHMENT_MAX_BYTES)
 BODY_FILES_SHARE = 8
 # The time of a body, which each such number of bytes that have arrived extends by a second, and its limit.
 BODY_SECONDS, BODY_BYTES_PER_SECOND, BODY_MAX_SECONDS = 15.0, 1024, 600.0
-UPLOADS = "/uploads/"
+# The limits of bodies, by the beginning of the path; of all others API_MAX_BODY_BYTES.
+LIMITS = {
+    "/uploads/": settings.ATTACHMENT_MAX_BYTES,
+    "/api/callbacks/": max(settings.API_MAX_BODY_BYTES, settings.TOOL_ANSWER_MAX_BYTES),
+}
 
 
 class Refused(Exception):
@@ -80,8 +84,8 @@ async def arrived(environ: dict[str, Any], receive: Receive, room: Room) -> Asyn
     coding = environ.pop("HTTP_TRANSFER_ENCODING", None)
     if coding is not None and coding.lower() != "chunked":
         raise Refused(501, "VALIDATION_ERROR", "The transfer coding is not supported.")
-    upload = environ["PATH_INFO"].startswith(UPLOADS)
-    limit = settings.ATTACHMENT_MAX_BYTES if upload else settings.API_MAX_BODY_BYTES
+    path = environ["PATH_INFO"]
+    limit = next((limit for start, limit in LIMITS.items() if path.startswith(start)), settings.API_MAX_BODY_BYTES)
     if coding is None and not 0 < int(environ.get("CONTENT_LENGTH") or 0) <= limit:
         yield "CONTENT_LENGTH" in environ
         return

@@ -18,7 +18,18 @@ from runs.engine.session import Session
 from runs.errors import CallError
 from runs.llm.base import ToolCall
 from runs.models import FINAL_INVOCATION_STATUSES, InvocationStatus, Run, Tool, ToolInvocation, WaitpointKind
-from runs.tools.base import ASK_USER, BUILTIN, ToolContext, ToolDefinition, ToolFailure, ToolResult
+from runs.tools import callbacks
+from runs.tools.base import (
+    ASK_USER,
+    BUILTIN,
+    CLIENT,
+    Callback,
+    Parked,
+    ToolContext,
+    ToolDefinition,
+    ToolFailure,
+    ToolResult,
+)
 from runs.tools.dispatch import TYPES, call_tool
 from runs.tools.schema import check_input, parse_arguments
 
@@ -43,6 +54,7 @@ async def new_invocations(session: Session, turn_index: int, calls: list[ToolCal
             input=input,
             credit_estimate=tool.price if tool else 0,
             repeatable=tool.repeatable if tool else False,
+            park_seconds=tool.park_seconds if tool else None,
             created_at=now,
             updated_at=now,
         )
@@ -83,9 +95,13 @@ def _question(session: Session, call: ToolInvocation) -> tuple[str, dict[str, An
     tool, threshold = session.tools().get(call.name), session.run.credit_approval_threshold
     if threshold is None:
         threshold = money.parse(settings.CREDIT_APPROVAL_THRESHOLD)
-    needs_approval = tool is not None and (
-        tool.approval == Tool.Approval.ALWAYS
-        or (tool.approval == Tool.Approval.THRESHOLD and call.credit_estimate > threshold)
+    needs_approval = (
+        tool is not None
+        and tool.node_type != CLIENT
+        and (
+            tool.approval == Tool.Approval.ALWAYS
+            or (tool.approval == Tool.Approval.THRESHOLD and call.credit_estimate > threshold)
+        )
     )
     if needs_approval and not _is_approved(session, call):
         return WaitpointKind.CREDIT_APPROVAL, {
@@ -110,15 +126,19 @@ def _is_approved(session: Session, call: ToolInvocation) -> bool:
 
 async def resume(session: Session) -> None:
     """Continue with the open calls: make those that need no answer side by side; if there are none, ask one question,
-    for which the run then waits.
+    for which the run then waits; if there is none either, all of them await others, and the run is parked.
     """
     open_calls = session.journal.open_calls
     # Before anything is decided: a call of an unknown tool would need no approval.
     await session.learn_tools(call.name for call in open_calls)
     # Calls that this process dispatched have an outcome by now, unless the loop was interrupted in between.
-    orphans = [call for call in open_calls if call.status == InvocationStatus.DISPATCHING]
+    orphans = [call for call in open_calls if call.status == InvocationStatus.DISPATCHING and not call.awaiting]
     pending = [call for call in open_calls if call.status == InvocationStatus.PENDING]
     ready = needs_no_approval(session, pending)
+    if not (orphans or ready or pending):
+        lifecycle.crash_point("before_park_run")
+        await session.step(lifecycle.park_run)
+        return
     if not (orphans or ready):
         await _ask(session, pending[0])
         return
@@ -135,9 +155,14 @@ async def _dispatch(session: Session, calls: Sequence[ToolInvocation]) -> Sequen
 
 
 async def _may_repeat(session: Session, call: ToolInvocation) -> bool:
-    """Whether a call whose worker was lost is made again, with the same id; if not, its outcome is unknown."""
+    """Whether a call whose worker was lost is made again, with the same id; if not, its outcome is unknown, or comes
+    from the tool.
+    """
     if call.repeatable and call.name in session.tools():
         return True
+    if call.park_seconds is not None:
+        await session.step(lifecycle.park_call, call, Parked())
+        return False
     message = "The worker was lost while the tool was at work; whether it took effect is not known."
     await session.step(lifecycle.record_call_failure, call, CallError.OUTCOME_UNKNOWN, message)
     return False
@@ -163,7 +188,11 @@ def places(session: Session) -> Held:
 
 def take_places(held: Held, ready: Sequence[ToolInvocation]) -> list[ToolInvocation]:
     """Those of the calls that have a place now."""
-    return [call for call in ready if call.name == ASK_USER or held.take_now(call.id)]
+    return [call for call in ready if _needs_no_place(call) or held.take_now(call.id)]
+
+
+def _needs_no_place(call: ToolInvocation) -> bool:
+    return call.name == ASK_USER or call.node_type == CLIENT
 
 
 async def execute(
@@ -179,7 +208,8 @@ async def execute(
     for call in work:
         if call.status != InvocationStatus.DISPATCHING:
             held.give_back(call.id)
-    made = [_make(session, call, held) for call in work if call.status not in FINAL_INVOCATION_STATUSES]
+    left = [call for call in work if call.status not in FINAL_INVOCATION_STATUSES and not call.awaiting]
+    made = [_make(session, call, held) for call in left]
     # All end before the first failure is raised: a call that was made must be recorded.
     for outcome in await asyncio.gather(*made, return_exceptions=True):
         if isinstance(outcome, BaseException):
@@ -192,11 +222,13 @@ async def _make(session: Session, call: ToolInvocation, held: Held) -> None:
     """
     try:
         while True:
-            async with contextlib.nullcontext() if call.name == ASK_USER else held.place(call.id):
+            async with contextlib.nullcontext() if _needs_no_place(call) else held.place(call.id):
                 if call.status == InvocationStatus.PENDING:
                     if session.process.draining:
                         return
                     (call,) = await _dispatch(session, [call])
+                if call.awaiting:
+                    return
                 if call.status == InvocationStatus.DISPATCHING:
                     lifecycle.crash_point("after_dispatch")
                     result = await _call(session, call)
@@ -210,6 +242,9 @@ async def _make(session: Session, call: ToolInvocation, held: Held) -> None:
         await _record(session, lifecycle.record_call_failure, call, code=failure.code, message=failure.message)
         return
     lifecycle.crash_point("after_tool")
+    if isinstance(result, Parked):
+        await _record(session, lifecycle.park_call, call, parked=result)
+        return
     outcome = {"text": result.text, "urls": result.urls, "credit_used": result.credit_used}
     await _record(session, lifecycle.record_call_result, call, **outcome)
 
@@ -217,8 +252,8 @@ async def _make(session: Session, call: ToolInvocation, held: Held) -> None:
 async def _record(
     session: Session, transition: Callable[..., lifecycle.Moved], call: ToolInvocation, **outcome: Any
 ) -> None:
-    """The outcome of a call that was made. It is recorded even if the answer to the commit of another call's outcome
-    was lost: the session is then behind the database, and reads the run again.
+    """The outcome of a call that was made. It is recorded even if the session is behind the database, and reads the run
+    again: the answer to the commit of another call's outcome was lost, or an outcome came without this worker.
     """
     is_open = True
     while is_open:
@@ -228,15 +263,22 @@ async def _record(
         except lifecycle.LeaseLost:
             if not await session.reload():
                 raise
-        # If not, the answer to its own commit was lost.
-        is_open = any(call.id == still_open.id for still_open in session.journal.open_calls)
+        # If not, the answer to its own commit was lost, or its tool has called back before.
+        open_calls = session.journal.open_calls
+        is_open = any(call.id == still_open.id and not still_open.awaiting for still_open in open_calls)
+
+
+def _callback(call: ToolInvocation) -> Callback | None:
+    if call.park_seconds is None:
+        return None
+    return Callback(callbacks.url_of(call.id), lifecycle.latest_end(call))
 
 
 def _user_name(run: Run) -> str:
     return Run.objects.values_list("user__username", flat=True).get(pk=run.pk)
 
 
-async def _call(session: Session, call: ToolInvocation) -> ToolResult:
+async def _call(session: Session, call: ToolInvocation) -> ToolResult | Parked:
     """Raises ToolFailure."""
     if call.name == ASK_USER:
         given: Any = session.journal.answers[call.id, WaitpointKind.CLARIFICATION].resolved_payload
@@ -255,5 +297,6 @@ async def _call(session: Session, call: ToolInvocation) -> ToolResult:
         timeout_seconds=max(0.1, session.remaining_seconds()),
         threads=session.process.tool_threads,
         file_threads=session.process.file_threads,
+        callback=_callback(call),
     )
     return await call_tool(tool, call.input, context)

@@ -19,6 +19,7 @@ from config.database.retry import persist
 from config.outbound.loop import raise_open_file_limit
 from config.telemetry import logs, tracing
 from runs import catalogue, lifecycle, metrics
+from runs.engine.contacts import CONTACTS_MAX, contact
 from runs.engine.heartbeat import Heartbeat
 from runs.engine.loop import execute
 from runs.engine.session import Interruption, Process, Session
@@ -46,10 +47,17 @@ class Engine:
         # A run has a task from before it is claimed, and a session after that.
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.sessions: dict[str, Session] = {}
+        # The requests about parked calls that are under way.
+        self.contacts: dict[str, asyncio.Task[None]] = {}
         self.loop = asyncio.new_event_loop()
         self.loop_thread = threading.Thread(target=self._run_loop, name="run-loop", daemon=True)
         self.heartbeat = Heartbeat(
-            self.process, self.tasks.keys(), offer=self.offer, cancel=self._request_cancel, drop_all=self._drop_all
+            self.process,
+            self.tasks.keys(),
+            offer=self.offer,
+            contact=self.contact,
+            cancel=self._request_cancel,
+            drop_all=self._drop_all,
         )
 
     def start(self) -> None:
@@ -68,6 +76,11 @@ class Engine:
         """Execute the run if it can be claimed and there is room. If not, it stays queued for another worker."""
         if not self.heartbeat.stopped.is_set():
             self.loop.call_soon_threadsafe(self._admit, run_id)
+
+    def contact(self, call_id: str) -> None:
+        """Contact the server of a parked call's tool, if it is due and there is room. If not, it stays due."""
+        if not self.heartbeat.stopped.is_set():
+            self.loop.call_soon_threadsafe(self._begin_contact, call_id)
 
     def drain(self) -> None:
         """Admit nothing more, and hand each run over at its next step. Safe in a signal handler."""
@@ -116,6 +129,18 @@ class Engine:
             return
         self.tasks[run_id] = self.loop.create_task(self._execute(run_id), name=run_id)
 
+    def _begin_contact(self, call_id: str) -> None:
+        if not self.process.draining and call_id not in self.contacts and len(self.contacts) < CONTACTS_MAX:
+            self.contacts[call_id] = self.loop.create_task(self._contact(call_id), name=call_id)
+
+    async def _contact(self, call_id: str) -> None:
+        try:
+            await contact(self.process, call_id)
+        except Exception:
+            logger.exception("the server of the tool of %s could not be contacted", call_id)
+        finally:
+            self.contacts.pop(call_id, None)
+
     async def _execute(self, run_id: str) -> None:
         logs.run_id.set(run_id)
         try:
@@ -158,7 +183,9 @@ class Engine:
             self._cancel([session.run.id], Interruption.BEHIND)
 
     async def _close(self) -> None:
-        tasks = list(self.tasks.values())
+        tasks = [*self.tasks.values(), *self.contacts.values()]
+        for task in self.contacts.values():
+            task.cancel()
         self._cancel(list(self.tasks), Interruption.SHUT_DOWN)
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.process.db(hand_over_all, self.process.worker_id)

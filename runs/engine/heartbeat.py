@@ -20,6 +20,7 @@ from config.kernel import clock
 from config.queue import jobs
 from config.telemetry import logs
 from runs import catalogue, lifecycle
+from runs.engine.contacts import CONTACTS_MAX
 from runs.engine.session import Process
 from runs.models import Run, RunStatus, Worker
 
@@ -45,12 +46,13 @@ class Heartbeat(threading.Thread):
         run_ids: Collection[str],
         *,
         offer: Callable[[str], None],
+        contact: Callable[[str], None],
         cancel: Callable[[list[str]], None],
         drop_all: Callable[[], None],
     ) -> None:
         super().__init__(name="run-heartbeat", daemon=True)
         self.process, self.run_ids = process, run_ids
-        self.offer, self.cancel, self.drop_all = offer, cancel, drop_all
+        self.offer, self.contact, self.cancel, self.drop_all = offer, contact, cancel, drop_all
         self.stopped = threading.Event()
         # The end of the last gap between two leases, by ``clock.steady``.
         self.gap_ended = float("-inf")
@@ -147,8 +149,8 @@ class Heartbeat(threading.Thread):
         return clock.steady() - begun >= self._step_seconds
 
     def _sweep(self) -> None:
-        stages = self._release_unexecuted, self._repair, self._take_due_runs, self._wake_throttled_runs
-        jobs.stages("sweep-runs", *stages)
+        takes = self._take_due_runs, self._wake_throttled_runs, self._take_due_contacts
+        jobs.stages("sweep-runs", self._release_unexecuted, self._repair, *takes)
 
     def _repair(self) -> int:
         return lifecycle.repair(self._step_seconds)
@@ -164,6 +166,12 @@ class Heartbeat(threading.Thread):
         due = lifecycle.take_due_runs(self._room()) if self._room() else []
         for run_id in due:
             self.offer(run_id)
+        return len(due)
+
+    def _take_due_contacts(self) -> int:
+        due = lifecycle.due_contacts(0 if self.process.draining else CONTACTS_MAX)
+        for call_id in due:
+            self.contact(call_id)
         return len(due)
 
     def _wake_throttled_runs(self) -> int:

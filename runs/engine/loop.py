@@ -78,7 +78,7 @@ async def _steps(session: Session) -> None:
     """Step until the run is no longer running here. Raises RunFailed."""
     try:
         async with asyncio.timeout(max(0.0, session.remaining_seconds())) as scope:
-            while session.run.status == RunStatus.RUNNING:
+            while session.run.status == RunStatus.RUNNING and not session.run.parked:
                 if session.process.draining:
                     await session.step(lifecycle.hand_over)
                     return

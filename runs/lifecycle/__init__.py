@@ -6,6 +6,7 @@ These names are the package's interface; import no module of it from outside. ``
 # ruff: noqa: F401
 
 from runs.lifecycle.calls import (
+    CONTACT,
     dispatch_calls,
     record_call_failure,
     record_call_result,
@@ -15,6 +16,19 @@ from runs.lifecycle.crash import crash_point
 from runs.lifecycle.invariants import violations
 from runs.lifecycle.line import EXECUTE
 from runs.lifecycle.moves import LeaseLost, Moved
+from runs.lifecycle.parking import (
+    Recorded,
+    contact_again,
+    due_contacts,
+    end_contact,
+    expire_call,
+    latest_end,
+    park_call,
+    park_run,
+    record_outcome,
+    record_progress,
+    take_contact,
+)
 from runs.lifecycle.runs import (
     ChatChanged,
     cancel,
@@ -41,6 +55,7 @@ from runs.lifecycle.spending import (
     wait_for_credits,
 )
 from runs.lifecycle.sweeps import (
+    expire_calls,
     expire_waitpoints,
     reap_workers,
     release_unexecuted,

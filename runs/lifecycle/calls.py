@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
+from datetime import timedelta
 from typing import Any
 
+from django.conf import settings
 from django.db import transaction
 
 from config.kernel import clock
+from config.queue.nudges import nudge_after_commit
 from credits import ledger
 from runs import events, metrics
 from runs.errors import CallError
 from runs.events import StreamEvent
 from runs.lifecycle import spending
+from runs.lifecycle.line import lock_user
 from runs.lifecycle.moves import Moved, changed, close_waitpoint, fence, move_call, move_run
 from runs.lifecycle.spending import Refusal
 from runs.models import (
     FINAL_INVOCATION_STATUSES,
+    Awaiting,
     InvocationStatus,
     Run,
     RunStatus,
@@ -24,9 +29,18 @@ from runs.models import (
     Waitpoint,
     WaitpointStatus,
 )
+from runs.tools.base import CLIENT
 
 # In place of a refusal.
 WAITS = Refusal("", 0, 0)
+
+# The task that contacts the servers of parked calls' tools.
+CONTACT = "runs.contact_tools"
+# What a call that has ended no longer has.
+NOT_AWAITING: dict[str, Any] = {"awaiting": None, "expires_at": None, "progress": None, "contact_at": None}
+# What a run shows if its open calls await both.
+FIRST = (Awaiting.CLIENT, Awaiting.TOOL)
+TOO_MANY_PARKED = "Too many calls of the user await their outcome."
 
 
 def reject_new_call(call: ToolInvocation, code: str, message: str) -> ToolInvocation:
@@ -56,16 +70,50 @@ def dispatch_calls(run: Run, calls: Sequence[ToolInvocation], approved: Containe
     ``approved`` calls usually have their holds since the approval.
     """
     # The fence locks the run, so that its calls are compared with its budget one after another.
-    fence(run)
+    fence_to_dispatch(run, calls)
     moved: list[ToolInvocation] = []
     for call in calls:
         to, changes = _dispatch(run, call, call.id in approved and ledger.is_held(call.id))
         moved.append(move_call(call, to, **changes) if to != call.status else call)
-    return Moved(move_run(run, RunStatus.RUNNING, dispatch_events(moved), owned=True), moved)
+    run = move_run(run, RunStatus.RUNNING, dispatch_events(moved), owned=True, **awaited(run, moved))
+    return Moved(run, moved)
+
+
+def fence_to_dispatch(run: Run, calls: Iterable[ToolInvocation]) -> None:
+    """``fence``, and calls for the caller's app are counted with those of the user's other runs."""
+    if any(call.node_type == CLIENT for call in calls):
+        lock_user(run.pk)
+    fence(run)
+
+
+def awaited(run: Run, calls: Iterable[ToolInvocation]) -> dict[str, Any]:
+    """What calls that have begun to await an outcome change in their run's row."""
+    kinds = {run.awaiting, *(call.awaiting for call in calls)}
+    return {"awaiting": next((kind.value for kind in FIRST if kind in kinds), None)}
+
+
+def may_park(run: Run) -> bool:
+    """Whether the user has less than PARKED_CALLS_PER_USER calls that await their outcome."""
+    calls = ToolInvocation.objects.filter(run__user_id=run.user_id, run__awaiting__isnull=False, awaiting__isnull=False)
+    return calls.count() < settings.PARKED_CALLS_PER_USER
 
 
 def _dispatch(run: Run, call: ToolInvocation, is_held: bool = False) -> tuple[str, dict[str, Any]]:
-    """The status that the call reaches, and its other changes."""
+    """The status that the call reaches, and its other changes. A call for the caller's app awaits it at once."""
+    if call.node_type == CLIENT:
+        now = clock.now()
+        if not may_park(run):
+            return InvocationStatus.FAILED, {
+                "error_code": CallError.TOOL_ERROR.value,
+                "error_message": TOO_MANY_PARKED,
+                "finished_at": now,
+            }
+        expires_at = now + timedelta(seconds=settings.CLIENT_CALL_SECONDS)
+        return InvocationStatus.DISPATCHING, {
+            "started_at": now,
+            "awaiting": Awaiting.CLIENT.value,
+            "expires_at": expires_at,
+        }
     refusal = None if is_held else place_hold(run, call)
     if refusal is None:
         return InvocationStatus.DISPATCHING, {"started_at": clock.now()}
@@ -77,11 +125,15 @@ def _dispatch(run: Run, call: ToolInvocation, is_held: bool = False) -> tuple[st
 
 def dispatch_events(calls: Iterable[ToolInvocation]) -> list[StreamEvent]:
     """The events of calls that were dispatched, or that failed instead."""
-    return [
-        events.tool_started(call) if call.status == InvocationStatus.DISPATCHING else events.tool_completed(call)
-        for call in calls
-        if call.status != InvocationStatus.PENDING
-    ]
+    happened: list[StreamEvent] = []
+    for call in calls:
+        if call.status == InvocationStatus.DISPATCHING:
+            happened.append(events.tool_started(call))
+            if call.awaiting:
+                happened.append(events.tool_parked(call))
+        elif call.status != InvocationStatus.PENDING:
+            happened.append(events.tool_completed(call))
+    return happened
 
 
 def place_hold(run: Run, call: ToolInvocation) -> Refusal | None:
@@ -109,10 +161,16 @@ def record_call_result(
     run: Run, call: ToolInvocation, *, text: str = "", urls: Iterable[str] = (), credit_used: int | None = None
 ) -> Moved:
     """DISPATCHING → COMPLETED: the result is recorded, its cost captured, the rest of the hold released."""
-    used = min(call.credit_estimate if credit_used is None else credit_used, call.credit_estimate)
-    moved = _record_end(run, call, InvocationStatus.COMPLETED, result=text, result_urls=list(urls), credit_used=used)
-    ledger.capture(call.id, used)
+    columns = result_columns(call, text, urls, credit_used)
+    moved = _record_end(run, call, InvocationStatus.COMPLETED, **columns)
+    ledger.capture(call.id, columns["credit_used"])
     return moved
+
+
+def result_columns(call: ToolInvocation, text: str, urls: Iterable[str], credit_used: int | None) -> dict[str, Any]:
+    """The columns of a result. The call costs its estimate at most."""
+    used = min(call.credit_estimate if credit_used is None else credit_used, call.credit_estimate)
+    return {"result": text, "result_urls": list(urls), "credit_used": used}
 
 
 @transaction.atomic
@@ -146,8 +204,10 @@ def refuse_call(call: ToolInvocation, reason: str | None) -> ToolInvocation:
     return _end(call, InvocationStatus.REFUSED, CallError.APPROVAL_REFUSED, message)
 
 
-def close_open(run: Run) -> list[StreamEvent]:
-    """What an ending run leaves open: waitpoints → EXPIRED, PENDING calls → CANCELLED, DISPATCHING ones → FAILED."""
+def close_open(run: Run, reason: str) -> list[StreamEvent]:
+    """What an ending run leaves open: waitpoints → EXPIRED, PENDING calls → CANCELLED, DISPATCHING ones → FAILED. The
+    servers of parked calls are told the ``reason``.
+    """
     happened: list[StreamEvent] = []
     for waitpoint in Waitpoint.objects.filter(run=run, status=WaitpointStatus.PENDING):
         expired = close_waitpoint(waitpoint, WaitpointStatus.EXPIRED, resolved_at=clock.now())
@@ -157,10 +217,21 @@ def close_open(run: Run) -> list[StreamEvent]:
             ended = _end(call, InvocationStatus.CANCELLED)
         else:
             message = "The run ended while the tool was at work."
-            ended = _end(call, InvocationStatus.FAILED, CallError.OUTCOME_UNKNOWN, message)
+            told = NOT_AWAITING | to_tell(call, reason)
+            ended = _end(call, InvocationStatus.FAILED, CallError.OUTCOME_UNKNOWN, message, **told)
         happened.append(events.tool_completed(ended))
     return happened
 
 
-def _end(call: ToolInvocation, to: str, code: str | None = None, message: str | None = None) -> ToolInvocation:
-    return move_call(call, to, error_code=code, error_message=message, finished_at=clock.now())
+def to_tell(call: ToolInvocation, reason: str) -> dict[str, Any]:
+    """The changes of a call that ends without its tool, whose server is told after the commit."""
+    if call.park_seconds is None:
+        return {}
+    nudge_after_commit(CONTACT, call.id)
+    return {"contact_at": clock.now(), "contacts": 0, "end_reason": reason}
+
+
+def _end(
+    call: ToolInvocation, to: str, code: str | None = None, message: str | None = None, **changes: Any
+) -> ToolInvocation:
+    return move_call(call, to, error_code=code, error_message=message, finished_at=clock.now(), **changes)

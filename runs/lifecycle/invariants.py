@@ -16,6 +16,7 @@ from django.conf import settings
 from django.db import connection
 from django.db.models import (
     BigIntegerField,
+    Case,
     Count,
     Exists,
     F,
@@ -29,6 +30,7 @@ from django.db.models import (
     Subquery,
     Sum,
     Value,
+    When,
 )
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Cast, Coalesce
@@ -43,6 +45,7 @@ from runs.models import (
     FINAL_INVOCATION_STATUSES,
     FINAL_RUN_STATUSES,
     LIVE_RUN_STATUSES,
+    Awaiting,
     Compaction,
     InvocationStatus,
     Run,
@@ -118,7 +121,7 @@ def _states() -> Iterator[str]:
     asked = Exists(Waitpoint.objects.filter(run=OuterRef("pk"), status=WaitpointStatus.PENDING))
     open_call = Exists(ToolInvocation.objects.filter(run=OuterRef("pk")).exclude(status__in=FINAL_INVOCATION_STATUSES))
     runs, claimable = Run.objects.all(), Q(status=RunStatus.QUEUED, blocked=False, throttled=False)
-    claimable |= Q(status=RunStatus.RUNNING, worker_id=None)
+    claimable |= Q(status=RunStatus.RUNNING, worker_id=None, parked=False)
     waiting, cancelled = runs.filter(status=RunStatus.WAITING), Q(cancel_requested_at__isnull=False)
     owned = runs.filter(worker_id__isnull=False)
     yield from _each(
@@ -130,8 +133,35 @@ def _states() -> Iterator[str]:
         (runs.filter(FINAL, finished_at=None), "the run has ended, but has no finishedAt"),
         (runs.exclude(FINAL).exclude(finished_at=None), "the run has a finishedAt, but has not ended"),
         (owned.exclude(status=RunStatus.RUNNING), "a worker owns a run that is not running"),
-        (runs.filter(throttled=True).exclude(status=RunStatus.QUEUED), "a run waits for room, but is not queued"),
+        (
+            runs.filter(throttled=True, parked=False).exclude(status=RunStatus.QUEUED),
+            "a run waits for room, but is not queued",
+        ),
         (runs.filter(claimable, due_at=None), "the run could execute, but no sweep will find it"),
+    )
+    yield from _parked()
+
+
+def _parked() -> Iterator[str]:
+    """Who awaits an outcome: the calls of a parked run, until the run is due, and no run that has ended."""
+    awaiting = ToolInvocation.objects.filter(awaiting__isnull=False)
+    of_run = awaiting.filter(run=OuterRef("pk"))
+    at_work = ToolInvocation.objects.filter(run=OuterRef("pk"), awaiting=None)
+    at_work = at_work.exclude(status__in=FINAL_INVOCATION_STATUSES)
+    waits = Run.objects.filter(parked=True, due_at=None, throttled=False)
+    settled = LedgerEntry.objects.filter(against=OuterRef("pk"), type__in=SETTLEMENTS)
+    holds = LedgerEntry.objects.filter(~Exists(settled), invocation_id=OuterRef("pk"), type=EntryType.HOLD)
+    shown = Run.objects.annotate(
+        client=Exists(of_run.filter(awaiting=Awaiting.CLIENT)), tool=Exists(of_run.filter(awaiting=Awaiting.TOOL))
+    ).annotate(right=Case(When(client=True, then=Value("client")), When(tool=True, then=Value("tool"))))
+    wrong = shown.exclude(Q(awaiting=F("right")) | Q(awaiting=None, right=None))
+    yield from _each(
+        (waits.filter(~Exists(of_run)), "the run is parked, but no call of it awaits an outcome"),
+        (waits.filter(Exists(at_work)), "the run is parked, but a call of it awaits nobody"),
+        (wrong, "the run's awaiting is not that of its open calls"),
+        (awaiting.exclude(status=InvocationStatus.DISPATCHING), "the call awaits an outcome, but is not open"),
+        (awaiting.filter(expires_at=None), "the call awaits an outcome, but has no expiresAt"),
+        (awaiting.filter(~Exists(holds), credit_estimate__gt=0), "the call awaits an outcome, but has no open hold"),
     )
 
 
@@ -302,7 +332,7 @@ def _deliveries() -> Iterator[str]:
     """Each reported change has its delivery. Runs that began before the last change of the endpoint are left out."""
     kept_since = connection.ops.adapt_datetimefield_value(clock.now() - timedelta(days=settings.WEBHOOK_RETENTION_DAYS))
     for event, whose in product(Event, _WHOSE):
-        status = f'%"status":"{event.stream_status}"%'
+        status = f'%"status":"{event.stream_status}"%' if event.stream_status else "%"
         parameters = [not event.extended, event.stream_type, status, event, kept_since]
         found: Iterator[Any] = Run.objects.raw(_UNEQUAL.format(whose=whose), parameters).iterator()
         for run in found:

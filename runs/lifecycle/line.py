@@ -70,7 +70,7 @@ def _to_claim(run_id: str) -> QuerySet[Run]:
     # The status is a literal: with a parameter, PostgreSQL may keep a plan for all values, which reads every run that
     # the user ever had.
     status = RawSQL(f"'{RunStatus.RUNNING.value}'", ())  # noqa: S611  (a constant of our own)
-    running = others.filter(status=status).values("user_id").values(number=Count("*"))
+    running = others.filter(status=status, parked=False).values("user_id").values(number=Count("*"))
     older = others.filter(_older(OuterRef("created_at"), OuterRef("pk")), throttled=True)
     return (
         Run.objects.select_for_update(no_key=True)
@@ -91,12 +91,16 @@ _locked_user: CompiledQuery[Any] = CompiledQuery(
 )
 
 
+def lock_user(run_id: str) -> None:
+    """Lock the row of the run's user, before the run's own."""
+    _locked_user(run_id)
+
+
 def lock_to_claim(run_id: str) -> Run | None:
     """The run's row, locked."""
     if settings.RUN_USER_LIMIT:
         # Serializes the claims of one user's runs in all processes, so that each claim counts the claims before it.
-        # Nothing else locks a user's row and then a run's.
-        _locked_user(run_id)
+        lock_user(run_id)
     return _locked_run.first(run_id)
 
 

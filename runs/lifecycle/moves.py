@@ -109,7 +109,7 @@ def move_run(
     moved = changed(run, **changes)
     if to in FINAL_RUN_STATUSES:
         _log_after_commit(moved)
-    if run.status == RunStatus.RUNNING != to:
+    if run.status == RunStatus.RUNNING != to and not run.parked:
         line.nudge_next_throttled(run.user_id)
     return moved
 

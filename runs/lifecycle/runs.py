@@ -135,10 +135,13 @@ def claim(run_id: str, worker_id: str) -> Run | None:
     run = lock_to_claim(run_id)
     if run is None or run.blocked or run.worker_id not in (None, worker_id):
         return None
+    if run.parked and run.due_at is None and not run.throttled:
+        return None  # a call of it awaits its outcome
     if run.status not in (RunStatus.QUEUED, RunStatus.RUNNING) or run.lease_losses >= line.RUN_LEASE_LOSSES_MAX:
         return None
     begins = run.status == RunStatus.QUEUED
-    if begins and is_throttled(run):
+    # A parked run has given its place up.
+    if (begins or run.parked) and is_throttled(run):
         return None
     now = clock.after(run.created_at)
     changes: dict[str, Any] = {
@@ -147,6 +150,7 @@ def claim(run_id: str, worker_id: str) -> Run | None:
         "running_since": now,
         "due_at": None,
         "throttled": False,
+        "parked": False,
     }
     if run.worker_id is not None:
         changes["ran_ms"] = stop_running(run)["ran_ms"]
@@ -183,7 +187,7 @@ def record_turn(
     ``delta`` is the text that was not streamed yet, ``content`` the message as it now is. ``calls`` are not stored yet,
     and those that cannot be made are FAILED; those in ``ready`` are dispatched. Returns all calls as they are stored.
     """
-    fence(run)
+    call_transitions.fence_to_dispatch(run, ready)
     spending.charge(charge)
     happened = text_events(delta) + [
         events.tool_completed(call) for call in calls if call.status == InvocationStatus.FAILED
@@ -194,6 +198,7 @@ def record_turn(
     also = _turn(run, turn, content)
     also.insert(*stored)
     changes = spending.usage(run, turn) | {"tool_invocation_count": run.tool_invocation_count + len(stored)}
+    changes |= call_transitions.awaited(run, stored)
     return Moved(move_run(run, RunStatus.RUNNING, happened, owned=True, also=also, **changes), stored, turn)
 
 
@@ -346,7 +351,7 @@ def release(rows: QuerySet[Run], run_ids: Sequence[str]) -> list[str]:
 def settle_lost(run_id: str) -> None:
     """Charge the open turn of a released run that no worker has taken over yet, and release its hold."""
     limit_lock_wait(moves.HOUSEKEEPING_LOCK_SECONDS)
-    rows = Run.objects.filter(pk=run_id, status=RunStatus.RUNNING, worker_id=None)
+    rows = Run.objects.filter(pk=run_id, status=RunStatus.RUNNING, worker_id=None, parked=False)
     if run := rows.select_for_update(no_key=True, skip_locked=True).first():
         changes = spending.settle(run)
         if changes:
@@ -385,7 +390,8 @@ def finish(
 
     Without ``content``, the text of an unrecorded turn is read from the stream.
     """
-    happened = [*happened, *text_events(delta), *call_transitions.close_open(run)]
+    end_reason = "run_cancelled" if to == RunStatus.CANCELLED else "run_ended"
+    happened = [*happened, *text_events(delta), *call_transitions.close_open(run, end_reason)]
     changes |= spending.settle(run, partial, ends=True)
     reason = attempt.reason if attempt else reason
     also = Writes()
@@ -397,6 +403,8 @@ def finish(
     changes |= stop_running(run) | {
         "blocked": False,
         "throttled": False,
+        "parked": False,
+        "awaiting": None,
         "unrecorded_text": False,
         "finished_at": clock.now(),
         "error_code": code,

@@ -21,7 +21,7 @@ from credits.models import Account, LedgerEntry
 from runs.errors import RunError
 from runs.lifecycle.moves import LeaseLost, as_known, changed
 from runs.lifecycle.text import unrecorded_text
-from runs.models import Compaction, Run, RunStatus, Turn
+from runs.models import Compaction, Run, RunStatus, ToolInvocation, Turn
 from runs.tokens import text_size
 from webhooks import outbox
 from webhooks.events import CreditsEvent
@@ -151,16 +151,21 @@ def spendable(run: Run, least: int) -> int | None:
     other steps of the user, or older runs that wait, take what is missing only for now.
 
     Only what will be settled without a person is waited for: the holds of runs that execute, or that a worker resumes
-    next. A call that is approved can keep its hold for a day, while its run waits for another answer.
+    next. A call that is approved can keep its hold for a day, while its run waits for another answer, and a call that
+    awaits its outcome for weeks.
     """
     at_work = Q(status=RunStatus.RUNNING) | Q(status=RunStatus.QUEUED, started_at__isnull=False, throttled=False)
     others = Run.objects.filter(at_work, user_id=run.user_id)
     since = clock.now() - timedelta(seconds=WANTED_SECONDS)
     older = Q(created_at__lt=run.created_at) | Q(created_at=run.created_at, pk__lt=run.pk)
     waiting = Run.objects.filter(older, user_id=run.user_id, status=RunStatus.RUNNING, credits_wanted_at__gt=since)
+    awaiting = ToolInvocation.objects.filter(run__user_id=run.user_id, run__awaiting__isnull=False)
+    parked = awaiting.filter(awaiting__isnull=False).values("pk")
     # One statement, because all of it must be true at one moment.
     account = Account.objects.filter(pk=run.user_id).annotate(
-        free=F("balance") - F("held"), at_work=ledger.held_by(others.values("pk")), is_behind=Exists(waiting)
+        free=F("balance") - F("held"),
+        at_work=ledger.held_by(others.values("pk"), without_calls=parked),
+        is_behind=Exists(waiting),
     )
     free, held, is_behind = account.values_list("free", "at_work", "is_behind").get()
     return free if free + held < least or (free >= least and not is_behind) else None

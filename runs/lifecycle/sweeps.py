@@ -20,9 +20,9 @@ from config.database.batches import in_order, take_batch
 from config.kernel import clock
 from config.queue import jobs
 from credits import ledger, sums
-from runs.lifecycle import line, runs, waitpoints
+from runs.lifecycle import line, parking, runs, waitpoints
 from runs.lifecycle.line import NUDGE_GRACE, throttled_runs
-from runs.models import Run, RunStatus, Waitpoint, WaitpointStatus, Worker
+from runs.models import Run, RunStatus, ToolInvocation, Waitpoint, WaitpointStatus, Worker
 
 JOB = "sweep-runs"
 BATCH = 500
@@ -37,7 +37,9 @@ _next_look = float("-inf")
 LOOK_PAUSE = 50
 LOOK_PAUSE_SECONDS = 10.0
 
-CLAIMABLE = Q(status=RunStatus.QUEUED, blocked=False, throttled=False) | Q(status=RunStatus.RUNNING, worker_id=None)
+# Running runs that lost their worker, and parked ones that may resume: the others of those without one are not due.
+LEFT = Q(status=RunStatus.RUNNING, worker_id=None, due_at__isnull=False)
+CLAIMABLE = Q(status=RunStatus.QUEUED, blocked=False, throttled=False) | (LEFT & Q(throttled=False))
 
 # Steps from user to user along the index of throttled runs: a user costs one step, however many throttled runs there
 # are. The order by all its columns leaves the database no other index.
@@ -64,10 +66,10 @@ def sweep() -> int:
 
 
 def repair(seconds: float = math.inf) -> int:
-    """Settle what lost runs hold, end runs that waited too long for an answer, and resume those that credits reach for.
-    Returns how many.
+    """Settle what lost runs hold, end what waited too long for an answer or an outcome, and resume runs that credits
+    reach for. Returns how many.
     """
-    works = (settle_lost_turns, expire_waitpoints, resume_paid_runs)
+    works = (settle_lost_turns, expire_waitpoints, expire_calls, resume_paid_runs)
     return jobs.stages(JOB, *(update_wrapper(partial(work, seconds), work) for work in works))
 
 
@@ -102,7 +104,7 @@ def reap_workers(seconds: float = math.inf, moment: datetime | None = None) -> i
     ownerless = Run.objects.filter(gone, status=RunStatus.RUNNING, worker_id__isnull=False)
     _release(ownerless, in_order(ownerless, "worker_id", BATCH), seconds)
     # Searched for each time: a process that noticed the last loss may have died before it ended the run.
-    worn = Run.objects.filter(status=RunStatus.RUNNING, worker_id=None, lease_losses__gte=line.RUN_LEASE_LOSSES_MAX)
+    worn = Run.objects.filter(LEFT, lease_losses__gte=line.RUN_LEASE_LOSSES_MAX)
     for _ in jobs.each(JOB, in_order(worn, "pk", BATCH), runs.give_up, seconds):
         pass
     return len(lost)
@@ -113,9 +115,8 @@ def settle_lost_turns(seconds: float = math.inf) -> int:
     many were settled.
     """
     left = Run.objects.filter(
+        LEFT,
         ledger.has_open_turn_hold(OuterRef("pk")),
-        status=RunStatus.RUNNING,
-        worker_id=None,
         updated_at__lt=clock.now() - NUDGE_GRACE,
     )
     return sum(1 for _ in jobs.each(JOB, in_order(left, "pk", BATCH), runs.settle_lost, seconds))
@@ -170,8 +171,8 @@ def wakeable_runs(limit: int, after: int = 0) -> tuple[list[str], int]:
     users = _throttled_users(after)
     running: dict[int, int] = {}
     if users and settings.RUN_USER_LIMIT:
-        counted = Run.objects.filter(user_id__in=users, status=RunStatus.RUNNING).order_by().values_list("user_id")
-        running = dict(counted.annotate(Count("pk")))
+        counted = Run.objects.filter(user_id__in=users, status=RunStatus.RUNNING, parked=False).order_by()
+        running = dict(counted.values_list("user_id").annotate(Count("pk")))
     found: list[str] = []
     for user_id in users:
         if len(found) >= limit:
@@ -187,6 +188,12 @@ def expire_waitpoints(seconds: float = math.inf) -> int:
     """Returns how many expired."""
     past = Waitpoint.objects.filter(status=WaitpointStatus.PENDING, expires_at__lte=clock.now())
     return sum(jobs.each(JOB, in_order(past, "expires_at", BATCH), waitpoints.expire_waitpoint, seconds))
+
+
+def expire_calls(seconds: float = math.inf) -> int:
+    """Returns how many calls that awaited their outcome expired."""
+    past = ToolInvocation.objects.filter(awaiting__isnull=False, expires_at__lte=clock.now())
+    return sum(jobs.each(JOB, in_order(past, "expires_at", BATCH), parking.expire_call, seconds))
 
 
 def resume_paid_runs(seconds: float = math.inf) -> int:

@@ -35,6 +35,7 @@ from runs.models.runs import (
     METADATA_PAIRS_MAX,
     METADATA_VALUE_MAX_CHARS,
     MODEL_OF_RUN,
+    Awaiting,
     Run,
     RunEvent,
     RunMetadata,

@@ -143,6 +143,13 @@ class Tool(models.Model):
     secret_headers = EncryptedField(null=True, blank=True)
     # With it, calls of an http tool are signed: base64, optionally after "whsec_" (Standard Webhooks).
     signing_secret = EncryptedField(null=True, blank=True)
+    # How long a call may await the tool's own outcome; None: the answer to the request is the outcome.
+    park_seconds = models.PositiveIntegerField(null=True, blank=True)
+    # What is told that the outcome of such a call is wanted no more.
+    cancel_url = models.CharField("address for cancels", max_length=2048, default="", blank=True)
+    cancel_url_source = models.TextField(default="", blank=True, editable=False)
+    # The callbacks of a tool with a signing secret need no signature.
+    unsigned_callbacks = models.BooleanField(default=False)
     enabled = models.BooleanField(default=True)
 
     class Meta:

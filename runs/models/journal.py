@@ -11,7 +11,7 @@ from config.database.protected import ProtectedModel
 from config.kernel.choices import StatusChoices
 from config.kernel.ids import IdField, RefField
 from config.kernel.jsonfield import JSONTextField
-from runs.models.runs import Run
+from runs.models.runs import Awaiting, Run
 
 
 class InvocationStatus(StatusChoices):
@@ -187,6 +187,8 @@ class ModelAttempt(models.Model):
 
 
 class ToolInvocation(ProtectedModel):
+    protected_fields = frozenset({"status", "awaiting"})
+
     id = IdField(prefix="inv")
     run = models.ForeignKey(Run, models.CASCADE, related_name="invocations", db_index=False)
     turn_index = models.PositiveIntegerField()
@@ -199,6 +201,17 @@ class ToolInvocation(ProtectedModel):
     # Snapshots of the catalogue at the time of the call.
     credit_estimate = models.BigIntegerField(default=0)
     repeatable = models.BooleanField(default=False)
+    park_seconds = models.PositiveIntegerField(null=True)
+    # Who gives the outcome of an open call, until when, and the last progress: ``{"fraction", "message", "at"}``.
+    awaiting = models.CharField(max_length=6, choices=Awaiting.choices, null=True)
+    expires_at = models.DateTimeField(null=True)
+    progress = JSONTextField(null=True)
+    # When the tool's server is asked about the open call, or told of its end; how often it was; and why it ended.
+    contact_at = models.DateTimeField(null=True)
+    contacts = models.PositiveIntegerField(default=0)
+    end_reason = models.CharField(max_length=20, default="")
+    # What the tool's type remembers of the call's task on its server.
+    remote_task = models.TextField(default="")
     credit_used = models.BigIntegerField(default=0)
     result = models.TextField(default="")
     result_urls = models.JSONField(default=list)
@@ -213,6 +226,11 @@ class ToolInvocation(ProtectedModel):
         ordering = ["run", "turn_index", "call_index"]
         constraints = [
             models.UniqueConstraint(fields=["run", "turn_index", "call_index"], name="invocation_once_per_call")
+        ]
+        indexes = [
+            models.Index("run", condition=Q(awaiting__isnull=False), name="invocation_awaiting"),
+            models.Index("expires_at", condition=Q(expires_at__isnull=False), name="invocation_expiring"),
+            models.Index("contact_at", condition=Q(contact_at__isnull=False), name="invocation_to_contact"),
         ]
 
     def __str__(self) -> str:

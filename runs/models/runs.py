@@ -21,6 +21,13 @@ class RunStatus(StatusChoices):
     CANCELLED = "cancelled", "default", True
 
 
+class Awaiting(models.TextChoices):
+    """Who gives the outcome of an open tool call, without a worker of this service."""
+
+    TOOL = "tool", "its tool"
+    CLIENT = "client", "the caller's app"
+
+
 FINAL_RUN_STATUSES = RunStatus.all_final()
 LIVE_RUN_STATUSES = RunStatus.all_live()
 
@@ -52,10 +59,10 @@ class Run(ProtectedModel):
 
     While a run is running, ``worker_id`` names the process that owns it, and ``lease_token`` fences the writes of that
     process: each owner increments the token, and a write with an older token changes nothing. Any worker may take over
-    a running run without ``worker_id``.
+    a running run without ``worker_id``, unless it is ``parked``.
     """
 
-    protected_fields = frozenset({"status", "worker_id", "lease_token"})
+    protected_fields = frozenset({"status", "parked", "worker_id", "lease_token"})
 
     id = IdField(prefix="run")
     chat = models.ForeignKey(Chat, models.CASCADE, related_name="runs", db_index=False)
@@ -65,6 +72,11 @@ class Run(ProtectedModel):
     blocked = models.BooleanField(default=False)
     # Queued because the user has RUN_USER_LIMIT running runs; when one of them ends, the oldest throttled one starts.
     throttled = models.BooleanField(default=False)
+    # A running run that has given up its worker and its place, because all its open calls await others. It may be
+    # claimed again once it is due.
+    parked = models.BooleanField(default=False)
+    # ``client`` if an open call awaits the caller's app, else ``tool`` if one awaits its tool.
+    awaiting = models.CharField(max_length=6, choices=Awaiting.choices, null=True)
     user_message_id = RefField()
     assistant_message_id = RefField(null=True)
     requested_model = models.CharField(max_length=100, null=True)
@@ -75,6 +87,8 @@ class Run(ProtectedModel):
     # Added after the agent's.
     instructions = models.TextField(null=True)
     tools = models.JSONField(null=True)
+    # The tools that the caller's app executes: ``[{"name", "description", "inputSchema"}]``.
+    client_tools = JSONTextField(null=True)
     credit_approval_threshold = models.BigIntegerField(null=True)
     max_credits = models.BigIntegerField(null=True)
     # Where credits or budget do not reach for a step, the run waits for more of them instead of failing.
@@ -136,6 +150,9 @@ class Run(ProtectedModel):
                 name="run_one_unblocked_per_chat",
             ),
             models.CheckConstraint(condition=Q(status="queued") | Q(blocked=False), name="run_blocked_only_if_queued"),
+            models.CheckConstraint(
+                condition=Q(status="running", worker_id=None) | Q(parked=False), name="run_parked_only_if_running"
+            ),
         ]
         indexes = [
             models.Index("chat", "created_at", "id", name="run_by_chat"),
@@ -165,7 +182,21 @@ class Run(ProtectedModel):
             models.Index("status", "id", name="run_by_status"),
             models.Index("error_code", "id", condition=Q(error_code__isnull=False), name="run_by_error"),
             models.Index("due_at", condition=Q(status="queued", blocked=False), name="run_due"),
+            # Runs that lost their worker, and parked ones that may resume.
+            models.Index(
+                "due_at",
+                condition=Q(status="running", worker_id__isnull=True, due_at__isnull=False),
+                name="run_to_take_over",
+            ),
             models.Index("user", "created_at", "id", condition=Q(throttled=True), name="run_throttled"),
+            models.Index(
+                "user",
+                "awaiting",
+                "created_at",
+                "id",
+                condition=Q(awaiting__isnull=False),
+                name="run_by_user_awaiting",
+            ),
             models.Index(
                 "user", "created_at", "id", condition=Q(credits_wanted_at__isnull=False), name="run_wants_credits"
             ),

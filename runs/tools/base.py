@@ -10,6 +10,7 @@ import base64
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from datetime import datetime
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
@@ -22,7 +23,13 @@ TOOL_RESULT_MAX_CHARS = 100_000
 # Number of a call's `resultUrls`.
 TOOL_RESULT_URLS_MAX = 50
 
-BUILTIN, HTTP = "builtin", "http"
+# Bytes of a result that representations of its call show.
+RESULT_SHOWN_BYTES = 8 * 1024
+PROGRESS_MAX_CHARS = 300
+# How long a call may await its tool.
+PARK_SECONDS = range(60, 30 * 24 * 3600 + 1)
+
+BUILTIN, HTTP, CLIENT = "builtin", "http", "client"
 # The engine does not call this built-in tool: it opens a waitpoint.
 ASK_USER = "ask_user"
 FAILURE_MESSAGE_MAX_CHARS = 1000
@@ -35,10 +42,20 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
+class Callback:
+    """Where the tool's server may send the outcome of a call that it parks, and until when."""
+
+    # The address is the credential.
+    url: str = field(repr=False)
+    expires_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class ToolContext:
     """One call. ``timeout_seconds`` is the time that the call may take.
 
-    ``threads`` compute, and ``file_threads`` read and write files. Requests need no thread.
+    ``threads`` compute, and ``file_threads`` read and write files. Requests need no thread. Without ``callback`` the
+    call cannot be parked.
     """
 
     invocation_id: str
@@ -50,6 +67,7 @@ class ToolContext:
     timeout_seconds: float
     threads: Threads
     file_threads: Threads
+    callback: Callback | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +91,9 @@ class ToolDefinition:
     secret_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     signing_secret: str = field(default="", repr=False)
     remote_name: str = ""
+    park_seconds: int | None = None
+    cancel_url: str = ""
+    unsigned_callbacks: bool = False
 
     def without_secrets(self, text: str) -> str:
         """What the tool says of a failure: some servers show the request that they got."""
@@ -106,6 +127,44 @@ class ToolResult:
     images: tuple[ToolImage, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """In place of a result: the outcome of the call comes later, by a callback, or by the type's ``contact``, which is
+    due after ``contact_in_seconds`` and remembers ``remote_task``. ``message`` is the first progress. Without
+    ``expires_in_seconds`` the call awaits its outcome as long as the tool's ``park_seconds`` allow.
+    """
+
+    message: str = ""
+    expires_in_seconds: float | None = None
+    remote_task: str = ""
+    contact_in_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A parked call for ``ToolType.contact``: as long as it is open, without ``end_reason``, its outcome is asked for;
+    then its tool's server is told of the end.
+    """
+
+    invocation_id: str
+    run_id: str
+    chat_id: str
+    user_id: int
+    user_name: str
+    remote_task: str
+    end_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StillParked:
+    """What ``ToolType.contact`` returns of an open call without an outcome: when to ask again, and its progress."""
+
+    contact_in_seconds: float
+    remote_task: str | None = None
+    fraction: float | None = None
+    message: str | None = None
+
+
 class ToolFailure(Exception):
     """A call that failed. People and the model read ``message``: it has no secret and no stack trace."""
 
@@ -119,7 +178,9 @@ def tool_error(message: str) -> ToolFailure:
     return ToolFailure(CallError.TOOL_ERROR, message)
 
 
-Executor = Callable[[ToolDefinition, dict[str, Any], ToolContext], Awaitable[ToolResult]]
+Executor = Callable[[ToolDefinition, dict[str, Any], ToolContext], Awaitable[ToolResult | Parked]]
+# The outcome of an open call, or when to ask again; None for a call that has ended.
+Contact = Callable[[ToolDefinition, Remote], Awaitable[ToolResult | StillParked | None]]
 
 
 def input_object(*, optional: Iterable[str] = (), **properties: dict[str, Any]) -> dict[str, Any]:
@@ -185,18 +246,26 @@ def as_told(result: str, urls: Sequence[str]) -> str:
     return "\n".join([result, *(url for url in urls if url not in result)])
 
 
+def shown_result(beginning: str, urls: Sequence[str]) -> tuple[str, bool]:
+    """A result as representations show it, and whether that is only the beginning. ``beginning`` has at least a
+    character more than is shown, or is all of the result.
+    """
+    told = as_told(beginning, urls).encode()
+    return told[:RESULT_SHOWN_BYTES].decode(errors="ignore"), len(told) > RESULT_SHOWN_BYTES
+
+
 def shorten(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def result_text(definition: ToolDefinition, value: Any) -> str:
+def result_text(name: str, value: Any) -> str:
     """A tool's answer as the model reads it: text unchanged, any other value as JSON. Raises ToolFailure."""
     if isinstance(value, str):
         return value
     try:
         return to_text(value)
     except (ValueError, RecursionError):
-        raise tool_error(f"{definition.name} returned a result that is not valid JSON.") from None
+        raise tool_error(f"{name} returned a result that is not valid JSON.") from None
 
 
 def clean_result(result: ToolResult) -> ToolResult:

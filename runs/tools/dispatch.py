@@ -14,8 +14,11 @@ from runs.errors import CallError
 from runs.tools import builtin, http, mcp
 from runs.tools.base import (
     BUILTIN,
+    CLIENT,
     HTTP,
+    Contact,
     Executor,
+    Parked,
     ToolContext,
     ToolDefinition,
     ToolFailure,
@@ -30,21 +33,31 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ToolType:
-    """A value of ``Tool.node_type``. Staff must give the address of a tool whose type ``needs_url``."""
+    """A value of ``Tool.node_type``. Staff must give the address of a tool whose type ``needs_url``. ``contact`` asks a
+    tool's server about its parked calls, and tells it of their end; it raises ToolFailure if the server did not answer
+    as it should.
+    """
 
     label: str
     execute: Executor
     needs_url: bool
+    contact: Contact | None = None
+
+
+async def _no_server(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
+    """The engine calls no tool of this type."""
+    raise ToolFailure(CallError.UNKNOWN_TOOL, f"{definition.name} is a tool of the caller's app.")
 
 
 TYPES = {
     BUILTIN: ToolType("Built in", builtin.execute, needs_url=False),
-    HTTP: ToolType("HTTP endpoint", http.execute, needs_url=True),
+    HTTP: ToolType("HTTP endpoint", http.execute, needs_url=True, contact=http.tell_end),
+    CLIENT: ToolType("The caller's app", _no_server, needs_url=False),
     "mcp": ToolType("MCP server", mcp.execute, needs_url=True),
 }
 
 
-async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
+async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult | Parked:
     """Call the tool with an input that ``check_input`` has accepted, within the time limits of the tool and the run.
 
     Raises ToolFailure for every failure (``TOOL_TIMEOUT`` after the time limit). Only a cancellation passes unchanged.
@@ -58,6 +71,8 @@ async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: 
         async with asyncio.timeout(limit) as scope:
             with tracing.span("tool", tool=definition.name, **{"invocation.id": context.invocation_id}):
                 result = await execute(definition, input, replace(context, timeout_seconds=limit))
+                if isinstance(result, Parked):
+                    return result
                 return clean_result(await store_images(context, result) if result.images else result)
     except ToolFailure:
         raise

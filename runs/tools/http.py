@@ -2,12 +2,14 @@
 
 A call is a POST of ``{invocationId, runId, chatId, userId, input}``. Any 2xx answer is its result: a JSON object with
 ``result`` is ``{result, resultUrls?, creditUsed?}``; an image is stored; any other JSON or text is the result itself.
+With a ``callback`` of the call, the answer 202 parks it.
 The ``Idempotency-Key`` is the invocation's id, the same at each attempt of a call.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, NoReturn
@@ -21,7 +23,18 @@ from config.outbound import client
 from config.outbound.client import Answer
 from config.outbound.loop import shared
 from runs.errors import CallError
-from runs.tools.base import ToolContext, ToolDefinition, ToolFailure, ToolResult, result_text, shorten, tool_error
+from runs.tools.base import (
+    PARK_SECONDS,
+    Parked,
+    Remote,
+    ToolContext,
+    ToolDefinition,
+    ToolFailure,
+    ToolResult,
+    result_text,
+    shorten,
+    tool_error,
+)
 from runs.tools.files import image_of
 from webhooks.signing import standard_signature
 
@@ -31,10 +44,11 @@ VALUES_MAX = 250_000
 # Of the body of an answer that is not a result.
 REASON_CHARS = 300
 REASON_BYTES = 32 * 1024
+CALLBACK_TOKEN = re.compile(r"inv_[A-Za-z0-9]{1,60}\.[A-Za-z0-9_-]{43}")
 
 
 async def send(
-    context: ToolContext,
+    user_id: int,
     method: str,
     url: str,
     *,
@@ -52,7 +66,7 @@ async def send(
         total_timeout=timeout_seconds,
         max_bytes=settings.TOOL_ANSWER_MAX_BYTES,
         allow_private=settings.OUTBOUND_ALLOW_PRIVATE,
-        owner=str(context.user_id),
+        owner=str(user_id),
     )
     try:
         return await shared.run(request)
@@ -67,7 +81,7 @@ def is_too_long(answer: Answer) -> bool:
     return answer.truncated and len(answer.body) >= settings.TOOL_ANSWER_MAX_BYTES
 
 
-async def execute(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
+async def execute(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult | Parked:
     """Post the call. Raises ToolFailure ``TOOL_ERROR`` unless the answer is 2xx, complete and within the limits."""
     call = {
         "invocationId": context.invocation_id,
@@ -76,17 +90,19 @@ async def execute(definition: ToolDefinition, input: dict[str, Any], context: To
         "userId": context.user_name,
         "input": input,
     }
+    if context.callback is not None:
+        call["callback"] = {"url": context.callback.url, "expiresAt": clock.iso(context.callback.expires_at)}
     body = dumps(call)
-    headers = {
-        **definition.secret_headers,
-        "Content-Type": "application/json",
-        "Accept": "application/json, image/*;q=0.5",
-        "Idempotency-Key": context.invocation_id,
-        **_signature(definition, context.invocation_id, body),
-    }
     answer = await send(
-        context, "POST", definition.url, headers=headers, body=body, timeout_seconds=context.timeout_seconds
+        context.user_id,
+        "POST",
+        definition.url,
+        headers=_headers(definition, context.invocation_id, body),
+        body=body,
+        timeout_seconds=context.timeout_seconds,
     )
+    if answer.status == 202 and context.callback is not None:
+        return _parked(answer.body)
     if not 200 <= answer.status < 300:
         raise tool_error(
             f"{definition.name} answered with HTTP status {answer.status}{_reason(definition, answer.body)}"
@@ -98,6 +114,56 @@ async def execute(definition: ToolDefinition, input: dict[str, Any], context: To
     if image := image_of(answer.body, answer.headers.get("Content-Type", "")):
         return ToolResult("", images=(image,))
     return await context.threads.compute(context.user_id, len(answer.body), _result, definition, answer)
+
+
+async def tell_end(definition: ToolDefinition, remote: Remote) -> None:
+    """Post the end of a call whose outcome is wanted no more to the tool's ``cancel_url``. Raises ToolFailure."""
+    if not definition.cancel_url or not remote.end_reason:
+        return
+    told = {
+        "invocationId": remote.invocation_id,
+        "runId": remote.run_id,
+        "chatId": remote.chat_id,
+        "userId": remote.user_name,
+        "reason": remote.end_reason,
+    }
+    body = dumps(told)
+    # Not the id of the call's own request: a receiver may ignore what it has seen.
+    headers = _headers(definition, f"{remote.invocation_id}-end", body)
+    seconds = settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS
+    answer = await send(
+        remote.user_id, "POST", definition.cancel_url, headers=headers, body=body, timeout_seconds=seconds
+    )
+    if not 200 <= answer.status < 300:
+        raise tool_error(f"HTTP status {answer.status}.")
+
+
+def _headers(definition: ToolDefinition, name: str, body: bytes) -> dict[str, str]:
+    return {
+        **definition.secret_headers,
+        "Content-Type": "application/json",
+        "Accept": "application/json, image/*;q=0.5",
+        "Idempotency-Key": name,
+        **_signature(definition, name, body),
+    }
+
+
+def _parked(body: bytes) -> Parked:
+    """What the answer 202 says. Many servers answer it with a body of their own, which means nothing."""
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        return Parked()
+    answer = answer if isinstance(answer, dict) else {}
+    message, seconds = answer.get("message"), answer.get("expiresInSeconds")
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 1 <= seconds <= PARK_SECONDS[-1]:
+        seconds = None
+    return Parked(without_tokens(message) if isinstance(message, str) else "", seconds)
+
+
+def without_tokens(text: str) -> str:
+    """Without the tokens of callbacks, which a tool may send back in a message."""
+    return CALLBACK_TOKEN.sub("[callback]", text)
 
 
 def _signature(definition: ToolDefinition, call_id: str, body: bytes) -> dict[str, str]:
@@ -113,7 +179,7 @@ def _reason(definition: ToolDefinition, body: bytes) -> str:
     """The end of the sentence about a status: the beginning of the body, which often says why."""
     # Longer than any secret, which must not be cut before it is found.
     text = body[:REASON_BYTES].decode(errors="replace").strip()
-    text = definition.without_secrets(text)[:REASON_CHARS]
+    text = without_tokens(definition.without_secrets(text))[:REASON_CHARS]
     return f": {text}" if text else "."
 
 
@@ -125,23 +191,29 @@ def _result(definition: ToolDefinition, answered: Answer) -> ToolResult:
         # Lenient where our own API is strict: a result of others may hold wide numbers and text that is cleaned later.
         answer = json.loads(body, parse_float=Decimal, parse_constant=_refuse_constant)
     except (ValueError, ArithmeticError, RecursionError):
-        return ToolResult(_text(answered))
+        return ToolResult(without_tokens(decoded(body, answered.headers.get("Content-Type", ""))))
     if not isinstance(answer, dict) or "result" not in answer:
-        return ToolResult(result_text(definition, answer))
+        answer = {"result": answer}
+    return read_result(definition.name, definition.price, answer)
+
+
+def read_result(name: str, price: int, answer: Mapping[str, Any]) -> ToolResult:
+    """``{result, resultUrls?, creditUsed?}`` of a tool whose calls cost at most ``price``. Raises ToolFailure."""
     return ToolResult(
-        result_text(definition, answer["result"]),
-        _urls(definition, answer.get("resultUrls")),
-        _credit_used(definition, answer.get("creditUsed")),
+        without_tokens(result_text(name, answer["result"])),
+        _urls(name, answer.get("resultUrls")),
+        _credit_used(name, price, answer.get("creditUsed")),
     )
 
 
-def _text(answer: Answer) -> str:
+def decoded(body: bytes, content_type: str) -> str:
+    """A body that is not JSON as text."""
     try:
-        return answer.body.decode()
+        return body.decode()
     except UnicodeDecodeError:
-        kind, _, charset = answer.headers.get("Content-Type", "").partition("charset=")
+        kind, _, charset = content_type.partition("charset=")
     try:
-        return answer.body.decode(charset.strip('" ') or "ascii")
+        return body.decode(charset.strip('" ') or "ascii")
     except (LookupError, ValueError):
         return f"[{shorten(kind.strip(' ;'), 100) or 'bytes'}, which is not text]"
 
@@ -150,21 +222,21 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(name)
 
 
-def _urls(definition: ToolDefinition, urls: Any) -> tuple[str, ...]:
+def _urls(name: str, urls: Any) -> tuple[str, ...]:
     if urls is None:
         return ()
     if not isinstance(urls, list) or not all(isinstance(url, str) for url in urls):
-        raise tool_error(f"{definition.name} answered with resultUrls that are not an array of strings.")
+        raise tool_error(f"{name} answered with resultUrls that are not an array of strings.")
     return tuple(urls)
 
 
-def _credit_used(definition: ToolDefinition, credits: Any) -> int | None:
+def _credit_used(name: str, price: int, credits: Any) -> int | None:
     """Micro-credits, rounded half up, at most the price: the caller agreed to no more."""
     if credits is None:
         return None
     if isinstance(credits, bool) or not isinstance(credits, (int, Decimal)) or credits < 0:
-        raise tool_error(f"{definition.name} answered with a creditUsed that is not an amount.")
+        raise tool_error(f"{name} answered with a creditUsed that is not an amount.")
     # Compared before the multiplication: 1e999999 must not become an integer.
-    if credits >= Decimal(definition.price) / MICRO:
-        return definition.price
+    if credits >= Decimal(price) / MICRO:
+        return price
     return int((Decimal(credits) * MICRO).to_integral_value(ROUND_HALF_UP))

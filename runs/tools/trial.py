@@ -39,6 +39,7 @@ def try_tool(definition: ToolDefinition, arguments: str, user_id: int, user_name
         client.prepare()
         context = ToolContext(call_id, "trial", "trial", user_id, user_name, limit, threads, threads)
         result = asyncio.run(http.execute(definition, input, context))
+        assert isinstance(result, ToolResult)  # noqa: S101  (without a callback no call is parked)
         shown = clean_result(result)
         return Trial(time.monotonic() - begun, call_id, result=shown, images=len(result.images))
     except ToolFailure as failure:

@@ -58,6 +58,9 @@ def engines(transactional_db, monkeypatch, settings) -> Iterator[Callable[[], En
         if task == "runs.execute_run" and made:
             for run_id in args:
                 made[-1].offer(run_id)
+        elif task == lifecycle.CONTACT and made:
+            for call_id in args:
+                made[-1].contact(call_id)
         elif task == RESUME_PAID:
             for user_id in args:
                 lifecycle.resume_paid(int(user_id))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from django.test import override_settings
@@ -47,6 +48,10 @@ class Server:
     # Set this event to release an answer that is held.
     release: threading.Event = field(default_factory=threading.Event)
     hold: bool = False
+
+    def callback(self, at: int = -1) -> str:
+        """The path of the callback address of a request."""
+        return urlsplit(self.received[at].json["callback"]["url"]).path
 
     def answers(self, value: Any) -> None:
         self.body = value if isinstance(value, bytes) else json.dumps(value).encode()

@@ -10,13 +10,13 @@ from importlib import import_module
 from typing import Any
 
 from runs.errors import CallError
-from runs.tools.base import BuiltinTool, ToolContext, ToolDefinition, ToolFailure, ToolResult
+from runs.tools.base import BuiltinTool, Parked, ToolContext, ToolDefinition, ToolFailure, ToolResult
 
 _modules = [import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
 TOOLS: dict[str, BuiltinTool] = {module.TOOL.name: module.TOOL for module in _modules}
 
 
-async def execute(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
+async def execute(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult | Parked:
     """Call the built-in tool that has the definition's name."""
     tool = TOOLS.get(definition.name)
     if tool is None or tool.execute is None:

@@ -76,7 +76,7 @@ async def fetch(url: str, context: ToolContext) -> Answer:
     deadline = time.monotonic() + context.timeout_seconds
     for _ in range(REDIRECTS_MAX + 1):
         left = deadline - time.monotonic()
-        answer = await send(context, "GET", urldefrag(url).url, headers=HEADERS, timeout_seconds=left)
+        answer = await send(context.user_id, "GET", urldefrag(url).url, headers=HEADERS, timeout_seconds=left)
         location = answer.headers.get("location", "")
         if answer.status not in REDIRECT_STATUSES or not location:
             return answer

@@ -166,7 +166,7 @@ def read_result(definition: ToolDefinition, result: CallToolResult) -> ToolResul
             kind = getattr(block, "mime_type", None) or block.type
             parts.append(f"[{kind}, which is not text]")
     if not parts and result.structured_content is not None:
-        parts.append(result_text(definition, result.structured_content))
+        parts.append(result_text(definition.name, result.structured_content))
     text = "\n".join(parts)
     if result.is_error:
         raise tool_error(definition.without_secrets(text) or f"{definition.name} failed.")

@@ -1,0 +1,84 @@
+"""``POST /api/callbacks/{token}``: the outcome or the progress of a parked call, from its tool. The address is the
+credential.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse
+from django.views.decorators.csrf import csrf_exempt
+
+from config.api import ratelimit
+from config.api.errors import response_to, to_domain_error
+from config.kernel import clock
+from config.kernel.errors import DomainError, MethodNotAllowed, NotFound, PayloadTooLarge, Unauthorized
+from config.kernel.jsontext import dumps
+from config.limits.window import Bucket, charge
+from config.telemetry import logs
+from runs import services
+from runs.models import Tool, ToolInvocation
+from runs.tools import callbacks
+from runs.tools.base import parse_signing_secret
+from runs.tools.callbacks import Progress
+
+logger = logging.getLogger(__name__)
+
+# Of one call, a minute.
+CALLBACKS_PER_MINUTE = 60
+
+
+@csrf_exempt
+def receive(request: HttpRequest, token: str) -> HttpResponse:
+    """200 says what became of the callback, after the commit."""
+    # Django logs the path of a failed request, and this one is a credential.
+    request.path = request.path_info = callbacks.PATH
+    try:
+        if request.method != "POST":
+            raise MethodNotAllowed(headers={"Allow": "POST"})
+        try:
+            call = _call_of(token)
+        except NotFound:
+            ratelimit.refuse_if_over(ratelimit.charge_address(request))
+            raise
+        verdict = charge(Bucket(f"callback:{call.pk}", CALLBACKS_PER_MINUTE))
+        request.rate_limit_verdict = verdict  # type: ignore[attr-defined]
+        ratelimit.refuse_if_over(verdict)
+        return HttpResponse(dumps(_take(request, call)), content_type="application/json")
+    except Exception as error:
+        if not isinstance(error, DomainError):
+            logger.error("a callback failed", exc_info=error)
+        return response_to(to_domain_error(error))
+
+
+def _call_of(token: str) -> ToolInvocation:
+    call_id = callbacks.call_of(token)
+    call = ToolInvocation.objects.filter(pk=call_id).defer("result", "input").first() if call_id else None
+    if call is None:
+        raise NotFound
+    return call
+
+
+def _take(request: HttpRequest, call: ToolInvocation) -> dict[str, Any]:
+    logs.run_id.set(call.run_id)
+    size = int(request.META.get("CONTENT_LENGTH") or 0)
+    if size > settings.TOOL_ANSWER_MAX_BYTES:
+        raise PayloadTooLarge(f"A callback has at most {settings.TOOL_ANSWER_MAX_BYTES} bytes.")
+    body = request.read(size)
+    tool = Tool.objects.filter(name=call.name).first()
+    if tool is not None and tool.signing_secret and not tool.unsigned_callbacks:
+        secret = parse_signing_secret(tool.signing_secret)
+        if not callbacks.is_signed(request.headers, body, secret, clock.now().timestamp()):
+            raise Unauthorized("The callback has no valid signature, or one that is too old.")
+    said = callbacks.read(body, request.headers.get("Content-Type", ""), name=call.name, price=call.credit_estimate)
+    if isinstance(said, Progress):
+        recorded = services.record_progress(call, said.fraction, said.message)
+    else:
+        recorded = services.record_outcome(call, said)
+    return {
+        "toolInvocationId": call.pk,
+        "status": recorded.call.status,
+        "accepted": recorded.accepted,
+    }

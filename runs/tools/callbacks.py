@@ -1,0 +1,130 @@
+"""Callbacks: the address at which a parked call's tool gives the outcome, and what it may send there.
+
+The address names the call and has an HMAC over it, keyed with SECRET_KEY. Nothing of it is stored. During a change of
+the key SECRET_KEY_FALLBACKS still verify. Whoever has the address may give the outcome, so no log, message or export
+has it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, NoReturn
+
+from django.conf import settings
+from django.core.signing import BadSignature, Signer
+
+from config.kernel.errors import ValidationFailed
+from config.kernel.jsontext import has_more_values
+from runs.tools.base import PROGRESS_MAX_CHARS, ToolFailure, ToolResult, clean_result, tool_error
+from runs.tools.http import VALUES_MAX, decoded, read_result, without_tokens
+from webhooks.signing import TOLERANCE_SECONDS, standard_signature
+
+PATH = "/api/callbacks/"
+ERROR_MAX_CHARS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """``fraction`` is between 0 and 1."""
+
+    fraction: float | None
+    message: str | None
+
+
+def _signer() -> Signer:
+    return Signer(sep=".", salt="runs.callbacks")
+
+
+def token_of(call_id: str) -> str:
+    return _signer().sign(call_id)
+
+
+def url_of(call_id: str) -> str:
+    return f"{settings.BASE_URL}{PATH}{token_of(call_id)}"
+
+
+def call_of(token: str) -> str | None:
+    """The id of the call that the token names; None if it is no token of ours."""
+    try:
+        return _signer().unsign(token) if token.isascii() else None
+    except BadSignature:
+        return None
+
+
+def is_signed(headers: Mapping[str, str], body: bytes, secret: str, now: float) -> bool:
+    """Whether a callback has the headers of the Standard Webhooks specification, by this secret and not too old."""
+    name, timestamp = headers.get("webhook-id", ""), headers.get("webhook-timestamp", "")
+    given = headers.get("webhook-signature", "")
+    if not re.fullmatch(r"[0-9]{1,12}", timestamp) or abs(now - int(timestamp)) > TOLERANCE_SECONDS:
+        return False
+    expected = standard_signature(secret, name, timestamp, body).encode()
+    return any(hmac.compare_digest(one.encode(), expected) for one in given.split(" "))
+
+
+def read(body: bytes, content_type: str, *, name: str, price: int) -> ToolResult | ToolFailure | Progress:
+    """What a callback says of a call of the tool ``name``, whose hold is ``price`` micro-credits. Raises
+    ValidationFailed.
+    """
+    value = _value(body, content_type)
+    if not isinstance(value, dict):
+        return _result(lambda: read_result(name, price, {"result": value}))
+    kinds = [kind for kind in ("result", "error", "progress") if kind in value]
+    if len(kinds) > 1:
+        raise ValidationFailed({kinds[1]: [f"Send {kinds[0]} or {kinds[1]}, not both."]})
+    if kinds == ["error"]:
+        return _failure(value["error"])
+    if kinds == ["progress"]:
+        return _progress(value["progress"])
+    return _result(lambda: read_result(name, price, value if kinds else {"result": value}))
+
+
+def _value(body: bytes, content_type: str) -> Any:
+    """The JSON value, or else the text of a body that does not claim to be JSON."""
+    kind = content_type.partition(";")[0].strip().lower()
+    if not body.strip():
+        raise ValidationFailed({"body": ["The body is empty."]})
+    if has_more_values(body, VALUES_MAX):
+        raise ValidationFailed({"body": [f"The body has more than {VALUES_MAX} values."]})
+    try:
+        return json.loads(body, parse_float=Decimal, parse_constant=_refuse_constant)
+    except (ValueError, ArithmeticError, RecursionError):
+        is_text = kind.startswith("text/") or not (kind.endswith("json") or body.lstrip()[:1] in b'{["')
+        if not is_text:
+            raise ValidationFailed({"body": ["The body is not valid JSON."]}) from None
+        return decoded(body, content_type)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+def _result(read: Callable[[], ToolResult]) -> ToolResult:
+    try:
+        return clean_result(read())
+    except ToolFailure as failure:
+        raise ValidationFailed({"result": [failure.message]}) from None
+
+
+def _failure(text: Any) -> ToolFailure:
+    if not isinstance(text, str) or not 0 < len(text) <= ERROR_MAX_CHARS:
+        raise ValidationFailed({"error": [f"A text of 1 to {ERROR_MAX_CHARS} characters is required."]})
+    return tool_error(without_tokens(text))
+
+
+def _progress(given: Any) -> Progress:
+    if not isinstance(given, dict):
+        raise ValidationFailed({"progress": ["An object with fraction or message is required."]})
+    fraction, message = given.get("fraction"), given.get("message")
+    is_number = isinstance(fraction, (int, Decimal)) and not isinstance(fraction, bool)
+    if fraction is not None and not (is_number and 0 <= fraction <= 1):
+        raise ValidationFailed({"progress.fraction": ["A number from 0 to 1 is required."]})
+    if message is not None and not (isinstance(message, str) and len(message) <= PROGRESS_MAX_CHARS):
+        raise ValidationFailed(
+            {"progress.message": [f"A text of at most {PROGRESS_MAX_CHARS} characters is required."]}
+        )
+    return Progress(None if fraction is None else float(fraction), without_tokens(message) if message else None)
