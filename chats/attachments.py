@@ -22,7 +22,7 @@ from chats.models import Attachment, AttachmentStatus
 from config.database import batches
 from config.kernel import clock
 from config.kernel.errors import Conflict, NotFound, PayloadTooLarge, RateLimited, Unavailable, ValidationFailed
-from config.kernel.ids import is_plausible_id
+from config.kernel.ids import is_plausible_id, new_id
 from config.limits.share import Share
 from config.queue import jobs
 
@@ -86,8 +86,8 @@ def create_attachment(
 def _refuse_over_quota(user: Any, size_bytes: int) -> None:
     # Without the lock, two concurrent requests would each miss the other's bytes.
     get_user_model()._default_manager.select_for_update(no_key=True).get(pk=user.pk)
-    # An expired one without ``expires_at`` has no files any more.
-    kept = Attachment.objects.filter(user=user).exclude(status=AttachmentStatus.EXPIRED, expires_at=None)
+    # An expired one without ``expires_at`` has no files any more, and a copy has none of its own.
+    kept = Attachment.objects.filter(user=user, copy_of=None).exclude(status=AttachmentStatus.EXPIRED, expires_at=None)
     total = kept.aggregate(total=Sum("size_bytes", default=0))["total"]
     most = settings.ATTACHMENT_USER_MAX_BYTES
     if total + size_bytes > most:
@@ -221,8 +221,9 @@ def _check(attachment: Attachment, name: str) -> tuple[str, str]:
         return files.write(attachment.pk, File(file), attachment.content_type), sha256
 
 
-def lock_unused(user: Any, attachment_ids: Sequence[str]) -> list[Attachment]:
-    """The attachments that a new message may use, in the order given, locked until the transaction ends.
+def lock_usable(user: Any, attachment_ids: Sequence[str], replaced_id: str | None = None) -> list[Attachment]:
+    """The attachments that a new message may use, in the order given, locked until the transaction ends: unused ones,
+    and those of the message that it replaces.
 
     Raises ValidationFailed that names each unusable one as ``attachmentIds.<i>``.
     """
@@ -238,14 +239,14 @@ def lock_unused(user: Any, attachment_ids: Sequence[str]) -> list[Attachment]:
     problems = {
         f"attachmentIds.{index}": [problem]
         for index, key in enumerate(attachment_ids)
-        if (problem := _why_unusable(found.get(key), key in attachment_ids[:index]))
+        if (problem := _why_unusable(found.get(key), replaced_id, key in attachment_ids[:index]))
     }
     if problems:
         raise ValidationFailed(problems)
     return [found[key] for key in attachment_ids]
 
 
-def _why_unusable(attachment: Attachment | None, named_before: bool) -> str | None:
+def _why_unusable(attachment: Attachment | None, replaced_id: str | None, named_before: bool) -> str | None:
     if attachment is None:
         return "There is no such attachment."
     if named_before:
@@ -254,14 +255,23 @@ def _why_unusable(attachment: Attachment | None, named_before: bool) -> str | No
         return "The attachment has expired."
     if attachment.status != AttachmentStatus.READY:
         return "The attachment is not complete."
-    return "The attachment was used already." if attachment.message_id is not None else None
+    return "The attachment was used already." if attachment.message_id not in (None, replaced_id) else None
 
 
 def use(attachments: Sequence[Attachment], message_id: str) -> None:
-    """Attach what ``lock_unused`` returned to the message, in this order."""
+    """Attach what ``lock_usable`` returned to the message, in this order. A replaced message keeps its attachments:
+    the new one gets copies of them, with the same files.
+    """
+    copies, unused = list[Attachment](), list[Attachment]()
     for position, attachment in enumerate(attachments):
+        if attachment.message_id is not None:
+            attachment.copy_of, attachment.pk = attachment.copy_of or attachment.pk, new_id("att")
+            copies.append(attachment)
+        else:
+            unused.append(attachment)
         attachment.message_id, attachment.position = message_id, position
-    Attachment.objects.bulk_update(attachments, ["message_id", "position"])
+    Attachment.objects.bulk_update(unused, ["message_id", "position"])
+    Attachment.objects.bulk_create(copies)
 
 
 def attached_to(message_ids: Sequence[str]) -> dict[str, list[Attachment]]:

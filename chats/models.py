@@ -9,11 +9,15 @@ from config.database.protected import ProtectedModel
 from config.kernel.choices import StatusChoices
 from config.kernel.ids import IdField, RefField
 
+CLIENT_ID_MAX_CHARS = 128
+
 
 class Chat(models.Model):
     id = IdField(prefix="chat")
     user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="chats", db_index=False)
     title = models.CharField(max_length=200, null=True)
+    # The caller's own name of the chat.
+    client_id = models.CharField(max_length=CLIENT_ID_MAX_CHARS, null=True)
     # The run that may execute now; queued runs wait behind it. Written by runs.lifecycle.
     active_run_id = RefField(null=True)
     # False if no run waits behind it.
@@ -24,6 +28,13 @@ class Chat(models.Model):
 
     class Meta:
         ordering = ["-created_at", "-id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["user", "client_id"],
+                condition=Q(client_id__isnull=False, deleted_at=None),
+                name="chat_one_live_per_client_id",
+            )
+        ]
         indexes = [
             models.Index("user", "created_at", "id", condition=Q(deleted_at=None), name="chat_live_by_user"),
             models.Index("deleted_at", "id", condition=Q(deleted_at__isnull=False), name="chat_to_purge"),
@@ -45,12 +56,15 @@ class Message(models.Model):
     run_id = RefField(db_index=True)
     role = models.CharField(max_length=10, choices=Role.choices)
     content = models.TextField(default="")
+    # Its run was replaced by a later one.
+    replaced = models.BooleanField(default=False)
     created_at = models.DateTimeField(db_default=Now())
     updated_at = models.DateTimeField(db_default=Now())
 
     class Meta:
         ordering = ["created_at", "id"]
-        indexes = [models.Index("chat", "created_at", "id", name="message_by_chat")]
+        # With ``replaced``, so that a list that leaves such messages out need not read them.
+        indexes = [models.Index("chat", "created_at", "id", "replaced", name="message_by_chat")]
 
     def __str__(self) -> str:
         return f"{self.role} message {self.id}"
@@ -81,6 +95,8 @@ class Attachment(ProtectedModel):
     sha256 = models.CharField(max_length=64, null=True)
     status = models.CharField(max_length=8, choices=AttachmentStatus.choices, default=AttachmentStatus.PENDING)
     stored_name = models.CharField(max_length=100, default="")
+    # The attachment of a replaced message of the chat that has the same file.
+    copy_of = RefField(null=True)
     # Pending: when it expires. Expired: when its files are removed, or the removal is repeated. Otherwise null.
     expires_at = models.DateTimeField(null=True)
     created_at = models.DateTimeField(db_default=Now())

@@ -11,8 +11,11 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from chats import media
-from chats.models import AttachmentStatus, Message
+from chats.models import CLIENT_ID_MAX_CHARS, AttachmentStatus, Message
+from chats.services import CLIENT_ID
 from config.api.serializers import CamelSerializer, StrictCharField, StrictIntegerField, TimestampField
+
+CLIENT_ID_PROBLEM = f"Use 1 to {CLIENT_ID_MAX_CHARS} printable ASCII characters."
 
 
 class ChatSerializer(CamelSerializer):
@@ -21,11 +24,22 @@ class ChatSerializer(CamelSerializer):
         allow_null=True,
         help_text="Null until the first message; then its first line, unless the chat was given a title.",
     )
+    client_id = serializers.CharField(allow_null=True, help_text="The caller's own name of the chat, or null.")
     active_run_id = serializers.CharField(
         allow_null=True, help_text="The run that is queued, running or waiting now, or null."
     )
     created_at = TimestampField()
     updated_at = TimestampField()
+
+
+class ClientIdField(StrictCharField):
+    pattern = f"^{CLIENT_ID.pattern}$"
+
+    def to_internal_value(self, data: Any) -> str:
+        text = super().to_internal_value(data)
+        if not CLIENT_ID.fullmatch(text):
+            raise serializers.ValidationError(CLIENT_ID_PROBLEM)
+        return text
 
 
 class ChatInput(CamelSerializer):
@@ -35,6 +49,13 @@ class ChatInput(CamelSerializer):
         required=False,
         allow_null=True,
         help_text="1 to 200 characters. Without a title, the chat is named after its first message.",
+    )
+    client_id = ClientIdField(
+        required=False,
+        allow_null=True,
+        trim_whitespace=False,
+        help_text="The caller's own name of the chat, 1 to 128 printable ASCII characters. If the caller has a chat "
+        "with this name, it is the answer, unchanged.",
     )
 
 

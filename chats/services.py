@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.db.models import Prefetch, QuerySet
 from django.dispatch import Signal
 
-from chats.models import Attachment, Chat, Message
+from chats.models import CLIENT_ID_MAX_CHARS, Attachment, Chat, Message
 from config.database.writes import Writes
 from config.kernel import clock
-from config.kernel.errors import NotFound
+from config.kernel.errors import Conflict, NotFound
 from config.kernel.ids import new_id
 
+# Printable ASCII.
+CLIENT_ID = re.compile(rf"[ -~]{{1,{CLIENT_ID_MAX_CHARS}}}")
 TITLE_FROM_MESSAGE_CHARS = 80
 # Above this number, reading all chats of the user is faster than looking up each.
 TITLES_BY_ID_MOST = 200
@@ -41,6 +44,33 @@ def messages_of(user: Any) -> QuerySet[Message]:
 def create_chat(user: Any, title: str | None = None) -> Chat:
     now = clock.now()
     return Chat.objects.create(user=user, title=title, created_at=now, updated_at=now)
+
+
+def make_chat(user: Any, title: str | None = None, client_id: str | None = None) -> tuple[Chat, bool]:
+    """A new chat and True; or the user's live chat with this ``client_id``, unchanged, and False. Of requests with the
+    same client id at the same time, one creates the chat.
+    """
+    if client_id is None:
+        return create_chat(user, title), True
+    now = clock.now()
+    created = {"title": title, "created_at": now, "updated_at": now}
+    try:
+        return chats_of(user).get_or_create(user=user, client_id=client_id, deleted_at=None, defaults=created)
+    except IntegrityError:
+        raise Conflict("The chat was deleted meanwhile; try again.") from None
+
+
+def find_chat(user: Any, key: str) -> Chat | None:
+    """The user's live chat with this id, or else with this client id."""
+    if not CLIENT_ID.fullmatch(key):
+        return None
+    by_id = chats_of(user).filter(pk=key).first() if key.startswith("chat_") else None
+    return by_id or chats_of(user).filter(client_id=key).first()
+
+
+def find_or_create_chat(user: Any, key: str) -> Chat:
+    """``find_chat``; if there is none, a new chat with ``key``, which matches CLIENT_ID, as its client id."""
+    return find_chat(user, key) or make_chat(user, client_id=key)[0]
 
 
 def rename_chat(chat: Chat, title: str | None) -> Chat:
@@ -74,12 +104,26 @@ def title_from(text: str) -> str | None:
     return line or None
 
 
-def add_message(writes: Writes, chat_id: str, run_id: str, role: str, at: datetime, content: str = "") -> Message:
+def add_message(
+    writes: Writes, chat_id: str, run_id: str, role: str, at: datetime, content: str = "", *, replaced: bool = False
+) -> Message:
     message = Message(
-        id=new_id("msg"), chat_id=chat_id, run_id=run_id, role=role, content=content, created_at=at, updated_at=at
+        id=new_id("msg"),
+        chat_id=chat_id,
+        run_id=run_id,
+        role=role,
+        content=content,
+        replaced=replaced,
+        created_at=at,
+        updated_at=at,
     )
     writes.insert(message)
     return message
+
+
+def leave_out_messages(runs: QuerySet[Any]) -> None:
+    """Lists leave out the messages of these runs, which were replaced, from now on. ``runs`` selects their ids."""
+    Message.objects.filter(run_id__in=runs, replaced=False).update(replaced=True)
 
 
 def write_content(writes: Writes, message_id: str, content: str) -> None:

@@ -11,7 +11,7 @@ from rest_framework import status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from chats import attachments, downloads, services
+from chats import attachments, downloads, filters, services
 from chats.models import Attachment
 from chats.serializers import (
     AttachmentInput,
@@ -43,12 +43,23 @@ class ChatViewSet(ServiceViewSet):
         "destroy": "chats:write",
     }
 
+    query_parameters = {"list": [filters.CLIENT_ID_PARAMETER]}
+
     def queryset_for(self, user: Any) -> Any:
         return services.chats_of(user)
 
-    @extend_schema(request=ChatInput, responses={201: ChatSerializer})
+    @extend_schema(responses=ChatSerializer(many=True))
+    def list(self, request: Request) -> Response:
+        client_id = filters.client_id(request.query_params)
+        chats = self.get_queryset()
+        return self.page(chats if client_id is None else chats.filter(client_id=client_id))
+
+    @extend_schema(request=ChatInput, responses={201: ChatSerializer, 200: ChatSerializer})
     def create(self, request: Request) -> Response:
-        return self.show(services.create_chat(request.user, **self.read(ChatInput)), status.HTTP_201_CREATED)
+        chat, created = services.make_chat(request.user, **self.read(ChatInput))
+        if not created and not self.has_scope("chats:read"):
+            chat.title = None  # it may be the first line of a message
+        return self.show(chat, status.HTTP_201_CREATED if created else status.HTTP_200_OK)
 
     @extend_schema(request=ChatChanges, responses=ChatSerializer)
     def partial_update(self, request: Request, chatId: str) -> Response:
@@ -78,6 +89,7 @@ class ChatMessageViewSet(ServiceViewSet):
     required_scopes = {"list": "chats:read"}
     query_parameters = {
         "list": [
+            filters.REPLACED,
             OpenApiParameter("order", enum=ORDERS, default="asc", description="`desc`: the newest message first."),
             OpenApiParameter("runId", description="Only the messages of this run."),
         ]
@@ -92,6 +104,8 @@ class ChatMessageViewSet(ServiceViewSet):
         if order not in ORDERS:
             raise ValidationFailed({"order": ["Use asc or desc."]})
         messages = services.messages_of(request.user).filter(chat=self.get_object())
+        if not filters.shows_replaced(request.query_params):
+            messages = messages.filter(replaced=False)
         if run_id is not None:
             messages = messages.filter(run_id=run_id) if is_plausible_id(run_id) else messages.none()
         self.pagination_ascending = order == "asc"

@@ -12,6 +12,7 @@ from django.utils.datastructures import MultiValueDict
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter
 
+from chats.filters import REPLACED, shows_replaced
 from config.api.pagination import stored_forms
 from config.database.batches import limit_statements
 from config.kernel.errors import ValidationFailed
@@ -36,6 +37,7 @@ MODEL_NAME_MAX_CHARS = 100
 MILLISECOND = timedelta(milliseconds=1)
 LATEST = datetime.max.replace(tzinfo=UTC)
 PARAMETERS = [
+    REPLACED,
     OpenApiParameter(
         "status",
         {"type": "array", "items": {"type": "string", "enum": RunStatus.values}, "minItems": 1},
@@ -83,6 +85,8 @@ PARAMETERS = [
 def filtered(runs: QuerySet[Run], query: MultiValueDict[str, str], user_id: int) -> QuerySet[Run]:
     """``runs``, which belong to the user, that match the filters of ``query``. Raises ValidationFailed."""
     runs, problems = runs.alias(model_of_run=MODEL_OF_RUN), dict[str, list[str]]()
+    if not shows_replaced(query):
+        runs = runs.filter(replaced_by=None)
     for name, read in READERS.items():
         if name in query:
             # Clients that repeat the parameter of an array mean the same as those that write commas.

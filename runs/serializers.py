@@ -226,6 +226,10 @@ class RunFields(CamelSerializer):
     agent = serializers.CharField(
         allow_null=True, help_text="The version of the agent that the run is pinned to, `name@3`, or null."
     )
+    replaced_by = serializers.CharField(
+        allow_null=True,
+        help_text="The run that took the place of this one, or of an earlier one of the chat (`replaces`), or null.",
+    )
     created_at = TimestampField()
     updated_at = TimestampField()
     started_at = TimestampField(allow_null=True, help_text="When the run first executed, or null.")
@@ -275,7 +279,7 @@ RUN_STATE = {
     *("id", "chatId", "status", "awaiting", "userMessageId", "assistantMessageId", "lastStreamIndex"),
     "cancelRequestedAt",
     *("requestedModel", "resolvedModel", "agent", "errorCode", "createdAt", "updatedAt", "startedAt", "finishedAt"),
-    *("finishReason", "limitedBy", "usage", "totalCreditsUsed"),
+    *("finishReason", "limitedBy", "usage", "totalCreditsUsed", "replacedBy"),
 }
 QUESTION_STATE = {"toolName", "estimatedCredits", "threshold", "toolInvocationId", "reason", "topUpUrl"}
 
@@ -307,7 +311,11 @@ class RunSummarySerializer(RunFields):
 
 class RunInput(CamelSerializer):
     message = StrictCharField(
-        min_length=1, max_length=settings.MESSAGE_MAX_CHARS, trim_whitespace=False, help_text="The message of the user."
+        min_length=1,
+        max_length=settings.MESSAGE_MAX_CHARS,
+        **OPTIONAL,
+        trim_whitespace=False,
+        help_text="The message of the user. With `replaces`, that run's message and attachments if left out.",
     )
     attachment_ids = BoundedListField(
         child=StrictCharField(),
@@ -371,6 +379,11 @@ class RunInput(CamelSerializer):
         **OPTIONAL,
         help_text="Where credits or budget do not reach for the next step: `fail`, or `wait` for more; the agent's "
         "choice if left out.",
+    )
+    replaces = StrictCharField(
+        **OPTIONAL,
+        help_text="A finished run of the chat, whose place the new run takes: that run and all after it are replaced. "
+        "It may also be one that `onActiveRun: cancel` ends now.",
     )
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import OuterRef, Prefetch, QuerySet, Subquery
+from django.db.models import OuterRef, Prefetch, Q, QuerySet, Subquery
 from django.db.models.functions import Left
 from django.dispatch import receiver
 
 from chats import attachments
 from chats.models import Chat, Message
-from chats.services import add_message, chat_deleted, chats_of, locking, title_from
+from chats.services import add_message, chat_deleted, chats_of, leave_out_messages, locking, title_from
 from config.database.queries import CompiledQuery
 from config.database.writes import Writes
 from config.kernel import clock, money
@@ -124,7 +124,7 @@ def start_run(user: Any, chat_id: str, **asked: Any) -> Run:
     RunInProgress, Conflict if RUN_QUEUE_MAX runs are queued, InsufficientCredits, NotFound if the user has no such
     chat.
     """
-    plain = not asked.get("attachment_ids") and asked.get("on_active_run") != "cancel"
+    plain = not asked.get("attachment_ids") and asked.get("on_active_run") != "cancel" and not asked.get("replaces")
     if plain and Writes.are_one_statement():
         with suppress(lifecycle.ChatChanged):
             return _start_run(user, chat_id, locked=False, **asked)
@@ -137,7 +137,7 @@ def _start_run(
     chat_id: str,
     *,
     locked: bool,
-    message: str,
+    message: str | None = None,
     attachment_ids: list[str] | None = None,
     agent: str | None = None,
     model: str | None = None,
@@ -145,10 +145,12 @@ def _start_run(
     metadata: dict[str, str] | None = None,
     on_active_run: str = "reject",
     on_credits_exhausted: str | None = None,
+    replaces: str | None = None,
     **columns: Any,
 ) -> Run:
     """``columns``: others of the run, amounts in micro-credits. ``agent`` is a name or a version, ``name@3``: it gives
-    what the other arguments leave out; ``tools`` and ``max_credits`` can only be less than its own.
+    what the other arguments leave out; ``tools`` and ``max_credits`` can only be less than its own. ``replaces`` is the
+    id of a run, whose message and attachments are those of a request without a ``message``.
     """
     chat = None
     if is_plausible_id(chat_id):
@@ -157,7 +159,15 @@ def _start_run(
         raise NotFound
     given = catalogue.find_agent(agent) if agent is not None else None
     _check_offered(agent, given, model, tools)
-    attached = attachments.lock_unused(user, attachment_ids or ())
+    replaced = _replaced(chat, replaces, on_active_run) if replaces is not None else None
+    before = replaced.user_message_id if replaced is not None else None
+    if message is None:
+        if before is None:
+            raise ValidationFailed({"message": ["This field is required."]})
+        message = Message.objects.get(pk=before).content
+        if attachment_ids is None:
+            attachment_ids = [file.pk for file in attachments.attached_to([before]).get(before, ())]
+    attached = attachments.lock_usable(user, attachment_ids or (), before)
     if chat.active_run_id is not None and on_active_run != "cancel":
         if on_active_run == "reject":
             raise RunInProgress
@@ -194,9 +204,34 @@ def _start_run(
         _take_from_agent(run, given)
         on_credits_exhausted = on_credits_exhausted or given.on_credits_exhausted
     run.waits_for_credits = on_credits_exhausted == OnCreditsExhausted.WAIT
+    if replaced is not None:
+        _replace(replaced, run_id)
     run = lifecycle.enqueue(run, chat, chat.title or title_from(message), also, locked=locked)
     attachments.use(attached, user_message.pk)
     return run
+
+
+def _replaced(chat: Chat, run_id: str, on_active_run: str) -> Run:
+    """The run of the chat that a new one replaces. One that ``on_active_run`` cancels need not have ended before.
+
+    Raises NotFound, RunInProgress.
+    """
+    run = Run.objects.filter(pk=run_id, chat=chat).first() if is_plausible_id(run_id) else None
+    if run is None:
+        raise NotFound("The chat has no such run to replace.")
+    if run.status in LIVE_RUN_STATUSES and on_active_run != "cancel":
+        raise RunInProgress("The run to replace has not finished; wait for it, or cancel it.")
+    return run
+
+
+def _replace(replaced: Run, by: str) -> None:
+    """Mark the run, all after it in its locked chat, and their messages. A run that has been replaced before, as one
+    after it, keeps its mark: so each run is written once, however often the chat's first one is replaced.
+    """
+    later = Run.objects.filter(chat=replaced.chat_id, created_at__gte=replaced.created_at)
+    later.filter(Q(replaced_by=None) | Q(pk=replaced.pk)).update(replaced_by=by)
+    # A statement of its own: it sees the answer's message of a run that was claimed while the first one waited for it.
+    leave_out_messages(later.order_by().values("pk"))
 
 
 def _check_offered(agent: str | None, given: AgentVersion | None, model: str | None, tools: list[str] | None) -> None:

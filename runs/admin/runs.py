@@ -130,6 +130,8 @@ class RunAdmin(ReadOnly, WithActions):
             shown.append(("Account", reverse("admin:credits_account_change", args=[run.user_id])))
         # The playground shows people their own chats only. After the sign-in of `make run`, that person is DEMO_USER.
         demo = settings.EMBEDDED and not settings.SESSION_ISSUER and run.user.get_username() == DEMO_USER
+        if run.replaced_by is not None:
+            shown.append(("Replaced by", reverse("admin:runs_run_change", args=[run.replaced_by])))
         if settings.PLAYGROUND and (run.user_id == request.user.pk or demo):
             shown.append(("Open the chat in the playground", f"/playground/{run.chat_id}"))
         return shown

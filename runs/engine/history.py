@@ -102,8 +102,8 @@ TURN = (
 
 _BYTES = {"postgresql": "octet_length({})", "sqlite": "length(CAST({} AS BLOB))"}
 
-# The runs of the chat up to this one, newest first, with the sizes of what a transcript has of them: all, and notes
-# in place of results.
+# The runs of the chat up to this one that were not replaced, newest first, with the sizes of what a transcript has of
+# them: all, and notes in place of results. A compaction is left out with the runs that it covers.
 _RUNS = """
     SELECT CAST(run.id AS varchar),
            CASE WHEN run.id = %s THEN CAST(message.content AS text) ELSE '' END,
@@ -119,11 +119,15 @@ _RUNS = """
                FROM runs_toolinvocation call WHERE call.run_id = run.id
            ), 0) AS bigint),
            CAST((
-               SELECT MAX(id) FROM runs_compaction WHERE chat_id = run.chat_id AND (NOT only_run OR run_id = %s)
+               SELECT MAX(id) FROM runs_compaction compaction
+               WHERE chat_id = run.chat_id AND (NOT only_run OR run_id = %s) AND (run_id = %s OR NOT EXISTS (
+                   SELECT 1 FROM runs_run covered WHERE covered.id = last_run_id AND covered.replaced_by IS NOT NULL
+               ))
            ) AS bigint)
     FROM (
         SELECT id, chat_id, created_at, user_message_id FROM runs_run
         WHERE chat_id = %s AND (created_at, id) <= ((SELECT created_at FROM runs_run WHERE id = %s), %s)
+              AND (replaced_by IS NULL OR id = %s)
         ORDER BY created_at DESC, id DESC LIMIT %s
     ) run
     JOIN chats_message message ON message.id = run.user_message_id
@@ -133,7 +137,8 @@ _RUNS = """
 
 def load(run: Run, context_tokens: int) -> History:
     """The run's message, and of the chat before it what a window of ``context_tokens`` can hold."""
-    listed = read(_sql(_RUNS), [run.pk, run.pk, run.chat_id, run.pk, run.pk, RUN_HISTORY_RUNS + 2])
+    own = [run.pk] * 3
+    listed = read(_sql(_RUNS), [*own, run.chat_id, *own, RUN_HISTORY_RUNS + 2])
     (_, content, has_files, own_size, *_, newest), *earlier = listed
     compaction = Compaction.objects.get(pk=newest) if newest is not None else None
     cut = cut_of(compaction, run.pk) if compaction else Cut()

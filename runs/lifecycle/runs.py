@@ -157,7 +157,8 @@ def claim(run_id: str, worker_id: str) -> Run | None:
     happened: list[StreamEvent] = []
     also = Writes()
     if run.assistant_message_id is None:
-        changes["assistant_message_id"] = add_message(also, run.chat_id, run.id, Message.Role.ASSISTANT, now).id
+        role, replaced = Message.Role.ASSISTANT, run.replaced_by is not None
+        changes["assistant_message_id"] = add_message(also, run.chat_id, run.id, role, now, replaced=replaced).id
     if run.resolved_model is None and (models := catalogue.models_of(run)):
         changes["resolved_model"] = models[0].name
     if begins:

@@ -19,8 +19,7 @@ from rest_framework.schemas.openapi import AutoSchema
 
 from apikeys.models import ApiKey
 from chats.serializers import ChatInput, ChatSerializer
-from chats.services import chats_of
-from chats.services import create_chat as new_chat
+from chats.services import chats_of, make_chat
 from config.api import idempotency, pagination, ratelimit
 from config.api.serializers import (
     CamelSerializer,
@@ -218,8 +217,9 @@ def list_chats(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
 
 @tool("Create a chat", "chats:write", NewChatInput)
 def create_chat(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
-    """Creates a chat, in which runs can be started."""
-    key = made_once(caller, "create_chat", given, lambda: new_chat(caller.user, given.get("title")).pk)
+    """Creates a chat, in which runs can be started. With the clientId of a chat, that chat is the result."""
+    asked = {name: value for name, value in given.items() if name not in OF_THE_CALL}
+    key = made_once(caller, "create_chat", given, lambda: make_chat(caller.user, **asked)[0].pk)
     chat = ChatSerializer(find(chats_of(caller.user), key)).data
     # The chat of an earlier call can have been named after its first message since then.
     return chat if "chats:read" in caller.key.scopes else chat | {"title": given.get("title")}

@@ -98,6 +98,8 @@ class Run(ProtectedModel):
     # In place of the agent's: the JSON Schema of the output.
     output_schema = JSONTextField(null=True)
     output = JSONTextField(null=True)
+    # The run that took the place of this one, or of an earlier run of the chat.
+    replaced_by = RefField(null=True)
     request_id = models.CharField(max_length=128, default="")
     # The trace span of the request that started the run, for workers that find the run without a message.
     trace_parent = models.CharField(max_length=55, null=True)
@@ -155,8 +157,9 @@ class Run(ProtectedModel):
             ),
         ]
         indexes = [
-            models.Index("chat", "created_at", "id", name="run_by_chat"),
-            models.Index("user", "created_at", "id", name="run_by_user"),
+            # With ``replaced_by``, so that a list that leaves such runs out need not read them.
+            models.Index("chat", "created_at", "id", "replaced_by", name="run_by_chat"),
+            models.Index("user", "created_at", "id", "replaced_by", name="run_by_user"),
             models.Index("user", "status", "created_at", "id", name="run_by_user_status"),
             models.Index(
                 "user", MODEL_OF_RUN, "created_at", "id", condition=HAS_MODEL_OF_RUN, name="run_by_user_model"

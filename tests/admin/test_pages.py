@@ -124,6 +124,13 @@ def test_the_timeline_shows_cached_tokens_and_compactions_and_their_charges(sign
     assert f"{CONTENT} summarised" in support.get(reverse("admin:runs_run_content", args=[run.pk])).content.decode()
 
 
+def test_a_replaced_run_leads_to_the_run_in_its_place(boss, run, user):
+    page, by = address(Run, "change", run.pk), make_run(user)
+    assert "Replaced by" not in boss.get(page).content.decode()
+    Run.objects.filter(pk=run.pk).update(replaced_by=by.pk)
+    assert f'href="{address(Run, "change", by.pk)}"' in boss.get(page).content.decode()
+
+
 def test_a_run_leads_to_the_playground_and_its_trace(boss, run, settings):
     page = address(Run, "change", run.pk)
     Run.objects.filter(pk=run.pk).update(trace_parent=f"00-{'ab' * 16}-{'cd' * 8}-01")

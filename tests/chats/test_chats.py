@@ -27,7 +27,7 @@ def test_a_chat_is_created_listed_renamed_and_deleted(api):
     made = client.post(f"{base}/chats", {"title": "Plans"}, format="json")
     assert made.status_code == 201
     chat = made.json()
-    assert set(chat) == {"id", "title", "activeRunId", "createdAt", "updatedAt"}
+    assert set(chat) == {"id", "title", "clientId", "activeRunId", "createdAt", "updatedAt"}
     assert re.fullmatch(r"chat_[0-9a-z]{26}", chat["id"])
     assert (chat["title"], chat["activeRunId"]) == ("Plans", None)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", chat["createdAt"])

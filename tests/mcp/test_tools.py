@@ -57,7 +57,7 @@ class TestTools:
         schemas = {tool["name"]: tool["inputSchema"] for tool in listing}
         start, respond = schemas["start_run"], schemas["respond_to_waitpoint"]
         assert set(start["properties"]) == {*RunInput().fields, "chatId", "waitSeconds", "idempotencyKey"}
-        assert set(start["required"]) == {"chatId", "message"}
+        assert set(start["required"]) == {"chatId"}
         assert start["properties"]["message"]["maxLength"] == settings.MESSAGE_MAX_CHARS
         assert start["properties"]["tools"]["items"] == {"type": "string", "minLength": 1, "maxLength": 64}
         assert set(respond["properties"]) == {"waitpointId", "kind", "approved", "reason", "answer", "maxCredits"}
