@@ -7,8 +7,8 @@ from typing import Any
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import OuterRef, Prefetch, Q, QuerySet, Subquery
-from django.db.models.functions import Left
+from django.db.models import Case, OuterRef, Prefetch, Q, QuerySet, Subquery, When
+from django.db.models.functions import Left, Length
 from django.dispatch import receiver
 
 from chats import attachments
@@ -19,6 +19,7 @@ from config.database.writes import Writes
 from config.kernel import clock, money
 from config.kernel.errors import Conflict, NotFound, ValidationFailed
 from config.kernel.ids import is_plausible_id, new_id
+from config.kernel.jsonfield import JSONTextField
 from config.telemetry import logs, tracing
 from credits import ledger, sums
 from runs import catalogue, lifecycle
@@ -30,11 +31,15 @@ from runs.models import (
     Run,
     RunStatus,
     ToolInvocation,
+    Turn,
     Waitpoint,
     WaitpointStatus,
 )
 from runs.serializers import ANSWERS, AnswerKind
 from runs.tools.base import RESULT_SHOWN_BYTES, ToolFailure, ToolResult
+
+# A longer reasoning, in the provider's form, is not read to be shown.
+REASONING_READ_CHARS = 64 * 1024
 
 
 class RunInProgress(Conflict):
@@ -99,6 +104,19 @@ def as_new(run: Run) -> Run:
 def _with(run: Run, **shown: Any) -> Run:
     vars(run).update(shown)
     return run
+
+
+def turns_of(user: Any, run_id: str) -> QuerySet[Turn] | None:
+    """The turns of the user's run, in order, with ``shown_reasoning``; None if there is no such run."""
+    if not is_plausible_id(run_id) or not Run.objects.filter(user=user, chat__deleted_at=None, pk=run_id).exists():
+        return None
+    logs.run_id.set(run_id)
+    # Encrypted items can have megabytes.
+    short = Case(
+        When(reasoning_size__lte=REASONING_READ_CHARS, then="reasoning"), output_field=JSONTextField(null=True)
+    )
+    turns = Turn.objects.annotate(reasoning_size=Length("reasoning"), shown_reasoning=short)
+    return turns.defer("text", "tool_calls", "reasoning").filter(run=run_id).order_by("index")
 
 
 def waitpoints_of(user: Any) -> QuerySet[Waitpoint]:

@@ -15,6 +15,7 @@ def routes(surface: str) -> list[URLPattern]:
         path("runs", runs.as_view({"get": "list"}, **on)),
         path("runs/<str:runId>", runs.as_view({"get": "retrieve"}, **on)),
         path("runs/<str:runId>/cancel", runs.as_view({"post": "cancel"}, **on)),
+        path("runs/<str:runId>/turns", views.TurnViewSet.as_view({"get": "list"}, **on)),
         path("runs/<str:runId>/stream", StreamViewSet.as_view({"get": "stream"}, **on)),
         path("chats/<str:chatId>/runs", views.ChatRunViewSet.as_view({"get": "list", "post": "create"}, **on)),
         path("waitpoints/<str:waitpointId>", waitpoints.as_view({"get": "retrieve"}, **on)),

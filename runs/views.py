@@ -33,6 +33,7 @@ from runs.serializers import (
     waitpoint_without_text,
 )
 from runs.tools.schema import one_check_of
+from runs.turns import TurnSerializer
 
 WAITPOINT_ANSWER = PolymorphicProxySerializer(
     "WaitpointAnswer", {str(kind): answer for kind, answer in ANSWERS.items()}, resource_type_field_name="kind"
@@ -131,11 +132,28 @@ class WaitpointViewSet(ServiceViewSet):
         return Response(waitpoint if self.has_scope("runs:read") else waitpoint_without_text(waitpoint))
 
 
-class WholeCatalogue(KeysetPagination):
+class OnePage(KeysetPagination):
     """All rows as one page."""
 
     def get_schema_operation_parameters(self, view: Any) -> list[dict[str, Any]]:
         return []
+
+
+class TurnViewSet(ServiceViewSet):
+    tag = "runs"
+    serializer_class = TurnSerializer
+    required_scopes = {"list": "runs:read"}
+    pagination_class = OnePage
+
+    def queryset_for(self, user: Any) -> Any:
+        return Run.objects.none()
+
+    @extend_schema(responses=TurnSerializer(many=True))
+    def list(self, request: Request, runId: str) -> Response:
+        turns = services.turns_of(request.user.pk or 0, runId)
+        if turns is None:
+            raise NotFound
+        return Response({"items": self.get_serializer(turns, many=True).data, "nextCursor": None})
 
 
 class CatalogueActions(ServiceViewSet):
@@ -143,7 +161,7 @@ class CatalogueActions(ServiceViewSet):
 
     rows: ClassVar[str]
     required_scopes = {"list": "runs:read"}
-    pagination_class = WholeCatalogue
+    pagination_class = OnePage
 
     def queryset_for(self, user: Any) -> Any:
         return Run.objects.none()

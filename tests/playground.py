@@ -8,10 +8,7 @@ SLOW = 20_000
 WIDE, NARROW = {"width": 1280, "height": 820}, {"width": 390, "height": 780}
 
 
-def sign_in(page: Page, credential: str, *, agents: bool = False) -> None:
-    if not agents:
-        # The console of a browser reports a 404 as an error, and not every service has agents.
-        page.route("**/agents?*", lambda asked: asked.fulfill(json={"items": [], "nextCursor": None}))
+def sign_in(page: Page, credential: str) -> None:
     page.fill("#credential", credential)
     page.get_by_role("button", name="Continue").click()
     expect(page.locator("#credits")).to_be_visible(timeout=SLOW)

@@ -42,6 +42,7 @@ SCOPES = {
     "GET runs": "runs:read",
     "GET runs/{runId}": "runs:read",
     "POST runs/{runId}/cancel": "runs:write",
+    "GET runs/{runId}/turns": "runs:read",
     "GET runs/{runId}/stream": "runs:read",
     "GET waitpoints/{waitpointId}": "runs:read",
     "POST waitpoints/{waitpointId}/respond": "waitpoints:respond",

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from playwright.sync_api import Browser, Page, expect
 from tests.playground import NARROW, SLOW, WIDE, open_tab, said, say, sign_in, wait_for
 from tests.stack.accessibility import serious_problems
 from tests.stack.browser import browsing
-from tests.stack.plugin import given_services
 from tests.stack.stack import Stack
 
 pytestmark = pytest.mark.stack
@@ -45,22 +43,6 @@ SLOW_TEXTS = [
 ]
 SLOW_TEXTS += ["a*_b" * 25_000, "> - " * 25_000, "__a" * 33_333]
 UNUSABLE = 5_000  # milliseconds
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[Stack]:
-    environment = {"PLAYGROUND": "1", "PLAYGROUND_STAFF_ONLY": "0"}
-    with Stack(**given_services(), environment=environment) as running:
-        running.token("ada")
-        running.manage("grant_credits", "ada", "10000", "--reason", "tests")
-        yield running
-
-
-@pytest.fixture
-def page(browser: Browser, service: Stack) -> Iterator[Page]:
-    # Leaving a page ends its requests.
-    with browsing(browser, service.url, "/playground", viewport=WIDE) as page:
-        yield page
 
 
 def test_a_reload_keeps_the_chat(service: Stack, page: Page) -> None:
@@ -279,9 +261,8 @@ def test_the_timeline_shows_turns_calls_retries_and_cost(service: Stack, page: P
     expect(page.locator("#show-credits")).to_contain_text("Calculate")
 
 
-@pytest.mark.parametrize("surface", ["session", "public"])
-def test_the_shown_code_does_what_was_done(service: Stack, page: Page, tmp_path: Path, surface: str) -> None:
-    token = service.token("ada") if surface == "session" else service.api_key("ada")
+def test_the_shown_code_does_what_was_done(service: Stack, page: Page, tmp_path: Path) -> None:
+    token = service.api_key("ada")
     sign_in(page, token)
     (tmp_path / "it's notes.txt").write_text("Some notes")
     page.set_input_files("#file", tmp_path / "it's notes.txt")
@@ -304,6 +285,7 @@ def test_the_shown_code_does_what_was_done(service: Stack, page: Page, tmp_path:
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (0, ""), text
         assert 'Blue it is, isn\'t it? "$HOME" `id` \\n' in done.stdout
+        assert done.stdout.split()[-1] == "completed"
         newest = client.get("/runs").json()["items"][0]
         assert (newest["status"], newest["toolInvocationCount"]) == ("completed", 2)
         message = client.get(f"/messages/{newest['userMessageId']}").json()
@@ -327,27 +309,36 @@ def test_the_page_works_with_the_keyboard_and_a_screen_reader(service: Stack, pa
     expect(page.locator("#sample")).to_be_visible()
 
 
-@pytest.mark.parametrize(("viewport", "scheme"), [(WIDE, "light"), (NARROW, "light"), (WIDE, "dark")])
-def test_axe_finds_nothing_serious(browser: Browser, service: Stack, viewport: dict[str, int], scheme: str) -> None:
-    found = {}
-    with browsing(browser, service.url, "/playground", viewport=viewport) as page:
-        page.emulate_media(color_scheme=scheme)
-        found["signed out"] = serious_problems(page)
-        sign_in(page, service.token("ada"))
-        expect(page.locator("#examples button").first).to_be_visible(timeout=SLOW)
-        found["start"] = serious_problems(page)
-        say(page, CHART)
-        expect(page.locator(".question")).to_be_visible(timeout=SLOW)
-        found["approval"] = serious_problems(page)
-        page.get_by_role("button", name="Approve", exact=True).click()
-        wait_for(page, "completed")
-        said(page, "/say # Title\n/fail It broke.", "failed")
-        found["chat"] = serious_problems(page)
-        page.locator("#options summary").click()
-        found["options"] = serious_problems(page)
-        page.keyboard.press("Escape")
-        for tab in ("Timeline", "Code", "Credits", "Events"):
-            open_tab(page, tab)
-            found[tab] = serious_problems(page)
-        assert page.evaluate("document.documentElement.scrollWidth") == viewport["width"]
+def test_axe_finds_nothing_serious(service: Stack, page: Page) -> None:
+    found: dict[str, list[str]] = {}
+
+    def check(state: str) -> None:
+        found[state] = serious_problems(page)
+        page.emulate_media(color_scheme="dark")
+        found[f"{state}, dark"] = serious_problems(page, "color-contrast")
+        page.emulate_media(color_scheme="light")
+
+    check("signed out")
+    sign_in(page, service.token("ada"))
+    expect(page.locator("#examples button").first).to_be_visible(timeout=SLOW)
+    check("start")
+    say(page, CHART)
+    expect(page.locator(".question")).to_be_visible(timeout=SLOW)
+    check("approval")
+    page.get_by_role("button", name="Approve", exact=True).click()
+    wait_for(page, "completed")
+    said(page, "/reason Well.\n/say # Title\n```python\n1\n```\n/fail It broke.", "failed")
+    for tab in ("Timeline", "Code", "Credits", "Events"):
+        open_tab(page, tab)
+        check(tab)
+    page.set_viewport_size(NARROW)
+    check("chat, narrow")
+    page.locator("#options summary").click()
+    check("options, narrow")
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Chats", exact=True).click()
+    check("chats, narrow")
+    page.locator("#chat-list").get_by_role("button", name="Delete").click()
+    check("question before a chat is deleted")
+    assert page.evaluate("document.documentElement.scrollWidth") == NARROW["width"]
     assert {where: problems for where, problems in found.items() if problems} == {}

@@ -3,44 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
-from tests.playground import SLOW, WIDE, open_tab, said, say, sign_in, wait_for
-from tests.stack.browser import browsing
-from tests.stack.plugin import given_services
+from tests.playground import SLOW, open_tab, said, say, sign_in, wait_for
 from tests.stack.stack import Stack
 
 pytestmark = pytest.mark.stack
-
-AGENTS = """
-agents:
-  - {name: support, displayName: Support, instructions: Help., tools: [calculate, ask_user]}
-  - {name: writer, displayName: Writer, instructions: Write., model: demo, tools: []}
-"""
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    environment = {"PLAYGROUND": "1", "PLAYGROUND_STAFF_ONLY": "0"}
-    with Stack(**given_services(), environment=environment) as running:
-        file: Path = tmp_path_factory.mktemp("catalogue") / "agents.yaml"
-        file.write_text(AGENTS)
-        running.manage("catalogue", "apply", str(file))
-        running.token("ada")
-        running.manage("grant_credits", "ada", "10000", "--reason", "tests")
-        yield running
-
-
-@pytest.fixture
-def page(browser: Browser, service: Stack) -> Iterator[Page]:
-    # Leaving a page ends its requests.
-    with browsing(browser, service.url, "/playground", viewport=WIDE) as page:
-        yield page
 
 
 def sent_by(page: Page, message: str) -> Any:
@@ -51,7 +22,7 @@ def sent_by(page: Page, message: str) -> Any:
 
 
 def test_the_options_are_sent(service: Stack, page: Page) -> None:
-    sign_in(page, service.token("ada"), agents=True)
+    sign_in(page, service.token("ada"))
     page.select_option("#model", "demo")
     page.locator("#options summary").click()
     page.get_by_label("Budget of the run").fill("20")
@@ -65,7 +36,7 @@ def test_the_options_are_sent(service: Stack, page: Page) -> None:
 
 
 def test_examples_are_in_words_unless_the_model_is_demo(service: Stack, page: Page) -> None:
-    sign_in(page, service.token("ada"), agents=True)
+    sign_in(page, service.token("ada"))
     with page.expect_request("**/runs") as sent:
         page.get_by_text("Use a tool").click()
     assert sent.value.post_data_json["message"].startswith("/")
@@ -80,7 +51,7 @@ def test_examples_are_in_words_unless_the_model_is_demo(service: Stack, page: Pa
 
 
 def test_an_agent_s_tools_can_be_switched_off(service: Stack, page: Page) -> None:
-    sign_in(page, service.token("ada"), agents=True)
+    sign_in(page, service.token("ada"))
     tools = page.locator("#tools input")
     everything = tools.evaluate_all("all => all.map(one => one.value)")
     page.select_option("#agent", label="Support")
@@ -102,7 +73,7 @@ def test_examples_follow_the_model_of_the_agent(service: Stack, page: Page) -> N
     real = {"name": "gpt", "displayName": "GPT", "provider": "openai", "isDefault": True}
     demo = {"name": "demo", "displayName": "Demo", "provider": "demo", "isDefault": False}
     page.route("**/models?*", lambda asked: asked.fulfill(json={"items": [real, demo], "nextCursor": None}))
-    sign_in(page, service.token("ada"), agents=True)
+    sign_in(page, service.token("ada"))
     scripts = page.get_by_text("A calculation; costs 0.1 credits")
     expect(scripts).to_be_hidden()
     page.select_option("#agent", label="Writer")
@@ -113,7 +84,7 @@ def test_examples_follow_the_model_of_the_agent(service: Stack, page: Page) -> N
 
 
 def test_a_reload_keeps_the_options_of_a_run(service: Stack, page: Page) -> None:
-    sign_in(page, service.token("ada"), agents=True)
+    sign_in(page, service.token("ada"))
     page.select_option("#agent", label="Support")
     page.locator("#options summary").click()
     page.get_by_label("Budget of the run").fill("20")
@@ -154,7 +125,7 @@ def test_the_kept_options_are_bounded_and_end_with_the_sign_out(service: Stack, 
       for (let at = 0; at < 150; at += 1) remember(`run_${at}`, {message: "not kept", maxCredits: at});
       return sessionStorage.getItem("options");
     }"""
-    sign_in(page, service.token("ada"), agents=True)
+    sign_in(page, service.token("ada"))
     kept = page.evaluate(fill)
     assert kept.count("run_") == 100
     assert "run_149" in kept
@@ -165,7 +136,7 @@ def test_the_kept_options_are_bounded_and_end_with_the_sign_out(service: Stack, 
 
 @pytest.mark.parametrize("way", ["Send", "Enter", "example"])
 def test_a_wrong_number_is_not_sent(service: Stack, page: Page, way: str) -> None:
-    sign_in(page, service.token("ada"), agents=True)
+    sign_in(page, service.token("ada"))
     started: list[str] = []
     page.on("request", lambda asked: started.append(asked.url) if asked.method == "POST" else None)
     page.locator("#options summary").click()

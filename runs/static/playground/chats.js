@@ -27,6 +27,7 @@ function row(chat) {
 }
 
 const rows = () => [...$("chat-list").children];
+const rowOf = (chatId) => rows().find((node) => node.dataset.chat === chatId);
 
 export async function load(older = false, limit = 30) {
   const at = older && cursor ? `&cursor=${encodeURIComponent(cursor)}` : "";
@@ -41,15 +42,15 @@ export async function load(older = false, limit = 30) {
 /** Marks the open chat. One that the list does not show yet is put on top of it. */
 export async function mark(chatId) {
   current = chatId;
-  if (chatId && !rows().some((node) => node.dataset.chat === chatId)) {
+  if (chatId && !rowOf(chatId)) {
     const chat = await call("GET", `/chats/${chatId}`).catch(() => null); // the chat itself says why it can't be shown
-    if (chat && current === chatId) $("chat-list").prepend(row(chat));
+    if (chat && current === chatId && !rowOf(chatId)) $("chat-list").prepend(row(chat));
   }
   for (const node of rows()) {
     if (node.dataset.chat === chatId) node.firstChild.setAttribute("aria-current", "page");
     else node.firstChild.removeAttribute("aria-current");
   }
-  const title = rows().find((node) => node.dataset.chat === current)?.dataset.title;
+  const title = rowOf(current)?.dataset.title;
   document.title = `${title && title !== NEW ? `${title} · ` : ""}Playground · Agent workflow service`;
   filter();
 }
@@ -107,7 +108,7 @@ function remove(chat) {
       notice(error.message);
       return;
     }
-    rows().find((node) => node.dataset.chat === chat.id)?.remove();
+    rowOf(chat.id)?.remove();
     announce("The chat is deleted");
     if (current === chat.id) choose(null);
   };

@@ -101,7 +101,8 @@ export function credits(value, text = counted(value)) {
 
 /** A status as people read it: as in the admin. */
 export const statusName = (status) => status[0].toUpperCase() + status.slice(1).toLowerCase();
-export const seconds = (milliseconds) => `${number(Math.round(milliseconds / 10) / 100)} s`;
+export const seconds = (milliseconds) =>
+  milliseconds < 100 ? `${Math.round(milliseconds)} ms` : `${number(Math.round(milliseconds / 10) / 100)} s`;
 
 export function ago(time) {
   const minutes = (Date.now() - new Date(time)) / 60000;

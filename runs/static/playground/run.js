@@ -25,7 +25,9 @@ export class RunView {
 
   clear() {
     this.body.replaceChildren();
-    Object.assign(this, { calls: new Map(), waits: new Map(), texts: [], events: [], growing: null, question: null });
+    Object.assign(this, {
+      calls: new Map(), waits: new Map(), texts: [], events: [], turns: [], growing: null, question: null, reasoning: null, output: null,
+    });
   }
 
   /** The answer, without the tool calls. */
@@ -90,10 +92,10 @@ export class RunView {
     const last = this.events.at(-1);
     const time = data.at || data.resolvedAt || (this.live ? new Date().toISOString() : null);
     if (type === "message.delta" && last?.type === type) {
-      Object.assign(last, { index, count: last.count + 1, data: { text: (last.data.text + data.text).slice(-500) } });
+      Object.assign(last, { index, data: { text: (last.data.text + data.text).slice(-500) } });
       return;
     }
-    this.events.push({ index, type, data, time, count: 1 });
+    this.events.push({ index, type, data, time });
     if (this.events.length > EVENTS_MAX) this.events.shift();
   }
 
@@ -159,7 +161,8 @@ export class RunView {
     clearTimeout(this.asking);
     this.asking = null;
     try {
-      this.run = await call("GET", `/runs/${this.id}`);
+      const [run, { items }] = await Promise.all([call("GET", `/runs/${this.id}`), call("GET", `/runs/${this.id}/turns`)]);
+      Object.assign(this, { run, turns: items });
     } catch (error) {
       if (error.status === 401) throw error;
       return;
@@ -168,8 +171,20 @@ export class RunView {
       const card = this.calls.get(invocation.id) || this.cardWithoutEvents(invocation);
       if (card) atEnd(() => showRecord(card, invocation));
     }
+    this.showReasoning();
     this.sum();
     this.changed(this);
+  }
+
+  /** What the model thought before its answer, folded. */
+  showReasoning() {
+    const text = this.turns.map((turn) => turn.reasoning).filter(Boolean).join("\n\n");
+    if (!text) return;
+    if (!this.reasoning) {
+      this.reasoning = make("details", "reasoning", make("summary", "", "Reasoning"), make("p"));
+      this.body.prepend(this.reasoning);
+    }
+    this.reasoning.lastChild.textContent = text;
   }
 
   /** The events of a run are deleted after a time, its calls are not. */

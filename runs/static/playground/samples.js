@@ -57,7 +57,10 @@ function curl({ api, chatId, body, files, answers }, token) {
       "pause",
     );
   }
-  lines.push('call GET "/runs/$RUN" | field answer');
+  lines.push(
+    'call GET "/runs/$RUN" | field answer',
+    'printf "%s %s\\n" "$(call GET "/runs/$RUN" | field status)" "$(call GET "/runs/$RUN" | field errorMessage)"',
+  );
   return lines.join("\n");
 }
 
@@ -109,7 +112,9 @@ function pythonSample({ api, chatId, body, files, answers }, token) {
     '            print(data["text"], end="", flush=True)',
     '        elif kind == "waitpoint.opened":',
     '            call("POST", f"/waitpoints/{data[\'id\']}/respond", next(answers))',
+    'ended = json.load(call("GET", f"/runs/{run}"))',
     "print()",
+    'print(ended["status"], ended["errorMessage"] or "")',
   );
   return lines.join("\n");
 }
@@ -160,7 +165,8 @@ function javascript({ api, chatId, body, files, answers }, token) {
     '    if (kind === "waitpoint.opened") await call("POST", `/waitpoints/${JSON.parse(data).id}/respond`, answers.shift());',
     "  }",
     "}",
-    "console.log();",
+    'const ended = await (await call("GET", `/runs/${run}`)).json();',
+    'console.log("\\n" + ended.status, ended.errorMessage ?? "");',
   );
   return lines.join("\n");
 }

@@ -9,7 +9,7 @@ export function show(panel, view) {
     panel.replaceChildren(make("p", "hint", "The turns, calls, tokens and cost of a run appear here."));
     return;
   }
-  const rows = rowsOf(view);
+  const rows = withTurns(rowsOf(view), view.turns);
   bound(rows);
   const start = rows.find((row) => row.time)?.time || null;
   const end = rows.reduce((last, row) => Math.max(last, row.time ? +row.time + (row.took || 0) : 0), 0);
@@ -41,7 +41,7 @@ function facts(view) {
 function rowsOf(view) {
   const calls = new Map((view.run?.toolInvocations || []).map((one) => [one.id, one]));
   const rows = [], byCall = new Map();
-  for (const { type, data, time, count } of view.events) {
+  for (const { type, data, time } of view.events) {
     const row = { time: time && new Date(time), exact: Boolean(data.at || data.resolvedAt), title: "", about: "", tone: "" };
     if (type === "run.status") {
       row.title = statusName(data.status);
@@ -49,7 +49,7 @@ function rowsOf(view) {
       row.about = data.errorMessage || "";
     } else if (type === "message.delta") {
       row.title = "Answer";
-      row.about = `${counted(count, "piece")} of text`;
+      if (view.turns.length) continue; // the turn stands for its text
     } else if (type === "tool.started" || type === "tool.completed") {
       const known = byCall.get(data.toolInvocationId) || row;
       const { startedAt } = calls.get(data.toolInvocationId) || {};
@@ -81,6 +81,24 @@ function rowsOf(view) {
       row.tone = "warn";
     } else continue;
     rows.push(row);
+  }
+  return rows;
+}
+
+/** The turns of the run, each before the first thing that came after it. */
+function withTurns(rows, turns) {
+  for (const turn of turns) {
+    const time = new Date(turn.startedAt), cached = turn.cachedInputTokens ? ` (${number(turn.cachedInputTokens)} cached)` : "";
+    const reasoned = turn.reasoningTokens ? ` (${number(turn.reasoningTokens)} reasoning)` : "";
+    const tokens = `${number(turn.inputTokens)} tokens in${cached}, ${number(turn.outputTokens)} out${reasoned}`;
+    const row = {
+      time, exact: true, took: new Date(turn.finishedAt) - time, tone: "",
+      title: `Turn ${turn.index} · ${turn.model}`, about: make("span", "", `${tokens} · `, credits(turn.creditUsed)),
+    };
+    let at = rows.findIndex((one) => one.time && one.time > time);
+    if (at < 0) at = rows.length;
+    while (at > 0 && !rows[at - 1].time) at -= 1; // a question, whose time is not known, follows its turn
+    rows.splice(at, 0, row);
   }
   return rows;
 }
