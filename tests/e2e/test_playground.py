@@ -109,7 +109,7 @@ def test_a_revoked_token_leads_to_the_sign_in_and_keeps_the_message(browser: Bro
     with browsing(browser, service.url, "/playground", viewport=WIDE, tolerated="401") as page:
         sign_in(page, key["secret"])
         said(page, "Hello")
-        expect(page.get_by_role("button", name="Retry")).to_be_visible(timeout=SLOW)
+        expect(page.get_by_role("button", name="Regenerate")).to_be_visible(timeout=SLOW)
         address = page.url
         client.delete(f"/api-keys/{key['id']}")
         say(page, "Do not lose me")
@@ -143,7 +143,7 @@ def test_an_approval_shows_what_would_be_run_and_a_refusal_has_a_reason(service:
     expect(page.locator(".answered")).to_have_text("Refused: draw_chart for up to 12 credits: Too dear for us")
 
 
-def test_attachments_retry_and_edit(service: Stack, page: Page, tmp_path: Path) -> None:
+def test_attachments_regenerate_and_edit(service: Stack, page: Page, tmp_path: Path) -> None:
     sign_in(page, service.token("ada"))
     (tmp_path / "notes.txt").write_text("Some notes")
     with page.expect_file_chooser() as chosen:
@@ -152,19 +152,40 @@ def test_attachments_retry_and_edit(service: Stack, page: Page, tmp_path: Path) 
     page.dispatch_event("#talk", "drop", {"dataTransfer": page.evaluate_handle(DROP, ["more.md", "More"])})
     expect(page.locator("#files li")).to_have_count(2)
     said(page, "Read this")
-    page.get_by_role("button", name="Retry").click()
-    expect(page.locator(".attached li")).to_have_count(4, timeout=SLOW)
+    said(page, "And then?")
+    page.get_by_role("button", name="Regenerate").first.click()
+    expect(page.locator(".said")).to_have_count(1, timeout=SLOW)
     wait_for(page, "completed")
     page.reload()
-    expect(page.locator(".attached li")).to_have_text(["notes.txt", "more.md"] * 2, timeout=SLOW)
-    page.get_by_role("button", name="Edit").last.click()
+    expect(page.locator(".attached li")).to_have_text(["notes.txt", "more.md"], timeout=SLOW)
+    page.get_by_role("button", name="Edit", exact=True).click()
     expect(page.locator("#message")).to_have_value("Read this", timeout=SLOW)
+    page.get_by_role("button", name="Keep them").click()
+    expect(page.locator("#message")).to_have_value("")
+    page.get_by_role("button", name="Edit", exact=True).click()
     page.get_by_role("button", name="Remove more.md").click()
-    said(page, "Read only one")
-    chat = page.url.rsplit("/", 1)[1]
-    messages = service.session("ada").get(f"/chats/{chat}/messages").json()["items"]
-    asked = [(one["content"], len(one["attachments"])) for one in messages if one["role"] == "user"]
-    assert asked == [("Read this", 2), ("Read this", 2), ("Read only one", 1)]
+    say(page, "Read only one")
+    expect(page.locator(".said .user")).to_have_text(["Read only one"], timeout=SLOW)
+    wait_for(page, "completed")
+    http, chat = service.session("ada"), page.url.rsplit("/", 1)[1]
+    for query, expected in (
+        ("", [("Read only one", 1)]),
+        ("?replaced=true", [("Read this", 2), ("And then?", 0), ("Read this", 2), ("Read only one", 1)]),
+    ):
+        messages = http.get(f"/chats/{chat}/messages{query}").json()["items"]
+        asked = [(one["content"], len(one["attachments"])) for one in messages if one["role"] == "user"]
+        assert asked == expected
+
+
+def test_an_edit_replaces_a_run_that_waits(service: Stack, page: Page) -> None:
+    sign_in(page, service.token("ada"))
+    say(page, ASK)
+    expect(page.locator(".question")).to_be_visible(timeout=SLOW)
+    page.get_by_role("button", name="Edit", exact=True).click()
+    say(page, "/say No question")
+    expect(page.locator(".said .user")).to_have_text(["/say No question"], timeout=SLOW)
+    wait_for(page, "completed")
+    expect(page.locator(".question")).to_have_count(0)
 
 
 def test_a_refused_attachment_says_why(browser: Browser, service: Stack) -> None:

@@ -95,27 +95,29 @@ def test_a_reload_keeps_the_options_of_a_run(service: Stack, page: Page) -> None
     assert body == {"message": "Hello", "agent": "support", "tools": ["calculate"], **numbers}
     wait_for(page, "completed")
     page.reload()
-    retry = page.get_by_role("button", name="Retry", exact=True)
-    expect(retry).to_be_visible(timeout=SLOW)
+    regenerate = page.get_by_role("button", name="Regenerate", exact=True)
+    expect(regenerate).to_be_visible(timeout=SLOW)
     open_tab(page, "Code")
     expect(page.locator("#sample")).to_contain_text('"creditApprovalThreshold":0.05')
     with page.expect_request(lambda asked: asked.method == "POST" and asked.url.endswith("/runs")) as sent:
-        retry.click()
-    assert sent.value.post_data_json == body
-    expect(page.locator(".state .pill")).to_have_text(["Completed"] * 2, timeout=SLOW)
+        regenerate.click()
+    again = sent.value.post_data_json
+    assert again == body | {"replaces": again["replaces"]}
+    wait_for(page, "completed")
     # Another tab does not know them, and says so.
     page.evaluate("sessionStorage.removeItem('options')")
     page.reload()
-    retry = page.get_by_role("button", name="Retry with the current options").last
-    expect(retry).to_be_visible(timeout=SLOW)
+    regenerate = page.get_by_role("button", name="Regenerate with the current options").last
+    expect(regenerate).to_be_visible(timeout=SLOW)
     expect(page.locator("#show-code")).to_be_hidden()
     open_tab(page, "Code")
     expect(page.locator("#show-code")).to_contain_text("budget and threshold are missing")
     page.locator("#options summary").click()
     page.get_by_label("Budget of the run").fill("30")
     with page.expect_request(lambda asked: asked.method == "POST" and asked.url.endswith("/runs")) as sent:
-        retry.click()
-    assert sent.value.post_data_json == {"message": "Hello", "maxCredits": 30}
+        regenerate.click()
+    again = sent.value.post_data_json
+    assert again == {"message": "Hello", "maxCredits": 30, "replaces": again["replaces"]}
     wait_for(page, "completed")
 
 

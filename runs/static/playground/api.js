@@ -67,9 +67,3 @@ const TYPES = { md: "text/markdown", csv: "text/csv", json: "application/json", 
 
 export const typeOf = (file) =>
   file.type.split(";")[0] || TYPES[file.name.split(".").pop().toLowerCase()] || "application/octet-stream";
-
-/** Another copy of an attachment, because a message uses each attachment once. */
-export async function copyOf({ id, fileName, contentType }) {
-  const answer = await request(`${surface()}/attachments/${id}/content`, { headers: headers() });
-  return upload(new File([await answer.blob()], fileName, { type: contentType }));
-}

@@ -6,6 +6,7 @@ import { $, announce, button, make } from "./dom.js";
 const catalogue = { models: [], tools: [], agents: [] };
 let files = []; // {node, attachment or null while it is uploaded}
 let hooks = { send: async () => true, answer: async () => true };
+let replaces = null; // the run whose message is edited
 let mode = "send"; // "queue" while a run works, "answer" or "approve" while it waits
 
 export const describe = (name) => catalogue.tools.find((tool) => tool.name === name);
@@ -164,16 +165,25 @@ function grow() {
   box.rows = Math.min(8, box.value.split("\n").length);
 }
 
-/** Puts a message into the box, with attachments that are uploaded already. */
-export function edit(message, attachments) {
+/** Puts a message into the box, with attachments that are uploaded already; it may be that of a run, to be replaced. */
+export function edit(message, attachments, runId = null) {
   clear();
+  replaces = runId;
+  $("editing").hidden = !replaces;
   $("message").value = message;
   for (const attachment of attachments) add(attachment.fileName, Promise.resolve(attachment));
   grow();
   $("message").focus();
 }
 
+/** Leaves an edited message as it was. */
+export function stopEditing() {
+  if (replaces) clear();
+}
+
 export function clear() {
+  replaces = null;
+  $("editing").hidden = true;
   $("message").value = "";
   files = [];
   $("files").replaceChildren();
@@ -211,11 +221,12 @@ async function submit() {
   const message = $("message").value;
   tell("");
   if (!message.trim()) return;
-  if (mode === "approve") {
+  const edited = replaces;
+  if (mode === "approve" && !edited) {
     tell("The run waits for your decision. Approve or refuse it above, or stop the run.");
     return;
   }
-  if (mode === "answer") {
+  if (mode === "answer" && !edited) {
     if (files.length) tell("An answer can't have files. Remove them first.");
     else if (await hooks.answer(message)) clear();
     return;
@@ -229,7 +240,8 @@ async function submit() {
     return;
   }
   clear();
-  if (!(await hooks.send({ message, ...body }, attachments))) edit(message, attachments);
+  const sent = await hooks.send({ message, ...body, ...(edited ? { replaces: edited } : {}) }, attachments);
+  if (!sent) edit(message, attachments, edited);
 }
 
 /** `send(body, attachments)` resolves to whether the run was started, `answer(text)` to whether it was accepted. */
@@ -238,6 +250,7 @@ export function start(given) {
   const form = $("composer").querySelector("form");
   form.noValidate = true; // options() does that, for every way to send
   form.addEventListener("submit", (event) => { event.preventDefault(); submit(); });
+  $("stop-editing").addEventListener("click", stopEditing);
   $("message").addEventListener("input", grow);
   $("message").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); submit(); }

@@ -1,6 +1,6 @@
 /** The open chat: its messages and runs, and what can be done with them. */
 
-import { call, copyOf } from "./api.js";
+import { call } from "./api.js";
 import { $, atEnd, button, copy, make, notice, toEnd } from "./dom.js";
 import { RunView } from "./run.js";
 import { optionsOf, remember } from "./sent.js";
@@ -115,7 +115,7 @@ function viewOf(runId, message) {
   view.said.setAttribute("aria-label", "Your message");
   if (attachments.length) view.said.append(make("ul", "attached", ...attachments.map((file) => make("li", "", file.fileName))));
   const copyButton = button("Copy", "quiet", () => copy(content, copyButton));
-  view.said.append(make("div", "actions", copyButton, button("Edit", "quiet", () => edit(view))));
+  view.said.append(make("div", "actions", copyButton, button("Edit", "quiet", () => hooks.edit(content, attachments, runId))));
   return view;
 }
 
@@ -123,7 +123,7 @@ function finishActions(view) {
   const copyButton = button("Copy", "quiet", () => copy(view.text, copyButton));
   view.actions.replaceChildren(
     copyButton,
-    button(view.request.complete ? "Retry" : "Retry with the current options", "quiet", () => retry(view)),
+    button(view.request.complete ? "Regenerate" : "Regenerate with the current options", "quiet", () => regenerate(view)),
     button("Details", "quiet", () => select(view, true)),
   );
 }
@@ -136,33 +136,27 @@ async function select(view, asked = false) {
   }
 }
 
-/** The message goes back into the message box, to be changed and sent as a new one. */
-async function edit(view) {
-  try {
-    hooks.edit(view.request.body.message, await copies(view));
-  } catch (error) {
-    notice(error.message);
-  }
-}
-
-async function retry(view) {
-  const { complete, body } = view.request;
+async function regenerate(view) {
+  const { complete, body, files } = view.request;
   const options = complete ? {} : hooks.options();
-  if (!options) return;
-  try {
-    const files = await copies(view);
-    await send(complete ? body : { message: body.message, ...options }, files);
-  } catch (error) {
-    notice(error.message);
-  }
+  if (options) await send({ ...(complete ? body : { message: body.message, ...options }), replaces: view.id }, files);
 }
 
-// A message uses each attachment once.
-const copies = (view) => Promise.all(view.request.files.map(copyOf));
+/** Takes a run and all after it off the page, because another one has replaced them. */
+function takeOff(runId) {
+  const ids = [...open.runs.keys()];
+  for (const id of ids.slice(ids.indexOf(runId))) {
+    const view = open.runs.get(id);
+    view.said.remove();
+    view.node.remove();
+    open.runs.delete(id);
+    open.live = open.live.filter((one) => one !== view);
+  }
+}
 
 /**
- * Starts a run, in a new chat if none is open. If a run works, the new one is queued behind it. Resolves when the run
- * has started; false if it was refused.
+ * Starts a run, in a new chat if none is open. If a run works, the new one is queued behind it, or cancels it if it
+ * replaces an earlier one. Resolves when the run has started; false if it was refused.
  */
 export async function send(body, files) {
   if (open.starting) return false;
@@ -173,10 +167,12 @@ export async function send(body, files) {
   try {
     if (isNew) open.chatId = (await call("POST", "/chats", {})).id;
     const ids = files.length ? { attachmentIds: files.map((file) => file.id) } : {};
-    const { attachmentIds, ...kept } = body;
-    const behind = open.live.length ? { onActiveRun: "enqueue" } : {};
-    const run = await call("POST", `/chats/${open.chatId}/runs`, { ...kept, ...ids, ...behind });
+    const { attachmentIds, replaces, ...kept } = body;
+    const replacing = replaces ? { replaces } : {};
+    const behind = open.live.length ? { onActiveRun: replaces ? "cancel" : "enqueue" } : {};
+    const run = await call("POST", `/chats/${open.chatId}/runs`, { ...kept, ...ids, ...replacing, ...behind });
     if (controller.signal.aborted) return true;
+    if (replaces) takeOff(replaces);
     open.starting = false;
     const view = viewOf(run.id, { content: body.message, attachments: files });
     view.request = { chatId: isNew ? null : open.chatId, body: kept, files, complete: true };

@@ -69,6 +69,7 @@ function show(signedIn) {
 /** Shows a chat, or the page for a new one. The address is set by the caller. */
 async function go(chatId) {
   closeDrawers();
+  composer.stopEditing();
   $("welcome").hidden = $("examples").hidden = Boolean(chatId);
   chats.mark(chatId);
   if (!chatId) {
