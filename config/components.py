@@ -84,6 +84,7 @@ CORS_EXPOSE_HEADERS = (
     "Idempotent-Replayed",
     "Link",
     "Location",
+    "x-vercel-ai-ui-message-stream",
 )
 SPECTACULAR_SETTINGS = {
     "TITLE": "Agent Workflow Service",

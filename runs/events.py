@@ -106,7 +106,9 @@ def tool_progress(invocation: ToolInvocation) -> StreamEvent:
 
 
 def tool_completed(invocation: ToolInvocation) -> StreamEvent:
-    """Sent at each end of an invocation; ``status`` says which end."""
+    """Sent at each end of an invocation; ``status`` says which end. One that was never made has its input, because no
+    ``tool.started`` had it.
+    """
     shown: tuple[str | None, bool] = (None, False)
     if invocation.status == InvocationStatus.COMPLETED:
         shown = shown_result(invocation.result, invocation.result_urls)
@@ -117,6 +119,8 @@ def tool_completed(invocation: ToolInvocation) -> StreamEvent:
         "resultUrls": invocation.result_urls,
         "durationMs": invocation.duration_ms,
     }
+    if invocation.started_at in (None, invocation.finished_at):
+        data["input"] = invocation.input
     if invocation.error_code is not None:
         data |= {"errorCode": invocation.error_code, "errorMessage": invocation.error_message}
     return StreamType.TOOL_COMPLETED, data

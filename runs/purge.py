@@ -22,6 +22,7 @@ from config.queue import jobs
 from runs.models import (
     FINAL_RUN_STATUSES,
     LIVE_RUN_STATUSES,
+    ClientRun,
     Compaction,
     CountedBeginning,
     ModelAttempt,
@@ -61,7 +62,7 @@ def _purge_batch(runs: QuerySet[Run]) -> int:
         files.remove_all(call_id)
     with transaction.atomic():
         taken = batches.take_batch(Run.objects.filter(pk__in=batch).order_by("pk"), to_delete=True)
-        for model in (RunEvent, RunMetadata, Waitpoint, ToolInvocation, ModelAttempt, Compaction, Turn):
+        for model in (ClientRun, RunEvent, RunMetadata, Waitpoint, ToolInvocation, ModelAttempt, Compaction, Turn):
             batches.delete_rows(model, "run_id", taken)
         batches.delete_rows(Run, "id", taken)
     return len(taken)

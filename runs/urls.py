@@ -3,6 +3,7 @@ from django.urls import URLPattern, path
 from runs import views
 from runs.callbacks import receive
 from runs.downloads import serve_file
+from runs.fronts.ai_sdk.views import AiSdkChatViewSet, AiSdkViewSet
 from runs.mcp.views import McpViewSet
 from runs.pages import show_front, show_playground
 from runs.streams.views import StreamViewSet
@@ -23,6 +24,10 @@ def routes(surface: str) -> list[URLPattern]:
         path("models", views.ModelViewSet.as_view({"get": "list"}, **on)),
         path("agents", views.AgentViewSet.as_view({"get": "list"}, **on)),
         path("tools", views.ToolViewSet.as_view({"get": "list"}, **on)),
+        path("ai-sdk/chat", AiSdkViewSet.as_view({"post": "create"}, **on)),
+        path("ai-sdk/chat/<str:chatKey>/stream", AiSdkChatViewSet.as_view({"get": "stream"}, **on)),
+        path("ai-sdk/chat/<str:chatKey>/messages", AiSdkChatViewSet.as_view({"get": "messages"}, **on)),
+        path("ai-sdk/chat/<str:chatKey>/stop", AiSdkChatViewSet.as_view({"post": "stop"}, **on)),
     ]
 
 

@@ -10,11 +10,15 @@ from django.http import HttpRequest, HttpResponseBase
 KEY = "service.live_response"
 
 
+class Broken(Exception):
+    """The body ends before its own end: the server breaks the connection instead of ending the answer."""
+
+
 class Body(Protocol):
     """Used on the event loop only. ``leave`` is called in any case."""
 
     async def next(self) -> bytes | None:
-        """The next part, or None at the end."""
+        """The next part, or None at the end. Raises Broken."""
 
     def close(self) -> None:
         """End soon: the client has left, or the process stops."""

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from rest_framework.exceptions import UnsupportedMediaType
-from rest_framework.negotiation import BaseContentNegotiation
+from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.parsers import BaseParser
 from rest_framework.renderers import BaseRenderer
 
@@ -27,7 +27,7 @@ class ExactJSONRenderer(BaseRenderer):
         return b"" if data is None else dumps(data)
 
 
-class AnyMediaType(BaseContentNegotiation):
+class AnyMediaType(DefaultContentNegotiation):
     """For endpoints whose content is not JSON. Errors are JSON and the content has one type, so Accept is ignored."""
 
     def select_renderer(self, request: Any, renderers: Any, format_suffix: Any = None) -> tuple[Any, str]:

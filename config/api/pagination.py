@@ -33,21 +33,23 @@ NEXT_CURSOR = {"type": ["string", "null"], "description": "The `cursor` of the n
 
 class KeysetPagination(BasePagination):
     """Pages by (created_at, id): newest first, or oldest first for a view with ``pagination_ascending``. A view whose
-    rows can be large reads ``pagination_rows_at_once`` with a query: its page may end long before its limit.
+    rows can be large reads ``pagination_rows_at_once`` with a query: its page may end long before its limit. Its
+    ``prepare_rows`` gets the rows of each query, to read what belongs to all of them.
     """
 
     def answer(self, queryset: Any, request: Request, show: Callable[[Any], Any], view: Any = None) -> dict[str, Any]:
         """The page that the request asks for; ``show`` makes JSON of a row. The page ends before its limit where its
         JSON would have more than PAGE_MAX_BYTES.
         """
-        limit = read_limit(request.query_params.get("limit", str(API_PAGE_SIZE)))
+        limit = read_limit(request.query_params.get("limit", str(getattr(view, "pagination_limit", API_PAGE_SIZE))))
         cursor = request.query_params.get("cursor")
         after = None if cursor is None else decode_cursor(cursor)
         ascending = getattr(view, "pagination_ascending", False)
         at_once = getattr(view, "pagination_rows_at_once", API_PAGE_SIZE_MAX + 1)
+        prepare = getattr(view, "prepare_rows", None)
         items: list[RawJSON] = []
         size, last = 0, None
-        for row in _rows(queryset, limit + 1, after, ascending, at_once):
+        for row in _rows(queryset, limit + 1, after, ascending, at_once, prepare):
             text = to_text(show(row)) if len(items) < limit else ""
             size += len(text.encode(errors="replace"))
             if last is not None and (not text or size > PAGE_MAX_BYTES):
@@ -77,7 +79,12 @@ def read_limit(value: str) -> int:
 
 
 def _rows(
-    queryset: Any, most: int, cursor: tuple[datetime, str] | None, ascending: bool, at_once: int
+    queryset: Any,
+    most: int,
+    cursor: tuple[datetime, str] | None,
+    ascending: bool,
+    at_once: int,
+    prepare: Callable[[list[Any]], None] | None,
 ) -> Iterator[Any]:
     """The first rows after the cursor, ``at_once`` with a query."""
     order = ("created_at", "pk") if ascending else ("-created_at", "-pk")
@@ -85,6 +92,8 @@ def _rows(
         part = queryset if cursor is None else queryset.filter(beyond(*cursor, ascending=ascending))
         wanted = min(most, at_once)
         rows = list(part.order_by(*order)[:wanted])
+        if prepare is not None:
+            prepare(rows)
         yield from rows
         if len(rows) < wanted:
             return

@@ -90,10 +90,14 @@ class ServiceViewSet(IdempotencyMixin, GenericViewSet):
     def check_permissions(self, request: Request) -> None:
         super().check_permissions(request)
         # A path that does not have this method is 405, whatever scopes the key has.
-        if self.surface != "session" and self.action in self.action_map.values():
-            scope = self.required_scope()
-            if scope and not self.has_scope(scope):
-                raise Forbidden(f"This operation needs the scope {scope}.", details={"requiredScope": scope})
+        handled = self.action in self.action_map.values()
+        if self.surface != "session" and handled and (scope := self.required_scope()):
+            self.require_scope(scope)
+
+    def require_scope(self, scope: str) -> None:
+        """Raises Forbidden if the credential lacks the scope."""
+        if not self.has_scope(scope):
+            raise Forbidden(f"This operation needs the scope {scope}.", details={"requiredScope": scope})
 
     def check_query(self, request: Request) -> None:
         """An unknown query parameter is 400: a misspelt filter must not be no filter."""

@@ -45,25 +45,25 @@ class _Invalid(ValueError):
     """The reason why a text is not accepted, as a predicate: the caller adds the subject."""
 
 
-def parse_object(raw: bytes | str, *, subject: str = "The body") -> dict[str, Any]:
+def parse_object(raw: bytes | str, *, subject: str = "The body", values: int = VALUES_MAX) -> dict[str, Any]:
     """``raw`` as a JSON object; an empty text is ``{}``. Raises MalformedJSON as ``parse_value`` does."""
     if not raw:
         return {}
-    value = parse_value(raw, subject=subject)
+    value = parse_value(raw, subject=subject, values=values)
     if not isinstance(value, dict):
         raise MalformedJSON(f"{subject} must be a JSON object.")
     return value
 
 
-def parse_value(raw: bytes | str, *, subject: str = "The body") -> Any:
+def parse_value(raw: bytes | str, *, subject: str = "The body", values: int = VALUES_MAX) -> Any:
     """``raw`` as any JSON value. Numbers with a fraction become Decimal.
 
     Raises MalformedJSON (400). Its message begins with ``subject``.
     """
     try:
         text = raw if isinstance(raw, str) else raw.decode("utf-8")
-        if has_more_values(text, VALUES_MAX):
-            raise _Invalid(f"has more than {VALUES_MAX} values")
+        if has_more_values(text, values):
+            raise _Invalid(f"has more than {values} values")
         # Before parsing, because the depth at which the parser fails depends on the thread's stack.
         _check_depth(text)
         value = json.loads(

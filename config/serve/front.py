@@ -23,7 +23,7 @@ from typing import Any
 from django.http import FileResponse
 
 from config import settings
-from config.api.live import KEY, Body, LiveResponse
+from config.api.live import KEY, Body, Broken, LiveResponse
 from config.limits.share import Room
 from config.queue import publisher
 from config.serve import requests
@@ -102,8 +102,8 @@ class Front:
             await start(send, answer)
             await send_end(send, answer.content)
             await drain(receive)
-        except Gone:
-            pass
+        except (Gone, Broken):
+            pass  # without the end of the answer, the server breaks the connection
 
     # --- start and stop ----------------------------------------------------------------------------------------------
 
@@ -210,10 +210,9 @@ class Front:
                     await send_part(send, part)
                 part = await body.next()
             await send_end(send)
-        except Gone:
+        except (Gone, Broken):
             raise
         except Exception:
-            # The connection breaks if the answer has a length; without one, its end cannot be told from the whole.
             logger.exception("an answer was not sent")
         finally:
             watching.cancel()

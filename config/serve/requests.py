@@ -33,6 +33,7 @@ BODY_SECONDS, BODY_BYTES_PER_SECOND, BODY_MAX_SECONDS = 15.0, 1024, 600.0
 LIMITS = {
     "/uploads/": settings.ATTACHMENT_MAX_BYTES,
     "/api/callbacks/": max(settings.API_MAX_BODY_BYTES, settings.TOOL_ANSWER_MAX_BYTES),
+    **dict.fromkeys(settings.UI_PATHS, settings.UI_MAX_BODY_BYTES),
 }
 
 
@@ -44,6 +45,10 @@ def body_file_bytes() -> int:
     """What a body in a file counts for beside its size, so that the bodies' files are few enough."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return BODIES_MAX_BYTES * BODY_FILES_SHARE // files
+
+
+def body_limit(path: str) -> int:
+    return next((limit for start, limit in LIMITS.items() if path.startswith(start)), settings.API_MAX_BODY_BYTES)
 
 
 def environment(scope: dict[str, Any]) -> dict[str, Any]:
@@ -84,8 +89,7 @@ async def arrived(environ: dict[str, Any], receive: Receive, room: Room) -> Asyn
     coding = environ.pop("HTTP_TRANSFER_ENCODING", None)
     if coding is not None and coding.lower() != "chunked":
         raise Refused(501, "VALIDATION_ERROR", "The transfer coding is not supported.")
-    path = environ["PATH_INFO"]
-    limit = next((limit for start, limit in LIMITS.items() if path.startswith(start)), settings.API_MAX_BODY_BYTES)
+    limit = body_limit(environ["PATH_INFO"])
     if coding is None and not 0 < int(environ.get("CONTENT_LENGTH") or 0) <= limit:
         yield "CONTENT_LENGTH" in environ
         return

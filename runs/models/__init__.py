@@ -14,6 +14,7 @@ from runs.models.catalogue import (
     Tool,
     TypicalCredits,
 )
+from runs.models.clients import ClientRun
 from runs.models.journal import (
     FINAL_INVOCATION_STATUSES,
     Compaction,

@@ -56,6 +56,7 @@ TABLES: dict[str, Table] = {
     **_tables(Erasure.DELETED, "chat__user", "chats.Message"),
     **_tables(Erasure.DELETED, "run__user", "runs.Turn", "runs.ModelAttempt", "runs.ToolInvocation"),
     **_tables(Erasure.DELETED, "run__user", "runs.Compaction", "runs.Waitpoint", "runs.RunEvent", "runs.RunMetadata"),
+    **_tables(Erasure.DELETED, "run__user", "runs.ClientRun"),
     "apikeys.ApiKey": Table(Erasure.DELETED, hidden=frozenset({"digest"})),
     "webhooks.Endpoint": Table(Erasure.DELETED, hidden=frozenset({"secret", "secondary_secret"})),
     **_tables(Erasure.DELETED, "endpoint__user", "webhooks.Delivery"),

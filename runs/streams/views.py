@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from django.conf import settings
@@ -66,14 +67,16 @@ class StreamResponse(StreamingHttpResponse):
 
     def __init__(self, opening: Opening) -> None:
         self.opening = opening
-        super().__init__(existing_frames(opening), content_type=CONTENT_TYPE, headers=HEADERS)
+        super().__init__(chain([COMMENT], self.existing()), content_type=CONTENT_TYPE, headers=HEADERS)
+
+    def existing(self) -> Iterator[bytes]:
+        """What exists now."""
+        return (frame(event) for event in existing_events(self.opening))
 
     def admitted(self) -> HttpResponseBase:
         """This response with a place of its user, or the refusal above STREAM_CONNECTIONS_MAX or STREAMS_PER_USER."""
         try:
-            if Hub.of_process is not None and Hub.of_process.count >= settings.STREAM_CONNECTIONS_MAX:
-                raise Unavailable
-            self.opening = replace(self.opening, place=places.take(self.opening.user_id, settings.STREAMS_PER_USER))
+            self.opening = replace(self.opening, place=self.opening.place or take_place(self.opening.user_id))
         except DomainError as error:
             refusal = response_to(error)
             for name, value in self.items():
@@ -83,8 +86,31 @@ class StreamResponse(StreamingHttpResponse):
             return refusal
         return self
 
-    def open(self) -> Frames:
+    def open(self) -> live.Body:
         return Frames(self.opening)
+
+
+def take_place(user_id: int) -> str:
+    """A place for one more stream of the user. Raises Unavailable, RateLimited."""
+    if Hub.of_process is not None and Hub.of_process.count >= settings.STREAM_CONNECTIONS_MAX:
+        raise Unavailable
+    return places.take(user_id, settings.STREAMS_PER_USER)
+
+
+def opening_of(request: Request, run: Run, after: int = 0) -> Opening:
+    """The stream of a run that the request may read."""
+    user: Any = request.user
+    auth: Any = request.auth
+    session = isinstance(auth, dict)
+    return Opening(
+        run_id=run.pk,
+        after=after,
+        last=run.last_stream_index,
+        over=run.status in FINAL_RUN_STATUSES,
+        user_id=user.pk,
+        key_id=None if session else auth.pk,
+        expires_at=auth["exp"] + settings.SESSION_LEEWAY_SECONDS if session else None,
+    )
 
 
 class StreamViewSet(ServiceViewSet):
@@ -127,20 +153,7 @@ class StreamViewSet(ServiceViewSet):
             return Response(status=204)  # an EventSource reconnects after every other end of a stream
         if request.method == "HEAD":
             return HttpResponse(content_type=CONTENT_TYPE, headers=HEADERS)
-        user: Any = request.user
-        auth: Any = request.auth
-        session = isinstance(auth, dict)
-        response = StreamResponse(
-            Opening(
-                run_id=run.pk,
-                after=after,
-                last=run.last_stream_index,
-                over=over,
-                user_id=user.pk,
-                key_id=None if session else auth.pk,
-                expires_at=auth["exp"] + settings.SESSION_LEEWAY_SECONDS if session else None,
-            )
-        )
+        response = StreamResponse(opening_of(request, run, after))
         live.offer(request, response)
         return response
 
@@ -155,13 +168,12 @@ def position_of(request: Request) -> int:
     return int(given["Last-Event-ID"] or given["after"] or 0)
 
 
-def existing_frames(opening: Opening) -> Iterator[bytes]:
+def existing_events(opening: Opening) -> Iterator[Event]:
     """The events that exist now."""
-    yield COMMENT
     position = opening.after
     while position < opening.last:
         events = reads.page(opening.run_id, position) or reads.rebuilt(opening.run_id, position)
         if not events:
             return
-        yield render(events)
+        yield from events
         position = events[-1].index

@@ -9,10 +9,13 @@ from typing import Any
 from django.urls import URLPattern, URLResolver, get_resolver
 from rest_framework.test import APIClient
 
+from runs.fronts.views import FrontRequestViewSet
 from tests import factories
 
 SURFACES = {"api/v1/": "session", "api/public/v1/": "public"}
 BODY_METHODS = ("POST", "PUT", "PATCH")
+# Parameters of paths that callers choose.
+CHOSEN = ("userId", "chatKey")
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,8 @@ class Operation:
 
     @property
     def parameters(self) -> list[str]:
-        """The ids of objects in its path. A backend may choose any ``userId``."""
-        return [name for name in re.findall(r"{(\w+)}", self.path) if name != "userId"]
+        """The ids of objects in its path. A caller may choose any of CHOSEN."""
+        return [name for name in re.findall(r"{(\w+)}", self.path) if name not in CHOSEN]
 
     @property
     def scope(self) -> str:
@@ -61,8 +64,13 @@ class Operation:
     def takes_body(self) -> bool:
         return self.method in BODY_METHODS
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether its body is that of another protocol, whose further members are ignored."""
+        return issubclass(self.view, FrontRequestViewSet)
+
     def url(self, ids: dict[str, str]) -> str:
-        return self.path.format(**{"userId": "nobody", **ids})
+        return self.path.format(**dict.fromkeys(CHOSEN, "nobody") | ids)
 
 
 def patterns(items: list[Any] | None = None, prefix: str = "") -> list[tuple[str, Any]]:

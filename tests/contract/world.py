@@ -25,6 +25,13 @@ PREFIXES = {
 }
 
 
+# A message of a client of the AI SDK.
+CHAT_REQUEST: dict[str, Any] = {
+    "id": "my-chat",
+    "messages": [{"id": "u1", "role": "user", "parts": [{"type": "text", "text": "Hello"}]}],
+}
+
+
 @dataclass
 class World:
     """``ids``: an object of the user for each path parameter. ``secrets``: texts that only the user may see."""
@@ -59,7 +66,7 @@ def build(user: Any, rows: int = 1) -> World:
         secrets.append(delivery.pk)
     attachment = factories.AttachmentFactory(user=user)
     secrets += [attachment.pk, waiting.pk, waitpoint.pk, endpoint.pk, *(key.pk for key in keys)]
-    ids = {"chatId": chat.pk, "runId": waiting.pk, "waitpointId": waitpoint.pk, "keyId": keys[0].pk}
+    ids = {"chatId": chat.pk, "chatKey": chat.pk, "runId": waiting.pk, "waitpointId": waitpoint.pk, "keyId": keys[0].pk}
     ids |= {"attachmentId": attachment.pk, "messageId": message.pk, "userId": user.get_username()}
     ids |= {"ledgerId": LedgerEntry.objects.filter(account_id=user.pk, type="GRANT").earliest("created_at").pk}
     return World(user, ids, secrets)

@@ -94,7 +94,7 @@ def close(body: dict[str, Any], schemas: dict[str, Any], *, changes: bool) -> No
 
     whole = resolve(body["content"]["application/json"]["schema"])
     for schema in map(resolve, whole.get("oneOf", [whole])):
-        schema["additionalProperties"] = False
+        schema.setdefault("additionalProperties", False)
         if schema.get("required"):
             body["required"] = True
         elif changes:

@@ -1,0 +1,126 @@
+"""A chat's messages as UI messages of the AI SDK, equal to what a client has made of the streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+
+from chats.models import Message
+from config.kernel import clock, money
+from runs.events import request_payload
+from runs.fronts.ai_sdk import chunks
+from runs.fronts.history import Recorded
+from runs.fronts.rendering import CLIENT, Call
+from runs.models import Awaiting, InvocationStatus, RunStatus, ToolInvocation, Waitpoint, WaitpointStatus
+from runs.serializers import ToolInvocationSerializer, UsageSerializer
+from runs.tools.base import ASK_USER
+
+ERRORS = (InvocationStatus.FAILED, InvocationStatus.CANCELLED)
+
+
+def ui_message(message: Message, recorded: dict[str, Recorded]) -> dict[str, Any]:
+    if message.role == Message.Role.USER:
+        return {"id": message.pk, "role": "user", "parts": _sent(message)}
+    run = recorded[message.run_id]
+    return {"id": message.pk, "role": "assistant", "metadata": _metadata(run), "parts": _parts(message, run)}
+
+
+def _sent(message: Message) -> list[dict[str, Any]]:
+    files = [
+        {
+            "type": "file",
+            "mediaType": attachment.content_type,
+            "filename": attachment.file_name,
+            "url": f"{settings.BASE_URL}/api/v1/attachments/{attachment.pk}/content",
+        }
+        for attachment in message.attachments.all()
+    ]
+    return [{"type": "text", "text": message.content}, *files]
+
+
+def _metadata(recorded: Recorded) -> dict[str, Any]:
+    run: Any = recorded.run
+    about = {"runId": run.pk, "chatId": run.chat_id}
+    if run.status == RunStatus.COMPLETED:
+        used = money.to_number(run.credits_spent)
+        return about | chunks.ended_metadata(run.pk, used, UsageSerializer(run).data)
+    if run.status == RunStatus.FAILED:
+        return about | {"status": run.status, "errorCode": run.error_code}
+    return about
+
+
+def _parts(message: Message, recorded: Recorded) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = []
+    for text, calls in recorded.steps(message.content):
+        parts.append({"type": "step-start"})
+        if text:
+            parts.append({"type": "text", "text": text, "state": "done"})
+        parts += [_tool(call, recorded) for call in calls]
+    # What belongs to no call is a call of its own.
+    parts += [_own(waitpoint) for waitpoint in recorded.waitpoints if not _has_call(waitpoint)]
+    return parts
+
+
+def _has_call(waitpoint: Waitpoint) -> bool:
+    return waitpoint.invocation_id is not None or waitpoint.request_payload.get("toolInvocationId") is not None
+
+
+def _tool(call: ToolInvocation, recorded: Recorded) -> dict[str, Any]:
+    awaiting = CLIENT if call.name == ASK_USER or call.node_type == CLIENT else None
+    known = Call(call.pk, call.name, call.turn_index, call.input, awaiting)
+    part = {"type": "dynamic-tool", "toolName": call.name, "toolCallId": call.pk, "input": call.input}
+    part |= chunks.executed(known)
+    approval = recorded.approval_of(call)
+    if approval is not None:
+        part["approval"] = _approval(approval)
+    return part | _state(call, approval, awaiting)
+
+
+def _state(call: ToolInvocation, approval: Waitpoint | None, awaiting: str | None) -> dict[str, Any]:
+    if call.status == InvocationStatus.COMPLETED:
+        result = ToolInvocationSerializer(call).data["result"]
+        return {"state": "output-available", "output": chunks.output_of(call.name, awaiting, result)}
+    if call.status in ERRORS:
+        return {"state": "output-error", "errorText": call.error_message or chunks.CANCELLED}
+    if call.status == InvocationStatus.REFUSED:
+        return {"state": "output-denied"}
+    if approval is not None and call.status == InvocationStatus.PENDING:
+        is_pending = approval.status == WaitpointStatus.PENDING
+        return {"state": "approval-requested" if is_pending else "approval-responded"}
+    if call.awaiting == Awaiting.TOOL:
+        output = chunks.parked(clock.iso(call.expires_at), call.progress or {})
+        return {"state": "output-available", "output": output, "preliminary": True}
+    return {"state": "input-available"}
+
+
+def _approval(waitpoint: Waitpoint) -> dict[str, Any]:
+    asked = request_payload(waitpoint)
+    approval = {
+        "id": waitpoint.pk,
+        "descriptor": chunks.descriptor(asked, clock.iso(waitpoint.expires_at) or ""),
+        "requestReason": chunks.reason(asked),
+    }
+    given = waitpoint.resolved_payload or {}
+    return approval | {name: given[name] for name in ("approved", "reason") if name in given}
+
+
+def _own(waitpoint: Waitpoint) -> dict[str, Any]:
+    """A wait for credits before a turn."""
+    asked = request_payload(waitpoint)
+    part = {
+        "type": "dynamic-tool",
+        "toolName": asked.get("toolName", ASK_USER),
+        "toolCallId": waitpoint.pk,
+        "input": {},
+    }
+    part |= {"providerExecuted": True, "approval": _approval(waitpoint)}
+    if waitpoint.status == WaitpointStatus.PENDING:
+        return part | {"state": "approval-requested"}
+    given = waitpoint.resolved_payload
+    if given is None:
+        return part | {"state": "output-error", "errorText": chunks.CANCELLED}
+    if given.get("approved") is False:
+        return part | {"state": "output-denied"}
+    output = {name: value for name, value in given.items() if name != "respondedAt"}
+    return part | {"state": "output-available", "output": output}

@@ -1,0 +1,133 @@
+"""What a client of the AI SDK sends. Of its history only the last message counts; the rest is ignored."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from django.conf import settings
+
+from chats import attachments
+from chats.serializers import AttachmentInput
+from chats.services import CLIENT_ID
+from config.kernel.errors import ValidationFailed
+from config.kernel.jsontext import to_text
+
+ROLES = ("user", "assistant")
+REGENERATE = "regenerate-message"
+FILE_NAME_MAX_CHARS = 255
+# RFC 2397.
+DATA_URL = re.compile(r"data:([^,;]*)((?:;[^,;]*)*),", re.IGNORECASE)
+OWN_URL = re.compile(r"/api/(?:public/)?v1/attachments/(att_[0-9a-z]+)/content")
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a message: ``attachment_id``, or its content."""
+
+    attachment_id: str | None = None
+    name: str = ""
+    media_type: str = ""
+    content: bytes = b""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A request. ``chat`` and ``message_id`` are the client's names."""
+
+    chat: str
+    role: str
+    message_id: str
+    parts: list[dict[str, Any]]
+    regenerates: str | None
+    run: Any
+
+    @property
+    def text(self) -> str:
+        texts = (part.get("text") for part in self.parts if part.get("type") == "text")
+        return "\n\n".join(text for text in texts if isinstance(text, str) and text)
+
+    def files(self) -> Iterator[File]:
+        """Raises ValidationFailed for an address that is not our own."""
+        for index, part in enumerate(self.parts):
+            if part.get("type") == "file":
+                yield _file(part, f"messages.parts.{index}.url")
+
+
+def read(body: dict[str, Any]) -> Sent:
+    """Raises ValidationFailed."""
+    chat = body.get("id")
+    if not isinstance(chat, str) or not CLIENT_ID.fullmatch(chat):
+        raise ValidationFailed({"id": ["Use 1 to 128 printable ASCII characters."]})
+    messages = body.get("messages")
+    last = (
+        body.get("message") if messages is None else messages[-1] if isinstance(messages, list) and messages else None
+    )
+    if not isinstance(last, dict):
+        raise ValidationFailed({"messages": ["Use a list that ends with a message."]})
+    role, name, parts = last.get("role"), last.get("id"), last.get("parts")
+    if role not in ROLES:
+        raise ValidationFailed({"messages.role": [f"Use one of these roles: {', '.join(ROLES)}."]})
+    if not isinstance(name, str) or not name:
+        raise ValidationFailed({"messages.id": ["A message must have an id."]})
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        raise ValidationFailed({"messages.parts": ["Use a list of objects."]})
+    regenerates = None
+    if body.get("trigger") == REGENERATE:
+        named = body.get("messageId")
+        regenerates = named if isinstance(named, str) and named else name
+    return Sent(chat, role, name, parts, regenerates, body.get("run") or {})
+
+
+def _file(part: dict[str, Any], field: str) -> File:
+    url = part.get("url")
+    if not isinstance(url, str):
+        raise ValidationFailed({field: ["Use an address."]})
+    if own := OWN_URL.fullmatch(url.removeprefix(settings.BASE_URL)):
+        return File(attachment_id=own[1])
+    head = DATA_URL.match(url)
+    if head is None:
+        raise ValidationFailed({field: ["Use a data: address, or that of an attachment of this service."]})
+    try:
+        content = _content(url[head.end() :], is_base64=head[2].lower().endswith(";base64"))
+    except (binascii.Error, ValueError):
+        raise ValidationFailed({field: ["The content of this address is not valid."]}) from None
+    given = part.get("mediaType")
+    media_type = given if isinstance(given, str) and given else head[1]
+    name = part.get("filename")
+    return File(None, name[:FILE_NAME_MAX_CHARS] if isinstance(name, str) and name else "file", media_type, content)
+
+
+def _content(text: str, *, is_base64: bool) -> bytes:
+    return base64.b64decode(unquote_to_bytes(text), validate=True) if is_base64 else unquote_to_bytes(text)
+
+
+def attach(user: Any, files: list[File]) -> list[str]:
+    """The ids of the files' attachments; those with content are made now. One that no message uses expires.
+
+    Raises ValidationFailed, DRF's ValidationError, PayloadTooLarge, Conflict, Unavailable, RateLimited.
+    """
+    most = attachments.ATTACHMENTS_PER_MESSAGE_MAX
+    if len(files) > most:
+        raise ValidationFailed({"messages.parts": [f"A message may have at most {most} attachments."]})
+    return [file.attachment_id or _attach(user, file) for file in files]
+
+
+def _attach(user: Any, file: File) -> str:
+    said = {"fileName": file.name, "contentType": file.media_type, "sizeBytes": len(file.content)}
+    made = attachments.create_attachment(user, **AttachmentInput.validated(said))
+    with attachments.transfer(made.user_id):
+        attachments.receive(made, iter([file.content]))
+    made.refresh_from_db()
+    attachments.complete_attachment(made)
+    return made.pk
+
+
+def as_text(output: Any) -> str:
+    """What a client gave as an answer to a question."""
+    return output if isinstance(output, str) else to_text(output)

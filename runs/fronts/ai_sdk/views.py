@@ -1,0 +1,222 @@
+"""The routes for ``useChat``, on both surfaces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpResponseBase
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from chats.models import Chat, Message
+from chats.services import CLIENT_ID, find_chat, find_or_create_chat, messages_of
+from config.api.pagination import API_PAGE_SIZE_MAX, CURSOR_SCHEMA, LIMIT_SCHEMA, NEXT_CURSOR
+from config.api.serializers import NoInput
+from config.kernel.errors import NotFound, ValidationFailed
+from config.kernel.ids import is_plausible_id
+from runs import services
+from runs.fronts import reads, starts
+from runs.fronts.ai_sdk import messages, requests
+from runs.fronts.ai_sdk.chunks import Chunks
+from runs.fronts.body import BEGINNING, Position
+from runs.fronts.history import Recorded, recorded_of
+from runs.fronts.views import LAST_EVENT_ID, POSITION_PARAMETER, FrontRequestViewSet, FrontViewSet, Shown, position_of
+from runs.models import Run, Waitpoint, WaitpointKind
+from runs.streams.views import CONTENT_TYPE
+
+HEADERS = {"x-vercel-ai-ui-message-stream": "v1"}
+CHUNKS = OpenApiResponse(OpenApiTypes.STR, description="The chunks.")
+CHAT_KEY = OpenApiParameter(
+    "chatKey", str, OpenApiParameter.PATH, description="The chat's id, or the client's own name of it."
+)
+OBJECTS = {"type": "array", "items": {"type": "object", "additionalProperties": True}}
+REQUEST = {
+    "type": "object",
+    "additionalProperties": True,
+    "required": ["id", "messages"],
+    "properties": {
+        "id": {
+            "type": "string",
+            "pattern": f"^{CLIENT_ID.pattern}$",
+            "description": "The chat's id, or the client's own name of it: the chat is made on first use.",
+        },
+        "messages": {**OBJECTS, "description": "UI messages. Only the last one counts."},
+        "trigger": {
+            "type": "string",
+            "description": "`regenerate-message` replaces the run that answered; anything else sends the last message.",
+        },
+        "messageId": {"type": "string", "description": "The message to regenerate."},
+        "run": {
+            "type": "object",
+            "additionalProperties": True,
+            "description": "Options of the run: the fields of a new run without `message` and `attachmentIds`.",
+        },
+    },
+}
+PAGE = {
+    "type": "object",
+    "required": ["messages", "nextCursor"],
+    "properties": {"messages": {**OBJECTS, "description": "UI messages, oldest first."}, "nextCursor": NEXT_CURSOR},
+}
+STOPPED = {
+    "type": "object",
+    "required": ["success"],
+    "properties": {"success": {"type": "boolean", "description": "Always true."}},
+}
+
+
+def shown(run: Run, after: Position = BEGINNING, *, continues: bool = False) -> Shown:
+    return Shown(Chunks(run.pk, run.chat_id, run.assistant_message_id), run, after, continues)
+
+
+class AiSdkViewSet(FrontRequestViewSet):
+    tag = "ai-sdk"
+    stream_headers = HEADERS
+    # What a request does needs further scopes.
+    required_scopes = {"create": "runs:read"}
+    error_statuses = {"create": {402, 404, 409, -406}}
+
+    @extend_schema(request={"application/json": REQUEST}, responses={(200, CONTENT_TYPE): CHUNKS})
+    def create(self, request: Request) -> HttpResponseBase:
+        sent = requests.read(self.body())
+        if sent.regenerates is not None:
+            return self.open_stream(lambda: shown(self.regenerated(sent)))
+        if sent.role == "user":
+            return self.open_stream(lambda: shown(self.asked(sent)))
+        return self.open_stream(lambda: self.answered(sent))
+
+    # --- a new run ----------------------------------------------------------------------------------------------------
+
+    def asked(self, sent: requests.Sent) -> Run:
+        """The run that answers the user's message. The same message starts nothing, another text of it a run that
+        replaces the first one.
+        """
+        files = list(sent.files())
+        options = starts.options_of(sent.run, message=sent.text)
+        self.require_scope("runs:write")
+        chat = find_chat(self.request.user, sent.chat)
+        if chat is None:
+            self.require_scope("chats:write")
+            chat = find_or_create_chat(self.request.user, sent.chat)
+        known = starts.named(chat, sent.message_id)
+        if known is not None and starts.is_same(known, sent.text):
+            return known
+        if files:
+            options["attachment_ids"] = self.attached(files)
+        return self.start(chat, starts.key_of(sent.message_id), options, message_id=sent.message_id).run
+
+    def attached(self, files: list[requests.File]) -> list[str]:
+        if any(file.attachment_id is None for file in files):
+            self.require_scope("attachments:write")
+        return requests.attach(self.request.user, files)
+
+    def regenerated(self, sent: requests.Sent) -> Run:
+        """The run that replaces the one that answered."""
+        self.require_scope("runs:write")
+        chat = self.chat(sent.chat)
+        before = starts.named(chat, str(sent.regenerates)) or starts.named(chat, sent.message_id)
+        if before is None:
+            raise NotFound
+        options = starts.options_of(sent.run, replaces=before.pk)
+        return self.start(chat, starts.key_of("regenerate", before.pk), options).run
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def answered(self, sent: requests.Sent) -> Shown:
+        """What follows the answers in the assistant's message."""
+        chat = self.chat(sent.chat)
+        message = self.own(chat, sent.message_id)
+        found = recorded_of(self.request.user, [message])[message.run_id]
+        answers = {name for part in sent.parts if (name := self.answer(found, part)) is not None}
+        if not answers:
+            raise ValidationFailed({"messages": ["The last message answers nothing of this run."]})
+        run = Run.objects.get(pk=found.run.pk)
+        after = (reads.index_of_answer(run.pk, answers), 0)
+        return shown(run, after, continues=True)
+
+    def own(self, chat: Chat, message_id: str) -> Message:
+        """The assistant's message of this chat. Raises NotFound."""
+        rows = messages_of(self.request.user).filter(chat=chat, role=Message.Role.ASSISTANT)
+        found = rows.filter(pk=message_id).first() if is_plausible_id(message_id) else None
+        if found is None:
+            raise NotFound
+        return found
+
+    def answer(self, recorded: Recorded, part: dict[str, Any]) -> str | None:
+        """Give the answer that the part has. Returns the waitpoint or call that it answers now, or has answered; None
+        if the part answers nothing.
+        """
+        state, given = part.get("state"), part.get("approval")
+        if state == "approval-responded" and isinstance(given, dict):
+            waitpoint = recorded.waitpoint(given.get("id"))
+            if waitpoint is None or waitpoint.kind != WaitpointKind.CREDIT_APPROVAL:
+                return None
+            answer = {"approved": given.get("approved")}
+            return self.respond(waitpoint, answer | ({"reason": given["reason"]} if given.get("reason") else {}))
+        if state not in ("output-available", "output-error"):
+            return None
+        output = part.get("output") if state == "output-available" else part.get("errorText")
+        waitpoint = recorded.question(part.get("toolCallId"))
+        if waitpoint is not None:
+            return self.respond(waitpoint, {"answer": requests.as_text(output)})
+        return None
+
+    def respond(self, waitpoint: Waitpoint, answer: dict[str, Any]) -> str:
+        self.require_scope("waitpoints:respond")
+        services.respond(waitpoint, {"kind": waitpoint.kind, **answer})
+        return waitpoint.pk
+
+
+class AiSdkChatViewSet(FrontViewSet):
+    """``chatKey`` is the chat's id, or the client's own name of it."""
+
+    tag = "ai-sdk"
+    lookup_url_kwarg = "chatKey"
+    stream_headers = HEADERS
+    pagination_limit = API_PAGE_SIZE_MAX
+    pagination_ascending = True
+    # A run with many calls is large.
+    pagination_rows_at_once = 25
+    required_scopes = {"stream": "runs:read", "messages": "chats:read", "stop": "runs:write"}
+    error_statuses = {"stream": {-404, -406}, "messages": {-404, -406}, "stop": {-406}}
+    query_parameters = {
+        "stream": [POSITION_PARAMETER],
+        "messages": [
+            OpenApiParameter("limit", LIMIT_SCHEMA | {"default": API_PAGE_SIZE_MAX}, description="The most messages."),
+            OpenApiParameter("cursor", CURSOR_SCHEMA, description="The `nextCursor` of the page before."),
+        ],
+    }
+
+    @extend_schema(
+        parameters=[CHAT_KEY, LAST_EVENT_ID],
+        responses={(200, CONTENT_TYPE): CHUNKS, 204: OpenApiResponse(description="The chat has no active run.")},
+    )
+    def stream(self, request: Request, chatKey: str) -> HttpResponseBase:
+        after = position_of(request)
+        chat = find_chat(request.user, chatKey)
+        run = Run.objects.filter(pk=chat.active_run_id).first() if chat and chat.active_run_id else None
+        if run is None:
+            return Response(status=204)
+        return self.open_stream(lambda: shown(run, after))
+
+    @extend_schema(parameters=[CHAT_KEY], responses={(200, "application/json"): PAGE})
+    def messages(self, request: Request, chatKey: str) -> Response:
+        chat = find_chat(request.user, chatKey)
+        rows = messages_of(request.user).filter(chat=chat, replaced=False) if chat else Message.objects.none()
+        pages: Any = self.paginator
+        page = pages.answer(rows, request, lambda message: messages.ui_message(message, self.recorded), self)
+        return Response({"messages": page["items"], "nextCursor": page["nextCursor"]})
+
+    def prepare_rows(self, rows: list[Message]) -> None:
+        self.recorded = recorded_of(self.request.user, rows)
+
+    @extend_schema(parameters=[CHAT_KEY], request=None, responses={(200, "application/json"): STOPPED})
+    def stop(self, request: Request, chatKey: str) -> Response:
+        chat = self.chat(chatKey)
+        self.read(NoInput)
+        active = services.find_run(request.user.pk or 0, chat.active_run_id) if chat.active_run_id else None
+        if active is not None:
+            services.cancel_run(active)
+        return Response({"success": True})

@@ -1,0 +1,86 @@
+"""What fronts read from the database beside events. Every function blocks; nothing here writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+
+from config.kernel import money
+from credits import sums
+from runs.events import StreamType
+from runs.fronts.rendering import CLIENT, Call, Facts, overtaken_by
+from runs.models import FINAL_INVOCATION_STATUSES, Run, RunEvent, ToolInvocation, Waitpoint, WaitpointStatus
+from runs.serializers import UsageSerializer
+from runs.streams.reads import Event
+from runs.tools.base import ASK_USER
+
+# The events by which a turn has calls.
+OF_CALLS = (StreamType.TOOL_STARTED, StreamType.TOOL_COMPLETED, StreamType.WAITPOINT_OPENED)
+
+
+def facts_of(run_id: str, event: Event) -> Facts:
+    """What ``Rendering.feed`` needs to know beside the event."""
+    if event.type == StreamType.WAITPOINT_OPENED:
+        return Facts(call=_call_of(json.loads(event.data)["id"]))
+    run = Run.objects.filter(pk=run_id)
+    if not event.final:
+        return Facts(run.values_list("assistant_message_id", flat=True).first())
+    ended = run.annotate(credits_spent=sums.run_spent_subquery()).first()
+    if ended is None:
+        return Facts()
+    return Facts(
+        message_id=ended.assistant_message_id,
+        finish_reason=ended.finish_reason,
+        limited_by=ended.limited_by,
+        credits_used=money.to_number(ended.credits_spent),
+        usage=UsageSerializer(ended).data,
+        output=ended.output,
+    )
+
+
+def _call_of(waitpoint_id: str) -> Call | None:
+    """The call that the waitpoint is about; None if it is about a turn, or deleted."""
+    waitpoint = Waitpoint.objects.filter(pk=waitpoint_id).select_related("invocation").first()
+    if waitpoint is None:
+        return None
+    call = waitpoint.invocation
+    if call is None and (named := waitpoint.request_payload.get("toolInvocationId")):
+        call = ToolInvocation.objects.filter(pk=named).first()
+    if call is None:
+        return None
+    awaiting = CLIENT if call.name == ASK_USER or call.node_type == CLIENT else None
+    return Call(call.pk, call.name, call.turn_index, call.input, awaiting)
+
+
+def only_the_client_can_go_on(run_id: str) -> bool:
+    """Whether all open calls of the run await the client, and nobody has to answer a waitpoint first."""
+    others = ToolInvocation.objects.filter(run=run_id).exclude(status__in=FINAL_INVOCATION_STATUSES)
+    return not others.exclude(awaiting=CLIENT).exists()
+
+
+def pending_of(run_id: str) -> str | None:
+    """The waitpoint that the run waits for."""
+    pending = Waitpoint.objects.filter(run=run_id, status=WaitpointStatus.PENDING)
+    return pending.values_list("pk", flat=True).first()
+
+
+def overtaken(run_id: str, after: int, last: int) -> list[range]:
+    """The indexes of text up to ``last`` that a reset after ``after`` makes void."""
+    events = RunEvent.objects.filter(run=run_id, index__lte=last)
+    resets = list(events.filter(type=StreamType.MESSAGE_RESET, index__gt=after).values_list("index", flat=True))
+    if not resets:
+        return []
+    return overtaken_by(resets, events.filter(type__in=OF_CALLS).values_list("index", flat=True))
+
+
+def index_of_answer(run_id: str, answered: Collection[str]) -> int:
+    """The index after which a client that gave these answers continues: that of the last answer to a call, or the one
+    before the last answered waitpoint. 0 if the run's events are pruned.
+    """
+    ends = {StreamType.WAITPOINT_RESOLVED: ("id", 1), StreamType.TOOL_COMPLETED: ("toolInvocationId", 0)}
+    events = RunEvent.objects.filter(run=run_id, type__in=ends).order_by("-index")
+    for index, kind, data in events.values_list("index", "type", "data").iterator(chunk_size=100):
+        name, before = ends[StreamType(kind)]
+        if json.loads(data)[name] in answered:
+            return index - before
+    return 0

@@ -1,0 +1,308 @@
+"""What the renderings of a run's stream have in common: which text stands, where a turn begins, which calls are open.
+
+A protocol is a subclass that says what each of these is in its own words. Nothing here reads a table or knows HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from runs.events import StreamType
+from runs.models import RunStatus, WaitpointKind
+from runs.streams.reads import Event
+from runs.tools.base import ASK_USER
+
+# One frame of a protocol: JSON, or text that is sent as it is.
+Part = dict[str, Any] | str
+Data = Mapping[str, Any]
+
+# What a call awaits, and the node type of calls that the user's app executes.
+CLIENT = "client"
+# Between the texts of two turns (``runs.lifecycle.join_text``).
+SEPARATOR = "\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call that has no outcome yet. ``awaiting``: "client" if the user or the user's app gives the outcome."""
+
+    id: str
+    name: str
+    turn: int
+    input: Any = field(default_factory=dict)
+    awaiting: str | None = None
+    expires_at: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What events do not say. Of a waitpoint its ``call``; of a run that has ended how."""
+
+    message_id: str | None = None
+    call: Call | None = None
+    finish_reason: str | None = None
+    limited_by: str | None = None
+    credits_used: Any = 0
+    usage: Data = field(default_factory=dict)
+    output: Any = None
+
+
+NO_FACTS = Facts()
+
+
+class Rendering(ABC):
+    """One stream of one run, fed with all events in order. Its size does not grow with the run.
+
+    ``message_id`` is that of the assistant's message; None until the run has begun. ``over``: what was rendered last
+    ends the stream.
+    """
+
+    def __init__(self, run_id: str, chat_id: str, message_id: str | None = None) -> None:
+        self.run_id, self.chat_id, self.message_id = run_id, chat_id, message_id
+        self.begun = False
+        self.over = False
+        # Counts the turns that showed something. ``calls_of`` is the index of the last one's calls, if it has some.
+        self.turn = 0
+        self.calls_of: int | None = None
+        # Characters of the message so far, and those of them that belong to earlier turns.
+        self.length = 0
+        self.earlier = 0
+        self.text_is_open = False
+        self.has_text = False
+        self.calls: dict[str, Call] = {}
+
+    def wants(self, event: Event) -> bool:
+        """Whether ``feed`` needs the facts of this event."""
+        if event.type == StreamType.WAITPOINT_OPENED or event.final:
+            return True
+        # The first event says that the run is queued.
+        begins = event.index > 1 and event.type in (StreamType.RUN_STATUS, StreamType.MESSAGE_DELTA)
+        return begins and self.message_id is None
+
+    def feed(
+        self, event: Event, facts: Facts = NO_FACTS, *, answered: bool = False, overtaken: bool = False
+    ) -> list[Part]:
+        """What the event is in the protocol. ``answered``: a waitpoint that nobody needs to answer any more.
+        ``overtaken``: text that a later ``message.reset`` makes void. Both are left out.
+        """
+        self.message_id = facts.message_id or self.message_id
+        data = json.loads(event.data)
+        if event.type == StreamType.WAITPOINT_OPENED:
+            return self._opened(data, facts.call, answered)
+        if event.type == StreamType.MESSAGE_DELTA:
+            return self._text(data["text"], overtaken)
+        if event.type == StreamType.RUN_STATUS:
+            return self._status(data, facts, event.final)
+        handler = HANDLERS.get(event.type)
+        return handler(self, data) if handler else []
+
+    @property
+    def awaits_client(self) -> bool:
+        """Whether all open calls that are known await the client."""
+        return bool(self.calls) and all(call.awaiting == CLIENT for call in self.calls.values())
+
+    def stop_for_client(self) -> list[Part]:
+        """The end of the stream, if nothing but the client's calls is open."""
+        self.over = True
+        return [*self._close_text(), *self.client_calls()]
+
+    # --- what happened ------------------------------------------------------------------------------------------------
+
+    def _status(self, data: Data, facts: Facts, final: bool) -> list[Part]:
+        parts: list[Part] = []
+        if data["status"] == RunStatus.RUNNING:
+            parts += self._begin()
+        if final:
+            self.over = True
+            parts += [*self._close_text(), *self.ended(data, facts)]
+        return parts
+
+    def _begin(self) -> list[Part]:
+        if self.begun:
+            return []
+        self.begun = True
+        return self.started()
+
+    def _text(self, text: str, overtaken: bool) -> list[Part]:
+        start, self.length = self.length, self.length + len(text)
+        text = text[max(0, self.earlier - start) :]
+        if not text or overtaken:
+            return []
+        parts = self._begin_turn() if self.turn == 0 or self.calls_of is not None else []
+        if self.earlier and not self.has_text:
+            text = text.removeprefix(SEPARATOR)
+        if text and not self.text_is_open:
+            self.text_is_open = self.has_text = True
+            parts += self.text_started()
+        return [*parts, *self.text(text)] if text else parts
+
+    def _reset(self, data: Data) -> list[Part]:
+        """The message comes once more from its beginning: this turn's text is void, that of earlier ones is known."""
+        self.length = 0
+        if not self.has_text or self.calls_of is not None:
+            return []
+        self.text_is_open = self.has_text = False
+        return self.text_voided()
+
+    def _begin_turn(self) -> list[Part]:
+        parts = [*self._begin(), *self._close_text()]
+        self.turn += 1
+        self.calls_of, self.has_text = None, False
+        return [*parts, *self.turn_started()]
+
+    def _close_text(self) -> list[Part]:
+        if not self.text_is_open:
+            return []
+        self.text_is_open = False
+        return self.text_ended()
+
+    def _show(self, call: Call) -> list[Part]:
+        """A call, unless it is shown already."""
+        if call.id in self.calls:
+            return []
+        self.calls[call.id] = call
+        parts: list[Part] = []
+        if self.turn == 0 or self.calls_of not in (None, call.turn):
+            parts += self._begin_turn()
+        parts += self._close_text()
+        # The calls end their turn's text.
+        self.calls_of, self.earlier = call.turn, max(self.length, self.earlier)
+        return [*parts, *self.call(call)]
+
+    def _started(self, data: Data) -> list[Part]:
+        return self._show(_call(data))
+
+    def _parked(self, data: Data) -> list[Part]:
+        parts = self._show(_call(data))
+        known = self.calls[data["toolInvocationId"]]
+        call = Call(known.id, known.name, known.turn, known.input, data["awaiting"], data["expiresAt"])
+        self.calls[call.id] = call
+        return parts if call.awaiting == CLIENT else [*parts, *self.progress(call, {})]
+
+    def _progress(self, data: Data) -> list[Part]:
+        call = self.calls.get(data["toolInvocationId"])
+        return self.progress(call, data) if call else []
+
+    def _completed(self, data: Data) -> list[Part]:
+        parts = self._show(_call(data))
+        return [*parts, *self.output(self.calls.pop(data["toolInvocationId"]), data)]
+
+    def _opened(self, data: Data, call: Call | None, answered: bool) -> list[Part]:
+        asked = data["requestPayload"]
+        clarifies = data["kind"] == WaitpointKind.CLARIFICATION
+        if call is None or (clarifies and call.name != ASK_USER):
+            # The question belongs to no call that could show it.
+            name = ASK_USER if clarifies else asked["toolName"]
+            shown = {key: value for key, value in asked.items() if key != "toolInvocationId"} if clarifies else {}
+            call = Call(data["id"], name, self.calls_of or 0, shown, CLIENT if clarifies else None)
+        parts = self._show(call)
+        if answered:
+            return parts
+        self.over = True
+        ask = self.question if clarifies else self.approval
+        return [*parts, *self._close_text(), *ask(data, call)]
+
+    def _resolved(self, data: Data) -> list[Part]:
+        """A waitpoint that is shown as a call of its own has its outcome now."""
+        call = self.calls.pop(data["id"], None)
+        return self.answer(call, data) if call else []
+
+    def _retrying(self, data: Data) -> list[Part]:
+        return self.notice(StreamType.MODEL_RETRYING, data)
+
+    def _compacted(self, data: Data) -> list[Part]:
+        return self.notice(StreamType.CONTEXT_COMPACTED, data)
+
+    # --- in the protocol's words --------------------------------------------------------------------------------------
+
+    # What follows everything else of a stream.
+    closing: ClassVar[tuple[Part, ...]] = ()
+
+    @abstractmethod
+    def started(self) -> list[Part]:
+        """The run executes for the first time."""
+
+    def resumed(self) -> list[Part]:
+        """A stream begins here of which the client has all before."""
+        return []
+
+    def turn_started(self) -> list[Part]:
+        """The turn number ``turn`` begins."""
+        return []
+
+    @abstractmethod
+    def text_started(self) -> list[Part]: ...
+
+    @abstractmethod
+    def text(self, delta: str) -> list[Part]: ...
+
+    @abstractmethod
+    def text_ended(self) -> list[Part]: ...
+
+    @abstractmethod
+    def text_voided(self) -> list[Part]:
+        """The turn's text so far is void."""
+
+    @abstractmethod
+    def call(self, call: Call) -> list[Part]:
+        """A call that is new to the client."""
+
+    @abstractmethod
+    def progress(self, call: Call, data: Data) -> list[Part]:
+        """A call waits for its tool. ``data`` is empty, or has ``fraction`` and ``message``."""
+
+    @abstractmethod
+    def output(self, call: Call, data: Data) -> list[Part]:
+        """The outcome of a call; ``data`` is that of ``tool.completed``."""
+
+    @abstractmethod
+    def approval(self, waitpoint: Data, call: Call) -> list[Part]:
+        """The stream ends: the user must approve the call."""
+
+    @abstractmethod
+    def question(self, waitpoint: Data, call: Call) -> list[Part]:
+        """The stream ends: the user must answer."""
+
+    @abstractmethod
+    def answer(self, call: Call, waitpoint: Data) -> list[Part]:
+        """The outcome of a call that stands for a waitpoint."""
+
+    @abstractmethod
+    def client_calls(self) -> list[Part]:
+        """The stream ends: only the client can go on."""
+
+    @abstractmethod
+    def notice(self, kind: str, data: Data) -> list[Part]: ...
+
+    @abstractmethod
+    def ended(self, status: Data, facts: Facts) -> list[Part]:
+        """The run has ended; ``status`` is the data of its last ``run.status``."""
+
+
+HANDLERS: dict[str, Callable[[Rendering, Data], list[Part]]] = {
+    StreamType.MESSAGE_RESET: Rendering._reset,
+    StreamType.TOOL_STARTED: Rendering._started,
+    StreamType.TOOL_PARKED: Rendering._parked,
+    StreamType.TOOL_PROGRESS: Rendering._progress,
+    StreamType.TOOL_COMPLETED: Rendering._completed,
+    StreamType.WAITPOINT_RESOLVED: Rendering._resolved,
+    StreamType.MODEL_RETRYING: Rendering._retrying,
+    StreamType.CONTEXT_COMPACTED: Rendering._compacted,
+}
+
+
+def _call(data: Data) -> Call:
+    awaiting = CLIENT if data["name"] == ASK_USER else data.get("awaiting")
+    return Call(data["toolInvocationId"], data["name"], data["turnIndex"], data.get("input", {}), awaiting)
+
+
+def overtaken_by(resets: Iterable[int], calls: Iterable[int]) -> list[range]:
+    """The indexes whose text is void, from those of the resets and of the events of calls: a reset makes the text since
+    the last call void.
+    """
+    steps = sorted(calls)
+    return [range(max((step for step in steps if step < reset), default=0), reset) for reset in resets]

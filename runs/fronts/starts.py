@@ -1,0 +1,105 @@
+"""Starts runs for clients that name their requests, so that the same request again starts nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from django.db import transaction
+from rest_framework.exceptions import ValidationError
+
+from chats.models import Chat, Message
+from chats.services import locking
+from config.kernel.errors import NotFound, ValidationFailed
+from config.kernel.ids import is_plausible_id
+from config.kernel.jsontext import dumps
+from runs import services
+from runs.fronts.rendering import CLIENT
+from runs.models import ClientRun, Run, RunStatus, ToolInvocation
+from runs.serializers import RunInput
+
+# What the protocols themselves say.
+NOT_OPTIONS = ("message", "attachmentIds")
+
+
+def options_of(given: Any, **said: Any) -> dict[str, Any]:
+    """RunInput of the client's options and what its message ``said``. The names of options in errors begin with
+    ``run.``. Raises ValidationFailed.
+    """
+    if not isinstance(given, dict):
+        raise ValidationFailed({"run": ["Use an object with the fields of a run."]})
+    if wrong := [name for name in NOT_OPTIONS if name in given]:
+        raise ValidationFailed({f"run.{name}": ["The message is not an option."] for name in wrong})
+    try:
+        options = RunInput.validated(given | said)
+    except ValidationError as error:
+        details: Any = error.detail
+        raise ValidationError(
+            {name if name in said else f"run.{name}": problems for name, problems in details.items()}
+        ) from None
+    if "onActiveRun" not in given:
+        del options["on_active_run"]  # its default is another one here
+    return options
+
+
+def key_of(*names: str) -> str:
+    """What stands for a client's name of a request, however long it is."""
+    return hashlib.sha256(dumps(names)).hexdigest()
+
+
+def find(chat: Chat, key: str) -> ClientRun | None:
+    return ClientRun.objects.select_related("run").filter(chat=chat, key=key).first()
+
+
+def named(chat: Chat, message_id: str) -> Run | None:
+    """The run that a message of the chat belongs to: by the client's id of a user's message, or by our own id."""
+    found = find(chat, key_of(message_id))
+    return found.run if found else _of_message(chat, message_id)
+
+
+def _of_message(chat: Chat, message_id: str) -> Run | None:
+    if not (message_id.startswith("msg_") and is_plausible_id(message_id)):
+        return None
+    return Run.objects.filter(pk__in=Message.objects.filter(pk=message_id, chat=chat).values("run_id")).first()
+
+
+def start_once(user: Any, chat: Chat, key: str, options: dict[str, Any], *, message_id: str | None = None) -> ClientRun:
+    """The run that the client's request starts, or that it started before. A request with the id of a message that has
+    another text by now replaces that message's run.
+
+    Raises what ``services.start_run`` raises.
+    """
+    with transaction.atomic():
+        locked = locking(user.pk, chat.pk).first()
+        if locked is None:
+            raise NotFound
+        row = find(chat, key)
+        before = row.run if row else message_id and _of_message(chat, message_id)
+        if before:
+            if message_id is None or is_same(before, options["message"]):
+                return row or ClientRun(chat=chat, key=key, run=before)
+            options = options | {"replaces": before.pk}
+        if "on_active_run" not in options:
+            options = options | {"on_active_run": "cancel" if waits_for_caller(locked) else "enqueue"}
+        run = services.start_run(user, chat.pk, **options)
+        if replaced := options.get("replaces"):
+            # The client's names of the replaced run stand for its successor.
+            ClientRun.objects.filter(chat=chat, run=replaced).update(run=run, index=0)
+        if row is None:
+            ClientRun.objects.create(chat=chat, key=key, run=run)
+        return ClientRun(chat=chat, key=key, run=run)
+
+
+def is_same(run: Run, message: str | None) -> bool:
+    """Whether the run answers this message; None stands for any."""
+    return message is None or Message.objects.filter(pk=run.user_message_id, content=message).exists()
+
+
+def waits_for_caller(chat: Chat) -> bool:
+    """Whether the chat's active run waits for an answer, or for calls that the client executes."""
+    if chat.active_run_id is None:
+        return False
+    active = Run.objects.filter(pk=chat.active_run_id).values_list("status", flat=True).first()
+    if active != RunStatus.RUNNING:
+        return active == RunStatus.WAITING
+    return ToolInvocation.objects.filter(run=chat.active_run_id, awaiting=CLIENT).exists()

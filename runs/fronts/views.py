@@ -1,0 +1,118 @@
+"""What the routes of all protocols have in common: bodies, scopes, and streams with their places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, ClassVar, NamedTuple
+
+from django.conf import settings
+from django.http import HttpResponse, HttpResponseBase
+from drf_spectacular.utils import OpenApiParameter
+from rest_framework.request import Request
+
+from chats.models import Chat
+from chats.services import chats_of, find_chat
+from config.api import live, ratelimit
+from config.api.negotiation import AnyMediaType, check_media_type
+from config.api.viewsets import ServiceViewSet
+from config.kernel.errors import NotFound, PayloadTooLarge, ValidationFailed
+from config.kernel.jsontext import VALUES_MAX, parse_object
+from config.telemetry import logs
+from runs import services
+from runs.fronts import starts
+from runs.fronts.body import BEGINNING, FrontResponse, Position, plan
+from runs.fronts.rendering import Rendering
+from runs.models import ClientRun, Run
+from runs.streams.hub import places
+from runs.streams.views import CONTENT_TYPE, HEADERS, POSITION_MAX_DIGITS, opening_of, take_place
+
+POSITION = {"type": "string", "pattern": "^[0-9]{1,18}([.][0-9]{1,18})?$"}
+POSITION_PARAMETER = OpenApiParameter("after", POSITION, description="Only frames after this one: an `id`.")
+LAST_EVENT_ID = OpenApiParameter(
+    "Last-Event-ID", POSITION, OpenApiParameter.HEADER, description="The same; it counts before `after`."
+)
+# Of a body of UI_MAX_BODY_BYTES.
+UI_VALUES_MAX = 4 * VALUES_MAX
+
+
+class Shown(NamedTuple):
+    """What a stream shows of a run, as ``body.Plan`` has it."""
+
+    rendering: Rendering
+    run: Run
+    after: Position = BEGINNING
+    continues: bool = False
+
+
+class FrontViewSet(ServiceViewSet):
+    content_negotiation_class = AnyMediaType
+    # Clients name their requests in the foreign protocol.
+    idempotent_actions = frozenset()
+    stream_headers: ClassVar[dict[str, str]] = {}
+
+    def queryset_for(self, user: Any) -> Any:
+        return chats_of(user)
+
+    def chat(self, key: str) -> Chat:
+        """The caller's chat with this id or client id. Raises NotFound."""
+        found = find_chat(self.request.user, key)
+        if found is None:
+            raise NotFound
+        return found
+
+    def open_stream(self, show: Callable[[], Shown]) -> HttpResponseBase:
+        """The stream of what ``show`` gives. It has its place before: a client that is refused has started nothing."""
+        if self.request.method == "HEAD":
+            return HttpResponse(content_type=CONTENT_TYPE, headers=HEADERS | self.stream_headers)
+        user_id: Any = self.request.user.pk
+        with ExitStack() as frees:
+            place = take_place(user_id)
+            frees.callback(places.free, place)
+            rendering, run, after, continues = show()
+            logs.run_id.set(run.pk)
+            opening = replace(opening_of(self.request, run), place=place)
+            planned = plan(rendering, run.last_stream_index, after, continues=continues)
+            response = FrontResponse(opening, planned, self.stream_headers)
+            frees.pop_all()
+        live.offer(self.request._request, response)
+        return response
+
+
+class FrontRequestViewSet(FrontViewSet):
+    """Reads the body itself: it may be larger than others, and what the foreign protocol has beside our fields is
+    ignored.
+    """
+
+    parser_classes = []
+
+    def body(self) -> dict[str, Any]:
+        request = self.request._request
+        check_media_type(self.request.content_type)
+        raw = request.read(settings.UI_MAX_BODY_BYTES + 1)
+        if len(raw) > settings.UI_MAX_BODY_BYTES:
+            raise PayloadTooLarge(f"The body may have at most {settings.UI_MAX_BODY_BYTES} bytes.")
+        return parse_object(raw, values=UI_VALUES_MAX)
+
+    def start(self, chat: Chat, key: str, options: dict[str, Any], **how: Any) -> ClientRun:
+        """``starts.start_once`` within the limits of this caller."""
+        request: Any = self.request
+        if self.surface == "public":
+            services.require_allowed_to_keys(options)
+        ratelimit.charge_run_start(request._request, self.surface, request.user)
+        return starts.start_once(request.user, chat, key, options | {"request_id": logs.request_id.get() or ""}, **how)
+
+
+def position_of(request: Request) -> Position:
+    """The position after which the client continues, ``<index>.<part>``. Raises ValidationFailed."""
+    given = {"Last-Event-ID": request.headers.get("Last-Event-ID"), "after": request.query_params.get("after")}
+    for name, text in given.items():
+        if not text:
+            continue
+        index, _, part = text.partition(".")
+        numbers = (index, part or "0")
+        if not all(text.isascii() and text.isdigit() and len(text) <= POSITION_MAX_DIGITS for text in numbers):
+            raise ValidationFailed({name: ["Use the id of a frame, such as 12.1."]})
+        return int(index), int(part or 0)
+    return BEGINNING

@@ -1,0 +1,25 @@
+"""What clients of other protocols name, and the runs that it stands for."""
+
+from django.db import models
+
+from chats.models import Chat
+from runs.models.runs import Run
+
+
+class ClientRun(models.Model):
+    """The run that a client's request started, so that the same request again starts nothing.
+
+    ``key`` is the digest of the client's own name of the request; ``index`` the event of the run after which that name
+    begins. ``run`` changes when another run replaces it.
+    """
+
+    chat = models.ForeignKey(Chat, models.CASCADE, related_name="client_runs", db_index=False)
+    run = models.ForeignKey(Run, models.CASCADE, related_name="client_runs")
+    key = models.CharField(max_length=64)
+    index = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["chat", "key"], name="client_run_once_per_key")]
+
+    def __str__(self) -> str:
+        return f"{self.run_id} of a client"
