@@ -20,16 +20,15 @@ from config.api.serializers import (
 from config.kernel.jsontext import dumps
 from runs.catalogue.serializers import OutputSchemaField
 from runs.events import request_payload
+from runs.invocations import ClientToolsField, ToolInvocationSerializer
 from runs.metadata import MetadataField
 from runs.models import (
     Awaiting,
-    InvocationStatus,
     OnCreditsExhausted,
     RunStatus,
     WaitpointKind,
     WaitpointStatus,
 )
-from runs.tools.base import shown_result
 
 # Characters of a run's `instructions`.
 RUN_INSTRUCTIONS_MAX_CHARS = 20_000
@@ -37,67 +36,6 @@ RUN_INSTRUCTIONS_MAX_CHARS = 20_000
 # Of a call that waits for an approval, in a list of runs.
 INPUT_LISTED_BYTES = 8 * 1024
 OPTIONAL: dict[str, Any] = {"required": False, "allow_null": True}
-
-
-class ProgressSerializer(CamelSerializer):
-    fraction = serializers.FloatField(min_value=0, max_value=1, allow_null=True, help_text="How much is done.")
-    message = serializers.CharField(allow_null=True, help_text="What is being done.")
-    at = TimestampField(help_text="When the tool said so.")
-
-
-class ToolInvocationSerializer(CamelSerializer):
-    """Needs a call of ``services.runs_of``."""
-
-    id = serializers.CharField()
-    agent_run_id = serializers.CharField(source="run_id", help_text="The run that made the call.")
-    turn_index = serializers.IntegerField(min_value=1, help_text="The model turn that made the call, from 1.")
-    call_index = serializers.IntegerField(min_value=1, help_text="The position of the call within its turn, from 1.")
-    tool_call_id = serializers.CharField(help_text="The id that the model gave the call.")
-    name = serializers.CharField(help_text="The name of the tool.")
-    node_type = serializers.CharField(help_text="The type of the tool: `builtin`, `http` or `mcp`.")
-    input = serializers.DictField(help_text="The arguments as the model gave them.")
-    status = serializers.ChoiceField(
-        choices=InvocationStatus.values,
-        help_text="`PENDING`, `DISPATCHING`, then `COMPLETED` or `FAILED`; `REFUSED` or `CANCELLED` without a call.",
-    )
-    awaiting = serializers.ChoiceField(
-        choices=Awaiting.values,
-        allow_null=True,
-        help_text="Who gives the outcome of an open call that takes long: the `tool`, or the caller's app (`client`).",
-    )
-    expires_at = TimestampField(allow_null=True, help_text="Until when the call awaits its outcome, or null.")
-    progress = serializers.SerializerMethodField(help_text="The last progress of a call that awaits its outcome.")
-    credit_estimate = CreditsNumberField(help_text="The most that the call may cost, in credits.")
-    credit_used = CreditsNumberField(help_text="What the call cost, in credits; 0 unless it is completed.")
-    result = serializers.SerializerMethodField(
-        help_text="The first 8 KiB of the text that the model received; null unless the call is completed."
-    )
-    result_truncated = serializers.SerializerMethodField(help_text="Whether `result` is only the beginning.")
-    result_urls = serializers.ListField(
-        child=serializers.CharField(), help_text="Files and pages that the tool created."
-    )
-    error_code = serializers.CharField(allow_null=True, help_text="Why the call failed, for programs; otherwise null.")
-    error_message = serializers.CharField(allow_null=True, help_text="Why the call failed, for people; otherwise null.")
-    started_at = TimestampField(allow_null=True, help_text="When the call was made, or null.")
-    finished_at = TimestampField(allow_null=True, help_text="When the call ended, or null.")
-    duration_ms = serializers.IntegerField(
-        allow_null=True, help_text="How long the call took, in milliseconds, or null."
-    )
-    created_at = TimestampField()
-    updated_at = TimestampField()
-
-    @extend_schema_field(ProgressSerializer(allow_null=True))
-    def get_progress(self, call: Any) -> dict[str, Any] | None:
-        return call.progress if call.awaiting else None
-
-    @extend_schema_field(serializers.CharField(allow_null=True))
-    def get_result(self, call: Any) -> str | None:
-        if call.status != InvocationStatus.COMPLETED:
-            return None
-        return shown_result(call.result_start, call.result_urls)[0]
-
-    def get_result_truncated(self, call: Any) -> bool:
-        return shown_result(call.result_start, call.result_urls)[1]
 
 
 class CreditApprovalQuestion(CamelSerializer):
@@ -366,6 +304,11 @@ class RunInput(CamelSerializer):
     metadata = MetadataField(
         **OPTIONAL,
         help_text="Pairs of text of the caller's own, at most 16. Lists of runs can be filtered by them.",
+    )
+    client_tools = ClientToolsField(
+        **OPTIONAL,
+        help_text="At most 32 tools that the caller's app executes; a call of one awaits "
+        "`POST /tool-invocations/{id}/result`.",
     )
     on_active_run = serializers.ChoiceField(
         choices=["reject", "enqueue", "cancel"],

@@ -23,20 +23,24 @@ from config.kernel.jsonfield import JSONTextField
 from config.telemetry import logs, tracing
 from credits import ledger, sums
 from runs import catalogue, lifecycle
+from runs.invocations import CallResultInput
 from runs.models import (
     FINAL_INVOCATION_STATUSES,
     LIVE_RUN_STATUSES,
+    RESERVED_TOOL_NAMES,
     AgentVersion,
+    Awaiting,
     OnCreditsExhausted,
     Run,
     RunStatus,
+    Tool,
     ToolInvocation,
     Turn,
     Waitpoint,
     WaitpointStatus,
 )
 from runs.serializers import ANSWERS, AnswerKind
-from runs.tools.base import RESULT_SHOWN_BYTES, ToolFailure, ToolResult
+from runs.tools.base import RESULT_SHOWN_BYTES, ToolFailure, ToolResult, clean_result, result_text, tool_error
 
 # A longer reasoning, in the provider's form, is not read to be shown.
 REASONING_READ_CHARS = 64 * 1024
@@ -176,7 +180,7 @@ def _start_run(
     if chat is None:
         raise NotFound
     given = catalogue.find_agent(agent) if agent is not None else None
-    _check_offered(agent, given, model, tools)
+    _check_offered(agent, given, model, tools, columns.get("client_tools"))
     replaced = _replaced(chat, replaces, on_active_run) if replaces is not None else None
     before = replaced.user_message_id if replaced is not None else None
     if message is None:
@@ -252,7 +256,13 @@ def _replace(replaced: Run, by: str) -> None:
     leave_out_messages(later.order_by().values("pk"))
 
 
-def _check_offered(agent: str | None, given: AgentVersion | None, model: str | None, tools: list[str] | None) -> None:
+def _check_offered(
+    agent: str | None,
+    given: AgentVersion | None,
+    model: str | None,
+    tools: list[str] | None,
+    client_tools: list[dict[str, Any]] | None,
+) -> None:
     offered = catalogue.read()
     named = model if given is None or model is not None else given.model
     if offered.model(named) is None or not offered.tools.keys() >= set(tools or ()):
@@ -273,6 +283,11 @@ def _check_offered(agent: str | None, given: AgentVersion | None, model: str | N
             problems[f"tools.{index}"] = [f"There is no tool named {name}."]
         elif given is not None and given.tools is not None and name not in given.tools:
             problems[f"tools.{index}"] = [f"The agent {given.reference} has no tool named {name}."]
+    own = [tool["name"] for tool in client_tools or ()]
+    taken = {*RESERVED_TOOL_NAMES, *(Tool.objects.filter(name__in=own).values_list("name", flat=True) if own else ())}
+    for index, name in enumerate(own):
+        if name in taken:
+            problems[f"clientTools.{index}.name"] = [f"The service has a tool named {name}."]
     if problems:
         raise ValidationFailed(problems)
 
@@ -343,6 +358,31 @@ def record_progress(call: ToolInvocation, fraction: float | None, message: str |
     if call.status in FINAL_INVOCATION_STATUSES:
         return lifecycle.Recorded(call, accepted=False)
     return lifecycle.record_progress(call.pk, fraction, message)
+
+
+def invocations_of(user: Any) -> QuerySet[ToolInvocation]:
+    """The user's tool calls in chats that are not deleted, as a run shows them."""
+    return _shown_calls().filter(run__user=user, run__chat__deleted_at=None)
+
+
+def submit_result(call: ToolInvocation, body: Any) -> ToolInvocation:
+    """The outcome of a call that awaits the caller's app. A call that has ended is returned as it is.
+
+    Raises Conflict if the call does not await the app, ValidationFailed or DRF's ValidationError for a wrong body.
+    """
+    logs.run_id.set(call.run_id)
+    if call.status in FINAL_INVOCATION_STATUSES:
+        return call
+    if call.awaiting != Awaiting.CLIENT:
+        raise Conflict("The call does not await the caller's app.")
+    given = CallResultInput.validated(body)
+    try:
+        error = given.get("error")
+        outcome = tool_error(error) if error else clean_result(ToolResult(result_text(call.name, given["result"])))
+    except ToolFailure as failure:
+        raise ValidationFailed({"result": [failure.message]}) from None
+    record_outcome(call, outcome)
+    return _shown_calls().get(pk=call.pk)
 
 
 @receiver(chat_deleted)

@@ -11,7 +11,7 @@ from runs.streams.views import StreamViewSet
 
 def routes(surface: str) -> list[URLPattern]:
     on = {"surface": surface}
-    runs, waitpoints = views.RunViewSet, views.WaitpointViewSet
+    runs, waitpoints, calls = views.RunViewSet, views.WaitpointViewSet, views.ToolInvocationViewSet
     return [
         path("runs", runs.as_view({"get": "list"}, **on)),
         path("runs/<str:runId>", runs.as_view({"get": "retrieve"}, **on)),
@@ -21,6 +21,8 @@ def routes(surface: str) -> list[URLPattern]:
         path("chats/<str:chatId>/runs", views.ChatRunViewSet.as_view({"get": "list", "post": "create"}, **on)),
         path("waitpoints/<str:waitpointId>", waitpoints.as_view({"get": "retrieve"}, **on)),
         path("waitpoints/<str:waitpointId>/respond", waitpoints.as_view({"post": "respond"}, **on)),
+        path("tool-invocations/<str:toolInvocationId>", calls.as_view({"get": "retrieve"}, **on)),
+        path("tool-invocations/<str:toolInvocationId>/result", calls.as_view({"post": "submit"}, **on)),
         path("models", views.ModelViewSet.as_view({"get": "list"}, **on)),
         path("agents", views.AgentViewSet.as_view({"get": "list"}, **on)),
         path("tools", views.ToolViewSet.as_view({"get": "list"}, **on)),

@@ -22,6 +22,7 @@ from config.telemetry import logs
 from runs import catalogue, services
 from runs.catalogue.serializers import AgentSerializer, ModelSerializer, ToolSerializer
 from runs.filters import PARAMETERS, filtered, limited
+from runs.invocations import CallResultInput, ToolInvocationSerializer, invocation_without_text
 from runs.models import Run, Waitpoint
 from runs.serializers import (
     ANSWERS,
@@ -130,6 +131,22 @@ class WaitpointViewSet(ServiceViewSet):
         body: Any = request.data or {}
         waitpoint = self.get_serializer(services.respond(self.get_object(), body)).data
         return Response(waitpoint if self.has_scope("runs:read") else waitpoint_without_text(waitpoint))
+
+
+class ToolInvocationViewSet(ServiceViewSet):
+    serializer_class = ToolInvocationSerializer
+    lookup_url_kwarg = "toolInvocationId"
+    required_scopes = {"retrieve": "runs:read", "submit": "runs:write"}
+    error_statuses = {"submit": {409}}
+
+    def queryset_for(self, user: Any) -> Any:
+        return services.invocations_of(user)
+
+    @extend_schema(request=CallResultInput, responses=ToolInvocationSerializer)
+    def submit(self, request: Request, toolInvocationId: str) -> Response:
+        body: Any = request.data or {}
+        call = self.get_serializer(services.submit_result(self.get_object(), body)).data
+        return Response(call if self.has_scope("runs:read") else invocation_without_text(call))
 
 
 class OnePage(KeysetPagination):

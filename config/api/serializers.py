@@ -106,6 +106,16 @@ class TimestampField(serializers.DateTimeField):
         return clock.iso(value) or ""  # never called with null
 
 
+@extend_schema_field({})
+class AnyField(serializers.Field):
+    """Any JSON value, as it came."""
+
+    json_schema: ClassVar[dict[str, Any]] = {}
+
+    def to_internal_value(self, data: Any) -> Any:
+        return data
+
+
 class CreditsNumberField(serializers.Field):
     """Micro-credits inside, an exact JSON number outside. For input, ``minimum`` is in micro-credits."""
 

@@ -13,6 +13,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from unfold.decorators import action
 from unfold.widgets import (
     UnfoldAdminDecimalFieldWidget,
+    UnfoldAdminIntegerFieldWidget,
     UnfoldAdminPasswordWidget,
     UnfoldAdminSelectWidget,
     UnfoldAdminTextareaWidget,
@@ -30,7 +31,7 @@ from runs.catalogue import rules
 from runs.catalogue.imports import import_mcp
 from runs.models import AgentModel, Provider, Tool
 from runs.tools import builtin, schema
-from runs.tools.base import BUILTIN, HTTP, ToolDefinition, parse_headers, parse_signing_secret
+from runs.tools.base import BUILTIN, HTTP, PARK_SECONDS, ToolDefinition, parse_headers, parse_signing_secret
 from runs.tools.dispatch import TYPES
 from runs.tools.schema import check_schema
 from runs.tools.trial import try_tool
@@ -101,12 +102,26 @@ class ToolForm(forms.ModelForm):
         widget=UnfoldAdminDecimalFieldWidget,
     )
 
+    park_seconds = forms.IntegerField(
+        label="Seconds until a parked call expires",
+        required=False,
+        min_value=PARK_SECONDS[0],
+        max_value=PARK_SECONDS[-1],
+        widget=UnfoldAdminIntegerFieldWidget,
+        help_text="The tool may answer 202 and call back within this time. Empty: a 202 is a result.",
+    )
+
     class Meta:
         model = Tool
-        help_texts = {"url": FORGETS}
+        help_texts: ClassVar = {
+            "url": FORGETS,
+            "cancel_url": f"Told of calls that are cancelled or expire while they await their callback. {FORGETS}",
+            "unsigned_callbacks": "Callbacks need no signature although the tool has a signing secret.",
+        }
         described = ["name", "display_name", "description", "node_type", "input_schema", "price"]
-        called = ["provider_cost_percent", "approval", "timeout_seconds", "repeatable", "url", "remote_name", "enabled"]
-        fields = [*described, *called]
+        called = ["provider_cost_percent", "approval", "timeout_seconds", "repeatable", "url", "remote_name"]
+        parked = ["park_seconds", "cancel_url", "unsigned_callbacks"]
+        fields = [*described, *called, *parked, "enabled"]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -116,11 +131,15 @@ class ToolForm(forms.ModelForm):
 
     def clean(self) -> dict[str, Any]:
         data = super().clean() or {}
-        given = {column: data.get(column, "") for column in ("name", "node_type", "url")}
-        for column, problem in rules.problems_of_tool(**given).items():
+        given = {column: data.get(column, "") for column in ("name", "node_type", "url", "cancel_url")}
+        for column, problem in rules.problems_of_tool(**given, price=data.get("price") or 0).items():
             if column not in self.errors:
                 self.add_error(column, problem)
-        set_secrets(self, ("secret_headers", "signing_secret"), self.instance.url, data.get("url", ""))
+        secrets = ("secret_headers", "signing_secret")
+        before, after, told = self.instance.url, data.get("url", ""), data.get("cancel_url", "")
+        if told and not any(same_server(told, known) for known in (before, self.instance.cancel_url)):
+            after = told  # it gets them too
+        set_secrets(self, secrets, before, after)
         return data
 
 

@@ -45,7 +45,7 @@ from runs.catalogue.parameters import check_parameters
 from runs.catalogue.providers import KINDS
 from runs.models import RESERVED_TOOL_NAMES, Agent, AgentModel, AgentVersion, Provider, Tool
 from runs.tools import builtin
-from runs.tools.base import BUILTIN, parse_signing_secret
+from runs.tools.base import BUILTIN, CLIENT, PARK_SECONDS, parse_signing_secret
 from runs.tools.dispatch import TYPES
 from runs.tools.schema import check_schema
 from webhooks import services
@@ -254,7 +254,9 @@ class ToolEntry(Entry):
     )
     headers = Headers(max_length=rules.HEADERS_MAX_CHARS, source="secret_headers")
     signing_secret = Secret(max_length=rules.SIGNING_SECRET_MAX_CHARS, **by(parse_signing_secret))
-    addresses = ("url",)
+    park_seconds = Whole(min_value=PARK_SECONDS[0], max_value=PARK_SECONDS[-1], **OPTIONAL)
+    cancel_url = Address(required=False, allow_blank=True)
+    addresses = ("url", "cancel_url")
     prefix = "TOOL"
     queryset = Tool.objects.defer("secret_headers", "signing_secret")
 
@@ -264,17 +266,18 @@ class ToolEntry(Entry):
         fields = (
             *("name", "display_name", "description", "node_type", "url", "remote_name", "input_schema", "price"),
             *("provider_cost_percent", "approval", "timeout_seconds", "repeatable", "headers", "signing_secret"),
-            "enabled",
+            *("park_seconds", "cancel_url", "unsigned_callbacks", "enabled"),
         )
 
     def blank(self, name: str, node_type: str) -> Any:
         own = builtin.TOOLS.get(name) if node_type == BUILTIN else None
-        return Tool(**({"display_name": name} if own is None else own.row()))
+        columns: dict[str, Any] = {"display_name": name} if own is None else own.row()
+        return Tool(**columns | ({"price": 0} if node_type == CLIENT else {}))
 
     def validate(self, values: dict[str, Any]) -> dict[str, Any]:
         if values["name"] in RESERVED_TOOL_NAMES:
             raise serializers.ValidationError(f"No tool can be named {' or '.join(RESERVED_TOOL_NAMES)}.")
-        given = {column: values[column] for column in ("name", "node_type", "url")}
+        given = {column: values[column] for column in ("name", "node_type", "url", "cancel_url", "price")}
         if problems := rules.problems_of_tool(**given):
             raise serializers.ValidationError({camel(column): [told] for column, told in problems.items()})
         return values

@@ -95,6 +95,11 @@ def check_output_schema(schema: Any) -> None:
         raise ValueError("A JSON Schema of an object is required.")
     if schema.get("type") != "object":
         raise ValueError("The schema's type must be object.")
+    check_sent_schema(schema)
+
+
+def check_sent_schema(schema: dict[str, Any]) -> None:
+    """A schema of a request. Raises ValueError with a message for people. Waits for another process."""
     if str(schema.get("$schema", DRAFTS[0])).removesuffix("#") not in DRAFTS:
         raise ValueError(f"The schema follows Draft 2020-12: leave $schema out, or use {DRAFTS[0]}.")
     most = OUTPUT_SCHEMA_MAX_BYTES

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 
 from runs.tools import builtin
-from runs.tools.base import BUILTIN, is_address
+from runs.tools.base import BUILTIN, CLIENT, is_address
 from runs.tools.dispatch import TYPES
 
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -25,13 +25,19 @@ def problem_of_fallbacks(names: Sequence[str], others: Collection[str]) -> str |
     return f"There is no other model named {unknown[:100]}." if unknown is not None else None
 
 
-def problems_of_tool(*, name: str, node_type: str, url: str) -> dict[str, str]:
+def problems_of_tool(*, name: str, node_type: str, url: str, cancel_url: str, price: int) -> dict[str, str]:
     """The problems by column."""
     found = {}
     if not TOOL_NAME.fullmatch(name):
         found["name"] = "Use letters, digits, _ and - only: models accept no other names."
     if node_type in TYPES and TYPES[node_type].needs_url and not is_address(url):
         found["url"] = "A tool of this type needs an http(s) address without credentials."
+    if cancel_url and not is_address(cancel_url):
+        found["cancel_url"] = NO_ADDRESS
+    if node_type == CLIENT and url:
+        found["url"] = "A tool of the caller's app has no address."
+    if node_type == CLIENT and price:
+        found["price"] = "A tool of the caller's app costs nothing."
     if node_type == BUILTIN and name not in builtin.TOOLS:
         found["node_type"] = f"The built-in tools are {', '.join(builtin.TOOLS)}."
     return found

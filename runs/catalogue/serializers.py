@@ -10,7 +10,7 @@ from rest_framework import serializers
 from config.api.serializers import CamelSerializer, CreditsNumberField
 from runs import catalogue
 from runs.catalogue.fields import Object, by
-from runs.catalogue.parameters import check_output_schema
+from runs.catalogue.parameters import check_output_schema, check_sent_schema
 
 OUTPUT_SCHEMA = {
     "type": "object",
@@ -26,6 +26,17 @@ class OutputSchemaField(Object):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs | by(check_output_schema))
+
+
+@extend_schema_field({"type": "object", "additionalProperties": {}})
+class SentSchemaField(Object):
+    """The JSON Schema of a tool's input, from a caller."""
+
+    json_schema: ClassVar[dict[str, Any]] = {"type": "object"}
+    default_error_messages: ClassVar = {"not_a_dict": "A JSON Schema of an object is required."}
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**{"required": True} | kwargs | by(check_sent_schema))
 
 
 class TypicalCreditsSerializer(CamelSerializer):
@@ -74,7 +85,7 @@ class ToolSerializer(CamelSerializer):
     name = serializers.CharField(help_text="The name that requests use.")
     display_name = serializers.CharField(help_text="The name that people see.")
     description = serializers.CharField(help_text="What the tool does, as models are told.")
-    node_type = serializers.CharField(help_text="The type of the tool: `builtin`, `http` or `mcp`.")
+    node_type = serializers.CharField(help_text="The type of the tool: `builtin`, `http`, `mcp` or `client`.")
     input_schema = serializers.DictField(help_text="The JSON Schema of the arguments.")
     price = CreditsNumberField(help_text="The most that a call may cost, in credits.")
     approval = serializers.CharField(help_text="When a call needs an approval: `threshold`, `always` or `never`.")

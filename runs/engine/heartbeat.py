@@ -26,6 +26,8 @@ from runs.models import Run, RunStatus, Worker
 
 # Interval at which a worker looks for cancellation requests; at most a fifth of `RUN_LEASE_SECONDS`.
 RUN_CANCEL_POLL_SECONDS = 0.2
+# Interval at which a worker looks for parked calls whose tools' servers are to be asked or told.
+CONTACT_LOOK_SECONDS = 0.5
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +72,7 @@ class Heartbeat(threading.Thread):
             # As often as leases are renewed, so that a takeover takes little longer than a lease.
             self._reap: min(beat_every, settings.RUN_SWEEP_SECONDS) * spread,
             self._sweep: settings.RUN_SWEEP_SECONDS * spread,
+            self._take_due_contacts: CONTACT_LOOK_SECONDS * spread,
             self._refresh: catalogue.MAX_AGE_SECONDS,
         }
         next_at = dict.fromkeys(due, 0.0)
@@ -149,7 +152,7 @@ class Heartbeat(threading.Thread):
         return clock.steady() - begun >= self._step_seconds
 
     def _sweep(self) -> None:
-        takes = self._take_due_runs, self._wake_throttled_runs, self._take_due_contacts
+        takes = self._take_due_runs, self._wake_throttled_runs
         jobs.stages("sweep-runs", self._release_unexecuted, self._repair, *takes)
 
     def _repair(self) -> int:
@@ -168,11 +171,9 @@ class Heartbeat(threading.Thread):
             self.offer(run_id)
         return len(due)
 
-    def _take_due_contacts(self) -> int:
-        due = lifecycle.due_contacts(0 if self.process.draining else CONTACTS_MAX)
-        for call_id in due:
+    def _take_due_contacts(self) -> None:
+        for call_id in lifecycle.due_contacts(0 if self.process.draining else CONTACTS_MAX):
             self.contact(call_id)
-        return len(due)
 
     def _wake_throttled_runs(self) -> int:
         if not self._room():

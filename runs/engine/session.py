@@ -30,7 +30,7 @@ from runs.engine.journal import Journal
 from runs.engine.model_places import ModelPlaces
 from runs.engine.transcript import TurnPart, turn_parts
 from runs.models import AgentVersion, InvocationStatus, ModelAttempt, Run, RunStatus, ToolInvocation
-from runs.tools.base import ToolDefinition
+from runs.tools.base import CLIENT, ToolDefinition
 
 # Threads of a worker process that compute for tools; calls to servers need none.
 RUN_WORKER_TOOL_THREADS = 4
@@ -204,6 +204,11 @@ def reload(run: Run) -> Claimed | None:
     return _load(current, journal.load(current)) if current else None
 
 
+def _client_tool(given: Mapping[str, Any]) -> ToolDefinition:
+    name, description = given["name"], given["description"]
+    return ToolDefinition(name, name, description, CLIENT, given["inputSchema"], price=0)
+
+
 def _nothing() -> None:
     return None
 
@@ -233,6 +238,7 @@ class Session:
         self.output_schema: Mapping[str, Any] | None = (
             self.agent.output_schema if given is None and self.agent is not None else given
         )
+        self.client_tools = {tool["name"]: _client_tool(tool) for tool in self.run.client_tools or ()}
         self._parts: list[TurnPart] = []
 
     async def db(self, step: Callable[Concatenate[Run, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -353,7 +359,8 @@ class Session:
         return "\n\n".join(filter(None, (given, self.run.instructions))) if self.run.instructions else given
 
     def tools(self) -> dict[str, ToolDefinition]:
-        return catalogue.remembered().tools_for(self.run.tools)
+        """Those of the catalogue that the run may use, and those of the caller's app."""
+        return {**catalogue.remembered().tools_for(self.run.tools), **self.client_tools}
 
     async def learn_tools(self, names: Iterable[str]) -> None:
         """Look up those of the tools that the run may use and this process does not know. Their rows may be new."""

@@ -37,9 +37,17 @@ from config.telemetry.logs import request_id
 from credits import ledger
 from credits.serializers import AccountSerializer
 from runs import services
+from runs.invocations import CallResultInput, ToolInvocationSerializer, invocation_without_text
 from runs.mcp.wait import WAIT_MAX_SECONDS, Started
 from runs.models import FINAL_RUN_STATUSES, Run
-from runs.serializers import ANSWERS, RUN_STATE, AnswerKind, RunInput, RunSerializer, WaitpointSerializer
+from runs.serializers import (
+    ANSWERS,
+    RUN_STATE,
+    AnswerKind,
+    RunInput,
+    RunSerializer,
+    WaitpointSerializer,
+)
 from runs.streams.hub import Opening
 from runs.tools.schema import one_check_of
 
@@ -102,6 +110,17 @@ class RespondInput(WaitpointChoice, AnswerKind):
     def to_internal_value(self, data: Any) -> Any:
         answer = {name: value for name, value in data.items() if name != "waitpointId"}
         return WaitpointChoice.validated(data) | {"answer": answer}
+
+
+class SubmitInput(CamelSerializer):
+    """With the fields of the outcome, which are checked once the call is found."""
+
+    ignores_unknown = True
+    tool_invocation_id = StrictCharField()
+
+    def to_internal_value(self, data: Any) -> Any:
+        outcome = {name: value for name, value in data.items() if name != "toolInvocationId"}
+        return super().to_internal_value(data) | {"answer": outcome}
 
 
 class InputSchema(AutoSchema):
@@ -228,7 +247,8 @@ def create_chat(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
 @tool("Start a run", "runs:write", StartInput)
 def start_run(caller: Caller, given: dict[str, Any]) -> Any:
     """Sends a message to the agent in a chat. Answers with the run: after waitSeconds at the latest, sooner if the run
-    has ended or waits for an answer (status waiting, pendingWaitpoint). The agent's text is in answer. Look at an
+    has ended, waits for an answer (status waiting, pendingWaitpoint) or awaits the caller's app (awaiting client, see
+    submit_tool_result). The agent's text is in answer. Look at an
     unfinished run again with get_run.
     """
     body = {name: value for name, value in given.items() if name not in ("chat_id", *OF_THE_CALL)}
@@ -264,6 +284,16 @@ def respond_to_waitpoint(caller: Caller, given: dict[str, Any]) -> dict[str, Any
     waitpoint = find(services.waitpoints_of(caller.user), given["waitpoint_id"])
     resolved = dict(WaitpointSerializer(services.respond(waitpoint, given["answer"])).data)
     return resolved if caller.reads_runs else only(WAITPOINT_STATE, resolved)
+
+
+@tool("Submit the result of a client tool", "runs:write", SubmitInput, (CallResultInput,))
+def submit_tool_result(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
+    """Gives the outcome of a tool call that awaits the caller's app (awaiting client): its result, or why it failed
+    (error). The first counts.
+    """
+    call = find(services.invocations_of(caller.user), given["tool_invocation_id"])
+    ended = dict(ToolInvocationSerializer(services.submit_result(call, given["answer"])).data)
+    return ended if caller.reads_runs else invocation_without_text(ended)
 
 
 @tool("Get credits", "credits:read")

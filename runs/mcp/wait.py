@@ -15,7 +15,7 @@ from django.http import HttpResponseBase, StreamingHttpResponse
 
 from config.limits.lease import Lease
 from runs.events import StreamType
-from runs.models import RunStatus
+from runs.models import Awaiting, RunStatus
 from runs.streams.hub import Hub, Opening
 from runs.streams.reads import Event
 
@@ -56,7 +56,7 @@ class WaitingResponse(StreamingHttpResponse):
 
 
 class Wait:
-    """Ends when the run has ended or waits for an answer, or when its time is over."""
+    """Ends when the run has ended, waits for an answer or awaits the caller's app, or when its time is over."""
 
     def __init__(self, response: WaitingResponse) -> None:
         self.response = response
@@ -82,5 +82,7 @@ class Wait:
 
 
 def ends_wait(event: Event) -> bool:
+    if event.type == StreamType.TOOL_PARKED:
+        return json.loads(event.data)["awaiting"] == Awaiting.CLIENT
     is_status = event.type == StreamType.RUN_STATUS
     return event.final or (is_status and json.loads(event.data)["status"] == RunStatus.WAITING)

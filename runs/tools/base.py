@@ -206,10 +206,13 @@ class BuiltinTool:
     approval: str = "threshold"
     repeatable: bool = True
     stores_files: bool = False
+    park_seconds: int | None = None
+    contact: Contact | None = None
 
     def row(self) -> dict[str, Any]:
         """The column values of a new catalogue row."""
-        columns = ("name", "display_name", "description", "input_schema", "price", "approval", "repeatable")
+        described = ("name", "display_name", "description", "input_schema")
+        columns = (*described, "price", "approval", "repeatable", "park_seconds")
         return {"node_type": BUILTIN} | {column: getattr(self, column) for column in columns}
 
 

@@ -50,7 +50,7 @@ async def _no_server(definition: ToolDefinition, input: dict[str, Any], context:
 
 
 TYPES = {
-    BUILTIN: ToolType("Built in", builtin.execute, needs_url=False),
+    BUILTIN: ToolType("Built in", builtin.execute, needs_url=False, contact=builtin.contact),
     HTTP: ToolType("HTTP endpoint", http.execute, needs_url=True, contact=http.tell_end),
     CLIENT: ToolType("The caller's app", _no_server, needs_url=False),
     "mcp": ToolType("MCP server", mcp.execute, needs_url=True),

@@ -196,7 +196,7 @@ def test_prune_disables_what_the_tables_do_not_list(command, shown):
     command.applied(EXAMPLE)
     command.applied("models: []\ntools: []\nagents: []", "--prune")
     assert shown("models").keys() == {"demo"}
-    assert shown("tools").keys() == {"ask_user", "calculate", "create_file", "draw_chart", "web_fetch"}
+    assert shown("tools").keys() == {*("ask_user", "calculate", "create_file", "draw_chart", "long_job", "web_fetch")}
     assert shown("agents") == {}
     assert Provider.objects.get(name="local").enabled
     assert services.endpoint_of(services.INSTALLATION).enabled

@@ -16,7 +16,14 @@ from runs.tools.schema import check_schema
 
 
 def test_the_tools_have_their_prices():
-    prices = {"ask_user": "0", "web_fetch": "1", "create_file": "1", "draw_chart": "12", "calculate": "0.1"}
+    prices = {
+        "ask_user": "0",
+        "web_fetch": "1",
+        "create_file": "1",
+        "draw_chart": "12",
+        "calculate": "0.1",
+        "long_job": "2",
+    }
     assert {name: to_text(TOOLS[name].price) for name in prices} == prices
 
 

@@ -1,0 +1,56 @@
+"""The built-in tool ``long_job``: work that takes longer than a request, for tests and first steps."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from config.kernel.money import MICRO
+from runs.tools.base import (
+    BuiltinTool,
+    Parked,
+    Remote,
+    StillParked,
+    ToolContext,
+    ToolDefinition,
+    ToolResult,
+    input_object,
+    tool_error,
+)
+
+PARK_SECONDS = 600
+STEPS = 4
+
+
+async def begin(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> Parked:
+    if context.callback is None:
+        raise tool_error("long_job needs parkSeconds.")
+    seconds = float(input["seconds"])
+    task = json.dumps({"seconds": seconds, "begun": time.time()})
+    return Parked("It has begun.", remote_task=task, contact_in_seconds=seconds / STEPS)
+
+
+async def look(definition: ToolDefinition, remote: Remote) -> ToolResult | StillParked | None:
+    """Progress at each quarter of the time, and then the result."""
+    if remote.end_reason:
+        return None
+    task = json.loads(remote.remote_task)
+    seconds, past = task["seconds"], time.time() - task["begun"]
+    if past >= seconds:
+        return ToolResult(f"The job took {seconds:g} seconds.")
+    fraction = round(past / seconds, 2)
+    left = min(seconds / STEPS, seconds - past)
+    return StillParked(left, fraction=fraction, message=f"{past:.0f} of {seconds:g} seconds")
+
+
+TOOL = BuiltinTool(
+    name="long_job",
+    display_name="Long job",
+    description="Does nothing for some seconds, up to ten minutes, without a worker. For tests.",
+    input_schema=input_object(seconds={"type": "number", "minimum": 0, "maximum": PARK_SECONDS}),
+    price=2 * MICRO,
+    execute=begin,
+    park_seconds=PARK_SECONDS,
+    contact=look,
+)
