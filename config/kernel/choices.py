@@ -11,7 +11,7 @@ class StatusChoices(models.TextChoices):
     """A member is ``NAME = value, tone, final`` or ``NAME = value, tone, final, label``.
 
     ``tone`` is the colour of the status in the admin: default, info, success, warning or danger. The status of a row
-    never changes after a ``final`` status. A status that is not final is ``live``.
+    never changes after a ``final`` status.
     """
 
     tone: str
@@ -23,17 +23,13 @@ class StatusChoices(models.TextChoices):
         member.tone, member.final = tone, final
         return member
 
-    @property
-    def live(self) -> bool:
-        return not self.final
-
     @classmethod
     def all_final(cls) -> list[Self]:
         return [status for status in cls if status.final]
 
     @classmethod
     def all_live(cls) -> list[Self]:
-        return [status for status in cls if status.live]
+        return [status for status in cls if not status.final]
 
     @classmethod
     def tones(cls) -> dict[str, str]:

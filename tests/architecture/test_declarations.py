@@ -29,7 +29,6 @@ def test_each_status_has_a_value_and_a_tone(statuses: type[StatusChoices]) -> No
     for status in statuses:
         assert status == status.value
         assert statuses(status.value) is pickle.loads(pickle.dumps(status)) is status
-        assert status.live is not status.final
 
 
 def test_only_the_catalogue_contains_names_of_webhook_events() -> None:

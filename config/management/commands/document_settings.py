@@ -27,9 +27,10 @@ COMMON = (
     "DATABASE_URL", "REDIS_URL", "SECRET_KEY", "ENCRYPTION_KEYS", "BASE_URL", "ALLOWED_HOSTS", "TRUST_FORWARDED_PROTO",
     "TRUSTED_PROXIES", "SESSION_ISSUER", "SESSION_AUDIENCE", "SESSION_JWKS_URL", "SIGNUP_CREDITS", "METRICS_TOKEN",
 )  # fmt: skip
-SECTION = re.compile(r"# --- (.+?)(?: \(.+\))? -+")
-COMMENT = re.compile(r"\s*#: (.+)")
-DECLARATION = re.compile(r"\bENV\.\w+\(\s*\"(\w+)\"")
+# A section's title, and in a section the comment of a variable and its name.
+SECTION = re.compile(r"^# --- (.+?)(?: \(.+\))? -+$", re.MULTILINE)
+COMMENT = re.compile(r"#: (.+)")
+DESCRIBED = re.compile(r"((?:^ *#: .+\n)+).*\bENV\.\w+\(\s*\"(\w+)\"", re.MULTILINE)
 
 
 class Command(BaseCommand):
@@ -58,21 +59,15 @@ def page(source: str) -> str:
 
 def rows(source: str) -> dict[str, dict[str, str]]:
     """The row of each described variable, by the title of its section and its name."""
+    _, *parts = SECTION.split(source)
     found: dict[str, dict[str, str]] = {}
-    section: dict[str, str] = {}
-    meaning: list[str] = []
-    for line in source.replace('(\n    "', '("').splitlines():
-        if match := SECTION.fullmatch(line):
-            section = found.setdefault(match[1][0].upper() + match[1][1:], {})
-        elif match := COMMENT.fullmatch(line):
-            meaning.append(match[1])
-        else:
-            if meaning and (match := DECLARATION.search(line)):
-                if any(match[1] in variables for variables in found.values()):
-                    raise CommandError(f"config/settings.py describes {match[1]} twice.")
-                default, values = settings.ENV.known[match[1]]
-                text = " ".join(meaning)
-                shown = f"`{default}`" if default and "(default: " not in text else ""
-                section[match[1]] = f"| `{match[1]}` | {shown} | {values} | {text} |\n"
-            meaning = []
+    for title, section in zip(parts[::2], parts[1::2], strict=True):
+        of_section = found.setdefault(title[0].upper() + title[1:], {})
+        for comment, name in DESCRIBED.findall(section):
+            if any(name in variables for variables in found.values()):
+                raise CommandError(f"config/settings.py describes {name} twice.")
+            default, values = settings.ENV.known[name]
+            text = " ".join(COMMENT.findall(comment))
+            shown = f"`{default}`" if default and "(default: " not in text else ""
+            of_section[name] = f"| `{name}` | {shown} | {values} | {text} |\n"
     return found
