@@ -72,13 +72,13 @@ def serve() -> int:
     with contextlib.closing(Reaper()) as reaper, embedded_broker(reaper) as broker:
         try:
             print("Preparing the database…", flush=True)
-            administrator = prepared()
+            text = prepared()
             print("Starting the service…", flush=True)
             manager = Manager(Printer(sys.stdout, colour="NO_COLOR" not in os.environ))
             for name, command in PROCESSES.items():
                 given = {"JOURNAL": str(reaper.journal), "COMMAND": f"{shlex.quote(sys.executable)} -m {command}"}
                 manager.add_process(name, SUPERVISE, env=child_environment() | given, cwd=str(settings.BASE_DIR))
-            threading.Thread(target=watch, args=(manager, broker, administrator, stopping), daemon=True).start()
+            threading.Thread(target=watch, args=(manager, broker, text, stopping), daemon=True).start()
             manager.loop()
             # If a process ends without a signal, this is a failure, also with status 0.
             return {128 + signal.SIGINT: 0, 128 + signal.SIGTERM: 128 + signal.SIGTERM}.get(manager.returncode, 1)
@@ -120,10 +120,7 @@ def embedded_broker(reaper: Reaper) -> Iterator[subprocess.Popen[bytes] | None]:
 
 
 def watch(
-    manager: Manager,
-    broker: subprocess.Popen[bytes] | None,
-    administrator: dict[str, str | None],
-    stopping: threading.Event,
+    manager: Manager, broker: subprocess.Popen[bytes] | None, greeting: str, stopping: threading.Event
 ) -> None:
     """Print the greeting when the service is ready. Stop the service for reasons that honcho does not detect."""
     parent = os.getppid()
@@ -138,7 +135,7 @@ def watch(
             problem = readiness_problem()
             ready = not problem
             if ready:
-                print(greeting(**administrator), flush=True)
+                print(greeting, flush=True)
             elif now > begun + READY_SECONDS:
                 reason = f"The service is not ready after {READY_SECONDS:.0f} seconds: {problem}"
             elif now > reported + REPORT_SECONDS:
@@ -180,17 +177,15 @@ def child_environment() -> dict[str, str]:
     }
 
 
-def prepared() -> dict[str, str | None]:
-    """The result of ``prepare``, from a child process. This process does not load Django and so needs little memory."""
+def prepared() -> str:
+    """What ``prepare`` prints, in a child process. This process does not load Django and so needs little memory."""
     command, environment = [sys.executable, "-m", "config.local", "prepare"], child_environment()
     try:
-        printed = subprocess.check_output(
-            command, cwd=settings.BASE_DIR, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+        return subprocess.check_output(
+            command, cwd=settings.BASE_DIR, env=environment, stdin=subprocess.DEVNULL, start_new_session=True, text=True
         )
     except subprocess.CalledProcessError:
         sys.exit("The preparation of the database failed (see above).")
-    administrator: dict[str, str | None] = json.loads(printed.splitlines()[-1])
-    return administrator
 
 
 def greeting(name: str | None, password: str | None, token: str | None) -> str:
@@ -226,11 +221,8 @@ Ctrl-C stops it.
 
 
 def prepare() -> None:
-    """Migrate the database, apply the catalogue file and create an administrator if there is none.
-
-    Prints one line of JSON, ``{"name": text or null, "password": text or null, "token": text or null}``: the name of
-    the administrator, the password if the administrator is new, and in the embedded default a session token for the
-    playground.
+    """Migrate the database, apply the catalogue file, create an administrator if there is none, and print the greeting:
+    with the password of a new administrator, and in the embedded default with a session token for the playground.
     """
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
     import django
@@ -247,7 +239,7 @@ def prepare() -> None:
         call_command("check", stdout=io.StringIO())
         call_command("migrate", interactive=False, verbosity=0)
         if settings.CATALOGUE_FILE:
-            # The last line of the standard output is for the parent process.
+            # The standard output is the greeting.
             call_command("catalogue", "apply", stdout=sys.stderr)
     except (CommandError, OperationalError) as error:
         sys.exit(str(error))
@@ -262,7 +254,7 @@ def prepare() -> None:
     name = administrator and administrator.get_username()
     is_local = settings.EMBEDDED and not settings.SESSION_ISSUER
     token = session_tokens.mint(DEMO_USER) if is_local else None
-    sys.stdout.write(json.dumps({"name": name, "password": password, "token": token}) + "\n")
+    sys.stdout.write(greeting(name, password, token))
 
 
 def check_port() -> None:
