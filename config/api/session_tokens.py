@@ -65,20 +65,17 @@ def verify(token: str) -> dict[str, Any]:
     if len(token) > TOKEN_MAX_CHARS:
         raise InvalidToken("The session token is too long.")
     try:
-        header = _header(token.partition(".")[0])
-        algorithm = header.get("alg")
+        header = jwt.get_unverified_header(token)
         # Checked before a key is looked up. Afterwards the type of the key determines the algorithm, not the token.
-        if algorithm not in ALGORITHMS:
+        if header.get("alg") not in ALGORITHMS:
             raise InvalidToken("The session token's algorithm is not accepted.")
         if settings.SESSION_ISSUER:
             jwk = jwks(settings.SESSION_JWKS_URL).key_for(header.get("kid"))
-            if jwk.algorithm_name != algorithm:
-                raise InvalidToken("The session token's algorithm is not that of its key.")
-            signer = Signer(jwk.key, algorithm, settings.SESSION_ISSUER, settings.SESSION_AUDIENCE)
+            signer = Signer(jwk.key, jwk.algorithm_name, settings.SESSION_ISSUER, settings.SESSION_AUDIENCE)
         else:
-            if algorithm != "EdDSA":
-                raise InvalidToken("The session token's algorithm is not accepted.")
-            signer = Signer(local_keys(settings.SESSION_KEY)[1], algorithm, LOCAL_ISSUER, LOCAL_AUDIENCE)
+            signer = Signer(local_keys(settings.SESSION_KEY)[1], "EdDSA", LOCAL_ISSUER, LOCAL_AUDIENCE)
+        if header["alg"] != signer.algorithm:
+            raise InvalidToken("The session token's algorithm is not that of its key.")
         claims = _checked(token, signer, int(time.monotonic() / REMEMBERED_SECONDS))
         if claims["exp"] <= time.time() - settings.SESSION_LEEWAY_SECONDS:
             raise jwt.ExpiredSignatureError
@@ -90,13 +87,6 @@ def verify(token: str) -> dict[str, Any]:
     if not isinstance(claims["sub"], str) or not claims["sub"]:
         raise InvalidToken("The session token names no subject.")
     return claims
-
-
-@lru_cache(maxsize=64)
-def _header(segment: str) -> dict[str, Any]:
-    """A token's header, which is the same for all tokens of one key. Not verified."""
-    header: dict[str, Any] = jwt.get_unverified_header(f"{segment}.e30.")
-    return header
 
 
 @dataclass(frozen=True)
