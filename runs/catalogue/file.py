@@ -70,9 +70,6 @@ class Work:
         self.mistakes: list[tuple[int, str]] = []
         self.changes: list[Change] = []
         self.warnings: list[str] = []
-        # The places of the file, and those that this apply disables.
-        self.listed: set[str] = set()
-        self.disabled: set[str] = set()
         try:
             if len(raw) > settings.CATALOGUE_MAX_BYTES:
                 raise yaml.MalformedYAML(f"At most {settings.CATALOGUE_MAX_BYTES} bytes (CATALOGUE_MAX_BYTES).", 1)
@@ -137,7 +134,6 @@ class Work:
     def apply(self, key: str, entry: Entry, entries: dict[str, Given], prune: bool) -> None:
         """Store the entries of one kind."""
         rows, listed = entry.rows(), set(entries)
-        self.listed |= {f"{key}.{name}" for name in listed}
         entry.complete(entries, rows, self.wrong)
         self.stop()
         for name, row in rows.items() if prune else ():
@@ -154,8 +150,6 @@ class Work:
                 self.changes += [change] if entry.store(row, given, is_new, change.fields) else []
             except ValidationError as error:
                 self.wrong(given.path, error.detail)
-            if not is_new and "enabled" in change.fields and not row.enabled:
-                self.disabled.add(change.place)
         self.stop()
 
 
@@ -173,7 +167,7 @@ def apply(source: str, raw: bytes, *, prune: bool = False, check: bool = False) 
         _lock()
         for key, entries in found.items():
             work.apply(key, ENTRIES[key], entries, prune)
-        work.warnings = list(dict.fromkeys(_warnings(work.listed, work.disabled)))
+        work.warnings = list(_warnings())
         if check:
             transaction.set_rollback(True)
         else:
@@ -244,31 +238,30 @@ def _printable(line: str) -> str:
     return "".join(sign if sign.isprintable() else "?" for sign in line)
 
 
-def _warnings(listed: set[str], disabled: set[str]) -> Iterator[str]:
-    """What of the file cannot be used, and who uses what it disables."""
-    for row in Provider.objects.filter(enabled=True).only("name").order_by("name"):
-        if f"providers.{row.name}" in listed and (problem := problem_of(row)):
+def _warnings() -> Iterator[str]:
+    """What of the catalogue cannot be used, or uses what is not offered."""
+    models = AgentModel.objects.filter(enabled=True).order_by("name")
+    usable = models.filter(provider__enabled=True)
+    offered = set(usable.values_list("name", flat=True))
+    for row in Provider.objects.filter(models__in=usable).only("name").order_by("name").distinct():
+        if problem := problem_of(row):
             yield f"providers.{row.name} cannot be used yet: {problem}"
-    enabled = AgentModel.objects.filter(enabled=True).order_by("name")
-    if not enabled.filter(is_default=True, provider__enabled=True).exists():
+    if not usable.filter(is_default=True).exists():
         yield "No enabled model is the default: runs must name one."
-    lost = {place.removeprefix("models.") for place in disabled if place.startswith("models.")}
-    rows = list(enabled.values_list("name", "provider__name", "provider__enabled", "fallbacks"))
-    for name, provider, offered, _ in rows:
-        lost |= {name} if f"providers.{provider}" in disabled else set()
-        if not offered and (name in lost or f"models.{name}" in listed):
+    for name, provider, fallbacks in models.values_list("name", "provider__name", "fallbacks"):
+        if name not in offered:
             yield f"models.{name} cannot be used: its provider {provider} is disabled."
-    for name, _, _, fallbacks in rows:
-        for fallback in fallbacks if name not in lost else ():
-            if fallback in lost:
+        for fallback in fallbacks if name in offered else ():
+            if fallback not in offered:
                 yield f"models.{name} has no fallback {fallback}: it is not offered."
-    if settings.RUN_SUMMARY_MODEL in lost:
+    if settings.RUN_SUMMARY_MODEL and settings.RUN_SUMMARY_MODEL not in offered:
         yield f"RUN_SUMMARY_MODEL is {settings.RUN_SUMMARY_MODEL}, which is not offered."
+    tools = set(Tool.objects.filter(enabled=True).values_list("name", flat=True))
     for name, agent in versions.listed().items():
-        if agent.model in lost:
+        if agent.model is not None and agent.model not in offered:
             yield f"agents.{name} cannot be used: its model {agent.model} is not offered."
         for tool in agent.tools or ():
-            if f"tools.{tool}" in disabled:
+            if tool not in tools:
                 yield f"agents.{name} does not get the tool {tool}, which is disabled."
 
 

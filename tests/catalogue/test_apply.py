@@ -232,6 +232,7 @@ def test_who_uses_what_is_disabled_is_said(command, settings, options):
         "RUN_SUMMARY_MODEL is llama, which is not offered.",
     }
     assert warnings("tools: []") == {"agents.support does not get the tool get_weather, which is disabled."}
+    command.applied(EXAMPLE)
     own = "models.llama cannot be used: its provider local is disabled."
     assert warnings("providers: [{name: openai, kind: openai, apiKey: k}]") == lost | {own}
     command.applied(EXAMPLE)
@@ -381,7 +382,9 @@ def test_what_cannot_be_used_yet_is_said(command, settings):
     settings.OPENAI_API_KEY = ""
     said = command.applied(
         "providers: [{name: openai, kind: openai}, {name: off, kind: demo, enabled: false}]\n"
-        "models: [{name: m, provider: off, providerModel: x, inputPrice: 0, outputPrice: 0, isDefault: true}]"
+        "models:\n"
+        "- {name: m, provider: off, providerModel: x, inputPrice: 0, outputPrice: 0, isDefault: true}\n"
+        "- {name: n, provider: openai, providerModel: x, inputPrice: 0, outputPrice: 0}"
     )
     assert "Warning: providers.openai cannot be used yet: Its key is missing." in said
     assert "Warning: models.m cannot be used: its provider off is disabled." in said
