@@ -156,24 +156,6 @@ def test_a_file_name_is_never_used_as_a_path(session, storage, name):
 
 
 # --- access ----------------------------------------------------------------------------------------------------------
-def test_an_attachment_of_another_user_is_404(session):
-    row = factories.AttachmentFactory()
-    path = f"/api/v1/attachments/{row.pk}"
-    for answer in (session.get(path), session.get(f"{path}/content"), session.post(f"{path}/complete")):
-        assert code(answer) == (404, "NOT_FOUND")
-
-
-def test_scopes(user):
-    row = factories.AttachmentFactory(user=user)
-    base = "/api/public/v1"
-    reader, writer = (factories.public_client(user, [scope]) for scope in ("chats:read", "attachments:write"))
-    for path in (f"{base}/attachments/{row.pk}", f"{base}/attachments/{row.pk}/content"):
-        assert reader.get(path).status_code == 200
-        assert writer.get(path).json()["error"]["details"] == {"requiredScope": "chats:read"}
-    assert announce(writer, base=base).status_code == 201
-    assert code(announce(reader, base=base)) == (403, "FORBIDDEN")
-    assert complete(writer, {"id": row.pk}, base).status_code == 200
-    assert code(complete(reader, {"id": row.pk}, base)) == (403, "FORBIDDEN")
 
 
 def test_the_same_idempotency_key_announces_once(session):

@@ -16,7 +16,7 @@ from config.kernel.errors import Conflict
 from credits import ledger, usage
 from credits.models import LedgerEntry
 from tests.credits.helpers import CREDIT, clerk, fund, place, spend, turn
-from tests.factories import UserFactory, public_client
+from tests.factories import UserFactory
 
 pytestmark = pytest.mark.django_db
 ACCOUNT = "/me/credits"
@@ -45,24 +45,6 @@ class TestAccount:
         fund(user, -1_250_000)
         shown = session.get("/api/v1" + ACCOUNT).json()
         assert shown == {"balance": "-1.25", "held": "0", "available": "-1.25", "expiring": []}
-
-    def test_the_public_surface_needs_the_scope(self, user):
-        answer = public_client(user, ["chats:read"]).get("/api/public/v1" + ACCOUNT)
-        assert answer.status_code == 403
-        assert answer.json()["error"]["details"] == {"requiredScope": "credits:read"}
-
-    def test_a_credential_is_required(self, client, session, public):
-        for caller, surface in ((client, "v1"), (client, "public/v1"), (public, "v1"), (session, "public/v1")):
-            assert caller.get(f"/api/{surface}{ACCOUNT}").status_code == 401
-
-    def test_it_makes_two_queries_besides_the_authentication(self, session, user, django_assert_num_queries):
-        with django_assert_num_queries(3):
-            session.get("/api/v1" + ACCOUNT)
-
-    def test_nothing_can_be_written(self, session):
-        for method in ("post", "put", "patch", "delete"):
-            for path in ("/api/v1" + ACCOUNT, LEDGER):
-                assert getattr(session, method)(path).status_code == 405
 
 
 class TestLedger:

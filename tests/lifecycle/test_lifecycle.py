@@ -374,30 +374,6 @@ def test_deleting_a_chat_ends_its_runs(bench):
         assert bench.client.get(f"/api/v1/{path}").status_code == 404
 
 
-def test_other_users_get_404(bench):
-    run = bench.wait(bench.start("/ask Hm?")["id"], "waiting")
-    stranger = factories.UserFactory()
-    for client, surface in (
-        (factories.session_client(stranger), "/api/v1"),
-        (factories.public_client(stranger), "/api/public/v1"),
-    ):
-        waitpoint = f"{surface}/waitpoints/{run['pendingWaitpoint']['id']}"
-        answers = [
-            client.get(f"{surface}/runs/{run['id']}"),
-            client.post(f"{surface}/runs/{run['id']}/cancel"),
-            client.get(f"{surface}/chats/{run['chatId']}"),
-            client.get(f"{surface}/chats/{run['chatId']}/runs"),
-            client.get(f"{surface}/chats/{run['chatId']}/messages"),
-            client.post(f"{surface}/chats/{run['chatId']}/runs", {"message": "x"}, format="json"),
-            client.delete(f"{surface}/chats/{run['chatId']}"),
-            client.patch(f"{surface}/chats/{run['chatId']}", {"title": "mine"}, format="json"),
-            client.get(waitpoint),
-            client.post(f"{waitpoint}/respond", {"kind": "CLARIFICATION", "answer": "x"}, format="json"),
-        ]
-        assert [answer.status_code for answer in answers] == [404] * len(answers)
-    assert bench.get(run["id"])["status"] == "waiting"
-
-
 def test_run_answered_during_a_read_is_not_shown_as_waiting(bench, monkeypatch):
     run = bench.wait(bench.start("/ask Which?\n/wait 30")["id"], "waiting")
     read = services._pending

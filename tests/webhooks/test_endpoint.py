@@ -202,16 +202,6 @@ def test_delete_and_create_again(session, user, endpoint):
     assert created["secret"] != endpoint.secret
 
 
-def test_request_without_a_session_token_is_401(client):
-    for call in (client.get, client.post, client.patch, client.delete):
-        assert call(URL).status_code == 401
-    assert client.get(URL + "/deliveries").status_code == 401
-
-
-def test_put_is_405(session):
-    assert session.put(URL, {}, format="json").status_code == 405
-
-
 @pytest.mark.django_db(transaction=True)
 def test_concurrent_first_calls_create_one_endpoint(user):
     barrier, answers = threading.Barrier(8), []
