@@ -119,9 +119,7 @@ def embedded_broker(reaper: Reaper) -> Iterator[subprocess.Popen[bytes] | None]:
         reaper.forget(process.pid)
 
 
-def watch(
-    manager: Manager, broker: subprocess.Popen[bytes] | None, greeting: str, stopping: threading.Event
-) -> None:
+def watch(manager: Manager, broker: subprocess.Popen[bytes] | None, greeting: str, stopping: threading.Event) -> None:
     """Print the greeting when the service is ready. Stop the service for reasons that honcho does not detect."""
     parent = os.getppid()
     ready = False
