@@ -20,7 +20,6 @@ from config.kernel import clock
 from config.kernel.ids import any_of, array, new_id
 from webhooks import transitions
 from webhooks.models import Delivery, Endpoint
-from webhooks.transitions import Outcome
 
 # Concurrent attempts per process.
 WEBHOOK_WORKER_CAPACITY = 512
@@ -125,10 +124,6 @@ class Claim:
 
     def now(self) -> datetime:
         return self.claimed_at + timedelta(seconds=clock.steady() - self.claimed_tick)
-
-    def unsent(self) -> Outcome:
-        """The outcome of an attempt that is not made: the claim is returned."""
-        return Outcome(self.delivery, self.now(), sent=False)
 
 
 def concurrency(of_installation: bool) -> int:

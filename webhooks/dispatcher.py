@@ -21,8 +21,8 @@ from config.outbound import client
 from config.outbound.loop import raise_open_file_limit, shared
 from config.queue import nudges
 from webhooks import claims, sender, transitions
+from webhooks.models import Attempt
 from webhooks.outbox import DELIVER
-from webhooks.transitions import Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +43,8 @@ class Dispatcher:
     def __init__(self) -> None:
         client.prepare()
         raise_open_file_limit()
-        self._outcomes: SimpleQueue[Outcome] = SimpleQueue()
-        self._unrecorded: list[Outcome] = []
+        self._outcomes: SimpleQueue[Attempt] = SimpleQueue()
+        self._unrecorded: list[Attempt] = []
         self._in_flight = 0
         self._after = ""  # where the search for endpoints continues
         self._nudged_at = 0.0
@@ -134,7 +134,7 @@ class Dispatcher:
             nudges.nudge(DELIVER)
         return more or bool(passed_on)
 
-    def _record(self, outcomes: Sequence[Outcome]) -> None:
+    def _record(self, outcomes: Sequence[Attempt]) -> None:
         """If one of the outcomes cannot be written, the others are. Its claim lapses, so its attempt counts as failed:
         a retry would block all other deliveries.
         """
@@ -156,7 +156,7 @@ class Dispatcher:
     async def _attempt(self, claim: claims.Claim) -> None:
         # A process that stops returns its claims, and so does one that was suspended: its claim may lapse meanwhile.
         unsent = self._stopping or claim.is_late()
-        self._outcomes.put(claim.unsent() if unsent else await sender.attempt(claim))
+        self._outcomes.put(claim.delivery.attempt() if unsent else await sender.attempt(claim))
         self._awake.set()
 
     def _gather(self) -> None:

@@ -4,6 +4,7 @@
 """
 
 from datetime import datetime
+from typing import Any
 
 from django.conf import settings
 from django.db import models
@@ -133,9 +134,15 @@ class Delivery(ProtectedModel):
     def __str__(self) -> str:
         return f"{self.event_type} {self.id}"
 
+    def attempt(self, **outcome: Any) -> "Attempt":
+        """The present attempt, which is not stored yet, of a delivery that is claimed."""
+        return Attempt(delivery=self, number=self.attempt_count, **outcome)
+
 
 class Attempt(models.Model):
-    """One try. ``status_code`` and ``error`` exclude each other; ``answer`` is the start of the receiver's."""
+    """One try. ``status_code`` and ``error`` exclude each other; ``answer`` is the start of the receiver's. One without
+    ``started_at``, which is not stored, was certainly not sent.
+    """
 
     delivery = models.ForeignKey(Delivery, models.CASCADE, related_name="attempts", db_index=False)
     number = models.PositiveSmallIntegerField()
@@ -151,3 +158,7 @@ class Attempt(models.Model):
 
     def __str__(self) -> str:
         return f"attempt {self.number} of {self.delivery_id}"
+
+    @property
+    def succeeded(self) -> bool:
+        return self.status_code is not None and 200 <= self.status_code < 300

@@ -11,7 +11,7 @@ from config.outbound import client
 from config.telemetry import logs
 from webhooks import signing
 from webhooks.claims import Claim
-from webhooks.transitions import Outcome
+from webhooks.models import Attempt
 
 # Bytes of a receiver's answer that are read.
 WEBHOOK_ANSWER_MAX_BYTES = 64 * 1024
@@ -24,7 +24,7 @@ ERROR_MAX_CHARS = 200
 KEPT_BYTES = 1024
 
 
-async def attempt(claim: Claim) -> Outcome:
+async def attempt(claim: Claim) -> Attempt:
     """Never raises: a failure is an outcome. Runs in its own asyncio task, because it sets the context of log lines."""
     logs.request_id.set(claim.delivery.request_id or logs.NONE)
     logs.run_id.set(claim.delivery.run_id)
@@ -42,7 +42,9 @@ async def attempt(claim: Claim) -> Outcome:
         )
         error = f"Internal error ({type(failure).__name__})."
     duration_ms = round((time.monotonic() - tick) * 1000)
-    outcome = Outcome(claim.delivery, started_at, duration_ms, status_code, error, kept)
+    outcome = claim.delivery.attempt(
+        started_at=started_at, duration_ms=duration_ms, status_code=status_code, error=error, answer=kept
+    )
     if not outcome.succeeded:
         logger.info("attempt %s failed: %s", claim.delivery.attempt_count, error or f"status {status_code}")
     return outcome

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -64,23 +63,6 @@ _ANYTHING = """
 """
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How one attempt went. ``status_code`` and ``error`` exclude each other."""
-
-    delivery: Delivery  # as it was claimed: ``attempt_count`` is the number of the attempt
-    started_at: datetime
-    duration_ms: int = 0
-    status_code: int | None = None
-    error: str | None = None
-    answer: str = field(default="", repr=False)
-    sent: bool = True  # False if it is certain that nothing was sent
-
-    @property
-    def succeeded(self) -> bool:
-        return self.status_code is not None and 200 <= self.status_code < 300
-
-
 def claim(deliveries: Sequence[Delivery], claim_id: str, lapses_at: datetime) -> None:
     """Count an attempt of each of these deliveries, which the caller has locked, and have it end by ``lapses_at``."""
     Delivery.objects.filter(pk__any_of=[delivery.pk for delivery in deliveries]).update(
@@ -90,34 +72,35 @@ def claim(deliveries: Sequence[Delivery], claim_id: str, lapses_at: datetime) ->
         delivery.attempt_count, delivery.claim_id = delivery.attempt_count + 1, claim_id
 
 
-def record_outcomes(outcomes: Sequence[Outcome]) -> None:
+def record_outcomes(attempts: Sequence[Attempt]) -> None:
     """Write the outcomes of these attempts, in a number of statements that does not depend on how many they are.
 
     An outcome changes nothing if its claim was found lapsed, or if its delivery is finished. An attempt that was not
     sent does not count.
     """
     with transaction.atomic():
-        pending = _pending([outcome.delivery.pk for outcome in outcomes]).select_for_update(no_key=True).order_by("pk")
+        pending = _pending([one.delivery.pk for one in attempts]).select_for_update(no_key=True).order_by("pk")
         held = dict(pending.values_list("pk", "claim_id"))
-        valid = [outcome for outcome in outcomes if held.get(outcome.delivery.pk) == outcome.delivery.claim_id]
-        ended = [outcome for outcome in valid if outcome.sent]
-        if returned := [outcome.delivery.pk for outcome in valid if not outcome.sent]:
+        valid = [one for one in attempts if held.get(one.delivery.pk) == one.delivery.claim_id]
+        ended = [one for one in valid if one.started_at]
+        if returned := [one.delivery.pk for one in valid if not one.started_at]:
             _pending(returned).update(
                 attempt_count=F("attempt_count") - 1, claim_id=None, ready=True, next_attempt_at=Now()
             )
         died = _end_attempts(ended)
     _count(ended, died)
-    _note_health([outcome for outcome in outcomes if outcome.sent])
+    _note_health([one for one in attempts if one.started_at])
 
 
-def _end_attempts(ended: Sequence[Outcome]) -> int:
+def _end_attempts(ended: Sequence[Attempt]) -> int:
     """Write what follows from these attempts. Their deliveries are locked. Returns how many of those died."""
-    if delivered := [outcome.delivery.pk for outcome in ended if outcome.succeeded]:
+    if delivered := [one.delivery.pk for one in ended if one.succeeded]:
         _finish(delivered, Delivery.Status.DELIVERED)
     failed: dict[int, list[str]] = {}
-    for outcome in ended:
-        if not outcome.succeeded:
-            failed.setdefault(outcome.delivery.attempt_count, []).append(outcome.delivery.pk)
+    for one in ended:
+        one.pk = None  # a transaction that was rolled back may have set it
+        if not one.succeeded:
+            failed.setdefault(one.number, []).append(one.delivery.pk)
     for number, ids in failed.items():
         if number >= MAX_ATTEMPTS:
             _finish(ids, Delivery.Status.DEAD)
@@ -127,26 +110,15 @@ def _end_attempts(ended: Sequence[Outcome]) -> int:
         # waiting for them does not shorten the wait.
         _pending(ids).update(claim_id=None, next_attempt_at=Now() + timedelta(seconds=wait))
         nudge_after_commit(RETRY, countdown=wait + NUDGE_MARGIN)
-    Attempt.objects.bulk_create(
-        Attempt(
-            delivery=one.delivery,
-            number=one.delivery.attempt_count,
-            started_at=one.started_at,
-            duration_ms=one.duration_ms,
-            status_code=one.status_code,
-            error=one.error,
-            answer=one.answer,
-        )
-        for one in ended
-    )
+    Attempt.objects.bulk_create(ended)
     return len(failed.get(MAX_ATTEMPTS, ()))
 
 
-def _count(ended: Iterable[Outcome], died: int) -> None:
+def _count(ended: Iterable[Attempt], died: int) -> None:
     """Count attempts that are committed; ``died`` of their deliveries are given up."""
     for one in ended:
         metrics.attempts.inc(f"{one.status_code // 100}xx" if one.status_code else "error")
-        if one.delivery.attempt_count == 1:
+        if one.number == 1:
             metrics.lag_seconds.observe(max(0.0, (one.started_at - one.delivery.created_at).total_seconds()))
     if died:
         metrics.dead.inc(by=died)
@@ -179,7 +151,9 @@ def _end_waits() -> int:
             waited.append(delivery.pk)
         else:
             started_at = (delivery.next_attempt_at or clock.now()) - hold
-            lapsed.append(Outcome(delivery, started_at, round(hold.total_seconds() * 1000), error=UNKNOWN))
+            lapsed.append(
+                delivery.attempt(started_at=started_at, duration_ms=round(hold.total_seconds() * 1000), error=UNKNOWN)
+            )
     if waited:
         _pending(waited).update(ready=True)
     died = _end_attempts(lapsed)
@@ -258,16 +232,16 @@ def _finish(ids: Sequence[str], status: Delivery.Status) -> int:
     return _pending(ids).change(_KEY, status=status, next_attempt_at=None, claim_id=None, finished_at=Now())
 
 
-def _note_health(outcomes: Iterable[Outcome]) -> None:
+def _note_health(attempts: Iterable[Attempt]) -> None:
     """Write for each endpoint whether its latest attempt failed, if that differs from before.
 
     After the deliveries' transaction: claims lock endpoints before deliveries.
     """
     changed: dict[bool, list[str]] = {}
-    for outcome in {outcome.delivery.endpoint_id: outcome for outcome in outcomes}.values():
+    for one in {one.delivery.endpoint_id: one for one in attempts}.values():
         # As it was when the attempt was claimed.
-        if outcome.delivery.endpoint.failing in (None, outcome.succeeded):
-            changed.setdefault(not outcome.succeeded, []).append(outcome.delivery.endpoint_id)
+        if one.delivery.endpoint.failing in (None, one.succeeded):
+            changed.setdefault(not one.succeeded, []).append(one.delivery.endpoint_id)
     for failing, ids in changed.items():
         with transaction.atomic():
             _locked(ids).update(failing=failing)

@@ -14,8 +14,7 @@ from tests import factories
 from tests.webhooks.receiver import Behaviour, Receiver, receiving
 from webhooks import dispatcher, outbox, sender
 from webhooks.claims import Claim
-from webhooks.models import Delivery, Endpoint
-from webhooks.transitions import Outcome
+from webhooks.models import Attempt, Delivery, Endpoint
 
 
 @pytest.fixture
@@ -65,7 +64,7 @@ def deliver() -> None:
     one.stop()
 
 
-def attempt(claim: Claim) -> Outcome:
+def attempt(claim: Claim) -> Attempt:
     """Make the attempt without recording its outcome."""
     return shared.submit(sender.attempt(claim)).result()
 

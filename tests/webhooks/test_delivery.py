@@ -283,10 +283,10 @@ def test_delivery_whose_every_claim_lapses_is_dead_after_the_fifth(user, endpoin
 def test_attempt_that_was_not_sent_does_not_count(user, endpoint, receiver):
     delivery = record(user)
     (claim,) = claims.take_ready(0)[0]
-    transitions.record_outcomes([claim.unsent()])
+    transitions.record_outcomes([claim.delivery.attempt()])
     delivery.refresh_from_db()
     assert (delivery.attempt_count, delivery.claim_id, delivery.attempts.count()) == (0, None, 0)
-    transitions.record_outcomes([claim.unsent()])
+    transitions.record_outcomes([claim.delivery.attempt()])
     deliver()
     assert [r.header("X-Service-Delivery-Attempt") for r in receiver.requests] == ["1"]
     delivery.refresh_from_db()
