@@ -44,19 +44,15 @@ def ask_broker() -> None:
         broker.ping()
 
 
-class NotMigrated(Exception):
-    """The database lacks migrations that this code needs; the message names them."""
-
-
 _migrated = False
 NAMED_MAX = 5
 
 
-def ask_migrations() -> None:
+def ask_migrations() -> str | None:
     """Checked until all migrations are applied; they are not reversed while a process is running."""
     global _migrated
     if _migrated:
-        return
+        return None
     try:
         executor = MigrationExecutor(connection)
         plan = executor.migration_plan(executor.loader.graph.leaf_nodes())
@@ -65,8 +61,9 @@ def ask_migrations() -> None:
     if plan:
         names = [f"{migration.app_label}.{migration.name}" for migration, _ in plan]
         more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
-        raise NotMigrated(f"not applied: {', '.join(names[:NAMED_MAX])}{more}")
+        return f"not applied: {', '.join(names[:NAMED_MAX])}{more}"
     _migrated = True
+    return None
 
 
 class Probe:
@@ -74,7 +71,7 @@ class Probe:
     its result, so that threads that hang do not accumulate.
     """
 
-    def __init__(self, name: str, ask: Callable[[], None]) -> None:
+    def __init__(self, name: str, ask: Callable[[], str | None]) -> None:
         self.name = name
         self.ask = ask
         self.lock = threading.Lock()
@@ -92,10 +89,7 @@ class Probe:
     def _run(self, check: Future[str]) -> None:
         state = UNAVAILABLE
         try:
-            self.ask()
-            state = OK
-        except NotMigrated as error:
-            state = str(error)
+            state = self.ask() or OK
         except CONNECTION_ERRORS as error:
             outage.failed(error)
         except Exception as error:  # any failure means "not ready"
