@@ -7,17 +7,26 @@ from django.db.models.functions import Now
 from config.kernel.ids import IdField
 
 
-class ApiKey(models.Model):
-    id = IdField(prefix="key")
-    user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="api_keys", db_index=False)
+class Key(models.Model):
     name = models.CharField(max_length=100)
     prefix = models.CharField(max_length=8)
     digest = models.CharField(max_length=64, unique=True)
-    scopes = models.JSONField()
-    expires_at = models.DateTimeField()
     created_at = models.DateTimeField(db_default=Now())
     last_used_at = models.DateTimeField(null=True)
     revoked_at = models.DateTimeField(null=True)
+
+    class Meta:
+        abstract = True
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.prefix}…)"
+
+
+class ApiKey(Key):
+    id = IdField(prefix="key")
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="api_keys", db_index=False)
+    scopes = models.JSONField()
+    expires_at = models.DateTimeField()
 
     class Meta:
         ordering = ["-created_at", "-id"]
@@ -26,9 +35,6 @@ class ApiKey(models.Model):
             models.Index("user", "created_at", "id", name="api_key_by_user"),
             models.Index("prefix", name="api_key_by_prefix"),
         ]
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.prefix}…)"
 
 
 # The scopes of server keys: making session tokens for any user; granting, revoking and reading any user's credits.
@@ -40,23 +46,14 @@ def session_tokens_only() -> list[str]:
     return [SESSION_TOKENS]
 
 
-class ServerKey(models.Model):
+class ServerKey(Key):
     """A key of an app's trusted backend. It is good for its scopes, and for nothing else."""
 
     id = IdField(prefix="swk")
-    name = models.CharField(max_length=100)
-    prefix = models.CharField(max_length=8)
-    digest = models.CharField(max_length=64, unique=True)
     scopes = models.JSONField(default=session_tokens_only)
-    created_at = models.DateTimeField(db_default=Now())
-    last_used_at = models.DateTimeField(null=True)
-    revoked_at = models.DateTimeField(null=True)
 
     class Meta:
         permissions = [("create_serverkey", "Can create server keys"), ("revoke_serverkey", "Can revoke server keys")]
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.prefix}…)"
 
     @property
     def is_active(self) -> bool:
