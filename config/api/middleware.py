@@ -79,13 +79,13 @@ class MeasureMiddleware(Middleware):
     """Counts every request except probes and scrapes."""
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         response = self.get_response(request)
         # The pattern, not the path: callers can send any path, and any method.
         route = request.resolver_match.route if request.resolver_match else "(none)"
         method = request.method if request.method in METHODS else "(other)"
         requests.inc(str(method), route, str(response.status_code))
-        request_seconds.observe(time.perf_counter() - begun, route)
+        request_seconds.observe(time.perf_counter() - started, route)
         return response
 
 

@@ -120,11 +120,11 @@ def livez(request: HttpRequest) -> HttpResponse:
 @require_safe
 def readyz(request: HttpRequest) -> HttpResponse:
     """200, or 503 if the process cannot serve, naming what is wrong; in READINESS_TIMEOUT_SECONDS at most."""
-    begun = time.monotonic()
+    asked_at = time.monotonic()
     started, asked = {probe.name: probe.start() for probe in NEEDED}, BROKER.start()
-    checks = {name: by(begun + READINESS_TIMEOUT_SECONDS, check) for name, check in started.items()}
+    checks = {name: by(asked_at + READINESS_TIMEOUT_SECONDS, check) for name, check in started.items()}
     ready = all(state == OK for state in checks.values())
-    checks[BROKER.name] = broker = by(begun + READINESS_TIMEOUT_SECONDS * BROKER_SHARE, asked)
+    checks[BROKER.name] = broker = by(asked_at + READINESS_TIMEOUT_SECONDS * BROKER_SHARE, asked)
     status = UNAVAILABLE if not ready else OK if broker == OK else DEGRADED
     return _answer(200 if ready else 503, {"status": status, "checks": checks})
 

@@ -123,7 +123,7 @@ def watch(manager: Manager, broker: subprocess.Popen[bytes] | None, greeting: st
     """Print the greeting when the service is ready. Stop the service for reasons that honcho does not detect."""
     parent = os.getppid()
     ready = False
-    begun = reported = time.monotonic()
+    started = reported = time.monotonic()
     reason, number = "", signal.SIGTERM
     while not reason:
         if stopping.wait(0.2) or manager.returncode is not None:
@@ -134,7 +134,7 @@ def watch(manager: Manager, broker: subprocess.Popen[bytes] | None, greeting: st
             ready = not problem
             if ready:
                 print(greeting, flush=True)
-            elif now > begun + READY_SECONDS:
+            elif now > started + READY_SECONDS:
                 reason = f"The service is not ready after {READY_SECONDS:.0f} seconds: {problem}"
             elif now > reported + REPORT_SECONDS:
                 reported = now

@@ -112,7 +112,7 @@ class Exchange:
         # The event loop runs once and notices which idle connections the servers have closed.
         await asyncio.sleep(0)
         while True:
-            begun = time.monotonic()
+            started = time.monotonic()
             try:
                 self.response = await _session(allow_private, reuse).request(
                     method,
@@ -126,7 +126,7 @@ class Exchange:
                 return self.response
             except aiohttp.ConnectionTimeoutError as error:
                 # A process that was suspended while it connected has sent nothing yet: it connects again.
-                if time.monotonic() - begun <= connect_timeout + STOOD_STILL_SECONDS:
+                if time.monotonic() - started <= connect_timeout + STOOD_STILL_SECONDS:
                     raise self._failure(error) from None
             except aiohttp.ClientError as error:
                 raise self._failure(error) from None

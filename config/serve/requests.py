@@ -95,11 +95,11 @@ async def arrived(environ: dict[str, Any], receive: Receive, room: Room) -> Asyn
         return
     client, size, taken, more = address_of(environ), 0, 0, True
     file = tempfile.SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115
-    begun = asyncio.get_running_loop().time()
+    started = asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout(None) as time_limit:
             while more and size <= limit:
-                time_limit.reschedule(begun + min(BODY_SECONDS + size / BODY_BYTES_PER_SECOND, BODY_MAX_SECONDS))
+                time_limit.reschedule(started + min(BODY_SECONDS + size / BODY_BYTES_PER_SECOND, BODY_MAX_SECONDS))
                 message = await receive()
                 if message["type"] == "http.disconnect":  # or the rest is not valid HTTP
                     raise Refused(400, "VALIDATION_ERROR", "The request's body is incomplete.")

@@ -101,7 +101,7 @@ def remembered() -> Catalogue:
 def refresh() -> Catalogue:
     """Read the catalogue now."""
     global _current
-    begun = time.monotonic()
+    started = time.monotonic()
     current = Catalogue(
         models=_readable(
             AgentModel.objects.filter(enabled=True, provider__enabled=True).select_related("provider"),
@@ -114,11 +114,11 @@ def refresh() -> Catalogue:
         fallbacks=_fallbacks(),
         agents=versions.listed(),
         typical=typical.read(),
-        read_at=begun,
+        read_at=started,
     )
     with _lock:
-        # Another thread may have begun later, or have changed a row meanwhile, and seen more.
-        if begun > _forgotten_at and (_current is None or _current.read_at < begun):
+        # Another thread may have started later, or have changed a row meanwhile, and seen more.
+        if started > _forgotten_at and (_current is None or _current.read_at < started):
             _current = current
     return current
 

@@ -110,8 +110,8 @@ class DemoModel:
             yield TextDelta(summary)
             yield TurnEnd(Usage(estimated_tokens(request), text_size(summary).tokens))
             return
-        said = enumerate(request.messages)
-        start = max((at for at, part in said if isinstance(part, UserMessage) and not part.is_note), default=-1)
+        numbered = enumerate(request.messages)
+        start = max((at for at, part in numbered if isinstance(part, UserMessage) and not part.is_note), default=-1)
         opening = request.messages[start] if start >= 0 else UserMessage("")
         since = request.messages[start + 1 :]
         done = sum(isinstance(message, AssistantMessage) for message in since)

@@ -85,7 +85,7 @@ class TurnReader(ABC):
         self.calls: dict[Any, Any] = {}
         self._characters = 0
         self._size = TextSize()
-        self._said = 0
+        self._passed_on = 0
         self._half = ""
 
     LENGTH: ClassVar = frozenset(
@@ -113,7 +113,7 @@ class TurnReader(ABC):
         part = self._half + part
         self._half = part[-1] if "\ud800" <= part[-1:] <= "\udbff" else ""
         text = join_surrogates(part[:-1] if self._half else part)
-        self._said += len(text)
+        self._passed_on += len(text)
         return text
 
     def say_reason(self, reason: str | None) -> None:
@@ -126,7 +126,7 @@ class TurnReader(ABC):
         ``runs.llm.wire.in_order`` puts it back there.
         """
         if self.request.model.dialect.reasoning_back:
-            self.reasoning.append({"item": item, "characters": self._said, "calls": len(self._calls)})
+            self.reasoning.append({"item": item, "characters": self._passed_on, "calls": len(self._calls)})
 
     def begin_call(self, call_id: str, name: str) -> _Call:
         """Raises TypeError for values that are not strings, as ``add_arguments`` does."""

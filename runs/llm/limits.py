@@ -47,19 +47,19 @@ def share_out(document: Document, server: Server, demand: Demand, now: float) ->
     Free places go to one user after another. A place whose turn is a user's who waits in another process is left for
     that process, which asks soon.
     """
-    processes = {name: said for name, said in document.get("processes", {}).items() if said["until"] > now}
+    processes = {name: report for name, report in document.get("processes", {}).items() if report["until"] > now}
     processes.pop(demand.process, None)
     wanted = Counter(demand.waiting)
-    for said in processes.values():
-        if said["waits_until"] > now:
-            wanted.update(said["waiting"])
+    for report in processes.values():
+        if report["waits_until"] > now:
+            wanted.update(report["waiting"])
     line = dict.fromkeys(user for user in document.get("line", []) if user in wanted)
     line |= dict.fromkeys(user for user in wanted if user not in line)
     buckets = [bucket for bucket in document.get("buckets", []) if bucket[0] + BUCKET_SECONDS + WINDOW_SECONDS > now]
 
     free = float("inf")
     if server.max_concurrent:
-        free = server.max_concurrent - demand.working - sum(said["working"] for said in processes.values())
+        free = server.max_concurrent - demand.working - sum(report["working"] for report in processes.values())
     if server.requests_per_minute:
         free = min(free, server.requests_per_minute - sum(count for _, count in buckets))
     waiting, granted = Counter(demand.waiting), Counter[str]()

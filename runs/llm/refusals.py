@@ -16,7 +16,7 @@ from runs.tools.base import clean_text, shorten, without_secrets
 
 DETAIL_MAX_CHARS = 300
 # Of a provider's message: an error event can be as long as any other.
-SAID_MAX_CHARS = 16 * 1024
+MESSAGE_MAX_CHARS = 16 * 1024
 LOCATION_MAX_PARTS = 10
 TRANSIENT = {408, 409, 425}
 BY_STATUS = {
@@ -107,7 +107,7 @@ def _refused(status: int, document: Any, headers: Mapping[str, str], secrets: Co
             reason = FailureReason.NOT_A_STREAM
         else:
             reason = FailureReason.REQUEST_REFUSED
-    text = _said(document)
+    text = _message(document)
     if status >= 400:
         reason = _by_text(document, text, status) or reason
     return ModelError(reason, detail=redacted(text, secrets), status=status, retry_after=retry_after(headers))
@@ -120,7 +120,7 @@ def stopped(document: Any, secrets: Collection[str]) -> ModelError:
         return _refused(int(code), document, {}, secrets)
     kind = f"{kind} {code}".lower()
     reason = next((reason for part, reason in BY_TYPE if part in kind), FailureReason.PROVIDER_UNAVAILABLE)
-    text = _said(document)
+    text = _message(document)
     return ModelError(_by_text(document, text) or reason, detail=redacted(text, secrets))
 
 
@@ -140,20 +140,20 @@ def _words(document: Any) -> tuple[str, str]:
 
 def _by_text(document: Any, text: str, status: int = 400) -> FailureReason | None:
     """What the words say. The words of a rate limit (429) may be about the size of a request."""
-    said = " ".join([text, *_words(document)]).lower()
-    if status < 500 and any(sign in said for sign in NO_QUOTA):
+    words = " ".join([text, *_words(document)]).lower()
+    if status < 500 and any(sign in words for sign in NO_QUOTA):
         return FailureReason.PROVIDER_QUOTA_EXCEEDED
     if status == 429:
         return None
-    if any(sign in said for sign in TOO_LONG):
+    if any(sign in words for sign in TOO_LONG):
         return FailureReason.CONTEXT_TOO_LONG
-    if status < 500 and any(sign in said for sign in UNKNOWN_MODEL):
+    if status < 500 and any(sign in words for sign in UNKNOWN_MODEL):
         return FailureReason.MODEL_UNKNOWN
-    return FailureReason.CONTENT_FILTERED if any(sign in said for sign in FILTERED) else None
+    return FailureReason.CONTENT_FILTERED if any(sign in words for sign in FILTERED) else None
 
 
-def _said(document: Any) -> str:
-    return _text_of(document)[:SAID_MAX_CHARS]
+def _message(document: Any) -> str:
+    return _text_of(document)[:MESSAGE_MAX_CHARS]
 
 
 def _text_of(value: Any, depth: int = 0) -> str:
