@@ -1,4 +1,4 @@
-"""Creating, finding and revoking API keys (docs/api.md, "API keys") and server keys (docs/identity.md).
+"""Creating, finding and revoking API keys (docs/resources.md, "API keys") and server keys (docs/identity.md).
 
 A secret is ``awk_``, or ``aws_`` for a server key, then 43 random base62 characters (256 bits) and a checksum of 6.
 Only its SHA-256 is stored: at this entropy a slow hash would add cost but no protection.

@@ -1,4 +1,4 @@
-"""Shapes of API keys (docs/api.md, "API keys") and of session tokens (docs/identity.md)."""
+"""Shapes of API keys (docs/resources.md, "API keys") and of session tokens (docs/identity.md)."""
 
 from __future__ import annotations
 

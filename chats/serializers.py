@@ -1,4 +1,4 @@
-"""Chats, messages and attachments as clients see them (shapes: docs/api.md and docs/attachments.md)."""
+"""Chats, messages and attachments as clients see them (shapes: docs/resources.md and docs/attachments.md)."""
 
 from __future__ import annotations
 

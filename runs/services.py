@@ -14,6 +14,7 @@ from django.dispatch import receiver
 from chats import attachments
 from chats.models import Chat, Message
 from chats.services import add_message, chat_deleted, chats_of, leave_out_messages, locking, title_from
+from config.api.serializers import did_you_mean
 from config.database.queries import CompiledQuery
 from config.database.writes import Writes
 from config.kernel import clock, money
@@ -270,17 +271,18 @@ def _check_offered(
     problems: dict[str, list[str]] = {}
     agents_model = given.model if given is not None and model is None else None
     if agent is not None and given is None:
-        problems["agent"] = [f"There is no agent named {agent}."]
+        problems["agent"] = [f"There is no agent named {agent}.", *did_you_mean(agent, offered.agents)]
     elif agents_model is not None:
         if offered.model(agents_model) is None:
             problems["agent"] = [f"The agent's model, {agents_model}, is not offered."]
     elif offered.model(model) is None:
-        problems["model"] = [
-            "There is no default model; name one." if model is None else f"There is no model named {model}."
-        ]
+        unknown = [f"There is no model named {model}.", *did_you_mean(model or "", offered.models)]
+        problems["model"] = ["There is no default model; name one."] if model is None else unknown
     for index, name in enumerate(tools or ()):
         if name not in offered.tools:
-            problems[f"tools.{index}"] = [f"There is no tool named {name}."]
+            # Looking for the nearest name takes time, so only the first problem, which `message` shows, has it.
+            meant = [] if problems else did_you_mean(name, offered.tools)
+            problems[f"tools.{index}"] = [f"There is no tool named {name}.", *meant]
         elif given is not None and given.tools is not None and name not in given.tools:
             problems[f"tools.{index}"] = [f"The agent {given.reference} has no tool named {name}."]
     own = [tool["name"] for tool in client_tools or ()]

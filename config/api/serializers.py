@@ -90,9 +90,14 @@ def unknown_fields(data: Mapping[str, Any], known: Collection[str]) -> dict[str,
     """Messages for the names in ``data`` that are not ``known``, with the name that was probably meant."""
     found = {}
     for name in islice((name for name in data if name not in known), UNKNOWN_SHOWN_MAX):
-        meant = get_close_matches(name, known, n=1) if len(name) <= UNKNOWN_NAME_CHARS else []
-        found[name[:UNKNOWN_NAME_CHARS]] = ["Unknown field.", *(f"Did you mean {best}?" for best in meant)]
+        found[name[:UNKNOWN_NAME_CHARS]] = ["Unknown field.", *did_you_mean(name, known)]
     return found
+
+
+def did_you_mean(name: str, known: Collection[str]) -> list[str]:
+    """A message with the name that was probably meant, if there is one."""
+    meant = get_close_matches(name, known, n=1) if len(name) <= UNKNOWN_NAME_CHARS else []
+    return [f"Did you mean {best}?" for best in meant]
 
 
 class TimestampField(serializers.DateTimeField):

@@ -24,7 +24,7 @@ from runs.models import ModelAttempt, ToolInvocation
 
 
 class RunFailed(Exception):
-    """The run cannot continue. ``code`` is an ``errorCode`` of docs/api.md, "Runs"; ``message`` is for people;
+    """The run cannot continue. ``code`` is an ``errorCode`` of docs/resources.md, "Runs"; ``message`` is for people;
     ``attempt`` is the failed request, if that is the cause; ``reason`` is for staff.
     """
 

@@ -89,6 +89,19 @@ def test_a_request_cannot_add_a_tool(support, session):
     }
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"agent": "suport"}, "agent: There is no agent named suport. Did you mean support?"),
+        ({"model": "dmo"}, "model: There is no model named dmo. Did you mean demo?"),
+        ({"tools": ["calculat", "ask_use"]}, "tools.0: There is no tool named calculat. Did you mean calculate?"),
+    ],
+)
+def test_the_name_that_was_probably_meant_is_named(support, session, body, message):
+    answer = start(session, **body)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
+
+
 def test_an_agent_with_all_tools_takes_any(session):
     agents.save("free", display_name="Free")
     catalogue.refresh()

@@ -1,4 +1,4 @@
-"""The metadata of runs, and the filters of run lists: alone, together and over pages (docs/api.md)."""
+"""The metadata of runs, and the filters of run lists: alone, together and over pages (docs/resources.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/api-keys, /key and requests with a key (docs/api.md)."""
+"""/api-keys, /key and requests with a key (docs/resources.md)."""
 
 from __future__ import annotations
 

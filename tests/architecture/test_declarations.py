@@ -74,7 +74,7 @@ def test_every_kind_of_refusal_has_a_documented_code() -> None:
 def test_the_api_document_lists_the_codes_of_runs_and_of_tool_calls() -> None:
     tables = re.findall(
         r"^\| `errorCode` \| Cause \|\n\|---\|---\|\n((?:\|.*\n)+)",
-        (ROOT / "docs" / "api.md").read_text(),
+        (ROOT / "docs" / "resources.md").read_text(),
         re.MULTILINE,
     )
     listing = [

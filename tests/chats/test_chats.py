@@ -1,4 +1,4 @@
-"""Creating, listing, renaming and deleting chats on both surfaces (docs/api.md)."""
+"""Creating, listing, renaming and deleting chats on both surfaces (docs/resources.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The messages of a chat: oldest first, in pages, with their attachments (docs/api.md)."""
+"""The messages of a chat: oldest first, in pages, with their attachments (docs/resources.md)."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from tests.contract.world import CHAT_REQUEST, World, build, unknown_ids
 
 pytestmark = pytest.mark.django_db
 
-# (method, path in the surface) → the scope that it needs according to docs/api.md.
+# (method, path in the surface) → the scope that it needs according to docs/resources.md.
 SCOPES = {
     "POST chats": "chats:write",
     "GET chats": "chats:read",

@@ -1,4 +1,4 @@
-"""The fields of a run that come from its execution or from its request (docs/api.md)."""
+"""The fields of a run that come from its execution or from its request (docs/resources.md)."""
 
 from __future__ import annotations
 
