@@ -3,6 +3,7 @@ from django.urls import URLPattern, path
 from runs import views
 from runs.callbacks import receive
 from runs.downloads import serve_file
+from runs.fronts.ag_ui.views import AgUiViewSet
 from runs.fronts.ai_sdk.views import AiSdkChatViewSet, AiSdkViewSet
 from runs.mcp.views import McpViewSet
 from runs.pages import show_front, show_playground
@@ -30,6 +31,11 @@ def routes(surface: str) -> list[URLPattern]:
         path("ai-sdk/chat/<str:chatKey>/stream", AiSdkChatViewSet.as_view({"get": "stream"}, **on)),
         path("ai-sdk/chat/<str:chatKey>/messages", AiSdkChatViewSet.as_view({"get": "messages"}, **on)),
         path("ai-sdk/chat/<str:chatKey>/stop", AiSdkChatViewSet.as_view({"post": "stop"}, **on)),
+        path("ag-ui/agents/<str:agent>", AgUiViewSet.as_view({"post": "run"}, **on)),
+        path("copilotkit/info", AgUiViewSet.as_view({"get": "info"}, **on)),
+        path("copilotkit/agent/<str:agent>/run", AgUiViewSet.as_view({"post": "run"}, **on)),
+        path("copilotkit/agent/<str:agent>/connect", AgUiViewSet.as_view({"post": "connect"}, **on)),
+        path("copilotkit/agent/<str:agent>/stop/<path:threadId>", AgUiViewSet.as_view({"post": "stop"}, **on)),
     ]
 
 

@@ -6,14 +6,15 @@ after its position. It ends cleanly only where the protocol does; otherwise its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from config.api.live import Broken
 from config.kernel.jsontext import to_text
 from runs.events import StreamType
 from runs.fronts import reads
-from runs.fronts.rendering import NO_FACTS, Part, Rendering
+from runs.fronts.rendering import NO_FACTS, Facts, Part, Rendering
 from runs.streams.hub import Hub, Opening, places
 from runs.streams.reads import Event
 from runs.streams.views import COMMENT, LINE_BREAKS, StreamResponse, existing_events
@@ -37,14 +38,15 @@ class Plan:
     continues: bool = False
     pending: str | None = None
     void: Sequence[range] = ()
+    facts_of: Callable[[str, Event], Facts] = reads.facts_of
 
 
-def plan(rendering: Rendering, last: int, after: Position = BEGINNING, *, continues: bool = False) -> Plan:
+def plan(rendering: Rendering, last: int, after: Position = BEGINNING, *, continues: bool = False, **more: Any) -> Plan:
     run_id = rendering.run_id
     # A run that has only just been queued has neither.
     pending = reads.pending_of(run_id) if last > 1 else None
     void = reads.overtaken(run_id, after[0], last) if last > 1 else ()
-    return Plan(rendering, last, after, continues, pending, void)
+    return Plan(rendering, last, after, continues, pending, void, **more)
 
 
 class Frames:
@@ -111,14 +113,18 @@ class FrontBody:
             raise Broken
         sent = []
         for event in events:
-            facts = await ask(reads.facts_of, rendering.run_id, event) if rendering.wants(event) else NO_FACTS
+            facts = (
+                await ask(self.frames.plan.facts_of, rendering.run_id, event) if rendering.wants(event) else NO_FACTS
+            )
             sent.append(self.frames.of(event, facts))
             if rendering.over:
                 return b"".join(sent)
         position = self.stream.position
+        if position >= self.frames.plan.after[0]:
+            sent.append(self.frames.begin())
         is_idle = self.frames.may_stop and position >= self.stream.channel.last
-        if is_idle and await ask(reads.only_the_client_can_go_on, rendering.run_id):
-            sent += [self.frames.begin(), self.frames.stop(position)]
+        if is_idle and await ask(reads.only_the_client_can_go_on, rendering.run_id, list(rendering.calls)):
+            sent.append(self.frames.stop(position))
         return b"".join(sent) or COMMENT
 
 
@@ -142,11 +148,11 @@ class FrontResponse(StreamResponse):
         run_id, position = self.opening.run_id, 0
         for event in existing_events(self.opening):
             position = event.index
-            facts = reads.facts_of(run_id, event) if frames.rendering.wants(event) else NO_FACTS
+            facts = self.plan.facts_of(run_id, event) if frames.rendering.wants(event) else NO_FACTS
             yield frames.of(event, facts)
             if frames.rendering.over:
                 return
-        if frames.may_stop and reads.only_the_client_can_go_on(run_id):
+        if frames.may_stop and reads.only_the_client_can_go_on(run_id, frames.rendering.calls):
             yield frames.begin() + frames.stop(position)
 
     def open(self) -> FrontBody:

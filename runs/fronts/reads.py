@@ -52,10 +52,13 @@ def _call_of(waitpoint_id: str) -> Call | None:
     return Call(call.pk, call.name, call.turn_index, call.input, awaiting)
 
 
-def only_the_client_can_go_on(run_id: str) -> bool:
-    """Whether all open calls of the run await the client, and nobody has to answer a waitpoint first."""
-    others = ToolInvocation.objects.filter(run=run_id).exclude(status__in=FINAL_INVOCATION_STATUSES)
-    return not others.exclude(awaiting=CLIENT).exists()
+def only_the_client_can_go_on(run_id: str, known: Collection[str]) -> bool:
+    """Whether the ``known`` calls are the open ones of the run, and all await the client. The run may be further on
+    than its stream.
+    """
+    calls = ToolInvocation.objects.filter(run=run_id).exclude(status__in=FINAL_INVOCATION_STATUSES)
+    awaiting = dict(calls.values_list("pk", "awaiting"))
+    return awaiting.keys() == set(known) and set(awaiting.values()) == {CLIENT}
 
 
 def pending_of(run_id: str) -> str | None:
@@ -84,3 +87,9 @@ def index_of_answer(run_id: str, answered: Collection[str]) -> int:
         if json.loads(data)[name] in answered:
             return index - before
     return 0
+
+
+def index_of_question(waitpoint: Waitpoint) -> int:
+    """The index of the event by which the waitpoint was opened; 0 if it is pruned."""
+    opened = RunEvent.objects.filter(run=waitpoint.run_id, type=StreamType.WAITPOINT_OPENED)
+    return opened.filter(data__contains=waitpoint.pk).values_list("index", flat=True).first() or 0

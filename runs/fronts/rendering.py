@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -40,7 +40,9 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What events do not say. Of a waitpoint its ``call``; of a run that has ended how."""
+    """What events do not say. Of a waitpoint its ``call``; of a run that has ended how; of a reset the ``messages``
+    before the text that it makes void, if the protocol needs them.
+    """
 
     message_id: str | None = None
     call: Call | None = None
@@ -49,6 +51,7 @@ class Facts:
     credits_used: Any = 0
     usage: Data = field(default_factory=dict)
     output: Any = None
+    messages: Sequence[Data] = ()
 
 
 NO_FACTS = Facts()
@@ -199,7 +202,7 @@ class Rendering(ABC):
             name = ASK_USER if clarifies else asked["toolName"]
             shown = {key: value for key, value in asked.items() if key != "toolInvocationId"} if clarifies else {}
             call = Call(data["id"], name, self.calls_of or 0, shown, CLIENT if clarifies else None)
-        parts = self._show(call)
+        parts = self._show(call) if call.id != data["id"] or self.shows_questions else []
         if answered:
             return parts
         self.over = True
@@ -221,6 +224,8 @@ class Rendering(ABC):
 
     # What follows everything else of a stream.
     closing: ClassVar[tuple[Part, ...]] = ()
+    # Whether a question that belongs to no call is shown as a call.
+    shows_questions: ClassVar[bool] = True
 
     @abstractmethod
     def started(self) -> list[Part]:

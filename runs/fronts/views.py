@@ -21,7 +21,7 @@ from config.kernel.errors import NotFound, PayloadTooLarge, ValidationFailed
 from config.kernel.jsontext import VALUES_MAX, parse_object
 from config.telemetry import logs
 from runs import services
-from runs.fronts import starts
+from runs.fronts import reads, starts
 from runs.fronts.body import BEGINNING, FrontResponse, Position, plan
 from runs.fronts.rendering import Rendering
 from runs.models import ClientRun, Run
@@ -51,6 +51,7 @@ class FrontViewSet(ServiceViewSet):
     # Clients name their requests in the foreign protocol.
     idempotent_actions = frozenset()
     stream_headers: ClassVar[dict[str, str]] = {}
+    facts_of = staticmethod(reads.facts_of)
 
     def queryset_for(self, user: Any) -> Any:
         return chats_of(user)
@@ -73,7 +74,7 @@ class FrontViewSet(ServiceViewSet):
             rendering, run, after, continues = show()
             logs.run_id.set(run.pk)
             opening = replace(opening_of(self.request, run), place=place)
-            planned = plan(rendering, run.last_stream_index, after, continues=continues)
+            planned = plan(rendering, run.last_stream_index, after, continues=continues, facts_of=self.facts_of)
             response = FrontResponse(opening, planned, self.stream_headers)
             frees.pop_all()
         live.offer(self.request._request, response)

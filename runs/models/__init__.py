@@ -14,7 +14,7 @@ from runs.models.catalogue import (
     Tool,
     TypicalCredits,
 )
-from runs.models.clients import ClientRun
+from runs.models.clients import CLIENT_MESSAGE_ID_MAX_CHARS, ClientRun
 from runs.models.journal import (
     FINAL_INVOCATION_STATUSES,
     Compaction,

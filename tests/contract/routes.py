@@ -15,7 +15,7 @@ from tests import factories
 SURFACES = {"api/v1/": "session", "api/public/v1/": "public"}
 BODY_METHODS = ("POST", "PUT", "PATCH")
 # Parameters of paths that callers choose.
-CHOSEN = ("userId", "chatKey")
+CHOSEN = {"userId": "nobody", "chatKey": "nobody", "agent": "default", "threadId": "nobody"}
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Operation:
         return issubclass(self.view, FrontRequestViewSet)
 
     def url(self, ids: dict[str, str]) -> str:
-        return self.path.format(**dict.fromkeys(CHOSEN, "nobody") | ids)
+        return self.path.format(**CHOSEN | ids)
 
 
 def patterns(items: list[Any] | None = None, prefix: str = "") -> list[tuple[str, Any]]:

@@ -21,7 +21,7 @@ from config.serve.requests import body_limit
 from runs.models import Run, Waitpoint
 from tests import factories
 from tests.contract.routes import Operation, methods_of, operations, routes, surface_of
-from tests.contract.world import CHAT_REQUEST, World, build, unknown_ids
+from tests.contract.world import AG_UI_REQUEST, CHAT_REQUEST, World, build, unknown_ids
 
 pytestmark = pytest.mark.django_db
 
@@ -49,6 +49,11 @@ SCOPES = {
     "GET ai-sdk/chat/{chatKey}/stream": "runs:read",
     "GET ai-sdk/chat/{chatKey}/messages": "chats:read",
     "POST ai-sdk/chat/{chatKey}/stop": "runs:write",
+    "POST ag-ui/agents/{agent}": "runs:read",
+    "GET copilotkit/info": "runs:read",
+    "POST copilotkit/agent/{agent}/run": "runs:read",
+    "POST copilotkit/agent/{agent}/connect": "runs:read",
+    "POST copilotkit/agent/{agent}/stop/{threadId}": "runs:write",
     "GET waitpoints/{waitpointId}": "runs:read",
     "POST waitpoints/{waitpointId}/respond": "waitpoints:respond",
     "GET agents": "runs:read",
@@ -222,6 +227,10 @@ WRITES: dict[str, Any] = {
     "POST runs/{runId}/cancel": {},
     "POST ai-sdk/chat": CHAT_REQUEST,
     "POST ai-sdk/chat/{chatKey}/stop": {},
+    "POST ag-ui/agents/{agent}": AG_UI_REQUEST,
+    "POST copilotkit/agent/{agent}/run": AG_UI_REQUEST,
+    "POST copilotkit/agent/{agent}/connect": AG_UI_REQUEST,
+    "POST copilotkit/agent/{agent}/stop/{threadId}": {},
     "POST waitpoints/{waitpointId}/respond": {"kind": "CLARIFICATION", "answer": "mine"},
 }
 

@@ -14,7 +14,7 @@ from credits import ledger
 from runs import catalogue
 from tests import factories
 from tests.contract.routes import Operation, operations
-from tests.contract.world import CHAT_REQUEST, World, build
+from tests.contract.world import AG_UI_REQUEST, CHAT_REQUEST, World, build
 
 pytestmark = pytest.mark.django_db
 
@@ -33,6 +33,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "POST chats/{chatId}/runs": {"message": "Hello", "onActiveRun": "enqueue"},
     "POST runs/{runId}/cancel": {},
     "POST ai-sdk/chat": CHAT_REQUEST,
+    "POST ag-ui/agents/{agent}": AG_UI_REQUEST,
+    "POST copilotkit/agent/{agent}/run": AG_UI_REQUEST,
+    "POST copilotkit/agent/{agent}/connect": AG_UI_REQUEST,
     "POST users/{userId}/credits/grants": {"amount": "5", "reference": "pay_USER", "reason": "5 credits"},
     "POST users/{userId}/credits/grants/{ledgerId}/revoke": {"reference": "re_1", "reason": "Refunded"},
     "POST waitpoints/{waitpointId}/respond": {"kind": "CLARIFICATION", "answer": "blue"},

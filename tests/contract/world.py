@@ -30,6 +30,12 @@ CHAT_REQUEST: dict[str, Any] = {
     "id": "my-chat",
     "messages": [{"id": "u1", "role": "user", "parts": [{"type": "text", "text": "Hello"}]}],
 }
+# And of AG-UI.
+AG_UI_REQUEST: dict[str, Any] = {
+    "threadId": "my-chat",
+    "runId": "r1",
+    "messages": [{"id": "u1", "role": "user", "content": "Hello"}],
+}
 
 
 @dataclass

@@ -1,0 +1,137 @@
+"""What an AG-UI client sends. Of its history only what is new counts: the last message if it is the user's, or the
+results after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rest_framework.exceptions import ValidationError
+
+from chats.services import CLIENT_ID
+from config.api.errors import flatten
+from config.kernel.errors import ValidationFailed
+from runs.models import CLIENT_MESSAGE_ID_MAX_CHARS, WaitpointKind
+
+RUN_ID_MAX_CHARS = 1000
+NO_INPUT = {"type": "object", "properties": {}}
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A ``RunAgentInput``. ``thread`` and ``name`` are the client's ids of the chat and of the AG-UI run; ``message``
+    is the user's last one, and ``trailing`` what follows it.
+    """
+
+    thread: str
+    name: str
+    message: Object | None
+    trailing: Sequence[Object]
+    resume: Sequence[Object]
+    tools: Sequence[Object]
+    context: Sequence[Object]
+    run: Any
+
+    @property
+    def text(self) -> str:
+        return _text(self.message.get("content")) if self.message else ""
+
+    @property
+    def message_id(self) -> str:
+        """The client's id of the message, if it can be kept."""
+        given = self.message.get("id") if self.message else None
+        return given if isinstance(given, str) and len(given) <= CLIENT_MESSAGE_ID_MAX_CHARS else ""
+
+    def results(self) -> dict[str, Object]:
+        """The results of calls by the calls' ids, as REST takes them."""
+        found: dict[str, Object] = {}
+        for message in self.trailing:
+            call_id, error = message.get("toolCallId"), message.get("error")
+            if message.get("role") == "tool" and isinstance(call_id, str):
+                failed = isinstance(error, str) and error
+                found[call_id] = {"error": error} if failed else {"result": _text(message.get("content"))}
+        return found
+
+    def said(self, agent: str | None) -> Object:
+        """What the protocol itself says of the run's options. Raises ValidationFailed."""
+        said: Object = {"agent": agent} if agent else {}
+        if self.tools:
+            said["clientTools"] = [_client_tool(tool) for tool in self.tools]
+        given = self.run.get("instructions") if isinstance(self.run, dict) else None
+        lines = [f"{_line(entry, 'description')}: {_line(entry, 'value')}" for entry in self.context]
+        if lines and (given is None or isinstance(given, str)):
+            said["instructions"] = "\n".join([*([given] if given else []), *lines])
+        return said
+
+
+def read(body: Mapping[str, Any]) -> Sent:
+    """Raises ValidationFailed."""
+    problems: dict[str, list[str]] = {}
+    thread, name = body.get("threadId"), body.get("runId")
+    if not isinstance(thread, str) or not CLIENT_ID.fullmatch(thread):
+        problems["threadId"] = ["Use 1 to 128 printable ASCII characters."]
+    if not isinstance(name, str) or not 0 < len(name) <= RUN_ID_MAX_CHARS:
+        problems["runId"] = [f"Use a text of 1 to {RUN_ID_MAX_CHARS} characters."]
+    fields = ("messages", "resume", "tools", "context")
+    messages, resume, tools, context = (_objects(body.get(field), field, problems) for field in fields)
+    if problems:
+        raise ValidationFailed(problems)
+    properties = body.get("forwardedProps")
+    run = properties.get("run") if isinstance(properties, dict) else None
+    last = max((index for index, message in enumerate(messages) if message.get("role") == "user"), default=None)
+    message = None if last is None else messages[last]
+    trailing = messages if last is None else messages[last + 1 :]
+    return Sent(str(thread), str(name), message, trailing, resume, tools, context, {} if run is None else run)
+
+
+def _objects(given: Any, field: str, problems: dict[str, list[str]]) -> list[Object]:
+    if given is None:
+        return []
+    if not isinstance(given, list) or not all(isinstance(item, dict) for item in given):
+        problems[field] = ["Use a list of objects."]
+        return []
+    return given
+
+
+def _text(content: Any) -> str:
+    """A message's text, whose content may have parts."""
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
+        return "\n\n".join(text for text in texts if isinstance(text, str) and text)
+    return content if isinstance(content, str) else ""
+
+
+def _line(entry: Object, name: str) -> str:
+    value = entry.get(name)
+    if not isinstance(value, str):
+        raise ValidationFailed({f"context.{name}": ["A text is required."]})
+    return value
+
+
+def _client_tool(tool: Object) -> Object:
+    schema = tool.get("parameters")
+    described = {"name": tool.get("name"), "description": tool.get("description")}
+    return described | {"inputSchema": NO_INPUT if schema is None else schema}
+
+
+def answer_of(entry: Object, kind: str) -> Object | None:
+    """The body with which REST answers a waitpoint of this kind; None if the run is to be cancelled instead."""
+    approves = kind == WaitpointKind.CREDIT_APPROVAL
+    payload = entry.get("payload")
+    if entry.get("status") == "cancelled":
+        if not approves:
+            return None
+        payload = False
+    if not isinstance(payload, dict):
+        payload = {"approved" if approves else "answer": payload}
+    return payload | {"kind": kind}
+
+
+def renamed(error: ValidationError | ValidationFailed, prefix: str) -> ValidationFailed:
+    """The error about an answer, whose fields are under ``prefix`` in the client's body."""
+    fields = flatten(error.detail) if isinstance(error, ValidationError) else (error.details or {})["fields"]
+    return ValidationFailed({f"{prefix}.{name}": texts for name, texts in fields.items()})

@@ -1,0 +1,239 @@
+"""AG-UI, and CopilotKit's runtime: ``POST …/ag-ui/agents/{agent}`` and the four routes under ``…/copilotkit``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpResponse, HttpResponseBase
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiResponse, extend_schema
+from rest_framework.exceptions import ValidationError
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from chats.models import Chat, Message
+from chats.services import CLIENT_ID, find_chat, find_or_create_chat
+from config.kernel.errors import NotFound, ValidationFailed
+from config.kernel.ids import is_plausible_id
+from runs import catalogue, services
+from runs.fronts import reads, starts
+from runs.fronts.ag_ui import messages, requests
+from runs.fronts.ag_ui.events import CAPABILITIES, AgUi
+from runs.fronts.ag_ui.requests import Sent
+from runs.fronts.body import frame
+from runs.fronts.rendering import CLIENT, Part
+from runs.fronts.views import FrontRequestViewSet, Shown
+from runs.models import FINAL_INVOCATION_STATUSES, FINAL_RUN_STATUSES, ClientRun, Run, Waitpoint, WaitpointStatus
+from runs.streams.views import CONTENT_TYPE, HEADERS
+
+# The agent of this name is none.
+DEFAULT = "default"
+# Results of calls that a request may have; others are ignored.
+RESULTS_MAX = 100
+# The newest messages that a client gets which connects.
+CONNECTED_MESSAGES = 200
+
+INFO = {
+    "version": "1.75.0",
+    "mode": "sse",
+    "audioFileTranscriptionEnabled": False,
+    "threadEndpoints": {"list": False, "inspect": False, "mutations": False, "realtimeMetadata": False},
+    "suggestions": False,
+    "a2uiEnabled": False,
+    "openGenerativeUIEnabled": False,
+    "telemetryDisabled": True,
+}
+
+EVENTS = {(200, CONTENT_TYPE): OpenApiResponse(OpenApiTypes.STR, description="The events.")}
+OBJECTS = {"type": "array", "items": {"type": "object", "additionalProperties": True}}
+REQUEST = {
+    "type": "object",
+    "additionalProperties": True,
+    "required": ["threadId", "runId"],
+    "properties": {
+        "threadId": {
+            "type": "string",
+            "pattern": f"^{CLIENT_ID.pattern}$",
+            "description": "The chat's id, or the client's own name of it: the chat is made on first use.",
+        },
+        "runId": {
+            "type": "string",
+            "minLength": 1,
+            "maxLength": requests.RUN_ID_MAX_CHARS,
+            "description": "The client's own name of the AG-UI run. The same again starts nothing.",
+        },
+        "messages": {**OBJECTS, "description": "Only the last message of the user counts, and results after it."},
+        "tools": {**OBJECTS, "description": "The tools that the client executes."},
+        "context": {**OBJECTS, "description": "Lines that are added to the run's instructions."},
+        "resume": {**OBJECTS, "description": "Answers to interrupts."},
+        "forwardedProps": {
+            "type": "object",
+            "additionalProperties": True,
+            "description": "`run` has options of the run: the fields of a new run without `message` and "
+            "`attachmentIds`.",
+        },
+    },
+}
+STOPPED = {
+    "type": "object",
+    "required": ["stopped"],
+    "properties": {"stopped": {"type": "boolean", "description": "Whether a run was cancelled."}},
+}
+
+
+class AgUiViewSet(FrontRequestViewSet):
+    tag = "ag-ui"
+    lookup_url_kwarg = "agent"
+    # What a request does needs further scopes.
+    required_scopes = {"run": "runs:read", "info": "runs:read", "connect": "runs:read", "stop": "runs:write"}
+    error_statuses = {"run": {402, 409, -406}, "connect": {-406}, "stop": {-406}}
+    facts_of = staticmethod(messages.facts_of)
+
+    @extend_schema(request={"application/json": REQUEST}, responses=EVENTS)
+    def run(self, request: Request, agent: str) -> HttpResponseBase:
+        named, sent = _agent(agent), requests.read(self.body())
+        return self.open_stream(lambda: self.answer(sent, named))
+
+    def answer(self, sent: Sent, agent: str | None) -> Shown:
+        chat = find_chat(self.request.user, sent.thread)
+        if chat is None:
+            self.require_scope("chats:write")
+            self.require_scope("runs:write")
+            chat = find_or_create_chat(self.request.user, sent.thread)
+        key = starts.key_of("ag-ui", sent.name)
+        row, repeats = starts.find(chat, key), True
+        if row is None:
+            row, repeats = self.continued(chat, key, sent)
+        if row is None and sent.trailing and (newest := _newest(chat)) is not None:
+            row, repeats = ClientRun(chat=chat, run=newest), True
+        if row is None:
+            row, repeats = self.started(chat, key, sent, agent), False
+        rendering = AgUi(sent.thread, sent.name, row.run_id, chat.pk)
+        if repeats:
+            rendering.before = messages.until(AgUi("", "", row.run_id, chat.pk), row.run, row.index)
+        return Shown(rendering, row.run, (row.index, 0), continues=True)
+
+    def started(self, chat: Chat, key: str, sent: Sent, agent: str | None) -> ClientRun:
+        self.require_scope("runs:write")
+        if not sent.text:
+            raise ValidationFailed({"messages": ["The last message must be the user's, with a text."]})
+        options = starts.options_of(sent.run, message=sent.text, **sent.said(agent))
+        row = self.start(chat, key, options)
+        if sent.message_id:
+            ClientRun.objects.filter(chat=chat, key=key, message_id="").update(message_id=sent.message_id)
+        return row
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def continued(self, chat: Chat, key: str, sent: Sent) -> tuple[ClientRun | None, bool]:
+        """The AG-UI run that goes on where the client answers, None if it answers nothing; and whether its answers were
+        not wanted any more.
+        """
+        run, index, is_late = None, 0, True
+        for position, entry in enumerate(sent.resume):
+            waitpoint = self.waitpoint(chat, entry)
+            is_late &= waitpoint.status != WaitpointStatus.PENDING
+            self.respond(waitpoint, entry, f"resume.{position}")
+            run, index = waitpoint.run, reads.index_of_question(waitpoint)
+        results = sent.results()
+        ours = services.invocations_of(self.request.user).filter(run__chat=chat, node_type=CLIENT)
+        for call in ours.filter(pk__in=[*results][:RESULTS_MAX]).select_related("run"):
+            self.require_scope("runs:write")
+            is_late &= call.status in FINAL_INVOCATION_STATUSES
+            services.submit_result(call, results[call.pk])
+            run = run or call.run
+        if run is not None and not sent.resume:
+            index = reads.index_of_answer(run.pk, results)
+        if run is None:
+            return None, True
+        run.refresh_from_db()
+        row, _ = ClientRun.objects.get_or_create(chat=chat, key=key, defaults={"run": run, "index": index})
+        return row, is_late
+
+    def waitpoint(self, chat: Chat, entry: dict[str, Any]) -> Waitpoint:
+        self.require_scope("waitpoints:respond")
+        name = entry.get("interruptId")
+        ours = services.waitpoints_of(self.request.user).filter(run__chat=chat).select_related("run")
+        found = ours.filter(pk=name).first() if isinstance(name, str) and is_plausible_id(name) else None
+        if found is None:
+            raise NotFound
+        return found
+
+    def respond(self, waitpoint: Waitpoint, entry: dict[str, Any], field: str) -> None:
+        answer = requests.answer_of(entry, waitpoint.kind)
+        if answer is None:
+            self.require_scope("runs:write")
+            services.cancel_run(waitpoint.run)
+            return
+        try:
+            services.respond(waitpoint, answer)
+        except (ValidationError, ValidationFailed) as error:
+            raise requests.renamed(error, f"{field}.payload") from None
+
+    # --- CopilotKit ---------------------------------------------------------------------------------------------------
+
+    @extend_schema(
+        request=None, responses={(200, "application/json"): {"type": "object", "additionalProperties": True}}
+    )
+    def info(self, request: Request) -> Response:
+        shown = {DEFAULT: ("Default", "The service's own model and tools, without an agent.")}
+        shown |= {
+            agent.name: (agent.agent.display_name, agent.agent.description)
+            for agent in catalogue.read().agents.values()
+        }
+        agents = {
+            name: {"name": name, "description": text or title, "className": "HttpAgent", "capabilities": CAPABILITIES}
+            for name, (title, text) in shown.items()
+        }
+        return Response(INFO | {"agents": agents})
+
+    @extend_schema(request={"application/json": REQUEST}, responses=EVENTS)
+    def connect(self, request: Request, agent: str) -> HttpResponseBase:
+        sent = requests.read(self.body())
+        chat = find_chat(request.user, sent.thread)
+        run = _newest(chat) if chat else None
+        if run is None:
+            return HttpResponse(content_type=CONTENT_TYPE, headers=HEADERS)
+        rendering = AgUi(sent.thread, sent.name, run.pk, run.chat_id)
+        last = run.last_stream_index
+        ends: Part | None = rendering.finished()
+        if run.status in FINAL_RUN_STATUSES:
+            shown = messages.messages_of(run, Message.objects.all())
+        else:
+            seen = AgUi(sent.thread, sent.name, run.pk, run.chat_id)
+            shown = messages.until(seen, run, last)
+            if seen.awaits_client and reads.only_the_client_can_go_on(run.pk, seen.calls):
+                seen.client_calls()
+            ends = seen.finish
+        rendering.before = messages.newest(shown, CONNECTED_MESSAGES)
+        if ends is None:
+            return self.open_stream(lambda: Shown(rendering, run, (last, 0), continues=True))
+        parts = [*rendering.resumed(), ends]
+        content = b"".join(frame(part, f"{last}.{number}") for number, part in enumerate(parts))
+        return HttpResponse(content, content_type=CONTENT_TYPE, headers=HEADERS)
+
+    @extend_schema(request=None, responses={(200, "application/json"): STOPPED})
+    def stop(self, request: Request, agent: str, threadId: str) -> Response:
+        name = self.body().get("runId") if request._request.META.get("CONTENT_LENGTH") else None
+        chat = find_chat(request.user, threadId)
+        active = services.find_run(request.user.pk or 0, chat.active_run_id) if chat and chat.active_run_id else None
+        if name is not None and chat is not None:
+            row = starts.find(chat, starts.key_of("ag-ui", str(name)))
+            active = active if row is not None and active is not None and row.run_id == active.pk else None
+        if active is None:
+            return Response({"stopped": False})
+        services.cancel_run(active)
+        return Response({"stopped": True})
+
+
+def _agent(name: str) -> str | None:
+    """The agent of a run that the path names. Raises NotFound."""
+    if name != DEFAULT and catalogue.find_agent(name) is None:
+        raise NotFound
+    return None if name == DEFAULT else name
+
+
+def _newest(chat: Chat) -> Run | None:
+    """The run of the chat that is active, or was last."""
+    runs = Run.objects.filter(chat=chat, replaced_by=None).order_by("-created_at", "-pk")
+    return runs.filter(pk=chat.active_run_id).first() if chat.active_run_id else runs.first()
