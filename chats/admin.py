@@ -18,6 +18,7 @@ class ChatAdmin(ReadOnly, StaffAdmin):
     list_display = ("id", "user", "active_run_id", "created_at", "updated_at", "deleted_at")
     fields = ("id", "user", "active_run_id", "runs_link", "created_at", "updated_at", "deleted_at")
     readonly_fields = ("runs_link",)
+    list_select_related = ("user",)
     search_help_text = "Chat's id or user"
 
     @admin.display(description="runs")
@@ -31,5 +32,6 @@ class AttachmentAdmin(ReadOnly, StaffAdmin):
     fields = ("id", "user", "content_type", "size_bytes", "sha256", "status", "message_id", "created_at", "expires_at")
     readonly_fields = ("message_id",)
     list_filter = ("status",)
+    list_select_related = ("user",)
     search_help_text = "Attachment's id or user"
     state = status_column(AttachmentStatus)

@@ -28,6 +28,8 @@ LIMITS = (
 REDIS_SCHEMES = {"redis", "rediss", "unix"}
 # Each has a bit of its account's marks (credits/low.py).
 LOW_THRESHOLDS_MAX = 10
+# Of the documentation.
+EXAMPLE_HOST = "agents.example.com"
 
 
 @register(Tags.security)
@@ -122,6 +124,7 @@ def check_production(app_configs: Any = None, **kwargs: Any) -> list[CheckMessag
         (3, not settings.ENCRYPTION_KEYS_GIVEN, "ENCRYPTION_KEYS is not set.", f"Set the same keys {same}"),
         (4, settings.DEBUG, "DEBUG is on.", "Remove DEBUG."),
         (5, not settings.BASE_URL.startswith("https://"), "BASE_URL is not https.", "Set the public https address."),
+        (13, EXAMPLE_HOST in settings.BASE_URL, "BASE_URL is the example of .env.example.", "Set your own address."),
         (6, not settings.METRICS_TOKEN_GIVEN, "METRICS_TOKEN is not set.", "Set random characters, as in Prometheus."),
         (7, settings.OUTBOUND_ALLOW_PRIVATE, "OUTBOUND_ALLOW_PRIVATE: webhooks and tools reach private addresses.", ""),
         *(

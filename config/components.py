@@ -192,11 +192,11 @@ STAFF_NAVIGATION = {
         ("Deliveries", "outbox", "webhooks.delivery"),
         ("Attempts", "send", "webhooks.attempt"),
     ],
-    "Catalogue": [
-        ("Models", "neurology", "runs.agentmodel"),
-        ("Agents", "smart_toy", "runs.agent"),
+    "Models and tools": [
         ("Providers", "cloud", "runs.provider"),
+        ("Models", "neurology", "runs.agentmodel"),
         ("Tools", "construction", "runs.tool"),
+        ("Agents", "smart_toy", "runs.agent"),
     ],
     "People": [
         ("Users", "person", "auth.user"),
@@ -208,8 +208,6 @@ STAFF_NAVIGATION = {
 }
 # Pages below the dashboard in the sidebar: label, icon, route, and permissions of which one is enough.
 STAFF_PAGES = [("Reports", "bar_chart", "admin:runs_reports", ("credits.view_ledgerentry", "runs.view_turn"))]
-# The page of a user: template, and (request, user) → context.
-STAFF_PERSON_PAGE = ("admin/runs/person.html", "runs.admin.person.show")
 UNFOLD = {
     "SITE_TITLE": "Agent workflow service",
     "SITE_HEADER": "Agent workflow service",

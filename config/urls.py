@@ -45,7 +45,7 @@ urlpatterns = [
     *runs.urls.rpc,
     re_path(r"^api(/.*)?$", views.unknown_path),
     path("admin/find/", admin.site.admin_view(pages.find), name="find"),
-    path("admin/people/<int:user_id>/", admin.site.admin_view(pages.person), name="person"),
+    *runs.urls.staff,
     path("admin/", admin.site.urls),
     path("docs", documentation.page),
     path("docs/", documentation.page),

@@ -22,8 +22,9 @@ from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldAdminTextareaWid
 
 from config.kernel import clock, money
 from config.staff.actions import Action, ActionForm, Did, WithActions
-from config.staff.base import NOTHING, ReadOnly, credits_column, model_of, page_of, users_named
+from config.staff.base import NOTHING, ReadOnly, credits_column, model_of, page_of, user_column, users_named
 from config.staff.forms import CreditsField
+from config.staff.words import amount
 from credits import ledger, statement, sums
 from credits.models import CORRECTIONS, GRANT_DAYS_MAX, REASON_MAX_CHARS, SETTLEMENTS, Account, EntryType, LedgerEntry
 
@@ -226,17 +227,18 @@ class Statement(ChangeList):
 
 @admin.register(LedgerEntry)
 class LedgerEntryAdmin(ReadOnly, WithActions):
-    list_display = ("created_at", "account_user", "what", "change", "balance_after", "kind", "id")
+    list_display = ("id", "created_at", user_column("account.user"), "what", "change", "balance_after", "kind")
     empty_text = "A row appears with each grant, charge and refund."
     fields = (
         ("id", "account"),
         ("type", "change"),
+        "hold",
         "what",
         ("against", "cause"),
         ("reason", "staff"),
         ("expires_at", "created_at"),
     )
-    readonly_fields = ("what", "change")
+    readonly_fields = ("what", "change", "hold")
     list_filter = ("type", HoldsFilter)
     search_help_text = "Entry, run, tool call or user"
     list_select_related = ("account__user", "against", "staff")
@@ -268,10 +270,6 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
             return Q(pk__in=[held, *ended, *back.values_list("pk", flat=True)])
         return super().find(word)
 
-    @admin.display(description="account")
-    def account_user(self, entry: LedgerEntry) -> str:
-        return entry.account.user.get_username()
-
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return Statement
 
@@ -296,19 +294,19 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
 
     @admin.display(description="balance after")
     def balance_after(self, entry: Any) -> str:
-        return "–" if entry.balance is None else money.to_text(entry.balance)
+        return "–" if entry.balance is None else amount(entry.balance)
 
     @admin.display(description="credits")
     def change(self, entry: LedgerEntry) -> str:
         moved = statement.effect(entry)
         tone = "plus" if moved > 0 else "minus" if moved < 0 else "none"
-        note = statement.held(entry)
         return format_html(
-            '<span class="staff-sum {}">{}</span>{}',
-            tone,
-            statement.signed(moved),
-            format_html("<small>{}</small>", note) if note else "",
+            '<span class="staff-sum {}" title="{}">{}</span>', tone, money.to_text(moved), statement.signed(moved)
         )
+
+    @admin.display(description="hold")
+    def hold(self, entry: LedgerEntry) -> str:
+        return statement.held(entry) or "–"
 
     @display(description="type", label={entry.value: entry.tone for entry in EntryType})
     def kind(self, entry: LedgerEntry) -> str:

@@ -59,7 +59,7 @@ class InsufficientCredits(DomainError):
     def __init__(self, available: int, username: str | None = None) -> None:
         text = money.to_text(available)
         details = {"available": text, "topUpUrl": top_up_url(username)}
-        super().__init__(f"The available credits do not suffice: {text}.", details=details)
+        super().__init__(f"There are not enough credits: {text} available.", details=details)
 
 
 def top_up_url(username: str | None) -> str | None:
@@ -71,11 +71,11 @@ def top_up_url(username: str | None) -> str | None:
 
 @transaction.atomic
 def open_account(user: Any) -> Account:
-    """The user's account with SIGNUP_CREDITS granted; a second call changes nothing."""
+    """The user's account with SIGNUP_CREDITS granted, unless it is a staff account; a second call changes nothing."""
     now = clock.now()
     Account.objects.bulk_create([Account(user=user, created_at=now, updated_at=now)], ignore_conflicts=True)
     signup = money.parse(settings.SIGNUP_CREDITS, minimum=0, field="SIGNUP_CREDITS")
-    if signup:
+    if signup and not (user.is_staff or user.is_superuser):
         grant(user.pk, signup, cause=f"signup:{user.pk}", reason="Sign-up credits", is_first=True)
     return Account.objects.get(pk=user.pk)
 

@@ -42,8 +42,12 @@ def in_credits(micro: int) -> str:
     return f"{money.to_text(micro)} credit{'' if micro == money.MICRO else 's'}"
 
 
+def _rounded(micro: int) -> str:
+    return f"{money.rounded(micro)} credit{'' if micro == money.MICRO else 's'}"
+
+
 def signed(micro: int) -> str:
-    return f"+{money.to_text(micro)}" if micro > 0 else money.to_text(micro).replace("-", "−")
+    return f"+{money.rounded(micro)}" if micro > 0 else money.rounded(micro).replace("-", "−")
 
 
 def subject(entry: LedgerEntry) -> str:
@@ -58,7 +62,7 @@ def subject(entry: LedgerEntry) -> str:
 
 def sentence(entry: LedgerEntry, approved_at: datetime | None = None) -> str:
     """``entry`` comes with its account's user, its staff and the row that it is against."""
-    amount, what = in_credits(abs(entry.amount)), subject(entry)
+    amount, what = _rounded(abs(entry.amount)), subject(entry)
     by = f" by {entry.staff.get_username()}" if entry.staff else ""
     reason = f": {entry.reason}" if entry.reason else ""
     match entry.type:
@@ -68,7 +72,7 @@ def sentence(entry: LedgerEntry, approved_at: datetime | None = None) -> str:
         case EntryType.HOLD:
             return f"{amount} held for {what}"
         case EntryType.RELEASE:
-            return f"{amount} released, held for {what}"
+            return f"{amount} held for {what} are available again"
         case EntryType.REFUND:
             return f"{amount} refunded{by} for {what}{reason}"
         case EntryType.ADJUSTMENT:
@@ -85,7 +89,7 @@ def held(entry: LedgerEntry) -> str:
     if entry.type not in CHARGES or entry.against is None or entry.against.amount == entry.amount:
         return ""
     rest = money.to_text(entry.against.amount - entry.amount)
-    return f"{money.to_text(entry.against.amount)} held, {rest} released"
+    return f"{money.to_text(entry.against.amount)} held, {rest} available again"
 
 
 def approvals(entries: Iterable[LedgerEntry]) -> dict[str, datetime]:

@@ -9,17 +9,20 @@ from django import forms
 from django.contrib import admin, messages
 from django.db.models import Q
 from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html
 from unfold.admin import TabularInline
+from unfold.decorators import display
 from unfold.widgets import UnfoldAdminTextInputWidget, UnfoldBooleanWidget
 
 from config.kernel.errors import ValidationFailed
 from config.staff.actions import Action, ActionForm, Did, WithActions
-from config.staff.base import NOTHING, ReadOnly, StaffAdmin, choice_filter, link_column, status_column
+from config.staff.base import NOTHING, ReadOnly, StaffAdmin, choice_filter, link_column, status_column, user_column
 from webhooks import services
 from webhooks.events import CreditsEvent, Event, TrialEvent
 from webhooks.models import Attempt, Delivery, Endpoint
 
-RUN = link_column("run_id", "run")
+RUN, OWNER = link_column("run_id", "run"), user_column("user", "(installation)")
 
 
 def disable(request: HttpRequest, endpoint: Endpoint, data: dict[str, Any]) -> Did | None:
@@ -74,13 +77,18 @@ def delete_installation(request: HttpRequest, endpoint: Endpoint, data: dict[str
 
 @admin.register(Endpoint)
 class EndpointAdmin(ReadOnly, WithActions):
-    list_display = ("id", "owner", "receiver", "enabled", "extended_events", "failing", "created_at", "deleted_at")
+    list_display = ("id", OWNER, "receiver", "condition", "extended_events", "created_at")
     list_select_related = ("user",)
     list_filter = ("enabled", "failing")
     search_help_text = "Endpoint's id or user"
     unread = ("secret", "secondary_secret")
-    exclude = (*unread, "url")
-    readonly_fields = ("receiver",)
+    fields = (
+        ("id", "user"),
+        ("receiver", "condition"),
+        ("extended_events", "deliveries"),
+        ("created_at", "updated_at"),
+    )
+    readonly_fields = ("receiver", "condition", "deliveries")
     staff_actions = (
         Action(
             name="disable",
@@ -136,9 +144,14 @@ class EndpointAdmin(ReadOnly, WithActions):
         ),
     )
 
-    @admin.display(description="user", ordering="user")
-    def owner(self, endpoint: Endpoint) -> str:
-        return endpoint.user.get_username() if endpoint.user else "(installation)"
+    @display(description="state", label=Endpoint.STATES)
+    def condition(self, endpoint: Endpoint) -> str:
+        return endpoint.state
+
+    @admin.display(description="deliveries")
+    def deliveries(self, endpoint: Endpoint) -> str:
+        url = reverse("admin:webhooks_delivery_changelist")
+        return format_html('<a href="{}?q={}">Deliveries to this endpoint</a>', url, endpoint.pk)
 
     @admin.display(description="receiver")
     def receiver(self, endpoint: Endpoint) -> str:

@@ -4,7 +4,7 @@
 """
 
 from datetime import datetime
-from typing import Any
+from typing import Any, ClassVar
 
 from django.conf import settings
 from django.db import models
@@ -25,6 +25,14 @@ class Endpoint(models.Model):
     ``failing`` says whether the latest attempt failed, null before the first. Slots are allocated by it. While
     ``drop_until`` is set, nothing is sent, and the pending deliveries recorded until then are being marked dead.
     """
+
+    STATES: ClassVar = {
+        "works": "success",
+        "failing": "danger",
+        "not used yet": "info",
+        "disabled": "warning",
+        "deleted": "default",
+    }
 
     id = IdField(prefix="whe")
     user = models.ForeignKey(
@@ -62,6 +70,17 @@ class Endpoint(models.Model):
 
     def __str__(self) -> str:
         return f"endpoint {self.id}"
+
+    @property
+    def state(self) -> str:
+        """What staff see, one of STATES."""
+        if self.deleted_at is not None or not self.enabled:
+            return "deleted" if self.deleted_at is not None else "disabled"
+        return "not used yet" if self.failing is None else "failing" if self.failing else "works"
+
+    @property
+    def tone(self) -> str:
+        return self.STATES[self.state]
 
     def secondary_at(self, moment: datetime) -> str | None:
         """The previous secret, during its grace window."""

@@ -15,6 +15,13 @@ def to_text(micro: int) -> str:
     return f"{Decimal(micro).scaleb(-6).normalize():f}"
 
 
+def rounded(micro: int) -> str:
+    """For people: 3 decimals at most, of less than one credit 3 significant ones; ``6147004`` → ``"6.147"``."""
+    amount = Decimal(micro).scaleb(-6)
+    places = 3 if abs(amount) >= 1 else 2 - amount.adjusted()
+    return to_text(int(round(amount, min(6, places)).scaleb(6)))
+
+
 def to_number(micro: int) -> int | Decimal:
     """The amount in credits, of a type that ``jsontext`` writes exactly."""
     return Decimal(to_text(micro)) if micro % MICRO else micro // MICRO

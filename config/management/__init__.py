@@ -17,7 +17,9 @@ def user_named(username: str, kind: str = "", **also: bool) -> Any:
     users = get_user_model()._default_manager.filter(username=username, **also)
     user = users.first() if "\0" not in username else None
     if user is None:
-        raise CommandError(f"There is no {kind}user {username!r}.")
+        raise CommandError(
+            f"There is no {kind}user {username!r}." + ("" if kind else " Users appear with their first request.")
+        )
     return user
 
 

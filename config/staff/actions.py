@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import Model, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
 from django.urls import path
 from unfold.enums import ActionVariant
@@ -55,10 +57,11 @@ class ActionForm(forms.Form):
 
 @dataclass(frozen=True)
 class Did:
-    """The change that an action made: its row and the text of the log entry."""
+    """The change that an action made: its row and the text of the log entry. ``answer``: in place of the row's page."""
 
     row: Model
     text: str
+    answer: HttpResponseBase | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,8 @@ class Action:
     about: str = "some"
     icon: str = ""
     danger: bool = False
+    # False: it consists of steps, each with a transaction of its own.
+    atomic: bool = True
     # Whether a row can be changed so, and its page offers the action: a finished run cannot be cancelled.
     offered: Callable[[Any], bool] = lambda row: True
 
@@ -117,17 +122,21 @@ class WithActions(StaffAdmin):
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any) -> Any:
         row = context.get("original")
         if row is not None:
-            context["actions_detail"] += [
-                action.button(self.url("do_one", row.pk, action.name))
-                for action in self._allowed(request)
-                if action.about != "none" and action.offered(row)
-            ]
+            context["actions_detail"] += self.buttons(request, row)
         return super().render_change_form(request, context, *args, **options)
+
+    def buttons(self, request: HttpRequest, row: Any) -> list[dict[str, Any]]:
+        """The actions that the signed-in person may do with this row."""
+        return [
+            action.button(self.url("do_one", row.pk, action.name))
+            for action in self._allowed(request)
+            if action.about != "none" and action.offered(row)
+        ]
 
     def _allowed(self, request: HttpRequest) -> list[Action]:
         return [action for action in self.staff_actions if request.user.has_perm(action.permission)]
 
-    def act(self, request: HttpRequest, name: str, object_id: str | None = None) -> HttpResponse:
+    def act(self, request: HttpRequest, name: str, object_id: str | None = None) -> HttpResponseBase:
         action = next((action for action in self.staff_actions if action.name == name), None)
         if action is None or (object_id is not None and action.about == "none"):
             raise Http404
@@ -166,7 +175,7 @@ class WithActions(StaffAdmin):
         row = rows[0] if len(rows) == 1 else None
         return self.page(request, "staff/action.html", action.label, row, **context)
 
-    def do(self, request: HttpRequest, action: Action, rows: list[Any], form: ActionForm | None) -> HttpResponse:
+    def do(self, request: HttpRequest, action: Action, rows: list[Any], form: ActionForm | None) -> HttpResponseBase:
         done = []
         data = form.cleaned_data if form is not None else {}
         for row in rows or [None]:
@@ -174,10 +183,12 @@ class WithActions(StaffAdmin):
             if row is not None and form is None and not action.offered(row):
                 continue
             try:
-                with transaction.atomic():
+                with transaction.atomic() if action.atomic else nullcontext():
                     did = action.apply(request, row, data)
                     if did is not None:
-                        self.log_change(request, did.row, did.text)
+                        # Without a text, the action has logged itself.
+                        if did.text:
+                            self.log_change(request, did.row, did.text)
                         done.append(did)
             except DomainError as error:
                 if form is not None:
@@ -185,14 +196,20 @@ class WithActions(StaffAdmin):
                         form.add_error(name if name in form.fields else None, texts)
                     return self.ask(request, action, rows, form)
                 messages.error(request, f"{row}: {error.message}")
+        if len(done) == 1 and done[0].answer is not None:
+            return done[0].answer
         if done:
-            text = f"{done[0].row}: {done[0].text}" if len(done) == 1 else f"{len(done)} done: {action.label}."
+            text = (
+                f"{done[0].row}: {done[0].text or action.label}"
+                if len(done) == 1
+                else f"{len(done)} done: {action.label}."
+            )
             messages.success(request, text)
         else:
             messages.warning(request, "Nothing was changed.")
         single = rows[0] if len(rows) == 1 else done[0].row if len(done) == 1 else None
         if isinstance(single, self.model):
-            return HttpResponseRedirect(self.url("change", single.pk))
+            return HttpResponseRedirect(self.home(single))
         return HttpResponseRedirect(self.url("changelist"))
 
 

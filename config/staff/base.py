@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from datetime import UTC
+from operator import attrgetter
 from typing import Any, ClassVar
 
 from django.apps import apps
@@ -20,10 +21,9 @@ from unfold import paginator
 from unfold.admin import ModelAdmin
 from unfold.decorators import display
 
-from config.kernel import money
 from config.kernel.choices import StatusChoices
 from config.kernel.ids import IdField, short_id
-from config.staff.words import relative, sidebar_name
+from config.staff.words import amount, relative, sidebar_name
 
 PAGE_SIZE = 50
 # A later page would read and discard all rows before it.
@@ -103,7 +103,7 @@ class StaffAdmin(ModelAdmin):
         return queryset, False
 
     def get_list_display(self, request: HttpRequest) -> list[Any]:
-        """Ids are short and times relative."""
+        """Ids are short, times relative, and users lead to their pages."""
         return [self._column(name) for name in super().get_list_display(request)]
 
     def get_list_display_links(self, request: HttpRequest, list_display: Any) -> Any:
@@ -113,6 +113,8 @@ class StaffAdmin(ModelAdmin):
         field = next((field for field in self.opts.concrete_fields if field.name == name), None)
         if isinstance(field, IdField):
             return key_column
+        if field is not None and field.related_model is get_user_model() and not field.primary_key:
+            return user_column(name)
         return time_column(field.name, str(field.verbose_name)) if isinstance(field, DateTimeField) else name
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
@@ -136,10 +138,14 @@ class StaffAdmin(ModelAdmin):
 
     def page(self, request: HttpRequest, template: str, title: str, row: Any = None, **context: Any) -> HttpResponse:
         """A page of the list's own, or of a row's; ``back`` leads there."""
-        back = page_of(self.model, row.pk) if row else self.url("changelist")
+        back = self.home(row) if row else self.url("changelist")
         common = self.admin_site.each_context(request) | {"opts": self.opts, "title": title, "back": back}
         subject = {"original": row, "subtitle": row} if row else {}
         return TemplateResponse(request, template, common | subject | context)
+
+    def home(self, row: Any) -> str:
+        """The address to which an action on the row leads back."""
+        return self.url("change", row.pk)
 
     def url(self, name: str, *args: Any) -> str:
         return reverse(f"admin:{self.opts.app_label}_{self.opts.model_name}_{name}", args=args)
@@ -174,7 +180,8 @@ def key_column(row: Model) -> str:
     """The short id as a link to the row's page, and a button that copies the id."""
     return format_html(
         '<a href="{}" title="{}">{}</a> '
-        '<button type="button" class="staff-copy" data-copy="{}" aria-label="Copy {}">Copy</button>',
+        '<button type="button" class="staff-copy material-symbols-outlined" data-copy="{}" aria-label="Copy {}">'
+        "content_copy</button>",
         page_of(type(row), row.pk),
         row.pk,
         short_id(row.pk),
@@ -197,6 +204,21 @@ def time_column(name: str, label: str) -> Callable[[Any], str]:
         )
 
     return column
+
+
+def user_column(name: str, nobody: str = "–") -> Callable[[Any], str]:
+    """A column of lists: the user that the dotted ``name`` leads to, as a link to the user's page."""
+
+    @admin.display(description=name.partition(".")[0])
+    def column(row: Any) -> str:
+        user = attrgetter(name)(row)
+        return nobody if user is None else user_link(user)
+
+    return column
+
+
+def user_link(user: Any) -> str:
+    return format_html('<a href="{}" class="staff-user">{}</a>', reverse("person", args=[user.pk]), user.get_username())
 
 
 def link_column(name: str, description: str) -> Callable[[Any], str]:
@@ -233,7 +255,7 @@ def credits_column(name: str, label: str) -> Any:
 
     @admin.display(description=label)
     def column(model_admin: Any, row: Any) -> str:
-        return money.to_text(getattr(row, name))
+        return amount(getattr(row, name))
 
     return column
 

@@ -1,4 +1,4 @@
-"""The sidebar of the admin, its search for users and ids, the page of a user, and the pages 403 and 404."""
+"""The sidebar of the admin, its search for users and ids, and the pages 403 and 404."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from typing import Any
 from django.conf import settings
 from django.contrib import admin
 from django.contrib.auth import get_user_model
-from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.shortcuts import get_object_or_404, render
+from django.shortcuts import render
 from django.template.response import TemplateResponse
 from django.urls import reverse
-from django.utils.module_loading import import_string
 from django.views import defaults
 from unfold.dataclasses import SearchResult
 
@@ -74,16 +72,6 @@ def _people(term: str) -> list[tuple[str, str]]:
     named = users.filter(pk__in=keys) if keys else users.filter(username__startswith=term)
     found = named.order_by("username")[:HITS_MAX]
     return [(f"{user.get_username()} {user.email}".strip(), reverse("person", args=[user.pk])) for user in found]
-
-
-def person(request: HttpRequest, user_id: int) -> HttpResponse:
-    if not request.user.has_perm("auth.view_user"):
-        raise PermissionDenied
-    # A larger number than the database's integers is the id of nobody.
-    user = get_object_or_404(get_user_model(), pk=min(user_id, 2**31 - 1))
-    template, function = settings.STAFF_PERSON_PAGE
-    context = admin.site.each_context(request) | {"title": "User", "subtitle": user.get_username()}
-    return TemplateResponse(request, template, context | import_string(function)(request, user))
 
 
 def forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:

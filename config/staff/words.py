@@ -6,8 +6,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.conf import settings
+from django.utils.html import format_html
 
-from config.kernel import clock
+from config.kernel import clock, money
 
 
 def sidebar_models() -> list[tuple[str, str]]:
@@ -30,6 +31,12 @@ def relative(moment: datetime) -> str:
     length, unit = next(((size, name) for size, name in ((3600, "h"), (60, "min")) if seconds >= size), (1, "s"))
     text = f"{seconds // length} {unit}"
     return f"in {text}" if away < timedelta(0) else f"{text} ago"
+
+
+def amount(micro: int) -> str:
+    """Credits to read, with the exact amount on hover."""
+    text, exact = money.rounded(micro), money.to_text(micro)
+    return text if text == exact else format_html('<span title="{} credits">{}</span>', exact, text)
 
 
 def span(lasted: timedelta) -> str:

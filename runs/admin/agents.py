@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from difflib import SequenceMatcher
 from itertools import groupby, takewhile, zip_longest
 from typing import Any, NamedTuple
 
 from django import forms
+from django.conf import settings
 from django.contrib import admin, messages
+from django.contrib.admin.models import LogEntry
+from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
@@ -22,16 +26,21 @@ from unfold.widgets import (
     UnfoldBooleanSwitchWidget,
 )
 
-from config.kernel import money
+from config.kernel import clock, money
+from config.kernel.ids import first_id
 from config.kernel.jsontext import to_text
 from config.staff.forms import CreditsField, ObjectField
+from config.staff.words import amount, span
+from credits import sums
 from runs.admin.tools import CatalogueAdmin
 from runs.catalogue import agents
 from runs.catalogue.agents import InvalidAgent
 from runs.catalogue.parameters import CHECKS
-from runs.models import Agent, AgentModel, AgentVersion, OnCreditsExhausted, Tool
+from runs.models import Agent, AgentModel, AgentVersion, OnCreditsExhausted, Run, RunStatus, Tool
 
-VERSIONS_MAX = 200
+VERSIONS_MAX = 100
+# The latest runs of these days that the numbers of the versions are of.
+RUN_DAYS, RUNS_MAX = 30, 2000
 # Equal lines that are shown before and after a difference.
 CONTEXT_LINES = 3
 # The time of a comparison can grow with the third power of the number of lines.
@@ -56,9 +65,9 @@ class AgentForm(forms.ModelForm):
         help_text="All tools of the catalogue, also those that are added later.",
     )
     tools = forms.MultipleChoiceField(
-        required=False, widget=UnfoldAdminCheckboxSelectMultipleWidget, help_text="Unless it has all."
+        required=False, widget=UnfoldAdminCheckboxSelectMultipleWidget, help_text="If *All tools* is off: only these."
     )
-    parameters = ObjectField(help_text=f"In place of the model's: JSON with any of {', '.join(CHECKS)}.")
+    parameters = ObjectField(help_text=f"Instead of the model's: JSON with any of {', '.join(CHECKS)}.")
     credit_approval_threshold = CreditsField(
         required=False,
         label="Approval threshold",
@@ -76,8 +85,8 @@ class AgentForm(forms.ModelForm):
         choices=OnCreditsExhausted.choices,
         initial=OnCreditsExhausted.FAIL,
         widget=UnfoldAdminSelectWidget,
-        label="Without credits",
-        help_text="What a run does where credits or budget do not reach for its next step. A request may choose "
+        label="When credits run out",
+        help_text="What a run does if its credits or its budget are too low for its next step. A request may choose "
         "otherwise.",
     )
     output_schema = ObjectField(
@@ -147,8 +156,8 @@ def lines(version: AgentVersion | None) -> list[str]:
     }
     found = [f"model: {version.model or 'the default one'}"]
     found += [f"{name}: {'–' if amount is None else money.to_text(amount)}" for name, amount in amounts.items()]
-    found.append(f"without credits: {version.get_on_credits_exhausted_display()}")
-    found += ["tools:", *(["all"] if version.tools is None else version.tools)]
+    found.append(f"when credits run out: {version.get_on_credits_exhausted_display()}")
+    found += ["tools:", *(["all"] if version.tools is None else sorted(version.tools))]
     for name, value in (("parameters", version.parameters), ("output schema", version.output_schema)):
         found += [f"{name}:", *("–" if not value else to_text(value, indent=2)).split("\n")]
     return [*found, "instructions:", *version.instructions.split("\n")]
@@ -157,10 +166,11 @@ def lines(version: AgentVersion | None) -> list[str]:
 @admin.register(Agent)
 class AgentAdmin(CatalogueAdmin):
     form = AgentForm
+    table = "agents"
     list_display = ("name", "display_name", "version", "enabled")
     view_fields = ("name", "display_name", "description", "enabled", "version")
     shown = ("content",)
-    actions_detail = ("versions",)
+    actions_detail = ("versions", "playground")
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False  # runs name it; staff disable it instead
@@ -178,6 +188,14 @@ class AgentAdmin(CatalogueAdmin):
     def content(self, agent: Agent) -> str:
         return format_html('<pre class="staff-text">{}</pre>', "\n".join(lines(current_version(agent))))
 
+    def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:
+        actions = super().get_actions_detail(request, object_id)
+        return [one for one in actions if settings.PLAYGROUND or one.path != "playground"]
+
+    @action(description="Try in the playground", icon="chat", url_path="playground", permissions=["view"])
+    def playground(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        return HttpResponseRedirect(f"/playground#{urlencode({'agent': self.row(request, object_id).name})}")
+
     @action(description="Versions", icon="history", permissions=["view"])
     def versions(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """The versions, newest first, and two of them side by side; POST makes one the current one."""
@@ -187,23 +205,22 @@ class AgentAdmin(CatalogueAdmin):
             if not may_change:
                 raise PermissionDenied
             return self._choose(request, agent, request.POST.get("version", ""))
-        versions = list(agent.versions.values("number", "created_at")[:VERSIONS_MAX])
+        versions = list(agent.versions.all()[:VERSIONS_MAX])
         right = _number(request.GET.get("right")) or agent.version
         left = _number(request.GET.get("left")) or max(right - 1, 1)
         found = {version.number: version for version in agent.versions.filter(number__in=[left, right])}
         if {left, right} - found.keys():
             raise Http404
-        for version in versions:
-            query = urlencode({"agent": f"{agent.name}@{version['number']}"})
-            version["runs"] = f"{reverse('admin:runs_run_changelist')}?{query}"
+        may_see_runs = request.user.has_perm("runs.view_run")
         return self.page(
             request,
             "admin/runs/agent/versions.html",
             "Versions",
             agent,
-            versions=versions,
+            versions=_described(agent, versions, may_see_runs),
             may_change=may_change,
-            may_see_runs=request.user.has_perm("runs.view_run"),
+            may_see_runs=may_see_runs,
+            runs_max=RUNS_MAX,
             left=left,
             right=right,
             rows=differences(lines(found[left]), lines(found[right])),
@@ -218,6 +235,49 @@ class AgentAdmin(CatalogueAdmin):
         self.log_change(request, agent, f"Chose version {_number(text)}.")
         messages.success(request, f"New runs get {agent.name}@{_number(text)}.")
         return HttpResponseRedirect(self.url("versions", agent.pk))
+
+
+def _described(agent: Agent, versions: list[AgentVersion], with_runs: bool) -> list[dict[str, Any]]:
+    """Each version with who made it, what changed in it and how its latest runs went."""
+    entries = LogEntry.objects.filter(content_type=ContentType.objects.get_for_model(Agent), object_id=str(agent.pk))
+    made = entries.filter(change_message__startswith="Version ").values_list("change_message", "user__username")
+    authors = {message.partition(":")[0].removeprefix("Version "): name for message, name in made}
+    used = _use([version.reference for version in versions]) if with_runs else {}
+    return [
+        {
+            "number": version.number,
+            "created_at": version.created_at,
+            "author": authors.get(str(version.number), "catalogue file"),
+            "changed": ", ".join(
+                column.replace("_", " ")
+                for column in agents.CONTENT
+                if before is not None and agents.differs(before, column, getattr(version, column))
+            ),
+            "use": used.get(version.reference),
+            "runs": f"{reverse('admin:runs_run_changelist')}?{urlencode({'agent': version.reference})}",
+        }
+        for version, before in zip_longest(versions, versions[1:])
+    ]
+
+
+def _use(references: list[str]) -> dict[str, dict[str, Any]]:
+    """The success rate, and the average running time and credits, of the latest runs by the agent's version."""
+    since = first_id("run", clock.now() - timedelta(days=RUN_DAYS))
+    ended = Run.objects.filter(agent__in=references, pk__gte=since, finished_at__isnull=False).order_by("-pk")
+    latest = list(ended.values_list("pk", "agent", "status", "ran_ms")[:RUNS_MAX])
+    spent = sums.runs_spent([pk for pk, *_ in latest])
+    found = {}
+    for reference in {agent for _, agent, _, _ in latest if agent}:
+        runs = [(pk, status, ran) for pk, agent, status, ran in latest if agent == reference]
+        judged = [status for _, status, _ in runs if status != RunStatus.CANCELLED]
+        well = judged.count(RunStatus.COMPLETED)
+        found[reference] = {
+            "count": len(runs),
+            "success": f"{well / len(judged):.0%}" if judged else "–",
+            "took": span(timedelta(milliseconds=sum(ran for *_, ran in runs) / len(runs))),
+            "credits": amount(sum(spent.get(pk, 0) for pk, *_ in runs) // len(runs)),
+        }
+    return found
 
 
 def _number(text: str | None) -> int:

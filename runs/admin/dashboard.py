@@ -187,19 +187,20 @@ def webhook_health() -> dict[str, Any]:
     again = sum(row["again"] for row in rows)
     delivered = sum(count for (status, _), count in found.items() if status == Delivery.Status.DELIVERED)
     dead = sum(count for (status, _), count in found.items() if status == Delivery.Status.DEAD)
+    # A delivery is due from its beginning: one that fails until its last attempt counts from the first on.
+    due = sum(found.values())
     pending = Delivery.objects.filter(status=Delivery.Status.PENDING).order_by()
     oldest = oldest_due(now)
     failing = Endpoint.objects.filter(failing=True, enabled=True, deleted_at=None).order_by()[: LIVE_MAX + 1].count()
-    bars = status_chart(Delivery.Status, found, hours, f"{sum(found.values()):,} deliveries")
-    finished = delivered + dead
+    bars = status_chart(Delivery.Status, found, hours, f"{due:,} deliveries")
     page = reverse("admin:webhooks_delivery_changelist")
     return bars | {
         "facts": [
-            ("Delivered", f"{delivered / finished:.1%}" if finished else "–", f"{page}?status__exact=DELIVERED"),
-            ("Needed another attempt", f"{again:,}", page),
+            ("Delivered", f"{delivered / due:.1%}" if due else "–", f"{page}?status__exact=DELIVERED"),
+            ("Tried more than once", f"{again:,}", page),
             ("Dead", f"{dead:,}", f"{page}?status__exact=DEAD"),
             ("Pending", f"{pending[: LIVE_MAX + 1].count():,}", f"{page}?status__exact=PENDING"),
-            ("Overdue by", span(now - oldest) if oldest else "–", f"{page}?status__exact=PENDING"),
+            ("Longest overdue", span(now - oldest) if oldest else "none", f"{page}?status__exact=PENDING"),
             ("Failing endpoints", f"{failing:,}", reverse("admin:webhooks_endpoint_changelist") + "?failing__exact=1"),
         ]
     }

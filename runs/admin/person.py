@@ -1,6 +1,7 @@
-"""A user's page for staff: credits, runs, failures, keys and webhooks, with links to their lists and to actions.
+"""The admin of users: their list, and the page of each with credits, runs, failures, keys, webhooks and actions.
 
-A fixed number of queries, each of a few rows that an index has in this order. It shows no text of the user.
+A page takes a fixed number of queries, each of a few rows that an index has in this order. It shows no text of the
+user.
 """
 
 from __future__ import annotations
@@ -9,19 +10,34 @@ from collections import Counter
 from datetime import UTC, timedelta
 from typing import Any
 
-from django.db.models import Sum
-from django.http import HttpRequest
+from django import forms
+from django.contrib import admin
+from django.contrib.auth.admin import UserAdmin as PlainUserAdmin
+from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
+from django.db.models import Q, Sum
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.shortcuts import get_object_or_404
 from django.urls import reverse
+from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
+from unfold.widgets import UnfoldAdminTextInputWidget
 
 from apikeys.models import ApiKey
 from config.kernel import clock, money
-from config.staff.base import list_links, page_of
+from config.kernel.errors import Conflict
+from config.staff.actions import Action, ActionForm, Did, WithActions
+from config.staff.base import list_links, page_of, user_link, users_named
+from config.staff.words import amount
 from credits import statement
-from credits.models import Account, DayTotal
+from credits.models import Account, DayTotal, LedgerEntry
 from runs.admin.reports import CHART_OPTIONS, PALETTE, chart
 from runs.admin.timeline import reasons
 from runs.models import Run, RunStatus
+from runs.privacy.erase import NotErased, erase
+from runs.privacy.export import export
 from webhooks.models import Delivery, Endpoint
+
+admin.site.unregister(User)
 
 DAYS, ROWS_MAX = 30, 10
 # The latest runs whose models are counted.
@@ -30,15 +46,140 @@ LINKS = [("All runs", "runs_run"), ("Chats", "chats_chat"), ("API keys", "apikey
 LINKS += [("Endpoints", "webhooks_endpoint"), ("Deliveries", "webhooks_delivery")]
 
 
-def show(request: HttpRequest, user: Any) -> dict[str, Any]:
-    """The context of the page: the panels that the signed-in person may see."""
+def block(request: HttpRequest, user: User, data: dict[str, Any]) -> Did:
+    if user == request.user:
+        raise Conflict("You cannot block yourself.")
+    return _activate(user, False, "Blocked.")
+
+
+def unblock(request: HttpRequest, user: User, data: dict[str, Any]) -> Did:
+    return _activate(user, True, "Unblocked.")
+
+
+def _activate(user: User, active: bool, text: str) -> Did:
+    user.is_active = active
+    user.save(update_fields=["is_active"])
+    return Did(user, text)
+
+
+def download(request: HttpRequest, user: User, data: dict[str, Any]) -> Did:
+    lines = StreamingHttpResponse((f"{line}\n" for line in export(user)), content_type="application/x-ndjson")
+    lines["Content-Disposition"] = f'attachment; filename="user-{user.pk}.jsonl"'
+    return Did(user, "Exported.", lines)
+
+
+class EraseForm(ActionForm):
+    reason = forms.CharField(
+        max_length=200, widget=UnfoldAdminTextInputWidget, help_text="Stored in the log. It must not name the person."
+    )
+
+
+def erase_person(request: HttpRequest, user: User, data: dict[str, Any]) -> Did:
+    try:
+        erase(user, data["reason"], lambda step, done, total: None, request.user)
+    except NotErased as error:
+        raise Conflict(f"Not everything is erased yet. {error} Erase the user again.") from None
+    return Did(User.objects.get(pk=user.pk), "")
+
+
+@admin.register(User)
+class UserAdmin(WithActions, PlainUserAdmin):
+    """Accounts that are made here are of staff: the other users appear with their first request."""
+
+    form = UserChangeForm
+    add_form = UserCreationForm
+    change_password_form = AdminPasswordChangeForm
+    # Unfold's empty value would come first.
+    add_fieldsets = PlainUserAdmin.add_fieldsets
+    ordering = ("-pk",)
+    search_fields = ("pk",)
+    search_help_text = "A user's name, e-mail address or id"
+    list_display = ("name", "email", "is_staff", "is_active", "date_joined", "last_login")
+    list_display_links = None
+    list_filter = ("is_staff", "is_superuser", "is_active")
+    staff_actions = (
+        Action(
+            name="block",
+            label="Block",
+            permission="auth.change_user",
+            question="The service refuses this user from now on. Runs that have started go on.",
+            apply=block,
+            about="one",
+            icon="block",
+            danger=True,
+            offered=lambda user: user.is_active,
+        ),
+        Action(
+            name="unblock",
+            label="Unblock",
+            permission="auth.change_user",
+            question="The service accepts this user again.",
+            apply=unblock,
+            about="one",
+            icon="lock_open",
+            offered=lambda user: not user.is_active,
+        ),
+        Action(
+            name="export",
+            label="Export",
+            permission="runs.read_run_content",
+            question="A file with all that is kept of this user, messages and files included. The log records it.",
+            apply=download,
+            about="one",
+            icon="download",
+        ),
+        Action(
+            name="erase",
+            label="Erase",
+            permission="auth.delete_user",
+            question="All content, files, events and names of this user are removed, permanently. Runs are cancelled. "
+            "The ledger stays, under a pseudonym. This can take minutes.",
+            apply=erase_person,
+            form=EraseForm,
+            about="one",
+            icon="delete_forever",
+            danger=True,
+            atomic=False,
+            offered=lambda user: not (user.is_staff or user.is_superuser),
+        ),
+    )
+
+    @admin.display(description="name")
+    def name(self, user: User) -> str:
+        return user_link(user)
+
+    def find(self, word: str) -> Q:
+        return Q(pk__in=users_named(word))
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        # A name is a ``sub``, which the identity provider gives.
+        return ("username",) if obj else ()
+
+    def save_model(self, request: HttpRequest, obj: User, form: Any, change: bool) -> None:
+        obj.is_staff = obj.is_staff or not change
+        super().save_model(request, obj, form, change)
+
+    def home(self, row: User) -> str:
+        return reverse("person", args=[row.pk])
+
+
+def show(request: HttpRequest, user_id: int) -> HttpResponse:
+    """The page of a user, with the panels that the signed-in person may see."""
     may = request.user.has_perm
+    if not may("auth.view_user"):
+        raise PermissionDenied
+    # A larger number than the database's integers is the id of nobody.
+    user = get_object_or_404(User, pk=min(user_id, 2**31 - 1))
     panels: dict[str, Any] = {}
+    account = Account.objects.filter(pk=user.pk).first() or Account(user=user)
     if may("credits.view_account"):
-        account = Account.objects.filter(pk=user.pk).first() or Account(user=user)
         amounts = {"Balance": account.balance, "Held": account.held, "Available": account.available}
-        panels["account"] = [(label, money.to_text(amount)) for label, amount in amounts.items()]
+        panels["account"] = [(label, amount(micro)) for label, micro in amounts.items()]
         panels["spend"] = _spend_by_day(user)
+    if may("credits.view_ledgerentry"):
+        charges = LedgerEntry.objects.filter(account=user.pk, type__in=statement.CHARGES).order_by("-created_at", "-pk")
+        charges = charges.select_related("account__user", "against", "staff")
+        panels["charges"] = [(entry, statement.sentence(entry)) for entry in charges[:ROWS_MAX]]
     if may("runs.view_run"):
         panels |= _runs(user)
     if may("apikeys.view_apikey"):
@@ -50,21 +191,16 @@ def show(request: HttpRequest, user: Any) -> dict[str, Any]:
     if may("webhooks.view_delivery"):
         deliveries = Delivery.objects.filter(user=user, status=Delivery.Status.DEAD).defer("body")
         panels["dead"] = list(deliveries.order_by("-created_at", "-pk")[:ROWS_MAX])
-    actions = [("Change the user", reverse("admin:auth_user_change", args=[user.pk]), "auth.change_user")]
-    if Account.objects.filter(pk=user.pk).exists():
-        actions[:0] = [
-            (label, reverse("admin:credits_account_do_one", args=[user.pk, name]), f"credits.{name}_credits")
-            for label, name in (("Grant credits", "grant"), ("Adjust account", "adjust"))
-        ]
+    model_admin: Any = admin.site.get_model_admin(User)
     lists = [("Ledger", "credits_ledgerentry", f"account__user__id__exact={user.pk}")]
     lists += [(label, model, f"user__id__exact={user.pk}") for label, model in LINKS]
-    return {
-        "person": user,
-        "panels": panels,
-        "links": list_links(request, lists),
-        "actions": [(label, url) for label, url, permission in actions if may(permission)],
-        "options": CHART_OPTIONS,
-    }
+    links = list_links(request, lists)
+    if may("auth.change_user"):
+        links.append(("Sign-in and roles", page_of(User, str(user.pk))))
+    accounts: Any = admin.site.get_model_admin(Account)
+    buttons = accounts.buttons(request, account) + model_admin.buttons(request, user)
+    context = {"person": user, "panels": panels, "links": links, "options": CHART_OPTIONS, "actions_detail": buttons}
+    return model_admin.page(request, "admin/runs/person.html", user.get_username(), **context)
 
 
 def _spend_by_day(user: Any) -> dict[str, Any]:

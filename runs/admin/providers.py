@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
+from django.conf import settings
 from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
-from django.http import HttpRequest, HttpResponse
-from unfold.decorators import action
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
+from django.utils.http import urlencode
+from unfold.decorators import action, display
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
 from config.kernel import money
@@ -19,7 +22,8 @@ from runs.catalogue import rules
 from runs.catalogue.definitions import ModelDefinition
 from runs.catalogue.dialects import NAMES, check_dialect
 from runs.catalogue.parameters import CHECKS, check_parameters
-from runs.catalogue.providers import ENVIRONMENT, KINDS, PRESETS, address_of, problem_of
+from runs.catalogue.providers import ENVIRONMENT, KINDS, PRESETS, Server, address_of, key_variable, problem_of
+from runs.llm.base import ModelError
 from runs.llm.registry import probe
 from runs.models import AgentModel, Provider
 from runs.tools.base import is_address, parse_headers
@@ -38,7 +42,7 @@ class ProviderForm(forms.ModelForm):
     )
     kind = forms.ChoiceField(
         required=False,
-        choices=[("", "As the preset says"), *((name, kind.label) for name, kind in KINDS.items())],
+        choices=[("", "The preset's kind"), *((name, kind.label) for name, kind in KINDS.items())],
         widget=UnfoldAdminSelectWidget,
     )
     new_api_key = SecretField(
@@ -80,8 +84,10 @@ class ProviderForm(forms.ModelForm):
 @admin.register(Provider)
 class ProviderAdmin(CatalogueAdmin):
     form = ProviderForm
+    table = "providers"
     unread = ("api_key", "headers")
-    list_display = ("name", "kind_label", "key", "enabled", "base_url", "max_concurrent", "requests_per_minute")
+    list_display = ("name", "kind_label", "key", "base_url", "enabled")
+    actions_detail = ("test",)
     view_fields = tuple(ProviderForm.Meta.fields)
     shown = ("key",)
     server = ("preset", "name", "kind", "base_url", "new_api_key", "forget_api_key", "new_headers", "forget_headers")
@@ -96,15 +102,50 @@ class ProviderAdmin(CatalogueAdmin):
         if problem := problem_of(obj):
             messages.warning(request, f"{obj.name} cannot be used yet: {problem}")
 
+    def response_add(self, request: HttpRequest, obj: Provider, post_url_continue: str | None = None) -> HttpResponse:
+        if {"_continue", "_addanother"} & request.POST.keys():
+            return super().response_add(request, obj, post_url_continue)
+        messages.success(request, f"{obj.name} was added. Add its models now.")
+        return HttpResponseRedirect(self.url("test", obj.pk))
+
+    @action(description="Test", icon="network_check", permissions=["change"])
+    def test(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """The models that the server lists, each with a link that adds it; POST asks the server."""
+        from runs.llm.listing import models_of  # the adapters, which no other page needs
+
+        row = self.row(request, object_id)
+        found = problem = error = None
+        if request.method == "POST":
+            try:
+                found = models_of(Server.from_row(Provider.objects.get(pk=row.pk)))
+            except ModelError as failure:
+                error = failure
+            except DecryptionFailed:
+                problem = "No key of ENCRYPTION_KEYS decrypts the provider's secrets."
+            except ValueError as failure:
+                problem = str(failure)
+            self.log_change(request, row, "Tested it.")
+        add = f"{reverse('admin:runs_agentmodel_add')}?provider={row.pk}"
+        known = set(row.models.values_list("provider_model", flat=True))
+        listed = [(name, f"{add}&{urlencode({'provider_model': name, 'display_name': name})}") for name in found or ()]
+        shown = {"listed": listed, "known": known, "add": add, "asked": found is not None}
+        return self.page(request, "admin/runs/provider/test.html", "Test", row, problem=problem, error=error, **shown)
+
     @admin.display(description="kind", ordering="kind")
     def kind_label(self, provider: Provider) -> str:
         kind = KINDS.get(provider.kind)
         return kind.label if kind else provider.kind
 
-    @admin.display(description="key")
-    def key(self, provider: Provider) -> str:
-        stored = Provider.objects.filter(pk=provider.pk).exclude(api_key=None).exists()
-        return "set" if stored else "the environment's" if provider.name in ENVIRONMENT else "–"
+    @display(description="key", label={"set": "success", "missing": "danger", "not needed": "default"})
+    def key(self, provider: Provider) -> tuple[str, str]:
+        """By what is stored, which is not read: it may be that no key decrypts it."""
+        variable = key_variable(provider.name, provider.base_url)
+        if Provider.objects.filter(pk=provider.pk).exclude(api_key=None, headers=None).exists():
+            return "set", "set"
+        if variable and getattr(settings, variable):
+            return "set", variable
+        server = Server(provider.name, provider.kind, address_of(provider.name, provider.base_url))
+        return ("missing", f"missing: {variable}".rstrip(": ")) if server.needs_key else ("not needed", "not needed")
 
 
 class AgentModelForm(forms.ModelForm):
@@ -161,6 +202,7 @@ class AgentModelForm(forms.ModelForm):
 @admin.register(AgentModel)
 class AgentModelAdmin(CatalogueAdmin):
     form = AgentModelForm
+    table = "models"
     unread = ("provider__api_key", "provider__headers")
     actions_detail = ("test",)
     list_display = ("name", "provider", "provider_model", "prices", "is_default", "enabled")

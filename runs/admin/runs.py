@@ -7,13 +7,12 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib import admin
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import path, reverse
-from django.utils.html import format_html
 from unfold.decorators import action
 
-from chats.models import Message
+from chats.models import Chat, Message
 from config.api.authentication import DEMO_USER
 from config.staff.actions import Action, Did, WithActions
 from config.staff.base import (
@@ -24,16 +23,22 @@ from config.staff.base import (
     credits_column,
     link_column,
     list_links,
+    page_of,
     status_column,
 )
 from config.staff.words import span
 from config.telemetry import logs
+from credits import sums
 from runs import services
 from runs.admin import content, reports, timeline
 from runs.errors import RunError
 from runs.models import (
     FINAL_RUN_STATUSES,
+    Agent,
+    AgentModel,
     InvocationStatus,
+    ModelAttempt,
+    Provider,
     Run,
     RunEvent,
     RunStatus,
@@ -44,7 +49,7 @@ from runs.models import (
     WaitpointStatus,
 )
 
-CHAT, RUN = link_column("chat_id", "chat"), link_column("run_id", "run")
+RUN = link_column("run_id", "run")
 
 
 def cancel(request: HttpRequest, run: Run, data: dict[str, Any]) -> Did | None:
@@ -54,7 +59,7 @@ def cancel(request: HttpRequest, run: Run, data: dict[str, Any]) -> Did | None:
 @admin.register(Run)
 class RunAdmin(ReadOnly, WithActions):
     empty_text = "A run appears when a user sends a message."
-    list_display = ("id", "state", "who", "created_at", "took", "error_code", "resolved_model", CHAT)
+    list_display = ("id", "state", "user", "agent", "model_used", "credits", "created_at", "took", "error_code")
     list_filter = ("status", choice_filter("error_code", "error", list(RunError)))
     unread = ("instructions", "output_schema", "output")
     list_select_related = ("user",)
@@ -64,6 +69,7 @@ class RunAdmin(ReadOnly, WithActions):
     id_fields = {"chat": "chat_id"}
     fields = ()
     state = status_column(RunStatus)
+    credits = credits_column("spent", "credits")
     actions_detail = ("content",)
     staff_actions = (
         Action(
@@ -93,9 +99,12 @@ class RunAdmin(ReadOnly, WithActions):
             logs.run_id.set(run.pk)
         return run
 
-    @admin.display(description="user")
-    def who(self, run: Run) -> str:
-        return format_html('<a href="{}">{}</a>', reverse("person", args=[run.user_id]), run.user.get_username())
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Run]:
+        return super().get_queryset(request).annotate(spent=sums.run_spent_subquery())
+
+    @admin.display(description="model")
+    def model_used(self, run: Run) -> str:
+        return run.resolved_model or run.requested_model or "–"
 
     @admin.display(description="took")
     def took(self, run: Run) -> str:
@@ -112,10 +121,34 @@ class RunAdmin(ReadOnly, WithActions):
         context["tone"] = RunStatus.tones()[run.status]
         context["reasons"] = timeline.reasons(run)
         context["links"] = self._links(request, run)
+        context["about"] = self._about(request, run)
+        failed = ModelAttempt.objects.filter(run=run, next_model="").order_by("-turn_index", "-number").first()
+        if failed is not None and (not run.error_code or failed.reason != run.failure_reason):
+            failed = None
+        context["failed"] = failed
+        if failed is not None and request.user.has_perm("runs.view_provider"):
+            context["provider"] = Provider.objects.filter(name=failed.provider).only("pk").first()
         # Version, trace, span and flags.
         trace = run.trace_parent.split("-")[1] if run.trace_parent else ""
         context["trace"], context["trace_url"] = trace, settings.TRACE_URL.replace("{trace}", trace)
         return super().render_change_form(request, context, *args, **options)
+
+    def _about(self, request: HttpRequest, run: Run) -> list[tuple[str, str, str]]:
+        """Label, name and address of what the run is about; the address only if the signed-in person may open it."""
+        may = request.user.has_perm
+        about = [
+            ("user", run.user.get_username(), reverse("person", args=[run.user_id]) if may("auth.view_user") else "")
+        ]
+        about.append(("chat", run.chat_id, page_of(Chat, run.chat_id) if may("chats.view_chat") else ""))
+        if run.agent:
+            agent = Agent.objects.filter(name=run.agent_name).only("pk").first() if may("runs.view_agent") else None
+            number = run.agent.partition("@")[2]
+            url = f"{reverse('admin:runs_agent_versions', args=[agent.pk])}?right={number}" if agent else ""
+            about.append(("agent", run.agent, url))
+        name = run.resolved_model or run.requested_model or ""
+        model = AgentModel.objects.filter(name=name).only("pk").first() if may("runs.view_agentmodel") else None
+        about.append(("model", name or "the default one", page_of(AgentModel, str(model.pk)) if model else ""))
+        return about
 
     def _links(self, request: HttpRequest, run: Run) -> list[tuple[str, str]]:
         """Links to related pages, those that the signed-in person may open."""

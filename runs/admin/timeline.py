@@ -13,9 +13,10 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.db.models import Count, Max, Min, Prefetch
+from django.utils.html import format_html
 
-from config.kernel import clock, money
-from config.staff.words import span
+from config.kernel import clock
+from config.staff.words import amount, span
 from credits import statement
 from credits.models import EntryType, LedgerEntry
 from runs.errors import FailureReason, RunError
@@ -75,7 +76,7 @@ class Step:
         if not self.charges:
             return ""
         held = sum(_held(entry) for entry in self.charges)
-        return f"{money.to_text(held)} held" if held > 0 else money.to_text(sum(map(_spent, self.charges)))
+        return format_html("{} held", amount(held)) if held > 0 else spending(self.charges)
 
 
 class Timeline(NamedTuple):
@@ -186,7 +187,7 @@ def _call(call: ToolInvocation) -> Step:
 
 def _waitpoint(point: Waitpoint) -> Step:
     text = "answered" if point.status == WaitpointStatus.COMPLETED else ""
-    title = point.get_kind_display() if point.needed is None else "Waits for credits"
+    title = point.get_kind_display().capitalize() if point.needed is None else "Waits for credits"
     tone = WaitpointStatus.tones()[point.status]
     return Step("waitpoint", title, point.created_at, point.resolved_at, text, point.status, tone)
 
@@ -216,7 +217,7 @@ def _charge(run: Run, steps: list[Step], entries: list[LedgerEntry]) -> None:
             step = _unanswered(index, hold, usage, ends)
             steps.append(step)
         if step is not None:
-            step.charges += [hold, *ends]
+            step.charges += [hold, *ends, *(back for end in ends for back in settled[end.pk])]
 
 
 def _unanswered(index: str, hold: LedgerEntry, usage: LedgerEntry | None, ends: list[LedgerEntry]) -> Step:
@@ -253,18 +254,18 @@ def _facts(run: Run, entries: list[LedgerEntry], turns: int, calls: int) -> list
         ("Took", span(whole) + ("" if run.finished_at else " so far")),
         ("Queued", span((run.started_at or run.finished_at or now) - run.created_at)),
         ("Running", span(running)),
-        ("Credits spent", money.to_text(sum(map(_spent, entries)))),
-        ("Credits held", money.to_text(sum(map(_held, entries)))),
+        ("Credits spent", spending(entries)),
+        ("Credits held", amount(sum(map(_held, entries)))),
         ("Turns and calls", f"{turns} and {calls}"),
-        ("Agent", run.agent or "–"),
-        ("Model", run.resolved_model or run.requested_model or "default"),
         ("Workers lost", str(run.lease_losses)),
     ]
 
 
-def _spent(entry: LedgerEntry) -> int:
-    sign = {EntryType.CAPTURE: 1, EntryType.USAGE: 1, EntryType.REFUND: -1}.get(EntryType[entry.type], 0)
-    return sign * entry.amount
+def spending(entries: list[LedgerEntry]) -> str:
+    """``12``, or ``12, refunded 12``."""
+    charged = sum(entry.amount for entry in entries if entry.type in statement.CHARGES)
+    refunded = sum(entry.amount for entry in entries if entry.type == EntryType.REFUND)
+    return format_html("{}, refunded {}", amount(charged), amount(refunded)) if refunded else amount(charged)
 
 
 def _held(entry: LedgerEntry) -> int:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 from django import forms
-from django.contrib import admin
+from django.conf import settings
+from django.contrib import admin, messages
+from django.contrib.admin.utils import unquote
 from django.db.models.signals import post_delete, post_save
 from django.dispatch import receiver
 from django.http import Http404, HttpRequest, HttpResponse
+from django.utils.html import format_html
 from unfold.decorators import action
 from unfold.widgets import (
     UnfoldAdminDecimalFieldWidget,
@@ -18,6 +22,7 @@ from unfold.widgets import (
     UnfoldAdminSelectWidget,
     UnfoldAdminTextareaWidget,
     UnfoldAdminTextInputWidget,
+    UnfoldBooleanSwitchWidget,
 )
 
 from config.kernel import money
@@ -27,7 +32,7 @@ from config.outbound.urls import same_server
 from config.staff.base import StaffAdmin, credits_column
 from config.staff.forms import CreditsField, ForgetField, ObjectField, SecretField, fits
 from runs import catalogue
-from runs.catalogue import rules
+from runs.catalogue import file, rules
 from runs.catalogue.imports import import_mcp
 from runs.models import AgentModel, Provider, Tool
 from runs.tools import builtin, schema
@@ -48,6 +53,32 @@ class CatalogueAdmin(StaffAdmin):
     # For staff who may view but not change: the fields of the model, and the columns that are computed.
     view_fields: ClassVar[tuple[str, ...]] = ()
     shown: ClassVar[tuple[str, ...]] = ()
+
+    # The table of the catalogue file that lists such rows.
+    table: ClassVar[str] = ""
+
+    def changeform_view(self, request: HttpRequest, object_id: str | None = None, *args: Any, **options: Any) -> Any:
+        answer = super().changeform_view(request, object_id, *args, **options)
+        row: Any = self.get_object(request, unquote(object_id)) if object_id else None
+        if row is not None:
+            self.say_listed(request, row.name)
+        return answer
+
+    def say_listed(self, request: HttpRequest, name: str) -> None:
+        """The next apply of the catalogue file undoes what staff change in a row that it lists."""
+        source = settings.CATALOGUE_FILE
+        try:
+            listed = file.standing(source, file.read_file(Path(source)), self.table, name) if source else None
+        except (ValueError, DecryptionFailed):
+            return  # an apply says what is wrong with the file
+        if listed is None:
+            return
+        line, fields = listed
+        where = f"{source}, line {line}, lists {name}: the next apply of the file undoes changes that are made here."
+        if fields:
+            messages.warning(request, f"{where} It will set {', '.join(fields)}.")
+        else:
+            messages.info(request, where)
 
     def only_views(self, request: HttpRequest, row: Any) -> bool:
         return row is not None and bool(self.view_fields) and not self.has_change_permission(request, row)
@@ -73,7 +104,8 @@ class ToolForm(forms.ModelForm):
 
     node_type = forms.ChoiceField(
         label="Type",
-        choices=[(name, kind.label) for name, kind in TYPES.items()],
+        initial=HTTP,
+        choices=[(name, kind.label) for name, kind in sorted(TYPES.items(), key=lambda one: one[0] != HTTP)],
         widget=UnfoldAdminSelectWidget,
         help_text=f"Built in are {', '.join(builtin.TOOLS)}.",
     )
@@ -100,6 +132,8 @@ class ToolForm(forms.ModelForm):
         min_value=rules.TIMEOUT_MIN_SECONDS,
         max_value=rules.TIMEOUT_MAX_SECONDS,
         widget=UnfoldAdminDecimalFieldWidget,
+        label="Time limit",
+        help_text="Seconds for a call. Empty: TOOL_TIMEOUT_SECONDS.",
     )
 
     park_seconds = forms.IntegerField(
@@ -114,9 +148,17 @@ class ToolForm(forms.ModelForm):
     class Meta:
         model = Tool
         help_texts: ClassVar = {
-            "url": FORGETS,
             "cancel_url": f"Told of calls that are cancelled or expire while they await their callback. {FORGETS}",
             "unsigned_callbacks": "Callbacks need no signature although the tool has a signing secret.",
+            "name": "Models and requests use it: letters, digits, _ and -.",
+            "display_name": "What people see.",
+            "description": "Tells the model what the tool does and when to use it.",
+            "provider_cost_percent": "Of the price: what a call costs you. The reports show the rest as your margin.",
+            "approval": "When a call waits until its user agrees.",
+            "repeatable": "Whether a call may be made again if its outcome was lost with its worker.",
+            "url": f"Of an HTTP tool: where its calls are sent. Of an MCP tool: its server. {FORGETS}",
+            "remote_name": "The tool's name on its server. Empty: the same.",
+            "enabled": "Whether runs can call it.",
         }
         described = ["name", "display_name", "description", "node_type", "input_schema", "price"]
         called = ["provider_cost_percent", "approval", "timeout_seconds", "repeatable", "url", "remote_name"]
@@ -178,6 +220,12 @@ class ImportForm(forms.Form):
         help_text="For names that are taken here.",
     )
     price = CreditsField(initial="0", label="Price of a call", help_text="Credits, of new tools.")
+    enabled = forms.BooleanField(
+        required=False,
+        widget=UnfoldBooleanSwitchWidget,
+        label="Enable new tools",
+        help_text="At once every run can call them, except runs of agents with tools of their own.",
+    )
 
 
 class TryForm(forms.Form):
@@ -193,14 +241,32 @@ class ToolAdmin(CatalogueAdmin):
     credits = credits_column("price", "price (credits)")
     actions_list = ("import_tools",)
     actions_detail = ("try_it",)
-    list_display = ("name", "node_type", "credits", "approval", "repeatable", "secret", "signed", "enabled")
+    list_display = ("name", "node_type", "credits", "approval", "secret", "signed", "enabled")
     view_fields = tuple(name for name in ToolForm.Meta.fields if name != "price")
+    table = "tools"
+    # Each is shown for the types of tools that use it.
+    conditional_fields: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(
+            ["url", "new_secret_headers", "forget_secret_headers", "park_seconds"],
+            "['http', 'mcp'].includes(node_type)",
+        ),
+        **dict.fromkeys(
+            ["new_signing_secret", "forget_signing_secret", "cancel_url", "unsigned_callbacks"], "node_type == 'http'"
+        ),
+        "remote_name": "node_type == 'mcp'",
+    }
     shown = ("credits", "secret", "signed")
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         # The next migration would add the row again, enabled. Staff disable it instead.
         builtin_row = obj is not None and obj.node_type == BUILTIN and obj.name in builtin.TOOLS
         return not builtin_row and super().has_delete_permission(request, obj)
+
+    def save_model(self, request: HttpRequest, obj: Tool, form: Any, change: bool) -> None:
+        super().save_model(request, obj, form, change)
+        if obj.node_type == HTTP:
+            link = format_html('<a href="{}">Try it</a>', self.url("try_it", obj.pk))
+            messages.info(request, format_html("{} is saved: {}.", obj.name, link))
 
     def has_import_permission(self, request: HttpRequest) -> bool:
         return self.has_add_permission(request) and self.has_change_permission(request)

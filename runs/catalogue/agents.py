@@ -61,7 +61,7 @@ def save(name: str, *, display_name: str, description: str = "", enabled: bool =
         current = AgentVersion.objects.filter(agent=agent, number=agent.version).first()
         saved = Saved(agent, is_new=current is None)
         saved.changed = [column for column, value in shown.items() if getattr(agent, column) != value]
-        others = [column for column, value in version.items() if current is None or _differs(current, column, value)]
+        others = [column for column, value in version.items() if current is None or differs(current, column, value)]
         if others:
             saved.is_new_version = True
             newest = agent.versions.aggregate(number=Max("number", default=0))["number"]
@@ -73,7 +73,7 @@ def save(name: str, *, display_name: str, description: str = "", enabled: bool =
     return saved
 
 
-def _differs(current: AgentVersion, column: str, value: Any) -> bool:
+def differs(current: AgentVersion, column: str, value: Any) -> bool:
     before = getattr(current, column)
     if column == "tools" and before is not None and value is not None:
         return sorted(before) != sorted(value)  # their order means nothing

@@ -37,13 +37,13 @@ class Imported:
         )
 
 
-def import_mcp(url: str, *, headers: str = "", prefix: str = "", price: int = 0) -> Imported:
+def import_mcp(url: str, *, headers: str = "", prefix: str = "", price: int = 0, enabled: bool = True) -> Imported:
     """Add the tools of the server at ``url``, and update what it says of those that are known: title, description and
     input schema.
 
-    ``headers`` is the JSON text of secret headers; without it, known tools keep theirs. ``price`` is that of new tools
-    in micro-credits; a known tool keeps whatever staff decide. Raises ValueError, with a message for staff, if the
-    server does not answer with a list of tools.
+    ``headers`` is the JSON text of secret headers; without it, known tools keep theirs. ``price``, in micro-credits,
+    and ``enabled`` are of new tools; a known tool keeps whatever staff decide. Raises ValueError, with a message for
+    staff, if the server does not answer with a list of tools.
     """
     if not is_address(url):
         raise ValueError("Use an http(s) address without credentials.")
@@ -55,12 +55,12 @@ def import_mcp(url: str, *, headers: str = "", prefix: str = "", price: int = 0)
         raise ValueError(failure.message) from None
     if len(listed) > TOOL_IMPORT_MAX:
         raise ValueError(f"The server has {len(listed)} tools; the limit is {TOOL_IMPORT_MAX}.")
-    imported = Imported()
+    imported, server = Imported(), {"url": url, "secret_headers": headers or None, "enabled": enabled}
     with transaction.atomic():
         rows = Tool.objects.defer("secret_headers", "signing_secret").select_for_update(no_key=True)
         known = {tool.name: tool for tool in rows}
         for tool in listed:
-            _import(imported, known, tool, {"url": url, "secret_headers": headers or None}, prefix, price)
+            _import(imported, known, tool, server, prefix, price)
     return imported
 
 

@@ -23,13 +23,15 @@ class Kind:
     adapter: str
     needs_address: bool = True
     counts_as_we_do: bool = False
+    # Where the server lists its models.
+    models_path: str = "/models"
 
 
 KINDS = {
     "demo": Kind("Demo (offline)", "runs.llm.demo.DemoModel", needs_address=False, counts_as_we_do=True),
     "openai": Kind("OpenAI chat completions", "runs.llm.openai_chat.OpenAIModel"),
     "openai_responses": Kind("OpenAI Responses", "runs.llm.openai_responses.ResponsesModel"),
-    "anthropic": Kind("Anthropic Messages", "runs.llm.anthropic.AnthropicModel"),
+    "anthropic": Kind("Anthropic Messages", "runs.llm.anthropic.AnthropicModel", models_path="/v1/models?limit=1000"),
 }
 
 
@@ -65,6 +67,14 @@ ENVIRONMENT = {
 }
 
 
+NO_KEY = "Its key is missing."
+
+
+def key_variable(name: str, base_url: str) -> str:
+    """The variable with the key of a provider's row that has none; empty if there is no such variable."""
+    return ENVIRONMENT[name][1] if name in ENVIRONMENT and not base_url else ""
+
+
 def address_of(name: str, base_url: str) -> str:
     """The address of a provider's row, or the environment's if it has none."""
     return base_url or (getattr(settings, ENVIRONMENT[name][0]) if name in ENVIRONMENT else "")
@@ -87,8 +97,8 @@ class Server:
         """Raises ValueError for headers that are not valid."""
         key = row.api_key or ""
         # A key of the environment is for the environment's address only.
-        if row.name in ENVIRONMENT and not row.base_url:
-            key = key or getattr(settings, ENVIRONMENT[row.name][1])
+        if variable := key_variable(row.name, row.base_url):
+            key = key or getattr(settings, variable)
         return cls(
             name=row.name,
             kind=row.kind,
@@ -112,9 +122,13 @@ class Server:
         return self.host.endswith(AZURE_HOSTS)
 
     @property
+    def needs_key(self) -> bool:
+        return self.host in KEY_HOSTS or self.is_azure
+
+    @property
     def has_key(self) -> bool:
         """Whether it has a key, or needs none."""
-        return bool(self.api_key or self.headers) or not (self.host in KEY_HOSTS or self.is_azure)
+        return bool(self.api_key or self.headers) or not self.needs_key
 
     def secrets(self) -> tuple[str, ...]:
         return secrets_in(self.api_key, dict(self.headers).values())
@@ -130,14 +144,16 @@ class Server:
             return "Its address is missing or not an http(s) address."
         if not all("!" <= character <= "~" for character in self.api_key):
             return "Its key holds a character that is not valid in a key, such as a blank."
-        return None if self.has_key else "Its key is missing."
+        return None if self.has_key else NO_KEY
 
 
 def problem_of(provider: Provider) -> str | None:
     """Why the stored provider cannot be used, for staff."""
     try:
-        return Server.from_row(Provider.objects.get(pk=provider.pk)).problem()
+        problem = Server.from_row(Provider.objects.get(pk=provider.pk)).problem()
     except DecryptionFailed:
         return "No key of ENCRYPTION_KEYS decrypts its secrets."
     except ValueError as error:
         return str(error)
+    variable = key_variable(provider.name, provider.base_url)
+    return f"Its key is missing: {variable}." if problem == NO_KEY and variable else problem

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
-from django.db.models import Sum
-
 from config.kernel import clock
 from config.kernel.ids import first_id
-from credits.models import SPENDING, LedgerEntry
-from credits.sums import net_spending
+from credits.sums import runs_spent
 from runs.models import Agent, AgentModel, Run, RunStatus, TypicalCredits
 
 DAYS = 30
@@ -50,8 +47,7 @@ def _costs(run_ids: Sequence[str]) -> Iterator[int]:
     """What each run cost less refunds, in micro-credits; 0 for one without rows."""
     for start in range(0, len(run_ids), BATCH):
         batch = run_ids[start : start + BATCH]
-        rows = LedgerEntry.objects.filter(run_id__in=batch, type__in=SPENDING).order_by().values("run_id")
-        found = dict(rows.annotate(cost=Sum(net_spending())).values_list("run_id", "cost"))
+        found = runs_spent(batch)
         yield from (found.get(run_id, 0) for run_id in batch)
 
 

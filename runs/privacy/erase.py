@@ -26,6 +26,7 @@ from chats.services import chats_of, delete_chat
 from config.api.models import ErasedSubject
 from config.database import batches
 from config.kernel import clock
+from config.kernel.errors import Conflict
 from runs import services
 from runs.models import InvocationStatus, Run, ToolInvocation
 from runs.privacy import tables
@@ -47,13 +48,17 @@ class NotErased(Exception):
     """Something is left. The message says what; a repetition continues."""
 
 
-def erase(user: Any, reason: str, report: Report) -> str:
-    """Erase the person, who is not staff. Returns the pseudonym. Raises NotErased, and Unavailable without the
-    storage.
+def erase(user: Any, reason: str, report: Report, staff: Any = None) -> str:
+    """Erase the person, and log it as done by ``staff``. Returns the pseudonym. Raises NotErased,
+    Unavailable without the storage, and Conflict for a staff account or a reason that has the name.
 
     From the first step on, the person's credentials are refused. What a request that began before still adds is removed
     too.
     """
+    if user.is_staff or user.is_superuser:
+        raise Conflict("This is a staff account. Remove its staff status first.")
+    if user.get_username().lower() in reason.lower():
+        raise Conflict("The reason is stored and must not contain the username.")
     get_user_model()._default_manager.filter(pk=user.pk).update(is_active=False)
     while True:
         _end_runs(user, report)
@@ -66,7 +71,7 @@ def erase(user: Any, reason: str, report: Report) -> str:
             if table.erasure == Erasure.DELETED and not parent.startswith(("chats.", "runs.", "webhooks.")):
                 _remove(tables.rows_of(label, user))
         report("other rows removed", 1, 1)
-        if pseudonym := _rename(user, reason):
+        if pseudonym := _rename(user, reason, staff):
             return pseudonym
 
 
@@ -156,7 +161,7 @@ def _hide_in_log(user: Any) -> None:
 
 
 @transaction.atomic
-def _rename(user: Any, reason: str) -> str | None:
+def _rename(user: Any, reason: str, staff: Any) -> str | None:
     """The last step. None if a request has added rows meanwhile."""
     users = get_user_model()._default_manager
     # FOR UPDATE: until the commit, no row can be added that refers to the user.
@@ -170,11 +175,11 @@ def _rename(user: Any, reason: str) -> str | None:
     names = {"username": pseudonym, "email": "", "first_name": "", "last_name": ""}
     users.filter(pk=user.pk).update(**names, password=make_password(None), last_login=None)
     LogEntry.objects.create(
-        user_id=user.pk,
+        user_id=(staff or user).pk,
         content_type=ContentType.objects.get_for_model(get_user_model()),
         object_id=str(user.pk),
         object_repr=pseudonym,
         action_flag=CHANGE,
-        change_message=f"Erased at the command line: {reason}",
+        change_message=f"Erased{'' if staff else ' at the command line'}: {reason}",
     )
     return pseudonym

@@ -168,6 +168,12 @@ def test_the_versions_lead_to_their_runs(boss, agent, user):
     listed = boss.get(link).content.decode()
     assert with_it.pk in listed
     assert without.pk not in listed
+    make_run(user, agent="support@1", agent_name="support", status="failed", error_code="MODEL_ERROR")
+    boss.post(page("change", agent), form(instructions="Other.", max_credits="5"))
+    second, first = boss.get(page("versions", agent)).context["versions"]
+    assert (second["author"], second["changed"]) == (boss.person.username, "instructions, max credits")
+    assert (first["author"], first["use"]["count"], first["use"]["success"]) == (boss.person.username, 2, "50%")
+    assert first["use"]["credits"] == "1.75"
     assert "support@1" in boss.get(reverse("admin:runs_run_change", args=[with_it.pk])).content.decode()
 
 
@@ -177,7 +183,7 @@ def test_those_who_may_view_see_everything_and_change_nothing(sign_in, agent):
     assert "Be kind." in viewer.get(page("change", agent)).content.decode()
     text = viewer.get(page("versions", agent)).content.decode()
     assert "Be kind." in text
-    assert "Choose" not in text
+    assert "Make current" not in text
     assert viewer.post(page("versions", agent), {"version": "1"}).status_code == 403
     assert viewer.post(page("change", agent), form()).status_code == 403
     stranger = sign_in()

@@ -23,8 +23,9 @@ def test_ids_are_short_and_can_be_copied(boss, user):
     page = boss.get(RUNS).content.decode()
     assert f">run_…{run.pk[-6:]}</a>" in page
     assert f'data-copy="{run.pk}"' in page
-    assert f">chat_…{run.chat_id[-6:]}</a>" in page
     assert reverse("admin:runs_run_change", args=[run.pk]) in page
+    calls = boss.get(reverse("admin:runs_toolinvocation_changelist")).content.decode()
+    assert f">run_…{run.pk[-6:]}</a>" in calls
 
 
 def test_times_are_relative_with_the_whole_time_beside(boss, user):

@@ -20,7 +20,20 @@ from config.kernel import clock
 from credits import ledger
 from credits.models import Account, LedgerEntry
 from runs.admin import timeline
-from runs.models import Compaction, ModelAttempt, Run, RunEvent, Tool, ToolInvocation, Turn, Waitpoint
+from runs.catalogue import agents
+from runs.models import (
+    Agent,
+    AgentModel,
+    Compaction,
+    ModelAttempt,
+    Provider,
+    Run,
+    RunEvent,
+    Tool,
+    ToolInvocation,
+    Turn,
+    Waitpoint,
+)
 from tests import factories
 from tests.admin.conftest import CONTENT, SECRET, make_run
 from webhooks.models import Attempt, Delivery, Endpoint
@@ -131,6 +144,44 @@ def test_a_replaced_run_leads_to_the_run_in_its_place(boss, run, user):
     assert f'href="{address(Run, "change", by.pk)}"' in boss.get(page).content.decode()
 
 
+def test_a_run_names_what_it_is_about_and_what_was_refunded(boss, sign_in, user):
+    agents.save("support", display_name="Support")
+    run = make_run(user, agent="support@1", agent_name="support")
+    call, turn = (LedgerEntry.objects.get(run_id=run.pk, type=kind) for kind in ("CAPTURE", "USAGE"))
+    ledger.refund(call.pk, call.amount, reason="Sorry", staff=boss.person)
+    ledger.refund(turn.pk, 1, reason="Sorry", staff=boss.person)
+    page = boss.get(address(Run, "change", run.pk)).content.decode()
+    versions = reverse("admin:runs_agent_versions", args=[Agent.objects.get(name="support").pk])
+    model = AgentModel.objects.get(name="demo").pk
+    for link in (
+        reverse("person", args=[user.pk]), address(Chat, "change", run.chat_id), f"{versions}?right=1",
+        address(AgentModel, "change", model),
+    ):  # fmt: skip
+        assert f'href="{link}"' in page
+        assert (
+            f'href="{link}"'
+            not in sign_in(permissions=("runs.view_run",)).get(address(Run, "change", run.pk)).content.decode()
+        )
+    costs = {step.title: step.cost for step in timeline.build(run).steps}
+    assert (costs["calculate"], costs["Turn 1"]) == ("1.25, refunded 1.25", "0.5, refunded 0.000001")
+    spent = dict(timeline.build(run).facts)["Credits spent"]
+    assert spent == '1.75, refunded <span title="1.250001 credits">1.25</span>'
+
+
+def test_a_failed_run_leads_to_its_provider_and_to_what_it_said(boss, sign_in, user):
+    run = make_run(user, status="failed", error_code="MODEL_ERROR", failure_reason="provider_unauthorized")
+    ModelAttempt.objects.create(
+        run=run, turn_index=3, number=1, model="demo", provider="demo", reason="provider_unauthorized", http_status=401,
+        detail=CONTENT, started_at=clock.now(), finished_at=clock.now(),
+    )  # fmt: skip
+    page = boss.get(address(Run, "change", run.pk)).content.decode()
+    assert f'href="{address(Provider, "change", Provider.objects.get(name="demo").pk)}"' in page
+    assert "What the provider said" in page
+    assert CONTENT not in page
+    assert CONTENT in boss.get(reverse("admin:runs_run_content", args=[run.pk])).content.decode()
+    assert "What the provider said" not in sign_in("viewer").get(address(Run, "change", run.pk)).content.decode()
+
+
 def test_a_run_leads_to_the_playground_and_its_trace(boss, run, settings):
     page = address(Run, "change", run.pk)
     Run.objects.filter(pk=run.pk).update(trace_parent=f"00-{'ab' * 16}-{'cd' * 8}-01")
@@ -145,6 +196,7 @@ def test_a_run_leads_to_the_playground_and_its_trace(boss, run, settings):
 
     settings.EMBEDDED, settings.SESSION_ISSUER = True, ""
     for owner in (get_user_model().objects.get(is_superuser=True), factories.UserFactory(username="demo")):
+        ledger.grant(owner.pk, 10_000_000, cause=f"test:{owner.pk}")  # staff get no sign-up credits
         own = make_run(owner)
         assert f'href="/playground/{own.chat_id}"' in boss.get(address(Run, "change", own.pk)).content.decode()
     # Outside the embedded default, nobody signs in to the playground as this user without a token of theirs.
@@ -194,7 +246,7 @@ def test_the_timeline_is_capped_and_its_queries_do_not_grow(boss, user, monkeypa
         return len(asked)
 
     queries(short)
-    assert queries(short) == queries(long) <= 16
+    assert queries(short) == queries(long) <= 20
     monkeypatch.setattr(timeline, "ROWS_MAX", 5)
     shown = timeline.build(long)
     assert len(shown.entries) == 5
@@ -269,6 +321,7 @@ def test_no_page_shows_secrets_or_content_or_loads_from_another_host(boss, world
     digest, key_id = keys.ApiKey.objects.values_list("digest", "pk").get()
     seen = ""
     for url, text in every_page(boss):
+        assert text == "" or text.count("<main") == text.count("</main>") == 1, url
         for hidden in (CONTENT, SECRET, digest, endpoint.secret):
             assert hidden not in text, url
         assert FOREIGN.findall(text) == [], url

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth import get_user_model
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
@@ -53,9 +55,9 @@ def test_the_page_shows_what_each_role_needs(sign_in, ada, role):
     assert "awk_" in text
     assert CONTENT not in text
     assert SECRET not in text
-    assert [label for label, _ in page.context["actions"]] == (
-        ["Grant credits", "Adjust account"] if role == "billing" else []
-    )
+    offered = {"billing": ["Grant credits", "Adjust account"], "support": ["Export"]}
+    assert [button["title"] for button in page.context["actions_detail"]] == offered.get(role, [])
+    assert ("Refund</a>" in text) == (role == "billing")
 
 
 def test_the_page_needs_permissions(sign_in, ada):
@@ -110,3 +112,58 @@ def test_every_page_has_the_search_field(sign_in, ada):
     client = sign_in("viewer")
     for page in (reverse("admin:index"), reverse("admin:runs_run_changelist"), page_of(ada)):
         assert f'action="{FIND}"' in client.get(page).content.decode()
+
+
+def do(client: Any, user: Any, name: str, **data: str) -> Any:
+    return client.post(reverse("admin:auth_user_do_one", args=[user.pk, name]), data | {"step": "confirm"})
+
+
+def test_a_user_with_any_name_is_blocked_and_unblocked_and_never_renamed(boss, sign_in):
+    user = factories.UserFactory(username="auth0|5a620d29a840170a9ef43672")
+    session = factories.session_client(user)
+    assert do(sign_in("support"), user, "block").status_code == 403
+    assert do(boss, user, "block")["Location"] == page_of(user)
+    assert session.get("/api/v1/me").status_code == 401
+    page = boss.get(page_of(user))
+    titles = [button["title"] for button in page.context["actions_detail"]]
+    assert ("Block" in titles, "Unblock" in titles) == (False, True)
+    do(boss, user, "unblock")
+    assert session.get("/api/v1/me").status_code == 200
+    assert [entry.get_change_message() for entry in LogEntry.objects.order_by("pk")] == ["Blocked.", "Unblocked."]
+    form = boss.get(reverse("admin:auth_user_change", args=[user.pk])).context["adminform"].form
+    given = {name: value for name, value in form.initial.items() if value} | {"email": "a@example.com"}
+    given |= {"username": "mallory", "date_joined_0": "2026-11-21", "date_joined_1": "12:00:00"}
+    assert boss.post(reverse("admin:auth_user_change", args=[user.pk]), given).status_code == 302
+    user.refresh_from_db()
+    assert (user.username, user.email) == ("auth0|5a620d29a840170a9ef43672", "a@example.com")
+    assert do(boss, boss.person, "block").status_code == 302
+    boss.person.refresh_from_db()
+    assert boss.person.is_active
+
+
+def test_an_export_is_confirmed_logged_and_for_those_who_may_read_content(sign_in, ada):
+    assert do(sign_in("billing"), ada, "export").status_code == 403
+    support = sign_in("support")
+    address = reverse("admin:auth_user_do_one", args=[ada.pk, "export"])
+    assert CONTENT not in support.get(address).content.decode()
+    answer = do(support, ada, "export")
+    lines = [json.loads(line) for line in b"".join(answer.streaming_content).splitlines()]
+    assert CONTENT in json.dumps(lines)
+    assert {line["table"] for line in lines} >= {"auth_user", "credits_ledgerentry", "chats_message"}
+    assert LogEntry.objects.get().get_change_message() == "Exported."
+
+
+@pytest.mark.django_db(transaction=True)
+def test_staff_erase_a_user_and_the_log_says_who(boss, sign_in, ada):
+    assert do(sign_in("support"), ada, "erase", reason="case 7").status_code == 403
+    refused = do(boss, ada, "erase", reason="wish of ada")
+    assert "must not contain the username" in refused.content.decode()
+    assert do(boss, ada, "erase", reason="case 7").status_code == 302
+    ada.refresh_from_db()
+    assert ada.username.startswith("erased-")
+    assert not ada.runs.exists()
+    entry = LogEntry.objects.get(object_id=str(ada.pk))
+    assert (entry.user, entry.get_change_message()) == (boss.person, "Erased: case 7")
+    assert do(boss, boss.person, "erase", reason="case 8").status_code in (200, 302)
+    boss.person.refresh_from_db()
+    assert boss.person.is_active

@@ -6,6 +6,7 @@ import re
 
 import pytest
 from django.apps import apps
+from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group, Permission
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
@@ -69,6 +70,8 @@ def test_a_user_is_added_and_gets_a_role(boss):
     answer = boss.post(
         reverse("admin:auth_user_add"), {"username": "olga", "password1": password, "password2": password}
     )
+    # Users of the API appear with their first request. Staff get no sign-up credits.
+    assert get_user_model().objects.get(username="olga").is_staff
     page = boss.get(answer["Location"])
     assert {"is_staff", "groups", "user_permissions"} <= set(re.findall(r'name="(\w+)"', page.content.decode()))
     given = {name: value for name, value in page.context["adminform"].form.initial.items() if value is not None}

@@ -56,12 +56,13 @@ def test_a_charge_says_what_it_was_for_and_who_approved_it(sign_in, user, approv
         client = sign_in(role)
         page = client.get(LEDGER).content
         assert words in text_of(page)
-        assert "−12 20 held, 8 released 88 " in text_of(page)
+        assert "−12 88 " in text_of(page)
         for model, key in (("runs_run", approved.run_id), ("runs_toolinvocation", approved.invocation_id),
                            ("chats_chat", approved.chat_id)):  # fmt: skip
             assert reverse(f"admin:{model}_change", args=[key]).encode() in page
         entry = client.get(reverse("admin:credits_ledgerentry_change", args=[approved.pk])).content
         assert words in text_of(entry)
+        assert "20 held, 8 available again" in text_of(entry)
         assert b"000000" not in page + entry
 
 
@@ -87,7 +88,7 @@ def test_every_type_of_row_has_a_sentence(boss, user, approved):
         100 * MICRO,
     ]
     ledger.release(call)
-    assert statement.sentence(rows(boss)[0]) == "2 credits released, held for draw"
+    assert statement.sentence(rows(boss)[0]) == "2 credits held for draw are available again"
 
 
 def test_the_charge_of_a_summary_names_it(user):

@@ -386,7 +386,7 @@ def test_what_cannot_be_used_yet_is_said(command, settings):
         "- {name: m, provider: off, providerModel: x, inputPrice: 0, outputPrice: 0, isDefault: true}\n"
         "- {name: n, provider: openai, providerModel: x, inputPrice: 0, outputPrice: 0}"
     )
-    assert "Warning: providers.openai cannot be used yet: Its key is missing." in said
+    assert "Warning: providers.openai cannot be used yet: Its key is missing: OPENAI_API_KEY." in said
     assert "Warning: models.m cannot be used: its provider off is disabled." in said
     assert "Warning: No enabled model is the default" in said
 

@@ -11,6 +11,7 @@ from config.kernel.money import MAX_MICRO
 from credits import ledger, ledger_sql, sums
 from credits.models import Account, LedgerEntry
 from credits.reconcile import drift
+from tests import factories
 from tests.credits.helpers import CREDIT, clerk, fund, place, release_run, rows, spend, state, turn
 from tests.factories import UserFactory
 
@@ -30,6 +31,10 @@ class TestAccounts:
         user.save()
         assert state(user) == (100 * CREDIT, 0)
         assert LedgerEntry.objects.get(account_id=user.pk).cause == f"signup:{user.pk}"
+
+    def test_staff_get_no_signup_credits(self):
+        for status in ({"is_staff": True}, {"is_superuser": True}):
+            assert ledger.account_for(factories.UserFactory(**status).pk).balance == 0
 
     def test_signup_credits_are_a_setting(self, settings):
         settings.SIGNUP_CREDITS = "2.5"

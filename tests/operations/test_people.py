@@ -163,7 +163,9 @@ def exported(user: Any) -> list[str]:
 
 def erase(user: Any) -> str:
     out = io.StringIO()
-    call_command("erase_user", user.username, reason="Asked on paper, case 7", stdout=out, stderr=io.StringIO())
+    call_command(
+        "erase_user", user.username, reason="Asked on paper, case 7", yes=True, stdout=out, stderr=io.StringIO()
+    )
     return re.search(r"erased-[0-9a-f]{16}", out.getvalue())[0]
 
 
@@ -310,7 +312,7 @@ def test_progress_is_a_line_at_the_end_of_each_step():
     for _ in range(3):
         factories.ChatFactory(user=person)
     screen = io.StringIO()
-    call_command("erase_user", person.username, reason="case 4", stdout=io.StringIO(), stderr=screen)
+    call_command("erase_user", person.username, reason="case 4", yes=True, stdout=io.StringIO(), stderr=screen)
     lines = screen.getvalue().splitlines()
     assert "3 of 3 chats removed" in lines
     assert "1 of 3 chats removed" not in lines
@@ -320,9 +322,12 @@ def test_staff_and_a_reason_with_the_name_are_refused(user):
     staff = factories.UserFactory(is_staff=True)
     for someone, reason in ((staff, "case 1"), (user, f"wish of {user.username}"), (user, "  ")):
         with pytest.raises(CommandError):
-            call_command("erase_user", someone.username, reason=reason)
+            call_command("erase_user", someone.username, reason=reason, yes=True)
         someone.refresh_from_db()
         assert someone.is_active
+    with pytest.raises(CommandError, match="--yes"):
+        call_command("erase_user", user.username, reason="case 1")
+    assert user.is_active
     with pytest.raises(CommandError, match="no user"):
         call_command("erase_user", "nobody", reason="case 1")
 

@@ -61,6 +61,7 @@ def test_valid_production_settings_give_no_warning(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("BASE_URL", "https://agents.example.com"),
         ("OUTBOUND_ALLOW_PRIVATE", "1"),
         ("RATE_LIMIT_PAGES", "0"),
         ("RUN_USER_LIMIT", "0"),

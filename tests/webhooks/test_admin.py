@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 from django.contrib.auth.models import Permission
 from django.urls import reverse
 
+from config.kernel import clock
 from tests import factories
 from tests.webhooks.conftest import deliver, record
 from tests.webhooks.receiver import answer
@@ -75,6 +79,39 @@ def test_disable_marks_pending_deliveries_dead(staff, user, endpoint):
     endpoint.refresh_from_db()
     pending.refresh_from_db()
     assert (endpoint.enabled, pending.status) == (False, "DEAD")
+
+
+def test_staff_send_a_test_event_to_one_endpoint(staff, endpoint, receiver):
+    other = factories.EndpointFactory(user=None)
+    page = reverse("admin:webhooks_endpoint_do_one", args=[endpoint.pk, "test"])
+    assert "webhook.test" in staff.get(page).content.decode()
+    staff.post(page, {"step": "confirm"})
+    deliver()
+    assert [json.loads(request.body)["type"] for request in receiver.requests] == ["webhook.test"]
+    assert not other.deliveries.exists()
+    staff.post(reverse("admin:webhooks_endpoint_do_one", args=[other.pk, "test"]), {"step": "confirm"})
+    assert other.deliveries.get().event_type == "webhook.test"
+    Endpoint.objects.filter(pk=other.pk).update(enabled=False)
+    staff.post(reverse("admin:webhooks_endpoint_do_one", args=[other.pk, "test"]), {"step": "confirm"})
+    assert other.deliveries.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("columns", "state"),
+    [
+        ({}, "not used yet"),
+        ({"failing": True}, "failing"),
+        ({"failing": False}, "works"),
+        ({"failing": True, "enabled": False}, "disabled"),
+        ({"enabled": False, "deleted_at": clock.now()}, "deleted"),
+    ],
+)
+def test_an_endpoint_has_one_state(staff, user, columns, state):
+    factories.EndpointFactory(user=user, **columns)
+    listed = staff.get(reverse("admin:webhooks_endpoint_changelist")).content.decode()
+    assert {
+        name for name in Endpoint.STATES if f">{name}<" in re.sub(r">\s+|\s+<", lambda m: m[0].strip(), listed)
+    } == {state}
 
 
 def test_disable_needs_the_permission(client, endpoint):

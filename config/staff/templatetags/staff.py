@@ -4,16 +4,24 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django import template
+from django.db.models import Model
 from django.template.defaultfilters import capfirst
 from django.urls import reverse
+from django.utils.safestring import mark_safe
 
-from config.kernel import money
 from config.kernel.ids import short_id
-from config.staff.words import relative, sidebar_models
+from config.staff.words import amount, relative, sidebar_models
 
 register = template.Library()
 register.filter("ago", relative)
 register.filter("short", short_id)
+
+
+@register.filter
+def with_main(page: str) -> str:
+    """Unfold's page, which is safe, with a landmark: ``#main`` is its last but one element."""
+    inside, after, end = page.replace('<div id="main"', '<main id="main"', 1).rsplit("</div>", 2)
+    return mark_safe(f"{inside}</main>{after}</div>{end}")  # noqa: S308
 
 
 @register.filter
@@ -24,14 +32,14 @@ def clock(moment: datetime) -> str:
 
 @register.filter
 def heading(title: object) -> str:
-    """The title with a capital first letter, unless it is an id."""
-    return str(title) if "_" in str(title) else capfirst(str(title))
+    """The title with a capital first letter, unless it is the name of a row."""
+    return str(title) if isinstance(title, Model) or "_" in str(title) else capfirst(str(title))
 
 
 @register.filter
 def credits(micro: int | None) -> str:
     """Micro-credits as credits; a dash if they are not known."""
-    return "—" if micro is None else money.to_text(micro)
+    return "—" if micro is None else amount(micro)
 
 
 @register.simple_tag

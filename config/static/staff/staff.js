@@ -15,8 +15,8 @@ document.addEventListener("click", async (event) => {
     field.remove();
     button.focus();
   }
-  button.textContent = "Copied";
-  setTimeout(() => { button.textContent = "Copy"; }, 2000);
+  button.textContent = "check";
+  setTimeout(() => { button.textContent = "content_copy"; }, 2000);
 });
 
 // Django's selector gives its tooltips a label but no role, and a label without a role is not read out.

@@ -92,6 +92,10 @@ class Command(BaseCommand):
                 self.stdout.write(f"{what}: {tool.name}")
         for name, reason in imported.skipped:
             self.stdout.write(f"skipped: {name}: {reason}")
+        if imported.added:
+            self.stdout.write(
+                "New tools are enabled: all runs can call them, except of agents with tools of their own."
+            )
         self.stdout.write(f"{imported}.")
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from config.kernel.errors import DomainError
+from config.kernel.errors import Conflict, DomainError
 from config.management import progress, user_named
 from runs.privacy.erase import NotErased, erase
+
+YES = ("y", "yes")
 
 
 class Command(BaseCommand):
@@ -20,17 +23,18 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("username")
         parser.add_argument("--reason", required=True, help="stored with the pseudonym; must not name the person")
+        parser.add_argument("--yes", action="store_true", help="do not ask")
 
-    def handle(self, *args: Any, username: str, reason: str, **options: Any) -> None:
+    def handle(self, *args: Any, username: str, reason: str, yes: bool, **options: Any) -> None:
         user = user_named(username)
-        if user.is_staff or user.is_superuser:
-            raise CommandError(f"{username} is a staff account. Remove its staff status first.")
         if not reason.strip():
             raise CommandError("--reason must not be empty.")
-        if username.lower() in reason.lower():
-            raise CommandError("--reason is stored and must not contain the username.")
+        if not yes and not (sys.stdin.isatty() and input(f"Erase {username} permanently? [y/N] ").lower() in YES):
+            raise CommandError("Nothing was erased: confirm it, or use --yes.")
         try:
             pseudonym = erase(user, reason.strip(), progress(self.stderr))
+        except Conflict as error:
+            raise CommandError(str(error)) from None
         except (NotErased, DomainError) as error:
             raise CommandError(f"Not everything is erased yet. {error} Repeat the command.") from None
         self.stdout.write(f"Erased. The ledger stays under the name {pseudonym}.")
