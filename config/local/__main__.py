@@ -203,16 +203,18 @@ def greeting(name: str | None, password: str | None, token: str | None) -> str:
     return f"""
 The service is running on {base}
 
-{playground}  API documentation   {base}/api/docs
+{playground}  Documentation       {base}/docs
+  API documentation   {base}/api/docs
   Admin               {base}/admin/   {sign_in}
 
 A first run, in another terminal{note}:
 
   TOKEN=$(.venv/bin/python manage.py session_token demo --create | tail -n 1)
-  post() {{ curl -sS -H "Authorization: Bearer $TOKEN" -H "Content-Type: application/json" "{base}/api/v1$1" -d "$2"; }}
-  CHAT=$(post /chats '{{}}' | .venv/bin/python -c 'import json, sys; print(json.load(sys.stdin)["id"])')
-  post /chats/$CHAT/runs '{{"message": "Hello"}}'; sleep 1
-  curl -sS -H "Authorization: Bearer $TOKEN" {base}/api/v1/chats/$CHAT/messages
+  api() {{ curl -sS -H "Authorization: Bearer $TOKEN" -H "Content-Type: application/json" "{base}/api/v1$1" ${{2:+-d "$2"}}; }}
+  pick() {{ .venv/bin/python -c 'import json, sys; print(json.load(sys.stdin)[sys.argv[1]])' "$1"; }}
+  CHAT=$(api /chats '{{}}' | pick id)
+  RUN=$(api /chats/$CHAT/runs '{{"message": "Hello"}}' | pick id); sleep 1
+  api /runs/$RUN | pick answer
 
 Ctrl-C stops it.
 """

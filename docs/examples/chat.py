@@ -38,7 +38,11 @@ def events(run_id):
 
 def respond(waitpoint):
     asked, body = waitpoint["requestPayload"], {"kind": waitpoint["kind"]}
-    if waitpoint["kind"] == "CREDIT_APPROVAL":
+    if asked.get("reason"):  # the run waits for credits or a higher budget; it goes on by itself when credits have come
+        print(f"\nThe next step needs {asked['estimatedCredits']} credits; {asked['threshold']} are left.")
+        print("Buy credits:", asked["topUpUrl"] or "ask the operator")
+        body["approved"] = input("Enter to try again, or end: ").strip() != "end"
+    elif waitpoint["kind"] == "CREDIT_APPROVAL":
         print(f"\n{asked['toolName']} may cost {asked['estimatedCredits']} credits:", json.dumps(asked["input"]))
         reply = input("yes, or why not: ").strip()
         body |= {"approved": True} if reply == "yes" else {"approved": False, "reason": reply or "No."}
@@ -54,6 +58,9 @@ while message := input("you: ").strip():
     for kind, data in events(run["id"]):
         if kind == "waitpoint.opened":
             respond(data)
+        elif kind == "tool.completed":
+            for url in data["resultUrls"]:
+                print(url)
         elif kind in ("message.delta", "message.reset"):
             print(data.get("text", "\n"), end="", flush=True)
     run = send("GET", f"/runs/{run['id']}").json()

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.stack
 
 EXAMPLES = ROOT / "docs" / "examples"
 CHART = '/call draw_chart {"title": "<b>Sales</b>", "series": [3, 1, 4]}'
-LINES_MAX = 60
+LINES_MAX = 80
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +149,9 @@ def test_a_person_approves_refuses_and_answers_in_a_browser(stack: Stack, open_a
     run = newest(client)
     assert run["toolInvocations"][0]["status"] == "COMPLETED"
     assert f"completed, {run['totalCreditsUsed']} credits" in page.inner_text("main")
+    expect(page.get_by_role("link", name="chart.svg")).to_have_attribute(
+        "href", run["toolInvocations"][0]["resultUrls"][0]
+    )
     send(page, CHART)
     page.get_by_label("Reply").fill("too dear")
     page.get_by_label("Reply").press("Enter")  # never an approval
@@ -161,7 +164,7 @@ def test_a_person_approves_refuses_and_answers_in_a_browser(stack: Stack, open_a
     expect(page.get_by_text("completed, ")).to_have_count(3)
     expect(page.locator("form.card")).to_have_count(0)
     send(page, "/fail")
-    expect(page.locator("p.note")).to_have_count(4)
+    expect(page.locator("p.note")).to_have_count(5)
     expect(page.locator("p.note").last).to_contain_text(f"{newest(client)['errorMessage']}, ")
 
 
@@ -183,3 +186,33 @@ def test_a_reload_keeps_the_chat_its_question_and_its_answer(stack: Stack, open_
     expect(page.get_by_text("completed, ")).to_have_count(1)
     expect(page.locator("p.agent")).to_have_text(newest(client)["answer"])
     expect(page.locator("p.user")).to_have_count(3)
+
+
+def test_a_wrong_token_is_told(app: tuple[str, Any], stack: Stack, browser: Browser) -> None:
+    page = browser.new_page()
+    page.on("dialog", lambda dialog: dialog.accept("wrong"))
+    page.goto(app[0])
+    expect(page.locator("p.note")).to_contain_text("token")
+    page.close()
+
+
+def test_an_origin_that_is_not_allowed_is_told(app: tuple[str, Any], stack: Stack, browser: Browser) -> None:
+    page = browser.new_page()
+    page.on("dialog", lambda dialog: dialog.accept(stack.token("ada")))
+    page.goto(app[0].replace("127.0.0.1", "localhost"))
+    expect(page.locator("p.note")).to_contain_text("CORS_ALLOWED_ORIGINS=http://localhost")
+    page.close()
+
+
+def test_a_wait_for_credits_is_no_approval(stack: Stack, open_app: Callable[[str], Page]) -> None:
+    client = stack.session("dan")
+    chat = client.post("/chats").json()["id"]
+    body = {"message": '/usage 1000 0\n/call calculate {"expression": "1"}\n/say on', "maxCredits": 0.5}
+    page = open_app("dan")
+    page.evaluate("chat => sessionStorage.setItem('chat', chat)", chat)
+    client.post(f"/chats/{chat}/runs", body | {"onCreditsExhausted": "wait"})
+    page.reload()
+    expect(page.locator("form.card")).to_contain_text("The next step needs")
+    page.get_by_role("button", name="End the run").click()
+    expect(page.locator("p.note").last).to_contain_text("credits")
+    assert newest(client)["errorCode"] == "BUDGET_EXCEEDED"
