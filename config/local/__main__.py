@@ -210,7 +210,8 @@ The service is running on {base}
 A first run, in another terminal{note}:
 
   TOKEN=$(.venv/bin/python manage.py session_token demo --create | tail -n 1)
-  api() {{ curl -sS -H "Authorization: Bearer $TOKEN" -H "Content-Type: application/json" "{base}/api/v1$1" ${{2:+-d "$2"}}; }}
+  api() {{ curl -sS -H "Authorization: Bearer $TOKEN" -H "Content-Type: application/json" \\
+    "{base}/api/v1$1" ${{2:+-d "$2"}}; }}
   pick() {{ .venv/bin/python -c 'import json, sys; print(json.load(sys.stdin)[sys.argv[1]])' "$1"; }}
   CHAT=$(api /chats '{{}}' | pick id)
   RUN=$(api /chats/$CHAT/runs '{{"message": "Hello"}}' | pick id); sleep 1

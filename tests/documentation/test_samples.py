@@ -25,6 +25,7 @@ HELLO = "Hello! I am the demo model"
 # What a sample prints, among other things.
 PRINTED = {
     "api.md": ["completed", HELLO],
+    "testing.md": ["passed"],
     "streams.md": ["message.completed", "run.status", HELLO],
     "webhooks.md": ["secret"],
 }
