@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from django.db import transaction
 
-from config.queue.publisher import Source, publisher
+from config.queue.publisher import Source
 from config.telemetry import tracing
 from config.telemetry.metrics import Counter
 
@@ -73,7 +73,7 @@ def nudge(task: str, *ids: str, countdown: float | None = None) -> None:
 
     ``countdown`` is the delay of the task in seconds.
     """
-    publisher.put(source, Nudge(task, ids, countdown, copy_context()))
+    source.put(Nudge(task, ids, countdown, copy_context()))
 
 
 def nudge_after_commit(task: str, *ids: str, countdown: float | None = None) -> None:

@@ -1,18 +1,16 @@
-"""One thread per process that sends the nudges, wake-ups and metrics of all threads.
-
-Callers never wait for the broker or for Redis. Each kind of message is a ``Source``. The first item of an idle source
-is sent at once. Items that arrive within the source's interval after that are sent together (docs/decisions/0010).
+"""The threads of a process that send its nudges, wake-ups and metrics, so that no caller waits for the broker or for
+Redis (docs/decisions/0010).
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from django.conf import settings
@@ -24,40 +22,34 @@ from config.telemetry.metrics import reporter
 FLUSH_SECONDS = 5.0
 
 
-@dataclass(eq=False)
+sources: list[Source] = []
+
+
 class Source:
-    """One kind of message. The thread calls ``send`` with the items in the order of ``Publisher.put``.
+    """One kind of message, and the thread that calls ``send`` with its items in the order of ``put``. The first item of
+    an idle source is sent at once, and those of the interval after it together.
 
     After an exception of ``send``, which ``failed`` gets, items are dropped for PAUSE_SECONDS, so that a server that
     does not respond causes few time-outs. Therefore items must be of a kind that may be lost.
     """
 
-    send: Callable[[list[Any]], object]
-    interval_seconds: float
-    failed: Callable[[Exception], None] = field(default=lambda error: None)
-    next_at: float = 0.0
-    paused_until: float = 0.0
-
-    def deliver(self, items: list[Any]) -> None:
-        if time.monotonic() >= self.paused_until:
-            try:
-                self.send(items)
-            except Exception as error:
-                self.paused_until = time.monotonic() + PAUSE_SECONDS
-                self.failed(error)
-        self.next_at = time.monotonic() + self.interval_seconds
-
-
-class Publisher:
-    """A queue and its thread. The first item starts the thread, also in a forked process, which has no thread yet."""
-
-    def __init__(self) -> None:
-        self.items: queue.SimpleQueue[tuple[Source | None, Any]] = queue.SimpleQueue()
+    def __init__(
+        self,
+        send: Callable[[list[Any]], object],
+        interval_seconds: float,
+        failed: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
+        self.send, self.interval_seconds, self.failed = send, interval_seconds, failed
+        self.paused_until = 0.0
+        self.items: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.flushing = threading.Event()
         self.lock = threading.Lock()
         self.pid = 0
+        sources.append(self)
 
-    def put(self, source: Source | None, item: Any) -> None:
-        self.items.put((source, item))
+    def put(self, item: Any) -> None:
+        """The first item starts the thread, also in a forked process, which has no thread yet."""
+        self.items.put(item)
         if self.pid != os.getpid():
             with self.lock:
                 if self.pid != os.getpid():
@@ -67,43 +59,40 @@ class Publisher:
     def flush(self, timeout: float) -> bool:
         """Wait until all earlier items are sent or dropped. Returns False after ``timeout`` seconds."""
         done = threading.Event()
-        self.put(None, done)
+        self.put(done)
+        self.flushing.set()
         return done.wait(timeout)
 
     def run(self) -> None:
-        waiting: dict[Source, list[Any]] = {}
         while True:
-            flushes = self.gather(waiting)
-            now = time.monotonic()
-            for source in list(waiting):
-                if flushes or source.next_at <= now:
-                    source.deliver(waiting.pop(source))
+            taken = [self.items.get()]
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    taken.append(self.items.get_nowait())
+            flushes = [item for item in taken if isinstance(item, threading.Event)]
+            if len(taken) > len(flushes):
+                self.deliver([item for item in taken if item not in flushes])
             for done in flushes:
                 done.set()
+            self.flushing.wait(self.interval_seconds)
+            self.flushing.clear()
 
-    def gather(self, waiting: dict[Source, list[Any]]) -> list[threading.Event]:
-        """Wait until a source is due or an item arrives. Returns the events of the threads that wait for a flush."""
-        flushes: list[threading.Event] = []
-        due = min((source.next_at for source in waiting), default=None)
-        try:
-            taken = self.items.get(timeout=None if due is None else max(0.0, due - time.monotonic()))
-            while True:
-                source, item = taken
-                if source is None:
-                    flushes.append(item)
-                else:
-                    waiting.setdefault(source, []).append(item)
-                taken = self.items.get_nowait()
-        except queue.Empty:
-            return flushes
+    def deliver(self, items: list[Any]) -> None:
+        if time.monotonic() >= self.paused_until:
+            try:
+                self.send(items)
+            except Exception as error:
+                self.paused_until = time.monotonic() + PAUSE_SECONDS
+                self.failed(error)
 
 
-publisher = Publisher()
-metrics_source = Source(lambda items: reporter.report(), settings.METRICS_FLUSH_SECONDS)
-reporter.request = lambda: publisher.put(metrics_source, None)
+metrics = Source(lambda items: reporter.report(), settings.METRICS_FLUSH_SECONDS)
+reporter.request = lambda: metrics.put(None)
 
 
 @atexit.register
 def flush() -> None:
-    if publisher.pid == os.getpid():
-        publisher.flush(FLUSH_SECONDS)
+    end = time.monotonic() + FLUSH_SECONDS
+    for source in sources:
+        if source.pid == os.getpid():
+            source.flush(max(0.0, end - time.monotonic()))

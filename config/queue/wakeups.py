@@ -12,7 +12,7 @@ from django.conf import settings
 from django.db import transaction
 
 from config import redis
-from config.queue.publisher import Source, publisher
+from config.queue.publisher import Source
 
 # While no process listens, fewer messages are sent.
 GATHER_SECONDS = 0.01
@@ -27,7 +27,7 @@ def channel(url: str) -> str:
 
 def after_commit(*run_ids: str) -> None:
     """Announce new events of these runs after the commit of the current transaction."""
-    transaction.on_commit(lambda: publisher.put(source, run_ids), robust=True)
+    transaction.on_commit(lambda: source.put(run_ids), robust=True)
 
 
 def send(items: list[tuple[str, ...]]) -> None:

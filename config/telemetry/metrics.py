@@ -1,6 +1,6 @@
 """Metrics of this process, and their way to the metrics page (docs/decisions/0004).
 
-Web, stream and worker processes on any number of machines count in registries of prometheus_client. The publisher
+Web, stream and worker processes on any number of machines count in registries of prometheus_client. A publisher
 thread of each process (``config.queue.publisher``) writes the registry's text to Redis, and ``config.api.metrics_page``
 joins the texts. Counting does not use the network. A label must have a fixed set of values, which clients cannot
 extend. The apps declare their own metrics.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from django.db import transaction
 
 from config.queue import nudges
-from config.queue.publisher import Publisher
+from config.queue.publisher import Source
 from config.telemetry import logs
 
 # The original function. A fixture of all tests replaces it.
@@ -44,13 +43,12 @@ def fake(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fak
     fake = FakeBroker()
     monkeypatch.setattr(nudges, "nudge", NUDGE)
     monkeypatch.setattr("config.celery.app", fake)
-    monkeypatch.setattr(nudges, "publisher", Publisher())
-    monkeypatch.setattr(nudges, "source", replace(nudges.source))
+    monkeypatch.setattr(nudges, "source", Source(nudges.send, nudges.GATHER_SECONDS_PER_NUDGE, nudges.failed))
     return fake
 
 
 def flush() -> None:
-    assert nudges.publisher.flush(30)
+    assert nudges.source.flush(30)
 
 
 def while_stalled(fake: FakeBroker, *asked: tuple[Any, ...]) -> None:
