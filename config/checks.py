@@ -69,11 +69,8 @@ def _wrong() -> Iterator[tuple[int, str, str]]:
         hint = f"Set CREDITS_LOW_THRESHOLDS to at most {LOW_THRESHOLDS_MAX} numbers, for example 20,5"
         yield 8, "CREDITS_LOW_THRESHOLDS is not a list of amounts of credits.", hint
     for origin in settings.CORS_ALLOWED_ORIGINS:
-        if "*" in origin:
-            hint = "List each origin, for example https://app.example.com"
-            yield 14, "CORS_ALLOWED_ORIGINS contains *, but each origin must be named.", hint
-        elif not is_origin(origin):
-            hint = "Write https://app.example.com or https://app.example.com:8443: in lower case, without a path."
+        if "*" in origin or not is_origin(origin):
+            hint = "Name each origin, such as https://app.example.com:8443: in lower case, without * and a path."
             yield 14, f"CORS_ALLOWED_ORIGINS: {origin[:100]} is not the origin of a web app.", hint
     for name, package in (("OTEL_EXPORTER_OTLP_ENDPOINT", "opentelemetry.exporter"), ("SENTRY_DSN", "sentry_sdk")):
         if getattr(settings, name) and not is_installed(package):
