@@ -122,28 +122,21 @@ class PagePolicyMiddleware(Middleware):
         return response
 
 
-class PagesOnly:
-    """Skips Django's cookie middleware under /api, where no caller has a cookie."""
+def pages_only(middleware: Any) -> Any:
+    """Django's middleware, skipped under /api, where no caller has a cookie."""
 
-    get_response: Any
+    class PagesOnly(middleware):
+        def __call__(self, request: HttpRequest) -> HttpResponseBase:
+            skipped = is_api_path(request.path_info)
+            answer: HttpResponseBase = self.get_response(request) if skipped else super().__call__(request)
+            return answer
 
-    def __call__(self, request: HttpRequest) -> HttpResponseBase:
-        if is_api_path(request.path_info):
-            return self.get_response(request)
-        answer: HttpResponseBase = super().__call__(request)  # type: ignore[misc]
-        return answer
-
-
-class SessionMiddleware(PagesOnly, sessions.SessionMiddleware):
-    pass
+    return PagesOnly
 
 
-class AuthenticationMiddleware(PagesOnly, auth.AuthenticationMiddleware):
-    pass
-
-
-class MessageMiddleware(PagesOnly, messages.MessageMiddleware):
-    pass
+SessionMiddleware = pages_only(sessions.SessionMiddleware)
+AuthenticationMiddleware = pages_only(auth.AuthenticationMiddleware)
+MessageMiddleware = pages_only(messages.MessageMiddleware)
 
 
 class PageLimitMiddleware(Middleware):
