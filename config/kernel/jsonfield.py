@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db import models
 
 from config.kernel.jsontext import from_text, to_text
 
-if TYPE_CHECKING:
-    Text = models.Field[Any, Any]
-else:
-    Text = models.TextField
 
-
-class JSONTextField(Text):
+class JSONTextField(models.TextField):
     """A JSON value as text: keys keep their order and numbers their digits, which they do not in ``jsonb``.
 
     Only for values that no query looks into.
     """
+
+    # For mypy: values of any type.
+    _pyi_private_set_type: Any
+    _pyi_private_get_type: Any
 
     def from_db_value(self, value: str | None, expression: Any, connection: Any) -> Any:
         return None if value is None else from_text(value)
