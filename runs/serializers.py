@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.conf import settings
-from drf_spectacular.utils import PolymorphicProxySerializer, extend_schema_field
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from chats import attachments
@@ -13,13 +13,11 @@ from config.api.serializers import (
     BoundedListField,
     CamelSerializer,
     CreditsNumberField,
-    StrictBooleanField,
     StrictCharField,
     TimestampField,
 )
 from config.kernel.jsontext import dumps
 from runs.catalogue.serializers import OutputSchemaField
-from runs.events import request_payload
 from runs.invocations import ClientToolsField, ToolInvocationSerializer
 from runs.metadata import MetadataField
 from runs.models import (
@@ -27,8 +25,8 @@ from runs.models import (
     OnCreditsExhausted,
     RunStatus,
     WaitpointKind,
-    WaitpointStatus,
 )
+from runs.waitpoints import WaitpointSerializer
 
 # Characters of a run's `instructions`.
 RUN_INSTRUCTIONS_MAX_CHARS = 20_000
@@ -36,88 +34,6 @@ RUN_INSTRUCTIONS_MAX_CHARS = 20_000
 # Of a call that waits for an approval, in a list of runs.
 INPUT_LISTED_BYTES = 8 * 1024
 OPTIONAL: dict[str, Any] = {"required": False, "allow_null": True}
-
-
-class CreditApprovalQuestion(CamelSerializer):
-    tool_name = serializers.CharField(help_text="The tool that the model wants to call, or `model` for a turn.")
-    estimated_credits = CreditsNumberField(
-        help_text="The most that the call may cost, in credits; with a `reason`, the least that the next step needs."
-    )
-    threshold = CreditsNumberField(help_text="The threshold of the run, in credits; with a `reason`, what is left.")
-    tool_invocation_id = serializers.CharField(allow_null=True, help_text="The call; null for a turn.")
-    reason = serializers.ChoiceField(
-        choices=["INSUFFICIENT_CREDITS", "BUDGET_EXCEEDED"],
-        required=False,
-        help_text="Only of a run that waits for credits: what does not reach for the next step.",
-    )
-    top_up_url = serializers.CharField(
-        required=False, allow_null=True, help_text="With a `reason`: where the user buys credits, or null."
-    )
-    input = serializers.DictField(
-        allow_null=True, help_text="The arguments of the call. Null in a list of runs if they have more than 8 KiB."
-    )
-
-
-class ClarificationQuestion(CamelSerializer):
-    question = serializers.CharField(help_text="The question of the agent.")
-    options = serializers.ListField(
-        child=serializers.CharField(), required=False, help_text="Answers that the agent suggests."
-    )
-
-
-class CreditApprovalResolution(CamelSerializer):
-    approved = serializers.BooleanField(help_text="Whether the call was approved.")
-    reason = serializers.CharField(required=False, help_text="The reason that the answer gave.")
-    by = serializers.ChoiceField(
-        choices=["grant", "refund", "adjustment", "release"],
-        required=False,
-        help_text="What made the credits reach, of a run that waited for them, if nobody answered.",
-    )
-    max_credits = CreditsNumberField(required=False, help_text="The higher budget that the answer gave.")
-    responded_at = TimestampField(help_text="When the answer was given.")
-
-
-class ClarificationResolution(CamelSerializer):
-    answer = serializers.CharField(help_text="The answer.")
-    responded_at = TimestampField(help_text="When the answer was given.")
-
-
-QUESTION = PolymorphicProxySerializer(
-    "WaitpointRequestPayload", [CreditApprovalQuestion, ClarificationQuestion], resource_type_field_name=None
-)
-RESOLUTION = PolymorphicProxySerializer(
-    "WaitpointResolvedPayload",
-    [CreditApprovalResolution, ClarificationResolution],
-    resource_type_field_name=None,
-    allow_null=True,
-)
-
-
-class WaitpointSerializer(CamelSerializer):
-    id = serializers.CharField()
-    agent_run_id = serializers.CharField(source="run_id", help_text="The run that waits.")
-    kind = serializers.ChoiceField(
-        choices=WaitpointKind.values, help_text="What the run needs: an approval of credits, or an answer."
-    )
-    status = serializers.ChoiceField(
-        choices=WaitpointStatus.values,
-        help_text="`PENDING` until the first answer (`COMPLETED`) or the end of the time limit (`EXPIRED`).",
-    )
-    request_payload = serializers.SerializerMethodField(help_text="What is asked. Its fields depend on `kind`.")
-    resolved_payload = serializers.SerializerMethodField(
-        help_text="The answer that counted, or null. Its fields depend on `kind`."
-    )
-    expires_at = TimestampField(help_text="Until when an answer is accepted.")
-    resolved_at = TimestampField(allow_null=True, help_text="When the waitpoint was answered or expired, or null.")
-
-    @extend_schema_field(QUESTION)
-    def get_request_payload(self, waitpoint: Any) -> dict[str, Any]:
-        return request_payload(waitpoint)
-
-    @extend_schema_field(RESOLUTION)
-    def get_resolved_payload(self, waitpoint: Any) -> dict[str, Any] | None:
-        payload: dict[str, Any] | None = waitpoint.resolved_payload
-        return payload
 
 
 class UsageSerializer(CamelSerializer):
@@ -230,7 +146,7 @@ def run_without_text(run: dict[str, Any]) -> dict[str, Any]:
 def waitpoint_without_text(waitpoint: dict[str, Any]) -> dict[str, Any]:
     """``resolvedPayload`` stays: it says which answer counts."""
     asked = {name: value for name, value in waitpoint["requestPayload"].items() if name in QUESTION_STATE}
-    empty = {"input": None} if asked else {"question": ""}
+    empty = {"question": ""} if waitpoint["kind"] == WaitpointKind.CLARIFICATION else {"input": None}
     return {**waitpoint, "requestPayload": asked | empty}
 
 
@@ -242,8 +158,9 @@ class RunSummarySerializer(RunFields):
     @extend_schema_field(WaitpointSerializer(allow_null=True))
     def get_pending_waitpoint(self, run: Any) -> dict[str, Any] | None:
         waitpoint = super().get_pending_waitpoint(run)
-        if waitpoint and len(dumps(waitpoint["requestPayload"].get("input"))) > INPUT_LISTED_BYTES:
-            waitpoint["requestPayload"]["input"] = None
+        for name in ("input", "schema"):
+            if waitpoint and len(dumps(waitpoint["requestPayload"].get(name))) > INPUT_LISTED_BYTES:
+                waitpoint["requestPayload"] |= {name: None}
         return waitpoint
 
 
@@ -328,38 +245,3 @@ class RunInput(CamelSerializer):
         help_text="A finished run of the chat, whose place the new run takes: that run and all after it are replaced. "
         "It may also be one that `onActiveRun: cancel` ends now.",
     )
-
-
-class CreditApprovalAnswer(CamelSerializer):
-    kind = serializers.ChoiceField(
-        choices=[WaitpointKind.CREDIT_APPROVAL.value], help_text="The kind of the waitpoint."
-    )
-    approved = StrictBooleanField(help_text="For CREDIT_APPROVAL.")
-    reason = StrictCharField(
-        min_length=1,
-        max_length=1000,
-        **OPTIONAL,
-        trim_whitespace=False,
-        help_text="For CREDIT_APPROVAL: why. The model is told the reason of a refusal.",
-    )
-    max_credits = CreditsNumberField(
-        minimum=1,
-        **OPTIONAL,
-        help_text="For CREDIT_APPROVAL of a run that waits for credits: a higher budget, in credits.",
-    )
-
-
-class ClarificationAnswer(CamelSerializer):
-    kind = serializers.ChoiceField(choices=[WaitpointKind.CLARIFICATION.value], help_text="The kind of the waitpoint.")
-    answer = StrictCharField(min_length=1, max_length=10_000, trim_whitespace=False, help_text="For CLARIFICATION.")
-
-
-class AnswerKind(CamelSerializer):
-    ignores_unknown = True
-    kind = serializers.ChoiceField(choices=WaitpointKind.values, help_text="The kind of the waitpoint.")
-
-
-ANSWERS = {
-    WaitpointKind.CREDIT_APPROVAL.value: CreditApprovalAnswer,
-    WaitpointKind.CLARIFICATION.value: ClarificationAnswer,
-}

@@ -38,10 +38,11 @@ from runs.models import (
     ToolInvocation,
     Turn,
     Waitpoint,
+    WaitpointKind,
     WaitpointStatus,
 )
-from runs.serializers import ANSWERS, AnswerKind
 from runs.tools.base import RESULT_SHOWN_BYTES, ToolFailure, ToolResult, clean_result, result_text, tool_error
+from runs.waitpoints import ANSWERS, AnswerKind, check_clarification
 
 # A longer reasoning, in the provider's form, is not read to be shown.
 REASONING_READ_CHARS = 64 * 1024
@@ -337,6 +338,8 @@ def respond(waitpoint: Waitpoint, body: dict[str, Any]) -> Waitpoint:
     if answer["kind"] != waitpoint.kind:
         raise ValidationFailed({"kind": [f"This waitpoint is of the kind {waitpoint.kind}."]})
     given = {name: value for name, value in answer.items() if name != "kind" and value is not None}
+    if waitpoint.kind == WaitpointKind.CLARIFICATION:
+        check_clarification(waitpoint, given)
     budget, changes = given.pop("max_credits", None), {}
     if budget is not None:
         before = waitpoint.run.max_credits

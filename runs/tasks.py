@@ -38,9 +38,8 @@ def execute_run(*run_ids: str) -> None:
 @shared_task(name=lifecycle.CONTACT)
 def contact_tools(*call_ids: str) -> None:
     """Contact the servers of these calls' tools in this process's engine."""
-    for call_id in call_ids:
-        if engine is not None:
-            engine.contact(call_id)
+    if engine is not None:
+        engine.contact()
 
 
 @shared_task(name=RESUME_PAID)

@@ -25,16 +25,15 @@ from runs.filters import PARAMETERS, filtered, limited
 from runs.invocations import CallResultInput, ToolInvocationSerializer, invocation_without_text
 from runs.models import Run, Waitpoint
 from runs.serializers import (
-    ANSWERS,
     RunInput,
     RunSerializer,
     RunSummarySerializer,
-    WaitpointSerializer,
     run_without_text,
     waitpoint_without_text,
 )
 from runs.tools.schema import one_check_of
 from runs.turns import TurnSerializer
+from runs.waitpoints import ANSWERS, WaitpointSerializer
 
 WAITPOINT_ANSWER = PolymorphicProxySerializer(
     "WaitpointAnswer", {str(kind): answer for kind, answer in ANSWERS.items()}, resource_type_field_name="kind"

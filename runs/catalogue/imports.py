@@ -10,14 +10,13 @@ from django.db import transaction
 
 from config.kernel.jsontext import MalformedJSON, parse_object, to_text
 from runs.models import RESERVED_TOOL_NAMES, Tool
-from runs.tools.base import ToolFailure, clean_text, is_address, parse_headers, shorten
+from runs.tools.base import MCP, ToolFailure, clean_text, is_address, parse_headers, shorten
 from runs.tools.mcp import list_tools
 from runs.tools.schema import check_schema
 
 # Tools of one MCP server that can be imported; a server with more is refused.
 TOOL_IMPORT_MAX = 500
 
-MCP = "mcp"
 NAME_MAX_CHARS, TITLE_MAX_CHARS, REMOTE_NAME_MAX_CHARS, DESCRIPTION_MAX_CHARS = 64, 100, 200, 20_000
 
 

@@ -23,7 +23,10 @@ from runs.tools.base import (
     ASK_USER,
     BUILTIN,
     CLIENT,
+    MCP,
+    Asked,
     Callback,
+    Outcome,
     Parked,
     ToolContext,
     ToolDefinition,
@@ -31,6 +34,7 @@ from runs.tools.base import (
     ToolResult,
 )
 from runs.tools.dispatch import TYPES, call_tool
+from runs.tools.questions import Dialogue
 from runs.tools.schema import check_input, parse_arguments
 
 
@@ -89,9 +93,15 @@ def needs_no_approval(session: Session, calls: list[ToolInvocation]) -> list[Too
 
 
 def _question(session: Session, call: ToolInvocation) -> tuple[str, dict[str, Any]] | None:
-    """What the user must answer before the call is made, as (waitpoint kind, its request payload): first whether the
-    call is approved, then what ``ask_user`` asks.
+    """What the user must answer before the call is made or goes on, as (waitpoint kind, its request payload): first
+    whether the call is approved, then what ``ask_user`` or the tool's server asks.
     """
+    if call.status == InvocationStatus.DISPATCHING:
+        asked = _dialogue(call).question
+        if asked is None:
+            return None
+        payload = {"question": asked.text, "toolInvocationId": call.id, "schema": asked.schema}
+        return WaitpointKind.CLARIFICATION, payload
     tool, threshold = session.tools().get(call.name), session.run.credit_approval_threshold
     if threshold is None:
         threshold = money.parse(settings.CREDIT_APPROVAL_THRESHOLD)
@@ -119,6 +129,11 @@ def _question(session: Session, call: ToolInvocation) -> tuple[str, dict[str, An
     return None
 
 
+def _dialogue(call: ToolInvocation) -> Dialogue:
+    """What the server of the call's tool asks: only those of MCP tools do."""
+    return Dialogue.from_text(call.remote_task if call.node_type == MCP else "")
+
+
 def _is_approved(session: Session, call: ToolInvocation) -> bool:
     """Whether the user approved the pending call. It has its hold since then, unless other steps held the credits."""
     return (call.id, WaitpointKind.CREDIT_APPROVAL) in session.journal.answers
@@ -131,19 +146,20 @@ async def resume(session: Session) -> None:
     open_calls = session.journal.open_calls
     # Before anything is decided: a call of an unknown tool would need no approval.
     await session.learn_tools(call.name for call in open_calls)
+    asking = {call.id for call in open_calls if _question(session, call) is not None}
     # Calls that this process dispatched have an outcome by now, unless the loop was interrupted in between.
-    orphans = [call for call in open_calls if call.status == InvocationStatus.DISPATCHING and not call.awaiting]
-    pending = [call for call in open_calls if call.status == InvocationStatus.PENDING]
-    ready = needs_no_approval(session, pending)
-    if not (orphans or ready or pending):
+    at_work = [call for call in open_calls if call.status == InvocationStatus.DISPATCHING and not call.awaiting]
+    orphans = [call for call in at_work if call.id not in asking]
+    ready = needs_no_approval(session, open_calls)
+    if not (orphans or ready or asking):
         lifecycle.crash_point("before_park_run")
         await session.step(lifecycle.park_run)
         return
     if not (orphans or ready):
-        await _ask(session, pending[0])
+        await _ask(session, next(call for call in open_calls if call.id in asking))
         return
     lifecycle.crash_point("before_dispatch")
-    begun = [call for call in orphans if call.id not in session.uncertain or await _may_repeat(session, call)]
+    begun = [call for orphan in orphans if (call := await _begin(session, orphan)) is not None]
     with places(session) as held:
         dispatched = await _dispatch(session, take_places(held, ready))
         await execute(session, held, [*begun, *ready], dispatched)
@@ -154,13 +170,22 @@ async def _dispatch(session: Session, calls: Sequence[ToolInvocation]) -> Sequen
     return await session.step(lifecycle.dispatch_calls, calls, approved) if calls else ()
 
 
+async def _begin(session: Session, call: ToolInvocation) -> ToolInvocation | None:
+    """A dispatched call as it is made now: by this worker for the first time, or again; None if it may not be made."""
+    if _dialogue(call).is_answered:
+        (begun,) = await session.step(lifecycle.call_again, call)
+        return begun
+    return call if call.id not in session.uncertain or await _may_repeat(session, call) else None
+
+
 async def _may_repeat(session: Session, call: ToolInvocation) -> bool:
     """Whether a call whose worker was lost is made again, with the same id; if not, its outcome is unknown, or comes
     from the tool.
     """
     if call.repeatable and call.name in session.tools():
         return True
-    if call.park_seconds is not None:
+    # The outcome of a task of an MCP server cannot be had without its id, which the worker had or had not.
+    if call.park_seconds is not None and call.node_type != MCP:
         await session.step(lifecycle.park_call, call, Parked())
         return False
     message = "The worker was lost while the tool was at work; whether it took effect is not known."
@@ -171,6 +196,11 @@ async def _may_repeat(session: Session, call: ToolInvocation) -> bool:
 async def _ask(session: Session, call: ToolInvocation) -> None:
     question = _question(session, call)
     assert question is not None  # noqa: S101  (the others are dispatched first)
+    if call.status == InvocationStatus.DISPATCHING:
+        lifecycle.crash_point("before_wait")
+        number = _dialogue(call).answered
+        await session.step(lifecycle.open_waitpoint, call, *question, question=number)
+        return
     # The hold of an approved call is already part of what the budget counts.
     over = None if _is_approved(session, call) else await session.db(lifecycle.budget_refusal, call.credit_estimate)
     if over and session.run.waits_for_credits:
@@ -245,6 +275,9 @@ async def _make(session: Session, call: ToolInvocation, held: Held) -> None:
     if isinstance(result, Parked):
         await _record(session, lifecycle.park_call, call, parked=result)
         return
+    if isinstance(result, Asked):
+        await _record(session, lifecycle.record_asked, call, remote_task=result.remote_task)
+        return
     outcome = {"text": result.text, "urls": result.urls, "credit_used": result.credit_used}
     await _record(session, lifecycle.record_call_result, call, **outcome)
 
@@ -278,7 +311,7 @@ def _user_name(run: Run) -> str:
     return Run.objects.values_list("user__username", flat=True).get(pk=run.pk)
 
 
-async def _call(session: Session, call: ToolInvocation) -> ToolResult | Parked:
+async def _call(session: Session, call: ToolInvocation) -> Outcome:
     """Raises ToolFailure."""
     if call.name == ASK_USER:
         given: Any = session.journal.answers[call.id, WaitpointKind.CLARIFICATION].resolved_payload
@@ -298,5 +331,6 @@ async def _call(session: Session, call: ToolInvocation) -> ToolResult | Parked:
         threads=session.process.tool_threads,
         file_threads=session.process.file_threads,
         callback=_callback(call),
+        remote_task=call.remote_task,
     )
     return await call_tool(tool, call.input, context)

@@ -6,32 +6,109 @@ request.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+from collections import Counter
+from collections.abc import Collection
+from functools import partial
+from urllib.parse import urlsplit
 
 from runs import lifecycle
 from runs.engine.session import Process
 from runs.models import FINAL_INVOCATION_STATUSES, Tool, ToolInvocation
-from runs.tools.base import Remote, StillParked, ToolDefinition, ToolFailure
-from runs.tools.dispatch import TYPES, Contact
+from runs.tools.base import Remote, StillParked, ToolContext, ToolDefinition, ToolFailure, ToolResult, clean_result
+from runs.tools.dispatch import TYPES
+from runs.tools.files import store_images
 
 logger = logging.getLogger(__name__)
 
-# Requests that a process makes at a time; the others stay due.
-CONTACTS_MAX = 64
+# Requests that a process makes at a time, and those of them to one server: one that is slow delays no other. The calls
+# that find no place stay due.
+CONTACTS_MAX = 512
+CONTACTS_PER_SERVER = 32
+# Between two looks for calls that are due.
+LOOK_SECONDS = 0.5
 
 
-async def contact(process: Process, call_id: str) -> None:
-    """Contact the server of the call's tool, if it is due."""
-    call = await process.db(lifecycle.take_contact, call_id)
-    if call is None:
-        return
+class Contacts:
+    """One a process. Everything but ``wake`` is for the engine's event loop."""
+
+    def __init__(self, process: Process, loop: asyncio.AbstractEventLoop) -> None:
+        self.process, self.loop = process, loop
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.servers: Counter[str] = Counter()
+        # The server of each tool that was looked at.
+        self.known: dict[str, str] = {}
+        self.woken = asyncio.Event()
+
+    def wake(self) -> None:
+        """Look now, for calls that became due."""
+        self.loop.call_soon_threadsafe(self.woken.set)
+
+    async def run(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.woken.wait(), LOOK_SECONDS)
+            self.woken.clear()
+            try:
+                while await self._look():
+                    pass
+            except Exception:
+                logger.exception("the look for calls that are due failed")
+
+    async def close(self) -> None:
+        tasks = list(self.tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _look(self) -> bool:
+        """Begin requests about calls that are due. Returns whether there may be more that can begin now."""
+        room = CONTACTS_MAX - len(self.tasks)
+        if room <= 0 or self.process.draining:
+            return False
+        full = {name for name, server in self.known.items() if self.servers[server] >= CONTACTS_PER_SERVER}
+        due = await self.process.db(lifecycle.due_contacts, room, full)
+        definitions = await self.process.db(_definitions, {name for _, name in due}) if due else {}
+        self.known |= {name: _server(tool) for name, tool in definitions.items()}
+        places = Counter(self.servers)
+        chosen: list[str] = []
+        for call_id, name in due:
+            server = self.known.get(name, "")
+            if places[server] < CONTACTS_PER_SERVER:
+                places[server] += 1
+                chosen.append(call_id)
+        taken = await self.process.db(lifecycle.take_contacts, chosen) if chosen else []
+        for call in taken:
+            task = self.loop.create_task(self._contact(call, definitions.get(call.name)), name=call.id)
+            server = self.known.get(call.name, "")
+            self.servers[server] += 1
+            self.tasks[call.id] = task
+            task.add_done_callback(partial(self._end, call.id, server))
+        return len(due) == room and bool(taken)
+
+    async def _contact(self, call: ToolInvocation, tool: ToolDefinition | None) -> None:
+        try:
+            await contact(self.process, call, tool)
+        except Exception:
+            logger.exception("the server of the tool of %s could not be contacted", call.id)
+
+    def _end(self, call_id: str, server: str, task: asyncio.Task[None]) -> None:
+        self.servers[server] -= 1
+        if self.tasks.get(call_id) is task:
+            del self.tasks[call_id]
+
+
+async def contact(process: Process, call: ToolInvocation, tool: ToolDefinition | None) -> None:
+    """Contact the server of the tool of a call of ``take_contacts``. While the tool is gone, an open call stays due."""
     user = call.run.user
+    ask = TYPES[tool.node_type].contact if tool is not None and tool.node_type in TYPES else None
     is_open = call.status not in FINAL_INVOCATION_STATUSES
-    found = await process.db_for(user.pk, _contact_of, call)
-    if found is None:
-        await process.db_for(user.pk, lifecycle.end_contact, call.id)
+    if tool is None or ask is None:
+        if not is_open:
+            await process.db_for(user.pk, lifecycle.end_contact, call)
         return
-    ask, definition = found
     remote = Remote(
         invocation_id=call.id,
         run_id=call.run_id,
@@ -42,8 +119,9 @@ async def contact(process: Process, call_id: str) -> None:
         end_reason="" if is_open else call.end_reason,
     )
     try:
-        async with process.tool_places.hold(user.pk):
-            answer = await ask(definition, remote)
+        answer = await ask(tool, remote)
+        if isinstance(answer, ToolResult):
+            answer = clean_result(await _with_files(process, remote, answer))
     except ToolFailure as failure:
         if is_open:
             await process.db_for(user.pk, lifecycle.record_outcome, call.id, failure)
@@ -51,15 +129,28 @@ async def contact(process: Process, call_id: str) -> None:
             logger.warning("%s was not told of the end of %s: %s", call.name, call.id, failure.message)
         return
     if not is_open or answer is None:
-        await process.db_for(user.pk, lifecycle.end_contact, call.id)
+        await process.db_for(user.pk, lifecycle.end_contact, call)
     elif isinstance(answer, StillParked):
-        await process.db_for(user.pk, lifecycle.contact_again, call.id, answer)
+        await process.db_for(user.pk, lifecycle.contact_again, call, answer)
     else:
         await process.db_for(user.pk, lifecycle.record_outcome, call.id, answer)
 
 
-def _contact_of(call: ToolInvocation) -> tuple[Contact, ToolDefinition] | None:
-    """How the tool is contacted, also a disabled one; None if it is gone, or of a type without a server."""
-    row = Tool.objects.filter(name=call.name).first()
-    ask = TYPES[row.node_type].contact if row is not None and row.node_type in TYPES else None
-    return None if row is None or ask is None else (ask, ToolDefinition.from_row(row))
+async def _with_files(process: Process, remote: Remote, result: ToolResult) -> ToolResult:
+    if not result.images:
+        return result
+    of_call = remote.invocation_id, remote.run_id, remote.chat_id, remote.user_id, remote.user_name
+    return await store_images(ToolContext(*of_call, 0.0, process.tool_threads, process.file_threads), result)
+
+
+def _definitions(names: Collection[str]) -> dict[str, ToolDefinition]:
+    """Also of disabled tools. One whose secrets cannot be read is left out."""
+    found: dict[str, ToolDefinition] = {}
+    for row in Tool.objects.filter(name__in=names):
+        with contextlib.suppress(ValueError):
+            found[row.name] = ToolDefinition.from_row(row)
+    return found
+
+
+def _server(tool: ToolDefinition) -> str:
+    return urlsplit(tool.url).netloc

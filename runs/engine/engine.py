@@ -19,7 +19,7 @@ from config.database.retry import persist
 from config.outbound.loop import raise_open_file_limit
 from config.telemetry import logs, tracing
 from runs import catalogue, lifecycle, metrics
-from runs.engine.contacts import CONTACTS_MAX, contact
+from runs.engine.contacts import Contacts
 from runs.engine.heartbeat import Heartbeat
 from runs.engine.loop import execute
 from runs.engine.session import Interruption, Process, Session
@@ -47,15 +47,13 @@ class Engine:
         # A run has a task from before it is claimed, and a session after that.
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.sessions: dict[str, Session] = {}
-        # The requests about parked calls that are under way.
-        self.contacts: dict[str, asyncio.Task[None]] = {}
         self.loop = asyncio.new_event_loop()
+        self.contacts = Contacts(self.process, self.loop)
         self.loop_thread = threading.Thread(target=self._run_loop, name="run-loop", daemon=True)
         self.heartbeat = Heartbeat(
             self.process,
             self.tasks.keys(),
             offer=self.offer,
-            contact=self.contact,
             cancel=self._request_cancel,
             drop_all=self._drop_all,
         )
@@ -77,10 +75,10 @@ class Engine:
         if not self.heartbeat.stopped.is_set():
             self.loop.call_soon_threadsafe(self._admit, run_id)
 
-    def contact(self, call_id: str) -> None:
-        """Contact the server of a parked call's tool, if it is due and there is room. If not, it stays due."""
+    def contact(self) -> None:
+        """Contact the servers of parked calls' tools that are due, as far as there is room. The others stay due."""
         if not self.heartbeat.stopped.is_set():
-            self.loop.call_soon_threadsafe(self._begin_contact, call_id)
+            self.contacts.wake()
 
     def drain(self) -> None:
         """Admit nothing more, and hand each run over at its next step. Safe in a signal handler."""
@@ -118,28 +116,18 @@ class Engine:
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self.loop)
-        flushing = self.loop.create_task(flush_forever(self.process, self._interrupt))
+        always = [flush_forever(self.process, self._interrupt), self.contacts.run()]
+        tasks = [self.loop.create_task(work) for work in always]
         self.loop.run_forever()
-        flushing.cancel()
-        self.loop.run_until_complete(asyncio.gather(flushing, return_exceptions=True))
+        for task in tasks:
+            task.cancel()
+        self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         self.loop.close()
 
     def _admit(self, run_id: str) -> None:
         if self.process.draining or run_id in self.tasks or len(self.tasks) >= settings.RUN_WORKER_CAPACITY:
             return
         self.tasks[run_id] = self.loop.create_task(self._execute(run_id), name=run_id)
-
-    def _begin_contact(self, call_id: str) -> None:
-        if not self.process.draining and call_id not in self.contacts and len(self.contacts) < CONTACTS_MAX:
-            self.contacts[call_id] = self.loop.create_task(self._contact(call_id), name=call_id)
-
-    async def _contact(self, call_id: str) -> None:
-        try:
-            await contact(self.process, call_id)
-        except Exception:
-            logger.exception("the server of the tool of %s could not be contacted", call_id)
-        finally:
-            self.contacts.pop(call_id, None)
 
     async def _execute(self, run_id: str) -> None:
         logs.run_id.set(run_id)
@@ -183,11 +171,9 @@ class Engine:
             self._cancel([session.run.id], Interruption.BEHIND)
 
     async def _close(self) -> None:
-        tasks = [*self.tasks.values(), *self.contacts.values()]
-        for task in self.contacts.values():
-            task.cancel()
+        tasks = list(self.tasks.values())
         self._cancel(list(self.tasks), Interruption.SHUT_DOWN)
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, self.contacts.close(), return_exceptions=True)
         await self.process.db(hand_over_all, self.process.worker_id)
         await aclose_all()
 

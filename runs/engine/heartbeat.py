@@ -20,14 +20,11 @@ from config.kernel import clock
 from config.queue import jobs
 from config.telemetry import logs
 from runs import catalogue, lifecycle
-from runs.engine.contacts import CONTACTS_MAX
 from runs.engine.session import Process
 from runs.models import Run, RunStatus, Worker
 
 # Interval at which a worker looks for cancellation requests; at most a fifth of `RUN_LEASE_SECONDS`.
 RUN_CANCEL_POLL_SECONDS = 0.2
-# Interval at which a worker looks for parked calls whose tools' servers are to be asked or told.
-CONTACT_LOOK_SECONDS = 0.5
 
 logger = logging.getLogger(__name__)
 
@@ -48,13 +45,12 @@ class Heartbeat(threading.Thread):
         run_ids: Collection[str],
         *,
         offer: Callable[[str], None],
-        contact: Callable[[str], None],
         cancel: Callable[[list[str]], None],
         drop_all: Callable[[], None],
     ) -> None:
         super().__init__(name="run-heartbeat", daemon=True)
         self.process, self.run_ids = process, run_ids
-        self.offer, self.contact, self.cancel, self.drop_all = offer, contact, cancel, drop_all
+        self.offer, self.cancel, self.drop_all = offer, cancel, drop_all
         self.stopped = threading.Event()
         # The end of the last gap between two leases, by ``clock.steady``.
         self.gap_ended = float("-inf")
@@ -72,7 +68,6 @@ class Heartbeat(threading.Thread):
             # As often as leases are renewed, so that a takeover takes little longer than a lease.
             self._reap: min(beat_every, settings.RUN_SWEEP_SECONDS) * spread,
             self._sweep: settings.RUN_SWEEP_SECONDS * spread,
-            self._take_due_contacts: CONTACT_LOOK_SECONDS * spread,
             self._refresh: catalogue.MAX_AGE_SECONDS,
         }
         next_at = dict.fromkeys(due, 0.0)
@@ -152,8 +147,8 @@ class Heartbeat(threading.Thread):
         return clock.steady() - begun >= self._step_seconds
 
     def _sweep(self) -> None:
-        takes = self._take_due_runs, self._wake_throttled_runs
-        jobs.stages("sweep-runs", self._release_unexecuted, self._repair, *takes)
+        stages = self._release_unexecuted, self._repair, self._take_due_runs, self._wake_throttled_runs
+        jobs.stages("sweep-runs", *stages)
 
     def _repair(self) -> int:
         return lifecycle.repair(self._step_seconds)
@@ -170,10 +165,6 @@ class Heartbeat(threading.Thread):
         for run_id in due:
             self.offer(run_id)
         return len(due)
-
-    def _take_due_contacts(self) -> None:
-        for call_id in lifecycle.due_contacts(0 if self.process.draining else CONTACTS_MAX):
-            self.contact(call_id)
 
     def _wake_throttled_runs(self) -> int:
         if not self._room():

@@ -7,7 +7,9 @@ These names are the package's interface; import no module of it from outside. ``
 
 from runs.lifecycle.calls import (
     CONTACT,
+    call_again,
     dispatch_calls,
+    record_asked,
     record_call_failure,
     record_call_result,
     reject_new_call,
@@ -27,7 +29,7 @@ from runs.lifecycle.parking import (
     park_run,
     record_outcome,
     record_progress,
-    take_contact,
+    take_contacts,
 )
 from runs.lifecycle.runs import (
     ChatChanged,

@@ -16,6 +16,7 @@ from runs import events, metrics
 from runs.errors import CallError
 from runs.events import StreamEvent
 from runs.lifecycle import spending
+from runs.lifecycle.crash import crash_after_commit
 from runs.lifecycle.line import lock_user
 from runs.lifecycle.moves import Moved, changed, close_waitpoint, fence, move_call, move_run
 from runs.lifecycle.spending import Refusal
@@ -30,6 +31,7 @@ from runs.models import (
     WaitpointStatus,
 )
 from runs.tools.base import CLIENT
+from runs.tools.questions import Dialogue
 
 # In place of a refusal.
 WAITS = Refusal("", 0, 0)
@@ -37,7 +39,13 @@ WAITS = Refusal("", 0, 0)
 # The task that contacts the servers of parked calls' tools.
 CONTACT = "runs.contact_tools"
 # What a call that has ended no longer has.
-NOT_AWAITING: dict[str, Any] = {"awaiting": None, "expires_at": None, "progress": None, "contact_at": None}
+NOT_AWAITING: dict[str, Any] = {
+    "awaiting": None,
+    "expires_at": None,
+    "progress": None,
+    "contact_at": None,
+    "remote_task": "",
+}
 # What a run shows if its open calls await both.
 FIRST = (Awaiting.CLIENT, Awaiting.TOOL)
 TOO_MANY_PARKED = "Too many calls of the user await their outcome."
@@ -183,9 +191,40 @@ def record_call_failure(run: Run, call: ToolInvocation, code: str, message: str)
 
 def _record_end(run: Run, call: ToolInvocation, to: str, **changes: Any) -> Moved:
     changes["finished_at"] = clock.now()
+    if call.remote_task:
+        changes["remote_task"] = ""
     ended = changed(call, status=to, **changes)
     run = move_run(run, RunStatus.RUNNING, [events.tool_completed(ended)], owned=True)
     return Moved(run, [move_call(call, to, **changes)])
+
+
+@transaction.atomic
+def record_asked(run: Run, call: ToolInvocation, remote_task: str) -> Moved:
+    """The server of a call that it has not finished asks the user: the call is made again with the answers."""
+    run = move_run(run, RunStatus.RUNNING, (), owned=True)
+    call = move_call(call, InvocationStatus.DISPATCHING, remote_task=remote_task)
+    crash_after_commit("call_asked")
+    return Moved(run, [call])
+
+
+@transaction.atomic
+def call_again(run: Run, call: ToolInvocation) -> Moved:
+    """Before the answers are sent: if this worker is lost then, the outcome is as unknown as that of any call."""
+    run = move_run(run, RunStatus.RUNNING, (), owned=True)
+    remote_task = Dialogue.from_text(call.remote_task).when_begun().to_text()
+    return Moved(run, [move_call(call, InvocationStatus.DISPATCHING, remote_task=remote_task)])
+
+
+def take_answer(call: ToolInvocation, data: dict[str, Any] | None) -> None:
+    """The user's answer to what the server of an open call asks; None declines it. A task's server is told at once when
+    it has all answers, that of any other call when it is made again.
+    """
+    dialogue = Dialogue.from_text(call.remote_task).with_answer(data)
+    changes: dict[str, Any] = {"remote_task": dialogue.to_text()}
+    if call.awaiting and not dialogue.questions:
+        changes["contact_at"] = clock.now()
+        nudge_after_commit(CONTACT, call.id)
+    move_call(call, InvocationStatus.DISPATCHING, **changes)
 
 
 def approve_call(run: Run, call: ToolInvocation) -> ToolInvocation:
@@ -228,7 +267,7 @@ def to_tell(call: ToolInvocation, reason: str) -> dict[str, Any]:
     if call.park_seconds is None:
         return {}
     nudge_after_commit(CONTACT, call.id)
-    return {"contact_at": clock.now(), "contacts": 0, "end_reason": reason}
+    return {"contact_at": clock.now(), "contacts": 0, "end_reason": reason, "remote_task": call.remote_task}
 
 
 def _end(

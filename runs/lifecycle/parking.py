@@ -7,18 +7,19 @@ lease: its transaction locks the run, and an owner that is at work finds its run
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.db import transaction
-from django.db.models import F
+from django.db.models import F, QuerySet
 
 from config.kernel import clock
 from config.queue.nudges import nudge_after_commit
 from credits import ledger
 from runs import events
 from runs.errors import CallError
-from runs.lifecycle import calls
+from runs.lifecycle import calls, waitpoints
 from runs.lifecycle.calls import NOT_AWAITING
 from runs.lifecycle.crash import crash_after_commit
 from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, lock_user, nudge_next_throttled
@@ -32,6 +33,7 @@ from runs.models import (
     ToolInvocation,
 )
 from runs.tools.base import PROGRESS_MAX_CHARS, Parked, StillParked, ToolFailure, ToolResult, clean_text, shorten
+from runs.tools.questions import Dialogue
 
 # Of a call's progress, one of this many seconds is kept.
 PROGRESS_SECONDS = 1
@@ -156,9 +158,13 @@ def _end(run: Run, call: ToolInvocation, outcome: ToolResult | ToolFailure, **to
     left = ToolInvocation.objects.filter(run=run).exclude(status__in=FINAL_INVOCATION_STATUSES)
     kinds = set(left.values_list("awaiting", flat=True))
     after: dict[str, Any] = {"awaiting": next((kind.value for kind in calls.FIRST if kind in kinds), None)}
-    if resumes := run.parked and not kinds:
+    dropped = waitpoints.drop_question(call)
+    if resumes := bool(dropped) or (run.parked and not kinds):
         after["due_at"] = clock.now() + NUDGE_GRACE
-    move_run(run, run.status, [events.tool_completed(ended)], owned=False, **after)
+    happened = [events.tool_completed(ended), *dropped]
+    if dropped:
+        happened.append(events.run_status(run, RunStatus.QUEUED))
+    move_run(run, RunStatus.QUEUED if dropped else run.status, happened, owned=False, **after)
     if to == InvocationStatus.COMPLETED:
         ledger.capture(call.id, ended.credit_used)
     else:
@@ -182,43 +188,76 @@ def _run_of(call_id: str) -> str:
 # --- requests about parked calls to their tools' servers --------------------------------------------------------------
 
 
+def due_contacts(limit: int, without: Collection[str] = ()) -> list[tuple[str, str]]:
+    """The ids and tools of calls whose tools' servers are due to be contacted, longest due first, but of the tools
+    ``without``.
+    """
+    due = ToolInvocation.objects.filter(contact_at__lte=clock.now()).exclude(name__in=without).order_by("contact_at")
+    return list(due.values_list("pk", "name")[:limit])
+
+
 @transaction.atomic
-def take_contact(call_id: str) -> ToolInvocation | None:
-    """A call whose tool's server is due to be contacted. It is due again in case this process dies: of an open call
-    after CONTACT_SECONDS; of one that has ended at the next of TOLD_AFTER_SECONDS, if there is one. None if it is not
-    due.
+def take_contacts(call_ids: Collection[str]) -> list[ToolInvocation]:
+    """Those of the calls that are due and that no other process takes, with their runs and users. They are due again in
+    case this process dies: an open call after CONTACT_SECONDS; one that has ended at the next of TOLD_AFTER_SECONDS, if
+    there is one.
     """
     now = clock.now()
-    due = ToolInvocation.objects.filter(pk=call_id, contact_at__lte=now).select_for_update(no_key=True)
-    call = due.select_related("run__user").first()
-    if call is None:
-        return None
-    again: datetime | None = now + timedelta(seconds=CONTACT_SECONDS)
-    if call.status in FINAL_INVOCATION_STATUSES:
-        assert call.finished_at is not None  # noqa: S101
-        later = TOLD_AFTER_SECONDS[call.contacts + 1 : call.contacts + 2]
-        again = call.finished_at + timedelta(seconds=later[0]) if later else None
-    ToolInvocation.objects.filter(pk=call_id).update(contact_at=again, contacts=F("contacts") + 1)
-    return changed(call, contact_at=again, contacts=call.contacts + 1)
+    due = ToolInvocation.objects.filter(pk__in=call_ids, contact_at__lte=now).select_related("run__user")
+    taken: dict[datetime | None, list[ToolInvocation]] = {}
+    for call in due.select_for_update(no_key=True, skip_locked=True, of=("self",)):
+        again: datetime | None = now + timedelta(seconds=CONTACT_SECONDS)
+        if call.status in FINAL_INVOCATION_STATUSES:
+            assert call.finished_at is not None  # noqa: S101
+            later = TOLD_AFTER_SECONDS[call.contacts + 1 : call.contacts + 2]
+            again = call.finished_at + timedelta(seconds=later[0]) if later else None
+        taken.setdefault(again, []).append(changed(call, contact_at=again))
+    for at, calls_then in taken.items():
+        rows = ToolInvocation.objects.filter(pk__in=[call.pk for call in calls_then])
+        rows.update(contact_at=at, contacts=F("contacts") + 1)
+    return [call for calls_then in taken.values() for call in calls_then]
 
 
-def end_contact(call_id: str) -> None:
+def end_contact(call: ToolInvocation) -> None:
     """The tool's server knows what it has to know."""
-    ToolInvocation.objects.filter(pk=call_id).update(contact_at=None)
+    ToolInvocation.objects.filter(pk=call.pk).update(contact_at=None, remote_task="")
 
 
-def contact_again(call_id: str, still: StillParked) -> None:
-    """An open call has no outcome yet."""
-    at = clock.now() + timedelta(seconds=still.contact_in_seconds)
-    changes: dict[str, Any] = {"contact_at": at}
+def contact_again(call: ToolInvocation, still: StillParked) -> None:
+    """A call of ``take_contacts`` has no outcome yet."""
+    if still.contact_in_seconds is None:
+        _ask(call, still)
+        return
+    changes: dict[str, Any] = {"contact_at": clock.now() + timedelta(seconds=still.contact_in_seconds)}
     if still.remote_task is not None:
         changes["remote_task"] = still.remote_task
-    ToolInvocation.objects.filter(pk=call_id, status=InvocationStatus.DISPATCHING).update(**changes)
-    if still.fraction is not None or still.message:
-        record_progress(call_id, still.fraction, still.message)
+    if not _taken(call).update(**changes):
+        return
+    known = call.progress or {}
+    message = still.message if still.message != known.get("message") else None
+    if message or (still.fraction is not None and still.fraction != known.get("fraction")):
+        record_progress(call.pk, still.fraction, still.message)
 
 
-def due_contacts(limit: int) -> list[str]:
-    """Calls whose tools' servers are due to be contacted, longest due first."""
-    due = ToolInvocation.objects.filter(contact_at__lte=clock.now()).order_by("contact_at")
-    return list(due.values_list("pk", flat=True)[:limit])
+def _taken(call: ToolInvocation) -> QuerySet[ToolInvocation]:
+    """The row, if nothing has happened to it since ``take_contacts``."""
+    return ToolInvocation.objects.filter(
+        pk=call.pk, status=InvocationStatus.DISPATCHING, contact_at=call.contact_at, remote_task=call.remote_task
+    )
+
+
+@transaction.atomic
+def _ask(call: ToolInvocation, still: StillParked) -> None:
+    """The call's server asks the user: its run opens a waitpoint when it resumes, and is not asked until the answer."""
+    run = _lock_run_of(call.pk)
+    if not _taken(call).exists():
+        return
+    question = Dialogue.from_text(still.remote_task or "").question
+    assert question is not None  # noqa: S101  (otherwise it says when to ask again)
+    changes = {"progress": _progress(clock.now(), None, still.message or question.text), "contact_at": None}
+    call = move_call(call, InvocationStatus.DISPATCHING, remote_task=still.remote_task, **changes)
+    resumes: dict[str, Any] = {"due_at": clock.now() + NUDGE_GRACE} if run.parked else {}
+    move_run(run, run.status, [events.tool_progress(call)], owned=False, **resumes)
+    crash_after_commit("call_asked")
+    if resumes:
+        nudge_after_commit(EXECUTE, run.pk)

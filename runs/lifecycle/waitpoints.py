@@ -35,9 +35,12 @@ RESUMED_AT_ONCE = 500
 
 
 @transaction.atomic
-def open_waitpoint(run: Run, call: ToolInvocation, kind: str, payload: dict[str, Any]) -> Moved:
-    """running → waiting: the lease is given up, and no worker holds anything until the answer."""
-    return _open(run, settings.WAITPOINT_EXPIRY_SECONDS, kind=kind, invocation=call, request_payload=payload)
+def open_waitpoint(run: Run, call: ToolInvocation, kind: str, payload: dict[str, Any], question: int = 0) -> Moved:
+    """running → waiting: the lease is given up, and no worker holds anything until the answer. ``question`` counts
+    those that the server of the call's tool asks.
+    """
+    asked = {"kind": kind, "invocation": call, "request_payload": payload, "question": question}
+    return _open(run, settings.WAITPOINT_EXPIRY_SECONDS, **asked)
 
 
 @transaction.atomic
@@ -104,8 +107,20 @@ def answer_waitpoint(waitpoint_id: str, payload: dict[str, Any], **changes: Any)
         call = calls.approve_call(run, call) if payload["approved"] else calls.refuse_call(call, payload.get("reason"))
         if call.status in FINAL_INVOCATION_STATUSES:
             happened.append(events.tool_completed(call))
+    elif call is not None and "schema" in waitpoint.request_payload:
+        calls.take_answer(call, payload.get("data"))
     _queue(run, happened, **changes)
     return waitpoint
+
+
+def drop_question(call: ToolInvocation) -> list[StreamEvent]:
+    """A call has ended while its server's question waited for the user. Returns what happened, nothing if there was
+    none; the caller, who has locked the run, moves it.
+    """
+    asked = Waitpoint.objects.filter(invocation=call, status=WaitpointStatus.PENDING).first()
+    if asked is None:
+        return []
+    return [events.waitpoint_resolved(close_waitpoint(asked, WaitpointStatus.EXPIRED, resolved_at=clock.now()))]
 
 
 def _complete(waitpoint: Waitpoint, payload: dict[str, Any]) -> tuple[Waitpoint, list[StreamEvent]]:

@@ -40,16 +40,10 @@ from runs import services
 from runs.invocations import CallResultInput, ToolInvocationSerializer, invocation_without_text
 from runs.mcp.wait import WAIT_MAX_SECONDS, Started
 from runs.models import FINAL_RUN_STATUSES, Run
-from runs.serializers import (
-    ANSWERS,
-    RUN_STATE,
-    AnswerKind,
-    RunInput,
-    RunSerializer,
-    WaitpointSerializer,
-)
+from runs.serializers import RUN_STATE, RunInput, RunSerializer
 from runs.streams.hub import Opening
 from runs.tools.schema import one_check_of
+from runs.waitpoints import ANSWERS, AnswerKind, WaitpointSerializer
 
 # Arguments that change the call and not what it creates: a repeated call may wait for a different time.
 OF_THE_CALL = ("idempotency_key", "wait_seconds")
@@ -278,8 +272,8 @@ def cancel_run(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
 
 @tool("Answer what a run waits for", "waitpoints:respond", RespondInput, tuple(ANSWERS.values()))
 def respond_to_waitpoint(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
-    """Approves or refuses credits (kind CREDIT_APPROVAL, approved), or answers a question (kind CLARIFICATION, answer).
-    The first answer counts.
+    """Approves or refuses credits (kind CREDIT_APPROVAL, approved), or answers a question (kind CLARIFICATION, answer;
+    with a schema in its requestPayload: data that fits it, or declined). The first answer counts.
     """
     waitpoint = find(services.waitpoints_of(caller.user), given["waitpoint_id"])
     resolved = dict(WaitpointSerializer(services.respond(waitpoint, given["answer"])).data)

@@ -259,6 +259,8 @@ class Waitpoint(ProtectedModel):
     kind = models.CharField(max_length=20, choices=WaitpointKind.choices)
     status = models.CharField(max_length=10, choices=WaitpointStatus.choices, default=WaitpointStatus.PENDING)
     request_payload = JSONTextField()
+    # Of several questions that the server of one call's tool asks.
+    question = models.PositiveSmallIntegerField(default=0)
     needed = models.BigIntegerField(null=True)
     resolved_payload = JSONTextField(null=True)
     expires_at = models.DateTimeField()
@@ -270,7 +272,7 @@ class Waitpoint(ProtectedModel):
             models.UniqueConstraint(
                 fields=["run"], condition=Q(status="PENDING"), name="waitpoint_one_pending_per_run"
             ),
-            models.UniqueConstraint(fields=["invocation", "kind"], name="waitpoint_one_of_a_kind_per_call"),
+            models.UniqueConstraint(fields=["invocation", "kind", "question"], name="waitpoint_one_of_a_kind_per_call"),
         ]
         indexes = [
             models.Index("expires_at", condition=Q(status="PENDING"), name="waitpoint_expiring"),

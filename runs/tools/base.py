@@ -29,7 +29,7 @@ PROGRESS_MAX_CHARS = 300
 # How long a call may await its tool.
 PARK_SECONDS = range(60, 30 * 24 * 3600 + 1)
 
-BUILTIN, HTTP, CLIENT = "builtin", "http", "client"
+BUILTIN, HTTP, MCP, CLIENT = "builtin", "http", "mcp", "client"
 # The engine does not call this built-in tool: it opens a waitpoint.
 ASK_USER = "ask_user"
 FAILURE_MESSAGE_MAX_CHARS = 1000
@@ -68,6 +68,8 @@ class ToolContext:
     threads: Threads
     file_threads: Threads
     callback: Callback | None = None
+    # What the call's server asked, of a call that is made again with the answers.
+    remote_task: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,15 @@ class Parked:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """In place of a result: the tool's server asks the user. ``remote_task`` is a ``runs.tools.questions.Dialogue``,
+    with whose answers the call is made again.
+    """
+
+    remote_task: str
+
+
+@dataclass(frozen=True, slots=True)
 class Remote:
     """A parked call for ``ToolType.contact``: as long as it is open, without ``end_reason``, its outcome is asked for;
     then its tool's server is told of the end.
@@ -157,9 +168,11 @@ class Remote:
 
 @dataclass(frozen=True, slots=True)
 class StillParked:
-    """What ``ToolType.contact`` returns of an open call without an outcome: when to ask again, and its progress."""
+    """What ``ToolType.contact`` returns of an open call without an outcome: when to ask again, or None if its server
+    asks the user first, as ``remote_task`` says; and its progress.
+    """
 
-    contact_in_seconds: float
+    contact_in_seconds: float | None
     remote_task: str | None = None
     fraction: float | None = None
     message: str | None = None
@@ -178,7 +191,9 @@ def tool_error(message: str) -> ToolFailure:
     return ToolFailure(CallError.TOOL_ERROR, message)
 
 
-Executor = Callable[[ToolDefinition, dict[str, Any], ToolContext], Awaitable[ToolResult | Parked]]
+# What becomes of a call that was made.
+Outcome = ToolResult | Parked | Asked
+Executor = Callable[[ToolDefinition, dict[str, Any], ToolContext], Awaitable[Outcome]]
 # The outcome of an open call, or when to ask again; None for a call that has ended.
 Contact = Callable[[ToolDefinition, Remote], Awaitable[ToolResult | StillParked | None]]
 

@@ -16,8 +16,11 @@ from runs.tools.base import (
     BUILTIN,
     CLIENT,
     HTTP,
+    MCP,
+    Asked,
     Contact,
     Executor,
+    Outcome,
     Parked,
     ToolContext,
     ToolDefinition,
@@ -53,11 +56,11 @@ TYPES = {
     BUILTIN: ToolType("Built in", builtin.execute, needs_url=False, contact=builtin.contact),
     HTTP: ToolType("HTTP endpoint", http.execute, needs_url=True, contact=http.tell_end),
     CLIENT: ToolType("The caller's app", _no_server, needs_url=False),
-    "mcp": ToolType("MCP server", mcp.execute, needs_url=True),
+    MCP: ToolType("MCP server", mcp.execute, needs_url=True, contact=mcp.contact),
 }
 
 
-async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult | Parked:
+async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> Outcome:
     """Call the tool with an input that ``check_input`` has accepted, within the time limits of the tool and the run.
 
     Raises ToolFailure for every failure (``TOOL_TIMEOUT`` after the time limit). Only a cancellation passes unchanged.
@@ -71,7 +74,7 @@ async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: 
         async with asyncio.timeout(limit) as scope:
             with tracing.span("tool", tool=definition.name, **{"invocation.id": context.invocation_id}):
                 result = await execute(definition, input, replace(context, timeout_seconds=limit))
-                if isinstance(result, Parked):
+                if isinstance(result, Parked | Asked):
                     return result
                 return clean_result(await store_images(context, result) if result.images else result)
     except ToolFailure:

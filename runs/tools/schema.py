@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -75,9 +75,24 @@ def check_input(definition: ToolDefinition, value: dict[str, Any]) -> None:
     if "problem" in answer:
         raise tool_error(f"The input schema of {definition.name} is not valid. At {_problem(answer['problem'])}")
     if not answer["valid"]:
-        error = answer.get("error")
-        message = error and f"at {_path(error)}: {shorten(error['message'], 400)} (rule: {error['rule']})"
-        raise _invalid(message or MISMATCH)
+        raise _invalid(_mismatch(answer) or MISMATCH)
+
+
+def check_answer(schema: Mapping[str, Any], value: dict[str, Any]) -> None:
+    """Raises ValueError, with a message for people, unless the user's answer fits a schema of ``check_schema``. Waits
+    for another process.
+    """
+    try:
+        answer = _check(to_text(schema), value, TOOL_CHECK_SECONDS)
+    except TooCostly:
+        raise ValueError("The check against the question's schema takes too long.") from None
+    if not answer.get("valid"):
+        raise ValueError(f"It does not fit the question's schema: {_mismatch(answer) or 'no reason was found.'}")
+
+
+def _mismatch(answer: dict[str, Any]) -> str | None:
+    error = answer.get("error")
+    return error and f"at {_path(error)}: {shorten(error['message'], 400)} (rule: {error['rule']})"
 
 
 def check_schema(schema: Any) -> None:

@@ -24,8 +24,9 @@ from runs.llm import wire
 from runs.llm.base import ModelError
 from runs.mcp.protocol import RpcError
 from runs.mcp.tools import TOOLS, RespondInput
-from runs.serializers import ANSWERS, AnswerKind, RunInput
+from runs.serializers import RunInput
 from runs.tools.base import ToolFailure
+from runs.waitpoints import ANSWERS, AnswerKind
 from tests.architecture.test_rules import ROOT, sources
 from tests.architecture.worst_inputs import BODY, ON_EVENT_LOOPS, PATTERNS, SCANNERS, Work
 from webhooks.serializers import EndpointChanges, EndpointInput

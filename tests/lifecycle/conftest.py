@@ -59,8 +59,7 @@ def engines(transactional_db, monkeypatch, settings) -> Iterator[Callable[[], En
             for run_id in args:
                 made[-1].offer(run_id)
         elif task == lifecycle.CONTACT and made:
-            for call_id in args:
-                made[-1].contact(call_id)
+            made[-1].contact()
         elif task == RESUME_PAID:
             for user_id in args:
                 lifecycle.resume_paid(int(user_id))

@@ -16,9 +16,10 @@ from chats.models import Chat
 from config.api import ratelimit
 from config.api.ratelimit import Verdict
 from runs.models import Run
-from runs.serializers import ANSWERS, RunInput
+from runs.serializers import RunInput
 from runs.streams import hub
 from runs.streams.hub import Hub
+from runs.waitpoints import ANSWERS
 from tests import factories
 from tests.contract.world import build, unknown_ids
 from tests.credits.helpers import fund
@@ -60,7 +61,16 @@ class TestTools:
         assert set(start["required"]) == {"chatId"}
         assert start["properties"]["message"]["maxLength"] == settings.MESSAGE_MAX_CHARS
         assert start["properties"]["tools"]["items"] == {"type": "string", "minLength": 1, "maxLength": 64}
-        assert set(respond["properties"]) == {"waitpointId", "kind", "approved", "reason", "answer", "maxCredits"}
+        assert set(respond["properties"]) == {
+            "waitpointId",
+            "kind",
+            "approved",
+            "reason",
+            "answer",
+            "data",
+            "declined",
+            "maxCredits",
+        }
         assert respond["properties"]["kind"]["enum"] == list(ANSWERS)
         assert set(respond["required"]) == {"waitpointId", "kind"}
 

@@ -295,6 +295,7 @@ def test_a_definition_is_a_snapshot_of_its_row():
         input_schema, price, approval, timeout_seconds, repeatable = {}, 5, "always", 3.0, True
         url, secret_headers, remote_name = "https://example.com/", '{"X-Key": "k"}', ""
         signing_secret = "whsec_a2V5"
+        park_seconds, cancel_url, unsigned_callbacks = 600, "", False
 
     definition = ToolDefinition.from_row(Row())
     assert definition.secret_headers == {"X-Key": "k"}

@@ -18,10 +18,12 @@ from django.test import override_settings
 from config.kernel.jsontext import from_text
 from config.outbound import addresses
 from config.outbound.loop import shared
-from runs.tools.base import ToolDefinition, ToolFailure, ToolResult
+from runs.tools import mcp
+from runs.tools.base import Remote, ToolDefinition, ToolFailure, ToolResult
 from runs.tools.dispatch import call_tool
 from runs.tools.files import stored_image
 from runs.tools.mcp.transport import GuardedTransport
+from runs.tools.questions import Dialogue
 from tests.stack.process import Process, free_port, python, wait_for
 from tests.tiers import slow
 from tests.tools.conftest import Server, http_tool
@@ -47,6 +49,11 @@ def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield f"http://127.0.0.1:{port}/mcp"
     finally:
         process.kill()
+
+
+@pytest.fixture
+def is_legacy(request: pytest.FixtureRequest) -> bool:
+    return "legacy" in request.node.callspec.id
 
 
 def tool(url: str, name: str, **columns: Any) -> ToolDefinition:
@@ -147,6 +154,41 @@ class TestAgainstTheSdk:
         assert [result.text for result in asyncio.run(main())] == [str(n + 1) for n in range(10)]
 
 
+class TestTasks:
+    """The newest revision has tasks and questions, an older one refuses such calls."""
+
+    def test_a_task_that_asks(self, call, address, is_legacy):
+        definition = tool(address, "research", park_seconds=3600)
+        if is_legacy:
+            assert "capability" in failure(call, definition, {"topic": "bees", "seconds": 0}).message
+            return
+
+        def look(text: str, end_reason: str = "") -> Any:
+            remote = Remote("inv_1", "run_1", "chat_1", 1, "ada", text, end_reason)
+            return asyncio.run(mcp.contact(definition, remote))
+
+        parked = call(definition, {"topic": "bees", "seconds": 0.3, "asks": True})
+        seen = look(parked.remote_task)
+        assert (seen.message, seen.contact_in_seconds) == ("Reading", 1.0)
+        wait_for(lambda: look(parked.remote_task).contact_in_seconds is None, 20)
+        dialogue = Dialogue.from_text(look(parked.remote_task).remote_task)
+        assert dialogue.question is not None
+        assert dialogue.question.text == "For whom?"
+        assert look(dialogue.with_answer({"name": "Ada"}).to_text()) == ToolResult("All about bees, for Ada")
+        assert look(parked.remote_task, "run_cancelled") is None
+        assert failure(lambda: look(parked.remote_task)).message == "research was cancelled by its server."
+
+    def test_a_call_that_asks(self, call, address, is_legacy, context):
+        if is_legacy:
+            assert failure(call, tool(address, "greet"), {}).code == "TOOL_ERROR"
+            return
+        asked = call(tool(address, "greet"), {})
+        dialogue = Dialogue.from_text(asked.remote_task)
+        for data, text in (({"name": "Bob"}, "Hello Bob"), (None, "Hello nobody")):
+            again = dataclasses.replace(context, remote_task=dialogue.with_answer(data).to_text())
+            assert call(tool(address, "greet"), {}, again).text == text
+
+
 class TestAddresses:
     def test_private_addresses_are_refused(self, call, server: Server):
         with override_settings(OUTBOUND_ALLOW_PRIVATE=False):
@@ -191,7 +233,8 @@ class TestAddresses:
 
 def test_each_digit_is_sent(server: Server):
     given = '{"n":123456789012345678901234567890,"d":[0.12345678901234567890123,-2.50]}'
-    transport = GuardedTransport(arguments=from_text(given))
+    transport = GuardedTransport()
+    transport.call_with(from_text(given), Dialogue())
     request = httpx2.Request("POST", server.url, json={"method": "tools/call", "params": {"name": "a"}})
 
     async def send() -> None:

@@ -15,7 +15,8 @@ from rest_framework.exceptions import ValidationError
 from chats.services import create_chat
 from config.api.authentication import user_of
 from config.kernel import clock
-from config.kernel.errors import DomainError
+from config.kernel.errors import DomainError, ValidationFailed
+from config.kernel.jsontext import MalformedJSON, parse_object, to_text
 from config.management import user_named
 from runs import services
 from runs.events import StreamType
@@ -128,6 +129,9 @@ class Command(BaseCommand):
             if pending.kind == WaitpointKind.CREDIT_APPROVAL:
                 call = f"{asked['toolName']} {short(asked['input'])}"
                 answer: dict[str, Any] = {"approved": self.approve(call, asked)}
+            elif asked.get("schema") is not None:
+                self.say(f"The tool asks for a JSON object of this schema: {to_text(asked['schema'])}")
+                answer = self.fill_in(asked["question"])
             else:
                 for option in asked.get("options", ()):
                     self.say(f"- {option}")
@@ -138,7 +142,21 @@ class Command(BaseCommand):
         except EOFError:
             # Not cancelled: another client may answer.
             raise CommandError(f"The run waits for an answer to {pending.pk}, and there is no input.") from None
-        services.respond(pending, {"kind": pending.kind} | answer)
+        try:
+            services.respond(pending, {"kind": pending.kind} | answer)
+        except ValidationFailed as error:
+            self.say(error.message)
+            self.ask(run, waitpoint)
+
+    def fill_in(self, question: str) -> dict[str, Any]:
+        while True:
+            typed = self.read(f"{question} [empty: decline] ")
+            if not typed:
+                return {"declined": True}
+            try:
+                return {"data": parse_object(typed, subject="It")}
+            except MalformedJSON as error:
+                self.say(error.message)
 
     def approve(self, call: str, asked: dict[str, Any]) -> bool:
         while True:

@@ -2,6 +2,7 @@
 
 import { call } from "./api.js";
 import { button, counted, make, notice, pretty, until } from "./dom.js";
+import { schemaForm } from "./form.js";
 
 let ids = 0;
 
@@ -14,7 +15,7 @@ export function questionCard(waitpoint, describe) {
   card.setAttribute("aria-labelledby", title.id);
   card.append(title);
   const answer = async (body) => {
-    const controls = card.querySelectorAll("button, input");
+    const controls = card.querySelectorAll("button, input, select, textarea");
     for (const control of controls) control.disabled = true;
     try {
       const given = { kind: waitpoint.kind, ...body };
@@ -27,7 +28,10 @@ export function questionCard(waitpoint, describe) {
     }
   };
   if (waitpoint.kind === "CREDIT_APPROVAL") approval(card, title, waitpoint.requestPayload, describe, answer);
-  else {
+  else if (waitpoint.requestPayload.schema) {
+    title.textContent = waitpoint.requestPayload.question;
+    card.append(make("p", "", "A tool asks for this. It gets what you send."), schemaForm(waitpoint.requestPayload.schema, answer));
+  } else {
     clarification(card, title, waitpoint.requestPayload, answer);
     card.answer = (text) => answer({ answer: text });
   }
@@ -120,5 +124,6 @@ export function outcome(waitpoint) {
     const why = given.reason ? `: ${given.reason}` : "";
     return `${given.approved ? "Approved" : "Refused"}: ${what}${why}`;
   }
-  return given ? `${asked.question} — ${given.answer}` : `${asked.question} — not answered.`;
+  if (!given) return `${asked.question} — not answered.`;
+  return `${asked.question} — ${given.declined ? "declined" : given.data ? JSON.stringify(given.data) : given.answer}`;
 }

@@ -12,7 +12,7 @@ from typing import Any
 from runs.errors import CallError
 from runs.tools.base import (
     BuiltinTool,
-    Parked,
+    Outcome,
     Remote,
     StillParked,
     ToolContext,
@@ -31,7 +31,7 @@ async def contact(definition: ToolDefinition, remote: Remote) -> ToolResult | St
     return None if tool is None or tool.contact is None else await tool.contact(definition, remote)
 
 
-async def execute(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult | Parked:
+async def execute(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> Outcome:
     """Call the built-in tool that has the definition's name."""
     tool = TOOLS.get(definition.name)
     if tool is None or tool.execute is None:

@@ -6,23 +6,42 @@ on the event loop of outbound requests, so that it cannot delay the engine's loo
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 from django.utils.module_loading import import_string
 
 from config.outbound.loop import shared
-from runs.tools.base import ToolContext, ToolDefinition, ToolResult, in_thread
+from runs.tools.base import (
+    Outcome,
+    Remote,
+    StillParked,
+    ToolContext,
+    ToolDefinition,
+    ToolResult,
+    in_thread,
+)
 
 _call: Any = None
+_contact: Any = None
 
 
-async def execute(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
+async def execute(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> Outcome:
     """Call the server's tool. Every failure there, and a result with ``isError``, is ``TOOL_ERROR``."""
     global _call
     if _call is None:
         _call = await in_thread(context, import_string, "runs.tools.mcp.client.call")
-    result: ToolResult = await shared.run(_call(definition, input, context))
+    result: Outcome = await shared.run(_call(definition, input, context))
+    return result
+
+
+async def contact(definition: ToolDefinition, remote: Remote) -> ToolResult | StillParked | None:
+    """Ask for the outcome of a task, or cancel it. Raises ToolFailure."""
+    global _contact
+    if _contact is None:
+        _contact = await asyncio.to_thread(import_string, "runs.tools.mcp.tasks.contact")
+    result: ToolResult | StillParked | None = await shared.run(_contact(definition, remote))
     return result
 
 

@@ -9,17 +9,21 @@ from typing import Any
 
 import httpx2
 from django.conf import settings
+from mcp_types import CLIENT_CAPABILITIES_META_KEY
 
 from config.kernel.jsontext import dumps
 from config.outbound.addresses import AddressRefused
 from config.outbound.transport import Exchange
 from config.outbound.urls import RequestFailed
+from runs.tools.questions import Dialogue
 
 # The DELETE that ends a session must not delay a result.
 CLOSE_SECONDS = 2.0
 # The SDK makes several errors for each value of a wrong type, and its event loop waits meanwhile.
 VALUES_MAX = 20_000
 LINES_MAX = 50_000
+# The SDK would declare that addresses can be shown to the user, too.
+FORMS: dict[str, Any] = {"form": {}}
 # The outbound client sets these itself.
 OF_THE_CONNECTION = {"connection", "content-length", "host", "transfer-encoding"}
 
@@ -31,14 +35,22 @@ class TooLarge(Exception):
 class GuardedTransport(httpx2.AsyncBaseTransport):
     """``problem`` is the first failure, as a sentence; ``status_code`` is that of the latest answer.
 
-    The SDK replaces most exceptions, so its caller reads these two. ``arguments`` are those of a call with each digit
-    of its numbers, which the SDK would round.
+    The SDK replaces most exceptions, so its caller reads these two.
     """
 
-    def __init__(self, owner: str = "", arguments: dict[str, Any] | None = None) -> None:
-        self.owner, self.arguments = owner, arguments
+    def __init__(self, owner: str = "") -> None:
+        self.owner = owner
+        self.call: dict[str, Any] | None = None
         self.problem: str | None = None
         self.status_code = 0
+
+    def call_with(self, input: dict[str, Any], dialogue: Dialogue) -> None:
+        """What the next calls of a tool send, with each digit of its numbers, which the SDK would round."""
+        self.call = {"arguments": input}
+        if dialogue.answers:
+            self.call["inputResponses"] = dialogue.answers
+        if dialogue.state is not None:
+            self.call["requestState"] = dialogue.state
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         exchange = Exchange()
@@ -67,8 +79,12 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
 
     def exact(self, body: bytes) -> bytes | None:
         message = json.loads(body) if body else {}
-        if message.get("method") == "tools/call" and self.arguments is not None:
-            message["params"]["arguments"] = self.arguments
+        if message.get("method") == "tools/call" and self.call is not None:
+            message["params"] |= self.call
+            capabilities = message["params"].get("_meta", {}).get(CLIENT_CAPABILITIES_META_KEY)
+            # Older revisions ask on the open connection, on which nobody could answer in time.
+            if capabilities is not None:
+                capabilities["elicitation"] = FORMS
             return dumps(message)
         return body or None
 

@@ -1,0 +1,63 @@
+"""The result of a tool of an MCP server as a result of this service."""
+
+from __future__ import annotations
+
+import base64
+
+from mcp_types import (
+    BlobResourceContents,
+    CallToolResult,
+    ContentBlock,
+    EmbeddedResource,
+    ImageContent,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+)
+
+from runs.tools.base import ToolDefinition, ToolImage, ToolResult, is_web_address, result_text, tool_error
+from runs.tools.files import image_of
+
+
+def read_result(definition: ToolDefinition, result: CallToolResult) -> ToolResult:
+    """Text unchanged, links to resources as addresses, images, and the type of all other content. Raises ToolFailure
+    for the result of a tool that failed.
+    """
+    parts: list[str] = []
+    images: list[ToolImage] = []
+    urls: list[str] = []
+    for block in result.content:
+        if isinstance(block, TextContent):
+            parts.append(block.text)
+        elif isinstance(block, ResourceLink):
+            uri = str(block.uri)
+            if is_web_address(uri):
+                urls.append(uri)
+            parts.append(f"{block.title or block.name}: {uri}")
+        elif isinstance(block, EmbeddedResource) and isinstance(block.resource, TextResourceContents):
+            parts.append(block.resource.text)
+        elif image := _image(block):
+            images.append(image)
+        else:
+            kind = getattr(block, "mime_type", None) or block.type
+            parts.append(f"[{kind}, which is not text]")
+    if not parts and result.structured_content is not None:
+        parts.append(result_text(definition.name, result.structured_content))
+    text = "\n".join(parts)
+    if result.is_error:
+        raise tool_error(definition.without_secrets(text) or f"{definition.name} failed.")
+    return ToolResult(text, tuple(urls), images=tuple(images))
+
+
+def _image(block: ContentBlock) -> ToolImage | None:
+    """The image of a block, which is base64 text; None for any other content."""
+    if isinstance(block, ImageContent):
+        data, kind = block.data, block.mime_type
+    elif isinstance(block, EmbeddedResource) and isinstance(block.resource, BlobResourceContents):
+        data, kind = block.resource.blob, block.resource.mime_type or ""
+    else:
+        return None
+    try:
+        return image_of(base64.b64decode(data, validate=True), kind)
+    except ValueError:
+        return None

@@ -1,0 +1,257 @@
+"""Tasks of MCP servers (SEP-2663, revision 2026-07-28): calls whose outcome the server is asked for later.
+
+One look at a task is one POST, without the SDK and a connection of its own: there may be thousands of tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, Literal
+
+from django.conf import settings
+from mcp.shared.inbound import encode_header_value
+from mcp_types import (
+    CLIENT_CAPABILITIES_META_KEY,
+    CLIENT_INFO_META_KEY,
+    INVALID_PARAMS,
+    PROTOCOL_VERSION_META_KEY,
+    CallToolResult,
+    Result,
+)
+from pydantic import ValidationError
+
+from config.kernel.jsontext import dumps, has_more_values
+from config.outbound import client
+from config.outbound.client import Answer
+from runs.errors import CallError
+from runs.tools.base import (
+    PROGRESS_MAX_CHARS,
+    Parked,
+    Remote,
+    StillParked,
+    ToolDefinition,
+    ToolFailure,
+    ToolResult,
+    clean_text,
+    shorten,
+    tool_error,
+)
+from runs.tools.http import USER_AGENT, is_too_long
+from runs.tools.mcp.result import read_result
+from runs.tools.mcp.transport import VALUES_MAX
+from runs.tools.questions import Dialogue
+
+logger = logging.getLogger(__name__)
+
+EXTENSION = "io.modelcontextprotocol/tasks"
+REVISION = "2026-07-28"
+# What the server is told that this client can do: nothing else is offered to it.
+CAPABILITIES: Mapping[str, Any] = {"elicitation": {"form": {}}, "extensions": {EXTENSION: {}}}
+
+# The server's `pollIntervalMs` is kept within these.
+POLL_MIN_SECONDS = 1.0
+POLL_MAX_SECONDS = 300.0
+# Without one, and while the server is away, each interval is twice as long as the one before.
+POLL_FIRST_SECONDS = 5.0
+POLL_GROWN_SECONDS = 60.0
+# The time of one request about a task.
+TASK_REQUEST_SECONDS = 30.0
+TASK_ID_MAX_CHARS = 1000
+
+# Schemas of questions are checked one at a time: they are rare, and hostile ones delay only each other.
+_checks = ThreadPoolExecutor(1, "mcp-questions")
+
+
+class Away(Exception):
+    """There was no answer about the task. The message is for logs."""
+
+
+class Refused(Exception):
+    """The server answered with an error of JSON-RPC."""
+
+    def __init__(self, code: Any) -> None:
+        super().__init__(f"error {code}")
+        self.code = code
+
+
+class TaskCreated(Result):
+    """The result of a call that its server has made a task of. Nothing of it is checked but the id."""
+
+    result_type: Literal["task"]
+    task_id: str
+    status_message: Any = None
+    poll_interval_ms: Any = None
+
+
+def parked(created: TaskCreated) -> Parked:
+    """Raises ToolFailure."""
+    task_id = created.task_id
+    if not 0 < len(task_id) <= TASK_ID_MAX_CHARS or clean_text(task_id) != task_id:
+        raise tool_error("The tool's server gave the call's task an id that cannot be used.")
+    interval = _interval(created.poll_interval_ms, None)
+    dialogue = Dialogue(task_id=task_id, interval=interval)
+    return Parked(_message(created.status_message) or "", None, dialogue.to_text(), interval)
+
+
+async def contact(definition: ToolDefinition, remote: Remote) -> ToolResult | StillParked | None:
+    """Ask for the outcome of an open call, or cancel the task of one that has ended, which is tried once.
+
+    Raises ToolFailure.
+    """
+    dialogue = Dialogue.from_text(remote.remote_task)
+    if remote.end_reason:
+        try:
+            await _request(definition, remote, "tasks/cancel", dialogue.task_id)
+        except (Away, Refused, ToolFailure) as error:
+            logger.info("the task of call %s was not cancelled: %s", remote.invocation_id, error)
+        return None
+    try:
+        dialogue = await _tell(definition, remote, dialogue)
+        task = await _request(definition, remote, "tasks/get", dialogue.task_id)
+        if task.get("taskId") != dialogue.task_id:
+            raise Away("an answer about another task")
+        seen = _outcome(definition, task)
+        if seen is not None:
+            return seen
+        dialogue = replace(dialogue, interval=_interval(task.get("pollIntervalMs"), dialogue.interval))
+        requests = task.get("inputRequests")
+        if task["status"] == "input_required" and isinstance(requests, dict):
+            loop = asyncio.get_running_loop()
+            dialogue = await loop.run_in_executor(_checks, dialogue.with_requests, requests)
+            dialogue = await _tell(definition, remote, dialogue)
+        return _still(dialogue, _message(task.get("statusMessage")))
+    except Refused as refused:
+        if refused.code == INVALID_PARAMS:
+            message = f"The server of {definition.name} does not know the call's task any more."
+            raise ToolFailure(CallError.OUTCOME_UNKNOWN, message) from None
+        reason = str(refused)
+    except Away as away:
+        reason = str(away)
+    logger.info("the server of the task of call %s is away: %s", remote.invocation_id, reason)
+    longer = max(POLL_FIRST_SECONDS, 2 * (dialogue.interval or 0))
+    most = max(POLL_GROWN_SECONDS, dialogue.interval or 0)
+    return _still(replace(dialogue, interval=min(longer, most)), None)
+
+
+def _still(dialogue: Dialogue, message: str | None) -> StillParked:
+    interval = None if dialogue.questions else dialogue.interval
+    return StillParked(interval, dialogue.to_text(), message=message)
+
+
+async def _tell(definition: ToolDefinition, remote: Remote, dialogue: Dialogue) -> Dialogue:
+    """Send the answers that there are. If the server refuses them, it may ask again."""
+    if not dialogue.answers:
+        return dialogue
+    try:
+        await _request(definition, remote, "tasks/update", dialogue.task_id, {"inputResponses": dialogue.answers})
+    except Refused:
+        return replace(dialogue, answers={})
+    return dialogue.when_told()
+
+
+def _outcome(definition: ToolDefinition, task: Mapping[str, Any]) -> ToolResult | None:
+    """The result; None of a task that has not ended. Raises ToolFailure, or Away if the status is none."""
+    name, status = definition.name, task.get("status")
+    if status == "completed":
+        try:
+            return read_result(definition, CallToolResult.model_validate(task.get("result"), by_name=False))
+        except ValidationError:
+            raise tool_error(f"{name} broke the MCP protocol.") from None
+    if status in ("failed", "cancelled"):
+        error = task.get("error")
+        said = (error.get("message") if isinstance(error, dict) else None) or task.get("statusMessage")
+        reason = f": {definition.without_secrets(said)}" if isinstance(said, str) and said else "."
+        raise tool_error(f"{name} {'failed' if status == 'failed' else 'was cancelled by its server'}{reason}")
+    if status not in ("working", "input_required"):
+        raise Away("a status that does not exist")
+    return None
+
+
+def _interval(given: Any, before: float | None) -> float:
+    """Seconds until the next look."""
+    if type(given) in (int, float):
+        return min(max(given / 1000, POLL_MIN_SECONDS), POLL_MAX_SECONDS)
+    return POLL_FIRST_SECONDS if before is None else min(2 * before, POLL_GROWN_SECONDS)
+
+
+def _message(given: Any) -> str | None:
+    text = clean_text(given).strip() if isinstance(given, str) else ""
+    return shorten(text, PROGRESS_MAX_CHARS) or None
+
+
+async def _request(
+    definition: ToolDefinition, remote: Remote, method: str, task_id: str, params: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The result. Raises Away, Refused, or ToolFailure for an answer that is too large."""
+    meta = {
+        PROTOCOL_VERSION_META_KEY: REVISION,
+        CLIENT_INFO_META_KEY: {"name": USER_AGENT, "version": "1.0.0"},
+        CLIENT_CAPABILITIES_META_KEY: CAPABILITIES,
+    }
+    message = {"jsonrpc": "2.0", "id": 1, "method": method}
+    message["params"] = {"taskId": task_id, **(params or {}), "_meta": meta}
+    headers = {
+        **definition.secret_headers,
+        "Accept": "application/json, text/event-stream",
+        "Accept-Encoding": "identity",
+        "Content-Type": "application/json",
+        "MCP-Protocol-Version": REVISION,
+        "Mcp-Method": method,
+        "Mcp-Name": encode_header_value(task_id),
+        "User-Agent": USER_AGENT,
+    }
+    try:
+        answer = await client.asend(
+            "POST",
+            definition.url,
+            headers=headers,
+            body=dumps(message),
+            connect_timeout=settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS,
+            total_timeout=TASK_REQUEST_SECONDS,
+            max_bytes=settings.TOOL_ANSWER_MAX_BYTES,
+            allow_private=settings.OUTBOUND_ALLOW_PRIVATE,
+            reuse=True,
+            owner=str(remote.user_id),
+        )
+    except (client.AddressRefused, client.RequestFailed, ValueError) as error:
+        raise Away(str(error)) from None
+    return _read(definition, answer)
+
+
+def _read(definition: ToolDefinition, answer: Answer) -> dict[str, Any]:
+    if is_too_long(answer):
+        raise tool_error(f"{definition.name} answered with more than {settings.TOOL_ANSWER_MAX_BYTES} bytes.")
+    if has_more_values(answer.body, VALUES_MAX):
+        raise tool_error(f"{definition.name} answered with more than {VALUES_MAX} values.")
+    kind = answer.headers.get("Content-Type", "").lower()
+    texts = _events(answer.body) if kind.startswith("text/event-stream") else [answer.body]
+    for text in texts:
+        try:
+            message = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(message, dict) or message.get("id") not in (1, None):
+            continue
+        if isinstance(message.get("error"), dict):
+            raise Refused(message["error"].get("code"))
+        if isinstance(message.get("result"), dict) and message.get("id") == 1 and answer.status < 400:
+            found: dict[str, Any] = message["result"]
+            return found
+    raise Away(f"no answer of the protocol, with HTTP status {answer.status}")
+
+
+def _events(body: bytes) -> list[bytes]:
+    """The data of the events of a stream."""
+    lines = body.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+    events: list[list[bytes]] = [[]]
+    for line in lines:
+        if not line:
+            events.append([])
+        elif line.startswith(b"data:"):
+            events[-1].append(line[5:].removeprefix(b" "))
+    return [b"\n".join(event) for event in events if event]

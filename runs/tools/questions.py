@@ -1,0 +1,142 @@
+"""What the server of a tool asks during a call: questions for the user, and how they are answered.
+
+A call's ``remote_task`` keeps it as JSON text until the call has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from config.kernel.jsontext import MalformedJSON, from_text, parse_object, to_text
+from runs.tools.base import clean_text, shorten, tool_error
+from runs.tools.schema import check_schema
+
+QUESTION_MAX_CHARS = 4000
+QUESTION_SCHEMA_MAX_BYTES = 16 * 1024
+# Requests of a server in one call, those that are declined included.
+REQUESTS_MAX = 16
+KEY_MAX_CHARS = 200
+STATE_MAX_CHARS = 64 * 1024
+
+DECLINED: Mapping[str, Any] = {"action": "decline"}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """``key`` is the server's name of the request."""
+
+    key: str
+    text: str
+    schema: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialogue:
+    """The state of a call that a server has not finished: with ``task_id`` a task that is asked for its outcome,
+    without it an ordinary call that is made again with ``answers``.
+    """
+
+    task_id: str = ""
+    # What the server wants back with the answers.
+    state: str | None = None
+    # Seconds until the task is asked for again.
+    interval: float | None = None
+    # What the user has not answered; the first one is asked.
+    questions: tuple[Question, ...] = ()
+    # By key: what the server is to be told.
+    answers: Mapping[str, Any] = field(default_factory=dict)
+    # The keys that a task's server was told of: it may show them for a while.
+    told: tuple[str, ...] = ()
+    # An ordinary call is being made again with the answers.
+    begun: bool = False
+    # How many requests there were, and how many of them the user has answered.
+    requests: int = 0
+    answered: int = 0
+
+    @classmethod
+    def from_text(cls, text: str) -> Dialogue:
+        if not text:
+            return cls()
+        values = from_text(text)
+        questions = tuple(Question(**question) for question in values.pop("questions"))
+        interval = values["interval"]
+        values["interval"] = interval if interval is None else float(interval)
+        return cls(**values | {"questions": questions, "told": tuple(values["told"])})
+
+    def to_text(self) -> str:
+        return to_text(asdict(self))
+
+    @property
+    def question(self) -> Question | None:
+        """What the user is to be asked."""
+        return self.questions[0] if self.questions else None
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether an ordinary call is to be made again."""
+        return bool(self.answers) and not self.questions and not self.begun
+
+    def with_requests(self, requests: Mapping[str, Any]) -> Dialogue:
+        """With those of a server's requests that are new. What is not a form for the user is declined. Blocks. Raises
+        ToolFailure.
+        """
+        known = {*self.told, *self.answers, *(question.key for question in self.questions)}
+        new = {key: request for key, request in requests.items() if key not in known}
+        if self.requests + len(new) > REQUESTS_MAX:
+            raise tool_error(f"The tool's server asks for more than {REQUESTS_MAX} things.")
+        if any(len(key) > KEY_MAX_CHARS or clean_text(key) != key for key in new):
+            raise tool_error("The tool's server gave a request a name that cannot be used.")
+        found = {key: _form(key, request) for key, request in new.items()}
+        return replace(
+            self,
+            questions=(*self.questions, *filter(None, found.values())),
+            answers=dict(self.answers) | {key: DECLINED for key, question in found.items() if question is None},
+            requests=self.requests + len(new),
+        )
+
+    def with_answer(self, data: Mapping[str, Any] | None) -> Dialogue:
+        """With the user's answer to the first question; None declines it."""
+        first, *others = self.questions
+        answer = DECLINED if data is None else {"action": "accept", "content": data}
+        return replace(
+            self,
+            questions=tuple(others),
+            answers=dict(self.answers) | {first.key: answer},
+            answered=self.answered + 1,
+        )
+
+    def with_state(self, state: str | None) -> Dialogue:
+        """Raises ToolFailure."""
+        if state is not None and (len(state) > STATE_MAX_CHARS or clean_text(state) != state):
+            raise tool_error("The tool's server gave a state that cannot be kept.")
+        return replace(self, state=state)
+
+    def when_begun(self) -> Dialogue:
+        return replace(self, begun=True)
+
+    def when_told(self) -> Dialogue:
+        """After the server got the answers."""
+        return replace(self, answers={}, told=(*self.told, *self.answers) if self.task_id else (), begun=False)
+
+
+def _form(key: str, request: Any) -> Question | None:
+    """A form elicitation; None for everything else, and for a form that cannot be shown or checked."""
+    if not isinstance(request, dict) or request.get("method") != "elicitation/create":
+        return None
+    given = request.get("params")
+    if not isinstance(given, dict) or given.get("mode", "form") != "form":
+        return None
+    text, schema = given.get("message"), given.get("requestedSchema")
+    if not isinstance(text, str) or not clean_text(text).strip() or not isinstance(schema, dict):
+        return None
+    try:
+        written = to_text(schema)
+        if len(written.encode()) > QUESTION_SCHEMA_MAX_BYTES:
+            return None
+        parsed = parse_object(written, subject="The schema")
+        check_schema(parsed)
+    except (MalformedJSON, ValueError, RecursionError):
+        return None
+    return Question(key, shorten(clean_text(text).strip(), QUESTION_MAX_CHARS), parsed)

@@ -1,0 +1,392 @@
+"""Runs whose calls are tasks of MCP servers, or whose servers ask the user."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from config.kernel import clock
+from runs import catalogue, lifecycle
+from runs.models import Run, Tool, ToolInvocation, Waitpoint
+from tests.driver import until
+from tests.lifecycle import conftest as engine_fixtures
+from tests.lifecycle.conftest import vanish
+from tests.tools.task_server import Refusal, TaskServer, asks, completed, form, task, task_server, text
+
+engines = engine_fixtures.engines
+bench = engine_fixtures.bench
+events = engine_fixtures.events
+
+SCRIPT = "/call research {}\n/say It is {result}."
+
+
+@pytest.fixture
+def tasks() -> Iterator[TaskServer]:
+    with task_server() as server:
+        yield server
+
+
+def add_tool(server: TaskServer, name: str = "research", **columns: Any) -> Tool:
+    columns = {"price": 2_000_000, "park_seconds": 600, "remote_name": "research"} | columns
+    tool = Tool.objects.create(name=name, display_name=name, node_type="mcp", url=server.url, **columns)
+    catalogue.forget()
+    catalogue.refresh()
+    return tool
+
+
+def park(bench: Any, message: str = SCRIPT, **body: Any) -> dict[str, Any]:
+    run = bench.start(message, **body)
+    until(lambda: Run.objects.filter(pk=run["id"], parked=True).exists(), describe=lambda: bench.get(run["id"]))
+    return bench.get(run["id"])
+
+
+def look(bench: Any, **filters: Any) -> None:
+    """Have the servers of these calls asked now, and wait until they were."""
+    before = dict(ToolInvocation.objects.filter(contact_at__isnull=False, **filters).values_list("pk", "contacts"))
+    assert before
+    ToolInvocation.objects.filter(pk__in=before).update(contact_at=clock.now())
+    bench.engine.contact()
+
+    def was_asked() -> bool:
+        rows = ToolInvocation.objects.filter(pk__in=before).values_list("pk", "contacts")
+        return all(contacts > before[pk] for pk, contacts in rows) and not bench.engine.contacts.tasks
+
+    until(was_asked)
+
+
+def test_a_task_is_asked_for_until_it_has_completed(bench, tasks, events, monkeypatch):
+    monkeypatch.setattr("runs.lifecycle.parking.PROGRESS_SECONDS", 0)
+    add_tool(tasks)
+    tasks.tool = lambda params: task("t-1", pollIntervalMs=0, statusMessage="Begun") | {"resultType": "task"}
+    run = park(bench)
+    (call,) = run["toolInvocations"]
+    assert (run["status"], run["awaiting"], call["status"], call["awaiting"]) == (
+        *("running", "tool"),
+        *("DISPATCHING", "tool"),
+    )
+    assert (call["progress"]["fraction"], call["progress"]["message"]) == (None, "Begun")
+    row: Any = ToolInvocation.objects.get()
+    assert row.expires_at == row.started_at + timedelta(seconds=600)
+    assert bench.credits()["held"] == "2"
+    until(lambda: not bench.engine.tasks)
+    tasks.task = lambda params: task("t-1", statusMessage="x" * 5000, pollIntervalMs=10**15)
+    look(bench)
+    row = ToolInvocation.objects.get()
+    assert row.contact_at <= clock.now() + timedelta(minutes=5)
+    assert len(bench.get(run["id"])["toolInvocations"][0]["progress"]["message"]) == 300
+    look(bench)
+    tasks.task = lambda params: completed("t-1", "all about bees")
+    look(bench)
+    run = bench.wait(run["id"])
+    assert run["answer"] == "It is all about bees."
+    (call,) = run["toolInvocations"]
+    assert (call["status"], call["creditUsed"], call["awaiting"], call["progress"]) == ("COMPLETED", 2, None, None)
+    assert bench.credits()["held"] == "0"
+    row = ToolInvocation.objects.get()
+    assert (row.contact_at, row.remote_task) == (None, "")
+    happened = events(run["id"])
+    kinds = [kind for kind, _ in happened if kind.startswith("tool.")]
+    assert kinds == ["tool.started", "tool.parked", "tool.progress", "tool.progress", "tool.completed"]
+    assert [data["status"] for kind, data in happened if kind == "run.status"] == ["queued", "running", "completed"]
+    assert not tasks.sent("tasks/cancel")
+    assert list(lifecycle.violations()) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "told"),
+    [
+        (task("t-1", "failed", error={"code": -1, "message": "no paper"}), "TOOL_ERROR", "research failed: no paper"),
+        (task("t-1", "cancelled"), "TOOL_ERROR", "research was cancelled by its server."),
+        (None, "OUTCOME_UNKNOWN", "The server of research does not know the call's task any more."),
+    ],
+    ids=["failed", "cancelled", "unknown"],
+)
+def test_a_task_that_ends_otherwise_costs_nothing(bench, tasks, answer, code, told):
+    add_tool(tasks)
+
+    def seen(params: dict[str, Any]) -> Any:
+        if answer is None:
+            raise Refusal(-32602)
+        return answer
+
+    tasks.task = seen
+    run = park(bench)
+    look(bench)
+    run = bench.wait(run["id"])
+    (call,) = run["toolInvocations"]
+    assert (call["status"], call["errorCode"], call["errorMessage"], call["creditUsed"]) == ("FAILED", code, told, 0)
+    assert (run["status"], run["answer"]) == ("completed", f"It is {code}: {told}.")
+    assert bench.credits()["held"] == "0"
+    assert list(lifecycle.violations()) == []
+
+
+@pytest.mark.parametrize("end", ["cancelled", "expired", "deleted"])
+def test_a_task_whose_outcome_is_not_wanted_is_cancelled_once(bench, tasks, end):
+    add_tool(tasks)
+    run = park(bench)
+    tasks.status = 500 if end == "cancelled" else None
+    if end == "cancelled":
+        bench.cancel(run["id"])
+    elif end == "deleted":
+        bench.client.delete(f"/api/v1/chats/{run['chatId']}")
+    else:
+        ToolInvocation.objects.update(expires_at=clock.now())
+    until(lambda: tasks.sent("tasks/cancel"))
+    until(lambda: ToolInvocation.objects.get().contact_at is None)
+    assert [params["taskId"] for params in tasks.sent("tasks/cancel")] == ["t-1"]
+    call = ToolInvocation.objects.get()
+    assert (call.status, call.error_code) == ("FAILED", "TOOL_TIMEOUT" if end == "expired" else "OUTCOME_UNKNOWN")
+    if end == "expired":
+        run = bench.wait(run["id"])
+        assert run["answer"].startswith("It is TOOL_TIMEOUT: ")
+    assert bench.credits()["held"] == "0"
+    bench.engine.contact()
+    assert len(tasks.sent("tasks/cancel")) == 1
+    assert list(lifecycle.violations()) == []
+
+
+def test_a_server_that_is_away_is_asked_until_the_calls_end(bench, tasks):
+    add_tool(tasks)
+    run = park(bench)
+    tasks.status = 503
+    for _ in range(4):
+        look(bench)
+    assert bench.get(run["id"])["toolInvocations"][0]["status"] == "DISPATCHING"
+    tasks.status = None
+    tasks.task = lambda params: completed("t-1", "late")
+    look(bench)
+    assert bench.wait(run["id"])["answer"] == "It is late."
+
+
+def test_a_task_of_a_tool_that_is_disabled_meanwhile_goes_on(bench, tasks):
+    tool = add_tool(tasks)
+    run = park(bench)
+    Tool.objects.filter(pk=tool.pk).update(enabled=False)
+    catalogue.forget()
+    tasks.task = lambda params: completed("t-1", "still here")
+    look(bench)
+    assert bench.wait(run["id"])["answer"] == "It is still here."
+
+
+def answered(run: dict[str, Any]) -> dict[str, Any]:
+    return run["pendingWaitpoint"]["requestPayload"]
+
+
+class TestQuestionsOfTasks:
+    def test_each_is_asked_and_answered(self, bench, tasks, events):
+        add_tool(tasks)
+        run = park(bench)
+        call_id = run["toolInvocations"][0]["id"]
+        requests = {"name": form("Who are you?"), "pay": form("Pay", mode="url"), "age": form("How old?")}
+        tasks.task = lambda params: task("t-1", "input_required", inputRequests=requests)
+        look(bench)
+        run = bench.wait(run["id"], "waiting")
+        assert (run["awaiting"], run["pendingWaitpoint"]["kind"]) == ("tool", "CLARIFICATION")
+        schema = form("")["params"]["requestedSchema"]
+        assert answered(run) == {"question": "Who are you?", "toolInvocationId": call_id, "schema": schema}
+        assert tasks.sent("tasks/update")[0]["inputResponses"] == {"pay": {"action": "decline"}}
+        assert ToolInvocation.objects.get().contact_at is None
+        given = bench.respond(run, kind="CLARIFICATION", data={"name": "Ada"})
+        assert given["resolvedPayload"].items() >= {"data": {"name": "Ada"}}.items()
+        run = bench.wait(run["id"], "waiting")
+        assert answered(run)["question"] == "How old?"
+        tasks.task = lambda params: task("t-1", "input_required", inputRequests=requests)
+        given = bench.respond(run, kind="CLARIFICATION", declined=True)
+        assert given["resolvedPayload"]["declined"] is True
+        until(lambda: len(tasks.sent("tasks/update")) == 2)
+        assert tasks.sent("tasks/update")[1]["inputResponses"] == {
+            "name": {"action": "accept", "content": {"name": "Ada"}},
+            "age": {"action": "decline"},
+        }
+        until(lambda: Run.objects.get().parked)
+        look(bench)
+        tasks.task = lambda params: completed("t-1", "Hello Ada")
+        look(bench)
+        run = bench.wait(run["id"])
+        assert run["answer"] == "It is Hello Ada."
+        assert Waitpoint.objects.filter(status="COMPLETED").count() == 2
+        happened = [data["status"] for kind, data in events(run["id"]) if kind == "run.status"]
+        assert happened == ["queued", "running", *("waiting", "queued", "running") * 2, "completed"]
+        assert list(lifecycle.violations()) == []
+
+    def test_the_call_ends_before_the_answer(self, bench, tasks, events):
+        add_tool(tasks)
+        run = park(bench)
+        tasks.task = lambda params: task("t-1", "input_required", inputRequests={"name": form("Who?")})
+        look(bench)
+        waiting = bench.wait(run["id"], "waiting")
+        ToolInvocation.objects.update(expires_at=clock.now())
+        run = bench.wait(run["id"])
+        assert (run["status"], run["toolInvocations"][0]["errorCode"]) == ("completed", "TOOL_TIMEOUT")
+        assert Waitpoint.objects.get().status == "EXPIRED"
+        until(lambda: tasks.sent("tasks/cancel"))
+        late = bench.respond(waiting, kind="CLARIFICATION", data={"name": "Ada"})
+        assert late["status"] == "EXPIRED"
+        events(run["id"])
+        assert list(lifecycle.violations()) == []
+
+    def test_a_cancel_before_the_answer(self, bench, tasks):
+        add_tool(tasks)
+        run = park(bench)
+        tasks.task = lambda params: task("t-1", "input_required", inputRequests={"name": form("Who?")})
+        look(bench)
+        bench.wait(run["id"], "waiting")
+        assert bench.cancel(run["id"])["status"] == "cancelled"
+        until(lambda: tasks.sent("tasks/cancel"))
+        assert list(lifecycle.violations()) == []
+
+    def test_another_call_of_the_turn_is_approved_first(self, bench, tasks):
+        add_tool(tasks)
+        run = bench.ask('/call research {}\n/call draw_chart {"title": "A", "series": [1]}\n/say done {result}')
+        assert run["pendingWaitpoint"]["kind"] == "CREDIT_APPROVAL"
+        tasks.task = lambda params: task("t-1", "input_required", inputRequests={"name": form("Who?")})
+        look(bench)
+        assert bench.get(run["id"])["pendingWaitpoint"]["kind"] == "CREDIT_APPROVAL"
+        bench.respond(run, kind="CREDIT_APPROVAL", approved=False)
+        until(lambda: (bench.get(run["id"])["pendingWaitpoint"] or {}).get("kind") == "CLARIFICATION")
+        run = bench.get(run["id"])
+        tasks.task = lambda params: completed("t-1", "Hello")
+        bench.respond(run, kind="CLARIFICATION", data={"name": "Ada"})
+        assert bench.wait(run["id"])["status"] == "completed"
+        assert list(lifecycle.violations()) == []
+
+
+class TestQuestionsOfCalls:
+    @staticmethod
+    def greet(params: dict[str, Any]) -> Any:
+        given = params.get("inputResponses", {}).get("who")
+        if given is None:
+            return asks("first", who=form("Who?"))
+        return text(f"Hello {given['content']['name']}" if given["action"] == "accept" else "Hello nobody")
+
+    def test_the_call_is_made_again_with_the_answer(self, bench, tasks, events):
+        add_tool(tasks, park_seconds=None)
+        tasks.tool = self.greet
+        run = bench.ask(SCRIPT)
+        (call,) = run["toolInvocations"]
+        assert (run["awaiting"], call["status"], call["awaiting"]) == (None, "DISPATCHING", None)
+        assert answered(run)["question"] == "Who?"
+        assert bench.credits()["held"] == "2"
+        assert list(lifecycle.violations()) == []
+        bench.respond(run, kind="CLARIFICATION", data={"name": "Ada"})
+        run = bench.wait(run["id"])
+        assert run["answer"] == "It is Hello Ada."
+        assert run["toolInvocations"][0]["creditUsed"] == 2
+        assert tasks.sent("tools/call")[1]["requestState"] == "first"
+        kinds = [kind for kind, _ in events(run["id"]) if kind.startswith("tool.")]
+        assert kinds == ["tool.started", "tool.completed"]
+        assert list(lifecycle.violations()) == []
+
+    def test_one_that_becomes_a_task(self, bench, tasks):
+        add_tool(tasks)
+
+        def answer(params: dict[str, Any]) -> Any:
+            is_answered = "inputResponses" in params
+            return task("t-9", pollIntervalMs=1000) | {"resultType": "task"} if is_answered else self.greet(params)
+
+        tasks.tool = answer
+        tasks.task = lambda params: completed("t-9", "a task after all")
+        run = bench.ask(SCRIPT)
+        bench.respond(run, kind="CLARIFICATION", declined=True)
+        until(lambda: Run.objects.get().parked)
+        look(bench)
+        assert bench.wait(run["id"])["answer"] == "It is a task after all."
+        assert list(lifecycle.violations()) == []
+
+    @pytest.mark.parametrize("repeatable", [False, True])
+    def test_the_worker_is_lost(self, bench, engines, tasks, repeatable):
+        """Before the answer it costs nothing; while the call is made again, the outcome is unknown."""
+        add_tool(tasks, park_seconds=None, repeatable=repeatable)
+        tasks.tool = self.greet
+        run = bench.ask(SCRIPT)
+        vanish(bench.engine)
+        bench.engine = engines()
+        held, entered = threading.Event(), threading.Event()
+
+        def hang(params: dict[str, Any]) -> Any:
+            entered.set()
+            held.wait(30)
+            return text("too late")
+
+        tasks.tool = hang
+        bench.respond(run, kind="CLARIFICATION", data={"name": "Ada"})
+        assert entered.wait(20)
+        vanish(bench.engine)
+        tasks.tool = self.greet
+        bench.engine = engines()
+        run = bench.wait(run["id"])
+        held.set()
+        (call,) = run["toolInvocations"]
+        if repeatable:
+            assert run["answer"] == "It is Hello Ada."
+        else:
+            assert (call["status"], call["errorCode"]) == ("FAILED", "OUTCOME_UNKNOWN")
+        assert bench.credits()["held"] == "0"
+        assert list(lifecycle.violations()) == []
+
+
+def test_no_worker_is_needed_between_the_looks(bench, engines, tasks):
+    """Every worker is killed with the task, its question and its answer; the calls go on."""
+    add_tool(tasks)
+    run = park(bench)
+    vanish(bench.engine)
+    tasks.task = lambda params: task("t-1", "input_required", inputRequests={"name": form("Who?")})
+    bench.engine = engines()
+    look(bench)
+    run = bench.wait(run["id"], "waiting")
+    vanish(bench.engine)
+    tasks.task = lambda params: completed("t-1", "Hello")
+    bench.respond(run, kind="CLARIFICATION", data={"name": "Ada"})
+    bench.engine = engines()
+    run = bench.wait(run["id"])
+    assert run["answer"] == "It is Hello."
+    assert tasks.sent("tasks/update")[0]["inputResponses"]["name"]["content"] == {"name": "Ada"}
+    assert list(lifecycle.violations()) == []
+
+
+def test_the_worker_is_lost_before_it_knows_the_task(bench, engines, tasks):
+    add_tool(tasks)
+    entered, held = threading.Event(), threading.Event()
+
+    def hang(params: dict[str, Any]) -> Any:
+        entered.set()
+        held.wait(30)
+        return text("too late")
+
+    tasks.tool = hang
+    run = bench.start(SCRIPT)
+    assert entered.wait(20)
+    vanish(bench.engine)
+    bench.engine = engines()
+    (call,) = bench.wait(run["id"])["toolInvocations"]
+    held.set()
+    assert (call["status"], call["errorCode"]) == ("FAILED", "OUTCOME_UNKNOWN")
+
+
+def test_a_slow_server_delays_no_other(bench, tasks, monkeypatch):
+    """It has all of its places taken, and more of its calls are due."""
+    monkeypatch.setattr("runs.engine.contacts.CONTACTS_PER_SERVER", 2)
+    monkeypatch.setattr("runs.engine.contacts.CONTACTS_MAX", 3)
+    release = threading.Event()
+    with task_server() as slow:
+        add_tool(slow, "sloth")
+        add_tool(tasks)
+
+        def hang(params: dict[str, Any]) -> Any:
+            release.wait(30)
+            return task("t-1")
+
+        slow.task = hang
+        for _ in range(4):
+            park(bench, "/call sloth {}")
+        run = park(bench)
+        tasks.task = lambda params: completed("t-1", "quick")
+        ToolInvocation.objects.update(contact_at=clock.now())
+        bench.engine.contact()
+        assert bench.wait(run["id"])["answer"] == "It is quick."
+        assert len(bench.engine.contacts.tasks) == 2
+        release.set()
