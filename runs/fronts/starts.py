@@ -15,7 +15,7 @@ from config.kernel.ids import is_plausible_id
 from config.kernel.jsontext import dumps
 from runs import services
 from runs.fronts.rendering import CLIENT
-from runs.models import ClientRun, Run, RunStatus, ToolInvocation
+from runs.models import LIVE_RUN_STATUSES, ClientRun, Run, RunStatus, ToolInvocation
 from runs.serializers import RunInput
 
 # What the protocols themselves say.
@@ -63,9 +63,18 @@ def _of_message(chat: Chat, message_id: str) -> Run | None:
     return Run.objects.filter(pk__in=Message.objects.filter(pk=message_id, chat=chat).values("run_id")).first()
 
 
-def start_once(user: Any, chat: Chat, key: str, options: dict[str, Any], *, message_id: str | None = None) -> ClientRun:
+def start_once(
+    user: Any,
+    chat: Chat,
+    key: str,
+    options: dict[str, Any],
+    *,
+    message_id: str | None = None,
+    repeated_id: str = "",
+) -> ClientRun:
     """The run that the client's request starts, or that it started before. A request with the id of a message that has
-    another text by now replaces that message's run.
+    another text by now replaces that message's run. ``repeated_id`` is the client's id of a message in a protocol that
+    names requests otherwise: the same message again while its run is live starts nothing.
 
     Raises what ``services.start_run`` raises.
     """
@@ -79,6 +88,8 @@ def start_once(user: Any, chat: Chat, key: str, options: dict[str, Any], *, mess
             if message_id is None or is_same(before, options["message"]):
                 return row or ClientRun(chat=chat, key=key, run=before)
             options = options | {"replaces": before.pk}
+        if row is None and (live := _live(chat, repeated_id, options.get("message"))):
+            return ClientRun.objects.create(chat=chat, key=key, run=live)
         if "on_active_run" not in options:
             options = options | {"on_active_run": "cancel" if waits_for_caller(locked) else "enqueue"}
         run = services.start_run(user, chat.pk, **options)
@@ -86,8 +97,16 @@ def start_once(user: Any, chat: Chat, key: str, options: dict[str, Any], *, mess
             # The client's names of the replaced run stand for its successor.
             ClientRun.objects.filter(chat=chat, run=replaced).update(run=run, index=0)
         if row is None:
-            ClientRun.objects.create(chat=chat, key=key, run=run)
+            ClientRun.objects.create(chat=chat, key=key, run=run, message_id=repeated_id)
         return ClientRun(chat=chat, key=key, run=run)
+
+
+def _live(chat: Chat, repeated_id: str, message: str | None) -> Run | None:
+    """The live run of the message with this id and text."""
+    if not repeated_id:
+        return None
+    rows = ClientRun.objects.filter(chat=chat, message_id=repeated_id, run__status__in=LIVE_RUN_STATUSES)
+    return next((row.run for row in rows.select_related("run") if is_same(row.run, message)), None)
 
 
 def is_same(run: Run, message: str | None) -> bool:

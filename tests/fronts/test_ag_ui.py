@@ -282,6 +282,29 @@ def test_sixteen_equal_requests_start_one_run(thread, user, settings):
     assert Chat.objects.count() == Run.objects.count() == ClientRun.objects.count() == 1
 
 
+def test_sixteen_clients_that_lost_their_connection_start_one_run(thread, user, settings):
+    """Each runs again under an id of its own, with the same message."""
+    settings.RATE_LIMIT_RUN_STARTS = 0
+    clients = [AgUi(thread.bench, client=factories.session_client(user)) for _ in range(16)]
+    message = said("/stream 40 50")
+    answers = side_by_side(16, lambda number: clients[number].post(message, runId=f"n{number}").status_code)
+    assert answers == [200] * 16
+    assert (Run.objects.count(), ClientRun.objects.count()) == (1, 16)
+    # Once it has ended, and with another text, the same id is a message of its own.
+    thread.bench.cancel(Run.objects.get().pk)
+    thread.bench.wait(Run.objects.get().pk)
+    thread.run(message)
+    thread.run(said("/say Hello"))
+    assert len(thread.runs()) == 3
+
+
+def test_what_others_say_after_the_message_is_no_answer(thread):
+    system = {"id": "s", "role": "system", "content": "Be brief."}
+    thread.run(said("/say One"), system)
+    thread.run(said("/say Two", "u2"), {"id": "x", "role": "emperor"}, system)
+    assert [run["answer"] for run in map(thread.bench.get, (run["id"] for run in thread.runs()))] == ["One", "Two"]
+
+
 def test_sixteen_equal_answers_are_one(thread, user):
     run = thread.run(said(CHART))
     clients = [AgUi(thread.bench, client=factories.session_client(user)) for _ in range(16)]

@@ -24,7 +24,7 @@ Object = dict[str, Any]
 @dataclass(frozen=True)
 class Sent:
     """A ``RunAgentInput``. ``thread`` and ``name`` are the client's ids of the chat and of the AG-UI run; ``message``
-    is the user's last one, and ``trailing`` what follows it.
+    is the user's last one, and ``trailing`` what the agent and tools said since.
     """
 
     thread: str
@@ -84,7 +84,9 @@ def read(body: Mapping[str, Any]) -> Sent:
     run = properties.get("run") if isinstance(properties, dict) else None
     last = max((index for index, message in enumerate(messages) if message.get("role") == "user"), default=None)
     message = None if last is None else messages[last]
-    trailing = messages if last is None else messages[last + 1 :]
+    trailing = [
+        said for said in messages[0 if last is None else last + 1 :] if said.get("role") in ("assistant", "tool")
+    ]
     return Sent(str(thread), str(name), message, trailing, resume, tools, context, {} if run is None else run)
 
 

@@ -118,10 +118,7 @@ class AgUiViewSet(FrontRequestViewSet):
         if not sent.text:
             raise ValidationFailed({"messages": ["The last message must be the user's, with a text."]})
         options = starts.options_of(sent.run, message=sent.text, **sent.said(agent))
-        row = self.start(chat, key, options)
-        if sent.message_id:
-            ClientRun.objects.filter(chat=chat, key=key, message_id="").update(message_id=sent.message_id)
-        return row
+        return self.start(chat, key, options, repeated_id=sent.message_id)
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
