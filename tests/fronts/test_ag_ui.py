@@ -182,6 +182,19 @@ def test_a_cancelled_question_cancels_the_run(thread):
     assert thread.bench.get(run["id"])["status"] == "cancelled"
 
 
+def test_an_answer_may_come_under_the_id_of_the_run_that_asked(thread):
+    """CopilotKit does so."""
+    run = thread.run(said("/ask Which day?\n/say So {result}"))
+    answer = {"runId": "r1", **resolved(run, "Tuesday")}
+    events = thread.send(said("/ask …"), **answer)
+    assert "MESSAGES_SNAPSHOT" not in types(events)
+    thread.bench.wait(run["id"])
+    again = thread.send(said("/ask …"), **answer)
+    assert types(again)[:3] == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "TOOL_CALL_START"]
+    assert types(again)[-1] == "RUN_FINISHED"
+    assert thread.bench.get(run["id"])["answer"] == "So Tuesday"
+
+
 def test_an_answer_that_comes_twice_shows_the_same_again(thread):
     run = thread.run(said("/ask Which day?\n/say So {result}"))
     thread.send(said("/ask …"), **resolved(run, "Tuesday"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.http import HttpResponse, HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
@@ -81,6 +81,13 @@ STOPPED = {
 }
 
 
+class Answered(NamedTuple):
+    """The run that goes on, and after which of its events; and whether the answers were not wanted any more."""
+
+    place: dict[str, Any]
+    is_late: bool
+
+
 class AgUiViewSet(FrontRequestViewSet):
     tag = "ag-ui"
     lookup_url_kwarg = "agent"
@@ -102,8 +109,11 @@ class AgUiViewSet(FrontRequestViewSet):
             chat = find_or_create_chat(self.request.user, sent.thread)
         key = starts.key_of("ag-ui", sent.name)
         row, repeats = starts.find(chat, key), True
-        if row is None:
-            row, repeats = self.continued(chat, key, sent)
+        # Some clients answer under the id of the run that asked them.
+        if (answered := self.answered(chat, sent)) is not None and (row is None or not answered.is_late):
+            if row is None:
+                ClientRun.objects.get_or_create(chat=chat, key=key, defaults=answered.place)
+            row, repeats = ClientRun(chat=chat, key=key, **answered.place), answered.is_late
         if row is None and sent.trailing and (newest := _newest(chat)) is not None:
             row, repeats = ClientRun(chat=chat, run=newest), True
         if row is None:
@@ -122,10 +132,8 @@ class AgUiViewSet(FrontRequestViewSet):
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def continued(self, chat: Chat, key: str, sent: Sent) -> tuple[ClientRun | None, bool]:
-        """The AG-UI run that goes on where the client answers, None if it answers nothing; and whether its answers were
-        not wanted any more.
-        """
+    def answered(self, chat: Chat, sent: Sent) -> Answered | None:
+        """Give the client's answers. None if it has none."""
         run, index, is_late = None, 0, True
         for position, entry in enumerate(sent.resume):
             waitpoint = self.waitpoint(chat, entry)
@@ -142,10 +150,9 @@ class AgUiViewSet(FrontRequestViewSet):
         if run is not None and not sent.resume:
             index = reads.index_of_answer(run.pk, results)
         if run is None:
-            return None, True
+            return None
         run.refresh_from_db()
-        row, _ = ClientRun.objects.get_or_create(chat=chat, key=key, defaults={"run": run, "index": index})
-        return row, is_late
+        return Answered({"run": run, "index": index}, is_late)
 
     def waitpoint(self, chat: Chat, entry: dict[str, Any]) -> Waitpoint:
         self.require_scope("waitpoints:respond")
