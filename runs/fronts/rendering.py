@@ -93,6 +93,8 @@ class Rendering(ABC):
         ``overtaken``: text that a later ``message.reset`` makes void. Both are left out.
         """
         self.message_id = facts.message_id or self.message_id
+        if event.type == StreamType.MESSAGE_COMPLETED:
+            return []  # the whole message once more
         data = json.loads(event.data)
         if event.type == StreamType.WAITPOINT_OPENED:
             return self._opened(data, facts.call, answered)

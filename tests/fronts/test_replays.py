@@ -1,0 +1,104 @@
+"""Streams of runs whose events are written here: long ones, overtaken text, and events that are pruned."""
+
+from __future__ import annotations
+
+import tracemalloc
+from itertools import chain
+from typing import Any
+
+import pytest
+
+from runs import events
+from runs.fronts.ai_sdk.chunks import Chunks
+from runs.fronts.body import BEGINNING, Frames, FrontResponse, Plan, Position, plan
+from runs.fronts.reads import facts_of
+from runs.models import Run, RunEvent
+from runs.streams.hub import Opening
+from runs.streams.views import existing_events
+from tests.fronts.conftest import Frame, parse
+from tests.streams.conftest import append, finish, make_run  # noqa: F401
+
+pytestmark = pytest.mark.django_db
+
+
+def response(run: Run, after: Position = BEGINNING) -> FrontResponse:
+    rendering = Chunks(run.pk, run.chat_id, run.assistant_message_id)
+    opening = Opening(run.pk, 0, run.last_stream_index, True, run.user_id)
+    return FrontResponse(opening, plan(rendering, run.last_stream_index, after))
+
+
+def frames(run: Run, after: Position = BEGINNING) -> list[Frame]:
+    return parse(b"".join(response(run, after).streaming_content))
+
+
+def shown(found: list[Frame]) -> list[Any]:
+    """What a client makes of it: the text of each step, with the resets that it got."""
+    steps: list[Any] = []
+    for _, part in found:
+        kind = part if isinstance(part, str) else part["type"]
+        if kind == "start-step":
+            steps.append("")
+        elif kind == "text-delta":
+            steps[-1] += part["delta"]
+        elif kind == "reset-step":
+            steps[-1] = ""
+    return steps
+
+
+def delta(text: str) -> Any:
+    return events.message_delta(text)
+
+
+CALL = {"toolInvocationId": "inv_1", "name": "calculate", "turnIndex": 1, "callIndex": 1, "status": "COMPLETED"}
+
+
+@pytest.mark.slow
+def test_a_replay_of_ten_thousand_deltas_needs_no_memory_for_them(user, make_run):  # noqa: F811
+    run = make_run(user)
+    append(run, *(delta(f"{number:0200}") for number in range(10_000)))
+    first = b"".join(response(run).streaming_content)  # what is loaded on first use
+    assert len(parse(first)) > 10_000
+    tracemalloc.start()
+    try:
+        for _ in response(run).streaming_content:
+            pass
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 512 * 1024 < len(first) / 4
+
+
+def test_text_that_was_overtaken_is_left_out_of_a_replay(user, make_run):  # noqa: F811
+    run = make_run(user)
+    append(run, delta("First"), ("tool.completed", CALL | {"result": "2"}), delta("\n\nwrong"), delta(" and wrong"))
+    append(run, events.message_reset(run), delta("First"), delta("\n\nstill wr"), events.message_reset(run))
+    append(run, delta("First"))
+    finish(run, "\n\nright")
+    found = frames(run)
+    assert shown(found) == ["First", "right"]
+    assert not [part for _, part in found if part == {"type": "reset-step"}]
+    assert "wrong" not in str(found)
+
+
+def test_a_client_that_saw_overtaken_text_is_told_to_drop_it(user, make_run):  # noqa: F811
+    """It got the stream as it happened up to any event, and continues there."""
+    run = make_run(user)
+    append(run, delta("First"), ("tool.completed", CALL | {"result": "2"}), delta("\n\nwrong"), delta(" and wrong"))
+    append(run, events.message_reset(run), delta("First"), delta("\n\nri"))
+    finish(run, "ght")
+    rendered = Frames(Plan(Chunks(run.pk, run.chat_id, run.assistant_message_id), last=0))
+    live = [parse(rendered.of(event, facts_of(run.pk, event))) for event in existing_events(response(run).opening)]
+    assert shown(list(chain(*live))) == ["First", "right"]
+    for index in range(len(live)):
+        if seen := list(chain(*live[: index + 1])):
+            assert shown(seen + frames(run, (index + 1, 99))) == ["First", "right"], index
+
+
+def test_a_run_whose_events_are_pruned_shows_its_text(user, make_run):  # noqa: F811
+    run = make_run(user)
+    finish(run, "Hello ", "there")
+    RunEvent.objects.filter(run=run).delete()
+    found = frames(run)
+    assert found[0][1]["messageId"] == run.assistant_message_id
+    assert shown(found) == ["Hello there"]
+    assert found[-1][1] == "[DONE]"
