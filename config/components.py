@@ -87,7 +87,7 @@ CORS_EXPOSE_HEADERS = (
     "x-vercel-ai-ui-message-stream",
 )
 SPECTACULAR_SETTINGS = {
-    "TITLE": "Agent Workflow Service",
+    "TITLE": "Agent workflow service",
     "VERSION": "1.0.0",
     "LICENSE": {"name": "MIT", "identifier": "MIT"},
     "OAS_VERSION": "3.1.0",
@@ -102,10 +102,11 @@ SPECTACULAR_SETTINGS = {
             {name: "Public surface: /api/public/v1, API keys", url: "/api/schema/public?format=json"},
             {name: "Both surfaces", url: "/api/schema?format=json"},
         ],
+        ...window.snippets,
         defaultModelsExpandDepth: 0,
         persistAuthorization: false,
     }""",
-    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    "SWAGGER_UI_FAVICON_HREF": "/static/staff/favicon.svg",
     "COMPONENT_SPLIT_REQUEST": True,
     # A PATCH uses its serializer's own required fields.
     "COMPONENT_SPLIT_PATCH": False,

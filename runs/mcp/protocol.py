@@ -21,7 +21,7 @@ VERSION_HEADER = "MCP-Protocol-Version"
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
 CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
 SERVER_KEY = "io.modelcontextprotocol/serverInfo"
-SERVER = {"name": "agent-workflow-service", "title": "Agent Workflow Service", "version": "1.0.0"}
+SERVER = {"name": "agent-workflow-service", "title": "Agent workflow service", "version": "1.0.0"}
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR = -32700, -32600, -32601, -32602, -32603
 HEADER_MISMATCH, UNSUPPORTED_VERSION = -32020, -32022
