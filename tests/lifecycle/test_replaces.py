@@ -227,12 +227,13 @@ def long_chat(user: Any, runs: int) -> tuple[str, list[str]]:
     of_run = {"chat": chat, "user": user, "status": RunStatus.COMPLETED}
     times = [now + timedelta(seconds=number) for number in range(runs)]
     rows = [Run(user_message_id=new_id("msg"), created_at=time, **of_run) for time in times]
-    Run.objects.bulk_create(rows)
-    Message.objects.bulk_create(
+    Run.objects.bulk_create(rows, 500)
+    messages = (
         Message(id=key, chat=chat, run_id=row.pk, role=role, content="x" * 500, created_at=row.created_at)
         for row in rows
         for role, key in (("user", row.user_message_id), ("assistant", new_id("msg")))
     )
+    Message.objects.bulk_create(messages, 500)
     return chat.pk, [row.pk for row in rows]
 
 
