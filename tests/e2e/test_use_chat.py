@@ -1,0 +1,153 @@
+"""The app of docs/examples/use-chat: the AI SDK's ``useChat`` in a browser, against this service alone."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests import node
+from tests.http_server import serving
+from tests.playground import SLOW
+from tests.stack.plugin import given_services
+from tests.stack.process import ROOT
+from tests.stack.stack import Client, Stack
+
+pytestmark = pytest.mark.stack
+
+EXAMPLE = ROOT / "docs" / "examples" / "use-chat"
+CHART = '/call draw_chart {"title": "<b>Sales</b>", "series": [3, 1, 4]}\n/say done'
+
+
+class Files(SimpleHTTPRequestHandler):
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, str]]:
+    """The service, and the address of the app that was built for it."""
+    folder = tmp_path_factory.mktemp("use-chat")
+    for file in EXAMPLE.iterdir():
+        if file.is_file():
+            shutil.copy(file, folder)
+    (folder / "node_modules").symlink_to(node.modules(EXAMPLE))
+    with (
+        serving(partial(Files, directory=folder / "dist")) as url,  # type: ignore[arg-type]
+        Stack(**given_services(), environment={"CORS_ALLOWED_ORIGINS": url}) as stack,
+    ):
+        node.run("npm", "run", "build", folder=folder, packages=EXAMPLE, VITE_API=f"{stack.url}/api/v1")
+        yield stack, url
+
+
+@pytest.fixture
+def open_app(app: tuple[Stack, str], browser: Browser) -> Iterator[Callable[[str], tuple[Client, Page]]]:
+    """A user's client, and the app, which asks for a token once."""
+    stack, url = app
+    page, wrong = browser.new_page(), list[str]()
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+
+    def opened(user: str) -> tuple[Client, Page]:
+        page.once("dialog", lambda dialog: dialog.accept(stack.token(user)))
+        page.goto(url)
+        expect(page.get_by_label("Message")).to_be_visible(timeout=SLOW)
+        return stack.session(user), page
+
+    yield opened
+    page.close()
+    assert wrong == []
+
+
+def test_the_page_of_the_docs_quotes_the_app() -> None:
+    quoted = re.findall(r"^```tsx\n(.*?)^```$", (ROOT / "docs" / "use-chat.md").read_text(), re.MULTILINE | re.DOTALL)
+    app = (EXAMPLE / "main.tsx").read_text()
+    assert quoted
+    assert [code for code in quoted if code not in app] == []
+
+
+def send(page: Page, message: str) -> None:
+    page.get_by_label("Message").fill(message)
+    page.get_by_role("button", name="Send").click()
+
+
+def ended(page: Page, answers: int) -> None:
+    """The page shows the cost of so many finished runs."""
+    expect(page.get_by_text(" credits", exact=False).and_(page.locator("article > p.note"))).to_have_count(
+        answers, timeout=SLOW
+    )
+    expect(page.get_by_role("button", name="Send")).to_be_enabled()
+
+
+def newest(client: Client) -> dict[str, Any]:
+    (run,) = client.get("/runs?limit=1").json()["items"]
+    whole: dict[str, Any] = client.get(f"/runs/{run['id']}").json()
+    return whole
+
+
+def test_a_person_approves_refuses_and_answers(open_app: Callable[[str], tuple[Client, Page]]) -> None:
+    client, page = open_app("ada")
+    send(page, CHART)
+    card = page.locator(".card")
+    expect(card).to_contain_text("draw_chart wants to spend 12 credits", timeout=SLOW)
+    expect(card).to_contain_text("<b>Sales</b>")
+    page.reload()
+    page.get_by_role("button", name="Approve").click()
+    ended(page, 1)
+    assert newest(client)["toolInvocations"][0]["status"] == "COMPLETED"
+    send(page, CHART)
+    page.get_by_role("button", name="Refuse").click()
+    ended(page, 2)
+    assert newest(client)["toolInvocations"][0]["status"] == "REFUSED"
+    send(page, "/ask Which colour?\n/say {result} it is")
+    expect(card).to_contain_text("Which colour?", timeout=SLOW)
+    page.reload()
+    expect(card).to_contain_text("Which colour?", timeout=SLOW)
+    page.get_by_label("Answer").fill("blue")
+    page.get_by_role("button", name="Answer").click()
+    ended(page, 3)
+    expect(page.locator(".assistant").last).to_contain_text("blue it is")
+    assert len(client.get("/runs").json()["items"]) == 3
+
+
+def test_an_answer_continues_after_a_reload_and_after_a_restart(
+    app: tuple[Stack, str], open_app: Callable[[str], tuple[Client, Page]]
+) -> None:
+    client, page = open_app("bob")
+    send(page, "/stream 200 40")
+    expect(page.locator(".assistant p").first).not_to_be_empty(timeout=SLOW)
+    page.reload()
+    expect(page.locator(".assistant p").first).not_to_be_empty(timeout=SLOW)
+    assert newest(client)["status"] == "running"
+    app[0].restart("web")
+    ended(page, 1)
+    assert page.locator(".assistant div p").all_inner_texts() == [newest(client)["answer"]]
+    assert len(client.get("/runs").json()["items"]) == 1
+
+
+def test_a_person_regenerates_edits_and_stops(open_app: Callable[[str], tuple[Client, Page]]) -> None:
+    client, page = open_app("cleo")
+    send(page, "/say one")
+    ended(page, 1)
+    send(page, "/say two")
+    ended(page, 2)
+    page.get_by_role("button", name="Regenerate").click()
+    ended(page, 2)
+    page.once("dialog", lambda dialog: dialog.accept("/say edited"))
+    page.get_by_role("button", name="Edit").first.click()
+    expect(page.locator(".assistant div p")).to_have_text(["edited"], timeout=SLOW)
+    ended(page, 1)
+    runs = client.get("/runs?replaced=true").json()["items"]
+    assert [bool(run["replacedBy"]) for run in runs] == [False, True, True, True]
+    send(page, "/stream 500 40")
+    expect(page.locator(".assistant").nth(1).locator("p").first).not_to_be_empty(timeout=SLOW)
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_role("button", name="Send")).to_be_enabled(timeout=SLOW)
+    assert newest(client)["status"] == "cancelled"
+    page.reload()
+    expect(page.locator(".user p")).to_have_text(["/say edited", "/stream 500 40"], timeout=SLOW)
