@@ -6,7 +6,6 @@ from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.admin import GroupAdmin as PlainGroupAdmin
 from django.contrib.auth.models import Group
-from unfold.admin import ModelAdmin
 
 from config.staff.base import ReadOnly, StaffAdmin
 
@@ -14,8 +13,9 @@ admin.site.unregister(Group)
 
 
 @admin.register(Group)
-class GroupAdmin(PlainGroupAdmin, ModelAdmin):
-    pass
+class GroupAdmin(StaffAdmin, PlainGroupAdmin):  # type: ignore[misc]
+    ordering = ("name",)
+    search_fields = ()
 
 
 @admin.register(LogEntry)

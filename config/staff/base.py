@@ -98,7 +98,8 @@ class StaffAdmin(ModelAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        for word in search_term.split()[:SEARCH_WORDS_MAX]:
+        # A list without a search field ignores words in its address.
+        for word in search_term.split()[:SEARCH_WORDS_MAX] if self.search_fields else ():
             queryset = queryset.filter(self.find(word))
         return queryset, False
 

@@ -218,3 +218,8 @@ def scans(sql: str, *, browsing: bool = False) -> list[str]:
             cursor.execute(f"SET LOCAL {way} = on")
     steps = [step for step in re.split(r"\n *->|^", lines) if re.search(r"Scan[^\n]* on ", step) and BIG.search(step)]
     return [step for step in steps if "Seq Scan" in step or not (browsing or "Cond:" in step)]
+
+
+@pytest.mark.parametrize("model", ["runs_tool", "runs_agent", "runs_agentmodel", "runs_provider", "auth_group"])
+def test_a_list_without_a_search_field_ignores_words(boss, model):
+    assert boss.get(reverse(f"admin:{model}_changelist"), {"q": "abc"}).status_code == 200

@@ -121,6 +121,7 @@ def test_every_kind_of_page_works_under_its_content_security_policy(staffed, pag
         expect(page.locator(shown).first).to_be_visible(timeout=20_000)
     page.goto(f"{staffed.url}/admin/auth/user/?q=olga")
     page.get_by_role("link", name="olga", exact=True).click()
+    page.get_by_role("link", name="Sign-in and roles").click()
     # Django's calendar, which a script creates.
     page.locator(".datetimeshortcuts a:has(.date-icon)").first.click()
     expect(page.locator(".calendarbox").first).to_be_visible(timeout=20_000)

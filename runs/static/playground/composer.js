@@ -23,6 +23,9 @@ export async function loadCatalogue() {
   const read = (path) => all(path).catch(() => []); // a key may lack the scope; the service may have no agents
   [catalogue.models, catalogue.tools, catalogue.agents] = await Promise.all(["/models", "/tools", "/agents"].map(read));
   fill($("agent"), "No agent", catalogue.agents);
+  // The admin links to an agent as #agent=NAME.
+  const wanted = new URLSearchParams(location.hash.slice(1)).get("agent");
+  if (catalogue.agents.some(({ name }) => name === wanted)) $("agent").value = wanted;
   $("agent-label").hidden = !catalogue.agents.length;
   agentChosen();
 }
