@@ -54,7 +54,9 @@ TABLES: dict[str, Table] = {
     **_tables(Erasure.PSEUDONYM, "account__user", "credits.ChatTotal", "credits.ChatDayTotal", "credits.RunTotal"),
     **_tables(Erasure.DELETED, "user", "chats.Chat", "chats.Attachment", "runs.Run"),
     **_tables(Erasure.DELETED, "chat__user", "chats.Message"),
-    **_tables(Erasure.DELETED, "run__user", "runs.Turn", "runs.ModelAttempt", "runs.ToolInvocation"),
+    **_tables(Erasure.DELETED, "run__user", "runs.Turn", "runs.ModelAttempt"),
+    # The id of a task is the key to it.
+    "runs.ToolInvocation": Table(Erasure.DELETED, "run__user", frozenset({"remote_task"})),
     **_tables(Erasure.DELETED, "run__user", "runs.Compaction", "runs.Waitpoint", "runs.RunEvent", "runs.RunMetadata"),
     **_tables(Erasure.DELETED, "run__user", "runs.ClientRun"),
     "apikeys.ApiKey": Table(Erasure.DELETED, hidden=frozenset({"digest"})),

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from chats.models import Chat
-from runs.models import ClientRun, Run, Waitpoint
+from runs import catalogue
+from runs.models import ClientRun, Run, Tool, Waitpoint
 from tests import factories
 from tests.fronts.conftest import UseChat, said
 from tests.threads import side_by_side
+from tests.tools.task_server import asks, form, task_server, text
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -149,6 +151,30 @@ def test_a_question_is_answered_by_its_output(chat):
     parts = chat.messages()[-1]["parts"]
     assert parts[1] == answered
     assert parts[-1]["text"] == "Tuesday"
+
+
+@pytest.mark.parametrize(
+    ("state", "told"), [({"output": {"name": "Ada"}}, "Hello Ada"), ({"errorText": "No."}, "Hello nobody")], ids=str
+)
+def test_a_question_with_a_schema_is_answered_by_an_object_or_declined(chat, state, told):
+    with task_server() as server:
+
+        def greet(params):
+            given = params.get("inputResponses", {}).get("who")
+            if given is None:
+                return asks(who=form("Who?"))
+            return text(f"Hello {given['content']['name']}" if given["action"] == "accept" else "Hello nobody")
+
+        server.tool = greet
+        Tool.objects.create(name="research", display_name="Research", node_type="mcp", url=server.url, price=0)
+        catalogue.forget()
+        run = chat.run(said("/call research {}\n/say {result}"))
+        message = chat.messages()[-1]
+        (*_, part) = message["parts"]
+        assert part["state"] == "input-available", message
+        kind = "output-available" if "output" in state else "output-error"
+        chat.send(message | {"parts": [part | {"state": kind} | state]})
+        assert chat.bench.wait(run["id"])["answer"] == told
 
 
 def test_a_new_message_cancels_a_run_that_waits_and_follows_one_that_works(chat):

@@ -159,6 +159,8 @@ class AiSdkViewSet(FrontRequestViewSet):
             return None
         output = part.get("output") if state == "output-available" else part.get("errorText")
         waitpoint = recorded.question(part.get("toolCallId"))
+        if waitpoint is not None and "schema" in waitpoint.request_payload:
+            return self.respond(waitpoint, {"data": output} if state == "output-available" else {"declined": True})
         if waitpoint is not None:
             return self.respond(waitpoint, {"answer": requests.as_text(output)})
         return None
