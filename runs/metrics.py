@@ -88,15 +88,20 @@ def gauges() -> Iterator[Gauge]:
     ).aggregate(count=Count("pk"), since=Min("updated_at"))
     since = could_execute["since"]
     oldest = max(0.0, (clock.now() - since).total_seconds()) if since else 0.0
+    parked = Run.objects.filter(parked=True).count()
     live = {
         RunStatus.QUEUED.value: could_execute["count"],
-        RunStatus.RUNNING.value: Run.objects.filter(status=RunStatus.RUNNING).count(),
+        RunStatus.RUNNING.value: max(0, Run.objects.filter(status=RunStatus.RUNNING).count() - parked),
+        "parked": parked,
         RunStatus.WAITING.value: Run.objects.filter(status=RunStatus.WAITING).count(),
         "in_line": Run.objects.filter(blocked=True).count(),
         "throttled": Run.objects.filter(throttled=True).count(),
     }
     counts = {(state,): float(count) for state, count in live.items()}
-    help = "Live runs. Of the queued: in_line waits for earlier runs of the chat, throttled for other runs of the user."
+    help = (
+        "Live runs. Of the queued: in_line waits for earlier runs of the chat, throttled for other runs of the user. "
+    )
+    help += "A parked run awaits the outcome of tool calls, without a worker."
     yield Gauge("runs", help, counts, ["state"])
     yield Gauge("runs_oldest_queued_seconds", "How long the oldest run that could execute has waited.", {(): oldest})
     workers = Worker.objects.filter(expires_at__gte=clock.now()).count()

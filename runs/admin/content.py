@@ -40,7 +40,8 @@ def read(run: Run) -> list[Part]:
     journal: list[tuple[tuple[int, int, int], Part]] = []
     results: defaultdict[int, list[str]] = defaultdict(list)
     for call in ToolInvocation.objects.filter(run=run).order_by("turn_index", "call_index")[:ROWS_MAX]:
-        result = "\n".join(filter(None, [call.result, *call.result_urls, call.error_message]))
+        said = (call.progress or {}).get("message")
+        result = "\n".join(filter(None, [said, call.result, *call.result_urls, call.error_message]))
         results[call.turn_index].append(f"{call.name}: {result[:TEXT_MAX]}")
         shown = part(f"Call {call.turn_index}.{call.call_index} {call.name}", Input=pretty(call.input), Output=result)
         journal.append(((call.turn_index, call.call_index, 0), shown))

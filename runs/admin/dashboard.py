@@ -102,12 +102,15 @@ def in_time(compute: Any) -> Any:
 
 
 def runs_now() -> dict[str, Any]:
-    """Live runs by status, each counted up to LIVE_MAX, and the run that has been queued longest."""
+    """Live runs by status, those of them that await tool calls, each counted up to LIVE_MAX, and the run that has been
+    queued longest.
+    """
     counts = []
-    for status in LIVE_RUN_STATUSES:
-        found = Run.objects.filter(status=status).order_by()[: LIVE_MAX + 1].count()
+    kinds: list[Any] = [(one.label, {"status": one}, f"status__exact={one.value}") for one in LIVE_RUN_STATUSES]
+    for label, which, query in [*kinds, ("parked", {"parked": True}, "parked__exact=1")]:
+        found = Run.objects.filter(**which).order_by()[: LIVE_MAX + 1].count()
         value = f"{LIVE_MAX:,}+" if found > LIVE_MAX else f"{found:,}"
-        counts.append({"label": status.label, "value": value, "link": _runs(f"status__exact={status.value}")})
+        counts.append({"label": label, "value": value, "link": _runs(query)})
     oldest = Run.objects.filter(status=RunStatus.QUEUED).order_by("pk").values("pk", "created_at").first()
     return {
         "counts": counts,

@@ -60,7 +60,7 @@ def cancel(request: HttpRequest, run: Run, data: dict[str, Any]) -> Did | None:
 class RunAdmin(ReadOnly, WithActions):
     empty_text = "A run appears when a user sends a message."
     list_display = ("id", "state", "user", "agent", "model_used", "credits", "created_at", "took", "error_code")
-    list_filter = ("status", choice_filter("error_code", "error", list(RunError)))
+    list_filter = ("status", "parked", choice_filter("error_code", "error", list(RunError)))
     unread = ("instructions", "output_schema", "output")
     list_select_related = ("user",)
     # A longer text does not fit into the search field; docs/admin.md has the whole list.

@@ -181,6 +181,10 @@ def _failed_attempt(attempt: ModelAttempt) -> Step:
 
 def _call(call: ToolInvocation) -> Step:
     text = f"call {call.turn_index}.{call.call_index}" + (f", {call.error_code}" if call.error_code else "")
+    if call.awaiting:
+        fraction = (call.progress or {}).get("fraction")
+        text += f", awaits {call.get_awaiting_display()} until {call.expires_at:%Y-%m-%d %H:%M} UTC"
+        text += f", {fraction:.0%} done" if fraction is not None else ""
     begun, tone = call.started_at or call.created_at, InvocationStatus.tones()[call.status]
     return Step("call", call.name, begun, call.finished_at, text, call.status, tone, call.pk)
 

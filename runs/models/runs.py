@@ -191,6 +191,7 @@ class Run(ProtectedModel):
                 condition=Q(status="running", worker_id__isnull=True, due_at__isnull=False),
                 name="run_to_take_over",
             ),
+            models.Index("id", condition=Q(parked=True), name="run_parked"),
             models.Index("user", "created_at", "id", condition=Q(throttled=True), name="run_throttled"),
             models.Index(
                 "user",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -32,7 +33,8 @@ def app() -> Iterator[tuple[str, Any]]:
         api = ""
 
         def do_GET(self) -> None:
-            page = (EXAMPLES / "chat.html").read_text().replace("http://127.0.0.1:8000/api/v1", self.api)
+            name = "client_tool.html" if "client_tool" in self.path else "chat.html"
+            page = (EXAMPLES / name).read_text().replace("http://127.0.0.1:8000/api/v1", self.api)
             self.send_response(200)
             self.send_header("Content-Type", "text/html; charset=utf-8")
             self.end_headers()
@@ -216,3 +218,14 @@ def test_a_wait_for_credits_is_no_approval(stack: Stack, open_app: Callable[[str
     page.get_by_role("button", name="End the run").click()
     expect(page.locator("p.note").last).to_contain_text("credits")
     assert newest(client)["errorCode"] == "BUDGET_EXCEEDED"
+
+
+def test_the_page_executes_a_tool_of_its_own(stack: Stack, app: tuple[str, Any], browser: Browser) -> None:
+    page = browser.new_page()
+    given = {"Session token": stack.token("bea"), "Which?": "green"}
+    page.add_init_script(f"window.prompt = (text) => ({json.dumps(given)})[text]")
+    page.goto(f"{app[0]}/client_tool.html")
+    page.get_by_label("Message").fill('/call pick_colour {"question": "Which?"}\n/say It is {result}.')
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_text("It is green.")).to_be_visible()
+    page.close()

@@ -170,9 +170,11 @@ def test_live_runs_by_state(scrape, user):
     factories.RunFactory(chat__user=user, status="queued", updated_at=now, due_at=now)
     factories.RunFactory(chat__user=user, status="waiting", updated_at=old - timedelta(days=1))
     factories.RunFactory(chat__user=user, status="completed")
+    factories.RunFactory(chat__user=user, status="running", parked=True, updated_at=old - timedelta(days=1))
     shown = scrape()
-    states = {state: shown("runs", state=state) for state in ("queued", "in_line", "throttled", "running", "waiting")}
-    assert states == {"queued": 2, "in_line": 2, "throttled": 1, "running": 1, "waiting": 1}
+    names = ("queued", "in_line", "throttled", "running", "parked", "waiting")
+    states = {state: shown("runs", state=state) for state in names}
+    assert states == {"queued": 2, "in_line": 2, "throttled": 1, "running": 1, "parked": 1, "waiting": 1}
     assert 90 <= shown("runs_oldest_queued_seconds") < 150
 
 
@@ -217,7 +219,7 @@ def test_a_scrape_does_not_scan_finished_runs(user):
     with connection.execute_wrapper(explain):
         list(gauges())
     about_runs = [plan for plan in asked if "runs_run" in plan]
-    assert len(about_runs) == 5
+    assert len(about_runs) == 6
     for plan in about_runs:
         assert "Seq Scan" not in plan, plan
 

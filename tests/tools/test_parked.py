@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 from base64 import b64encode
 from datetime import timedelta
 
 import pytest
+from django.core.management import call_command
 from django.core.signing import Signer
 from django.test import Client
 from django.utils.dateparse import parse_datetime
 from standardwebhooks.webhooks import Webhook
 
 from config.kernel import clock
+from config.limits.window import Bucket, Verdict
 from credits import ledger
 from runs import catalogue, lifecycle
 from runs.models import Run, Tool, ToolInvocation
+from runs.privacy.export import export
 from runs.tools import callbacks
 from tests.driver import until
 from tests.lifecycle import conftest as engine_fixtures
@@ -395,3 +399,69 @@ def test_a_step_does_not_wait_for_the_hold_of_a_parked_call(bench, server, user,
     run = bench.finish("/call other {}\n/say {result}")
     assert run["toolInvocations"][0]["errorCode"] == "INSUFFICIENT_CREDITS"
     assert ledger.account_for(user.pk).held == 60_000_000
+
+
+def test_no_log_line_error_or_export_has_the_address(bench, server, user, caplog, monkeypatch):
+    add_tool(server)
+    server.status, server.body = 500, b""
+    run = bench.start("/call film {}\n/say {result}")
+    until(lambda: server.received)
+    token = server.callback().rpartition("/")[2]
+    bench.wait(run["id"])
+    # The tool shows the request that it got.
+    server.body = json.dumps({"got": server.received[0].json}).encode()
+    told = bench.finish("/call film {}\n/say {result}")["toolInvocations"][0]["errorMessage"]
+    assert "[callback]" in told
+    run, call = park(bench, server)
+    token = server.callback().rpartition("/")[2]
+    monkeypatch.setattr("runs.callbacks._take", None)  # a fault of the service
+    with caplog.at_level("DEBUG"):
+        answer = call_back(server.callback(), {"result": 1})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "INTERNAL_ERROR")
+    assert "a callback failed" in caplog.text
+    for text in (caplog.text, answer.content.decode(), "\n".join(export(user)), json.dumps(bench.get(run["id"]))):
+        assert token not in text
+        assert token.partition(".")[2] not in text
+
+
+def test_a_call_has_a_bounded_number_of_callbacks_a_minute(bench, server, monkeypatch):
+    taken = []
+
+    def charge(bucket):
+        taken.append(bucket)
+        return Verdict(len(taken) <= 2, 60, 0, 30, 30)
+
+    monkeypatch.setattr("runs.callbacks.charge", charge)
+    add_tool(server)
+    _, call = park(bench, server)
+    answers = [call_back(server.callback(), {"progress": {"fraction": 0.1}}) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert answers[2]["Retry-After"] == "30"
+    assert set(taken) == {Bucket(f"callback:{call['id']}", 60)}
+
+
+def test_a_callback_has_a_size_limit(bench, server, settings):
+    settings.TOOL_ANSWER_MAX_BYTES = 2000
+    add_tool(server)
+    run, _ = park(bench, server)
+    answer = call_back(server.callback(), b"x" * 2001, "text/plain")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "PAYLOAD_TOO_LARGE")
+    assert call_back(server.callback(), b"x" * 2000, "text/plain").json()["accepted"]
+    assert bench.wait(run["id"])["toolInvocations"][0]["result"] == "x" * 2000
+
+
+def test_an_erased_user_has_no_calls(bench, server, user):
+    add_tool(server)
+    park(bench, server)
+    call_command("erase_user", user.username, reason="Asked", stdout=io.StringIO(), stderr=io.StringIO())
+    assert call_back(server.callback(), {"result": 1}).status_code == 404
+
+
+def test_staff_see_until_when_a_call_is_parked_and_how_far_it_is(bench, server, admin_client):
+    add_tool(server)
+    run, call = park(bench, server)
+    call_back(server.callback(), {"progress": {"fraction": 0.25, "message": "a secret film"}})
+    page = admin_client.get(f"/admin/runs/run/{run['id']}/change/").content.decode()
+    until_when = parse_datetime(call["expiresAt"])
+    assert f"awaits its tool until {until_when:%Y-%m-%d %H:%M} UTC, 25% done" in page
+    assert "a secret film" not in page

@@ -1,6 +1,7 @@
 /** The message box: text, attachments and the options of the next run. */
 
 import { all, upload } from "./api.js";
+import { clientTools } from "./client_tools.js";
 import { $, announce, button, make } from "./dom.js";
 
 const catalogue = { models: [], tools: [], agents: [] };
@@ -243,7 +244,7 @@ async function submit() {
     return;
   }
   clear();
-  const sent = await hooks.send({ message, ...body, ...(edited ? { replaces: edited } : {}) }, attachments);
+  const sent = await hooks.send({ message, ...body, ...clientTools(message), ...(edited ? { replaces: edited } : {}) }, attachments);
   if (!sent) edit(message, attachments, edited);
 }
 
@@ -277,5 +278,5 @@ export function start(given) {
 /** The options as they are, for an example that is sent by a click. */
 export function sendExample(message) {
   const body = options();
-  if (body) hooks.send({ message, ...body }, []);
+  if (body) hooks.send({ message, ...body, ...clientTools(message) }, []);
 }

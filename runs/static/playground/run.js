@@ -5,6 +5,7 @@ import { announce, atEnd, button, copy, credits, make, notice, offline, seconds,
 import { Growing } from "./markdown.js";
 import { outcome, questionCard } from "./question.js";
 import { FINAL, follow } from "./stream.js";
+import { execute } from "./client_tools.js";
 import { showCall, showRecord, toolCard } from "./tool.js";
 
 const EVENTS_MAX = 500;
@@ -73,6 +74,8 @@ export class RunView {
         this.texts = [];
         break;
       case "tool.started":
+      case "tool.parked":
+      case "tool.progress":
       case "tool.completed":
         this.closeText();
         this.showCall(data);
@@ -131,6 +134,8 @@ export class RunView {
       this.body.append(card);
     }
     showCall(card, data);
+    // A call of a run that is read again may have ended since.
+    if (this.live && data.input) execute(data, card);
     // Events have no results. One request for all calls that end at about the same time.
     if (this.live && data.status === "COMPLETED") this.asking ??= setTimeout(() => this.refresh(), RESULTS_AFTER);
   }

@@ -63,6 +63,9 @@ function rowsOf(view) {
       }
       if (byCall.has(data.toolInvocationId)) continue;
       byCall.set(data.toolInvocationId, row);
+    } else if (type === "tool.parked") {
+      row.title = `${data.name} is parked`;
+      row.about = `It waits for ${data.awaiting === "client" ? "the app" : "its tool"} until ${new Date(data.expiresAt).toLocaleString()}`;
     } else if (type === "waitpoint.opened") {
       const approval = data.requestPayload.reason ? "Waits for credits" : `Approval of ${data.requestPayload.toolName}`;
       row.title = data.kind === "CREDIT_APPROVAL" ? approval : "Question";

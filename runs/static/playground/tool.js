@@ -19,9 +19,22 @@ export function toolCard() {
   return card;
 }
 
-/** `data` is the data of tool.started or tool.completed. */
+/** What a call that takes long says of itself: who has to answer until when, and how far it is. */
+function showWait(card, { awaiting, expiresAt, fraction, message, at }) {
+  card.querySelector(".wait")?.remove();
+  if (!expiresAt && !at) return;
+  const who = awaiting === "client" ? "Waits for your app" : "Parked: waits for its tool";
+  const until = expiresAt ? `${who} until ${new Date(expiresAt).toLocaleString()}` : "";
+  const share = typeof fraction === "number" ? `${Math.round(fraction * 100)} %` : "";
+  card.append(make("p", "hint wait", [until, share, message].filter(Boolean).join(" · ")));
+  card.open = true;
+}
+
+/** `data` is the data of an event of a tool call. */
 export function showCall(card, data) {
   card.querySelector("b").textContent = data.name;
+  showWait(card, data);
+  if (!data.status) return; // tool.parked and tool.progress
   const pill = card.querySelector(".pill");
   pill.className = `pill ${data.status}`;
   pill.textContent = statusName(data.status);

@@ -1,0 +1,188 @@
+"""Parked calls, while every process of the service is killed at every step of parking, callbacks and resuming."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import requests
+
+from tests.driver import FINAL, Driver
+from tests.faults.load import QUICK, Careful
+from tests.stack.plugin import given_services
+from tests.stack.stack import Stack
+from tests.webhooks.receiver import Receiver, answer, receiving
+
+pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(300)]
+
+PREPARE = """
+from runs.models import Tool
+for name, repeatable in (("film", False), ("film_again", True)):
+    Tool.objects.create(
+        name=name, display_name=name, description=name, node_type="http", price=2_000_000, approval="never",
+        repeatable=repeatable, url="{url}", cancel_url="{url}", park_seconds=3600,
+    )
+"""
+CRASH_POINT = "runs.lifecycle.crash.RUN_CRASH_POINT"
+# Where the worker dies, and then the worker that takes the runs over.
+WORKER_POINTS = [
+    ("after_dispatch", "after_tool"),
+    ("committed_call_parked", "before_park_run"),
+    ("committed_run_parked", "committed_call_parked"),
+]
+RUNS, CALLS_EACH, CLIENTS, TIMES = 20, 20, 16, 3
+PROCESSES = ("web", "runs-1", "runs-2", "webhooks", "maintenance", "beat")
+
+
+@contextlib.contextmanager
+def at_work(**environment: str) -> Iterator[tuple[Stack, Receiver, Driver]]:
+    with receiving(answer(202, b'{"message": "in line"}')) as films:
+        prepared = {"run_workers": 2, "environment": QUICK | environment, "prepare": PREPARE.format(url=films.url)}
+        with Stack(**{**given_services(), **prepared}) as stack:
+            yield stack, films, Driver(Careful(stack.session()))
+
+
+def addresses(films: Receiver) -> dict[str, str]:
+    """The path of the callback by call. A repeated call has the same."""
+    found: dict[str, set[str]] = {}
+    for request in list(films.requests):
+        call = json.loads(request.body)
+        if "callback" in call:
+            found.setdefault(call["invocationId"], set()).add(urlsplit(call["callback"]["url"]).path)
+    assert all(len(paths) == 1 for paths in found.values())
+    return {call: min(paths) for call, paths in found.items()}
+
+
+def call_back(stack: Stack, path: str, body: Any) -> dict[str, Any]:
+    """Repeat the callback until it is answered, as a careful tool does."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        with contextlib.suppress(requests.RequestException):
+            answered = requests.post(stack.url + path, json=body, timeout=10)
+            if answered.status_code == 200:
+                return dict(answered.json())
+            assert answered.status_code == 503, answered.text
+        time.sleep(0.2)
+    raise AssertionError("no answer to the callback in 60 s")
+
+
+def check(stack: Stack, driver: Driver, runs: list[str], calls: int) -> None:
+    """All runs have completed, and each call is charged once."""
+    ended = [driver.wait(run, timeout=120) for run in runs]
+    assert {run["status"] for run in ended} == {"completed"}, [run for run in ended if run["status"] != "completed"]
+    made = [call for run in ended for call in run["toolInvocations"]]
+    assert Counter(call["status"] for call in made) == {"COMPLETED": calls}, made
+    assert all(call["creditUsed"] == 1.5 for call in made)
+    spent = sum(round(run["totalCreditsUsed"] * 1_000_000) for run in ended)
+    now = driver.credits()
+    assert (now["held"], round(float(now["balance"]) * 1_000_000)) == ("0", 100_000_000_000 - spent)
+    stack.manage("reconcile_credits")
+    stack.manage("check_invariants")
+
+
+def die_at(stack: Stack, name: str, point: str) -> None:
+    process = stack.processes[name]
+    process.kill()
+    process.environment[CRASH_POINT] = point
+    process.start()
+    process.wanted = False
+
+
+@pytest.mark.parametrize("points", WORKER_POINTS)
+def test_a_worker_dies_while_it_parks(points: tuple[str, str]) -> None:
+    with at_work() as (stack, films, driver):
+        stack.kill("runs-2")
+        die_at(stack, "runs-1", points[0])
+        runs = [driver.start(f"/call {name} {{}}\n/say {{result}}")["id"] for name in ("film", "film_again", "film")]
+        stack.wait_for(lambda: not stack.processes["runs-1"].running, 60, f"a worker's death at {points[0]}")
+        die_at(stack, "runs-2", points[1])
+        if points[1] != "after_tool":  # only a repeatable call reaches it again
+            stack.wait_for(lambda: not stack.processes["runs-2"].running, 60, f"a worker's death at {points[1]}")
+        del stack.processes["runs-1"].environment[CRASH_POINT]
+        stack.processes["runs-1"].start()
+        stack.kill("runs-2")
+        stack.wait_for(lambda: {driver.get(run)["awaiting"] for run in runs} == {"tool"}, what="parked calls")
+        # The first worker died before or after its requests.
+        known = addresses(films)
+        calls = [call["id"] for run in runs for call in driver.get(run)["toolInvocations"]]
+        for call in calls:
+            if call in known:
+                assert call_back(stack, known[call], {"result": "a film", "creditUsed": 1.5})["accepted"]
+            else:
+                stack.manage("callback", call, "--result", "a film")
+        ended = [driver.wait(run, timeout=60) for run in runs]
+        assert {run["status"] for run in ended} == {"completed"}
+        stack.manage("reconcile_credits")
+        stack.manage("check_invariants")
+
+
+@pytest.mark.parametrize("point", ["before_outcome", "committed_outcome"])
+def test_the_web_process_dies_during_a_callback(point: str) -> None:
+    """The tool gets no answer and repeats the callback. Its outcome counts once, and the run resumes by a sweep."""
+    with at_work() as (stack, films, driver):
+        run = driver.start("/call film {}\n/say {result}")["id"]
+        stack.wait_for(lambda: driver.get(run)["awaiting"] == "tool", what="a parked call")
+        (path,) = addresses(films).values()
+        stack.restart("web", environment={CRASH_POINT: point})
+        with pytest.raises(requests.RequestException):
+            requests.post(stack.url + path, json={"result": "a film", "creditUsed": 1.5}, timeout=10)
+        del stack.processes["web"].environment[CRASH_POINT]
+        stack.restart("web")
+        answered = call_back(stack, path, {"result": "another film", "creditUsed": 1.5})
+        assert (answered["status"], answered["accepted"]) == ("COMPLETED", point == "before_outcome")
+        check(stack, driver, [run], 1)
+
+
+def test_callbacks_from_many_clients_after_all_processes_were_killed() -> None:
+    """Each call is called back several times at once; it is charged once, and its run completes."""
+    with at_work(PARKED_CALLS_PER_USER="100000") as (stack, films, driver):
+        script = "\n".join(["/call film {}"] * CALLS_EACH) + "\n/say done"
+        with ThreadPoolExecutor(4) as pool:
+            runs = list(pool.map(lambda _: driver.start(script)["id"], range(RUNS)))
+        calls = RUNS * CALLS_EACH
+        stack.wait_for(lambda: len(addresses(films)) == calls, 120, "all calls")
+        parked = lambda: len(driver.http.get("/runs?awaiting=tool&limit=100").json()["items"])  # noqa: E731
+        stack.wait_for(lambda: parked() == RUNS, 60, "parked runs")
+        for name in PROCESSES:
+            stack.kill(name)
+        for name in PROCESSES:
+            stack.processes[name].start()
+        stack.wait_until_ready()
+        paths = list(addresses(films).values()) * TIMES
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            body = {"result": "a film", "creditUsed": 1.5}
+            answers = list(pool.map(lambda path: call_back(stack, path, body), paths))
+        assert Counter(one["accepted"] for one in answers) == {True: calls, False: (TIMES - 1) * calls}
+        assert {one["status"] for one in answers} == {"COMPLETED"}
+        check(stack, driver, runs, calls)
+
+
+def test_callbacks_and_cancels_at_the_same_moment() -> None:
+    with at_work() as (stack, films, driver):
+        runs = [driver.start("/call film {}\n/call film {}\n/say done")["id"] for _ in range(20)]
+        stack.wait_for(lambda: len(addresses(films)) == 40, what="all calls")
+        stack.wait_for(lambda: all(driver.get(run)["awaiting"] for run in runs), what="parked calls")
+        known = addresses(films)
+        work: list[Any] = [lambda run=run: driver.cancel(run) for run in runs]
+        for run in runs:
+            for call in driver.get(run)["toolInvocations"]:
+                work += [lambda path=known[call["id"]]: call_back(stack, path, {"result": 1, "creditUsed": 1.5})] * 3
+        with ThreadPoolExecutor(16) as pool:
+            # Neighbours are of the same run.
+            list(pool.map(lambda at: work[at % len(runs) if at % 7 == 0 else at](), range(len(work))))
+            list(pool.map(driver.cancel, runs))
+        ended = [driver.wait(run, *FINAL) for run in runs]
+        for run in ended:
+            used = sum(call["creditUsed"] for call in run["toolInvocations"] if call["status"] == "COMPLETED")
+            assert used == 1.5 * sum(call["status"] == "COMPLETED" for call in run["toolInvocations"])
+            assert {call["status"] for call in run["toolInvocations"]} <= {"COMPLETED", "FAILED"}
+        assert driver.credits()["held"] == "0"
+        stack.manage("reconcile_credits")
+        stack.manage("check_invariants")

@@ -1,0 +1,255 @@
+"""Random sequences of all that happens to the calls of one turn: parked ones beside ones that work, one for the
+caller's app, a waitpoint, crashes, callbacks and cancels in any order.
+
+A worker is simulated: its transitions are the engine's, and it reads the run again where the engine does.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import transaction
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from config.kernel import clock
+from config.kernel.ids import new_id
+from config.kernel.money import MICRO
+from credits.models import LedgerEntry
+from credits.reconcile import drift
+from runs import lifecycle
+from runs.engine import journal, session
+from runs.models import FINAL_INVOCATION_STATUSES, FINAL_RUN_STATUSES, Run, RunEvent, ToolInvocation, Turn, Waitpoint
+from runs.tools.base import Parked, ToolResult, tool_error
+from tests.factories import UserFactory, force_update, seed_catalogue, session_client
+from tests.tiers import examples
+
+WORKERS = ("wrk_a", "wrk_b")
+# Name, type, price, seconds, whether it may be repeated.
+CALLS = [
+    *[("film", "http", 2 * MICRO, 600, False)] * 4,
+    ("film_again", "http", 2 * MICRO, 600, True),
+    *[("book", "http", MICRO, None, False)] * 2,
+    ("show_map", "client", 0, None, False),
+    ("ask_user", "builtin", 0, None, True),
+]
+AT = st.integers(0, len(CALLS) - 1)
+FATES = st.sampled_from(["done", "done", "done", "rolled back", "answer lost"])
+
+
+class KilledHere(Exception):
+    pass
+
+
+class Parking(RuleBasedStateMachine):
+    @initialize()
+    def start(self) -> None:
+        self.client = session_client(UserFactory())
+        chat = self.client.post("/api/v1/chats", {}, format="json").json()["id"]
+        self.run_id = self.client.post(f"/api/v1/chats/{chat}/runs", {"message": "x"}, format="json").json()["id"]
+        self.worker: tuple[Run, journal.Journal] | None = None
+        # The outcomes that were accepted, by call.
+        self.accepted: dict[str, str] = {}
+        self.claim("wrk_a")
+        assert self.worker is not None
+        run, recorded = self.worker
+        now = clock.now()
+        turn = Turn(run=run, index=1, model="demo", tool_calls=[], started_at=now, finished_at=now)
+        calls = [
+            ToolInvocation(
+                id=new_id("inv"),
+                run=run,
+                turn_index=1,
+                call_index=index,
+                tool_call_id=f"call_{index}",
+                name=name,
+                node_type=kind,
+                credit_estimate=price,
+                park_seconds=seconds,
+                repeatable=repeatable,
+                created_at=now,
+                updated_at=now,
+            )
+            for index, (name, kind, price, seconds, repeatable) in enumerate(CALLS, 1)
+        ]
+        moved = lifecycle.record_turn(run, turn, calls, content="", delta="", charge=None, ready=calls[:2])
+        recorded.take(moved)
+        self.worker = moved.run, recorded
+
+    # --- the worker --------------------------------------------------------------------------------------------------
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def claim(self, worker: str) -> None:
+        if self.worker is None and (run := lifecycle.claim(self.run_id, worker)):
+            self.worker = run, journal.load(run)
+
+    @rule(at=AT, fate=FATES)
+    def dispatch(self, at: int, fate: str) -> None:
+        if call := self.known(at, "PENDING"):
+            answered = Waitpoint.objects.filter(invocation=call, status="COMPLETED").exists()
+            if call.name != "ask_user" or answered:
+                self.step(fate, lifecycle.dispatch_calls, [call])
+
+    @rule(at=AT, fate=FATES, seconds=st.sampled_from([None, 60]), message=st.sampled_from(["", "In line"]))
+    def park(self, at: int, fate: str, seconds: int | None, message: str) -> None:
+        call = self.known(at, "DISPATCHING")
+        if call and call.park_seconds and not call.awaiting:
+            self.step(fate, lifecycle.park_call, call, Parked(message, seconds))
+
+    @rule(at=AT, fate=FATES, succeeds=st.booleans())
+    def record(self, at: int, fate: str, succeeds: bool) -> None:
+        call = self.known(at, "DISPATCHING")
+        if call is None or call.awaiting:
+            return
+        if succeeds:
+            done = self.step(fate, lifecycle.record_call_result, call, text="by the worker", credit_used=MICRO // 2)
+        else:
+            done = self.step(fate, lifecycle.record_call_failure, call, "TOOL_ERROR", "no")
+        if done:
+            self.accepted[call.id] = "by the worker" if succeeds else ""
+
+    @rule(fate=FATES)
+    def rest(self, fate: str) -> None:
+        """What ``runs.engine.calls.resume`` does when nothing is left to do at once."""
+        if self.worker is None or any(call.status == "PENDING" and call.name != "ask_user" for call in self.open()):
+            return
+        if any(call.status == "DISPATCHING" and not call.awaiting for call in self.open()):
+            return
+        pending = [call for call in self.open() if call.status == "PENDING"]
+        if pending and not Waitpoint.objects.filter(invocation=pending[0]).exists():
+            self.step(fate, lifecycle.open_waitpoint, pending[0], "CLARIFICATION", {"question": "Which?"})
+        elif self.open() and not pending:
+            self.step(fate, lifecycle.park_run)
+        if self.worker and (self.worker[0].parked or self.worker[0].status != "running"):
+            self.worker = None
+
+    @rule(released=st.booleans())
+    def crash(self, released: bool) -> None:
+        self.worker = None
+        run = Run.objects.get(pk=self.run_id)
+        if released and run.worker_id:
+            lifecycle.release_unexecuted(run.worker_id, (), lambda: False)
+
+    # --- tools, the app, the user, time ------------------------------------------------------------------------------
+
+    @rule(at=AT, text=st.sampled_from(["one", "two", ""]))
+    def call_back(self, at: int, text: str) -> None:
+        call = ToolInvocation.objects.get(run=self.run_id, call_index=at + 1)
+        if call.park_seconds is None and call.awaiting is None and call.status not in FINAL_INVOCATION_STATUSES:
+            return
+        outcome = ToolResult(text, (), MICRO) if text else tool_error("no")
+        if lifecycle.record_outcome(call.pk, outcome).accepted:
+            assert call.status == "DISPATCHING", "only an open call has an outcome"
+            assert call.pk not in self.accepted, "the first outcome counts"
+            self.accepted[call.pk] = text
+
+    @rule(at=AT)
+    def tell_progress(self, at: int) -> None:
+        call = ToolInvocation.objects.get(run=self.run_id, call_index=at + 1)
+        lifecycle.record_progress(call.pk, 0.5, "half")
+
+    @rule(at=AT)
+    def expire(self, at: int) -> None:
+        rows = ToolInvocation.objects.filter(run=self.run_id, call_index=at + 1, awaiting__isnull=False)
+        if call := rows.first():
+            rows.update(expires_at=clock.now() - timedelta(seconds=1))
+            assert lifecycle.expire_call(call.pk)
+            self.accepted[call.pk] = ""
+
+    @rule()
+    def answer(self) -> None:
+        if point := Waitpoint.objects.filter(run=self.run_id, status="PENDING").first():
+            lifecycle.answer_waitpoint(point.pk, {"answer": "blue"})
+
+    @rule(often=st.integers(0, 9))
+    def cancel(self, often: int) -> None:
+        if often == 0:
+            lifecycle.request_cancel(self.run_id)
+
+    # --- how the engine makes a transition ---------------------------------------------------------------------------
+
+    def open(self) -> list[ToolInvocation]:
+        return self.worker[1].open_calls if self.worker else []
+
+    def known(self, at: int, status: str) -> ToolInvocation | None:
+        """The call as the worker knows it, which may be behind the database."""
+        return next((call for call in self.open() if call.call_index == at + 1 and call.status == status), None)
+
+    def step(self, fate: str, transition: Any, *args: Any, **kwargs: Any) -> bool:
+        assert self.worker is not None
+        run, recorded = self.worker
+        try:
+            with transaction.atomic():
+                moved = transition(run, *args, **kwargs)
+                if fate == "rolled back":
+                    raise KilledHere
+            if fate == "answer lost":
+                with transaction.atomic():
+                    transition(run, *args, **kwargs)
+                raise AssertionError("a repeated transition must find its own rows")
+        except KilledHere:
+            self.worker = None
+            return False
+        except lifecycle.LeaseLost:
+            found = session.reload(run)
+            self.worker = (found.run, found.journal) if found else None
+            return fate == "answer lost" and Run.objects.get(pk=run.pk).last_stream_index > run.last_stream_index
+        recorded.take(moved)
+        self.worker = moved.run, recorded
+        return True
+
+    # --- the laws ----------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def the_laws_hold(self) -> None:
+        if not hasattr(self, "run_id"):
+            return
+        run = Run.objects.get(pk=self.run_id)
+        calls = list(ToolInvocation.objects.filter(run=run))
+        left = [call for call in calls if call.status not in FINAL_INVOCATION_STATUSES]
+        if run.status in FINAL_RUN_STATUSES:
+            assert not left
+        if run.parked and run.due_at is None:
+            assert left, "a parked run waits for a call"
+            assert all(call.awaiting for call in left), "a parked run has no work to do"
+        if run.parked and run.due_at is not None:
+            assert not left, "a run resumes when its last open call has ended"
+        for call in calls:
+            if call.id in self.accepted and call.status == "COMPLETED":
+                assert call.result == self.accepted[call.id]
+        spent = LedgerEntry.objects.filter(run_id=run.pk, type="CAPTURE").values_list("invocation_id", flat=True)
+        assert sorted(spent) == sorted(call.pk for call in calls if call.status == "COMPLETED" and call.credit_estimate)
+        assert RunEvent.objects.filter(run=run, type="run.status", data__contains='"running"').count() <= 2
+
+    def teardown(self) -> None:
+        """Whatever has happened, the run ends."""
+        if not hasattr(self, "run_id"):
+            return
+        self.crash(True)
+        force_update(ToolInvocation.objects.filter(awaiting__isnull=False), expires_at=clock.now())
+        for call in ToolInvocation.objects.filter(awaiting__isnull=False):
+            lifecycle.expire_call(call.pk)
+        lifecycle.request_cancel(self.run_id)
+        assert Run.objects.get(pk=self.run_id).status in FINAL_RUN_STATUSES
+        assert list(lifecycle.violations(workers=False)) == []
+        assert list(drift()) == []
+
+
+@pytest.mark.django_db
+def test_any_order_of_callbacks_results_answers_crashes_and_cancels_is_right():
+    seed_catalogue()
+    run_state_machine_as_test(
+        Parking,
+        settings=settings(
+            max_examples=examples(20),
+            stateful_step_count=40,
+            deadline=None,
+            # Shrinking would take longer than a test may.
+            phases=[Phase.generate],
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
