@@ -14,7 +14,8 @@ from django.views.decorators.csrf import csrf_exempt
 from config.api import ratelimit
 from config.api.errors import response_to, to_domain_error
 from config.kernel import clock
-from config.kernel.errors import DomainError, MethodNotAllowed, NotFound, PayloadTooLarge, Unauthorized
+from config.kernel.encryption import DecryptionFailed
+from config.kernel.errors import DomainError, MethodNotAllowed, NotFound, PayloadTooLarge, Unauthorized, Unavailable
 from config.kernel.jsontext import dumps
 from config.limits.window import Bucket, charge
 from config.telemetry import logs
@@ -61,17 +62,24 @@ def _call_of(token: str) -> ToolInvocation:
     return call
 
 
+def _secret_of(call: ToolInvocation) -> str:
+    """What the callbacks of the call's tool are signed with; empty if they need no signature."""
+    try:
+        tool = Tool.objects.only("signing_secret", "unsigned_callbacks").filter(name=call.name).first()
+    except DecryptionFailed:
+        raise Unavailable from None
+    return "" if tool is None or tool.unsigned_callbacks else parse_signing_secret(tool.signing_secret)
+
+
 def _take(request: HttpRequest, call: ToolInvocation) -> dict[str, Any]:
     logs.run_id.set(call.run_id)
     size = int(request.META.get("CONTENT_LENGTH") or 0)
     if size > settings.TOOL_ANSWER_MAX_BYTES:
         raise PayloadTooLarge(f"A callback has at most {settings.TOOL_ANSWER_MAX_BYTES} bytes.")
     body = request.read(size)
-    tool = Tool.objects.filter(name=call.name).first()
-    if tool is not None and tool.signing_secret and not tool.unsigned_callbacks:
-        secret = parse_signing_secret(tool.signing_secret)
-        if not callbacks.is_signed(request.headers, body, secret, clock.now().timestamp()):
-            raise Unauthorized("The callback has no valid signature, or one that is too old.")
+    secret, now = _secret_of(call), clock.now().timestamp()
+    if secret and not callbacks.is_signed(request.headers, body, secret, now):
+        raise Unauthorized("The callback has no valid signature, or one that is too old.")
     said = callbacks.read(body, request.headers.get("Content-Type", ""), name=call.name, price=call.credit_estimate)
     if isinstance(said, Progress):
         recorded = services.record_progress(call, said.fraction, said.message)

@@ -47,6 +47,8 @@ class Engine:
         # A run has a task from before it is claimed, and a session after that.
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.sessions: dict[str, Session] = {}
+        # Runs that were offered while their task was about to end, as a parked run whose last outcome came at once.
+        self.offered_again: set[str] = set()
         self.loop = asyncio.new_event_loop()
         self.contacts = Contacts(self.process, self.loop)
         self.loop_thread = threading.Thread(target=self._run_loop, name="run-loop", daemon=True)
@@ -125,7 +127,10 @@ class Engine:
         self.loop.close()
 
     def _admit(self, run_id: str) -> None:
-        if self.process.draining or run_id in self.tasks or len(self.tasks) >= settings.RUN_WORKER_CAPACITY:
+        if run_id in self.tasks:
+            self.offered_again.add(run_id)
+            return
+        if self.process.draining or len(self.tasks) >= settings.RUN_WORKER_CAPACITY:
             return
         self.tasks[run_id] = self.loop.create_task(self._execute(run_id), name=run_id)
 
@@ -149,6 +154,9 @@ class Engine:
                 gathered.remove(run_id)
             self.sessions.pop(run_id, None)
             self.tasks.pop(run_id, None)
+            if run_id in self.offered_again:
+                self.offered_again.remove(run_id)
+                self._admit(run_id)
 
     def _cancel(self, run_ids: list[str], why: Interruption) -> None:
         """A requested cancel interrupts a run once, so that the run can be recorded as cancelled. Without a session the

@@ -92,12 +92,12 @@ def park_run(run: Run) -> Moved:
 
 @transaction.atomic
 def record_outcome(call_id: str, outcome: ToolResult | ToolFailure) -> Recorded:
-    """DISPATCHING → COMPLETED or FAILED, in any state of the run, without its lease. Of any number of outcomes the
-    first counts, and none after the call's time.
+    """DISPATCHING → COMPLETED or FAILED, in any state of the run, without its lease, of a call that awaits its outcome
+    or may begin to. Of any number of outcomes the first counts, and none after the call's time.
     """
     run = _lock_run_of(call_id)
     call = ToolInvocation.objects.get(pk=call_id)
-    if call.status != InvocationStatus.DISPATCHING:
+    if call.status != InvocationStatus.DISPATCHING or (call.awaiting is None and call.park_seconds is None):
         return Recorded(call, accepted=False)
     if call.expires_at is not None and call.expires_at <= clock.now():
         return Recorded(_expire(run, call), accepted=False)

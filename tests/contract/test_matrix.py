@@ -54,6 +54,8 @@ SCOPES = {
     "POST copilotkit/agent/{agent}/run": "runs:read",
     "POST copilotkit/agent/{agent}/connect": "runs:read",
     "POST copilotkit/agent/{agent}/stop/{threadId}": "runs:write",
+    "GET tool-invocations/{toolInvocationId}": "runs:read",
+    "POST tool-invocations/{toolInvocationId}/result": "runs:write",
     "GET waitpoints/{waitpointId}": "runs:read",
     "POST waitpoints/{waitpointId}/respond": "waitpoints:respond",
     "GET agents": "runs:read",
@@ -231,6 +233,7 @@ WRITES: dict[str, Any] = {
     "POST copilotkit/agent/{agent}/run": AG_UI_REQUEST,
     "POST copilotkit/agent/{agent}/connect": AG_UI_REQUEST,
     "POST copilotkit/agent/{agent}/stop/{threadId}": {},
+    "POST tool-invocations/{toolInvocationId}/result": {"result": "mine"},
     "POST waitpoints/{waitpointId}/respond": {"kind": "CLARIFICATION", "answer": "mine"},
 }
 

@@ -38,6 +38,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "POST copilotkit/agent/{agent}/connect": AG_UI_REQUEST,
     "POST users/{userId}/credits/grants": {"amount": "5", "reference": "pay_USER", "reason": "5 credits"},
     "POST users/{userId}/credits/grants/{ledgerId}/revoke": {"reference": "re_1", "reason": "Refunded"},
+    "POST tool-invocations/{toolInvocationId}/result": {"result": "blue"},
     "POST waitpoints/{waitpointId}/respond": {"kind": "CLARIFICATION", "answer": "blue"},
 }
 

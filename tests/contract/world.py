@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from apikeys.keys import create_key
 from chats.models import Chat
+from config.kernel import clock
 from config.kernel.ids import new_id
 from credits import ledger
 from credits.models import LedgerEntry
@@ -18,6 +20,7 @@ PREFIXES = {
     "chatId": "chat",
     "runId": "run",
     "waitpointId": "wp",
+    "toolInvocationId": "inv",
     "keyId": "key",
     "attachmentId": "att",
     "messageId": "msg",
@@ -64,6 +67,9 @@ def build(user: Any, rows: int = 1) -> World:
         spend(user, 1000, run=waiting.pk, chat=each.pk, tool=f"tool_{index}")
         factories.ToolInvocationFactory(run=waiting)
     waitpoint = factories.WaitpointFactory(run=waiting)
+    columns = {"name": "show_map", "node_type": "client", "status": "DISPATCHING", "awaiting": "client"}
+    call = factories.ToolInvocationFactory(run=waiting, expires_at=clock.now() + timedelta(hours=1), **columns)
+    factories.force_update(type(waiting).objects.filter(pk=waiting.pk), awaiting="client")
     keys = [create_key(user, name=f"key {index}")[0] for index in range(rows)]
     endpoint = factories.EndpointFactory(user=user)
     for _ in range(rows):
@@ -71,9 +77,14 @@ def build(user: Any, rows: int = 1) -> World:
         factories.AttemptFactory(delivery=delivery, number=2)
         secrets.append(delivery.pk)
     attachment = factories.AttachmentFactory(user=user)
-    secrets += [attachment.pk, waiting.pk, waitpoint.pk, endpoint.pk, *(key.pk for key in keys)]
+    secrets += [attachment.pk, call.pk, waiting.pk, waitpoint.pk, endpoint.pk, *(key.pk for key in keys)]
     ids = {"chatId": chat.pk, "chatKey": chat.pk, "runId": waiting.pk, "waitpointId": waitpoint.pk, "keyId": keys[0].pk}
-    ids |= {"attachmentId": attachment.pk, "messageId": message.pk, "userId": user.get_username()}
+    ids |= {
+        "toolInvocationId": call.pk,
+        "attachmentId": attachment.pk,
+        "messageId": message.pk,
+        "userId": user.get_username(),
+    }
     ids |= {"ledgerId": LedgerEntry.objects.filter(account_id=user.pk, type="GRANT").earliest("created_at").pk}
     return World(user, ids, secrets)
 
