@@ -107,7 +107,7 @@ def runs_now() -> dict[str, Any]:
     """
     counts = []
     kinds: list[Any] = [(one.label, {"status": one}, f"status__exact={one.value}") for one in LIVE_RUN_STATUSES]
-    for label, which, query in [*kinds, ("parked", {"parked": True}, "parked__exact=1")]:
+    for label, which, query in [*kinds, ("Parked", {"parked": True}, "parked__exact=1")]:
         found = Run.objects.filter(**which).order_by()[: LIVE_MAX + 1].count()
         value = f"{LIVE_MAX:,}+" if found > LIVE_MAX else f"{found:,}"
         counts.append({"label": label, "value": value, "link": _runs(query)})

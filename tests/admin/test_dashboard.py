@@ -19,7 +19,6 @@ from config.kernel.money import MICRO
 from credits import ledger
 from credits.models import LedgerEntry
 from runs.admin import dashboard
-from runs.models import RunStatus
 from tests import factories
 from tests.admin.test_find import scans
 from tests.credits.helpers import stop_clock
@@ -76,9 +75,10 @@ def test_live_runs_and_the_oldest_queued_run():
     oldest = run_at(NOW - timedelta(minutes=3, seconds=5), status="queued")
     run_at(NOW, status="queued", blocked=False)
     run_at(NOW - timedelta(hours=3), status="waiting")
+    run_at(NOW - timedelta(hours=3), status="running", parked=True)
     found = dashboard.runs_now()
-    none = dict.fromkeys((status.label for status in RunStatus.all_live()), "0")
-    assert {tile["label"]: tile["value"] for tile in found["counts"]} == none | {"Queued": "2", "Waiting": "1"}
+    shown = {"Queued": "2", "Running": "1", "Waiting": "1", "Parked": "1"}
+    assert {tile["label"]: tile["value"] for tile in found["counts"]} == shown
     assert found["oldest"]["age"] == "3 min 5 s"
     assert oldest.pk in found["oldest"]["link"]
 

@@ -453,7 +453,7 @@ def test_a_callback_has_a_size_limit(bench, server, settings):
 def test_an_erased_user_has_no_calls(bench, server, user):
     add_tool(server)
     park(bench, server)
-    call_command("erase_user", user.username, reason="Asked", stdout=io.StringIO(), stderr=io.StringIO())
+    call_command("erase_user", user.username, reason="Asked", yes=True, stdout=io.StringIO(), stderr=io.StringIO())
     assert call_back(server.callback(), {"result": 1}).status_code == 404
 
 
