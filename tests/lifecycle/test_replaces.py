@@ -9,6 +9,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from chats import purge
 from chats.models import Attachment, Message
 from config.kernel import clock
 from config.kernel.ids import new_id
@@ -16,7 +17,7 @@ from runs import catalogue, lifecycle, services
 from runs.engine import history
 from runs.models import Compaction, Run, RunStatus
 from tests import factories
-from tests.chats.conftest import announce, ready, storage  # noqa: F401
+from tests.chats.conftest import announce, ready, storage, stored  # noqa: F401
 from tests.lifecycle.conftest import Bench
 from tests.lifecycle.contexts import Provider, provider  # noqa: F401
 from tests.threads import side_by_side
@@ -117,6 +118,15 @@ def test_an_edit_keeps_the_attachments_that_it_names(bench: Bench, storage, sett
     # A copy has no bytes of its own.
     settings.ATTACHMENT_USER_MAX_BYTES = 20
     assert announce(bench.client, b"Hello").status_code == 201
+
+
+def test_a_purge_removes_the_file_that_messages_share(bench: Bench, storage):
+    first = bench.finish("/say one", attachmentIds=[ready(bench.client)["id"]])
+    bench.wait(post(bench, first["chatId"], replaces=first["id"])[1])
+    assert (Attachment.objects.count(), len(stored())) == (2, 1)
+    bench.client.delete(f"/api/v1/chats/{first['chatId']}")
+    assert purge.purge_chat(first["chatId"])
+    assert (Attachment.objects.count(), Run.objects.count(), stored()) == (0, 0, [])
 
 
 def test_an_edit_without_attachments_has_none(bench: Bench, storage):
