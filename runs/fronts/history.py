@@ -8,7 +8,7 @@ from typing import Any
 
 from chats.models import Message
 from runs import services
-from runs.fronts.rendering import SEPARATOR
+from runs.fronts.rendering import CLIENT, SEPARATOR
 from runs.models import Run, ToolInvocation, Turn, Waitpoint, WaitpointKind
 
 
@@ -35,9 +35,22 @@ class Recorded:
         return next((each for each in self.waitpoints if each.pk == waitpoint_id), None)
 
     def question(self, call_id: Any) -> Waitpoint | None:
-        """What the call asks the user, or the question that stands for a call of its own under this id."""
+        """What ``ask_user`` asks by the call of this id, or the question that stands for a call of its own."""
         asked = [each for each in self.waitpoints if each.kind == WaitpointKind.CLARIFICATION]
-        return next((each for each in asked if call_id in (each.invocation_id, each.pk)), None)
+        return next((each for each in asked if call_id == (each.pk if is_own(each) else each.invocation_id)), None)
+
+    def client_call(self, call_id: Any) -> ToolInvocation | None:
+        """A call that the user's app executes."""
+        return next((call for call in self.calls if call.node_type == CLIENT and call.pk == call_id), None)
+
+    def own(self, turn: int) -> list[Waitpoint]:
+        """The waitpoints that stand for calls of their own after this turn; 0 is before the first."""
+        return [waitpoint for waitpoint in self.waitpoints if is_own(waitpoint) and self._turn_of(waitpoint) == turn]
+
+    def _turn_of(self, waitpoint: Waitpoint) -> int:
+        if waitpoint.invocation_id is not None:
+            return next(call.turn_index for call in self.calls if call.pk == waitpoint.invocation_id)
+        return max((turn.index for turn in self.turns if turn.finished_at <= waitpoint.created_at), default=0)
 
     def approval_of(self, call: ToolInvocation) -> Waitpoint | None:
         """The last approval that the call needed."""
@@ -70,6 +83,14 @@ class Recorded:
         return asked[0].created_at if asked else call.started_at or call.finished_at
 
 
+def is_own(waitpoint: Waitpoint) -> bool:
+    """Whether no call can show the waitpoint: it asks for a turn's credits, or for what the tool of a call wants to
+    know.
+    """
+    asked = waitpoint.request_payload
+    return "schema" in asked or (waitpoint.invocation_id is None and asked.get("toolInvocationId") is None)
+
+
 def join(texts: Iterable[str]) -> str:
     return SEPARATOR.join(filter(None, texts))
 
@@ -78,7 +99,9 @@ def recorded_of(user: Any, messages: Sequence[Message]) -> dict[str, Recorded]:
     """The runs of the assistant's messages, by id, with a constant number of queries."""
     wanted = [message.run_id for message in messages if message.role == Message.Role.ASSISTANT]
     found = {run.pk: Recorded(run) for run in services.runs_of(user).filter(pk__in=wanted)}
-    for turn in Turn.objects.filter(run__in=found).only("run_id", "index", "text").order_by("run", "index"):
+    for turn in (
+        Turn.objects.filter(run__in=found).only("run_id", "index", "text", "finished_at").order_by("run", "index")
+    ):
         found[turn.run_id].turns.append(turn)
     for waitpoint in Waitpoint.objects.filter(run__in=found).order_by("created_at", "pk"):
         found[waitpoint.run_id].waitpoints.append(waitpoint)

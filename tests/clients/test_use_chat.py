@@ -32,6 +32,14 @@ SCRIPTS: dict[str, tuple[dict[str, Any], int]] = {
         {"text": f"{CHART}\n/ask When?\n/say On {{result}}", "approved": True, "outputs": {"ask_user": "Tuesday"}},
         3,
     ),
+    "client tool": (
+        {
+            "text": '/call locate {"of": "me"}\n/say You are at {result}',
+            "run": {"clientTools": [{"name": "locate", "description": "Where", "inputSchema": {"type": "object"}}]},
+            "outputs": {"locate": {"lat": 48.2, "names": ["Vienna"]}},
+        },
+        2,
+    ),
     "flaky": ({"text": "/say A\n/stream 20 20\n/flaky 503 1 after"}, 1),
 }
 CUTS = [0, 1, 3, 4, 5, 8]
@@ -86,7 +94,7 @@ def test_a_stream_that_breaks_off_anywhere(stack: Stack, npm: NpmFolder, version
             "reload": reload,
             **SCRIPTS[name][0],
         }
-        for name in ("text", "approved", "question", "flaky")
+        for name in ("text", "approved", "question", "client tool", "flaky")
         for cut in CUTS
     ]
     for name, got in chat(stack, npm, plans).items():

@@ -75,7 +75,7 @@ async function execute(plan) {
     return new Kind({
       id: plan.id,
       messages,
-      transport: new sdk.DefaultChatTransport({ api: base, headers: auth, body: { run: {} }, fetch: send }),
+      transport: new sdk.DefaultChatTransport({ api: base, headers: auth, body: { run: plan.run ?? {} }, fetch: send }),
       sendAutomaticallyWhen: (options) =>
         sdk.lastAssistantMessageIsCompleteWithApprovalResponses(options) ||
         sdk.lastAssistantMessageIsCompleteWithToolCalls(options),

@@ -11,6 +11,7 @@ from chats.models import Chat
 from runs import catalogue
 from runs.models import ClientRun, Run, Tool, Waitpoint
 from tests import factories
+from tests.driver import until
 from tests.fronts.conftest import UseChat, said
 from tests.threads import side_by_side
 from tests.tools.task_server import asks, form, task_server, text
@@ -175,6 +176,29 @@ def test_a_question_with_a_schema_is_answered_by_an_object_or_declined(chat, sta
         kind = "output-available" if "output" in state else "output-error"
         chat.send(message | {"parts": [part | {"state": kind} | state]})
         assert chat.bench.wait(run["id"])["answer"] == told
+
+
+LOCATE = {"clientTools": [{"name": "locate", "description": "Where", "inputSchema": {"type": "object"}}]}
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_call_of_the_client_ends_with_its_output(chat, failed):
+    chat.send(said("/call locate {}\n/say {result}"), run=LOCATE)
+    run = chat.bench.wait(chat.runs()[-1]["id"], "running", "completed")
+    frames = until(lambda: (found := chat.resume())[-1][1] == "[DONE]" and found)
+    assert types(frames)[-4:] == ["tool-input-available", "finish-step", "finish", "[DONE]"]
+    message = chat.messages()[-1]
+    part = message["parts"][-1]
+    assert (part["state"], part.get("providerExecuted")) == ("input-available", None)
+    how = (
+        {"state": "output-error", "errorText": "No signal"} if failed else {"state": "output-available", "output": [1]}
+    )
+    chat.send(message | {"parts": [part | how]})
+    run = chat.bench.wait(run["id"])
+    assert run["status"] == "completed"
+    again = chat.messages()[-1]["parts"]
+    assert again[1] == part | how
+    assert ("No signal" if failed else "[1]") in again[-1]["text"]
 
 
 def test_a_new_message_cancels_a_run_that_waits_and_follows_one_that_works(chat):

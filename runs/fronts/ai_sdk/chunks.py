@@ -83,7 +83,7 @@ class Chunks(Rendering):
             return [{"type": "tool-output-error", "toolCallId": call.id, "errorText": CANCELLED, "dynamic": True}]
         if given.get("approved") is False:
             return [{"type": "tool-output-denied", "toolCallId": call.id}]
-        return [_output(call, {name: value for name, value in given.items() if name != "respondedAt"})]
+        return [_output(call, given_of(given))]
 
     def client_calls(self) -> list[Part]:
         return [*self.step_ended(), {"type": "finish", "finishReason": "tool-calls"}]
@@ -125,6 +125,11 @@ def output_of(name: str, awaiting: str | None, result: str | None) -> Any:
     except DomainError:
         return result
     return result if isinstance(value, str) else value
+
+
+def given_of(resolved: Data) -> Any:
+    """The output of a call that stands for a waitpoint."""
+    return resolved.get("data", {name: value for name, value in resolved.items() if name != "respondedAt"})
 
 
 def parked(expires_at: str | None, progress: Data) -> dict[str, Any]:

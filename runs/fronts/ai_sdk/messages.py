@@ -12,7 +12,7 @@ from runs.events import request_payload
 from runs.fronts.ai_sdk import chunks
 from runs.fronts.history import Recorded
 from runs.fronts.rendering import CLIENT, Call
-from runs.models import Awaiting, InvocationStatus, RunStatus, ToolInvocation, Waitpoint, WaitpointStatus
+from runs.models import Awaiting, InvocationStatus, RunStatus, ToolInvocation, Waitpoint, WaitpointKind, WaitpointStatus
 from runs.serializers import ToolInvocationSerializer, UsageSerializer
 from runs.tools.base import ASK_USER
 
@@ -52,18 +52,15 @@ def _metadata(recorded: Recorded) -> dict[str, Any]:
 
 def _parts(message: Message, recorded: Recorded) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = []
+    if first := recorded.own(0):
+        parts += [{"type": "step-start"}, *map(_own, first)]
     for text, calls in recorded.steps(message.content):
         parts.append({"type": "step-start"})
         if text:
             parts.append({"type": "text", "text": text, "state": "done"})
         parts += [_tool(call, recorded) for call in calls]
-    # What belongs to no call is a call of its own.
-    parts += [_own(waitpoint) for waitpoint in recorded.waitpoints if not _has_call(waitpoint)]
+        parts += map(_own, recorded.own(calls[0].turn_index) if calls else ())
     return parts
-
-
-def _has_call(waitpoint: Waitpoint) -> bool:
-    return waitpoint.invocation_id is not None or waitpoint.request_payload.get("toolInvocationId") is not None
 
 
 def _tool(call: ToolInvocation, recorded: Recorded) -> dict[str, Any]:
@@ -106,21 +103,20 @@ def _approval(waitpoint: Waitpoint) -> dict[str, Any]:
 
 
 def _own(waitpoint: Waitpoint) -> dict[str, Any]:
-    """A wait for credits before a turn."""
-    asked = request_payload(waitpoint)
-    part = {
-        "type": "dynamic-tool",
-        "toolName": asked.get("toolName", ASK_USER),
-        "toolCallId": waitpoint.pk,
-        "input": {},
-    }
-    part |= {"providerExecuted": True, "approval": _approval(waitpoint)}
+    """A waitpoint that stands for a call of its own."""
+    asked, given = request_payload(waitpoint), waitpoint.resolved_payload
+    part: dict[str, Any] = {"type": "dynamic-tool", "toolCallId": waitpoint.pk}
+    if waitpoint.kind == WaitpointKind.CLARIFICATION:
+        shown = {name: value for name, value in asked.items() if name != "toolInvocationId"}
+        part |= {"toolName": ASK_USER, "input": shown}
+        pending = "input-available"
+    else:
+        part |= {"toolName": asked["toolName"], "input": {}, "providerExecuted": True, "approval": _approval(waitpoint)}
+        pending = "approval-requested"
     if waitpoint.status == WaitpointStatus.PENDING:
-        return part | {"state": "approval-requested"}
-    given = waitpoint.resolved_payload
+        return part | {"state": pending}
     if given is None:
         return part | {"state": "output-error", "errorText": chunks.CANCELLED}
     if given.get("approved") is False:
         return part | {"state": "output-denied"}
-    output = {name: value for name, value in given.items() if name != "respondedAt"}
-    return part | {"state": "output-available", "output": output}
+    return part | {"state": "output-available", "output": chunks.given_of(given)}

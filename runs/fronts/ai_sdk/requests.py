@@ -17,6 +17,7 @@ from chats.serializers import AttachmentInput
 from chats.services import CLIENT_ID
 from config.kernel.errors import ValidationFailed
 from config.kernel.jsontext import to_text
+from runs.models import Waitpoint
 
 ROLES = ("user", "assistant")
 REGENERATE = "regenerate-message"
@@ -131,3 +132,10 @@ def _attach(user: Any, file: File) -> str:
 def as_text(output: Any) -> str:
     """What a client gave as an answer to a question."""
     return output if isinstance(output, str) else to_text(output)
+
+
+def answer_of(waitpoint: Waitpoint, output: Any, *, failed: bool) -> dict[str, Any]:
+    """The answer to a question that a client gave as the output of a call."""
+    if "schema" not in waitpoint.request_payload:
+        return {"answer": as_text(output)}
+    return {"declined": True} if failed else {"data": output}

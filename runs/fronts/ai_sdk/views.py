@@ -26,6 +26,7 @@ from runs.fronts.views import LAST_EVENT_ID, POSITION_PARAMETER, FrontRequestVie
 from runs.models import Run, Waitpoint, WaitpointKind
 from runs.streams.views import CONTENT_TYPE
 
+ERROR_MAX_CHARS = 1000
 HEADERS = {"x-vercel-ai-ui-message-stream": "v1"}
 CHUNKS = OpenApiResponse(OpenApiTypes.STR, description="The chunks.")
 CHAT_KEY = OpenApiParameter(
@@ -157,12 +158,14 @@ class AiSdkViewSet(FrontRequestViewSet):
             return self.respond(waitpoint, answer | ({"reason": given["reason"]} if given.get("reason") else {}))
         if state not in ("output-available", "output-error"):
             return None
-        output = part.get("output") if state == "output-available" else part.get("errorText")
-        waitpoint = recorded.question(part.get("toolCallId"))
-        if waitpoint is not None and "schema" in waitpoint.request_payload:
-            return self.respond(waitpoint, {"data": output} if state == "output-available" else {"declined": True})
-        if waitpoint is not None:
-            return self.respond(waitpoint, {"answer": requests.as_text(output)})
+        failed = state == "output-error"
+        output = requests.as_text(part.get("errorText"))[:ERROR_MAX_CHARS] if failed else part.get("output")
+        if (waitpoint := recorded.question(part.get("toolCallId"))) is not None:
+            return self.respond(waitpoint, requests.answer_of(waitpoint, output, failed=failed))
+        if (call := recorded.client_call(part.get("toolCallId"))) is not None:
+            self.require_scope("runs:write")
+            services.submit_result(call, {"error": output or "It failed."} if failed else {"result": output})
+            return call.pk
         return None
 
     def respond(self, waitpoint: Waitpoint, answer: dict[str, Any]) -> str:
