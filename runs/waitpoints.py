@@ -73,11 +73,19 @@ class CreditApprovalResolution(CamelSerializer):
 
 
 class ClarificationResolution(CamelSerializer):
-    answer = serializers.CharField(required=False, help_text="The answer; of a question without a `schema`.")
+    answer = serializers.CharField(help_text="The answer to a question without a `schema`.")
+    responded_at = TimestampField(help_text="When the answer was given.")
+
+
+class FormResolution(CamelSerializer):
     data = serializers.DictField(  # type: ignore[assignment]  # DRF moves the fields away from their class
-        required=False, help_text="The data; of a question with a `schema`."
+        help_text="The answer to a question with a `schema`."
     )
-    declined = serializers.BooleanField(required=False, help_text="True if the tool gets no data.")
+    responded_at = TimestampField(help_text="When the answer was given.")
+
+
+class FormRefusal(CamelSerializer):
+    declined = serializers.BooleanField(help_text="True: the tool gets no data.")
     responded_at = TimestampField(help_text="When the answer was given.")
 
 
@@ -86,7 +94,7 @@ QUESTION = PolymorphicProxySerializer(
 )
 RESOLUTION = PolymorphicProxySerializer(
     "WaitpointResolvedPayload",
-    [CreditApprovalResolution, ClarificationResolution],
+    [CreditApprovalResolution, ClarificationResolution, FormResolution, FormRefusal],
     resource_type_field_name=None,
     allow_null=True,
 )

@@ -18,7 +18,7 @@ def operation(event: Event | PlainEvent) -> dict[str, Any]:
     """The POST that a receiver gets."""
     common, installation = described("webhook_fields"), described("webhook_installation_fields")
     if isinstance(event, PlainEvent):
-        common |= installation if isinstance(event, CreditsEvent) else {}
+        common = common | (installation if isinstance(event, CreditsEvent) else {})
         common = {name: field for name, field in common.items() if name not in ("runId", "chatId")}
         installation = {}
     own = described("webhook_event_fields").get(event, {})

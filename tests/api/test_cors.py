@@ -56,7 +56,7 @@ def test_an_app_of_an_allowed_origin_may_call(path: str) -> None:
     exposed = {name.lower() for name in answer["Access-Control-Expose-Headers"].split(", ")}
     assert exposed == {
         *("x-request-id", "retry-after", "x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"),
-        *("idempotent-replayed", "link", "location"),
+        *("idempotent-replayed", "link", "location", "x-vercel-ai-ui-message-stream"),
     }
     assert answer["X-Request-Id"]
 

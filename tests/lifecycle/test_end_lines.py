@@ -63,7 +63,7 @@ def test_runs_that_callers_and_sweeps_end_have_one_line(bench, ends, user):
     queued = bench.start("later", asked["chatId"], onActiveRun="enqueue")
     expired = bench.ask("/ask Which?")
     worn = factories.RunFactory(
-        chat__user=user, status="running", worker_id=None, lease_losses=line.RUN_LEASE_LOSSES_MAX
+        chat__user=user, status="running", due_at=clock.now(), lease_losses=line.RUN_LEASE_LOSSES_MAX
     )
     Waitpoint.objects.filter(run_id=expired["id"]).update(expires_at=clock.now() - timedelta(seconds=1))
     bench.cancel(queued["id"])

@@ -30,7 +30,17 @@ from config.queue import jobs
 from credits import ledger
 from credits.models import Account, LedgerEntry
 from runs.lifecycle import sweeps
-from runs.models import Compaction, ModelAttempt, Run, RunEvent, RunMetadata, ToolInvocation, Turn, Waitpoint
+from runs.models import (
+    ClientRun,
+    Compaction,
+    ModelAttempt,
+    Run,
+    RunEvent,
+    RunMetadata,
+    ToolInvocation,
+    Turn,
+    Waitpoint,
+)
 from runs.purge import prune_events
 from runs.tools import files
 from tests import factories
@@ -70,6 +80,7 @@ def full_chat(user: Any, *, deleted_at: Any, status: str = "completed") -> Chat:
         run=run, turn_index=1, number=1, model="demo", provider="demo", reason="model_failed", detail=WORDS,
         started_at=ago(days=31), finished_at=ago(days=31),
     )  # fmt: skip
+    ClientRun.objects.create(chat=chat, run=run, key="k" * 64)
     Compaction.objects.create(
         chat=chat, run=run, index=1, turn_index=1, kind="summary", text=WORDS, tokens_before=2, tokens_after=1,
         started_at=ago(days=31), finished_at=ago(days=31),
@@ -98,7 +109,7 @@ def full_chat(user: Any, *, deleted_at: Any, status: str = "completed") -> Chat:
 
 HELD = (
     *(Chat, Message, Attachment, Run, RunMetadata, Turn, ModelAttempt, Compaction, ToolInvocation, Waitpoint),
-    RunEvent,
+    *(RunEvent, ClientRun),
 )
 
 

@@ -122,6 +122,7 @@ def test_a_second_import_brings_the_description_and_keeps_what_staff_decide(list
     assert run_import(lister.url).splitlines() == [
         "added: new",
         "changed: search",
+        "New tools are enabled: all runs can call them, except of agents with tools of their own.",
         "1 added, 1 changed, 0 unchanged, 0 skipped.",
     ]
     assert not [headers for headers in lister.got if "authorization" in headers]
