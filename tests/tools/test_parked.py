@@ -450,7 +450,8 @@ def test_a_callback_has_a_size_limit(bench, server, settings):
     assert bench.wait(run["id"])["toolInvocations"][0]["result"] == "x" * 2000
 
 
-def test_an_erased_user_has_no_calls(bench, server, user):
+def test_an_erased_user_has_no_calls(bench, server, user, monkeypatch):
+    monkeypatch.setattr("runs.privacy.erase.ERASE_SETTLE_SECONDS", 0)
     add_tool(server)
     park(bench, server)
     call_command("erase_user", user.username, reason="Asked", yes=True, stdout=io.StringIO(), stderr=io.StringIO())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from queue import SimpleQueue
 
 import pytest
@@ -313,7 +312,9 @@ def test_outcome_that_cannot_be_written_does_not_discard_its_batch(user, receive
 
     async def poisoned(claim):
         outcome = await real_attempt(claim)
-        return replace(outcome, status_code=-1) if claim.delivery.pk == bad.pk else outcome
+        if claim.delivery.pk == bad.pk:
+            outcome.status_code = -1
+        return outcome
 
     real_attempt = sender.attempt
     monkeypatch.setattr(sender, "attempt", poisoned)
