@@ -5,6 +5,7 @@ from typing import Any
 
 from celery import Celery
 from celery.signals import (
+    beat_init,
     before_task_publish,
     setup_logging,
     task_postrun,
@@ -15,6 +16,7 @@ from celery.signals import (
 from kombu.transport.redis import Channel, QoS
 
 from config import checks
+from config.database import retry
 from config.kernel import garbage
 from config.telemetry import logs
 
@@ -45,6 +47,7 @@ before_task_publish.connect(logs.write_headers)
 task_prerun.connect(logs.read_headers)
 task_postrun.connect(logs.reset)
 worker_init.connect(checks.require_valid_settings)
+beat_init.connect(checks.require_valid_settings)
 
 
 @setup_logging.connect
@@ -57,3 +60,4 @@ def finish_start(sender: Any, **kwargs: object) -> None:
     garbage.freeze_loaded_objects()
     queues = ", ".join(sorted(sender.app.amqp.queues.consume_from))
     logs.announce_ready(f"worker {sender.hostname} of {queues}")
+    retry.look_for_database()

@@ -57,7 +57,7 @@ def _shown_calls() -> QuerySet[ToolInvocation]:
     """Tool calls as a run shows them, in order, with the beginnings of their results, which may be long."""
     # A byte more than is shown: a character has at least one.
     calls = ToolInvocation.objects.annotate(result_start=Left("result", RESULT_SHOWN_BYTES + 1))
-    return calls.defer("result", "repeatable").order_by("turn_index", "call_index")
+    return calls.defer("result", "repeatable", "remote_task").order_by("turn_index", "call_index")
 
 
 def summaries_of(user: Any) -> QuerySet[Run]:
@@ -65,7 +65,7 @@ def summaries_of(user: Any) -> QuerySet[Run]:
     pending = Waitpoint.objects.filter(status=WaitpointStatus.PENDING)
     return (
         Run.objects.filter(user=user, chat__deleted_at=None)
-        .defer("instructions", "output_schema", "output")
+        .defer("instructions", "output_schema", "client_tools", "output")
         .annotate(credits_spent=sums.run_spent_subquery())
         .prefetch_related(Prefetch("waitpoints", pending, to_attr="pending_waitpoints"))
     )
@@ -75,7 +75,7 @@ def runs_of(user: Any) -> QuerySet[Run]:
     """``summaries_of`` with all that a run's representation shows."""
     answer = Message.objects.filter(pk=OuterRef("assistant_message_id")).values("content")
     calls = Prefetch("invocations", _shown_calls(), to_attr="calls")
-    runs = summaries_of(user).defer(None).defer("instructions", "output_schema")
+    runs = summaries_of(user).defer(None).defer("instructions", "output_schema", "client_tools")
     return runs.annotate(answer=Subquery(answer)).prefetch_related(calls)
 
 

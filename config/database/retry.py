@@ -117,3 +117,18 @@ async def persist(threads: Executor, step: Callable[P, T], *args: P.args, **kwar
             outage.failed(error)
         await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311
         wait = min(wait * 2, WAIT_SECONDS_MAX)
+
+
+def look_for_database() -> None:
+    """Log an outage of the database now, and not only when a first request or message needs it. Does not block."""
+    threading.Thread(target=_ask, name="database-at-start", daemon=True).start()
+
+
+def _ask() -> None:
+    try:
+        connection.ensure_connection()
+        outage.ended()
+    except CONNECTION_ERRORS as error:
+        outage.failed(error)
+    finally:
+        connection.close()

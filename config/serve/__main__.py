@@ -38,11 +38,13 @@ def load(_: str, name: str, address: str) -> Any:
         signal.signal(number, signal.SIG_DFL)
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
     from config.asgi import application
+    from config.database import retry
     from config.kernel import garbage
     from config.telemetry import logs
 
     garbage.freeze_loaded_objects()
     logs.announce_ready(f"{name} on {address}")
+    retry.look_for_database()
     return application
 
 

@@ -96,6 +96,8 @@ class Contacts:
 
     def _end(self, call_id: str, server: str, task: asyncio.Task[None]) -> None:
         self.servers[server] -= 1
+        if self.servers[server] == CONTACTS_PER_SERVER - 1:
+            self.woken.set()  # others wait for this place
         if self.tasks.get(call_id) is task:
             del self.tasks[call_id]
 

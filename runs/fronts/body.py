@@ -55,6 +55,8 @@ class Frames:
     def __init__(self, plan: Plan) -> None:
         self.plan, self.rendering = plan, plan.rendering
         self.resumed = not plan.continues
+        # What the waitpoint that is open gives, if the client went on without an answer to it.
+        self.asked: list[Part] = []
 
     def of(self, event: Event, facts: reads.Facts = NO_FACTS) -> bytes:
         plan, known = self.plan, event.index <= self.plan.after[0]
@@ -62,7 +64,11 @@ class Frames:
         answered = stands and event.type == StreamType.WAITPOINT_OPENED and f'"id":"{plan.pending}"' not in event.data
         void = stands and any(event.index in indexes for indexes in plan.void)
         begun = b"" if known else self.begin()
+        if self.rendering.over:
+            return begun
         parts = self.rendering.feed(event, facts, answered=answered, overtaken=void)
+        if known and plan.continues and self.rendering.over and plan.pending and f'"id":"{plan.pending}"' in event.data:
+            self.asked = parts
         if event.index < plan.after[0] or (known and plan.continues):
             self.rendering.over = False  # the client went on from there
             return begun
@@ -73,7 +79,12 @@ class Frames:
         if self.resumed:
             return b""
         self.resumed = True
-        return b"".join(frame(part, f"{self.plan.after[0]}.0") for part in self.rendering.resumed())
+        index = self.plan.after[0]
+        begun = b"".join(frame(part, f"{index}.0") for part in self.rendering.resumed())
+        if not self.asked:
+            return begun
+        self.rendering.over = True
+        return begun + self.frames(index, self.asked)
 
     def frames(self, index: int, parts: list[Part]) -> bytes:
         if self.rendering.over:

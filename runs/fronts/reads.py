@@ -76,11 +76,14 @@ def overtaken(run_id: str, after: int, last: int) -> list[range]:
     return overtaken_by(resets, events.filter(type__in=OF_CALLS).values_list("index", flat=True))
 
 
-def index_of_answer(run_id: str, answered: Collection[str]) -> int:
+def index_of_answer(run_id: str, answered: Collection[str], *, before_results: bool = False) -> int:
     """The index after which a client that gave these answers continues: that of the last answer to a call, or the one
-    before the last answered waitpoint. 0 if the run's events are pruned.
+    before the last answered waitpoint, or ``before_results`` before both. 0 if the run's events are pruned.
     """
-    ends = {StreamType.WAITPOINT_RESOLVED: ("id", 1), StreamType.TOOL_COMPLETED: ("toolInvocationId", 0)}
+    ends = {
+        StreamType.WAITPOINT_RESOLVED: ("id", 1),
+        StreamType.TOOL_COMPLETED: ("toolInvocationId", int(before_results)),
+    }
     events = RunEvent.objects.filter(run=run_id, type__in=ends).order_by("-index")
     for index, kind, data in events.values_list("index", "type", "data").iterator(chunk_size=100):
         name, before = ends[StreamType(kind)]

@@ -17,12 +17,13 @@ from runs import services
 from runs.fronts.rendering import CLIENT
 from runs.models import LIVE_RUN_STATUSES, ClientRun, Run, RunStatus, ToolInvocation
 from runs.serializers import RunInput
+from runs.tools.schema import one_check_of
 
 # What the protocols themselves say.
 NOT_OPTIONS = ("message", "attachmentIds")
 
 
-def options_of(given: Any, **said: Any) -> dict[str, Any]:
+def options_of(user: Any, given: Any, **said: Any) -> dict[str, Any]:
     """RunInput of the client's options and what its message ``said``. The names of options in errors begin with
     ``run.``. Raises ValidationFailed.
     """
@@ -31,7 +32,8 @@ def options_of(given: Any, **said: Any) -> dict[str, Any]:
     if wrong := [name for name in NOT_OPTIONS if name in given]:
         raise ValidationFailed({f"run.{name}": ["The message is not an option."] for name in wrong})
     try:
-        options = RunInput.validated(given | said)
+        with one_check_of(user.pk):
+            options = RunInput.validated(given | said)
     except ValidationError as error:
         details: Any = error.detail
         raise ValidationError(

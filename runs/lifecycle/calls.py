@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -59,15 +59,16 @@ def reject_new_call(call: ToolInvocation, code: str, message: str) -> ToolInvoca
     )
 
 
-def dispatch_new_call(run: Run, call: ToolInvocation) -> ToolInvocation:
+def dispatch_new_calls(run: Run, calls: Sequence[ToolInvocation]) -> list[ToolInvocation]:
     """(new) → DISPATCHING with the hold placed, or → FAILED if credits or budget do not suffice; as it is if it or its
-    run has to wait for credits. The call is not stored yet; the same transaction has fenced the run and stores it.
+    run has to wait for credits. The calls are not stored yet; the same transaction has fenced the run and stores them.
     """
-    to, changes = _dispatch(run, call)
-    moved = changed(call, status=to, **changes)
-    if to != call.status:
-        metrics.call_moved(moved, call.status)
-    return moved
+    made: list[ToolInvocation] = []
+    for call, to, changes in _dispatched(run, calls):
+        made.append(changed(call, status=to, **changes))
+        if to != call.status:
+            metrics.call_moved(made[-1], call.status)
+    return made
 
 
 @transaction.atomic
@@ -80,8 +81,7 @@ def dispatch_calls(run: Run, calls: Sequence[ToolInvocation], approved: Containe
     # The fence locks the run, so that its calls are compared with its budget one after another.
     fence_to_dispatch(run, calls)
     moved: list[ToolInvocation] = []
-    for call in calls:
-        to, changes = _dispatch(run, call, call.id in approved and ledger.is_held(call.id))
+    for call, to, changes in _dispatched(run, calls, approved):
         moved.append(move_call(call, to, **changes) if to != call.status else call)
     run = move_run(run, RunStatus.RUNNING, dispatch_events(moved), owned=True, **awaited(run, moved))
     return Moved(run, moved)
@@ -100,22 +100,35 @@ def awaited(run: Run, calls: Iterable[ToolInvocation]) -> dict[str, Any]:
     return {"awaiting": next((kind.value for kind in FIRST if kind in kinds), None)}
 
 
-def may_park(run: Run) -> bool:
-    """Whether the user has less than PARKED_CALLS_PER_USER calls that await their outcome."""
-    calls = ToolInvocation.objects.filter(run__user_id=run.user_id, run__awaiting__isnull=False, awaiting__isnull=False)
-    return calls.count() < settings.PARKED_CALLS_PER_USER
+def room_to_park(user_id: int) -> int:
+    """How many calls of the user may still begin to await their outcome (PARKED_CALLS_PER_USER)."""
+    calls = ToolInvocation.objects.filter(run__user_id=user_id, run__awaiting__isnull=False, awaiting__isnull=False)
+    return settings.PARKED_CALLS_PER_USER - calls.count()
 
 
-def _dispatch(run: Run, call: ToolInvocation, is_held: bool = False) -> tuple[str, dict[str, Any]]:
-    """The status that the call reaches, and its other changes. A call for the caller's app awaits it at once."""
+def _dispatched(
+    run: Run, calls: Sequence[ToolInvocation], approved: Container[str] = ()
+) -> Iterator[tuple[ToolInvocation, str, dict[str, Any]]]:
+    """The status that each call reaches, and its other changes. No tool begins work that could not be awaited."""
+    awaits = {call.id for call in calls if call.node_type == CLIENT or call.park_seconds is not None}
+    room = room_to_park(run.user_id) if awaits else 0
+    for call in calls:
+        is_held = call.id in approved and ledger.is_held(call.id)
+        if call.id in awaits and room <= 0:
+            if is_held:
+                ledger.release(call.id)
+            failure = {"error_code": CallError.TOOL_ERROR.value, "error_message": TOO_MANY_PARKED}
+            yield call, InvocationStatus.FAILED, failure | {"finished_at": clock.now()}
+            continue
+        to, changes = _dispatch(run, call, is_held)
+        room -= to == InvocationStatus.DISPATCHING and call.id in awaits
+        yield call, to, changes
+
+
+def _dispatch(run: Run, call: ToolInvocation, is_held: bool) -> tuple[str, dict[str, Any]]:
+    """A call for the caller's app awaits it at once."""
     if call.node_type == CLIENT:
         now = clock.now()
-        if not may_park(run):
-            return InvocationStatus.FAILED, {
-                "error_code": CallError.TOOL_ERROR.value,
-                "error_message": TOO_MANY_PARKED,
-                "finished_at": now,
-            }
         expires_at = now + timedelta(seconds=settings.CLIENT_CALL_SECONDS)
         return InvocationStatus.DISPATCHING, {
             "started_at": now,
@@ -182,9 +195,9 @@ def result_columns(call: ToolInvocation, text: str, urls: Iterable[str], credit_
 
 
 @transaction.atomic
-def record_call_failure(run: Run, call: ToolInvocation, code: str, message: str) -> Moved:
+def record_call_failure(run: Run, call: ToolInvocation, code: str, message: str, **changes: Any) -> Moved:
     """DISPATCHING (or PENDING) → FAILED: the model receives the error, and the hold is released."""
-    moved = _record_end(run, call, InvocationStatus.FAILED, error_code=code, error_message=message)
+    moved = _record_end(run, call, InvocationStatus.FAILED, error_code=code, error_message=message, **changes)
     ledger.release(call.id)
     return moved
 

@@ -150,7 +150,8 @@ def _parked() -> Iterator[str]:
     at_work = at_work.exclude(status__in=FINAL_INVOCATION_STATUSES)
     waits = Run.objects.filter(parked=True, due_at=None, throttled=False)
     settled = LedgerEntry.objects.filter(against=OuterRef("pk"), type__in=SETTLEMENTS)
-    holds = LedgerEntry.objects.filter(~Exists(settled), invocation_id=OuterRef("pk"), type=EntryType.HOLD)
+    of_call = {"run_id": OuterRef("run_id"), "invocation_id": OuterRef("pk")}
+    holds = LedgerEntry.objects.filter(~Exists(settled), **of_call, type=EntryType.HOLD)
     shown = Run.objects.annotate(
         client=Exists(of_run.filter(awaiting=Awaiting.CLIENT)), tool=Exists(of_run.filter(awaiting=Awaiting.TOOL))
     ).annotate(right=Case(When(client=True, then=Value("client")), When(tool=True, then=Value("tool"))))

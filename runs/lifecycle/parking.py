@@ -55,10 +55,13 @@ def park_call(run: Run, call: ToolInvocation, parked: Parked) -> Moved:
     """DISPATCHING, and from now on it awaits its tool; or → FAILED if the user has PARKED_CALLS_PER_USER such calls."""
     lock_user(run.pk)  # so that calls of other runs are counted
     fence(run)
-    if not calls.may_park(run):
-        return calls.record_call_failure(run, call, CallError.TOOL_ERROR, calls.TOO_MANY_PARKED)
+    if calls.room_to_park(run.user_id) <= 0:
+        told = calls.to_tell(call, "run_ended") | {"remote_task": parked.remote_task}
+        return calls.record_call_failure(run, call, CallError.TOOL_ERROR, calls.TOO_MANY_PARKED, **told)
     now = clock.now()
-    expires_at = latest_end(call)
+    # The end that was promised with a callback; a task begins only now, perhaps after a question.
+    is_polled = parked.contact_in_seconds is not None
+    expires_at = now + timedelta(seconds=call.park_seconds or 0) if is_polled else latest_end(call)
     if parked.expires_in_seconds is not None:
         expires_at = min(expires_at, now + timedelta(seconds=parked.expires_in_seconds))
     changes: dict[str, Any] = {"awaiting": Awaiting.TOOL.value, "expires_at": expires_at}
@@ -110,7 +113,9 @@ def record_progress(call_id: str, fraction: float | None, message: str | None) -
     run = _lock_run_of(call_id)
     call = ToolInvocation.objects.get(pk=call_id)
     now = clock.now()
-    if call.status != InvocationStatus.DISPATCHING or _is_recent(call, now):
+    # Each progress puts an owner of the run behind the database, so that it must read the run again.
+    disturbs = run.worker_id is not None and now - run.updated_at < timedelta(seconds=PROGRESS_SECONDS)
+    if call.status != InvocationStatus.DISPATCHING or disturbs or _is_recent(call, now):
         return Recorded(call, accepted=False)
     call = move_call(call, InvocationStatus.DISPATCHING, progress=_progress(now, fraction, message))
     move_run(run, run.status, [events.tool_progress(call)], owned=False)

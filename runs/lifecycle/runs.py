@@ -193,7 +193,7 @@ def record_turn(
     happened = text_events(delta) + [
         events.tool_completed(call) for call in calls if call.status == InvocationStatus.FAILED
     ]
-    dispatched = {call.id: call_transitions.dispatch_new_call(run, call) for call in ready}
+    dispatched = {call.id: call for call in call_transitions.dispatch_new_calls(run, ready)}
     happened += call_transitions.dispatch_events(dispatched.values())
     stored = [dispatched.get(call.id, call) for call in calls]
     also = _turn(run, turn, content)

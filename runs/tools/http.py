@@ -151,7 +151,8 @@ def _headers(definition: ToolDefinition, name: str, body: bytes) -> dict[str, st
 def _parked(body: bytes) -> Parked:
     """What the answer 202 says. Many servers answer it with a body of their own, which means nothing."""
     try:
-        answer = json.loads(body)
+        # On the event loop, so a long one is not read.
+        answer = json.loads(body[:REASON_BYTES])
     except (ValueError, RecursionError):
         return Parked()
     answer = answer if isinstance(answer, dict) else {}
@@ -227,7 +228,7 @@ def _urls(name: str, urls: Any) -> tuple[str, ...]:
         return ()
     if not isinstance(urls, list) or not all(isinstance(url, str) for url in urls):
         raise tool_error(f"{name} answered with resultUrls that are not an array of strings.")
-    return tuple(urls)
+    return tuple(map(without_tokens, urls))
 
 
 def _credit_used(name: str, price: int, credits: Any) -> int | None:

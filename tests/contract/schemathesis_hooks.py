@@ -31,9 +31,14 @@ FIELDS = {
     "outputSchema": "no schema can say which schemas can be checked",
     "createdAfter": "a date-time may have a leap second, or be the last one that there is",
     "createdBefore": "the same",
+    "message": "a run that replaces another one may have none",
 }
 # The same for elements of a list. Their field names contain an index.
-LISTS = {"tools": "names of the catalogue", "attachmentIds": "what the caller has uploaded"}
+LISTS = {
+    "tools": "names of the catalogue",
+    "attachmentIds": "what the caller has uploaded",
+    "messages": "of a foreign protocol: only the last one is read",
+}
 # The same for every field.
 MESSAGES = (
     "The number may have at most 6 decimals.",  # schemathesis checks multipleOf with floats, which reject valid amounts

@@ -90,6 +90,10 @@ def ids_of(world: World) -> dict[str, str]:
         "keyId": world.key_id,
         "attachmentId": world.attachment,
         "messageId": world.run["userMessageId"],
+        "toolInvocationId": world.asked["toolInvocations"][0]["id"],
+        "chatKey": world.run["chatId"],
+        "threadId": world.run["chatId"],
+        "agent": "default",
     }
 
 

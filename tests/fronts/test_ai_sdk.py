@@ -150,7 +150,7 @@ def test_a_question_is_answered_by_its_output(chat):
     chat.send(message | {"parts": [answered]})
     chat.bench.wait(run["id"])
     parts = chat.messages()[-1]["parts"]
-    assert parts[1] == answered
+    assert parts[1] == answered | {"providerExecuted": True}  # otherwise the client would answer again for ever
     assert parts[-1]["text"] == "Tuesday"
 
 
@@ -201,7 +201,7 @@ def test_a_call_of_the_client_ends_with_its_output(chat, failed):
     run = chat.bench.wait(run["id"])
     assert run["status"] == "completed"
     again = chat.messages()[-1]["parts"]
-    assert again[1] == part | how
+    assert again[1] == part | how | {"providerExecuted": True}
     assert ("No signal" if failed else "[1]") in again[-1]["text"]
 
 

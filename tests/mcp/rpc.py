@@ -21,6 +21,7 @@ TOOLS = {
     "get_run": "runs:read",
     "cancel_run": "runs:write",
     "respond_to_waitpoint": "waitpoints:respond",
+    "submit_tool_result": "runs:write",
     "get_credits": "credits:read",
 }
 

@@ -8,8 +8,8 @@ import re
 import pytest
 from django.contrib.auth.models import Permission
 from django.urls import reverse
+from django.utils import timezone
 
-from config.kernel import clock
 from tests import factories
 from tests.webhooks.conftest import deliver, record
 from tests.webhooks.receiver import answer
@@ -103,7 +103,7 @@ def test_staff_send_a_test_event_to_one_endpoint(staff, endpoint, receiver):
         ({"failing": True}, "failing"),
         ({"failing": False}, "works"),
         ({"failing": True, "enabled": False}, "disabled"),
-        ({"enabled": False, "deleted_at": clock.now()}, "deleted"),
+        ({"enabled": False, "deleted_at": timezone.now()}, "deleted"),
     ],
 )
 def test_an_endpoint_has_one_state(staff, user, columns, state):

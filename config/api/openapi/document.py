@@ -115,6 +115,8 @@ def describe(name: str, operation: dict[str, Any], schemas: dict[str, Any]) -> N
     """Put the operation's summary, examples and headers in."""
     known = described("operations").get(name, {})
     operation.update({text: known[text] for text in ("summary", "description") if text in known})
+    if "body" in known:
+        operation["requestBody"]["required"] = known["body"] == "required"
     if "sent" in known:
         operation["requestBody"]["content"]["application/json"]["examples"] = {"example": {"value": known["sent"]}}
     idempotent = any(parameter["name"] == "Idempotency-Key" for parameter in operation.get("parameters", ()))

@@ -127,7 +127,7 @@ class AgUiViewSet(FrontRequestViewSet):
         self.require_scope("runs:write")
         if not sent.text:
             raise ValidationFailed({"messages": ["The last message must be the user's, with a text."]})
-        options = starts.options_of(sent.run, message=sent.text, **sent.said(agent))
+        options = starts.options_of(self.request.user, sent.run, message=sent.text, **sent.said(agent))
         return self.start(chat, key, options, repeated_id=sent.message_id)
 
     # --- answers ------------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class AgUiViewSet(FrontRequestViewSet):
             run, index = waitpoint.run, reads.index_of_question(waitpoint)
         results = sent.results()
         ours = services.invocations_of(self.request.user).filter(run__chat=chat, node_type=CLIENT)
-        for call in ours.filter(pk__in=[*results][:RESULTS_MAX]).select_related("run"):
+        for call in ours.filter(pk__in=[*results][-RESULTS_MAX:]).select_related("run"):
             self.require_scope("runs:write")
             is_late &= call.status in FINAL_INVOCATION_STATUSES
             services.submit_result(call, results[call.pk])
@@ -167,7 +167,8 @@ class AgUiViewSet(FrontRequestViewSet):
         answer = requests.answer_of(entry, waitpoint.kind)
         if answer is None:
             self.require_scope("runs:write")
-            services.cancel_run(waitpoint.run)
+            if waitpoint.status == WaitpointStatus.PENDING:
+                services.cancel_run(waitpoint.run)
             return
         try:
             services.respond(waitpoint, answer)
@@ -218,7 +219,7 @@ class AgUiViewSet(FrontRequestViewSet):
 
     @extend_schema(request=None, responses={(200, "application/json"): STOPPED})
     def stop(self, request: Request, agent: str, threadId: str) -> Response:
-        name = self.body().get("runId") if request._request.META.get("CONTENT_LENGTH") else None
+        name = self.body().get("runId") if int(request.META.get("CONTENT_LENGTH") or 0) else None
         chat = find_chat(request.user, threadId)
         active = services.find_run(request.user.pk or 0, chat.active_run_id) if chat and chat.active_run_id else None
         if name is not None and chat is not None:

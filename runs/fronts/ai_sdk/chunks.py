@@ -1,7 +1,7 @@
 """A run's stream as chunks of the AI SDK's UI message stream, versions 6 and 7.
 
-A client asks again for ever if a stream finishes while an approved call has no output at all, or on a call of the
-server without ``providerExecuted``.
+A client asks again for ever if a stream finishes while an approved call has no output at all, or on a call
+without ``providerExecuted``: so the outcome of a call that the client executed has it too.
 """
 
 from __future__ import annotations
@@ -65,8 +65,7 @@ class Chunks(Rendering):
             return [_output(call, output_of(call.name, call.awaiting, data.get("result")))]
         if data["status"] == InvocationStatus.REFUSED:
             return [{"type": "tool-output-denied", "toolCallId": call.id}]
-        error = data.get("errorMessage") or CANCELLED
-        return [{"type": "tool-output-error", "toolCallId": call.id, "errorText": error, "dynamic": True}]
+        return [_error(call, data.get("errorMessage") or CANCELLED)]
 
     def approval(self, waitpoint: Data, call: Call) -> list[Part]:
         chunk = {"type": "tool-approval-request", "approvalId": waitpoint["id"], "toolCallId": call.id}
@@ -80,7 +79,7 @@ class Chunks(Rendering):
     def answer(self, call: Call, waitpoint: Data) -> list[Part]:
         given = waitpoint["resolvedPayload"]
         if given is None:
-            return [{"type": "tool-output-error", "toolCallId": call.id, "errorText": CANCELLED, "dynamic": True}]
+            return [_error(call, CANCELLED)]
         if given.get("approved") is False:
             return [{"type": "tool-output-denied", "toolCallId": call.id}]
         return [_output(call, given_of(given))]
@@ -113,7 +112,16 @@ def executed(call: Call) -> dict[str, bool]:
 
 
 def _output(call: Call, output: Any) -> dict[str, Any]:
-    return {"type": "tool-output-available", "toolCallId": call.id, "output": output, "dynamic": True}
+    return {"type": "tool-output-available", "toolCallId": call.id, "output": output, "dynamic": True} | _ended(call)
+
+
+def _error(call: Call, text: str) -> dict[str, Any]:
+    return {"type": "tool-output-error", "toolCallId": call.id, "errorText": text, "dynamic": True} | _ended(call)
+
+
+def _ended(call: Call) -> dict[str, bool]:
+    """Nothing of the call is left to the client."""
+    return {"providerExecuted": True} if call.awaiting == CLIENT else {}
 
 
 def output_of(name: str, awaiting: str | None, result: str | None) -> Any:

@@ -12,7 +12,16 @@ from runs.events import request_payload
 from runs.fronts.ai_sdk import chunks
 from runs.fronts.history import Recorded
 from runs.fronts.rendering import CLIENT, Call
-from runs.models import Awaiting, InvocationStatus, RunStatus, ToolInvocation, Waitpoint, WaitpointKind, WaitpointStatus
+from runs.models import (
+    FINAL_INVOCATION_STATUSES,
+    Awaiting,
+    InvocationStatus,
+    RunStatus,
+    ToolInvocation,
+    Waitpoint,
+    WaitpointKind,
+    WaitpointStatus,
+)
 from runs.serializers import ToolInvocationSerializer, UsageSerializer
 from runs.tools.base import ASK_USER
 
@@ -67,7 +76,7 @@ def _tool(call: ToolInvocation, recorded: Recorded) -> dict[str, Any]:
     awaiting = CLIENT if call.name == ASK_USER or call.node_type == CLIENT else None
     known = Call(call.pk, call.name, call.turn_index, call.input, awaiting)
     part = {"type": "dynamic-tool", "toolName": call.name, "toolCallId": call.pk, "input": call.input}
-    part |= chunks.executed(known)
+    part |= {"providerExecuted": True} if call.status in FINAL_INVOCATION_STATUSES else chunks.executed(known)
     approval = recorded.approval_of(call)
     if approval is not None:
         part["approval"] = _approval(approval)
@@ -115,6 +124,7 @@ def _own(waitpoint: Waitpoint) -> dict[str, Any]:
         pending = "approval-requested"
     if waitpoint.status == WaitpointStatus.PENDING:
         return part | {"state": pending}
+    part["providerExecuted"] = True
     if given is None:
         return part | {"state": "output-error", "errorText": chunks.CANCELLED}
     if given.get("approved") is False:

@@ -82,7 +82,7 @@ def read(body: dict[str, Any]) -> Sent:
     if body.get("trigger") == REGENERATE:
         named = body.get("messageId")
         regenerates = named if isinstance(named, str) and named else name
-    return Sent(chat, role, name, parts, regenerates, body.get("run") or {})
+    return Sent(chat, role, name, parts, regenerates, body.get("run", {}))
 
 
 def _file(part: dict[str, Any], field: str) -> File:

@@ -43,7 +43,7 @@ REQUEST = {
             "pattern": f"^{CLIENT_ID.pattern}$",
             "description": "The chat's id, or the client's own name of it: the chat is made on first use.",
         },
-        "messages": {**OBJECTS, "description": "UI messages. Only the last one counts."},
+        "messages": {**OBJECTS, "minItems": 1, "description": "UI messages. Only the last one counts."},
         "trigger": {
             "type": "string",
             "description": "`regenerate-message` replaces the run that answered; anything else sends the last message.",
@@ -95,7 +95,7 @@ class AiSdkViewSet(FrontRequestViewSet):
         replaces the first one.
         """
         files = list(sent.files())
-        options = starts.options_of(sent.run, message=sent.text)
+        options = starts.options_of(self.request.user, sent.run, message=sent.text)
         self.require_scope("runs:write")
         chat = find_chat(self.request.user, sent.chat)
         if chat is None:
@@ -120,7 +120,7 @@ class AiSdkViewSet(FrontRequestViewSet):
         before = starts.named(chat, str(sent.regenerates)) or starts.named(chat, sent.message_id)
         if before is None:
             raise NotFound
-        options = starts.options_of(sent.run, replaces=before.pk)
+        options = starts.options_of(self.request.user, sent.run, replaces=before.pk)
         return self.start(chat, starts.key_of("regenerate", before.pk), options).run
 
     # --- answers ------------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class AiSdkViewSet(FrontRequestViewSet):
         if not answers:
             raise ValidationFailed({"messages": ["The last message answers nothing of this run."]})
         run = Run.objects.get(pk=found.run.pk)
-        after = (reads.index_of_answer(run.pk, answers), 0)
+        after = (reads.index_of_answer(run.pk, answers, before_results=True), 0)
         return shown(run, after, continues=True)
 
     def own(self, chat: Chat, message_id: str) -> Message:

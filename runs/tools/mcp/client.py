@@ -99,7 +99,7 @@ async def _make(
         if isinstance(result, CallToolResult):
             return read_result(definition, result)
         if isinstance(result, tasks.TaskCreated):
-            return tasks.parked(result)
+            return tasks.parked(result, dialogue)
         if not isinstance(result, InputRequiredResult):
             break
         asked = {

@@ -88,13 +88,13 @@ class TaskCreated(Result):
     poll_interval_ms: Any = None
 
 
-def parked(created: TaskCreated) -> Parked:
-    """Raises ToolFailure."""
+def parked(created: TaskCreated, before: Dialogue) -> Parked:
+    """What the server asked ``before`` counts too. Raises ToolFailure."""
     task_id = created.task_id
     if not 0 < len(task_id) <= TASK_ID_MAX_CHARS or clean_text(task_id) != task_id:
         raise tool_error("The tool's server gave the call's task an id that cannot be used.")
     interval = _interval(created.poll_interval_ms, None)
-    dialogue = Dialogue(task_id=task_id, interval=interval)
+    dialogue = replace(Dialogue(task_id=task_id, interval=interval), requests=before.requests, answered=before.answered)
     return Parked(_message(created.status_message) or "", None, dialogue.to_text(), interval)
 
 
@@ -105,6 +105,8 @@ async def contact(definition: ToolDefinition, remote: Remote) -> ToolResult | St
     """
     dialogue = Dialogue.from_text(remote.remote_task)
     if remote.end_reason:
+        if not dialogue.task_id:
+            return None
         try:
             await _request(definition, remote, "tasks/cancel", dialogue.task_id)
         except (Away, Refused, ToolFailure) as error:

@@ -75,7 +75,7 @@ def judge(headers: dict[str, str], body: bytes, secret: str | None) -> tuple[int
     try:
         event = json.loads(body)
         del event["id"], event["occurredAt"]
-        line = f"{event.pop('type'):<16}" + "".join(f"  {key}={value}" for key, value in event.items())
+        line = f"{event.pop('type'):<15}" + "".join(f"  {key}={value}" for key, value in event.items())
     except (ValueError, TypeError, KeyError, AttributeError):
         return 400, f"{moment}  REFUSED  the body is not an event"
     return 200, f"{moment}  {line}  (attempt {attempt}, {verdict})"
