@@ -25,13 +25,15 @@ NAMES_MAX, NAME_MAX_CHARS = 500, 200
 def models_of(server: Server) -> list[str]:
     """Blocks for STAFF_REQUEST_SECONDS at most. Raises ModelError."""
     registry.preload()
-    return shared.submit(_models_of(server)).result()
+    body = shared.submit(_list_of(server)).result()
+    return [] if body is None else names_in(body)
 
 
-async def _models_of(server: Server) -> list[str]:
+async def _list_of(server: Server) -> bytes | None:
+    """The server's answer; None of a server that has no list."""
     client = registry.client_for(server)
     if not isinstance(client, HttpModel):
-        return []
+        return None
     url, body = server.base_url + KINDS[server.kind].models_path, bytearray()
     try:
         async with (
@@ -46,13 +48,19 @@ async def _models_of(server: Server) -> list[str]:
                     raise ModelError(FailureReason.ANSWER_TOO_LONG)
             if answer.status != 200:
                 raise refused(answer.status, bytes(body), answer.headers, client.secrets)
-            names = [item["id"] + "" for item in from_text(bytes(body))["data"]]
+            return bytes(body)
     except TimeoutError:
         raise ModelError(FailureReason.TIME_OUT) from None
     except aiohttp.ClientConnectorError as error:
         raise ModelError(FailureReason.PROVIDER_UNREACHABLE, detail=type(error).__name__) from None
     except (aiohttp.ClientError, OSError) as error:
         raise ModelError(FailureReason.CONNECTION_LOST, detail=type(error).__name__) from None
+
+
+def names_in(body: bytes) -> list[str]:
+    """Computes too long for an event loop. Raises ModelError."""
+    try:
+        names = [item["id"] + "" for item in from_text(body)["data"]]
     except NOT_VALID:
         raise ModelError(FailureReason.MALFORMED_ANSWER, detail="The answer is not a list of models.") from None
     return sorted(name for name in names if 0 < len(name) <= NAME_MAX_CHARS)[:NAMES_MAX]

@@ -20,15 +20,19 @@ from config.kernel import garbage
 from config.kernel.errors import DomainError
 from config.kernel.jsontext import dumps
 from config.outbound.addresses import LookupFailed
+from runs.invocations import CallResultInput, ClientToolInput
 from runs.llm import wire
 from runs.llm.base import ModelError
 from runs.mcp.protocol import RpcError
-from runs.mcp.tools import TOOLS, RespondInput
+from runs.mcp.tools import TOOLS, RespondInput, SubmitInput
 from runs.serializers import RunInput
 from runs.tools.base import ToolFailure
+from runs.tools.mcp import tasks
 from runs.waitpoints import ANSWERS, AnswerKind
 from tests.architecture.test_rules import ROOT, sources
-from tests.architecture.worst_inputs import BODY, ON_EVENT_LOOPS, PATTERNS, SCANNERS, Work
+from tests.architecture.worst_inputs import BODY, PATTERNS, Work
+from tests.architecture.worst_loop_inputs import ON_EVENT_LOOPS
+from tests.architecture.worst_scanner_inputs import SCANNERS
 from webhooks.serializers import EndpointChanges, EndpointInput
 
 SECONDS = 0.5
@@ -37,7 +41,7 @@ LOOP_SECONDS = 0.25
 ANSWER_MAX_BYTES = 64 * 1024
 # What the readers raise for text that they do not accept, all with a message for the sender.
 REFUSALS = (DomainError, APIException, ToolFailure, ModelError, session_tokens.InvalidToken, RpcError, ValueError)
-REFUSALS += (LookupFailed, RecursionError)
+REFUSALS += (LookupFailed, RecursionError, tasks.Away, tasks.Refused)
 SEARCHES = {"compile", "match", "fullmatch", "search", "findall", "finditer", "sub", "subn", "split", "template"}
 WITH_PATTERNS = {"RegexValidator", "RegexField", "re_path"}
 
@@ -127,7 +131,7 @@ def test_each_pattern_of_the_product_has_an_entry() -> None:
 
 
 INPUTS: list[type[CamelSerializer]] = [ChatInput, ChatChanges, AttachmentInput, RunInput, AnswerKind, *ANSWERS.values()]
-INPUTS += [ApiKeyInputSerializer, EndpointInput, EndpointChanges]
+INPUTS += [ApiKeyInputSerializer, EndpointInput, EndpointChanges, CallResultInput, ClientToolInput]
 INPUTS += [tool.input for tool in TOOLS.values()]
 # As many items or characters as a body can have.
 VALUES = {
@@ -151,7 +155,7 @@ def test_a_wrong_body_has_a_short_answer_at_little_cost(kind: type[CamelSerializ
         answer = to_domain_error(error)
         assert len(dumps(envelope(answer.code, answer.message, answer.details))) < ANSWER_MAX_BYTES
     else:
-        assert kind is RespondInput  # the answer is checked with its waitpoint
+        assert kind in (RespondInput, SubmitInput)  # the answer is checked with its waitpoint or call
 
 
 def test_lines_without_a_value_count_for_the_size_of_an_event() -> None:

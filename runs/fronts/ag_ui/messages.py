@@ -107,7 +107,7 @@ def messages_of(run: Run, shown: QuerySet[Message]) -> list[AgUiMessage]:
         recorded, names = recorded_of(run.user_id, rows), _names(rows)
         for row in rows:
             found.append(list(_shown(row, recorded, names)))
-            size += len(row.content)
+            size += len(to_text(found[-1]))
         if len(rows) < ROWS_AT_ONCE or size >= SNAPSHOT_CHARS:
             break
     return [message for messages in reversed(found) for message in messages]

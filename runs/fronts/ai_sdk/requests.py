@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
 from django.conf import settings
 
@@ -23,7 +22,8 @@ ROLES = ("user", "assistant")
 REGENERATE = "regenerate-message"
 FILE_NAME_MAX_CHARS = 255
 # RFC 2397.
-DATA_URL = re.compile(r"data:([^,;]*)((?:;[^,;]*)*),", re.IGNORECASE)
+DATA_URL = re.compile(r"data:([^,;]*)((?:;[^,]*)?),", re.IGNORECASE)
+BROKEN_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 OWN_URL = re.compile(r"/api/(?:public/)?v1/attachments/(att_[0-9a-z]+)/content")
 
 
@@ -105,7 +105,12 @@ def _file(part: dict[str, Any], field: str) -> File:
 
 
 def _content(text: str, *, is_base64: bool) -> bytes:
-    return base64.b64decode(unquote_to_bytes(text), validate=True) if is_base64 else unquote_to_bytes(text)
+    """Raises ValueError."""
+    if BROKEN_ESCAPE.search(text):
+        raise ValueError("an escape without its digits")
+    # ``unquote_to_bytes`` makes two objects of each escape. Quoted-printable text is the same with another sign.
+    content = binascii.a2b_qp(text.encode().replace(b"=", b"=3D").replace(b"%", b"="))
+    return base64.b64decode(content, validate=True) if is_base64 else content
 
 
 def attach(user: Any, files: list[File]) -> list[str]:

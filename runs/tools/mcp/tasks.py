@@ -43,7 +43,7 @@ from runs.tools.base import (
 )
 from runs.tools.http import USER_AGENT, is_too_long
 from runs.tools.mcp.result import read_result
-from runs.tools.mcp.transport import VALUES_MAX
+from runs.tools.mcp.transport import LINES_MAX, VALUES_MAX, count_lines
 from runs.tools.questions import Dialogue
 
 logger = logging.getLogger(__name__)
@@ -230,6 +230,8 @@ def _read(definition: ToolDefinition, answer: Answer) -> dict[str, Any]:
         raise tool_error(f"{definition.name} answered with more than {settings.TOOL_ANSWER_MAX_BYTES} bytes.")
     if has_more_values(answer.body, VALUES_MAX):
         raise tool_error(f"{definition.name} answered with more than {VALUES_MAX} values.")
+    if count_lines(answer.body) > LINES_MAX:
+        raise tool_error(f"{definition.name} answered with more than {LINES_MAX} lines.")
     kind = answer.headers.get("Content-Type", "").lower()
     texts = _events(answer.body) if kind.startswith("text/event-stream") else [answer.body]
     for text in texts:

@@ -125,10 +125,14 @@ class Body(httpx2.AsyncByteStream):
 def check(body: bytes) -> None:
     """Raises TooLarge."""
     # Of an event stream, whose lines the SDK reads one by one.
-    if max(body.count(b"\n"), body.count(b"\r")) > LINES_MAX:
+    if count_lines(body) > LINES_MAX:
         raise TooLarge(f"The answer has more than {LINES_MAX} lines.")
     if count_values(body) > VALUES_MAX:
         raise TooLarge(f"The answer has more than {VALUES_MAX} values.")
+
+
+def count_lines(body: bytes) -> int:
+    return max(body.count(b"\n"), body.count(b"\r"))
 
 
 def count_values(body: bytes) -> int:
