@@ -35,7 +35,7 @@ def test_a_run_is_shown_and_answered(streams, page, surface):
     expect(page.locator(".text").last).to_have_text("Here it is.", timeout=20_000)
     say(page, "/ask Which?\n/say {result} it is")
     page.get_by_label("Your answer").fill("blue")
-    page.locator("#send").click()
+    page.get_by_label("Messages").get_by_role("button", name="Answer").click()
     expect(page.locator(".text").last).to_have_text("blue it is", timeout=20_000)
     say(page, "/stream 500 50")
     expect(page.locator(".text.live")).to_contain_text("fox", timeout=20_000)
