@@ -150,7 +150,7 @@ class ClientToolsField(BoundedListField):
 class CallResultInput(CamelSerializer):
     """Exactly one of both."""
 
-    result = AnyField(required=False, allow_null=True, help_text="The result: text for the model, or any JSON.")
+    result = AnyField(required=False, help_text="The result: text for the model, or any JSON.")
     error = StrictCharField(
         min_length=1,
         max_length=1000,

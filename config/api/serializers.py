@@ -117,6 +117,10 @@ class AnyField(serializers.Field):
 
     json_schema: ClassVar[dict[str, Any]] = {}
 
+    def validate_empty_values(self, data: Any) -> tuple[bool, Any]:
+        """Null is a value. With ``allow_null``, the document would have it beside what matches it already."""
+        return (False, None) if data is None else super().validate_empty_values(data)
+
     def to_internal_value(self, data: Any) -> Any:
         return data
 

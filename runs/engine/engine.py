@@ -152,11 +152,13 @@ class Engine:
         finally:
             for gathered in (self.process.unwritten, self.process.begun):
                 gathered.remove(run_id)
-            self.sessions.pop(run_id, None)
+            ended = self.sessions.pop(run_id, None)
             self.tasks.pop(run_id, None)
             if run_id in self.offered_again:
                 self.offered_again.remove(run_id)
-                self._admit(run_id)
+                # Not after a lost lease: this worker may have no new one yet, and the claim would be lost too.
+                if ended is not None and ended.run.worker_id is None:
+                    self._admit(run_id)
 
     def _cancel(self, run_ids: list[str], why: Interruption) -> None:
         """A requested cancel interrupts a run once, so that the run can be recorded as cancelled. Without a session the

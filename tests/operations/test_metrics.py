@@ -200,9 +200,9 @@ def test_a_scrape_does_not_scan_finished_runs(user):
             INSERT INTO runs_run (id, chat_id, user_id, status, blocked, throttled, user_message_id, request_id,
                 tool_invocation_count, last_stream_index, unrecorded_text, ran_ms, lease_token, lease_losses, due_at,
                 input_tokens, cached_input_tokens, output_tokens, turn_count, model_retries, metadata,
-                waits_for_credits)
+                waits_for_credits, parked, client_tools)
             SELECT 'run_' || n, %s, %s, 'completed', false, false, 'msg', '', 0, 0, false, 0, 0, 0, NULL, 0, 0, 0, 0, 0,
-                '{}', false
+                '{}', false, false, '[]'
             FROM generate_series(1, 20000) n
             """,
             [chat.pk, user.pk],

@@ -82,12 +82,18 @@ def complete(result: dict[str, Any], generator: Any, request: Any, public: Any) 
         for method, operation in methods.items():
             describe(f"{method.upper()} {relative(path)}", operation, components["schemas"])
             if "requestBody" in operation:
-                close(operation["requestBody"], components["schemas"], changes=method == "patch")
+                close(operation["requestBody"], components["schemas"], needs_a_field(method, path))
     return result
 
 
-def close(body: dict[str, Any], schemas: dict[str, Any], *, changes: bool) -> None:
-    """Say that a body has no other fields, and that it is required if one of its fields is. Changes name a field."""
+def needs_a_field(method: str, path: str) -> bool:
+    """Whether a body of this operation must have a field, although each of its fields may be left out."""
+    name = f"{method.upper()} {relative(path)}"
+    return method == "patch" or "any_of" in described("operations").get(name, {})
+
+
+def close(body: dict[str, Any], schemas: dict[str, Any], changes: bool) -> None:
+    """Say that a body has no other fields, and that it is required if one of its fields is, or some field."""
 
     def resolve(schema: dict[str, Any]) -> dict[str, Any]:
         return schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
@@ -115,8 +121,6 @@ def describe(name: str, operation: dict[str, Any], schemas: dict[str, Any]) -> N
     """Put the operation's summary, examples and headers in."""
     known = described("operations").get(name, {})
     operation.update({text: known[text] for text in ("summary", "description") if text in known})
-    if "body" in known:
-        operation["requestBody"]["required"] = known["body"] == "required"
     if "sent" in known:
         operation["requestBody"]["content"]["application/json"]["examples"] = {"example": {"value": known["sent"]}}
     idempotent = any(parameter["name"] == "Idempotency-Key" for parameter in operation.get("parameters", ()))
