@@ -1,3 +1,3 @@
 """The protocols of chat front ends, as renderings of run streams: ``rendering`` is what they share, ``body`` sends one,
-``start`` starts runs for them. Each protocol has its modules; their routes are in ``runs.urls``.
+``starts`` starts runs for them. Each protocol has its modules; their routes are in ``runs.urls``.
 """
