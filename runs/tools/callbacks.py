@@ -1,8 +1,8 @@
 """Callbacks: the address at which a parked call's tool gives the outcome, and what it may send there.
 
 The address names the call and has an HMAC over it, keyed with SECRET_KEY. Nothing of it is stored. During a change of
-the key SECRET_KEY_FALLBACKS still verify. Whoever has the address may give the outcome, so no log, message or export
-has it.
+the key SECRET_KEY_FALLBACKS still verify. The address alone gives the right to send the outcome, so no
+log, message or export has it.
 """
 
 from __future__ import annotations
