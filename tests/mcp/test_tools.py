@@ -86,7 +86,7 @@ class TestTools:
     def test_no_tool_shows_text_to_a_key_that_may_not_read_it(self, user, missing):
         secret = "TEXT-OF-A-RUN"
         run = factories.RunFactory(chat__user=user, chat__title=secret, status="waiting", error_message=secret)
-        factories.ToolInvocationFactory(run=run, input={"q": secret}, result=secret)
+        invocation = factories.ToolInvocationFactory(run=run, input={"q": secret}, result=secret)
         waitpoint = factories.WaitpointFactory(run=run, request_payload={"question": secret})
         Chat.objects.filter(pk=run.chat_id).update(active_run_id=run.pk)
         everyone, partial = (
@@ -102,6 +102,7 @@ class TestTools:
             "start_run": {"chatId": run.chat_id, "message": secret, "idempotencyKey": "b", "onActiveRun": "enqueue"},
             "get_run": {"runId": run.pk},
             "respond_to_waitpoint": answer,
+            "submit_tool_result": {"toolInvocationId": invocation.pk, "result": secret},
             "cancel_run": {"runId": run.pk},
             "get_credits": {},
         }
