@@ -223,7 +223,7 @@ def _check(attachment: Attachment, name: str) -> tuple[str, str]:
 
 def lock_usable(user: Any, attachment_ids: Sequence[str], replaced_id: str | None = None) -> list[Attachment]:
     """The attachments that a new message may use, in the order given, locked until the transaction ends: unused ones,
-    and those of the message that it replaces.
+    and those with a file of the message that it replaces: a client may know a copy by the id of its original.
 
     Raises ValidationFailed that names each unusable one as ``attachmentIds.<i>``.
     """
@@ -236,17 +236,22 @@ def lock_usable(user: Any, attachment_ids: Sequence[str], replaced_id: str | Non
     # In the order of ids, so that two messages with the same attachments do not deadlock.
     locked = Attachment.objects.select_for_update(no_key=True).filter(user=user, pk__in=asked).order_by("pk")
     found = {attachment.pk: attachment for attachment in locked}
+    replaced = {_original(each) for each in Attachment.objects.filter(message=replaced_id)} if replaced_id else set()
     problems = {
         f"attachmentIds.{index}": [problem]
         for index, key in enumerate(attachment_ids)
-        if (problem := _why_unusable(found.get(key), replaced_id, key in attachment_ids[:index]))
+        if (problem := _why_unusable(found.get(key), replaced, key in attachment_ids[:index]))
     }
     if problems:
         raise ValidationFailed(problems)
     return [found[key] for key in attachment_ids]
 
 
-def _why_unusable(attachment: Attachment | None, replaced_id: str | None, named_before: bool) -> str | None:
+def _original(attachment: Attachment) -> str:
+    return attachment.copy_of or attachment.pk
+
+
+def _why_unusable(attachment: Attachment | None, replaced: set[str], named_before: bool) -> str | None:
     if attachment is None:
         return "There is no such attachment."
     if named_before:
@@ -255,7 +260,8 @@ def _why_unusable(attachment: Attachment | None, replaced_id: str | None, named_
         return "The attachment has expired."
     if attachment.status != AttachmentStatus.READY:
         return "The attachment is not complete."
-    return "The attachment was used already." if attachment.message_id not in (None, replaced_id) else None
+    usable = attachment.message_id is None or _original(attachment) in replaced
+    return None if usable else "The attachment was used already."
 
 
 def use(attachments: Sequence[Attachment], message_id: str) -> None:
@@ -265,7 +271,7 @@ def use(attachments: Sequence[Attachment], message_id: str) -> None:
     copies, unused = list[Attachment](), list[Attachment]()
     for position, attachment in enumerate(attachments):
         if attachment.message_id is not None:
-            attachment.copy_of, attachment.pk = attachment.copy_of or attachment.pk, new_id("att")
+            attachment.copy_of, attachment.pk = _original(attachment), new_id("att")
             copies.append(attachment)
         else:
             unused.append(attachment)

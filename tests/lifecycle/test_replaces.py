@@ -111,6 +111,12 @@ def test_an_edit_keeps_the_attachments_that_it_names(bench: Bench, storage, sett
     shown = bench.http.get(f"/messages/{second['userMessageId']}").json()["attachments"]
     assert [bool(Attachment.objects.get(pk=item["id"]).copy_of) for item in shown] == [False, True]
     bench.wait(second["id"])
+    # A client that has not loaded the new message knows the file by its first id.
+    third = bench.wait(post(bench, chat, message="/say three", replaces=second["id"], attachmentIds=[kept])[1])
+    fourth = bench.wait(post(bench, chat, message="/say four", replaces=third["id"], attachmentIds=[shown[1]["id"]])[1])
+    files = [bench.http.get(f"/messages/{run['userMessageId']}").json()["attachments"] for run in (third, fourth)]
+    assert {Attachment.objects.get(pk=file["id"]).copy_of for (file,) in files} == {kept}
+    second = fourth
     # That of another message is not free.
     assert post(bench, chat, message="x", attachmentIds=[dropped])[0] == 400
     assert post(bench, chat, message="x", attachmentIds=[dropped], replaces=second["id"])[0] == 400
