@@ -12,12 +12,11 @@ from typing import Any
 
 from config.api.live import Broken
 from config.kernel.jsontext import to_text
-from runs.events import StreamType
 from runs.fronts import reads
 from runs.fronts.rendering import NO_FACTS, Facts, Part, Rendering
 from runs.streams.hub import Hub, Opening, places
 from runs.streams.reads import Event
-from runs.streams.views import COMMENT, LINE_BREAKS, StreamResponse, existing_events
+from runs.streams.views import COMMENT, StreamResponse, as_line, existing_events
 
 # The frame ``part`` of what the event ``index`` gives; parts count from 1.
 Position = tuple[int, int]
@@ -29,50 +28,51 @@ class Plan:
     """What of a run a stream shows. ``after``: the position of the last frame that the client has. ``continues``: it
     has no frames of this stream, but all that the events up to ``after`` gave.
 
-    ``pending`` is the waitpoint that the run waits for, and ``void`` the overtaken text, up to the event ``last``.
+    Up to the event ``last``, ``void`` is overtaken text; the user is asked what is open after the event ``asks_at``.
+    ``then``: the run that is shown after the end of this one, in the same stream.
     """
 
     rendering: Rendering
     last: int
     after: Position = BEGINNING
     continues: bool = False
-    pending: str | None = None
+    asks_at: int = 0
     void: Sequence[range] = ()
     facts_of: Callable[[str, Event], Facts] = reads.facts_of
+    then: tuple[Opening, Plan] | None = None
 
 
 def plan(rendering: Rendering, last: int, after: Position = BEGINNING, *, continues: bool = False, **more: Any) -> Plan:
     run_id = rendering.run_id
     # A run that has only just been queued has neither.
-    pending = reads.pending_of(run_id) if last > 1 else None
+    asks_at = reads.asks_at(run_id, last) if last > 1 else 0
     void = reads.overtaken(run_id, after[0], last) if last > 1 else ()
-    return Plan(rendering, last, after, continues, pending, void, **more)
+    return Plan(rendering, last, after, continues, asks_at, void, **more)
 
 
 class Frames:
     """The frames of a stream, event by event."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, earlier: int = 0) -> None:
         self.plan, self.rendering = plan, plan.rendering
+        # The last index of the run that the stream showed before.
+        self.earlier = earlier
         self.resumed = not plan.continues
-        # What the waitpoint that is open gives, if the client went on without an answer to it.
-        self.asked: list[Part] = []
+        # The last event, and how many frames it has.
+        self.index = self.count = 0
 
-    def of(self, event: Event, facts: reads.Facts = NO_FACTS) -> bytes:
-        plan, known = self.plan, event.index <= self.plan.after[0]
-        stands = not known and event.index <= plan.last
-        answered = stands and event.type == StreamType.WAITPOINT_OPENED and f'"id":"{plan.pending}"' not in event.data
-        void = stands and any(event.index in indexes for indexes in plan.void)
-        begun = b"" if known else self.begin()
-        if self.rendering.over:
+    def of(self, event: Event, facts: Facts = NO_FACTS) -> bytes:
+        plan, index, rendering = self.plan, event.index, self.rendering
+        known = index < plan.after[0] + plan.continues
+        begun = self.begin() if index > plan.after[0] else b""
+        if rendering.over:
             return begun
-        parts = self.rendering.feed(event, facts, answered=answered, overtaken=void)
-        if known and plan.continues and self.rendering.over and plan.pending and f'"id":"{plan.pending}"' in event.data:
-            self.asked = parts
-        if event.index < plan.after[0] or (known and plan.continues):
-            self.rendering.over = False  # the client went on from there
-            return begun
-        return begun + self.frames(event.index, parts)
+        void = plan.after[0] < index <= plan.last and any(index in indexes for indexes in plan.void)
+        parts = rendering.feed(event, facts, asks=index > plan.last, overtaken=void)
+        if index == plan.asks_at and not known:
+            parts += rendering.ask_now()
+        sent = self.frames(index, parts)
+        return b"" if known else begun + sent
 
     def begin(self) -> bytes:
         """What a stream that continues begins with."""
@@ -80,17 +80,18 @@ class Frames:
             return b""
         self.resumed = True
         index = self.plan.after[0]
-        begun = b"".join(frame(part, f"{index}.0") for part in self.rendering.resumed())
-        if not self.asked:
-            return begun
-        self.rendering.over = True
-        return begun + self.frames(index, self.asked)
+        parts = self.rendering.resumed()
+        # The client went on without an answer.
+        parts += self.rendering.ask_now() if 0 < self.plan.asks_at <= index else []
+        return self.frames(index, parts)
 
     def frames(self, index: int, parts: list[Part]) -> bytes:
         if self.rendering.over:
             parts = [*parts, *self.rendering.closing]
-        positions = (((index, number), part) for number, part in enumerate(parts, 1))
-        return b"".join(frame(part, f"{at[0]}.{at[1]}") for at, part in positions if at > self.plan.after)
+        first = self.count + 1 if index == self.index else 1
+        self.index, self.count = index, first + len(parts) - 1
+        news = ((at, part) for at, part in enumerate(parts, first) if (index, at) > self.plan.after)
+        return b"".join(frame(part, f"{self.earlier + index}.{at}") for at, part in news)
 
     @property
     def may_stop(self) -> bool:
@@ -101,25 +102,36 @@ class Frames:
 
 
 def frame(part: Part, position: str) -> bytes:
-    text = part if isinstance(part, str) else to_text(part)
-    return f"id: {position}\ndata: {text if text.isascii() else text.translate(LINE_BREAKS)}\n\n".encode(
-        "utf-8", "replace"
-    )
+    text = part if isinstance(part, str) else as_line(to_text(part))
+    return f"id: {position}\ndata: {text}\n\n".encode("utf-8", "replace")
 
 
 class FrontBody:
     """``config.api.live.Body``."""
 
     def __init__(self, opening: Opening, plan: Plan) -> None:
-        self.stream = Hub.open().join(opening)
-        self.close, self.leave = self.stream.close, self.stream.leave
+        self.streams = [Hub.open().join(opening)]
         self.frames = Frames(plan)
 
+    def close(self) -> None:
+        for stream in self.streams:
+            stream.close()
+
+    def leave(self) -> None:
+        for stream in self.streams:
+            stream.leave()
+
     async def next(self) -> bytes | None:
-        rendering, ask = self.frames.rendering, self.stream.hub.ask
+        stream, rendering = self.streams[-1], self.frames.rendering
         if rendering.over:
+            if rendering.has_ended and self.frames.plan.then:
+                opening, plan = self.frames.plan.then
+                self.frames = Frames(plan, stream.position)
+                self.streams.append(stream.hub.join(opening))
+                return COMMENT
             return None
-        events = await self.stream.next()
+        ask = stream.hub.ask
+        events = await stream.next()
         if events is None:
             raise Broken
         sent = []
@@ -129,11 +141,11 @@ class FrontBody:
             )
             sent.append(self.frames.of(event, facts))
             if rendering.over:
-                return b"".join(sent)
-        position = self.stream.position
+                return b"".join(sent) or COMMENT
+        position = stream.position
         if position >= self.frames.plan.after[0]:
             sent.append(self.frames.begin())
-        is_idle = self.frames.may_stop and position >= self.stream.channel.last
+        is_idle = self.frames.may_stop and position >= stream.channel.last
         if is_idle and await ask(reads.only_the_client_can_go_on, rendering.run_id, list(rendering.calls)):
             sent.append(self.frames.stop(position))
         return b"".join(sent) or COMMENT
@@ -155,16 +167,26 @@ class FrontResponse(StreamResponse):
             places.free(self.opening.place)
 
     def existing_frames(self) -> Iterator[bytes]:
-        frames = Frames(self.plan)
-        run_id, position = self.opening.run_id, 0
-        for event in existing_events(self.opening):
+        opening, frames = self.opening, Frames(self.plan)
+        yield from self.existing_of(opening, frames)
+        while frames.rendering.has_ended and frames.plan.then:
+            earlier = frames.index
+            opening, plan = frames.plan.then
+            frames = Frames(plan, earlier)
+            yield from self.existing_of(opening, frames)
+
+    @staticmethod
+    def existing_of(opening: Opening, frames: Frames) -> Iterator[bytes]:
+        rendering, position = frames.rendering, 0
+        for event in existing_events(opening):
             position = event.index
-            facts = self.plan.facts_of(run_id, event) if frames.rendering.wants(event) else NO_FACTS
+            facts = frames.plan.facts_of(opening.run_id, event) if rendering.wants(event) else NO_FACTS
             yield frames.of(event, facts)
-            if frames.rendering.over:
+            if rendering.over:
                 return
-        if frames.may_stop and reads.only_the_client_can_go_on(run_id, frames.rendering.calls):
-            yield frames.begin() + frames.stop(position)
+        yield frames.begin()
+        if frames.may_stop and reads.only_the_client_can_go_on(opening.run_id, rendering.calls):
+            yield frames.stop(position)
 
     def open(self) -> FrontBody:
         return FrontBody(self.opening, self.plan)

@@ -79,8 +79,8 @@ class Recorded:
         return sorted(calls, key=lambda call: (moments[call.pk], call.call_index))
 
     def _shown_at(self, call: ToolInvocation) -> Any:
-        asked = self.waitpoints_of(call)
-        return asked[0].created_at if asked else call.started_at or call.finished_at
+        moments = [*(waitpoint.created_at for waitpoint in self.waitpoints_of(call)), call.started_at, call.finished_at]
+        return min(filter(None, moments), default=None)
 
 
 def is_own(waitpoint: Waitpoint) -> bool:

@@ -16,6 +16,8 @@ from runs.tools.base import ASK_USER
 
 # The events by which a turn has calls.
 OF_CALLS = (StreamType.TOOL_STARTED, StreamType.TOOL_COMPLETED, StreamType.WAITPOINT_OPENED)
+# Of these, a client is asked what is open, or gives the outcome.
+OF_QUESTIONS = (StreamType.WAITPOINT_OPENED, StreamType.TOOL_COMPLETED)
 
 
 def facts_of(run_id: str, event: Event) -> Facts:
@@ -61,10 +63,15 @@ def only_the_client_can_go_on(run_id: str, known: Collection[str]) -> bool:
     return awaiting.keys() == set(known) and set(awaiting.values()) == {CLIENT}
 
 
-def pending_of(run_id: str) -> str | None:
-    """The waitpoint that the run waits for."""
-    pending = Waitpoint.objects.filter(run=run_id, status=WaitpointStatus.PENDING)
-    return pending.values_list("pk", flat=True).first()
+def asks_at(run_id: str, last: int) -> int:
+    """The index up to ``last`` after which the user is asked what the run waits for; 0 if nothing is asked there. Calls
+    beside the waitpoint may have ended since it was opened.
+    """
+    pending = Waitpoint.objects.filter(run=run_id, status=WaitpointStatus.PENDING).first()
+    if pending is None or not 0 < index_of_question(pending) <= last:
+        return 0
+    events = RunEvent.objects.filter(run=run_id, index__lte=last, type__in=OF_QUESTIONS)
+    return events.order_by("-index").values_list("index", flat=True)[0]
 
 
 def overtaken(run_id: str, after: int, last: int) -> list[range]:
@@ -76,20 +83,26 @@ def overtaken(run_id: str, after: int, last: int) -> list[range]:
     return overtaken_by(resets, events.filter(type__in=OF_CALLS).values_list("index", flat=True))
 
 
-def index_of_answer(run_id: str, answered: Collection[str], *, before_results: bool = False) -> int:
-    """The index after which a client that gave these answers continues: that of the last answer to a call, or the one
-    before the last answered waitpoint, or ``before_results`` before both. 0 if the run's events are pruned.
+def index_of_stop(run_id: str, answered: Collection[str]) -> int:
+    """The index at which the stream of a client ended that gave these answers to waitpoints and calls: that of the last
+    question, or the one before the first outcome that it gave to calls of the last turn. 0 if the events are pruned.
     """
-    ends = {
-        StreamType.WAITPOINT_RESOLVED: ("id", 1),
-        StreamType.TOOL_COMPLETED: ("toolInvocationId", int(before_results)),
-    }
-    events = RunEvent.objects.filter(run=run_id, type__in=ends).order_by("-index")
-    for index, kind, data in events.values_list("index", "type", "data").iterator(chunk_size=100):
-        name, before = ends[StreamType(kind)]
-        if json.loads(data)[name] in answered:
-            return index - before
-    return 0
+    turn, before = None, 0
+    events = RunEvent.objects.filter(run=run_id, type__in=OF_QUESTIONS)
+    for index, text in events.order_by("-index").values_list("index", "data").iterator(chunk_size=100):
+        data = json.loads(text)
+        if data.get("id") in answered:
+            return max(index, before)
+        if data.get("toolInvocationId") in answered and turn in (None, data["turnIndex"]):
+            turn, before = data["turnIndex"], index - 1
+    return before
+
+
+def index_of_results(run_id: str, answered: Collection[str]) -> int:
+    """The index of the last outcome of these calls; 0 if the run's events are pruned."""
+    events = RunEvent.objects.filter(run=run_id, type=StreamType.TOOL_COMPLETED).order_by("-index")
+    found = events.values_list("index", "data").iterator(chunk_size=100)
+    return next((index for index, data in found if json.loads(data)["toolInvocationId"] in answered), 0)
 
 
 def index_of_question(waitpoint: Waitpoint) -> int:

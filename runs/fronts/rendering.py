@@ -5,12 +5,12 @@ A protocol is a subclass that says what each of these is in its own words. Nothi
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from config.kernel.jsontext import from_text
 from runs.events import StreamType
 from runs.models import RunStatus, WaitpointKind
 from runs.streams.reads import Event
@@ -41,7 +41,7 @@ class Call:
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What events do not say. Of a waitpoint its ``call``; of a run that has ended how; of a reset the ``messages``
-    before the text that it makes void, if the protocol needs them.
+    before the text that it makes void, if the protocol needs them, as it sends them.
     """
 
     message_id: str | None = None
@@ -51,7 +51,7 @@ class Facts:
     credits_used: Any = 0
     usage: Data = field(default_factory=dict)
     output: Any = None
-    messages: Sequence[Data] = ()
+    messages: Part = ""
 
 
 NO_FACTS = Facts()
@@ -61,13 +61,14 @@ class Rendering(ABC):
     """One stream of one run, fed with all events in order. Its size does not grow with the run.
 
     ``message_id`` is that of the assistant's message; None until the run has begun. ``over``: what was rendered last
-    ends the stream.
+    ends the stream. ``has_ended``: and the run.
     """
 
     def __init__(self, run_id: str, chat_id: str, message_id: str | None = None) -> None:
         self.run_id, self.chat_id, self.message_id = run_id, chat_id, message_id
         self.begun = False
         self.over = False
+        self.has_ended = False
         # Counts the turns that showed something. ``calls_of`` is the index of the last one's calls, if it has some.
         self.turn = 0
         self.calls_of: int | None = None
@@ -77,6 +78,8 @@ class Rendering(ABC):
         self.text_is_open = False
         self.has_text = False
         self.calls: dict[str, Call] = {}
+        # The last waitpoint, and its call or what stands for it.
+        self.asked: tuple[Data, Call] | None = None
 
     def wants(self, event: Event) -> bool:
         """Whether ``feed`` needs the facts of this event."""
@@ -86,18 +89,16 @@ class Rendering(ABC):
         begins = event.index > 1 and event.type in (StreamType.RUN_STATUS, StreamType.MESSAGE_DELTA)
         return begins and self.message_id is None
 
-    def feed(
-        self, event: Event, facts: Facts = NO_FACTS, *, answered: bool = False, overtaken: bool = False
-    ) -> list[Part]:
-        """What the event is in the protocol. ``answered``: a waitpoint that nobody needs to answer any more.
-        ``overtaken``: text that a later ``message.reset`` makes void. Both are left out.
+    def feed(self, event: Event, facts: Facts = NO_FACTS, *, asks: bool = True, overtaken: bool = False) -> list[Part]:
+        """What the event is in the protocol. Without ``asks``, a waitpoint shows its call alone: nobody needs to answer
+        it any more, or ``ask_now`` follows. ``overtaken`` text is left out: a later ``message.reset`` makes it void.
         """
         self.message_id = facts.message_id or self.message_id
         if event.type == StreamType.MESSAGE_COMPLETED:
             return []  # the whole message once more
-        data = json.loads(event.data)
+        data = from_text(event.data)
         if event.type == StreamType.WAITPOINT_OPENED:
-            return self._opened(data, facts.call, answered)
+            return self._opened(data, facts.call, asks)
         if event.type == StreamType.MESSAGE_DELTA:
             return self._text(data["text"], overtaken)
         if event.type == StreamType.RUN_STATUS:
@@ -115,6 +116,11 @@ class Rendering(ABC):
         self.over = True
         return [*self._close_text(), *self.client_calls()]
 
+    def ask_now(self) -> list[Part]:
+        """The end of the stream: the user must answer the last waitpoint."""
+        self.over = True
+        return [*self._close_text(), *self.ask(*self.asked)] if self.asked else []
+
     # --- what happened ------------------------------------------------------------------------------------------------
 
     def _status(self, data: Data, facts: Facts, final: bool) -> list[Part]:
@@ -122,7 +128,7 @@ class Rendering(ABC):
         if data["status"] == RunStatus.RUNNING:
             parts += self._begin()
         if final:
-            self.over = True
+            self.over = self.has_ended = True
             parts += [*self._close_text(), *self.ended(data, facts)]
         return parts
 
@@ -196,7 +202,7 @@ class Rendering(ABC):
         parts = self._show(_call(data))
         return [*parts, *self.output(self.calls.pop(data["toolInvocationId"]), data)]
 
-    def _opened(self, data: Data, call: Call | None, answered: bool) -> list[Part]:
+    def _opened(self, data: Data, call: Call | None, asks: bool) -> list[Part]:
         asked = data["requestPayload"]
         clarifies = data["kind"] == WaitpointKind.CLARIFICATION
         if call is None or (clarifies and call.name != ASK_USER):
@@ -204,12 +210,10 @@ class Rendering(ABC):
             name = ASK_USER if clarifies else asked["toolName"]
             shown = {key: value for key, value in asked.items() if key != "toolInvocationId"} if clarifies else {}
             call = Call(data["id"], name, self.calls_of or 0, shown, CLIENT if clarifies else None)
-        parts = self._show(call) if call.id != data["id"] or self.shows_questions else []
-        if answered:
-            return parts
-        self.over = True
-        ask = self.question if clarifies else self.approval
-        return [*parts, *self._close_text(), *ask(data, call)]
+        parts = self.before_approval(call) if call.id not in self.calls and not clarifies else []
+        parts += self._show(call) if call.id != data["id"] or self.shows_questions else []
+        self.asked = data, call
+        return [*parts, *self.ask_now()] if asks else parts
 
     def _resolved(self, data: Data) -> list[Part]:
         """A waitpoint that is shown as a call of its own has its outcome now."""
@@ -266,13 +270,13 @@ class Rendering(ABC):
     def output(self, call: Call, data: Data) -> list[Part]:
         """The outcome of a call; ``data`` is that of ``tool.completed``."""
 
-    @abstractmethod
-    def approval(self, waitpoint: Data, call: Call) -> list[Part]:
-        """The stream ends: the user must approve the call."""
+    def before_approval(self, call: Call) -> list[Part]:
+        """What comes before a new call that the user must approve."""
+        return []
 
     @abstractmethod
-    def question(self, waitpoint: Data, call: Call) -> list[Part]:
-        """The stream ends: the user must answer."""
+    def ask(self, waitpoint: Data, call: Call) -> list[Part]:
+        """The stream ends: the user must approve the call, or answer."""
 
     @abstractmethod
     def answer(self, call: Call, waitpoint: Data) -> list[Part]:

@@ -76,7 +76,8 @@ def start_once(
 ) -> ClientRun:
     """The run that the client's request starts, or that it started before. A request with the id of a message that has
     another text by now replaces that message's run. ``repeated_id`` is the client's id of a message in a protocol that
-    names requests otherwise: the same message again while its run is live starts nothing.
+    names requests otherwise: the same message again while its run is live starts nothing. An active run ends if it
+    waits for the caller, or is replaced.
 
     Raises what ``services.start_run`` raises.
     """
@@ -90,10 +91,13 @@ def start_once(
             if message_id is None or is_same(before, options["message"]):
                 return row or ClientRun(chat=chat, key=key, run=before)
             options = options | {"replaces": before.pk}
-        if row is None and (live := _live(chat, repeated_id, options.get("message"))):
+        live = repeated(chat, repeated_id, options.get("message")) if row is None else None
+        if live and live.status in LIVE_RUN_STATUSES:
             return ClientRun.objects.create(chat=chat, key=key, run=live)
         if "on_active_run" not in options:
-            options = options | {"on_active_run": "cancel" if waits_for_caller(locked) else "enqueue"}
+            active = locked.active_run_id
+            cancels = active is not None and (options.get("replaces") == active or waits_for_caller(locked))
+            options = options | {"on_active_run": "cancel" if cancels else "enqueue"}
         run = services.start_run(user, chat.pk, **options)
         if replaced := options.get("replaces"):
             # The client's names of the replaced run stand for its successor.
@@ -103,17 +107,24 @@ def start_once(
         return ClientRun(chat=chat, key=key, run=run)
 
 
-def _live(chat: Chat, repeated_id: str, message: str | None) -> Run | None:
-    """The live run of the message with this id and text."""
+def repeated(chat: Chat, repeated_id: str, message: str | None = None) -> Run | None:
+    """The newest run of the message with this id, the client's or our own, and this text or any."""
     if not repeated_id:
         return None
-    rows = ClientRun.objects.filter(chat=chat, message_id=repeated_id, run__status__in=LIVE_RUN_STATUSES)
-    return next((row.run for row in rows.select_related("run") if is_same(row.run, message)), None)
+    rows = ClientRun.objects.filter(chat=chat, message_id=repeated_id).select_related("run").order_by("-pk")
+    runs = [*(row.run for row in rows), _of_message(chat, repeated_id)]
+    return next((run for run in runs if run and is_same(run, message)), None)
 
 
 def is_same(run: Run, message: str | None) -> bool:
     """Whether the run answers this message; None stands for any."""
     return message is None or Message.objects.filter(pk=run.user_message_id, content=message).exists()
+
+
+def is_written_again(chat: Chat, run: Run) -> bool:
+    """Whether the run replaces another one, and works."""
+    works = run.status in LIVE_RUN_STATUSES and not waits_for_caller(chat)
+    return works and Run.objects.filter(replaced_by=run).exists()
 
 
 def waits_for_caller(chat: Chat) -> bool:

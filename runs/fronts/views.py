@@ -22,10 +22,10 @@ from config.kernel.jsontext import VALUES_MAX, parse_object
 from config.telemetry import logs
 from runs import services
 from runs.fronts import reads, starts
-from runs.fronts.body import BEGINNING, FrontResponse, Position, plan
+from runs.fronts.body import BEGINNING, FrontResponse, Plan, Position, plan
 from runs.fronts.rendering import Rendering
 from runs.models import ClientRun, Run
-from runs.streams.hub import places
+from runs.streams.hub import Opening, places
 from runs.streams.views import CONTENT_TYPE, HEADERS, POSITION_MAX_DIGITS, opening_of, take_place
 
 POSITION = {"type": "string", "pattern": "^[0-9]{1,18}([.][0-9]{1,18})?$"}
@@ -44,6 +44,7 @@ class Shown(NamedTuple):
     run: Run
     after: Position = BEGINNING
     continues: bool = False
+    then: Shown | None = None
 
 
 class FrontViewSet(ServiceViewSet):
@@ -71,14 +72,19 @@ class FrontViewSet(ServiceViewSet):
         with ExitStack() as frees:
             place = take_place(user_id)
             frees.callback(places.free, place)
-            rendering, run, after, continues = show()
-            logs.run_id.set(run.pk)
-            opening = replace(opening_of(self.request, run), place=place)
-            planned = plan(rendering, run.last_stream_index, after, continues=continues, facts_of=self.facts_of)
-            response = FrontResponse(opening, planned, self.stream_headers)
+            shown = show()
+            logs.run_id.set(shown.run.pk)
+            opening, planned = self.planned(shown)
+            response = FrontResponse(replace(opening, place=place), planned, self.stream_headers)
             frees.pop_all()
         live.offer(self.request._request, response)
         return response
+
+    def planned(self, shown: Shown) -> tuple[Opening, Plan]:
+        then = self.planned(shown.then) if shown.then else None
+        last, how = shown.run.last_stream_index, {"facts_of": self.facts_of, "then": then}
+        planned = plan(shown.rendering, last, shown.after, continues=shown.continues, **how)
+        return opening_of(self.request, shown.run), planned
 
 
 class FrontRequestViewSet(FrontViewSet):

@@ -45,9 +45,12 @@ def render(events: Iterable[Event]) -> bytes:
 
 def frame(event: Event) -> bytes:
     """One event. Its data is JSON text, which has no line break of its own."""
-    data = event.data if event.data.isascii() else event.data.translate(LINE_BREAKS)
     position = f"id: {event.index}\n" if event.numbered else ""
-    return f"{position}event: {event.type}\ndata: {data}\n\n".encode("utf-8", "replace")
+    return f"{position}event: {event.type}\ndata: {as_line(event.data)}\n\n".encode("utf-8", "replace")
+
+
+def as_line(text: str) -> str:
+    return text if text.isascii() else text.translate(LINE_BREAKS)
 
 
 class Frames:

@@ -26,6 +26,15 @@ SCRIPTS: dict[str, list[dict[str, Any]]] = {
     "yes": [{"say": f"/say One\n{CHART}\n/say Two"}, {"resume": YES}],
     "no": [{"say": f"/say One\n{CHART}\n/say Two"}, {"resume": NO}, {"say": "/say Three"}],
     "cancelled": [{"say": "/ask Which day?"}, {"resume": {"status": "cancelled"}}, {"say": "/say Two"}],
+    "beside": [
+        {"say": f"/say One\n{CHART}\n/say Two\n/ask Which day?\n/say Three"},
+        {"say": "/say Four", "resume": YES},
+        {"resume": {"status": "resolved", "payload": "Tuesday"}},
+    ],
+    "results": [
+        {"say": f'/call pick {{"of": "colours"}}\n{CHART}\n/say {{result}}'},
+        {"resume": YES, "result": "red"},
+    ],
     "question": [
         {"say": "/ask Which day?\n/say So {result}"},
         {"resume": {"status": "resolved", "payload": "Tuesday"}},
@@ -42,6 +51,8 @@ ENDS = {
     "yes": ["interrupt", "success"],
     "no": ["interrupt", "success", "success"],
     "question": ["interrupt", "success"],
+    "beside": ["interrupt", "interrupt", "success"],
+    "results": ["interrupt", "success"],
     "cancelled": ["interrupt", "cancelled", "success"],
 }
 

@@ -40,6 +40,19 @@ SCRIPTS: dict[str, tuple[dict[str, Any], int]] = {
         },
         2,
     ),
+    "beside a job": (
+        {"text": '/call long_job {"seconds": 2}\n' + CHART.splitlines()[1] + "\n/say {result}", "approved": True},
+        2,
+    ),
+    "beside a client tool": (
+        {
+            "text": '/call locate {"of": "me"}\n' + CHART.splitlines()[1] + "\n/say {result}",
+            "run": {"clientTools": [{"name": "locate", "description": "Where", "inputSchema": {"type": "object"}}]},
+            "outputs": {"locate": {"lat": 48.2}},
+            "approved": True,
+        },
+        3,
+    ),
     "flaky": ({"text": "/say A\n/stream 20 20\n/flaky 503 1 after"}, 1),
 }
 CUTS = [0, 1, 3, 4, 5, 8]
@@ -105,3 +118,26 @@ def test_two_tabs(stack: Stack, npm: NpmFolder) -> None:
     plans = [{"version": 7, "id": "tabs", "text": "/stream 60 30", "watched": True}]
     got = chat(stack, npm, plans)["tabs"]
     assert got["watched"] == got["message"] == got["listed"]
+
+
+@pytest.mark.parametrize("version", [7, 6])
+def test_stop(stack: Stack, npm: NpmFolder, version: int) -> None:
+    plans = [{"version": version, "id": f"stop {version}", "text": "/stream 500 20", "stop": True}]
+    got = chat(stack, npm, plans)[f"stop {version}"]
+    assert (got["requests"], got["errors"], got["counts"]) == (["POST 200"], [], [2, 2])
+    assert got["message"]["parts"] == got["listed"]["parts"]
+    http = stack.session()
+    (known,) = http.get("/chats", params={"clientId": f"stop {version}"}).json()["items"]
+    (run,) = http.get(f"/chats/{known['id']}/runs").json()["items"]
+    assert run["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("version", [7, 6])
+def test_regenerate(stack: Stack, npm: NpmFolder, version: int) -> None:
+    plan = {"version": version, "text": "/stream 20 10", "regenerate": 2}
+    plans = [plan | {"id": f"{twice} {version}", "twice": twice} for twice in (True, False)]
+    for name, got in chat(stack, npm, plans).items():
+        assert got["errors"] == [], name
+        assert got["counts"] == [2, 2], name
+        assert got["message"] == got["listed"], name
+        assert got["requests"] == ["POST 200"] * (5 if name.startswith("True") else 3), name

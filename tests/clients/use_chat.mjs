@@ -3,39 +3,18 @@
 import { Chat } from "@ai-sdk/react";
 import * as version7 from "ai";
 import * as version6 from "ai6";
+import { Chat as ChatOf6 } from "ai-sdk-react6";
 
-const VERSIONS = { 6: version6, 7: version7 };
+const VERSIONS = { 6: { ...version6, Chat: ChatOf6 }, 7: { ...version7, Chat } };
 const { url, token, plans } = JSON.parse(process.argv[2]);
 const base = `${url}/ai-sdk/chat`;
 const auth = { Authorization: `Bearer ${token}` };
 const pause = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
 
-// The state that `@ai-sdk/react` gives the chat; its current version is for version 7 alone.
-class State {
-  status = "ready";
-  error = undefined;
-  constructor(messages) {
-    this.messages = messages;
-  }
-  pushMessage = (message) => {
-    this.messages = [...this.messages, message];
-  };
-  popMessage = () => {
-    this.messages = this.messages.slice(0, -1);
-  };
-  replaceMessage = (index, message) => {
-    this.messages = [...this.messages.slice(0, index), this.snapshot(message), ...this.messages.slice(index + 1)];
-  };
-  snapshot = (value) => structuredClone(value);
-}
-class ChatOf6 extends version6.AbstractChat {
-  constructor({ messages, ...init }) {
-    super({ ...init, state: new State(messages) });
-  }
-}
-
 // One plan: sends `text`, answers by `approved`, `reason` and `outputs`. The first answer breaks off after `cutAfter`
 // chunks, as when a network fails or, with `reload`, when the page is loaded again. With `watched`, a second tab follows.
+// With `stop`, the run is stopped in mid-answer. Then the answer is generated again `regenerate` times, and with `twice`
+// each time by two clicks.
 async function execute(plan) {
   const sdk = VERSIONS[plan.version];
   const requests = [];
@@ -71,8 +50,7 @@ async function execute(plan) {
   }
 
   function open(messages) {
-    const Kind = plan.version === 6 ? ChatOf6 : Chat;
-    return new Kind({
+    return new sdk.Chat({
       id: plan.id,
       messages,
       transport: new sdk.DefaultChatTransport({ api: base, headers: auth, body: { run: plan.run ?? {} }, fetch: send }),
@@ -113,8 +91,15 @@ async function execute(plan) {
     return tab.lastMessage;
   }
 
+  async function stop() {
+    while (chat.lastMessage?.role !== "assistant" || chat.lastMessage.parts.at(-1)?.type !== "text") await pause(10);
+    await fetch(`${base}/${encodeURIComponent(plan.id)}/stop`, { method: "POST", headers: auth });
+  }
+
   let chat = open([]);
   chat.sendMessage({ text: plan.text });
+  while (chat.status === "ready") await pause(5);
+  if (plan.stop) await stop();
   const watched = plan.watched ? watch() : null;
   for (let rounds = 0; rounds < 200; rounds += 1) {
     await pause(20);
@@ -131,8 +116,15 @@ async function execute(plan) {
     }
     if (!(await answer(chat))) break;
   }
-  const listed = (await load()).at(-1);
-  return { id: plan.id, message: chat.lastMessage, listed, watched: await watched, requests, errors };
+  for (let count = 0; count < (plan.regenerate ?? 0); count += 1) {
+    const clicks = [chat.regenerate()];
+    if (plan.twice) clicks.push(pause(50).then(() => chat.regenerate()));
+    await Promise.all(clicks);
+  }
+  const all = await load();
+  const message = chat.lastMessage;
+  const counts = [chat.messages.length, all.length];
+  return { id: plan.id, message, listed: all.at(-1), counts, watched: await watched, requests, errors };
 }
 
 console.log(JSON.stringify(await Promise.all(plans.map(execute))));

@@ -11,6 +11,7 @@ import pytest
 
 from tests.clients.conftest import NpmFolder, npm, packages  # noqa: F401
 from tests.driver import Driver
+from tests.stack.redis import RedisServer
 from tests.stack.stack import Stack
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(300)]
@@ -18,14 +19,17 @@ pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytes
 SHORT_LEASES = {"RUN_LEASE_SECONDS": "2", "config.settings.RUN_SWEEP_SECONDS": "0.5"}
 
 
-@pytest.mark.parametrize("victim", ["runs-1", "web"])
+@pytest.mark.parametrize("victim", ["runs-1", "web", "redis"])
 def test_an_answer_outlives_a_killed_process(
     make_stack: Callable[..., Stack],
     npm: NpmFolder,  # noqa: F811
+    redis_server: RedisServer,
     victim: str,
 ) -> None:
-    """The worker is killed in mid-answer, with text that had gone out; or the web process that sends the stream."""
-    stack = make_stack(environment=SHORT_LEASES)
+    """The worker is killed in mid-answer, with text that had gone out; the web process that sends the stream; or Redis,
+    which is away for a while.
+    """
+    stack = make_stack(environment=SHORT_LEASES, redis_url=redis_server.url())
     driver = Driver(stack.session())
     text = '/say First\n/call calculate {"expression": "1+1"}\n/stream 80 40\n/say over'
     order: dict[str, Any] = {"url": f"{stack.url}/api/v1", "token": stack.token("ada")}
@@ -38,11 +42,18 @@ def test_an_answer_outlives_a_killed_process(
         found = stack.wait_for(lambda: len(runs := driver.http.get("/runs").json()["items"]) == 2 and runs)
         # The second turn's text is under way.
         stack.wait_for(lambda: all(driver.get(run["id"])["lastStreamIndex"] > 12 for run in found))
-        stack.kill(victim)
-        stack.restart(victim)
+        if victim == "redis":
+            redis_server.kill()
+            seen = sum(driver.get(run["id"])["lastStreamIndex"] for run in found)
+            stack.wait_for(lambda: sum(driver.get(run["id"])["lastStreamIndex"] for run in found) > seen + 20)
+            redis_server.start()
+        else:
+            stack.kill(victim)
+            stack.restart(victim)
         said = json.loads(running.result(120))
     for got in said:
         assert got["listed"]["metadata"]["status"] == "completed"
         assert got["message"] == got["listed"], got["requests"]
         assert got["message"]["parts"][-1]["text"].endswith("over")
+        assert victim != "redis" or got["requests"] == ["POST 200"]
     assert len(driver.http.get("/runs").json()["items"]) == 2

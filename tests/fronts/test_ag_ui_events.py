@@ -8,7 +8,7 @@ import pytest
 
 from config.kernel.jsontext import to_text
 from runs.events import StreamType
-from runs.fronts.ag_ui.events import AgUi
+from runs.fronts.ag_ui.events import AgUi, snapshot
 from runs.fronts.ag_ui.messages import Transcript
 from runs.fronts.rendering import NO_FACTS, Call, Facts
 from runs.streams.reads import Event
@@ -50,7 +50,8 @@ def approval(call: str | None = "inv_1", turn: int = 1, **payload: Any) -> Given
     return StreamType.WAITPOINT_OPENED, waitpoint | {"requestPayload": asked}, Facts(call=about)
 
 
-RESET: Given = (StreamType.MESSAGE_RESET, {"messageId": "msg_1"}, Facts(messages=[{"id": "before"}]))
+BEFORE = snapshot([{"id": "before"}])
+RESET: Given = (StreamType.MESSAGE_RESET, {"messageId": "msg_1"}, Facts(messages=BEFORE))
 END = [(StreamType.MESSAGE_COMPLETED, {"messageId": "msg_1", "content": ""}, NO_FACTS), status("completed")]
 
 
@@ -70,11 +71,15 @@ def render(*happened: Given, by: AgUi | None = None) -> list[dict[str, Any]]:
     return events
 
 
+def type_of(event: Any) -> str:
+    return "MESSAGES_SNAPSHOT" if event == BEFORE else event["type"]
+
+
 def check(events: list[dict[str, Any]]) -> None:
     """The rules of the client's verification that an event stream can break."""
     opened: set[str] = set()
     for position, event in enumerate(events):
-        kind = event["type"]
+        kind = type_of(event)
         assert kind not in ENDS or position == len(events) - 1
         if kind == "TEXT_MESSAGE_START":
             assert event["messageId"] not in opened
@@ -147,10 +152,7 @@ def test_a_reset_voids_the_text_of_its_turn_only() -> None:
         *(RESET, delta("A"), (StreamType.MODEL_RETRYING, {"attempt": 1}, NO_FACTS), delta("\n\nB"), *END),
     ]
     events = render(*happened)
-    after = [
-        event["type"]
-        for event in events[events.index({"type": "MESSAGES_SNAPSHOT", "messages": [{"id": "before"}]}) - 1 :]
-    ]
+    after = [type_of(event) for event in events[events.index(BEFORE) - 1 :]]
     assert after == [
         *("TEXT_MESSAGE_END", "MESSAGES_SNAPSHOT", "CUSTOM"),
         *("TEXT_MESSAGE_START", "TEXT_MESSAGE_CONTENT", "TEXT_MESSAGE_END", "RUN_FINISHED"),

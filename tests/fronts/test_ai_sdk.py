@@ -303,10 +303,11 @@ def test_files_become_attachments(chat):
     path = part["url"].removeprefix("http://127.0.0.1:8000")
     assert b"".join(chat.client.get(path).streaming_content) == b"Buy milk"
     # An edit keeps the file by its address.
-    edited = said("/say Read again")
-    edited["parts"].append(part)
-    chat.run(edited)
-    assert chat.messages()[0]["parts"][1]["filename"] == "notes.txt"
+    for again in ("/say Read again", "/say And again"):
+        edited = said(again)
+        edited["parts"].append(part)
+        chat.run(edited)
+        assert chat.messages()[0]["parts"][1]["filename"] == "notes.txt"
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_an_approval_ends_the_stream(feed):
 
 def test_an_answered_approval_is_no_question_any_more(feed):
     call = Facts(call=Call("inv_1", "draw_chart", 1, {"t": 1}))
-    asked = feed("waitpoint.opened", call, how={"answered": True}, **APPROVAL)
+    asked = feed("waitpoint.opened", call, how={"asks": False}, **APPROVAL)
     assert types(asked) == ["start-step", "tool-input-available"]
     assert feed("waitpoint.resolved", **APPROVAL) == feed("tool.started", **DRAW, input={"t": 1}) == []
     assert not feed.rendering.over

@@ -1,11 +1,11 @@
 """The OpenAPI document as a whole: what drf-spectacular can't read from a view is added here, by its hooks.
 
 Each app describes its operations and shapes in its ``openapi.yaml``: ``tags`` by name; ``operations`` by method and
-path within a surface, for both surfaces, with a summary, a description (otherwise its view's), and examples of the body
-``sent`` and of the body ``answered``; ``components``, the descriptions of schemas by name; ``fields``, those of fields
-that mean the same in all schemas; ``errors``, examples of the app's own codes, or better examples of the shared ones,
-by the class and its arguments. ``headers`` and ``schemas`` are components as they are. Only the texts that hold for
-every operation are here.
+path within a surface, for both surfaces, with a summary, a description (otherwise its view's), examples of the body
+``sent`` and of the body ``answered``, and their schemas, ``takes`` and ``gives``, if no serializer is their source;
+``components``, the descriptions of schemas by name; ``fields``, those of fields that mean the same in all schemas;
+``errors``, examples of the app's own codes, or better examples of the shared ones, by the class and its arguments.
+``headers`` and ``schemas`` are components as they are. Only the texts that hold for every operation are here.
 """
 
 from __future__ import annotations
@@ -121,6 +121,10 @@ def describe(name: str, operation: dict[str, Any], schemas: dict[str, Any]) -> N
     """Put the operation's summary, examples and headers in."""
     known = described("operations").get(name, {})
     operation.update({text: known[text] for text in ("summary", "description") if text in known})
+    if "takes" in known:
+        operation["requestBody"] = {"content": {"application/json": {"schema": known["takes"]}}}
+    if "gives" in known:
+        operation["responses"]["200"] = {"content": {"application/json": {"schema": known["gives"]}}}
     if "sent" in known:
         operation["requestBody"]["content"]["application/json"]["examples"] = {"example": {"value": known["sent"]}}
     idempotent = any(parameter["name"] == "Idempotency-Key" for parameter in operation.get("parameters", ()))

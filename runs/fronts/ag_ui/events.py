@@ -4,7 +4,7 @@ needs the client; the next one continues there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from config.kernel.jsontext import to_text
@@ -12,6 +12,7 @@ from runs.events import StreamType
 from runs.fronts.rendering import NO_FACTS, Call, Data, Facts, Part, Rendering
 from runs.models import InvocationStatus, RunStatus, WaitpointKind
 from runs.streams.reads import Event
+from runs.streams.views import as_line
 
 PROTOCOL_VERSION = "1.0"
 APPROVAL = {
@@ -30,8 +31,9 @@ APPROVAL_DETAILS = ("estimatedCredits", "threshold", "reason", "topUpUrl")
 
 
 class AgUi(Rendering):
-    """``thread`` and ``name`` are the client's ids of the chat and of the AG-UI run. ``before``: the messages before
-    the stream, or None if the client has them. ``finish``: the last RUN_FINISHED.
+    """``thread`` and ``name`` are the client's ids of the chat and of the AG-UI run. ``before``: a snapshot of the
+    messages before the stream, or None if the client has them. ``given``: the calls whose outcomes the client has.
+    ``finish``: the last RUN_FINISHED. ``goes_on``: another run follows in the same AG-UI run.
     """
 
     shows_questions = False
@@ -39,9 +41,11 @@ class AgUi(Rendering):
     def __init__(self, thread: str, name: str, run_id: str, chat_id: str, message_id: str | None = None) -> None:
         super().__init__(run_id, chat_id, message_id)
         self.thread, self.name = thread, name
-        self.before: Sequence[Data] | None = None
-        self.standing: Sequence[Data] = ()
+        self.before: Part | None = None
+        self.standing: Part = ""
+        self.given: Collection[str] = ()
         self.finish: Part | None = None
+        self.goes_on = False
         # Whether the client has RUN_STARTED, and a text message that it thinks is open.
         self.is_sent = False
         self.is_open = False
@@ -63,12 +67,17 @@ class AgUi(Rendering):
         return []  # ``resumed`` has said so: each stream continues somewhere, if only before the first event
 
     def resumed(self) -> list[Part]:
-        self.is_sent, self.text_is_open = True, False  # the rest of an open text is a message of the same id
+        is_sent, self.is_sent = self.is_sent, True
+        if is_sent:
+            return []
+        self.text_is_open = False  # the rest of an open text is a message of the same id
         ids = {"runId": self.run_id, "chatId": self.chat_id}
         started = self._run("RUN_STARTED", protocolVersion=PROTOCOL_VERSION, metadata=ids)
-        return [started] if self.before is None else [started, snapshot(self.before)]
+        return [started] if self.before is None else [started, self.before]
 
     def ended(self, status: Data, facts: Facts) -> list[Part]:
+        if self.goes_on:
+            return []
         if status["status"] == RunStatus.CANCELLED:
             return [self._finished({"type": "cancelled"})]
         usage = [token_usage(facts)]
@@ -106,7 +115,7 @@ class AgUi(Rendering):
         return [{"type": "TEXT_MESSAGE_END", "messageId": self.turn_message}]
 
     def text_voided(self) -> list[Part]:
-        return [*(self.text_ended() if self.is_open else []), snapshot(self.standing)]
+        return [*(self.text_ended() if self.is_open else []), self.standing]
 
     # --- tool calls ---------------------------------------------------------------------------------------------------
 
@@ -125,22 +134,18 @@ class AgUi(Rendering):
         return [{"type": "ACTIVITY_SNAPSHOT", **activity, "replace": True}]
 
     def output(self, call: Call, data: Data) -> list[Part]:
+        if call.id in self.given:
+            return []
         content = told(data["status"], data.get("result"), data.get("errorMessage"))
         message = {"messageId": f"{call.id}.result", "toolCallId": call.id, "role": "tool", "content": content}
         return [{"type": "TOOL_CALL_RESULT", **message}]
 
     # --- questions ----------------------------------------------------------------------------------------------------
 
-    def approval(self, waitpoint: Data, call: Call) -> list[Part]:
-        return self._interrupt(waitpoint, call)
-
-    def question(self, waitpoint: Data, call: Call) -> list[Part]:
-        return self._interrupt(waitpoint, call)
-
     def answer(self, call: Call, waitpoint: Data) -> list[Part]:
         return []
 
-    def _interrupt(self, waitpoint: Data, call: Call) -> list[Part]:
+    def ask(self, waitpoint: Data, call: Call) -> list[Part]:
         return [self._finished({"type": "interrupt", "interrupts": [interrupt(waitpoint, call)]})]
 
     def notice(self, kind: str, data: Data) -> list[Part]:
@@ -179,8 +184,9 @@ def told(status: str, result: str | None, error: str | None) -> str:
     return (result if status == InvocationStatus.COMPLETED else error) or ""
 
 
-def snapshot(messages: Sequence[Data]) -> dict[str, Any]:
-    return {"type": "MESSAGES_SNAPSHOT", "messages": list(messages)}
+def snapshot(messages: Sequence[Data]) -> str:
+    """As text: it can be large, so it is not written on the event loop."""
+    return as_line(to_text({"type": "MESSAGES_SNAPSHOT", "messages": messages}))
 
 
 def token_usage(facts: Facts) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from chats.models import Message
 from config.kernel.jsontext import to_text
 from runs.events import StreamType
 from runs.fronts import reads
-from runs.fronts.ag_ui.events import AgUi, told, turn_message
+from runs.fronts.ag_ui.events import AgUi, snapshot, told, turn_message
 from runs.fronts.history import Recorded, recorded_of
 from runs.fronts.rendering import NO_FACTS, Facts, Part
 from runs.models import FINAL_INVOCATION_STATUSES, ClientRun, Run
@@ -40,7 +40,9 @@ class Transcript:
 
     def take(self, events: Iterable[Part]) -> None:
         for event in events:
-            assert isinstance(event, dict)  # noqa: S101  (AG-UI has no other parts)
+            if isinstance(event, str):  # a snapshot: the text of this turn is void
+                self.messages.pop()
+                continue
             match event["type"]:
                 case "TEXT_MESSAGE_START":
                     self._assistant(event["messageId"])
@@ -48,8 +50,6 @@ class Transcript:
                     self.texts.append(event["delta"])
                 case "TEXT_MESSAGE_END":
                     self.end_text()
-                case "MESSAGES_SNAPSHOT":  # the text of this turn is void
-                    self.messages.pop()
                 case "TOOL_CALL_START":
                     call = tool_call(event["toolCallId"], event["toolCallName"])
                     self._assistant(event["parentMessageId"]).setdefault("toolCalls", []).append(call)
@@ -76,16 +76,18 @@ def until(rendering: AgUi, run: Run, last: int) -> list[AgUiMessage]:
     """The messages of the run's chat up to its event ``last``. The new ``rendering`` is fed with the run's events."""
     earlier = Run.objects.filter(chat=run.chat_id, created_at__lt=run.created_at)
     shown = Message.objects.filter(run_id__in=earlier.order_by().values("pk"))
-    asked = Message.objects.filter(pk=run.user_message_id)
-    transcript = Transcript([*messages_of(run, shown), *messages_of(run, asked)])
-    pending = reads.pending_of(run.pk)
+    transcript = Transcript([*messages_of(run, shown), *asked(run)])
     for event in existing_events(Opening(run.pk, 0, last, over=False, user_id=run.user_id)):
         if event.index > last:
             break
         facts = reads.facts_of(run.pk, event) if rendering.wants(event) else NO_FACTS
-        transcript.take(rendering.feed(event, facts, answered=pending is None or pending not in event.data))
+        transcript.take(rendering.feed(event, facts, asks=False))
     transcript.end_text()
     return transcript.messages
+
+
+def asked(run: Run) -> list[AgUiMessage]:
+    return messages_of(run, Message.objects.filter(pk=run.user_message_id))
 
 
 def facts_of(run_id: str, event: Event) -> Facts:
@@ -95,7 +97,7 @@ def facts_of(run_id: str, event: Event) -> Facts:
     run = Run.objects.filter(pk=run_id).first()
     if run is None:
         return NO_FACTS
-    return Facts(messages=until(AgUi("", "", run.pk, run.chat_id), run, event.index))
+    return Facts(messages=snapshot(until(AgUi("", "", run.pk, run.chat_id), run, event.index)))
 
 
 def messages_of(run: Run, shown: QuerySet[Message]) -> list[AgUiMessage]:
@@ -108,8 +110,14 @@ def messages_of(run: Run, shown: QuerySet[Message]) -> list[AgUiMessage]:
         for row in rows:
             found.append(list(_shown(row, recorded, names)))
             size += len(to_text(found[-1]))
-        if len(rows) < ROWS_AT_ONCE or size >= SNAPSHOT_CHARS:
+            if size > SNAPSHOT_CHARS:
+                return _in_order(found[:-1] or found)
+        if len(rows) < ROWS_AT_ONCE:
             break
+    return _in_order(found)
+
+
+def _in_order(found: list[list[AgUiMessage]]) -> list[AgUiMessage]:
     return [message for messages in reversed(found) for message in messages]
 
 

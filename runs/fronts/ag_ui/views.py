@@ -12,7 +12,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from chats.models import Chat, Message
-from chats.services import CLIENT_ID, find_chat, find_or_create_chat
+from chats.services import find_chat, find_or_create_chat
 from config.kernel.errors import NotFound, ValidationFailed
 from config.kernel.ids import is_plausible_id
 from runs import catalogue, services
@@ -23,7 +23,15 @@ from runs.fronts.ag_ui.requests import Sent
 from runs.fronts.body import frame
 from runs.fronts.rendering import CLIENT, Part
 from runs.fronts.views import FrontRequestViewSet, Shown
-from runs.models import FINAL_INVOCATION_STATUSES, FINAL_RUN_STATUSES, ClientRun, Run, Waitpoint, WaitpointStatus
+from runs.models import (
+    FINAL_INVOCATION_STATUSES,
+    FINAL_RUN_STATUSES,
+    LIVE_RUN_STATUSES,
+    ClientRun,
+    Run,
+    Waitpoint,
+    WaitpointStatus,
+)
 from runs.streams.views import CONTENT_TYPE, HEADERS
 
 # The agent of this name is none.
@@ -45,47 +53,23 @@ INFO = {
 }
 
 EVENTS = {(200, CONTENT_TYPE): OpenApiResponse(OpenApiTypes.STR, description="The events.")}
-OBJECTS = {"type": "array", "items": {"type": "object", "additionalProperties": True}}
-REQUEST = {
-    "type": "object",
-    "additionalProperties": True,
-    "required": ["threadId", "runId"],
-    "properties": {
-        "threadId": {
-            "type": "string",
-            "pattern": f"^{CLIENT_ID.pattern}$",
-            "description": "The chat's id, or the client's own name of it: the chat is made on first use.",
-        },
-        "runId": {
-            "type": "string",
-            "minLength": 1,
-            "maxLength": requests.RUN_ID_MAX_CHARS,
-            "description": "The client's own name of the AG-UI run. The same again starts nothing.",
-        },
-        "messages": {**OBJECTS, "description": "Only the last message of the user counts, and results after it."},
-        "tools": {**OBJECTS, "description": "The tools that the client executes."},
-        "context": {**OBJECTS, "description": "Lines that are added to the run's instructions."},
-        "resume": {**OBJECTS, "description": "Answers to interrupts."},
-        "forwardedProps": {
-            "type": "object",
-            "additionalProperties": True,
-            "description": "`run` has options of the run: the fields of a new run without `message` and "
-            "`attachmentIds`.",
-        },
-    },
-}
-STOPPED = {
-    "type": "object",
-    "required": ["stopped"],
-    "properties": {"stopped": {"type": "boolean", "description": "Whether a run was cancelled."}},
-}
 
 
 class Answered(NamedTuple):
-    """The run that goes on, and after which of its events; and whether the answers were not wanted any more."""
+    """The run that goes on, and after which of its events; whether the answers were not wanted any more; and the calls
+    that have the client's results.
+    """
 
-    place: dict[str, Any]
+    run: Run
+    after: int
     is_late: bool
+    given: set[str]
+
+    def goes_on(self, row: ClientRun) -> bool:
+        """Whether the stream shows this run, and not that of the request's ``row``. Some clients answer under the id of
+        the run that asked them; the row of another is that of a message beside the answers.
+        """
+        return not self.is_late or (row.run_id != self.run.pk and self.run.status in LIVE_RUN_STATUSES)
 
 
 class AgUiViewSet(FrontRequestViewSet):
@@ -96,7 +80,7 @@ class AgUiViewSet(FrontRequestViewSet):
     error_statuses = {"run": {402, 409, -406}, "connect": {-406}, "stop": {-406}}
     facts_of = staticmethod(messages.facts_of)
 
-    @extend_schema(request={"application/json": REQUEST}, responses=EVENTS)
+    @extend_schema(request=None, responses=EVENTS)
     def run(self, request: Request, agent: str) -> HttpResponseBase:
         named, sent = _agent(agent), requests.read(self.body())
         return self.open_stream(lambda: self.answer(sent, named))
@@ -109,26 +93,52 @@ class AgUiViewSet(FrontRequestViewSet):
             chat = find_or_create_chat(self.request.user, sent.thread)
         key = starts.key_of("ag-ui", sent.name)
         row, repeats = starts.find(chat, key), True
-        # Some clients answer under the id of the run that asked them.
-        if (answered := self.answered(chat, sent)) is not None and (row is None or not answered.is_late):
+        then, given = None, set[str]()
+        if (answered := self.answered(chat, sent)) is not None and (row is None or answered.goes_on(row)):
+            run, index, repeats, given = answered
+            then = self.beside(chat, sent, agent, run)
+            kept = {"run": then, "index": 0} if then else {"run": run, "index": index}
             if row is None:
-                ClientRun.objects.get_or_create(chat=chat, key=key, defaults=answered.place)
-            row, repeats = ClientRun(chat=chat, key=key, **answered.place), answered.is_late
+                ClientRun.objects.get_or_create(chat=chat, key=key, defaults=kept)
+            elif then:
+                ClientRun.objects.filter(pk=row.pk).update(**kept)
+            row = ClientRun(run=run, index=index)
         if row is None and sent.trailing and (newest := _newest(chat)) is not None:
-            row, repeats = ClientRun(chat=chat, run=newest), True
+            row = ClientRun(run=newest)
         if row is None:
             row, repeats = self.started(chat, key, sent, agent), False
         rendering = AgUi(sent.thread, sent.name, row.run_id, chat.pk)
         if repeats:
-            rendering.before = messages.until(AgUi("", "", row.run_id, chat.pk), row.run, row.index)
-        return Shown(rendering, row.run, (row.index, 0), continues=True)
+            before = messages.until(AgUi("", "", row.run_id, chat.pk), row.run, row.index)
+            rendering.before = messages.snapshot(before + (messages.asked(then) if then else []))
+        else:
+            rendering.given = given
+        return Shown(rendering, row.run, (row.index, 0), continues=True, then=self.follows(rendering, then))
 
-    def started(self, chat: Chat, key: str, sent: Sent, agent: str | None) -> ClientRun:
+    def follows(self, rendering: AgUi, run: Run | None) -> Shown | None:
+        """The run as the rest of the same AG-UI run."""
+        if run is None:
+            return None
+        rest = AgUi(rendering.thread, rendering.name, run.pk, run.chat_id)
+        rendering.goes_on = rest.is_sent = True
+        return Shown(rest, run, continues=True)
+
+    def started(self, chat: Chat, key: str, sent: Sent, agent: str | None, **defaults: Any) -> ClientRun:
         self.require_scope("runs:write")
         if not sent.text:
             raise ValidationFailed({"messages": ["The last message must be the user's, with a text."]})
         options = starts.options_of(self.request.user, sent.run, message=sent.text, **sent.said(agent))
-        return self.start(chat, key, options, repeated_id=sent.message_id)
+        return self.start(chat, key, defaults | options, repeated_id=sent.message_id)
+
+    def beside(self, chat: Chat, sent: Sent, agent: str | None, answered: Run) -> Run | None:
+        """The live run of the message that the client sends beside answers, if it is not the one that they are for."""
+        if not sent.text or starts.is_same(answered, sent.text):
+            return None
+        run = starts.repeated(chat, sent.message_id)
+        if run is None and not sent.trailing:
+            key = starts.key_of("ag-ui", sent.name, sent.message_id)
+            run = self.started(chat, key, sent, agent, on_active_run="enqueue").run
+        return run if run and run.pk != answered.pk and run.status in LIVE_RUN_STATUSES else None
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
@@ -140,19 +150,18 @@ class AgUiViewSet(FrontRequestViewSet):
             is_late &= waitpoint.status != WaitpointStatus.PENDING
             self.respond(waitpoint, entry, f"resume.{position}")
             run, index = waitpoint.run, reads.index_of_question(waitpoint)
-        results = sent.results()
+        results, given = sent.results(), set[str]()
         ours = services.invocations_of(self.request.user).filter(run__chat=chat, node_type=CLIENT)
         for call in ours.filter(pk__in=[*results][-RESULTS_MAX:]).select_related("run"):
             self.require_scope("runs:write")
             is_late &= call.status in FINAL_INVOCATION_STATUSES
             services.submit_result(call, results[call.pk])
+            given.add(call.pk)
             run = run or call.run
-        if run is not None and not sent.resume:
-            index = reads.index_of_answer(run.pk, results)
         if run is None:
             return None
         run.refresh_from_db()
-        return Answered({"run": run, "index": index}, is_late)
+        return Answered(run, index if sent.resume else reads.index_of_results(run.pk, given), is_late, given)
 
     def waitpoint(self, chat: Chat, entry: dict[str, Any]) -> Waitpoint:
         self.require_scope("waitpoints:respond")
@@ -177,9 +186,7 @@ class AgUiViewSet(FrontRequestViewSet):
 
     # --- CopilotKit ---------------------------------------------------------------------------------------------------
 
-    @extend_schema(
-        request=None, responses={(200, "application/json"): {"type": "object", "additionalProperties": True}}
-    )
+    @extend_schema(request=None, responses={200: None})
     def info(self, request: Request) -> Response:
         shown = {DEFAULT: ("Default", "The service's own model and tools, without an agent.")}
         shown |= {
@@ -192,7 +199,7 @@ class AgUiViewSet(FrontRequestViewSet):
         }
         return Response(INFO | {"agents": agents})
 
-    @extend_schema(request={"application/json": REQUEST}, responses=EVENTS)
+    @extend_schema(request=None, responses=EVENTS)
     def connect(self, request: Request, agent: str) -> HttpResponseBase:
         sent = requests.read(self.body())
         chat = find_chat(request.user, sent.thread)
@@ -207,17 +214,19 @@ class AgUiViewSet(FrontRequestViewSet):
         else:
             seen = AgUi(sent.thread, sent.name, run.pk, run.chat_id)
             shown = messages.until(seen, run, last)
-            if seen.awaits_client and reads.only_the_client_can_go_on(run.pk, seen.calls):
+            if reads.asks_at(run.pk, last):
+                seen.ask_now()
+            elif seen.awaits_client and reads.only_the_client_can_go_on(run.pk, seen.calls):
                 seen.client_calls()
             ends = seen.finish
-        rendering.before = messages.newest(shown, CONNECTED_MESSAGES)
+        rendering.before = messages.snapshot(messages.newest(shown, CONNECTED_MESSAGES))
         if ends is None:
             return self.open_stream(lambda: Shown(rendering, run, (last, 0), continues=True))
         parts = [*rendering.resumed(), ends]
         content = b"".join(frame(part, f"{last}.{number}") for number, part in enumerate(parts))
         return HttpResponse(content, content_type=CONTENT_TYPE, headers=HEADERS)
 
-    @extend_schema(request=None, responses={(200, "application/json"): STOPPED})
+    @extend_schema(request=None, responses={200: None})
     def stop(self, request: Request, agent: str, threadId: str) -> Response:
         name = self.body().get("runId") if int(request.META.get("CONTENT_LENGTH") or 0) else None
         chat = find_chat(request.user, threadId)

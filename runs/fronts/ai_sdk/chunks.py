@@ -11,7 +11,7 @@ from typing import Any
 from config.kernel.errors import DomainError
 from config.kernel.jsontext import parse_value
 from runs.fronts.rendering import CLIENT, Call, Data, Facts, Part, Rendering
-from runs.models import InvocationStatus, RunStatus
+from runs.models import InvocationStatus, RunStatus, WaitpointKind
 from runs.tools.base import ASK_USER
 
 CANCELLED = "The call was cancelled."
@@ -26,6 +26,7 @@ class Chunks(Rendering):
         return [{"type": "start", "messageId": self.message_id, "messageMetadata": about}]
 
     def resumed(self) -> list[Part]:
+        self.step_is_open = False
         return [{"type": "start", "messageId": self.message_id}]
 
     def turn_started(self) -> list[Part]:
@@ -67,14 +68,20 @@ class Chunks(Rendering):
             return [{"type": "tool-output-denied", "toolCallId": call.id}]
         return [_error(call, data.get("errorMessage") or CANCELLED)]
 
-    def approval(self, waitpoint: Data, call: Call) -> list[Part]:
+    def before_approval(self, call: Call) -> list[Part]:
+        """A step of its own, if the server's calls of this one are open: the client does not send approvals of a step
+        in which a call has no final output. It sends its own outputs only of the last step.
+        """
+        is_beside = call.turn == self.calls_of and self.calls
+        return self.turn_started() if is_beside and all(open.awaiting != CLIENT for open in self.calls.values()) else []
+
+    def ask(self, waitpoint: Data, call: Call) -> list[Part]:
+        if waitpoint["kind"] == WaitpointKind.CLARIFICATION:
+            return self.client_calls()
         chunk = {"type": "tool-approval-request", "approvalId": waitpoint["id"], "toolCallId": call.id}
         asked = waitpoint["requestPayload"]
         chunk |= {"reason": reason(asked), "approvalDescriptor": descriptor(asked, waitpoint["expiresAt"])}
         return [chunk, *self.client_calls()]
-
-    def question(self, waitpoint: Data, call: Call) -> list[Part]:
-        return self.client_calls()
 
     def answer(self, call: Call, waitpoint: Data) -> list[Part]:
         given = waitpoint["resolvedPayload"]

@@ -67,13 +67,28 @@ def _parts(message: Message, recorded: Recorded) -> list[dict[str, Any]]:
         parts.append({"type": "step-start"})
         if text:
             parts.append({"type": "text", "text": text, "state": "done"})
-        parts += [_tool(call, recorded) for call in calls]
+        for number, call in enumerate(calls):
+            parts += [{"type": "step-start"}] if _is_beside(call, calls[:number], recorded) else []
+            parts.append(_tool(call, recorded))
         parts += map(_own, recorded.own(calls[0].turn_index) if calls else ())
     return parts
 
 
+def _is_beside(call: ToolInvocation, shown: list[ToolInvocation], recorded: Recorded) -> bool:
+    """As ``Chunks.before_approval``: whether only calls of the server were open when the user was asked to approve."""
+    asked = recorded.waitpoints_of(call)[:1]
+    if not asked or asked[0].kind != WaitpointKind.CREDIT_APPROVAL:
+        return False
+    is_open = [each for each in shown if each.finished_at is None or each.finished_at > asked[0].created_at]
+    return bool(is_open) and all(_awaiting(each) is None for each in is_open)
+
+
+def _awaiting(call: ToolInvocation) -> str | None:
+    return CLIENT if call.name == ASK_USER or call.node_type == CLIENT else None
+
+
 def _tool(call: ToolInvocation, recorded: Recorded) -> dict[str, Any]:
-    awaiting = CLIENT if call.name == ASK_USER or call.node_type == CLIENT else None
+    awaiting = _awaiting(call)
     known = Call(call.pk, call.name, call.turn_index, call.input, awaiting)
     part = {"type": "dynamic-tool", "toolName": call.name, "toolCallId": call.pk, "input": call.input}
     part |= {"providerExecuted": True} if call.status in FINAL_INVOCATION_STATUSES else chunks.executed(known)

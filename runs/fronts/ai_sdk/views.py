@@ -11,8 +11,8 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from chats.models import Chat, Message
-from chats.services import CLIENT_ID, find_chat, find_or_create_chat, messages_of
-from config.api.pagination import API_PAGE_SIZE_MAX, CURSOR_SCHEMA, LIMIT_SCHEMA, NEXT_CURSOR
+from chats.services import find_chat, find_or_create_chat, messages_of
+from config.api.pagination import API_PAGE_SIZE_MAX, CURSOR_SCHEMA, LIMIT_SCHEMA
 from config.api.serializers import NoInput
 from config.kernel.errors import NotFound, ValidationFailed
 from config.kernel.ids import is_plausible_id
@@ -32,40 +32,6 @@ CHUNKS = OpenApiResponse(OpenApiTypes.STR, description="The chunks.")
 CHAT_KEY = OpenApiParameter(
     "chatKey", str, OpenApiParameter.PATH, description="The chat's id, or the client's own name of it."
 )
-OBJECTS = {"type": "array", "items": {"type": "object", "additionalProperties": True}}
-REQUEST = {
-    "type": "object",
-    "additionalProperties": True,
-    "required": ["id", "messages"],
-    "properties": {
-        "id": {
-            "type": "string",
-            "pattern": f"^{CLIENT_ID.pattern}$",
-            "description": "The chat's id, or the client's own name of it: the chat is made on first use.",
-        },
-        "messages": {**OBJECTS, "minItems": 1, "description": "UI messages. Only the last one counts."},
-        "trigger": {
-            "type": "string",
-            "description": "`regenerate-message` replaces the run that answered; anything else sends the last message.",
-        },
-        "messageId": {"type": "string", "description": "The message to regenerate."},
-        "run": {
-            "type": "object",
-            "additionalProperties": True,
-            "description": "Options of the run: the fields of a new run without `message` and `attachmentIds`.",
-        },
-    },
-}
-PAGE = {
-    "type": "object",
-    "required": ["messages", "nextCursor"],
-    "properties": {"messages": {**OBJECTS, "description": "UI messages, oldest first."}, "nextCursor": NEXT_CURSOR},
-}
-STOPPED = {
-    "type": "object",
-    "required": ["success"],
-    "properties": {"success": {"type": "boolean", "description": "Always true."}},
-}
 
 
 def shown(run: Run, after: Position = BEGINNING, *, continues: bool = False) -> Shown:
@@ -79,7 +45,7 @@ class AiSdkViewSet(FrontRequestViewSet):
     required_scopes = {"create": "runs:read"}
     error_statuses = {"create": {402, 404, 409, -406}}
 
-    @extend_schema(request={"application/json": REQUEST}, responses={(200, CONTENT_TYPE): CHUNKS})
+    @extend_schema(request=None, responses={(200, CONTENT_TYPE): CHUNKS})
     def create(self, request: Request) -> HttpResponseBase:
         sent = requests.read(self.body())
         if sent.regenerates is not None:
@@ -114,14 +80,26 @@ class AiSdkViewSet(FrontRequestViewSet):
         return requests.attach(self.request.user, files)
 
     def regenerated(self, sent: requests.Sent) -> Run:
-        """The run that replaces the one that answered."""
+        """The run that replaces the one that answered. A message that none has answered starts the first one.
+
+        By default a client names the user's message: a second request is a second answer, unless the first is not yet
+        written. With the id of the answer to replace, the same request starts nothing.
+        """
         self.require_scope("runs:write")
-        chat = self.chat(sent.chat)
-        before = starts.named(chat, str(sent.regenerates)) or starts.named(chat, sent.message_id)
-        if before is None:
+        chat = find_chat(self.request.user, sent.chat)
+        names = (str(sent.regenerates), sent.message_id)
+        before = next(filter(None, (starts.named(chat, name) for name in names)), None) if chat else None
+        if chat is None or before is None:
+            if sent.role == "user" and sent.regenerates == sent.message_id:
+                return self.asked(sent)
             raise NotFound
         options = starts.options_of(self.request.user, sent.run, replaces=before.pk)
-        return self.start(chat, starts.key_of("regenerate", before.pk), options).run
+        if sent.regenerates != before.assistant_message_id:
+            row = starts.find(chat, starts.key_of("regenerate", before.pk))
+            before = row.run if row else before
+            if "on_active_run" not in options and starts.is_written_again(chat, before):
+                return before
+        return self.start(chat, starts.key_of("regenerate", before.pk), options | {"replaces": before.pk}).run
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
@@ -134,8 +112,7 @@ class AiSdkViewSet(FrontRequestViewSet):
         if not answers:
             raise ValidationFailed({"messages": ["The last message answers nothing of this run."]})
         run = Run.objects.get(pk=found.run.pk)
-        after = (reads.index_of_answer(run.pk, answers, before_results=True), 0)
-        return shown(run, after, continues=True)
+        return shown(run, (reads.index_of_stop(run.pk, answers), 0), continues=True)
 
     def own(self, chat: Chat, message_id: str) -> Message:
         """The assistant's message of this chat. Raises NotFound."""
@@ -206,7 +183,7 @@ class AiSdkChatViewSet(FrontViewSet):
             return Response(status=204)
         return self.open_stream(lambda: shown(run, after))
 
-    @extend_schema(parameters=[CHAT_KEY], responses={(200, "application/json"): PAGE})
+    @extend_schema(parameters=[CHAT_KEY], responses={200: None})
     def messages(self, request: Request, chatKey: str) -> Response:
         chat = find_chat(request.user, chatKey)
         rows = messages_of(request.user).filter(chat=chat, replaced=False) if chat else Message.objects.none()
@@ -217,7 +194,7 @@ class AiSdkChatViewSet(FrontViewSet):
     def prepare_rows(self, rows: list[Message]) -> None:
         self.recorded = recorded_of(self.request.user, rows)
 
-    @extend_schema(parameters=[CHAT_KEY], request=None, responses={(200, "application/json"): STOPPED})
+    @extend_schema(parameters=[CHAT_KEY], request=None, responses={200: None})
     def stop(self, request: Request, chatKey: str) -> Response:
         chat = self.chat(chatKey)
         self.read(NoInput)

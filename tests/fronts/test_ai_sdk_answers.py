@@ -1,0 +1,158 @@
+"""The AI SDK's routes, where more than one thing of an answer is open, or asked for twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+
+from runs.models import Run
+from tests import factories
+from tests.driver import until
+from tests.fronts.conftest import Frame, UseChat, said
+from tests.fronts.test_ai_sdk import CHART, LOCATE, approved, types
+from tests.threads import side_by_side
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+JOB = '/call long_job {"seconds": 600}\n/call draw_chart {"title": "Sales", "series": [1]}\n/say {result}'
+BOTH = '/call locate {}\n/call draw_chart {"title": "Sales", "series": [1]}\n/say {result}'
+AGAIN = "regenerate-message"
+
+
+def positions(frames: list[Frame]) -> list[tuple[int, ...]]:
+    return [tuple(map(int, position.split("."))) for position, _ in frames]
+
+
+def asks(chat: UseChat, text: str, **body: Any) -> dict[str, Any]:
+    """The answer whose run waits for an approval."""
+    run = chat.run(said(text), **body)
+    assert run["status"] == "waiting"
+    return chat.messages()[-1]
+
+
+def kinds(message: dict[str, Any]) -> list[str]:
+    return [part.get("toolName", part["type"]) for part in message["parts"]]
+
+
+@pytest.mark.parametrize("ends", ["before", "after"])
+def test_an_approval_beside_a_parked_call_is_a_step_of_its_own(chat, ends):
+    """The client sends no approval of a step in which an output is preliminary."""
+    message = asks(chat, JOB)
+    assert kinds(message) == ["step-start", "long_job", "step-start", "draw_chart"]
+    assert all(part["preliminary"] for _, part in chat.resume() if part_type(part) == "tool-output-available")
+    opened = types(chat.resume())
+    assert opened[-7:] == [
+        *("finish-step", "start-step", "tool-input-available", "tool-approval-request"),
+        *("finish-step", "finish", "[DONE]"),
+    ]
+    job = message["parts"][1]["toolCallId"]
+    if ends == "before":
+        call_command("callback", job, "--result", "done")
+    chat.send(approved(message, True))
+    if ends == "after":
+        call_command("callback", job, "--result", "done")
+    chat.bench.wait(chat.runs()[-1]["id"])
+    continued = chat.send(approved(message, True))
+    outputs = {part["toolCallId"]: part for _, part in continued if part_type(part) == "tool-output-available"}
+    assert (outputs[job]["output"], len(outputs)) == ("done", 2)
+    assert types(continued)[:3] == ["start", "tool-output-available", "tool-output-available"]
+    assert kinds(chat.messages()[-1]) == [*kinds(message), "step-start", "text"]
+
+
+def part_type(part: Any) -> str:
+    return part if isinstance(part, str) else part["type"]
+
+
+def test_the_output_of_the_client_beside_an_approval(chat):
+    """The stream shows the outcome, which the client would otherwise send for ever, and what is still asked."""
+    message = asks(chat, BOTH, run=LOCATE)
+    assert kinds(message) == ["step-start", "locate", "draw_chart"]
+    located = message["parts"][1] | {"state": "output-available", "output": "here"}
+    for _ in range(2):
+        _, output, *rest = chat.send(message | {"parts": [located]})
+        assert output[1]["providerExecuted"]
+        assert types(rest) == ["tool-approval-request", "finish", "[DONE]"]
+        assert [part["output"] for part in chat.messages()[-1]["parts"] if "output" in part] == ["here"]
+    # A page that is loaded again gets the outcome too.
+    assert types(chat.resume())[-5:] == [
+        *("tool-output-available", "tool-approval-request", "finish-step", "finish", "[DONE]")
+    ]
+    chat.send(approved(message | {"parts": [located, message["parts"][-1]]}, True))
+    assert chat.bench.wait(chat.runs()[-1]["id"])["status"] == "completed"
+
+
+def test_all_outcomes_of_the_client_are_the_servers(chat):
+    """Also if the run ends with them: else the client would send them for ever."""
+    chat.send(said("/call locate {}\n/call locate {}\n/wait 60"), run=LOCATE)
+    until(lambda: chat.runs()[-1]["awaiting"] == "client")
+    message = chat.messages()[-1]
+    outputs = [part | {"state": "output-available", "output": 1} for part in message["parts"][1:]]
+    chat.send(message | {"parts": outputs})
+    chat.client.post(f"{chat.api}/{chat.key}/stop")
+    chat.bench.wait(chat.runs()[-1]["id"])
+    frames = chat.send(message | {"parts": outputs})
+    shown = [part["providerExecuted"] for _, part in frames if part_type(part) == "tool-output-available"]
+    assert shown == [True, True]
+    assert types(frames)[-3:] == ["abort", "finish", "[DONE]"]
+
+
+def test_a_client_continues_after_any_frame_of_a_stream_that_stops_for_it(chat):
+    chat.send(said("/say One\n/call locate {}"), run=LOCATE)
+    until(lambda: chat.runs()[-1]["awaiting"] == "client")
+    frames = until(lambda: (found := chat.resume())[-1][1] == "[DONE]" and found)
+    assert positions(frames) == sorted(set(positions(frames)))
+    for number, (position, _) in enumerate(frames, 1):
+        assert chat.resume(f"stream?after={position}") == frames[number:]
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_default_regenerate_replaces_each_answer(chat, loaded):
+    """It names the user's message, which the client may know by the id that the chat had when it was loaded."""
+    first = chat.run(said("/say Hello"))
+    asked = said("/say Hello", first["userMessageId"] if loaded else "u1")
+    runs = [first, *(chat.run(asked, trigger=AGAIN) for _ in range(3))]
+    assert len({run["id"] for run in runs}) == 4
+    assert [run["id"] for run in chat.runs()] == [runs[-1]["id"]]
+    assert len(chat.messages()) == 2
+
+
+def test_regenerate_twice_shows_the_answer_that_is_being_written(chat, user, settings):
+    settings.RATE_LIMIT_RUN_STARTS = 0
+    message = said("/stream 200 20")
+    chat.send(message)
+    # The answer that is left is stopped.
+    working = chat.runs()[-1]["id"]
+    chat.send(message, trigger=AGAIN)
+    assert chat.bench.wait(working)["status"] == "cancelled"
+    clients = [UseChat(chat.bench, client=factories.session_client(user)) for _ in range(8)]
+    answers = side_by_side(8, lambda number: clients[number].post(message, trigger=AGAIN).status_code)
+    assert answers == [200] * 8
+    assert Run.objects.count() == 2
+    # Unless the client wants another one.
+    chat.send(message, trigger=AGAIN, run={"onActiveRun": "cancel"})
+    assert Run.objects.count() == 3
+    chat.client.post(f"{chat.api}/{chat.key}/stop")
+    chat.bench.wait(chat.runs()[-1]["id"])
+
+
+def test_regenerate_while_the_user_is_asked_begins_again(chat):
+    first, second = chat.run(said(CHART)), chat.run(said(CHART), trigger=AGAIN)
+    third = chat.run(said(CHART), trigger=AGAIN)
+    states = [chat.bench.get(run["id"])["status"] for run in (first, second, third)]
+    assert states == ["cancelled", "cancelled", "waiting"]
+
+
+def test_regenerate_after_a_message_that_did_not_arrive_sends_it(chat, settings):
+    settings.STREAMS_PER_USER = 0
+    assert chat.post(said("/say Hello")).status_code == 429
+    settings.STREAMS_PER_USER = 50
+    assert chat.run(said("/say Hello"), trigger=AGAIN)["answer"] == "Hello"
+
+
+def test_an_edit_ends_the_answer_to_the_old_text(chat):
+    chat.send(said("/stream 200 20"))
+    old = chat.runs()[-1]["id"]
+    assert chat.run(said("/say Hello"))["answer"] == "Hello"
+    assert chat.bench.get(old)["status"] == "cancelled"
