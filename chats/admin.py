@@ -9,15 +9,17 @@ from django.contrib import admin
 from django.utils.html import format_html
 
 from chats.models import Attachment, AttachmentStatus, Chat
-from config.staff.base import ReadOnly, StaffAdmin, status_column
+from config.staff.base import ReadOnly, StaffAdmin, link_column, status_column
+
+RUN = link_column("active_run_id", "active run")
 
 
 @admin.register(Chat)
 class ChatAdmin(ReadOnly, StaffAdmin):
     empty_text = "Users create chats with the API or in the playground."
-    list_display = ("id", "user", "active_run_id", "created_at", "updated_at", "deleted_at")
-    fields = ("id", "user", "active_run_id", "runs_link", "created_at", "updated_at", "deleted_at")
-    readonly_fields = ("runs_link",)
+    list_display = ("id", "user", RUN, "created_at", "updated_at", "deleted_at")
+    fields = ("id", "user", RUN, "runs_link", "created_at", "updated_at", "deleted_at")
+    readonly_fields = (RUN, "runs_link")
     list_select_related = ("user",)
     search_help_text = "Chat's id or user"
 

@@ -23,6 +23,8 @@ from webhooks.events import CreditsEvent, Event, TrialEvent
 from webhooks.models import Attempt, Delivery, Endpoint
 
 RUN, OWNER = link_column("run_id", "run"), user_column("user", "(installation)")
+CHAT, DELIVERY = link_column("chat_id", "chat"), link_column("delivery_id", "delivery")
+ENDPOINT = link_column("endpoint_id", "endpoint")
 
 
 def disable(request: HttpRequest, endpoint: Endpoint, data: dict[str, Any]) -> Did | None:
@@ -83,12 +85,12 @@ class EndpointAdmin(ReadOnly, WithActions):
     search_help_text = "Endpoint's id or user"
     unread = ("secret", "secondary_secret")
     fields = (
-        ("id", "user"),
+        ("id", OWNER),
         ("receiver", "condition"),
         ("extended_events", "deliveries"),
         ("created_at", "updated_at"),
     )
-    readonly_fields = ("receiver", "condition", "deliveries")
+    readonly_fields = (OWNER, "receiver", "condition", "deliveries")
     staff_actions = (
         Action(
             name="disable",
@@ -180,14 +182,14 @@ class DeliveryAdmin(ReadOnly, StaffAdmin):
     fields = (
         ("id", "event_id"),
         ("event_type", "user"),
-        ("endpoint_id", "request_id"),
-        ("run_id", "chat_id"),
+        (ENDPOINT, "request_id"),
+        (RUN, CHAT),
         "body",
         ("status", "attempt_count"),
         ("created_at", "next_attempt_at"),
         "finished_at",
     )
-    readonly_fields = ("endpoint_id",)
+    readonly_fields = (ENDPOINT, RUN, CHAT)
     state = status_column(Delivery.Status)
 
 
@@ -195,8 +197,8 @@ class DeliveryAdmin(ReadOnly, StaffAdmin):
 class AttemptAdmin(ReadOnly, StaffAdmin):
     list_display = ("delivery_id", "number", "started_at", "duration_ms", "status_code", "error")
     search_help_text = "A delivery's id"
-    fields = ("delivery_id", "number", "started_at", "duration_ms", "status_code", "error", "answer")
-    readonly_fields = ("delivery_id",)
+    fields = (DELIVERY, "number", "started_at", "duration_ms", "status_code", "error", "answer")
+    readonly_fields = (DELIVERY,)
 
     def find(self, word: str) -> Q:
         return Q(delivery_id=word) if word.startswith("dlv_") else NOTHING

@@ -74,6 +74,7 @@ class StaffAdmin(ModelAdmin):
     list_disable_select_all = True
     # What a list says that has no rows yet.
     empty_text: ClassVar[str] = ""
+    empty_value_display = "–"
     url_lookups: ClassVar[tuple[str, ...]] = ("user__id__exact",)
     user_field: ClassVar[str] = "user"
     # Columns with secrets or the content of users, which are not even read.

@@ -7,7 +7,12 @@ from typing import Any
 
 from django import forms
 from django.core.exceptions import ValidationError
-from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
+from unfold.widgets import (
+    UnfoldAdminPasswordWidget,
+    UnfoldAdminTextareaWidget,
+    UnfoldAdminTextInputWidget,
+    UnfoldBooleanSwitchWidget,
+)
 
 from config.kernel import money
 from config.kernel.jsontext import MalformedJSON, parse_object, same_json, to_text
@@ -84,6 +89,8 @@ class SecretField(forms.CharField):
 
 
 class ForgetField(forms.BooleanField):
+    widget = UnfoldBooleanSwitchWidget
+
     def __init__(self, what: str) -> None:
         super().__init__(required=False, label=f"Delete the stored {what}")
 

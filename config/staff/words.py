@@ -39,6 +39,11 @@ def amount(micro: int) -> str:
     return text if text == exact else format_html('<span title="{} credits">{}</span>', exact, text)
 
 
+def credit_amount(micro: int) -> str:
+    """``12.5 credits``, with the exact amount on hover."""
+    return format_html("{} credit{}", amount(micro), "" if micro == money.MICRO else "s")
+
+
 def span(lasted: timedelta) -> str:
     """A duration as text: ``230 ms``, ``4.2 s``, ``3 min 5 s``, ``2 h 4 min``, ``3 d 2 h``."""
     seconds = max(0.0, lasted.total_seconds())

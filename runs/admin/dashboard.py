@@ -26,7 +26,7 @@ from config.kernel import clock, money
 from config.kernel.ids import first_id
 from config.queue.jobs import last_success
 from config.staff.base import page_of
-from config.staff.words import span
+from config.staff.words import credit_amount, span
 from config.telemetry.metrics import SEPARATOR
 from credits.usage import MODEL_KEY, display_names
 from runs.admin import reports
@@ -156,7 +156,7 @@ def credits_by_day() -> dict[str, Any]:
             (label, colour, [amount / money.MICRO for amount in amounts])
             for colour, (label, amounts) in zip(PALETTE, series, strict=False)
         ],
-        f"{money.to_text(total)} credits",
+        credit_amount(total),
     )
 
 

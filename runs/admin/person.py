@@ -27,7 +27,7 @@ from config.kernel import clock, money
 from config.kernel.errors import Conflict
 from config.staff.actions import Action, ActionForm, Did, WithActions
 from config.staff.base import list_links, page_of, user_link, users_named
-from config.staff.words import amount
+from config.staff.words import amount, credit_amount
 from credits import statement
 from credits.models import Account, DayTotal, LedgerEntry
 from runs.admin.reports import CHART_OPTIONS, PALETTE, chart
@@ -155,6 +155,11 @@ class UserAdmin(WithActions, PlainUserAdmin):
         # A name is a ``sub``, which the identity provider gives.
         return ("username",) if obj else ()
 
+    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **options: Any) -> Any:
+        # Django's text below a name has the rules of the names that staff give.
+        options["change"] = change
+        return super().get_form(request, obj, **options | ({"help_texts": {"username": ""}} if obj else {}))
+
     def save_model(self, request: HttpRequest, obj: User, form: Any, change: bool) -> None:
         obj.is_staff = obj.is_staff or not change
         super().save_model(request, obj, form, change)
@@ -200,6 +205,7 @@ def show(request: HttpRequest, user_id: int) -> HttpResponse:
     accounts: Any = admin.site.get_model_admin(Account)
     buttons = accounts.buttons(request, account) + model_admin.buttons(request, user)
     context = {"person": user, "panels": panels, "links": links, "options": CHART_OPTIONS, "actions_detail": buttons}
+    context["original"] = user
     return model_admin.page(request, "admin/runs/person.html", user.get_username(), **context)
 
 
@@ -209,7 +215,7 @@ def _spend_by_day(user: Any) -> dict[str, Any]:
     rows = DayTotal.objects.filter(account_id=user.pk, day__gte=days[0]).order_by().values_list("day")
     spent = dict(rows.annotate(total=Sum("amount")))
     amounts = [float(spent.get(day, 0)) / money.MICRO for day in days]
-    total = statement.in_credits(int(sum(spent.values())))
+    total = credit_amount(int(sum(spent.values())))
     return chart([f"{day:%d %b}" for day in days], [("credits", PALETTE[0], amounts)] if spent else [], total)
 
 

@@ -25,6 +25,7 @@ from config.staff.base import (
     list_links,
     page_of,
     status_column,
+    time_column,
 )
 from config.staff.words import span
 from config.telemetry import logs
@@ -49,7 +50,8 @@ from runs.models import (
     WaitpointStatus,
 )
 
-RUN = link_column("run_id", "run")
+RUN, CALL = link_column("run_id", "run"), link_column("invocation_id", "tool call")
+EXPIRES = time_column("expires_at", "expires at")
 
 
 def cancel(request: HttpRequest, run: Run, data: dict[str, Any]) -> Did | None:
@@ -203,9 +205,9 @@ class OfRun(ReadOnly, StaffAdmin):
 
 @admin.register(Turn)
 class TurnAdmin(OfRun):
-    list_display = ("__str__", RUN, "model", "input_tokens", "output_tokens", "credits", "finished_at")
-    fields = ("run_id", "index", "model", "input_tokens", "output_tokens", "credits", "started_at", "finished_at")
-    readonly_fields = ("run_id", "credits")
+    list_display = ("index", RUN, "model", "input_tokens", "output_tokens", "credits", "finished_at")
+    fields = (RUN, "index", "model", "input_tokens", "output_tokens", "credits", "started_at", "finished_at")
+    readonly_fields = (RUN, "credits")
     search_help_text = "A run's id"
     unread = ("text", "tool_calls")
     credits = credits_column("cost", "credits")
@@ -217,7 +219,7 @@ class ToolInvocationAdmin(OfRun):
     state = status_column(InvocationStatus)
     list_display = ("id", RUN, "name", "state", "error_code", "credits", "duration_ms", "created_at")
     fields = (
-        ("id", "run_id"),
+        ("id", RUN),
         ("turn_index", "call_index"),
         ("name", "node_type"),
         ("status", "error_code"),
@@ -225,7 +227,7 @@ class ToolInvocationAdmin(OfRun):
         ("created_at", "started_at"),
         ("finished_at", "duration_ms"),
     )
-    readonly_fields = ("run_id", "credits", "duration_ms")
+    readonly_fields = (RUN, "credits", "duration_ms")
     unread = ("input", "result", "result_urls", "error_message")
     credits = credits_column("credit_used", "credits")
 
@@ -234,10 +236,14 @@ class ToolInvocationAdmin(OfRun):
 class WaitpointAdmin(OfRun):
     prefix = "wp"
     state = status_column(WaitpointStatus)
-    list_display = ("id", RUN, "kind", "state", "created_at", "expires_at", "resolved_at")
-    fields = ("id", "run_id", "invocation_id", "kind", "status", "created_at", "expires_at", "resolved_at")
-    readonly_fields = ("run_id", "invocation_id")
+    list_display = ("id", RUN, "kind", "state", "created_at", "expires", "resolved_at")
+    fields = ("id", RUN, CALL, "kind", "status", "created_at", "expires_at", "resolved_at")
+    readonly_fields = (RUN, CALL)
     unread = ("request_payload", "resolved_payload")
+
+    @admin.display(description="expires at")
+    def expires(self, waitpoint: Waitpoint) -> str:
+        return EXPIRES(waitpoint) if waitpoint.status == WaitpointStatus.PENDING else "–"
 
 
 @admin.register(RunEvent)
@@ -245,7 +251,7 @@ class RunEventAdmin(OfRun):
     # The order is that of the key. The list shows all of an event, so it has no page of its own.
     ordering = ("-run_id", "-index")
     list_display_links = None
-    list_display = ("__str__", RUN, "index", "type", "created_at")
+    list_display = (RUN, "index", "type", "created_at")
     search_help_text = "A run's id"
     unread = ("data",)
 

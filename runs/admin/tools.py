@@ -40,11 +40,60 @@ from runs.tools.base import BUILTIN, HTTP, PARK_SECONDS, ToolDefinition, parse_h
 from runs.tools.dispatch import TYPES
 from runs.tools.schema import check_schema
 from runs.tools.trial import try_tool
+from webhooks.admin import EndpointAdmin, is_installation
+from webhooks.models import Endpoint
 
 FORGETS = "With another scheme, host or port, the stored secrets are deleted unless new ones are given."
 
 
-class CatalogueAdmin(StaffAdmin):
+class ListedAdmin(StaffAdmin):
+    """The pages of rows that the catalogue file may list: its next apply undoes what staff change in them."""
+
+    # The table of the file that lists such rows.
+    table: ClassVar[str] = ""
+
+    def changeform_view(self, request: HttpRequest, object_id: str | None = None, *args: Any, **options: Any) -> Any:
+        answer = super().changeform_view(request, object_id, *args, **options)
+        row: Any = self.get_object(request, unquote(object_id)) if object_id else None
+        if row is not None:
+            self.say_listed(request, row)
+        return answer
+
+    def entry_name(self, row: Any) -> str | None:
+        """The name of the row in the file; None if no file can list it."""
+        name: str = row.name
+        return name
+
+    def say_listed(self, request: HttpRequest, row: Any) -> None:
+        source, name = settings.CATALOGUE_FILE, self.entry_name(row)
+        if not source or name is None:
+            return
+        try:
+            listed = file.standing(source, file.read_file(Path(source)), self.table, name)
+        except (ValueError, DecryptionFailed):
+            return  # an apply says what is wrong with the file
+        if listed is None:
+            return
+        line, fields = listed
+        where = f"{source}, line {line}, lists {row}: the next apply of the file undoes changes that are made here."
+        if fields:
+            messages.warning(request, f"{where} It will set {', '.join(fields)}.")
+        else:
+            messages.info(request, where)
+
+
+admin.site.unregister(Endpoint)
+
+
+@admin.register(Endpoint)
+class ListedEndpointAdmin(ListedAdmin, EndpointAdmin):
+    table = "installationEndpoint"
+
+    def entry_name(self, row: Endpoint) -> str | None:
+        return "" if is_installation(row) else None
+
+
+class CatalogueAdmin(ListedAdmin):
     """Few rows that change rarely. Each process reads a change within seconds."""
 
     ordering = ("name",)
@@ -53,32 +102,6 @@ class CatalogueAdmin(StaffAdmin):
     # For staff who may view but not change: the fields of the model, and the columns that are computed.
     view_fields: ClassVar[tuple[str, ...]] = ()
     shown: ClassVar[tuple[str, ...]] = ()
-
-    # The table of the catalogue file that lists such rows.
-    table: ClassVar[str] = ""
-
-    def changeform_view(self, request: HttpRequest, object_id: str | None = None, *args: Any, **options: Any) -> Any:
-        answer = super().changeform_view(request, object_id, *args, **options)
-        row: Any = self.get_object(request, unquote(object_id)) if object_id else None
-        if row is not None:
-            self.say_listed(request, row.name)
-        return answer
-
-    def say_listed(self, request: HttpRequest, name: str) -> None:
-        """The next apply of the catalogue file undoes what staff change in a row that it lists."""
-        source = settings.CATALOGUE_FILE
-        try:
-            listed = file.standing(source, file.read_file(Path(source)), self.table, name) if source else None
-        except (ValueError, DecryptionFailed):
-            return  # an apply says what is wrong with the file
-        if listed is None:
-            return
-        line, fields = listed
-        where = f"{source}, line {line}, lists {name}: the next apply of the file undoes changes that are made here."
-        if fields:
-            messages.warning(request, f"{where} It will set {', '.join(fields)}.")
-        else:
-            messages.info(request, where)
 
     def only_views(self, request: HttpRequest, row: Any) -> bool:
         return row is not None and bool(self.view_fields) and not self.has_change_permission(request, row)

@@ -17,8 +17,11 @@ from django.urls import reverse
 
 from runs.models import Provider, Tool
 from tests.admin.conftest import SECRET
+from tests.admin.test_actions import Doing
 from tests.admin.test_catalogue import ADD_PROVIDER, ADD_TOOL, provider, tool
+from tests.factories import EndpointFactory
 from tests.http_server import serving
+from webhooks.models import Endpoint
 
 pytestmark = pytest.mark.django_db
 
@@ -81,6 +84,23 @@ def test_a_row_of_the_catalogue_file_says_so_with_what_differs(boss, settings, t
     )
     file.write_text("tools: [")
     assert boss.get(page).status_code == 200
+
+
+def test_the_installation_endpoint_of_the_catalogue_file_says_so_with_what_differs(boss, settings, tmp_path):
+    file = tmp_path / "catalogue.yaml"
+    file.write_text(f"# ours\ninstallationEndpoint: {{url: 'http://127.0.0.1:9/x', secret: '{'0' * 64}'}}\n")
+    settings.CATALOGUE_FILE, settings.OUTBOUND_ALLOW_PRIVATE = str(file), True
+    call_command("catalogue", "apply", stdout=io.StringIO())
+    installation = Endpoint.objects.get(user=None)
+    page = reverse("admin:webhooks_endpoint_change", args=[installation.pk])
+    shown = boss.get(page).content.decode()
+    assert f"{file}, line 2, lists endpoint {installation.pk}" in shown
+    assert "(installation)" in shown
+    assert "It will set" not in shown
+    Doing(boss, "webhooks_endpoint", "disable", installation).confirm()
+    assert "It will set enabled." in boss.get(page).content.decode()
+    other = reverse("admin:webhooks_endpoint_change", args=[EndpointFactory().pk])
+    assert "lists endpoint" not in boss.get(other).content.decode()
 
 
 def test_a_saved_http_tool_offers_a_try(boss):

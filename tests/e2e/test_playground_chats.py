@@ -142,7 +142,10 @@ def test_reasoning_output_and_a_failed_call_are_shown(service: Stack, page: Page
     page.get_by_label("Output schema").fill('{"type": "object", "properties": {"n": {"type": "integer"}}}')
     page.keyboard.press("Escape")
     said(page, '/call submit_output {"n": 42}')
-    expect(page.get_by_label("Output", exact=True)).to_have_text('{\n  "n": 42\n}')
+    output = page.get_by_label("Output", exact=True)
+    expect(output).to_have_text('{\n  "n": 42\n}')
+    page.reload()
+    expect(output).to_have_text('{\n  "n": 42\n}', timeout=SLOW)
 
 
 def test_instructions_metadata_and_an_older_version_are_sent(service: Stack, page: Page, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tests.playground import SLOW, open_tab, said, say, sign_in, wait_for
 from tests.stack.stack import Stack
@@ -18,6 +18,20 @@ def sent_by(page: Page, message: str) -> Any:
     """The body of the run that the message starts."""
     with page.expect_request(lambda asked: asked.method == "POST" and asked.url.endswith("/runs")) as sent:
         say(page, message)
+    return sent.value.post_data_json
+
+
+def regenerated(page: Page, button: Locator) -> Any:
+    """The body of the run that the button starts, once that run is completed. Until the run has started, the page shows
+    the one that it replaces, and keeps no options.
+    """
+    with page.expect_request(lambda asked: asked.method == "POST" and asked.url.endswith("/runs")) as sent:
+        button.click()
+    started = sent.value.response()
+    assert started is not None
+    open_tab(page, "Timeline")
+    expect(page.locator("#show-timeline")).to_contain_text(started.json()["id"], timeout=SLOW)
+    wait_for(page, "completed")
     return sent.value.post_data_json
 
 
@@ -99,11 +113,8 @@ def test_a_reload_keeps_the_options_of_a_run(service: Stack, page: Page) -> None
     expect(regenerate).to_be_visible(timeout=SLOW)
     open_tab(page, "Code")
     expect(page.locator("#sample")).to_contain_text('"creditApprovalThreshold":0.05')
-    with page.expect_request(lambda asked: asked.method == "POST" and asked.url.endswith("/runs")) as sent:
-        regenerate.click()
-    again = sent.value.post_data_json
+    again = regenerated(page, regenerate)
     assert again == body | {"replaces": again["replaces"]}
-    wait_for(page, "completed")
     # Another tab does not know them, and says so.
     page.evaluate("sessionStorage.removeItem('options')")
     page.reload()
@@ -114,11 +125,8 @@ def test_a_reload_keeps_the_options_of_a_run(service: Stack, page: Page) -> None
     expect(page.locator("#show-code")).to_contain_text("budget and threshold are missing")
     page.locator("#options summary").click()
     page.get_by_label("Budget of the run").fill("30")
-    with page.expect_request(lambda asked: asked.method == "POST" and asked.url.endswith("/runs")) as sent:
-        regenerate.click()
-    again = sent.value.post_data_json
+    again = regenerated(page, regenerate)
     assert again == {"message": "Hello", "maxCredits": 30, "replaces": again["replaces"]}
-    wait_for(page, "completed")
 
 
 def test_the_kept_options_are_bounded_and_end_with_the_sign_out(service: Stack, page: Page) -> None:

@@ -93,7 +93,10 @@ async function restore(views, summaries) {
     view.fill(summary, open.answers.get(view.id));
     finishActions(view);
     if (!FINAL.includes(summary.status)) watch(view);
-    else if (summary.toolInvocationCount ?? summary.toolInvocations.length) played.push(view);
+    // A list has neither the calls nor the output, which may be all of an answer.
+    else if ((summary.toolInvocationCount ?? summary.toolInvocations.length) || (summary.status === "completed" && !open.answers.get(view.id))) {
+      played.push(view);
+    }
   }
   const last = views.at(-1);
   if (last) select(last);

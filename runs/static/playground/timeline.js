@@ -1,6 +1,6 @@
 /** What happened in a run, in order, with times, tokens and cost. */
 
-import { counted, credits, make, number, seconds, statusName, svg } from "./dom.js";
+import { counted, credits, make, number, seconds, statusName, svg, until } from "./dom.js";
 
 const TONES = { completed: "good", failed: "bad", waiting: "warn" };
 
@@ -65,7 +65,7 @@ function rowsOf(view) {
       byCall.set(data.toolInvocationId, row);
     } else if (type === "tool.parked") {
       row.title = `${data.name} is parked`;
-      row.about = `It waits for ${data.awaiting === "client" ? "the app" : "its tool"} until ${new Date(data.expiresAt).toLocaleString()}`;
+      row.about = `It waits for ${data.awaiting === "client" ? "the app" : "its tool"} until ${until(data.expiresAt)}`;
     } else if (type === "waitpoint.opened") {
       const approval = data.requestPayload.reason ? "Waits for credits" : `Approval of ${data.requestPayload.toolName}`;
       row.title = data.kind === "CREDIT_APPROVAL" ? approval : "Question";

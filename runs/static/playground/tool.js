@@ -1,6 +1,6 @@
 /** The card of a tool call: input, result, files, cost. */
 
-import { atEnd, credits, make, notice, pretty, seconds, statusName } from "./dom.js";
+import { atEnd, credits, make, notice, pretty, seconds, statusName, until } from "./dom.js";
 
 /** A titled text of the card, shown once. */
 function block(card, title, text) {
@@ -24,9 +24,9 @@ function showWait(card, { awaiting, expiresAt, fraction, message, at }) {
   card.querySelector(".wait")?.remove();
   if (!expiresAt && !at) return;
   const who = awaiting === "client" ? "Waits for your app" : "Parked: waits for its tool";
-  const until = expiresAt ? `${who} until ${new Date(expiresAt).toLocaleString()}` : "";
+  const bound = expiresAt ? `${who} until ${until(expiresAt)}` : "";
   const share = typeof fraction === "number" ? `${Math.round(fraction * 100)} %` : "";
-  card.append(make("p", "hint wait", [until, share, message].filter(Boolean).join(" · ")));
+  card.append(make("p", "hint wait", [bound, share, message].filter(Boolean).join(" · ")));
   card.open = true;
 }
 
