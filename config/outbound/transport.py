@@ -151,11 +151,13 @@ class Exchange:
 
     def close(self) -> None:
         """Abort an unfinished connection: aiohttp's ``close`` would wait for ever for a receiver that does not read."""
-        connection = self.connection
+        # The key of ``_used_by`` would live as long as its value referred to it.
+        connection, self.connection = self.connection, None
         # aiohttp releases a connection when the whole answer has arrived: another exchange may use it already.
-        own = connection is not None and _used_by.get(connection) is self
-        if connection is not None and own and (not self.complete or connection.get_write_buffer_size()):
-            connection.abort()
+        if connection is not None and _used_by.get(connection) is self:
+            del _used_by[connection]
+            if not self.complete or connection.get_write_buffer_size():
+                connection.abort()
         if self.response is not None:
             self.response.close()
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import gzip
 import threading
 
 import pytest
 
 from config.outbound import client
+from config.outbound.transport import Exchange
 from tests.outbound.helpers import send
 from tests.webhooks import receiver as behaviours
 from tests.webhooks.receiver import answer, receiving
@@ -114,6 +116,16 @@ def test_connections_are_kept_for_the_next_request():
         for _ in range(2):
             send(receiver.url)
         assert receiver.connections == 3
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_requests_that_have_ended_occupy_no_memory(reuse):
+    with receiving() as receiver:
+        for _ in range(400):
+            send(receiver.url, reuse=reuse)
+    gc.collect()
+    # asyncio keeps what belongs to timers that were cancelled, but not many.
+    assert sum(type(found) is Exchange for found in gc.get_objects()) < 200
 
 
 def test_connection_with_unread_data_is_not_kept():
