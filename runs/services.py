@@ -355,14 +355,14 @@ def record_outcome(call: ToolInvocation, outcome: ToolResult | ToolFailure) -> l
     if call.status in FINAL_INVOCATION_STATUSES:
         return lifecycle.Recorded(call, accepted=False)
     lifecycle.crash_point("before_outcome")
-    return lifecycle.record_outcome(call.pk, outcome)
+    return lifecycle.record_outcome(call, outcome)
 
 
 def record_progress(call: ToolInvocation, fraction: float | None, message: str | None) -> lifecycle.Recorded:
     """The progress of a call that awaits its outcome, which may come too often to be kept."""
     if call.status in FINAL_INVOCATION_STATUSES:
         return lifecycle.Recorded(call, accepted=False)
-    return lifecycle.record_progress(call.pk, fraction, message)
+    return lifecycle.record_progress(call, fraction, message)
 
 
 def invocations_of(user: Any) -> QuerySet[ToolInvocation]:

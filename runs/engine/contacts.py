@@ -126,7 +126,7 @@ async def contact(process: Process, call: ToolInvocation, tool: ToolDefinition |
             answer = clean_result(await _with_files(process, remote, answer))
     except ToolFailure as failure:
         if is_open:
-            await process.db_for(user.pk, lifecycle.record_outcome, call.id, failure)
+            await process.db_for(user.pk, lifecycle.record_outcome, call, failure)
         else:
             logger.warning("%s was not told of the end of %s: %s", call.name, call.id, failure.message)
         return
@@ -135,7 +135,7 @@ async def contact(process: Process, call: ToolInvocation, tool: ToolDefinition |
     elif isinstance(answer, StillParked):
         await process.db_for(user.pk, lifecycle.contact_again, call, answer)
     else:
-        await process.db_for(user.pk, lifecycle.record_outcome, call.id, answer)
+        await process.db_for(user.pk, lifecycle.record_outcome, call, answer)
 
 
 async def _with_files(process: Process, remote: Remote, result: ToolResult) -> ToolResult:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from django.db import models, transaction
-from django.db.models import Case, F, Value, When
+from django.db.models import Case, F, Subquery, Value, When
 
 from chats.models import Chat
 from config.database.batches import limit_lock_wait
@@ -42,6 +42,9 @@ from webhooks import outbox
 
 # Time for which a housekeeping job waits for a row that another transaction has locked (PostgreSQL).
 HOUSEKEEPING_LOCK_SECONDS = 0.2
+
+# What a caller may give of a run: much text, which takes long to parse.
+WIDE = ("instructions", "client_tools", "output_schema")
 
 logger = logging.getLogger(__name__)
 
@@ -189,13 +192,13 @@ def lock_run(run_id: str, *, wait: bool = True) -> Run | None:
     """
     if not wait:
         limit_lock_wait(HOUSEKEEPING_LOCK_SECONDS)
-    chat_id = Run.objects.filter(pk=run_id).values_list("chat_id", flat=True).first()
-    if chat_id is None:
+    chat_id = Subquery(Run.objects.filter(pk=run_id).order_by().values("chat_id"))
+    chats = Chat.objects.select_for_update(no_key=True, skip_locked=not wait)
+    if not chats.filter(pk=chat_id).order_by().values_list("pk"):
         return None
-    chat = Chat.objects.select_for_update(no_key=True, skip_locked=not wait).filter(pk=chat_id).values("pk").first()
-    if chat is None:
-        return None
-    return Run.objects.select_for_update(no_key=True, skip_locked=not wait).filter(pk=run_id).first()
+    # No transition that locks a run needs the wide columns.
+    runs = Run.objects.select_for_update(no_key=True, skip_locked=not wait).defer(*WIDE)
+    return runs.filter(pk=run_id).order_by().first()
 
 
 def stop_running(run: Run) -> dict[str, Any]:

@@ -94,12 +94,11 @@ def park_run(run: Run) -> Moved:
 
 
 @transaction.atomic
-def record_outcome(call_id: str, outcome: ToolResult | ToolFailure) -> Recorded:
+def record_outcome(call: ToolInvocation, outcome: ToolResult | ToolFailure) -> Recorded:
     """DISPATCHING → COMPLETED or FAILED, in any state of the run, without its lease, of a call that awaits its outcome
     or may begin to. Of any number of outcomes the first counts, and none after the call's time.
     """
-    run = _lock_run_of(call_id)
-    call = ToolInvocation.objects.get(pk=call_id)
+    run, call = _locked(call)
     if call.status != InvocationStatus.DISPATCHING or (call.awaiting is None and call.park_seconds is None):
         return Recorded(call, accepted=False)
     if call.expires_at is not None and call.expires_at <= clock.now():
@@ -108,10 +107,9 @@ def record_outcome(call_id: str, outcome: ToolResult | ToolFailure) -> Recorded:
 
 
 @transaction.atomic
-def record_progress(call_id: str, fraction: float | None, message: str | None) -> Recorded:
+def record_progress(call: ToolInvocation, fraction: float | None, message: str | None) -> Recorded:
     """The progress of an open call, unless the last one is less than PROGRESS_SECONDS old."""
-    run = _lock_run_of(call_id)
-    call = ToolInvocation.objects.get(pk=call_id)
+    run, call = _locked(call)
     now = clock.now()
     # Each progress puts an owner of the run behind the database, so that it must read the run again.
     disturbs = run.worker_id is not None and now - run.updated_at < timedelta(seconds=PROGRESS_SECONDS)
@@ -137,7 +135,7 @@ def expire_call(call_id: str) -> bool:
     """A call that awaits its outcome after its time → FAILED; the run goes on. False if there was nothing to do, or if
     the run is locked.
     """
-    run = lock_run(_run_of(call_id), wait=False)
+    run = lock_run(ToolInvocation.objects.values_list("run_id", flat=True).get(pk=call_id), wait=False)
     call = ToolInvocation.objects.filter(pk=call_id, awaiting__isnull=False, expires_at__lte=clock.now()).first()
     if run is None or call is None:
         return False
@@ -163,7 +161,7 @@ def _end(run: Run, call: ToolInvocation, outcome: ToolResult | ToolFailure, **to
     left = ToolInvocation.objects.filter(run=run).exclude(status__in=FINAL_INVOCATION_STATUSES)
     kinds = set(left.values_list("awaiting", flat=True))
     after: dict[str, Any] = {"awaiting": next((kind.value for kind in calls.FIRST if kind in kinds), None)}
-    dropped = waitpoints.drop_question(call)
+    dropped = waitpoints.drop_question(call) if call.remote_task else []
     if resumes := bool(dropped) or (run.parked and not kinds):
         after["due_at"] = clock.now() + NUDGE_GRACE
     happened = [events.tool_completed(ended), *dropped]
@@ -180,14 +178,11 @@ def _end(run: Run, call: ToolInvocation, outcome: ToolResult | ToolFailure, **to
     return ended
 
 
-def _lock_run_of(call_id: str) -> Run:
-    run = lock_run(_run_of(call_id))
+def _locked(call: ToolInvocation) -> tuple[Run, ToolInvocation]:
+    """The call and its run as they are, with the run locked."""
+    run = lock_run(call.run_id)
     assert run is not None  # noqa: S101  (a call's row is deleted with its run's)
-    return run
-
-
-def _run_of(call_id: str) -> str:
-    return ToolInvocation.objects.values_list("run_id", flat=True).get(pk=call_id)
+    return run, ToolInvocation.objects.defer("input").get(pk=call.pk)
 
 
 # --- requests about parked calls to their tools' servers --------------------------------------------------------------
@@ -241,7 +236,7 @@ def contact_again(call: ToolInvocation, still: StillParked) -> None:
     known = call.progress or {}
     message = still.message if still.message != known.get("message") else None
     if message or (still.fraction is not None and still.fraction != known.get("fraction")):
-        record_progress(call.pk, still.fraction, still.message)
+        record_progress(call, still.fraction, still.message)
 
 
 def _taken(call: ToolInvocation) -> QuerySet[ToolInvocation]:
@@ -254,7 +249,7 @@ def _taken(call: ToolInvocation) -> QuerySet[ToolInvocation]:
 @transaction.atomic
 def _ask(call: ToolInvocation, still: StillParked) -> None:
     """The call's server asks the user: its run opens a waitpoint when it resumes, and is not asked until the answer."""
-    run = _lock_run_of(call.pk)
+    run, _ = _locked(call)
     if not _taken(call).exists():
         return
     question = Dialogue.from_text(still.remote_task or "").question

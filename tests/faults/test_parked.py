@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
+import os
+import random
+import re
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -30,6 +36,7 @@ for name, repeatable in (("film", False), ("film_again", True)):
         repeatable=repeatable, url="{url}", cancel_url="{url}", park_seconds=3600,
     )
 """
+RESULT = json.dumps({"result": "a film", "creditUsed": 1.5}).encode()
 CRASH_POINT = "runs.lifecycle.crash.RUN_CRASH_POINT"
 # Where the worker dies, and then the worker that takes the runs over.
 WORKER_POINTS = [
@@ -37,7 +44,13 @@ WORKER_POINTS = [
     ("committed_call_parked", "before_park_run"),
     ("committed_run_parked", "committed_call_parked"),
 ]
-RUNS, CALLS_EACH, CLIENTS, TIMES = 20, 20, 16, 3
+# PARKED_RUNS=2500 parks 50,000 calls. A user has at most PARKED_CALLS_PER_USER of them.
+RUNS, CALLS_EACH, CLIENTS, TIMES = int(os.environ.get("PARKED_RUNS", "20")), 20, 16, 3
+RUNS_OF_USER = 1000 // CALLS_EACH
+AT_ONCE = 400
+# Of a run worker, whatever is parked.
+GROWTH_MIB = 10
+PARKED = "/runs?awaiting=tool&limit=100"
 PROCESSES = ("web", "runs-1", "runs-2", "webhooks", "maintenance", "beat")
 
 
@@ -73,7 +86,7 @@ def call_back(stack: Stack, path: str, body: Any) -> dict[str, Any]:
     raise AssertionError("no answer to the callback in 60 s")
 
 
-def check(stack: Stack, driver: Driver, runs: list[str], calls: int) -> None:
+def check(driver: Driver, runs: list[str], calls: int) -> None:
     """All runs have completed, and each call is charged once."""
     ended = [driver.wait(run, timeout=120) for run in runs]
     assert {run["status"] for run in ended} == {"completed"}, [run for run in ended if run["status"] != "completed"]
@@ -83,8 +96,6 @@ def check(stack: Stack, driver: Driver, runs: list[str], calls: int) -> None:
     spent = sum(round(run["totalCreditsUsed"] * 1_000_000) for run in ended)
     now = driver.credits()
     assert (now["held"], round(float(now["balance"]) * 1_000_000)) == ("0", 100_000_000_000 - spent)
-    stack.manage("reconcile_credits")
-    stack.manage("check_invariants")
 
 
 def die_at(stack: Stack, name: str, point: str) -> None:
@@ -137,31 +148,100 @@ def test_the_web_process_dies_during_a_callback(point: str) -> None:
         stack.restart("web")
         answered = call_back(stack, path, {"result": "another film", "creditUsed": 1.5})
         assert (answered["status"], answered["accepted"]) == ("COMPLETED", point == "before_outcome")
-        check(stack, driver, [run], 1)
+        check(driver, [run], 1)
+        stack.manage("reconcile_credits")
+        stack.manage("check_invariants")
 
 
+class ToolClient:
+    """Calls back as a tool does that makes many callbacks: on one connection a thread, again until it is answered."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack, self.local = stack, threading.local()
+
+    def __call__(self, path: str) -> tuple[str, bool]:
+        """The call's status, and whether the callback counts."""
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            try:
+                if getattr(self.local, "http", None) is None:
+                    self.local.http = http.client.HTTPConnection("127.0.0.1", self.stack.port, timeout=30)
+                self.local.http.request("POST", path, RESULT, {"Content-Type": "application/json"})
+                answered = self.local.http.getresponse()
+                body = answered.read()
+            except (OSError, http.client.HTTPException):
+                self.local.http = None
+                time.sleep(0.2)
+                continue
+            if answered.status == 200:
+                said = json.loads(body)
+                return said["status"], said["accepted"]
+            assert answered.status == 503, body
+            time.sleep(0.2)
+        raise AssertionError("no answer to the callback in 60 s")
+
+
+def memory(stack: Stack) -> float:
+    """The MiB of the larger run worker; what it shares with other processes is divided among them."""
+    rollups = [Path(f"/proc/{stack.processes[name].pid}/smaps_rollup").read_text() for name in ("runs-1", "runs-2")]
+    return max(int(re.findall(r"^Pss: +([0-9]+) kB", rollup, re.M)[0]) for rollup in rollups) / 1024
+
+
+@pytest.mark.timeout(300 + RUNS)
 def test_callbacks_from_many_clients_after_all_processes_were_killed() -> None:
-    """Each call is called back several times at once; it is charged once, and its run completes."""
-    with at_work(PARKED_CALLS_PER_USER="100000") as (stack, films, driver):
-        script = "\n".join(["/call film {}"] * CALLS_EACH) + "\n/say done"
+    """Each call is called back several times; it is charged once, and its run completes. Parked calls need no memory
+    of run workers.
+    """
+    began = time.monotonic()
+
+    def note(what: str) -> float:
+        used = memory(stack)
+        print(f"{time.monotonic() - began:.0f} s: {what}; a run worker has {used:.1f} MiB", flush=True)
+        return used
+
+    def park(users: list[Driver]) -> None:
+        starts = [user for user in users for _ in range(shares[user])]
         with ThreadPoolExecutor(4) as pool:
-            runs = list(pool.map(lambda _: driver.start(script)["id"], range(RUNS)))
-        calls = RUNS * CALLS_EACH
-        stack.wait_for(lambda: len(addresses(films)) == calls, 120, "all calls")
-        parked = lambda: len(driver.http.get("/runs?awaiting=tool&limit=100").json()["items"])  # noqa: E731
-        stack.wait_for(lambda: parked() == RUNS, 60, "parked runs")
+            for user, run in zip(starts, pool.map(lambda user: user.start(script)["id"], starts), strict=True):
+                runs[user].append(run)
+        calls = sum(map(len, runs.values())) * CALLS_EACH
+        stack.wait_for(lambda: len(films.requests) == calls, 120, "all calls")
+        for user in users:
+            all_parked = lambda: len(user.http.get(PARKED).json()["items"]) == shares[user]  # noqa: B023, E731
+            stack.wait_for(all_parked, 120, "parked runs")
+
+    with at_work(RUN_LEASE_SECONDS="10", WEB_WORKERS="2") as (stack, films, _):
+        script = "\n".join(["/call film {}"] * CALLS_EACH) + "\n/say done"
+        users = [Driver(Careful(stack.session(f"u{number}"))) for number in range(-(-RUNS // RUNS_OF_USER))]
+        shares = {user: len(range(number, RUNS, len(users))) for number, user in enumerate(users)}
+        runs: dict[Driver, list[str]] = {user: [] for user in users}
+        new = note("all processes are new")
+        park(users[:4])
+        first = note(f"the first {sum(map(len, runs.values()))} runs are parked")
+        for at in range(4, len(users), 4):
+            park(users[at : at + 4])
+        assert note("all runs are parked") - first < GROWTH_MIB
         for name in PROCESSES:
             stack.kill(name)
         for name in PROCESSES:
-            stack.processes[name].start()
-        stack.wait_until_ready()
-        paths = list(addresses(films).values()) * TIMES
+            stack.restart(name)
+        assert note("all processes were killed and started again") - new < GROWTH_MIB
+        paths = list(addresses(films).values())
+        assert len(paths) == RUNS * CALLS_EACH
+        random.Random(1).shuffle(paths)
+        # The callbacks of the first calls come at once, those of the others at any time.
+        later = paths[AT_ONCE:] * TIMES
+        random.Random(2).shuffle(later)
+        order = [path for path in paths[:AT_ONCE] for _ in range(TIMES)] + later
         with ThreadPoolExecutor(CLIENTS) as pool:
-            body = {"result": "a film", "creditUsed": 1.5}
-            answers = list(pool.map(lambda path: call_back(stack, path, body), paths))
-        assert Counter(one["accepted"] for one in answers) == {True: calls, False: (TIMES - 1) * calls}
-        assert {one["status"] for one in answers} == {"COMPLETED"}
-        check(stack, driver, runs, calls)
+            answers = Counter(pool.map(ToolClient(stack), order))
+        assert answers == {("COMPLETED", True): len(paths), ("COMPLETED", False): (TIMES - 1) * len(paths)}
+        assert note("all callbacks are answered") - first < GROWTH_MIB
+        for user in users:
+            check(driver=user, runs=runs[user], calls=shares[user] * CALLS_EACH)
+        stack.manage("reconcile_credits")
+        stack.manage("check_invariants")
+        note("all runs are completed and charged once")
 
 
 def test_callbacks_and_cancels_at_the_same_moment() -> None:
