@@ -11,7 +11,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Q, QuerySet
+from django.db.models import Max, Q, QuerySet
 from django.dispatch import receiver
 
 from chats.services import chat_purged
@@ -38,8 +38,9 @@ from runs.tools.base import BUILTIN
 
 logger = logging.getLogger(__name__)
 
-# A run of half an hour has up to 36,000 events, and a statement must end within DATABASE_ANSWER_SECONDS.
 RUNS_BATCH = 10
+# Of each run: a statement must end within DATABASE_ANSWER_SECONDS, and a run may have a million events.
+EVENTS_BATCH = 10_000
 
 
 @receiver(chat_purged, dispatch_uid="runs.purge")
@@ -60,6 +61,9 @@ def _purge_batch(runs: QuerySet[Run]) -> int:
     calls = ToolInvocation.objects.filter(~Q(node_type=BUILTIN) | Q(name__in=stores_files), run__in=batch)
     for call_id in calls.values_list("pk", flat=True):
         files.remove_all(call_id)
+    _delete_events(batch)
+    if batches.stopping.is_set():
+        return 0
     with transaction.atomic():
         taken = batches.take_batch(Run.objects.filter(pk__in=batch).order_by("pk"), to_delete=True)
         for model in (ClientRun, RunEvent, RunMetadata, Waitpoint, ToolInvocation, ModelAttempt, Compaction, Turn):
@@ -90,8 +94,13 @@ def _due(before: datetime) -> Iterator[str]:
         last = found[-1]
 
 
-@transaction.atomic
 def _delete_events(run_ids: list[str]) -> list[int]:
-    # Concurrent jobs skip the runs that another one has locked.
-    locked = batches.take_batch(Run.objects.filter(pk__in=run_ids).order_by("pk"))
-    return [batches.delete_rows(RunEvent, "run_id", locked)]
+    deleted, last = 0, Run.objects.filter(pk__in=run_ids).aggregate(last=Max("last_stream_index"))["last"] or 1
+    for index in range(EVENTS_BATCH, last + EVENTS_BATCH, EVENTS_BATCH):
+        if batches.stopping.is_set():
+            break
+        with transaction.atomic():
+            # Concurrent jobs skip the runs that another one has locked.
+            locked = batches.take_batch(Run.objects.filter(pk__in=run_ids).order_by("pk"))
+            deleted += RunEvent.objects.filter(run__in=locked, index__lte=index).delete()[0]
+    return [deleted]
