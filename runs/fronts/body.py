@@ -124,12 +124,14 @@ class FrontBody:
     async def next(self) -> bytes | None:
         stream, rendering = self.streams[-1], self.frames.rendering
         if rendering.over:
-            if rendering.has_ended and self.frames.plan.then:
-                opening, plan = self.frames.plan.then
-                self.frames = Frames(plan, stream.position)
-                self.streams.append(stream.hub.join(opening))
-                return COMMENT
-            return None
+            if not (rendering.has_ended and self.frames.plan.then):
+                return None
+            if stream.closed:
+                raise Broken
+            opening, plan = self.frames.plan.then
+            self.frames = Frames(plan, stream.position)
+            self.streams.append(stream.hub.join(opening))
+            return COMMENT
         ask = stream.hub.ask
         events = await stream.next()
         if events is None:

@@ -113,3 +113,11 @@ def test_a_snapshot_has_a_bound(thread, monkeypatch):
     assert shown[-1]["content"] == "x" * 1000
     monkeypatch.setattr("runs.fronts.ag_ui.messages.SNAPSHOT_CHARS", 5)
     assert len(thread.connect()[1]["messages"]) == 1
+
+
+def test_a_snapshot_has_the_messages_that_wait_in_line(thread):
+    thread.send(said("/stream 300 20"))
+    thread.send(said("/say Two", "u2"))
+    assert [message["id"] for message in thread.connect()[1]["messages"]][::2] == ["u1", "u2"]
+    thread.bench.cancel(thread.runs()[0]["id"])
+    thread.bench.wait(thread.runs()[-1]["id"])

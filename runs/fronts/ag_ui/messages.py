@@ -17,7 +17,7 @@ from runs.fronts import reads
 from runs.fronts.ag_ui.events import AgUi, snapshot, told, turn_message
 from runs.fronts.history import Recorded, recorded_of
 from runs.fronts.rendering import NO_FACTS, Facts, Part
-from runs.models import FINAL_INVOCATION_STATUSES, ClientRun, Run
+from runs.models import FINAL_INVOCATION_STATUSES, ClientRun, Run, RunStatus
 from runs.streams.hub import Opening
 from runs.streams.reads import Event
 from runs.streams.views import existing_events
@@ -73,21 +73,22 @@ class Transcript:
 
 
 def until(rendering: AgUi, run: Run, last: int) -> list[AgUiMessage]:
-    """The messages of the run's chat up to its event ``last``. The new ``rendering`` is fed with the run's events."""
+    """The messages of the run's chat up to its event ``last``, and those that wait in line. The new ``rendering`` is
+    fed with the run's events.
+    """
     earlier = Run.objects.filter(chat=run.chat_id, created_at__lt=run.created_at)
     shown = Message.objects.filter(run_id__in=earlier.order_by().values("pk"))
-    transcript = Transcript([*messages_of(run, shown), *asked(run)])
+    asked = Message.objects.filter(pk=run.user_message_id)
+    transcript = Transcript([*messages_of(run, shown), *messages_of(run, asked)])
     for event in existing_events(Opening(run.pk, 0, last, over=False, user_id=run.user_id)):
         if event.index > last:
             break
         facts = reads.facts_of(run.pk, event) if rendering.wants(event) else NO_FACTS
         transcript.take(rendering.feed(event, facts, asks=False))
     transcript.end_text()
-    return transcript.messages
-
-
-def asked(run: Run) -> list[AgUiMessage]:
-    return messages_of(run, Message.objects.filter(pk=run.user_message_id))
+    queued = Run.objects.filter(chat=run.chat_id, created_at__gt=run.created_at, status=RunStatus.QUEUED)
+    waiting = Message.objects.filter(run_id__in=queued.order_by().values("pk"))
+    return [*transcript.messages, *messages_of(run, waiting)]
 
 
 def facts_of(run_id: str, event: Event) -> Facts:

@@ -110,7 +110,7 @@ class AgUiViewSet(FrontRequestViewSet):
         rendering = AgUi(sent.thread, sent.name, row.run_id, chat.pk)
         if repeats:
             before = messages.until(AgUi("", "", row.run_id, chat.pk), row.run, row.index)
-            rendering.before = messages.snapshot(before + (messages.asked(then) if then else []))
+            rendering.before = messages.snapshot(before)
         else:
             rendering.given = given
         return Shown(rendering, row.run, (row.index, 0), continues=True, then=self.follows(rendering, then))
