@@ -94,12 +94,14 @@ def start_once(
         live = repeated(chat, repeated_id, options.get("message")) if row is None else None
         if live and live.status in LIVE_RUN_STATUSES:
             return ClientRun.objects.create(chat=chat, key=key, run=live)
+        replaced = Run.objects.filter(pk=options.get("replaces"), chat=chat).first() if "replaces" in options else None
         if "on_active_run" not in options:
-            active = locked.active_run_id
-            cancels = active is not None and (options.get("replaces") == active or waits_for_caller(locked))
+            cancels = waits_for_caller(locked) or (replaced is not None and _is_from(replaced, locked.active_run_id))
             options = options | {"on_active_run": "cancel" if cancels else "enqueue"}
+            if replaced is not None and replaced.status == RunStatus.QUEUED and not cancels:
+                services.cancel_run(replaced)
         run = services.start_run(user, chat.pk, **options)
-        if replaced := options.get("replaces"):
+        if replaced is not None:
             # The client's names of the replaced run stand for its successor.
             ClientRun.objects.filter(chat=chat, run=replaced).update(run=run, index=0)
         if row is None:
@@ -119,6 +121,11 @@ def repeated(chat: Chat, repeated_id: str, message: str | None = None) -> Run | 
 def is_same(run: Run, message: str | None) -> bool:
     """Whether the run answers this message; None stands for any."""
     return message is None or Message.objects.filter(pk=run.user_message_id, content=message).exists()
+
+
+def _is_from(first: Run, run_id: str | None) -> bool:
+    """Whether the run of the same chat is the first one or a later one."""
+    return Run.objects.filter(pk=run_id, created_at__gte=first.created_at).exists()
 
 
 def is_written_again(chat: Chat, run: Run) -> bool:

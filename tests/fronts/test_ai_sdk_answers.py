@@ -152,7 +152,16 @@ def test_regenerate_after_a_message_that_did_not_arrive_sends_it(chat, settings)
 
 
 def test_an_edit_ends_the_answer_to_the_old_text(chat):
-    chat.send(said("/stream 200 20"))
-    old = chat.runs()[-1]["id"]
+    chat.run(said("/say One"))
+    chat.send(said("/stream 200 20", "u2"))
+    later = chat.runs()[-1]["id"]
     assert chat.run(said("/say Hello"))["answer"] == "Hello"
-    assert chat.bench.get(old)["status"] == "cancelled"
+    assert chat.bench.get(later)["status"] == "cancelled"
+
+
+def test_an_edit_of_a_message_that_waits_in_line_keeps_its_place(chat):
+    chat.send(said("/stream 40 20"))
+    chat.send(said("/say Two", "u2"))
+    working, queued = (run["id"] for run in chat.runs())
+    assert chat.run(said("/say Three", "u2"))["answer"] == "Three"
+    assert [chat.bench.get(run)["status"] for run in (working, queued)] == ["completed", "cancelled"]
