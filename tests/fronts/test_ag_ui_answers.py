@@ -97,7 +97,8 @@ def test_a_result_beside_an_answer_is_not_sent_back(thread):
     run = thread.run(said(f"/call pick {{}}\n{CHART.splitlines()[1]}\n/say {{result}}"), tools=[PICK])
     picked, drawn = (call["id"] for call in run["toolInvocations"])
     sent = (said(CHART), result(picked, "red"))
-    thread.send(*sent, runId="next", **resolved(run, True))
+    first = thread.send(*sent, runId="next", **resolved(run, True))
+    assert picked not in [event.get("toolCallId") for event in first]
     thread.bench.wait(run["id"])
     again = thread.send(*sent, runId="next", **resolved(run, True))
     results = [event["toolCallId"] for event in again if event["type"] == "TOOL_CALL_RESULT"]

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 
-from runs.models import Run
+from runs import catalogue
+from runs.models import Run, Tool
 from tests import factories
 from tests.driver import until
 from tests.fronts.conftest import Frame, UseChat, said
 from tests.fronts.test_ai_sdk import CHART, LOCATE, approved, types
 from tests.threads import side_by_side
+from tests.tools.task_server import asks, form, task_server
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -25,7 +27,7 @@ def positions(frames: list[Frame]) -> list[tuple[int, ...]]:
     return [tuple(map(int, position.split("."))) for position, _ in frames]
 
 
-def asks(chat: UseChat, text: str, **body: Any) -> dict[str, Any]:
+def waiting(chat: UseChat, text: str, **body: Any) -> dict[str, Any]:
     """The answer whose run waits for an approval."""
     run = chat.run(said(text), **body)
     assert run["status"] == "waiting"
@@ -39,7 +41,7 @@ def kinds(message: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("ends", ["before", "after"])
 def test_an_approval_beside_a_parked_call_is_a_step_of_its_own(chat, ends):
     """The client sends no approval of a step in which an output is preliminary."""
-    message = asks(chat, JOB)
+    message = waiting(chat, JOB)
     assert kinds(message) == ["step-start", "long_job", "step-start", "draw_chart"]
     assert all(part["preliminary"] for _, part in chat.resume() if part_type(part) == "tool-output-available")
     opened = types(chat.resume())
@@ -67,7 +69,7 @@ def part_type(part: Any) -> str:
 
 def test_the_output_of_the_client_beside_an_approval(chat):
     """The stream shows the outcome, which the client would otherwise send for ever, and what is still asked."""
-    message = asks(chat, BOTH, run=LOCATE)
+    message = waiting(chat, BOTH, run=LOCATE)
     assert kinds(message) == ["step-start", "locate", "draw_chart"]
     located = message["parts"][1] | {"state": "output-available", "output": "here"}
     for _ in range(2):
@@ -81,6 +83,28 @@ def test_the_output_of_the_client_beside_an_approval(chat):
     ]
     chat.send(approved(message | {"parts": [located, message["parts"][-1]]}, True))
     assert chat.bench.wait(chat.runs()[-1]["id"])["status"] == "completed"
+
+
+def test_a_client_repeats_its_earlier_answers(chat):
+    message = waiting(chat, "/ask When?\n/call locate {}\n/say {result}", run=LOCATE)
+    asked = message["parts"][1] | {"state": "output-available", "output": "Tuesday"}
+    chat.send(message | {"parts": [asked]})
+    until(lambda: chat.runs()[-1]["awaiting"] == "client")
+    message = chat.messages()[-1]
+    *earlier, located = message["parts"]
+    frames = chat.send(message | {"parts": [*earlier, located | {"state": "output-available", "output": "here"}]})
+    assert (frames[1][1]["toolCallId"], frames[1][1]["output"]) == (located["toolCallId"], "here")
+
+
+def test_a_call_that_asked_is_listed_where_the_stream_showed_it(chat):
+    with task_server() as server:
+        server.tool = lambda params: asks(who=form("Who?"))
+        Tool.objects.create(name="research", display_name="Research", node_type="mcp", url=server.url, price=0)
+        catalogue.forget()
+        message = waiting(chat, '/call research {}\n/call calculate {"expression": "1+1"}')
+        shown = [part["toolName"] for _, part in chat.resume() if part_type(part) == "tool-input-available"]
+        assert shown == [part["toolName"] for part in message["parts"] if "toolName" in part]
+        assert sorted(shown) == ["ask_user", "calculate", "research"]
 
 
 def test_all_outcomes_of_the_client_are_the_servers(chat):
@@ -99,9 +123,9 @@ def test_all_outcomes_of_the_client_are_the_servers(chat):
 
 
 def test_a_client_continues_after_any_frame_of_a_stream_that_stops_for_it(chat):
-    chat.send(said("/say One\n/call locate {}"), run=LOCATE)
-    until(lambda: chat.runs()[-1]["awaiting"] == "client")
+    chat.send(said('/say One\n/call locate {}\n/call long_job {"seconds": 0.1}'), run=LOCATE)
     frames = until(lambda: (found := chat.resume())[-1][1] == "[DONE]" and found)
+    assert types(frames)[-4:] == ["tool-output-available", "finish-step", "finish", "[DONE]"]
     assert positions(frames) == sorted(set(positions(frames)))
     for number, (position, _) in enumerate(frames, 1):
         assert chat.resume(f"stream?after={position}") == frames[number:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -65,6 +66,11 @@ def test_text_and_calls_of_two_turns(feed):
     about = {"runId": "run_1", "status": "completed", "creditsUsed": 12.5, "usage": {"turns": 2}}
     assert ended[-1] == {"type": "finish", "finishReason": "stop", "messageMetadata": about}
     assert feed.rendering.over
+
+
+def test_numbers_keep_their_digits(feed):
+    given = {"x": Decimal("0.1234567890123456789")}
+    assert feed("tool.started", **DRAW, input=given)[-1]["input"] == given
 
 
 def test_an_approval_ends_the_stream(feed):
