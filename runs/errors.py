@@ -32,7 +32,7 @@ class RunError(_Code):
     BUDGET_EXCEEDED = "BUDGET_EXCEEDED", "The run spent its own budget."
     WAITPOINT_EXPIRED = "WAITPOINT_EXPIRED", "Nobody answered in time."
     WORKER_LOST = "WORKER_LOST", "The run lost its worker too often."
-    INTERNAL_ERROR = "INTERNAL_ERROR", "A fault of this service; its logs say more."
+    INTERNAL_ERROR = "INTERNAL_ERROR", "An error of this service. Its logs say more."
 
 
 class CallError(_Code):
@@ -42,10 +42,10 @@ class CallError(_Code):
     UNKNOWN_TOOL = "UNKNOWN_TOOL", "There is no such tool, or the run may not use it."
     TOOL_ERROR = "TOOL_ERROR", "The tool failed."
     TOOL_TIMEOUT = "TOOL_TIMEOUT", "The tool did not answer in time."
-    INSUFFICIENT_CREDITS = "INSUFFICIENT_CREDITS", "The user's credits did not suffice for the call."
+    INSUFFICIENT_CREDITS = "INSUFFICIENT_CREDITS", "The user's credits were too low for the call."
     BUDGET_EXCEEDED = "BUDGET_EXCEEDED", "The call would have taken the run over its own budget."
     APPROVAL_REFUSED = "APPROVAL_REFUSED", "The user refused the call."
-    OUTCOME_UNKNOWN = "OUTCOME_UNKNOWN", "A worker died during the call, and the tool may not be called twice."
+    OUTCOME_UNKNOWN = "OUTCOME_UNKNOWN", "The worker was lost during the call, and the tool may not be called twice."
 
 
 # What callers read: nothing about providers, settings or addresses.

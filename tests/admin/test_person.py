@@ -154,6 +154,20 @@ def test_an_export_is_confirmed_logged_and_for_those_who_may_read_content(sign_i
 
 
 @pytest.mark.django_db(transaction=True)
+def test_a_long_erasure_says_how_far_it_is_and_continues(boss, ada, monkeypatch):
+    make_run(ada)
+    monkeypatch.setattr("runs.admin.person.ERASE_SECONDS", -1)
+    begun = do(boss, ada, "erase", reason="case 7").content.decode()
+    assert "Not everything is erased yet. So far: 1 of 2 chats deleted." in begun
+    assert 'value="case 7"' in begun
+    ada.refresh_from_db()
+    assert (ada.username, ada.is_active) == ("ada", False)
+    monkeypatch.undo()
+    assert do(boss, ada, "erase", reason="case 7").status_code == 302
+    assert not ada.runs.exists()
+
+
+@pytest.mark.django_db(transaction=True)
 def test_staff_erase_a_user_and_the_log_says_who(boss, sign_in, ada):
     assert do(sign_in("support"), ada, "erase", reason="case 7").status_code == 403
     refused = do(boss, ada, "erase", reason="wish of ada")
