@@ -34,6 +34,11 @@ def test_no_page_is_wider_than_a_phone(stack: Stack, page: Page) -> None:
     for path in PAGES:
         page.goto(stack.url + path)
         assert page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"], path
+    page.goto(f"{stack.url}/api/docs")
+    operation = page.locator("#operations-chats-sessionChatsList")
+    operation.locator("button").first.click(timeout=20_000)
+    expect(operation.locator(".response").first).to_be_visible(timeout=20_000)
+    assert page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
 
 
 @pytest.mark.parametrize(("viewport", "scheme"), [(WIDE, "light"), (NARROW, "light"), (WIDE, "dark")])
