@@ -13,7 +13,7 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -41,6 +41,8 @@ START_SECONDS = 120
 CLIENTS = {16: 1.0, 1: 0.25}
 WARM_RUNS, RUNS, ROUNDS = 400, 400, 5
 READS_PER_RUN = 1.5
+# Of the ratios of the medians.
+TARGETS = {("POST run", 16): "p50 ≤ 2.5", ("GET run", 16): "p50 ≤ 1.5", ("GET run", 1): "p50 ≤ 2.0"}
 
 
 # --- the peers -------------------------------------------------------------------------------------------------------
@@ -107,6 +109,8 @@ def aegra() -> Iterator[Side]:
 
 
 PEERS: dict[str, Callable[[], AbstractContextManager[Side]]] = {"langgraph": langgraph, "aegra": aegra}
+# It becomes slower with what it keeps, so each round has one of its own.
+FRESH = {"langgraph"}
 
 
 # --- the measurement -------------------------------------------------------------------------------------------------
@@ -118,6 +122,7 @@ class Measured:
 
     name: str
     rates: list[float] = field(default_factory=list)
+    seen: list[float] = field(default_factory=list)
     cpu: list[dict[str, float]] = field(default_factory=list)
     posts: dict[int, list[list[float]]] = field(default_factory=lambda: defaultdict(list))
     reads: dict[int, list[list[float]]] = field(default_factory=lambda: defaultdict(list))
@@ -134,6 +139,7 @@ def one_round(side: Side, measured: Measured, runs: int) -> None:
         load = start_runs(side, max(clients, round(runs * share)), clients)
         if clients == max(CLIENTS):
             measured.rates.append(load.rate)
+            measured.seen.append(load.seen)
             measured.cpu.append(load.cpu)
         measured.posts[clients].append(load.posts)
         measured.reads[clients].append(read(side.port, load.runs, round(runs * share * READS_PER_RUN), clients))
@@ -159,32 +165,32 @@ def measure(
     names = installed(names)
     if not names:
         sys.exit("There is no peer to compare with.")
+    found = [Measured("this service"), *(Measured(version_of(name)) for name in names)]
     with ExitStack() as servers:
-        sides: list[Side] = [servers.enter_context(service())]
-        sides += [servers.enter_context(PEERS[name]()) for name in names]
-        found = [Measured(side.name) for side in sides]
-        for side in sides:
-            start_runs(side, warm, max(CLIENTS))
+
+        @contextmanager
+        def begun(start: Callable[[], AbstractContextManager[Side]]) -> Iterator[Side]:
+            with start() as side:
+                start_runs(side, warm, max(CLIENTS))
+                yield side
+
+        starts = {"this service": service, **{name: PEERS[name] for name in names}}
+        kept = {name: servers.enter_context(begun(start)) for name, start in starts.items() if name not in FRESH}
         for _ in range(rounds):
-            for side, measured in zip(sides, found, strict=True):
-                one_round(side, measured, runs)
-        for side, measured in zip(sides, found, strict=True):
-            measured.memory = side.memory()
+            for (name, start), measured in zip(starts.items(), found, strict=True):
+                with nullcontext(kept[name]) if name in kept else begun(start) as side:
+                    one_round(side, measured, runs)
+                    measured.memory = side.memory()
     return found
 
 
 def metrics(ours: Measured, peer: Measured) -> list[Metric]:
     """One line for each figure that both sides have."""
-    rates, cpu = [side.rates for side in (ours, peer)], [side.totals for side in (ours, peer)]
+    both, cpu = (ours, peer), [side.totals for side in (ours, peer)]
     memory = [sum(side.memory.values()) for side in (ours, peer)]
     return [
-        line(
-            "runs/s, POST to completed",
-            [f"{statistics.median(rounds):.0f}/s" for rounds in rates],
-            ratio_by_rounds(*rates),
-            "≥ 1.5",
-            "higher",
-        ),
+        rate("runs/s, POST to completed", [side.rates for side in both], "≥ 1.5"),
+        rate("runs/s, as a client sees it", [side.seen for side in both], "≥ 1.2"),
         *(latency("POST run", clients, ours.posts[clients], peer.posts[clients]) for clients in CLIENTS),
         *(latency("GET run", clients, ours.reads[clients], peer.reads[clients]) for clients in CLIENTS),
         line(
@@ -201,12 +207,17 @@ def line(name: str, texts: list[str], ratio: float, target: str = "", better: st
     return Metric(name, measured, baseline, ratio, target, better)
 
 
+def rate(name: str, rates: list[list[float]], target: str) -> Metric:
+    texts = [f"{statistics.median(rounds):.0f}/s" for rounds in rates]
+    return line(name, texts, ratio_by_rounds(*rates), target, "higher")
+
+
 def latency(what: str, clients: int, ours: list[list[float]], peer: list[list[float]]) -> Metric:
     """The percentiles of all rounds. The ratio is that of the medians."""
     name = f"{what}, {clients} client{'s' if clients > 1 else ''}"
     texts = [milliseconds(list(chain(*rounds))) for rounds in (ours, peer)]
     ratio = ratio_by_rounds(*([statistics.median(seconds) for seconds in rounds] for rounds in (ours, peer)))
-    return line(name, texts, ratio, "p50 ≤ 1.0" if clients > 1 else "")
+    return line(name, texts, ratio, TARGETS.get((what, clients), ""))
 
 
 def processes(side: Measured) -> list[Metric]:
@@ -236,6 +247,7 @@ def figures(side: Measured) -> dict[str, Any]:
     return {
         "name": side.name,
         "runs_per_second": round(statistics.median(side.rates), 1),
+        "runs_per_second_seen": round(statistics.median(side.seen), 1),
         "post_ms_by_clients": percentiles(side.posts),
         "get_ms_by_clients": percentiles(side.reads),
         "cpu_ms_per_run": {name: round(statistics.median(cpu[name] for cpu in side.cpu), 2) for name in side.cpu[0]},

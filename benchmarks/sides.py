@@ -27,6 +27,7 @@ for number in range({users}):
 """
 ASSISTANT = "constant"
 RUN_SECONDS = 180
+POLL_SECONDS = 0.1
 # After the last response of a run's end, its worker still writes a few bytes.
 SETTLE_SECONDS = 0.1
 
@@ -136,11 +137,12 @@ def service(run_workers: int = 2, users: int = USERS, **settings: str) -> Iterat
 
 @dataclass
 class Load:
-    """Runs per second from the first POST to the end of the last run; the seconds of each POST; the CPU milliseconds
-    per run of each process; the runs.
+    """Runs per second from the first POST to the end of the last run, by the server's times (``rate``) and as its
+    clients see it (``seen``); the seconds of each POST; the CPU milliseconds per run of each process; the runs.
     """
 
     rate: float
+    seen: float
     posts: list[float]
     cpu: dict[str, float]
     runs: list[Path]
@@ -149,8 +151,8 @@ class Load:
 def start_runs(side: Side, count: int, clients: int) -> Load:
     """Start ``count`` runs from ``clients`` clients, each in a chat of its own, and wait for their ends.
 
-    The ends are the times that the side states. Questions for them would slow down the runs, therefore only the last
-    runs are asked for while others may be at work. CPU is shared among the runs that have ended when it is read.
+    Questions for the ends would slow down the runs, therefore each client asks for its last run alone, every
+    POLL_SECONDS, while others may be at work. CPU is shared among the runs that have ended when it is read.
     """
     connections = [Connection(side.port) for _ in range(clients)]
     chats: list[Any] = [None] * count
@@ -165,14 +167,15 @@ def start_runs(side: Side, count: int, clients: int) -> Load:
     side_by_side(clients, count, create)
     cpu, begun = side.cpu(), time.time()
     posts = side_by_side(clients, count, start)
-    for run in runs[-clients:]:
-        wait_for_end(side, connections[0], run)
+    last = runs[-clients:]
+    side_by_side(clients, len(last), lambda client, number: wait_for_end(side, connections[client], last[number]))
+    seen = time.time()
     time.sleep(SETTLE_SECONDS)
     after, read_at = side.cpu(), time.time()
     ends = [wait_for_end(side, connections[0], run) for run in runs]
     finished = sum(end <= read_at for end in ends)
     each = {name: (after[name] - cpu[name]) * 1000 / finished for name in cpu}
-    return Load(count / (max(ends) - begun), posts, each, runs)
+    return Load(count / (max(ends) - begun), count / (seen - begun), posts, each, runs)
 
 
 def wait_for_end(side: Side, http: Connection, run: Path) -> float:
@@ -184,7 +187,7 @@ def wait_for_end(side: Side, http: Connection, run: Path) -> float:
             found.append(end)
         return bool(found)
 
-    wait_until(has_ended, RUN_SECONDS, 0.1)
+    wait_until(has_ended, RUN_SECONDS, POLL_SECONDS)
     return found[0]
 
 
