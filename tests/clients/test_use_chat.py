@@ -21,6 +21,7 @@ TOOLS = "\n".join(
         "/say {result}",
     ]
 )
+LOCATE = {"clientTools": [{"name": "locate", "description": "Where", "inputSchema": {"type": "object"}}]}
 # What is sent and answered, and the requests that this takes.
 SCRIPTS: dict[str, tuple[dict[str, Any], int]] = {
     "text": ({"text": "/say Hello there"}, 1),
@@ -35,7 +36,7 @@ SCRIPTS: dict[str, tuple[dict[str, Any], int]] = {
     "client tool": (
         {
             "text": '/call locate {"of": "me"}\n/say You are at {result}',
-            "run": {"clientTools": [{"name": "locate", "description": "Where", "inputSchema": {"type": "object"}}]},
+            "run": LOCATE,
             "outputs": {"locate": {"lat": 48.2, "names": ["Vienna"]}},
         },
         2,
@@ -47,11 +48,19 @@ SCRIPTS: dict[str, tuple[dict[str, Any], int]] = {
     "beside a client tool": (
         {
             "text": '/call locate {"of": "me"}\n' + CHART.splitlines()[1] + "\n/say {result}",
-            "run": {"clientTools": [{"name": "locate", "description": "Where", "inputSchema": {"type": "object"}}]},
+            "run": LOCATE,
             "outputs": {"locate": {"lat": 48.2}},
             "approved": True,
         },
         3,
+    ),
+    "question beside a client tool": (
+        {
+            "text": '/ask When?\n/call locate {"of": "me"}\n/say {result}',
+            "run": LOCATE,
+            "outputs": {"locate": 1, "ask_user": "Tuesday"},
+        },
+        2,
     ),
     "flaky": ({"text": "/say A\n/stream 20 20\n/flaky 503 1 after"}, 1),
 }

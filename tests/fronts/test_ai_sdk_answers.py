@@ -86,7 +86,7 @@ def test_the_output_of_the_client_beside_an_approval(chat):
 
 
 def test_a_client_repeats_its_earlier_answers(chat):
-    message = waiting(chat, "/ask When?\n/call locate {}\n/say {result}", run=LOCATE)
+    message = waiting(chat, "/ask When?\n/say Then\n/call locate {}", run=LOCATE)
     asked = message["parts"][1] | {"state": "output-available", "output": "Tuesday"}
     chat.send(message | {"parts": [asked]})
     until(lambda: chat.runs()[-1]["awaiting"] == "client")
