@@ -101,7 +101,7 @@ class ChatRunViewSet(RunActions):
     @extend_schema(request=RunInput, responses={201: RunSerializer})
     def create(self, request: Request, chatId: str) -> Response:
         try:
-            with one_check_of(request.user.pk or 0):
+            with one_check_of(request.user.pk or 0, request.data):
                 body = self.read(RunInput)
         except ValidationError:
             self.get_object()  # with any body, a chat of another user is 404

@@ -32,7 +32,7 @@ def options_of(user: Any, given: Any, **said: Any) -> dict[str, Any]:
     if wrong := [name for name in NOT_OPTIONS if name in given]:
         raise ValidationFailed({f"run.{name}": ["The message is not an option."] for name in wrong})
     try:
-        with one_check_of(user.pk):
+        with one_check_of(user.pk, given | said):
             options = RunInput.validated(given | said)
     except ValidationError as error:
         details: Any = error.detail

@@ -185,7 +185,7 @@ def call_tool(tool: McpTool, caller: Caller, arguments: dict[str, Any]) -> Any:
         raise Forbidden(f"This tool needs the scope {tool.scope}.", details={"requiredScope": tool.scope})
     if tool.starts_run:
         ratelimit.charge_run_start(caller.request, "public", caller.user)
-    with one_check_of(caller.user.pk):
+    with one_check_of(caller.user.pk, arguments):
         given = tool.input.validated(arguments)
     return tool.call(caller, given)
 

@@ -37,6 +37,10 @@ IDLE_MAX = 2
 SCHEMA_SECONDS = 0.1
 # How long a request waits for the check of another one of the same user.
 WAIT_SECONDS = 0.25
+# The same until the first check of this process, for which a program starts.
+FIRST_WAIT_SECONDS = 5
+# The fields of requests that are schemas or have some.
+SCHEMAS = ("clientTools", "outputSchema")
 # The signals that end the program: of its timer, and of the library when no memory is left.
 TOO_COSTLY = {-signal.SIGPROF, -signal.SIGABRT}
 # After this line of the program, another one says what is wrong.
@@ -111,12 +115,15 @@ def check_schema(schema: Any) -> None:
 
 
 @contextlib.contextmanager
-def one_check_of(user_id: int) -> Iterator[None]:
-    """Around a request of a user that may have a schema: schemas that take long occupy one processor, and the others of
-    the user do not occupy the threads that serve everybody. Raises RateLimited.
+def one_check_of(user_id: int, body: Any = SCHEMAS) -> Iterator[None]:
+    """Around the checks of a user's request, if its ``body`` has a schema: schemas that take long occupy one processor,
+    and the others of the user do not occupy the threads that serve everybody. Raises RateLimited.
     """
+    if not any(name in body for name in SCHEMAS):
+        yield
+        return
     lock = _locks.setdefault(user_id, threading.Lock())
-    if not lock.acquire(timeout=WAIT_SECONDS):
+    if not lock.acquire(timeout=WAIT_SECONDS if _checked.is_set() else FIRST_WAIT_SECONDS):
         raise RateLimited("Another schema of yours is being checked.", headers={"Retry-After": "1"})
     try:
         yield
@@ -160,6 +167,7 @@ def _check(schema: str, value: Any, seconds: float) -> dict[str, Any]:
         else:
             process.communicate()
         if answer:
+            _checked.set()
             return answer
         if process.returncode == -signal.SIGPROF or (is_new and process.returncode in TOO_COSTLY):
             raise TooCostly
@@ -188,4 +196,5 @@ def _ask(process: Any, request: bytes) -> list[bytes]:
 
 
 _idle: list[subprocess.Popen[bytes]] = []
+_checked = threading.Event()
 _locks: WeakValueDictionary[int, threading.Lock] = WeakValueDictionary()

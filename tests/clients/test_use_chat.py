@@ -93,6 +93,7 @@ def test_scripts(stack: Stack, npm: NpmFolder, version: int) -> None:
     said = chat(stack, npm, plans)
     for name, (_, requests) in SCRIPTS.items():
         got = said[f"{name} {version}"]
+        assert "message" in got, got
         assert without(got["message"], *(["requestReason"] if version == 6 else [])) == (
             without(got["listed"], *(["requestReason"] if version == 6 else []))
         ), name

@@ -294,17 +294,18 @@ def test_a_schema_that_takes_too_long_is_refused():
 
 
 def test_one_schema_of_a_user_is_checked_at_a_time():
-    refused: list[int] = []
+    refused: list[tuple[int, str]] = []
+    check_schema({})
 
-    def check_as(user_id: int) -> None:
-        with contextlib.suppress(RateLimited), one_check_of(user_id):
+    def check_as(user_id: int, field: str) -> None:
+        with contextlib.suppress(RateLimited), one_check_of(user_id, {field: []}):
             return
-        refused.append(user_id)
+        refused.append((user_id, field))
 
     with one_check_of(1):
-        for user_id in (1, 2):
-            thread = Thread(target=check_as, args=(user_id,))
+        for user_id, field in ((1, "clientTools"), (2, "clientTools"), (1, "message")):
+            thread = Thread(target=check_as, args=(user_id, field))
             thread.start()
             thread.join()
-    check_as(1)
-    assert refused == [1]
+    check_as(1, "clientTools")
+    assert refused == [(1, "clientTools")]
