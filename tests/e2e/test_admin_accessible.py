@@ -94,7 +94,9 @@ def pages(stack: Stack) -> dict[str, Any]:
         "grant": f"/admin/credits/account/{user}/do/grant/",
         "addresses": [
             "/admin/", *found, *reports, f"/admin/people/{user}/", f"/admin/auth/user/{user}/do/block/",
-            f"/admin/auth/user/{user}/do/erase/", f"/admin/runs/provider/{provider}/test/",
+            f"/admin/auth/user/{user}/do/erase/", f"/admin/auth/user/{user}/do/export/",
+            "/admin/webhooks/endpoint/do/installation/", "/admin/apikeys/serverkey/do/create/",
+            f"/admin/runs/agent/{agent}/change/", f"/admin/runs/provider/{provider}/test/",
             f"/admin/webhooks/endpoint/{endpoint}/change/", f"/admin/runs/run/{run['id']}/change/",
             f"/admin/runs/run/{run['id']}/content/", f"/admin/runs/run/{failed}/change/",
             f"/admin/apikeys/apikey/{key}/do/revoke/", f"/admin/apikeys/apikey/{key}/do/narrow/",

@@ -39,7 +39,7 @@ def heading(title: object) -> str:
 @register.filter
 def credits(micro: int | None) -> str:
     """Micro-credits as credits; a dash if they are not known."""
-    return "—" if micro is None else amount(micro)
+    return "–" if micro is None else amount(micro)
 
 
 @register.simple_tag
