@@ -23,10 +23,11 @@ from runs.tools.files import store_images
 
 logger = logging.getLogger(__name__)
 
-# Requests that a process makes at a time, and those of them to one server: one that is slow delays no other. The calls
-# that find no place stay due.
+# Requests that a process makes at a time, and those of them to one server and for one user: a slow server and a user
+# with many calls delay no other. The calls that find no place stay due.
 CONTACTS_MAX = 512
 CONTACTS_PER_SERVER = 32
+CONTACTS_PER_USER = 16
 # Between two looks for calls that are due.
 LOOK_SECONDS = 0.5
 
@@ -37,7 +38,8 @@ class Contacts:
     def __init__(self, process: Process, loop: asyncio.AbstractEventLoop) -> None:
         self.process, self.loop = process, loop
         self.tasks: dict[str, asyncio.Task[None]] = {}
-        self.servers: Counter[str] = Counter()
+        # By server and by user.
+        self.under_way: Counter[str | int] = Counter()
         # The server of each tool that was looked at.
         self.known: dict[str, str] = {}
         self.woken = asyncio.Event()
@@ -68,24 +70,26 @@ class Contacts:
         room = CONTACTS_MAX - len(self.tasks)
         if room <= 0 or self.process.draining:
             return False
-        full = {name for name, server in self.known.items() if self.servers[server] >= CONTACTS_PER_SERVER}
-        due = await self.process.db(lifecycle.due_contacts, room, full)
-        definitions = await self.process.db(_definitions, {name for _, name in due}) if due else {}
+        full = {name for name, server in self.known.items() if self.under_way[server] >= CONTACTS_PER_SERVER}
+        busy = {user for user, count in self.under_way.items() if isinstance(user, int) and count >= CONTACTS_PER_USER}
+        due = await self.process.db(lifecycle.due_contacts, room, full, busy)
+        definitions = await self.process.db(_definitions, {name for _, name, *_ in due}) if due else {}
         self.known |= {name: _server(tool) for name, tool in definitions.items()}
-        places = Counter(self.servers)
+        places = Counter(self.under_way)
         chosen: list[str] = []
-        for call_id, name in due:
+        # The next request is for a user of whom the fewest are under way.
+        for call_id, name, user_id, _ in sorted(due, key=lambda row: row[3] + self.under_way[row[2]]):
             server = self.known.get(name, "")
-            if places[server] < CONTACTS_PER_SERVER:
-                places[server] += 1
+            if places[server] < CONTACTS_PER_SERVER and places[user_id] < CONTACTS_PER_USER:
+                places.update((server, user_id))
                 chosen.append(call_id)
         taken = await self.process.db(lifecycle.take_contacts, chosen) if chosen else []
         for call in taken:
             task = self.loop.create_task(self._contact(call, definitions.get(call.name)), name=call.id)
-            server = self.known.get(call.name, "")
-            self.servers[server] += 1
+            places_of_call = self.known.get(call.name, ""), call.run.user_id
+            self.under_way.update(places_of_call)
             self.tasks[call.id] = task
-            task.add_done_callback(partial(self._end, call.id, server))
+            task.add_done_callback(partial(self._end, call.id, places_of_call))
         return len(due) == room and bool(taken)
 
     async def _contact(self, call: ToolInvocation, tool: ToolDefinition | None) -> None:
@@ -94,10 +98,11 @@ class Contacts:
         except Exception:
             logger.exception("the server of the tool of %s could not be contacted", call.id)
 
-    def _end(self, call_id: str, server: str, task: asyncio.Task[None]) -> None:
-        self.servers[server] -= 1
-        if self.servers[server] == CONTACTS_PER_SERVER - 1:
-            self.woken.set()  # others wait for this place
+    def _end(self, call_id: str, places_of_call: tuple[str | int, str | int], task: asyncio.Task[None]) -> None:
+        for place, limit in zip(places_of_call, (CONTACTS_PER_SERVER, CONTACTS_PER_USER), strict=True):
+            if self.under_way[place] == limit:
+                self.woken.set()  # others wait for this place
+        self.under_way -= Counter(places_of_call)
         if self.tasks.get(call_id) is task:
             del self.tasks[call_id]
 

@@ -12,7 +12,8 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.db import transaction
-from django.db.models import F, QuerySet
+from django.db.models import F, QuerySet, Window
+from django.db.models.functions import RowNumber
 
 from config.kernel import clock
 from config.queue.nudges import nudge_after_commit
@@ -23,7 +24,7 @@ from runs.lifecycle import calls, waitpoints
 from runs.lifecycle.calls import NOT_AWAITING
 from runs.lifecycle.crash import crash_after_commit
 from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, lock_user, nudge_next_throttled
-from runs.lifecycle.moves import Moved, changed, fence, lock_run, move_call, move_run, stop_running
+from runs.lifecycle.moves import WIDE, Moved, changed, fence, lock_run, move_call, move_run, stop_running
 from runs.models import (
     FINAL_INVOCATION_STATUSES,
     Awaiting,
@@ -37,8 +38,8 @@ from runs.tools.questions import Dialogue
 
 # Of a call's progress, one of this many seconds is kept.
 PROGRESS_SECONDS = 1
-# When a tool's server is told of the end of a call, counted from that end.
-TOLD_AFTER_SECONDS = (0, 30, 90)
+# Between the attempts to tell a tool's server of the end of a call.
+TELL_AGAIN_SECONDS = (30, 60)
 # A request about a call that is open may take so long; then another worker makes it again.
 CONTACT_SECONDS = 60
 
@@ -188,29 +189,32 @@ def _locked(call: ToolInvocation) -> tuple[Run, ToolInvocation]:
 # --- requests about parked calls to their tools' servers --------------------------------------------------------------
 
 
-def due_contacts(limit: int, without: Collection[str] = ()) -> list[tuple[str, str]]:
-    """The ids and tools of calls whose tools' servers are due to be contacted, longest due first, but of the tools
-    ``without``.
+def due_contacts(limit: int, tools: Collection[str], users: Collection[int]) -> list[tuple[str, str, int, int]]:
+    """Calls whose tools' servers are due to be contacted, but not those of these tools and users: of each the id, the
+    tool, the user, and its place among the user's. First the one of each user that is longest due.
     """
-    due = ToolInvocation.objects.filter(contact_at__lte=clock.now()).exclude(name__in=without).order_by("contact_at")
-    return list(due.values_list("pk", "name")[:limit])
+    due = ToolInvocation.objects.filter(contact_at__lte=clock.now())
+    due = due.exclude(name__in=tools).exclude(run__user__in=users)
+    turn = Window(RowNumber(), partition_by="run__user_id", order_by="contact_at")
+    rows = due.annotate(turn=turn).order_by("turn", "contact_at")
+    return list(rows.values_list("pk", "name", "run__user_id", "turn")[:limit])
 
 
 @transaction.atomic
 def take_contacts(call_ids: Collection[str]) -> list[ToolInvocation]:
     """Those of the calls that are due and that no other process takes, with their runs and users. They are due again in
-    case this process dies: an open call after CONTACT_SECONDS; one that has ended at the next of TOLD_AFTER_SECONDS, if
-    there is one.
+    case this process dies: an open call after CONTACT_SECONDS; one that has ended after the next of TELL_AGAIN_SECONDS,
+    if there is one.
     """
     now = clock.now()
     due = ToolInvocation.objects.filter(pk__in=call_ids, contact_at__lte=now).select_related("run__user")
+    due = due.defer("input", *(f"run__{name}" for name in WIDE))
     taken: dict[datetime | None, list[ToolInvocation]] = {}
     for call in due.select_for_update(no_key=True, skip_locked=True, of=("self",)):
         again: datetime | None = now + timedelta(seconds=CONTACT_SECONDS)
         if call.status in FINAL_INVOCATION_STATUSES:
-            assert call.finished_at is not None  # noqa: S101
-            later = TOLD_AFTER_SECONDS[call.contacts + 1 : call.contacts + 2]
-            again = call.finished_at + timedelta(seconds=later[0]) if later else None
+            later = TELL_AGAIN_SECONDS[call.contacts : call.contacts + 1]
+            again = now + timedelta(seconds=later[0]) if later else None
         taken.setdefault(again, []).append(changed(call, contact_at=again))
     for at, calls_then in taken.items():
         rows = ToolInvocation.objects.filter(pk__in=[call.pk for call in calls_then])

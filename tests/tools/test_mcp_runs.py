@@ -12,7 +12,8 @@ import pytest
 from config.kernel import clock
 from runs import catalogue, lifecycle
 from runs.models import Run, Tool, ToolInvocation, Waitpoint
-from tests.driver import until
+from tests.driver import Driver, InProcess, until
+from tests.factories import UserFactory, session_client
 from tests.lifecycle import conftest as engine_fixtures
 from tests.lifecycle.conftest import vanish
 from tests.tools.task_server import Refusal, TaskServer, asks, completed, form, task, task_server, text
@@ -390,3 +391,33 @@ def test_a_slow_server_delays_no_other(bench, tasks, monkeypatch):
         assert bench.wait(run["id"])["answer"] == "It is quick."
         assert len(bench.engine.contacts.tasks) == 2
         release.set()
+
+
+def test_the_many_calls_of_a_user_delay_no_other_user(bench, tasks, monkeypatch):
+    """The requests of one user are all under way, and more of this user's calls are longest due."""
+    monkeypatch.setattr("runs.engine.contacts.CONTACTS_PER_USER", 2)
+    monkeypatch.setattr("runs.engine.contacts.CONTACTS_MAX", 3)
+    add_tool(tasks)
+    release = threading.Event()
+    tasks.tool = lambda params: task("t-1", pollIntervalMs=300_000) | {"resultType": "task"}
+    greedy = [park(bench)["id"] for _ in range(4)]
+    other = Driver(InProcess(session_client(UserFactory())))
+    run = other.start(SCRIPT)["id"]
+    until(lambda: Run.objects.filter(parked=True).count() == 5)
+
+    def look(params: dict[str, Any]) -> Any:
+        if params["taskId"] != "quick":
+            release.wait(30)
+        return completed(params["taskId"], "done")
+
+    tasks.task = look
+    quick = ToolInvocation.objects.filter(run=run)
+    quick.update(remote_task=quick.get().remote_task.replace("t-1", "quick"), contact_at=None)
+    ToolInvocation.objects.filter(run__in=greedy).update(contact_at=clock.now() - timedelta(minutes=1))
+    bench.engine.contact()
+    until(lambda: len(bench.engine.contacts.tasks) >= 2)
+    quick.update(contact_at=clock.now())
+    bench.engine.contact()
+    assert other.wait(run)["status"] == "completed"
+    assert len(bench.engine.contacts.tasks) == 2
+    release.set()
