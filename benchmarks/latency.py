@@ -1,5 +1,6 @@
 """What a client waits for while runs start at a steady rate, on PostgreSQL and Redis: the first text of an answer, a
-run after the answer to its question, a cancel, a webhook; and runs per second while hundreds wait for a slow model.
+run after the answer to its question or a tool's callback, a cancel, a webhook; and runs per second while hundreds wait
+for a slow model.
 
 ``make bench``, or ``python -m tests.stack.run_services python -m benchmarks.latency --rate 20 --seconds 15``.
 """
@@ -14,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from datetime import datetime
 from typing import Any
 
@@ -25,10 +27,18 @@ from benchmarks.providers import STREAMING, WISH, bare, model_server
 from benchmarks.runs import MESSAGE, USERS, Bench
 from tests.stack.process import free_port, python
 from tests.stack.stack import Stack
+from tests.webhooks.receiver import Receiver, answer, receiving
 
 RATE, SECONDS = 20.0, 15.0
 WARM_RUNS = 400
-PARTS = ("first delta", "respond", "cancel", "webhooks", "in flight")
+PARTS = ("first delta", "respond", "cancel", "callback", "webhooks", "in flight")
+# Its server says that the outcome comes by a callback.
+TOOL = """
+from runs.models import Tool
+Tool.objects.create(
+    name="film", display_name="film", description="film", node_type="http", price=1, url="{url}", park_seconds=3600
+)
+"""
 EVENTS_A_RUN = 2  # agent.started, agent.completed
 SETTLE_SECONDS = 60.0
 
@@ -36,11 +46,13 @@ SETTLE_SECONDS = 60.0
 class Client:
     """An open loop: its calls begin by the clock, also while earlier ones are slow."""
 
-    def __init__(self, bench: Bench, session: aiohttp.ClientSession, rate: float, count: int) -> None:
-        self.bench, self.session, self.rate, self.count = bench, session, rate, count
+    def __init__(self, bench: Bench, session: aiohttp.ClientSession, rate: float, count: int, films: Receiver) -> None:
+        self.bench, self.session, self.rate, self.count, self.films = bench, session, rate, count, films
         self.url = f"http://127.0.0.1:{bench.stack.port}/api/v1"
         self.chats = bench.chats(count)
         self.waitpoints: dict[str, str] = {}
+        # When ``reactions`` made its request about a run.
+        self.asked: dict[str, float] = {}
 
     def headers(self, number: int) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.bench.tokens[number % USERS]}"}
@@ -91,25 +103,24 @@ class Client:
     async def reactions(
         self, message: str, before: str, after: str, react: Callable[[int, str], Awaitable[None]]
     ) -> tuple[list[float], list[float]]:
-        """Runs are brought to the status ``before``, with a stream open for each; then ``react`` is called for one
-        after the other. The seconds from before that request until ``after`` is seen in the stream, and until the time
-        that the service states in this event.
+        """Runs are brought to the status or event ``before``, with a stream open for each; then ``react`` is called for
+        one after the other. The seconds from before that request until ``after`` is seen in the stream, and until the
+        time that the service states in this event, if it states one.
         """
         runs = [await self.start(number, message) for number in range(self.count)]
         ready = asyncio.Semaphore(0)
-        asked: dict[int, float] = {}
 
         async def follow(number: int) -> tuple[float, float]:
             found = None
             async for kind, data in self.events(number, runs[number]):
                 if kind == "waitpoint.opened":
                     self.waitpoints[runs[number]] = data["id"]
-                if kind != "run.status":
-                    continue
-                if number in asked and data["status"] == after and found is None:
-                    at = datetime.fromisoformat(data["at"]).timestamp()
-                    found = time.time() - asked[number], at - asked[number]
-                elif data["status"] == before:
+                state = data["status"] if kind == "run.status" else kind
+                asked, now = self.asked.get(runs[number]), time.time()
+                if asked is not None and state == after and found is None:
+                    stated = datetime.fromisoformat(data["at"]).timestamp() if "at" in data else now
+                    found = now - asked, stated - asked
+                elif state == before:
                     ready.release()
             assert found is not None
             return found
@@ -120,7 +131,7 @@ class Client:
                 await ready.acquire()
 
         async def one(number: int) -> None:
-            asked[number] = time.time()
+            self.asked[runs[number]] = time.time()
             await react(number, runs[number])
 
         await self.at_rate(one)
@@ -140,6 +151,22 @@ class Client:
             await self.post(number, f"/runs/{run}/cancel")
 
         return await self.reactions("/wait 120\n/say done", "running", "cancelled", cancel)
+
+    async def callbacks(self) -> tuple[list[float], list[float]]:
+        """Until the first text of the next answer is seen, and until the model was asked for it."""
+        urls: dict[str, str] = {}
+
+        async def call_back(number: int, run: str) -> None:
+            if not urls:
+                calls = [json.loads(request.body) for request in self.films.requests]
+                urls.update((call["runId"], call["callback"]["url"]) for call in calls)
+            self.asked[run] = time.time()
+            async with self.session.post(urls[run], json={"result": "a film"}) as answer:
+                assert (await answer.json())["accepted"]
+
+        seen, _ = await self.reactions("/call film {}\n/say {result}", "tool.parked", "message.delta", call_back)
+        asked = self.bench.sql.execute("SELECT run_id, extract(epoch FROM started_at) FROM runs_turn WHERE index = 2")
+        return seen, [float(at) - self.asked[run] for run, at in asked if run in self.asked]
 
     async def webhooks(self) -> list[float]:
         """The seconds from the time at which a delivery was recorded until its receiver has the request."""
@@ -165,14 +192,16 @@ class Client:
         return [float(found[event]) - float(recorded[event]) for event in found if event not in first]
 
 
-async def measure(bench: Bench, url: str, parts: Sequence[str], rate: float, seconds: float) -> list[Metric]:
+async def measure(
+    bench: Bench, url: str, films: Receiver, parts: Sequence[str], rate: float, seconds: float
+) -> list[Metric]:
     count, found = round(rate * seconds), []
     async with aiohttp.ClientSession(
         trust_env=False, connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
     ) as session:
 
         def client() -> Client:
-            return Client(bench, session, rate, count)
+            return Client(bench, session, rate, count, films)
 
         if "first delta" in parts:
             alone = [first for first, _ in await bare(url, rate, count)]
@@ -190,6 +219,11 @@ async def measure(bench: Bench, url: str, parts: Sequence[str], rate: float, sec
                 seen, stated = await call(client())
                 name = f"{name}, {rate:g}/s of {count} runs: event at the client"
                 found.append(Metric(name, milliseconds(seen), f"{milliseconds(stated)} in the database", target=target))
+        if "callback" in parts:
+            seen, stated = await client().callbacks()
+            name = f"callback of a parked call to the next request to the model, {rate:g}/s of {count} runs"
+            text = f"{milliseconds(seen)} to its first text at the client"
+            found.append(Metric(name, milliseconds(stated), text, target="p99 ≤ 60 ms"))
         if "webhooks" in parts:
             lag = await client().webhooks()
             found.append(Metric(f"webhook, recorded to received, {rate:g} runs/s", milliseconds(lag)))
@@ -205,13 +239,13 @@ def main(arguments: Sequence[str] = ()) -> None:
     parts = given.only or PARTS
     services = {"database_url": os.environ["TEST_DATABASE_URL"], "redis_url": os.environ["TEST_REDIS_URL"]}
     settings = {"RUN_USER_LIMIT": "0", "SIGNUP_CREDITS": "1000000", "STREAMS_PER_USER": "1000"}
-    with (
-        model_server() as url,
-        Stack(**services, run_workers=2, environment=settings, prepare=STREAMING.format(url=url, wish=WISH)) as stack,
-    ):
+    with ExitStack() as running:
+        url, films = running.enter_context(model_server()), running.enter_context(receiving(answer(202)))
+        prepare = STREAMING.format(url=url, wish=WISH) + TOOL.format(url=films.url)
+        stack = running.enter_context(Stack(**services, run_workers=2, environment=settings, prepare=prepare))
         bench = Bench(stack)
         bench.throughput(WARM_RUNS)
-        metrics = asyncio.run(measure(bench, url, parts, given.rate, given.seconds))
+        metrics = asyncio.run(measure(bench, url, films, parts, given.rate, given.seconds))
         if "in flight" in parts:
             metrics += in_flight(bench, url)
     report("Latency at a steady rate", metrics)
