@@ -33,7 +33,6 @@ def facts_of(run_id: str, event: Event) -> Facts:
     return Facts(
         message_id=ended.assistant_message_id,
         finish_reason=ended.finish_reason,
-        limited_by=ended.limited_by,
         credits_used=money.to_number(ended.credits_spent),
         usage=UsageSerializer(ended).data,
         output=ended.output,

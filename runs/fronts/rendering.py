@@ -47,7 +47,6 @@ class Facts:
     message_id: str | None = None
     call: Call | None = None
     finish_reason: str | None = None
-    limited_by: str | None = None
     credits_used: Any = 0
     usage: Data = field(default_factory=dict)
     output: Any = None
@@ -55,6 +54,8 @@ class Facts:
 
 
 NO_FACTS = Facts()
+# What a user may want to know while a run works.
+NOTICES = (StreamType.MODEL_RETRYING, StreamType.CONTEXT_COMPACTED)
 
 
 class Rendering(ABC):
@@ -103,6 +104,8 @@ class Rendering(ABC):
             return self._text(data["text"], overtaken)
         if event.type == StreamType.RUN_STATUS:
             return self._status(data, facts, event.final)
+        if event.type in NOTICES:
+            return self.notice(event.type, data)
         handler = HANDLERS.get(event.type)
         return handler(self, data) if handler else []
 
@@ -220,12 +223,6 @@ class Rendering(ABC):
         call = self.calls.pop(data["id"], None)
         return self.answer(call, data) if call else []
 
-    def _retrying(self, data: Data) -> list[Part]:
-        return self.notice(StreamType.MODEL_RETRYING, data)
-
-    def _compacted(self, data: Data) -> list[Part]:
-        return self.notice(StreamType.CONTEXT_COMPACTED, data)
-
     # --- in the protocol's words --------------------------------------------------------------------------------------
 
     # What follows everything else of a stream.
@@ -301,8 +298,6 @@ HANDLERS: dict[str, Callable[[Rendering, Data], list[Part]]] = {
     StreamType.TOOL_PROGRESS: Rendering._progress,
     StreamType.TOOL_COMPLETED: Rendering._completed,
     StreamType.WAITPOINT_RESOLVED: Rendering._resolved,
-    StreamType.MODEL_RETRYING: Rendering._retrying,
-    StreamType.CONTEXT_COMPACTED: Rendering._compacted,
 }
 
 
