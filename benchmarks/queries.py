@@ -26,7 +26,8 @@ ROUNDS, CALLS, WORK_CALLS = 10, 100, 20
 # The compiled queries, by module.
 QUERIES = {
     "config.api.authentication": ["user_named"],
-    "credits.ledger": ["_account", "_open_holds"],
+    "credits.ledger": ["_account"],
+    "credits.sums": ["_open_holds"],
     "runs.lifecycle.line": ["_locked_run", "_locked_user", "_next_blocked", "_next_throttled"],
     "runs.services": ["_calls", "_chat", "_pending", "_run"],
 }

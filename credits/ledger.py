@@ -19,9 +19,7 @@ from urllib.parse import quote
 from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.db import transaction
-from django.db.models import BigIntegerField, Exists, OuterRef, QuerySet, Subquery, Sum, Value
-from django.db.models.expressions import Combinable
-from django.db.models.functions import Cast, Coalesce
+from django.db.models import OuterRef, Subquery
 
 from config.database.queries import CompiledQuery
 from config.database.writes import Writes
@@ -30,7 +28,7 @@ from config.kernel.errors import Conflict, DomainError, NotFound, ValidationFail
 from config.telemetry.metrics import Counter
 from credits import sums
 from credits.ledger_sql import Condition, movement
-from credits.models import REASON_MAX_CHARS, SETTLEMENTS, Account, EntryType, LedgerEntry, PendingExpiry
+from credits.models import REASON_MAX_CHARS, Account, EntryType, LedgerEntry, PendingExpiry
 from credits.signals import credits_added
 from webhooks import outbox
 from webhooks.events import CreditsEvent
@@ -229,32 +227,6 @@ def release(invocation_id: str) -> None:
         _settle(hold, 0)
 
 
-def _open_holds_of(**runs: Any) -> QuerySet[LedgerEntry]:
-    # Settled holds could not be settled again; to leave them out saves statements.
-    settled = LedgerEntry.objects.filter(against=OuterRef("pk"), type__in=SETTLEMENTS)
-    return LedgerEntry.objects.filter(~Exists(settled), type=EntryType.HOLD, **runs)
-
-
-_open_holds: CompiledQuery[LedgerEntry] = CompiledQuery(lambda run_id: _open_holds_of(run_id=run_id), str)
-
-
-def open_holds(run_id: str) -> list[LedgerEntry]:
-    """The holds of the run that are not settled; those of its requests to models have no ``tool_key``."""
-    return list(_open_holds(run_id))
-
-
-def held_by(run_ids: QuerySet[Any], *, without_calls: QuerySet[Any]) -> Combinable:
-    """What the open holds of runs, without those of some of their calls, add up to, as an expression for a queryset."""
-    holds = (
-        _open_holds_of(run_id__in=run_ids)
-        .exclude(invocation_id__in=without_calls)
-        .order_by()
-        .values("type")
-        .annotate(total=Sum("amount"))
-    )
-    return Cast(Coalesce(Subquery(holds.values("total")), Value(0)), BigIntegerField())
-
-
 def charge_turn(hold: LedgerEntry, amount: int, *, price: dict[str, Any]) -> int:
     """Charge a request to a model to its hold and release the rest. Returns what is charged: at most the hold."""
     _require(amount >= 0, "amount", "Usage must not be negative.")
@@ -294,11 +266,6 @@ def _count_spent(hold: LedgerEntry, charged: int) -> None:
 def release_turn(hold: LedgerEntry) -> None:
     """Release the whole hold of a request to a model."""
     _settle(hold, 0)
-
-
-def has_open_turn_hold(run_id: OuterRef) -> Exists:
-    """Whether a run has an open hold of a request to a model, as a condition on a query's rows."""
-    return Exists(_open_holds_of(run_id=run_id, tool_key=None))
 
 
 def expire(pending: PendingExpiry, amount: int, part: int) -> None:

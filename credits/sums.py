@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from django.db.models import BigIntegerField, Case, Exists, F, OuterRef, QuerySet, Subquery, Sum, Value, When
 from django.db.models.expressions import Combinable
-from django.db.models.functions import Coalesce
+from django.db.models.functions import Cast, Coalesce
 
-from credits.models import SPENDING, Account, EntryType, LedgerEntry
+from config.database.queries import CompiledQuery
+from credits.models import SETTLEMENTS, SPENDING, Account, EntryType, LedgerEntry
 
 
 def run_spent(run_id: str) -> int:
@@ -70,6 +71,37 @@ def added_since(user_id: int, moment: datetime) -> str:
 def covers(needed: str) -> Exists:
     """Whether the account of a row's ``run__user_id`` has so many credits available, as a condition on its column."""
     return Exists(Account.objects.filter(pk=OuterRef("run__user_id"), balance__gte=F("held") + OuterRef(needed)))
+
+
+def _open_holds_of(**runs: Any) -> QuerySet[LedgerEntry]:
+    # Settled holds could not be settled again; to leave them out saves statements.
+    settled = LedgerEntry.objects.filter(against=OuterRef("pk"), type__in=SETTLEMENTS)
+    return LedgerEntry.objects.filter(~Exists(settled), type=EntryType.HOLD, **runs)
+
+
+_open_holds: CompiledQuery[LedgerEntry] = CompiledQuery(lambda run_id: _open_holds_of(run_id=run_id), str)
+
+
+def open_holds(run_id: str) -> list[LedgerEntry]:
+    """The holds of the run that are not settled; those of its requests to models have no ``tool_key``."""
+    return list(_open_holds(run_id))
+
+
+def held_by(run_ids: QuerySet[Any], *, without_calls: QuerySet[Any]) -> Combinable:
+    """What the open holds of runs, without those of some of their calls, add up to, as an expression for a queryset."""
+    holds = (
+        _open_holds_of(run_id__in=run_ids)
+        .exclude(invocation_id__in=without_calls)
+        .order_by()
+        .values("type")
+        .annotate(total=Sum("amount"))
+    )
+    return Cast(Coalesce(Subquery(holds.values("total")), Value(0)), BigIntegerField())
+
+
+def has_open_turn_hold(run_id: OuterRef) -> Exists:
+    """Whether a run has an open hold of a request to a model, as a condition on a query's rows."""
+    return Exists(_open_holds_of(run_id=run_id, tool_key=None))
 
 
 def net_spending() -> Combinable:

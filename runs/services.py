@@ -14,7 +14,6 @@ from django.dispatch import receiver
 from chats import attachments
 from chats.models import Chat, Message
 from chats.services import add_message, chat_deleted, chats_of, leave_out_messages, locking, title_from
-from config.api.serializers import did_you_mean
 from config.database.queries import CompiledQuery
 from config.database.writes import Writes
 from config.kernel import clock, money
@@ -24,17 +23,16 @@ from config.kernel.jsonfield import JSONTextField
 from config.telemetry import logs, tracing
 from credits import ledger, sums
 from runs import catalogue, lifecycle
+from runs.catalogue.offered import check_offered
 from runs.invocations import CallResultInput
 from runs.models import (
     FINAL_INVOCATION_STATUSES,
     LIVE_RUN_STATUSES,
-    RESERVED_TOOL_NAMES,
     AgentVersion,
     Awaiting,
     OnCreditsExhausted,
     Run,
     RunStatus,
-    Tool,
     ToolInvocation,
     Turn,
     Waitpoint,
@@ -182,7 +180,7 @@ def _start_run(
     if chat is None:
         raise NotFound
     given = catalogue.find_agent(agent) if agent is not None else None
-    _check_offered(agent, given, model, tools, columns.get("client_tools"))
+    check_offered(agent, given, model, tools, columns.get("client_tools"))
     replaced = _replaced(chat, replaces, on_active_run) if replaces is not None else None
     before = replaced.user_message_id if replaced is not None else None
     if message is None:
@@ -256,43 +254,6 @@ def _replace(replaced: Run, by: str) -> None:
     later.filter(Q(replaced_by=None) | Q(pk=replaced.pk)).update(replaced_by=by)
     # A statement of its own: it sees the answer's message of a run that was claimed while the first one waited for it.
     leave_out_messages(later.order_by().values("pk"))
-
-
-def _check_offered(
-    agent: str | None,
-    given: AgentVersion | None,
-    model: str | None,
-    tools: list[str] | None,
-    client_tools: list[dict[str, Any]] | None,
-) -> None:
-    offered = catalogue.read()
-    named = model if given is None or model is not None else given.model
-    if offered.model(named) is None or not offered.tools.keys() >= set(tools or ()):
-        offered = catalogue.refresh()  # perhaps it was added a moment ago
-    problems: dict[str, list[str]] = {}
-    agents_model = given.model if given is not None and model is None else None
-    if agent is not None and given is None:
-        problems["agent"] = [f"There is no agent named {agent}.", *did_you_mean(agent, offered.agents)]
-    elif agents_model is not None:
-        if offered.model(agents_model) is None:
-            problems["agent"] = [f"The agent's model, {agents_model}, is not offered."]
-    elif offered.model(model) is None:
-        unknown = [f"There is no model named {model}.", *did_you_mean(model or "", offered.models)]
-        problems["model"] = ["There is no default model; name one."] if model is None else unknown
-    for index, name in enumerate(tools or ()):
-        if name not in offered.tools:
-            # Looking for the nearest name takes time, so only the first problem, which `message` shows, has it.
-            meant = [] if problems else did_you_mean(name, offered.tools)
-            problems[f"tools.{index}"] = [f"There is no tool named {name}.", *meant]
-        elif given is not None and given.tools is not None and name not in given.tools:
-            problems[f"tools.{index}"] = [f"The agent {given.reference} has no tool named {name}."]
-    own = [tool["name"] for tool in client_tools or ()]
-    taken = {*RESERVED_TOOL_NAMES, *(Tool.objects.filter(name__in=own).values_list("name", flat=True) if own else ())}
-    for index, name in enumerate(own):
-        if name in taken:
-            problems[f"clientTools.{index}.name"] = [f"The service has a tool named {name}."]
-    if problems:
-        raise ValidationFailed(problems)
 
 
 def _take_from_agent(run: Run, agent: AgentVersion) -> None:

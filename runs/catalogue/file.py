@@ -22,7 +22,8 @@ from config.kernel.jsontext import API_MAX_JSON_DEPTH, same_json, to_text
 from config.outbound.urls import same_server
 from runs import catalogue
 from runs.catalogue import versions, yaml
-from runs.catalogue.entries import ENTRIES, Entry, Given, Variables
+from runs.catalogue.entries import ENTRIES
+from runs.catalogue.entry import Entry, Given, Variables
 from runs.catalogue.fields import Hidden, Secret
 from runs.catalogue.providers import problem_of
 from runs.models import AgentModel, Provider, Tool

@@ -13,19 +13,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.db import transaction
-from django.db.models import QuerySet
 
 from chats.models import Chat, Message
 from chats.services import add_message, write_content
-from config.database.batches import limit_lock_wait
 from config.database.writes import Writes, insert
 from config.kernel import clock
 from config.queue.nudges import nudge_after_commit
-from runs import catalogue, events, metrics
+from runs import catalogue, events
 from runs.errors import RunError
 from runs.events import StreamEvent
 from runs.lifecycle import calls as call_transitions
-from runs.lifecycle import line, moves, spending
+from runs.lifecycle import line, spending
 from runs.lifecycle.crash import crash_after_commit
 from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, is_throttled, leave_chat, lock_to_claim, promote_next, unblock
 from runs.lifecycle.moves import (
@@ -36,7 +34,6 @@ from runs.lifecycle.moves import (
     lock_run,
     log_failure,
     move_line,
-    move_lost,
     move_run,
     new_events,
     stop_running,
@@ -326,48 +323,6 @@ def hand_over(run: Run) -> Moved:
     run = move_run(run, RunStatus.RUNNING, (), owned=True, **changes)
     nudge_after_commit(EXECUTE, run.pk)
     return Moved(run)
-
-
-@transaction.atomic
-def release(rows: QuerySet[Run], run_ids: Sequence[str]) -> list[str]:
-    """The runs, which are some of ``rows``, lost their worker: another may take them over. Returns their ids, without
-    those that are not of ``rows`` any more, or locked.
-
-    What their open turns cost is charged by their next owner's claim, by their end or by ``settle_lost``: here it would
-    lock the accounts of many users at once, and the runs would wait for each other's.
-    """
-    limit_lock_wait(moves.HOUSEKEEPING_LOCK_SECONDS)
-    running = rows.filter(pk__in=run_ids, status=RunStatus.RUNNING).order_by("pk")
-    runs = list(running.select_for_update(no_key=True, skip_locked=True).only("running_since", "ran_ms"))
-    if not runs:
-        return []
-    released = [run.pk for run in runs]
-    move_lost(runs, due_at=clock.now() + NUDGE_GRACE)
-    nudge_after_commit(EXECUTE, *released)
-    metrics.lost(len(released))
-    return released
-
-
-@transaction.atomic
-def settle_lost(run_id: str) -> None:
-    """Charge the open turn of a released run that no worker has taken over yet, and release its hold."""
-    limit_lock_wait(moves.HOUSEKEEPING_LOCK_SECONDS)
-    rows = Run.objects.filter(pk=run_id, status=RunStatus.RUNNING, worker_id=None, parked=False)
-    if run := rows.select_for_update(no_key=True, skip_locked=True).first():
-        changes = spending.settle(run)
-        if changes:
-            move_run(run, RunStatus.RUNNING, (), owned=False, **changes)
-
-
-@transaction.atomic
-def give_up(run_id: str) -> None:
-    """A running run that lost its worker too often → failed. Any other run, and a locked one, is left as it is."""
-    run = lock_run(run_id, wait=False)
-    if run is None or run.status != RunStatus.RUNNING or run.worker_id is not None:
-        return
-    if run.lease_losses >= line.RUN_LEASE_LOSSES_MAX:
-        message = f"The run lost its worker {run.lease_losses} times."
-        finish(run, RunStatus.FAILED, promote_next(run), owned=False, code=RunError.WORKER_LOST, message=message)
 
 
 def finish(

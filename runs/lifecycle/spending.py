@@ -164,7 +164,7 @@ def spendable(run: Run, least: int) -> int | None:
     # One statement, because all of it must be true at one moment.
     account = Account.objects.filter(pk=run.user_id).annotate(
         free=F("balance") - F("held"),
-        at_work=ledger.held_by(others.values("pk"), without_calls=parked),
+        at_work=sums.held_by(others.values("pk"), without_calls=parked),
         is_behind=Exists(waiting),
     )
     free, held, is_behind = account.values_list("free", "at_work", "is_behind").get()
@@ -228,7 +228,7 @@ def settle(run: Run, partial: Charge | None = None, *, ends: bool = False) -> di
     before = run
     if partial is not None and partial.hold is None:
         run = _early(run, partial, is_turn=True)
-    for hold in ledger.open_holds(run.id):
+    for hold in sums.open_holds(run.id):
         if hold.tool_key is not None:
             if ends:
                 ledger.release(hold.invocation_id or "")

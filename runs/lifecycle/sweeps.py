@@ -19,8 +19,8 @@ from django.db.models import BigIntegerField, Count, Exists, ExpressionWrapper, 
 from config.database.batches import in_order, take_batch
 from config.kernel import clock
 from config.queue import jobs
-from credits import ledger, sums
-from runs.lifecycle import line, parking, runs, waitpoints
+from credits import sums
+from runs.lifecycle import line, losses, parking, waitpoints
 from runs.lifecycle.line import NUDGE_GRACE, throttled_runs
 from runs.models import Run, RunStatus, ToolInvocation, Waitpoint, WaitpointStatus, Worker
 
@@ -105,7 +105,7 @@ def reap_workers(seconds: float = math.inf, moment: datetime | None = None) -> i
     _release(ownerless, in_order(ownerless, "worker_id", BATCH), seconds)
     # Searched for each time: a process that noticed the last loss may have died before it ended the run.
     worn = Run.objects.filter(LEFT, lease_losses__gte=line.RUN_LEASE_LOSSES_MAX)
-    for _ in jobs.each(JOB, in_order(worn, "pk", BATCH), runs.give_up, seconds):
+    for _ in jobs.each(JOB, in_order(worn, "pk", BATCH), losses.give_up, seconds):
         pass
     return len(lost)
 
@@ -116,10 +116,10 @@ def settle_lost_turns(seconds: float = math.inf) -> int:
     """
     left = Run.objects.filter(
         LEFT,
-        ledger.has_open_turn_hold(OuterRef("pk")),
+        sums.has_open_turn_hold(OuterRef("pk")),
         updated_at__lt=clock.now() - NUDGE_GRACE,
     )
-    return sum(1 for _ in jobs.each(JOB, in_order(left, "pk", BATCH), runs.settle_lost, seconds))
+    return sum(1 for _ in jobs.each(JOB, in_order(left, "pk", BATCH), losses.settle_lost, seconds))
 
 
 def release_unexecuted(
@@ -141,7 +141,7 @@ def release_unexecuted(
 
 def _release(rows: QuerySet[Run], run_ids: Iterable[str], seconds: float) -> list[str]:
     """Those that were released."""
-    return list(jobs.each_batch(JOB, run_ids, partial(runs.release, rows), RELEASE_BATCH, seconds))
+    return list(jobs.each_batch(JOB, run_ids, partial(losses.release, rows), RELEASE_BATCH, seconds))
 
 
 def take_due_runs(limit: int) -> list[str]:

@@ -155,7 +155,7 @@ PATTERNS: dict[str, list[Work] | str] = {
     "runs/catalogue/versions.py: REFERENCE": around(versions.REFERENCE.fullmatch, BODY, "a", "a@1"),
     "runs/catalogue/rules.py: TOOL_NAME": around(rules.TOOL_NAME.fullmatch, BODY, "a"),
     "runs/catalogue/fields.py: VARIABLE": around(variables, BODY, "${", "$${", "$", "${}"),
-    "runs/catalogue/entries.py: new": OUR_TEXT,
+    "runs/catalogue/entry.py: new": OUR_TEXT,
     "runs/catalogue/fields.py: _variable": FIXED,
     "runs/catalogue/yaml.py: NOT_A_NUMBER": around(yaml.NOT_A_NUMBER.fullmatch, BODY, "-", ".", ".inf", after=TAIL),
     "runs/catalogue/yaml.py: NUMBER": around(yaml.NUMBER.fullmatch, BODY, "1", "1.", ".1", "1e", after=TAIL),

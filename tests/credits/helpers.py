@@ -11,7 +11,7 @@ from django.db import transaction
 
 from config.kernel import clock
 from config.kernel.money import MICRO
-from credits import ledger
+from credits import ledger, sums
 from credits.models import Account, LedgerEntry
 from tests.factories import charge_turn
 
@@ -56,7 +56,7 @@ def place(
 def release_run(run_id: str) -> int:
     """Release every open hold of the run. Returns how much this call released."""
     with transaction.atomic():
-        return sum(hold.amount for hold in ledger.open_holds(run_id) if ledger._settle(hold, 0))
+        return sum(hold.amount for hold in sums.open_holds(run_id) if ledger._settle(hold, 0))
 
 
 def spend(user: Any, amount: int, *, run: str = "run_1", chat: str = "chat_1", tool: str = "draw") -> LedgerEntry:

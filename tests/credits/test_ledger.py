@@ -299,9 +299,9 @@ class TestTurns:
         fund(user, 30)
         hold = hold_turn(user, 10)
         place(user, 5)
-        assert {open.amount for open in ledger.open_holds("run_1")} == {5, hold.amount}
+        assert {open.amount for open in sums.open_holds("run_1")} == {5, hold.amount}
         assert release_run("run_1") == 15
-        assert ledger.open_holds("run_1") == []
+        assert sums.open_holds("run_1") == []
         assert state(user) == (30, 0)
 
     def test_the_database_refuses_an_available_below_zero_except_by_staff(self, user):
