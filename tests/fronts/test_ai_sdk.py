@@ -189,7 +189,7 @@ LOCATE = {"clientTools": [{"name": "locate", "description": "Where", "inputSchem
 def test_a_call_of_the_client_ends_with_its_output(chat, failed):
     chat.send(said("/call locate {}\n/say {result}"), run=LOCATE)
     run = chat.bench.wait(chat.runs()[-1]["id"], "running", "completed")
-    frames = until(lambda: (found := chat.resume())[-1][1] == "[DONE]" and found)
+    frames = until(lambda: (found := chat.resume()) and found[-1][1] == "[DONE]" and found)
     assert types(frames)[-4:] == ["tool-input-available", "finish-step", "finish", "[DONE]"]
     message = chat.messages()[-1]
     part = message["parts"][-1]

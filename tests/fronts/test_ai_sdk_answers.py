@@ -124,7 +124,7 @@ def test_all_outcomes_of_the_client_are_the_servers(chat):
 
 def test_a_client_continues_after_any_frame_of_a_stream_that_stops_for_it(chat):
     chat.send(said('/say One\n/call locate {}\n/call long_job {"seconds": 0.1}'), run=LOCATE)
-    frames = until(lambda: (found := chat.resume())[-1][1] == "[DONE]" and found)
+    frames = until(lambda: (found := chat.resume()) and found[-1][1] == "[DONE]" and found)
     assert types(frames)[-4:] == ["tool-output-available", "finish-step", "finish", "[DONE]"]
     assert positions(frames) == sorted(set(positions(frames)))
     for number, (position, _) in enumerate(frames, 1):
