@@ -57,11 +57,14 @@ class ActionForm(forms.Form):
 
 @dataclass(frozen=True)
 class Did:
-    """The change that an action made: its row and the text of the log entry. ``answer``: in place of the row's page."""
+    """The change that an action made: its row and the text of the log entry. ``answer``: in place of the row's page.
+    ``logged``: the action has made its own log entry.
+    """
 
     row: Model
     text: str
     answer: HttpResponseBase | None = None
+    logged: bool = False
 
 
 @dataclass(frozen=True)
@@ -186,8 +189,7 @@ class WithActions(StaffAdmin):
                 with transaction.atomic() if action.atomic else nullcontext():
                     did = action.apply(request, row, data)
                     if did is not None:
-                        # Without a text, the action has logged itself.
-                        if did.text:
+                        if not did.logged:
                             self.log_change(request, did.row, did.text)
                         done.append(did)
             except DomainError as error:
@@ -199,11 +201,7 @@ class WithActions(StaffAdmin):
         if len(done) == 1 and done[0].answer is not None:
             return done[0].answer
         if done:
-            text = (
-                f"{done[0].row}: {done[0].text or action.label}"
-                if len(done) == 1
-                else f"{len(done)} done: {action.label}."
-            )
+            text = f"{done[0].row}: {done[0].text}" if len(done) == 1 else f"{len(done)} done: {action.label}."
             messages.success(request, text)
         else:
             messages.warning(request, "Nothing was changed.")

@@ -89,7 +89,7 @@ def erase_person(request: HttpRequest, user: User, data: dict[str, Any]) -> Did:
         erase(user, data["reason"], report, request.user)
     except NotErased as error:
         raise Conflict(f"The user is blocked. Not everything is erased yet. {error} Continue with the rest.") from None
-    return Did(User.objects.get(pk=user.pk), "")
+    return Did(User.objects.get(pk=user.pk), "Erased.", logged=True)
 
 
 @admin.register(User)

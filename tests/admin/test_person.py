@@ -175,6 +175,7 @@ def test_staff_erase_a_user_and_the_log_says_who(boss, sign_in, ada):
     assert do(boss, ada, "erase", reason="case 7").status_code == 302
     ada.refresh_from_db()
     assert ada.username.startswith("erased-")
+    assert f"{ada.username}: Erased." in boss.get(page_of(ada)).content.decode()
     assert not ada.runs.exists()
     entry = LogEntry.objects.get(object_id=str(ada.pk))
     assert (entry.user, entry.get_change_message()) == (boss.person, "Erased: case 7")
