@@ -45,9 +45,10 @@ class Server:
     routes: dict[str, tuple[int, dict[str, str], bytes]] = field(default_factory=dict)
     received: list[Received] = field(default_factory=list)
     arrived: threading.Event = field(default_factory=threading.Event)
-    # Set this event to release an answer that is held.
+    # Set this event to release an answer that is held: any, or those of some paths.
     release: threading.Event = field(default_factory=threading.Event)
     hold: bool = False
+    held: set[str] = field(default_factory=set)
 
     def callback(self, at: int = -1) -> str:
         """The path of the callback address of a request."""
@@ -72,7 +73,7 @@ def server() -> Iterator[Server]:
             body = self.rfile.read(length)
             state.received.append(Received(self.command, self.path, dict(self.headers.items()), body))
             state.arrived.set()
-            if state.hold:
+            if state.hold or self.path in state.held:
                 state.release.wait(30)
             status, headers, content = state.routes.get(self.path, (state.status, state.headers, state.body))
             try:

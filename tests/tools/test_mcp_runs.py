@@ -282,6 +282,31 @@ class TestQuestionsOfCalls:
         assert kinds == ["tool.started", "tool.completed"]
         assert list(lifecycle.violations()) == []
 
+    def test_one_that_becomes_a_task_which_asks_too(self, bench, tasks):
+        add_tool(tasks)
+
+        def answer(params: dict[str, Any]) -> Any:
+            is_answered = "inputResponses" in params
+            return task("t-9", pollIntervalMs=1000) | {"resultType": "task"} if is_answered else self.greet(params)
+
+        tasks.tool = answer
+        tasks.task = lambda params: task("t-9", "input_required", inputRequests={"color": form("Which color?")})
+        run = bench.ask(SCRIPT)
+        assert answered(run)["question"] == "Who?"
+        bench.respond(run, kind="CLARIFICATION", data={"name": "Ada"})
+        until(
+            lambda: (
+                (bench.get(run["id"])["pendingWaitpoint"] or {}).get("id") not in (None, run["pendingWaitpoint"]["id"])
+            )
+        )
+        run = bench.get(run["id"])
+        assert run["pendingWaitpoint"]["requestPayload"]["question"] == "Which color?"
+        tasks.task = lambda params: completed("t-9", "a blue task")
+        bench.respond(run, kind="CLARIFICATION", data={"name": "blue"})
+        assert bench.wait(run["id"])["answer"] == "It is a blue task."
+        assert tasks.sent("tasks/update")[0]["inputResponses"]["color"]["content"] == {"name": "blue"}
+        assert list(lifecycle.violations()) == []
+
     def test_one_that_becomes_a_task(self, bench, tasks):
         add_tool(tasks)
 

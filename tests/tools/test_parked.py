@@ -206,6 +206,28 @@ def test_progress_is_shown_and_comes_at_most_once_a_second(bench, server, events
     assert progress == {"toolInvocationId": call["id"], "name": "film", **shown["progress"]}
 
 
+def test_progress_does_not_disturb_a_worker(bench, server, monkeypatch):
+    """Each one that is kept makes the run's worker read the run again."""
+    monkeypatch.setattr("runs.lifecycle.parking.PROGRESS_SECONDS", 600)
+    add_tool(server)
+    server.status = 202
+    add_tool(server, "slow", park_seconds=None)
+    server.routes["/slow"] = 200, {}, b'"slow"'
+    server.held.add("/slow")
+    run = bench.start("/call film {}\n/call film {}\n/call slow {}\n/say {result}")
+    until(lambda: len(server.received) == 3 and ToolInvocation.objects.filter(awaiting="tool").count() == 2)
+    films = ToolInvocation.objects.filter(name="film").values_list("pk", flat=True)
+    first, second = (f"{callbacks.PATH}{callbacks.token_of(call)}" for call in films)
+    before = bench.get(run["id"])["lastStreamIndex"]
+    for _ in range(20):
+        assert not call_back(first, {"progress": {"fraction": 0.5}}).json()["accepted"]
+    assert bench.get(run["id"])["lastStreamIndex"] == before
+    server.release.set()
+    until(lambda: Run.objects.filter(parked=True).exists())
+    accepted = [call_back(path, {"progress": {"fraction": 0.5}}).json()["accepted"] for path in (first, first, second)]
+    assert accepted == [True, False, True]
+
+
 def test_an_address_is_of_one_call_and_exact(bench, server):
     add_tool(server)
     _, call = park(bench, server)
@@ -332,6 +354,7 @@ def test_a_user_has_a_bounded_number_of_parked_calls(bench, server, settings):
         park(bench, server)
     run = bench.finish("/call film {}\n/say {result}")
     assert run["answer"] == "TOOL_ERROR: Too many calls of the user await their outcome."
+    assert len(server.received) == 2, "no server begins work that could not be awaited"
     assert call_back(server.callback(0), {"result": 1}).json()["accepted"]
     until(lambda: Run.objects.filter(parked=True).count() == 1)
     park(bench, server)
