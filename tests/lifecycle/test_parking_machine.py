@@ -6,6 +6,7 @@ A worker is simulated: its transitions are the engine's, and it reads the run ag
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -23,16 +24,18 @@ from credits.reconcile import drift
 from runs import lifecycle
 from runs.engine import journal, session
 from runs.models import FINAL_INVOCATION_STATUSES, FINAL_RUN_STATUSES, Run, RunEvent, ToolInvocation, Turn, Waitpoint
-from runs.tools.base import Parked, ToolResult, tool_error
+from runs.tools.base import Parked, StillParked, ToolResult, tool_error
+from runs.tools.questions import Dialogue, Question
 from tests.factories import UserFactory, force_update, seed_catalogue, session_client
 from tests.tiers import examples
 
 WORKERS = ("wrk_a", "wrk_b")
 # Name, type, price, seconds, whether it may be repeated.
 CALLS = [
-    *[("film", "http", 2 * MICRO, 600, False)] * 4,
+    ("film", "http", 2 * MICRO, 600, False),
     ("film_again", "http", 2 * MICRO, 600, True),
-    *[("book", "http", MICRO, None, False)] * 2,
+    ("book", "http", MICRO, None, False),
+    ("research", "mcp", 2 * MICRO, 600, False),
     ("show_map", "client", 0, None, False),
     ("ask_user", "builtin", 0, None, True),
 ]
@@ -44,9 +47,14 @@ class KilledHere(Exception):
     pass
 
 
+def asked(call: ToolInvocation) -> bool:
+    """Whether the server of an open call's task asks the user."""
+    return call.node_type == "mcp" and Dialogue.from_text(call.remote_task).question is not None
+
+
 class Parking(RuleBasedStateMachine):
-    @initialize()
-    def start(self) -> None:
+    @initialize(parked=st.booleans())
+    def start(self, parked: bool) -> None:
         self.client = session_client(UserFactory())
         chat = self.client.post("/api/v1/chats", {}, format="json").json()["id"]
         self.run_id = self.client.post(f"/api/v1/chats/{chat}/runs", {"message": "x"}, format="json").json()["id"]
@@ -78,6 +86,10 @@ class Parking(RuleBasedStateMachine):
         moved = lifecycle.record_turn(run, turn, calls, content="", delta="", charge=None, ready=calls[:2])
         recorded.take(moved)
         self.worker = moved.run, recorded
+        if parked:
+            self.rest("done")
+            self.answer()
+            self.rest("done")
 
     # --- the worker --------------------------------------------------------------------------------------------------
 
@@ -97,7 +109,9 @@ class Parking(RuleBasedStateMachine):
     def park(self, at: int, fate: str, seconds: int | None, message: str) -> None:
         call = self.known(at, "DISPATCHING")
         if call and call.park_seconds and not call.awaiting:
-            self.step(fate, lifecycle.park_call, call, Parked(message, seconds))
+            is_task = call.node_type == "mcp"
+            task = {"remote_task": Dialogue("t-1").to_text(), "contact_in_seconds": 1.0} if is_task else {}
+            self.step(fate, lifecycle.park_call, call, Parked(message, seconds, **task))
 
     @rule(at=AT, fate=FATES, succeeds=st.booleans())
     def record(self, at: int, fate: str, succeeds: bool) -> None:
@@ -113,14 +127,23 @@ class Parking(RuleBasedStateMachine):
 
     @rule(fate=FATES)
     def rest(self, fate: str) -> None:
-        """What ``runs.engine.calls.resume`` does when nothing is left to do at once."""
-        if self.worker is None or any(call.status == "PENDING" and call.name != "ask_user" for call in self.open()):
+        """What ``runs.engine.calls.resume`` does: all that can be done at once, and then it asks or parks the run."""
+        self.claim("wrk_a")
+        for at in range(len(CALLS)):
+            self.dispatch(at, "done")
+            self.park(at, "done", None, "")
+            self.record(at, "done", True)
+        if any(call.status == "PENDING" and call.name != "ask_user" for call in self.open()):
             return
         if any(call.status == "DISPATCHING" and not call.awaiting for call in self.open()):
             return
         pending = [call for call in self.open() if call.status == "PENDING"]
         if pending and not Waitpoint.objects.filter(invocation=pending[0]).exists():
             self.step(fate, lifecycle.open_waitpoint, pending[0], "CLARIFICATION", {"question": "Which?"})
+        elif not pending and (asking := [call for call in self.open() if asked(call)]):
+            number = Dialogue.from_text(asking[0].remote_task).answered
+            payload = {"question": "Who?", "toolInvocationId": asking[0].id, "schema": {"type": "object"}}
+            self.step(fate, lifecycle.open_waitpoint, asking[0], "CLARIFICATION", payload, question=number)
         elif self.open() and not pending:
             self.step(fate, lifecycle.park_run)
         if self.worker and (self.worker[0].parked or self.worker[0].status != "running"):
@@ -150,8 +173,26 @@ class Parking(RuleBasedStateMachine):
         call = ToolInvocation.objects.get(run=self.run_id, call_index=at + 1)
         lifecycle.record_progress(call, 0.5, "half")
 
-    @rule(at=AT)
-    def expire(self, at: int) -> None:
+    @rule(says=st.sampled_from(["working", "asks", "asks", "done"]))
+    def poll(self, says: str) -> None:
+        """A task is asked for its outcome, or its server is told of its end."""
+        rows = ToolInvocation.objects.filter(run=self.run_id, contact_at__isnull=False)
+        rows.update(contact_at=clock.now())
+        for call in lifecycle.take_contacts(list(rows.values_list("pk", flat=True))):
+            known = Dialogue.from_text(call.remote_task) if call.node_type == "mcp" else Dialogue()
+            if call.status != "DISPATCHING":
+                lifecycle.end_contact(call)
+            elif says == "done":
+                self.call_back(call.call_index - 1, "one")
+            else:
+                questions = (Question(f"q{known.answered}", "Who?", {"type": "object"}),) if says == "asks" else ()
+                task = replace(known, questions=questions, answers={}).to_text()
+                lifecycle.contact_again(call, StillParked(None if questions else 5.0, task))
+
+    @rule(at=AT, often=st.integers(0, 4))
+    def expire(self, at: int, often: int) -> None:
+        if often:
+            return
         rows = ToolInvocation.objects.filter(run=self.run_id, call_index=at + 1, awaiting__isnull=False)
         if call := rows.first():
             rows.update(expires_at=clock.now() - timedelta(seconds=1))
@@ -161,7 +202,8 @@ class Parking(RuleBasedStateMachine):
     @rule()
     def answer(self) -> None:
         if point := Waitpoint.objects.filter(run=self.run_id, status="PENDING").first():
-            lifecycle.answer_waitpoint(point.pk, {"answer": "blue"})
+            answer = {"data": {}} if "schema" in point.request_payload else {"answer": "blue"}
+            lifecycle.answer_waitpoint(point.pk, answer)
 
     @rule(often=st.integers(0, 9))
     def cancel(self, often: int) -> None:
@@ -214,8 +256,10 @@ class Parking(RuleBasedStateMachine):
         if run.parked and run.due_at is None:
             assert left, "a parked run waits for a call"
             assert all(call.awaiting for call in left), "a parked run has no work to do"
+            assert not any(map(asked, left)), "a run resumes when a server asks the user"
         if run.parked and run.due_at is not None:
-            assert not left, "a run resumes when its last open call has ended"
+            asks = any(asked(call) for call in left)
+            assert asks or not left, "a run resumes when its last open call has ended, or when one asks the user"
         for call in calls:
             if call.id in self.accepted and call.status == "COMPLETED":
                 assert call.result == self.accepted[call.id]
