@@ -107,9 +107,14 @@ def create_server_key(request: HttpRequest, row: None, data: dict[str, Any]) -> 
     return Did(key, "Created.")
 
 
+@admin.display(description="scopes")
+def scopes_of(key: ServerKey) -> str:
+    return ", ".join(key.scopes)
+
+
 @admin.register(ServerKey)
 class ServerKeyAdmin(ReadOnly, WithActions):
-    list_display = ("id", "prefix", "name", "scopes", "created_at", "last_used_at", "revoked_at")
+    list_display = ("id", "prefix", "name", scopes_of, "created_at", "last_used_at", "revoked_at")
     search_help_text = "Key's id or first 8 characters"
     # Never the digest.
     fields = ("id", "name", "prefix", "scopes", "created_at", "last_used_at", "revoked_at")

@@ -129,7 +129,8 @@ def runs_by_hour() -> dict[str, Any]:
         .annotate(count=Count("pk"))
     )
     found = {(row["state"], row["hour"]): row["count"] for row in rows}
-    return status_chart(BAR_ORDER, found, hours, f"{sum(found.values()):,} runs")
+    total = sum(found.values())
+    return status_chart(BAR_ORDER, found, hours, f"{total:,} run{'s' * (total != 1)}")
 
 
 def credits_by_day() -> dict[str, Any]:
