@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -26,9 +27,9 @@ from runs.fronts.body import BEGINNING, FrontResponse, Plan, Position, plan
 from runs.fronts.rendering import Rendering
 from runs.models import ClientRun, Run
 from runs.streams.hub import Opening, places
-from runs.streams.views import CONTENT_TYPE, HEADERS, POSITION_MAX_DIGITS, opening_of, take_place
+from runs.streams.views import CONTENT_TYPE, HEADERS, opening_of, take_place
 
-POSITION = {"type": "string", "pattern": "^[0-9]{1,18}([.][0-9]{1,18})?$"}
+POSITION = {"type": "string", "pattern": "^([0-9]{1,18})([.]([0-9]{1,18}))?$"}
 POSITION_PARAMETER = OpenApiParameter("after", POSITION, description="Only frames after this one: an `id`.")
 LAST_EVENT_ID = OpenApiParameter(
     "Last-Event-ID", POSITION, OpenApiParameter.HEADER, description="The same; it counts before `after`."
@@ -114,13 +115,12 @@ class FrontRequestViewSet(FrontViewSet):
 
 def position_of(request: Request) -> Position:
     """The position after which the client continues, ``<index>.<part>``. Raises ValidationFailed."""
-    given = {"Last-Event-ID": request.headers.get("Last-Event-ID"), "after": request.query_params.get("after")}
+    given = {"after": request.query_params.get("after"), "Last-Event-ID": request.headers.get("Last-Event-ID") or None}
+    position = BEGINNING
     for name, text in given.items():
-        if not text:
+        if text is None:
             continue
-        index, _, part = text.partition(".")
-        numbers = (index, part or "0")
-        if not all(text.isascii() and text.isdigit() and len(text) <= POSITION_MAX_DIGITS for text in numbers):
+        if (found := re.fullmatch(POSITION["pattern"], text)) is None:
             raise ValidationFailed({name: ["Use the id of a frame, such as 12.1."]})
-        return int(index), int(part or 0)
-    return BEGINNING
+        position = int(found[1]), int(found[3] or 0)  # the header counts
+    return position

@@ -94,9 +94,11 @@ class AgUiViewSet(FrontRequestViewSet):
         key = starts.key_of("ag-ui", sent.name)
         row, repeats = starts.find(chat, key), True
         then, given = None, set[str]()
+        # Read before the answers, after which it may end at once.
+        waiting = starts.repeated(chat, sent.message_id) if sent.resume or sent.trailing else None
         if (answered := self.answered(chat, sent)) is not None and (row is None or answered.goes_on(row)):
             run, index, repeats, given = answered
-            then = self.beside(chat, sent, agent, run)
+            then = self.beside(chat, sent, agent, run, waiting)
             kept = {"run": then, "index": 0} if then else {"run": run, "index": index}
             if row is None:
                 ClientRun.objects.get_or_create(chat=chat, key=key, defaults=kept)
@@ -130,11 +132,12 @@ class AgUiViewSet(FrontRequestViewSet):
         options = starts.options_of(self.request.user, sent.run, message=sent.text, **sent.said(agent))
         return self.start(chat, key, defaults | options, repeated_id=sent.message_id)
 
-    def beside(self, chat: Chat, sent: Sent, agent: str | None, answered: Run) -> Run | None:
-        """The live run of the message that the client sends beside answers, if it is not the one that they are for."""
+    def beside(self, chat: Chat, sent: Sent, agent: str | None, answered: Run, run: Run | None) -> Run | None:
+        """The run of the message that the client sends beside answers, if it is not the one that they are for, and
+        was live when they came. ``run``: the one that was there then.
+        """
         if not sent.text or starts.is_same(answered, sent.text):
             return None
-        run = starts.repeated(chat, sent.message_id)
         if run is None and not sent.trailing:
             key = starts.key_of("ag-ui", sent.name, sent.message_id)
             run = self.started(chat, key, sent, agent, on_active_run="enqueue").run
