@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from runs import services
 from runs.models import ClientRun, Run, Waitpoint
 from tests import factories
 from tests.fronts.test_ag_ui import CHART, PICK, AgUi, cancelled, resolved, result, said, types
@@ -61,15 +62,23 @@ def test_a_message_beside_the_refusal_of_a_question_is_answered_at_once(thread):
     assert thread.bench.get(run["id"])["status"] == "cancelled"
 
 
-def test_a_message_waits_while_its_run_asks_once_more(thread):
-    """Its run follows in the stream of the last answer."""
+def test_a_message_waits_while_its_run_asks_once_more(thread, monkeypatch):
+    """Its run follows in the stream of the last answer, although it has ended before that stream begins."""
     run = thread.run(said(f"{CHART}\n/ask Which day?\n/say On {{result}}"))
     thread.send(*HISTORY, said("/say Two", "u2"), **resolved(run, True))
     run = thread.bench.wait(run["id"], "waiting")
     assert run["pendingWaitpoint"]["kind"] == "CLARIFICATION"
     assert thread.runs()[-1]["status"] == "queued"
-    thread.send(*HISTORY, said("/say Two", "u2"), **resolved(run, "Tuesday"))
-    assert [thread.bench.wait(each["id"])["status"] for each in thread.runs()] == ["completed"] * 2
+    respond = services.respond
+
+    def respond_and_wait(*answer: Any) -> Waitpoint:
+        answered = respond(*answer)
+        assert [thread.bench.wait(each["id"])["status"] for each in thread.runs()] == ["completed"] * 2
+        return answered
+
+    monkeypatch.setattr(services, "respond", respond_and_wait)
+    shown = thread.send(*HISTORY, said("/say Two", "u2"), **resolved(run, "Tuesday"))
+    assert texts(shown) == ["On Tuesday", "Two"]
 
 
 def test_the_history_beside_an_answer_is_no_news(thread):
