@@ -105,7 +105,11 @@ class Heartbeat(threading.Thread):
         """A new worker row, and with it a new lease."""
         begun = clock.steady()
         worker = Worker(host=socket.gethostname()[:255], pid=os.getpid(), expires_at=_lease_end())
-        worker.save(force_insert=True)
+        try:
+            worker.save(force_insert=True)
+        except CONNECTION_ERRORS:
+            self.gap_ended = begun  # a process that starts in an outage must not take the runs of those that come back
+            raise
         self.process.worker_id = worker.pk
         self.process.lease_until = begun + settings.RUN_LEASE_SECONDS
 
