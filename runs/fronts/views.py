@@ -115,7 +115,7 @@ class FrontRequestViewSet(FrontViewSet):
 
 def position_of(request: Request) -> Position:
     """The position after which the client continues, ``<index>.<part>``. Raises ValidationFailed."""
-    given = {"after": request.query_params.get("after"), "Last-Event-ID": request.headers.get("Last-Event-ID") or None}
+    given = {"after": request.query_params.get("after"), "Last-Event-ID": request.headers.get("Last-Event-ID")}
     position = BEGINNING
     for name, text in given.items():
         if text is None:
