@@ -105,7 +105,7 @@ bench-check: $(VENV)/.installed-dev ## Compare the ratios with benchmarks/kept.j
 	@$(PY) -m benchmarks.check $(if $(RENEW),--renew) $(OPTIONS)
 
 # Each .in file names what the code uses; each .txt adds what those packages need, all with their hashes. The three agree.
-LOCK := $(PY) -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url $(if $(UPGRADE),--upgrade)
+LOCK := $(PY) -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-strip-extras --no-emit-index-url $(if $(UPGRADE),--upgrade)
 
 lock: $(VENV)/.installed-dev ## Write requirements*.txt from requirements*.in (UPGRADE=1: with newer packages)
 	@$(LOCK) -o requirements-dev.txt requirements-dev.in
