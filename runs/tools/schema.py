@@ -159,6 +159,7 @@ def _check(schema: str, value: Any, seconds: float) -> dict[str, Any]:
         except IndexError:
             process, is_new = _start(), True
         answers = _ask(process, request)
+        _checked.set()  # the program has started, whatever became of the schema
         answer: dict[str, Any] = {}
         for line in filter(None, answers):
             answer |= json.loads(line)
@@ -167,7 +168,6 @@ def _check(schema: str, value: Any, seconds: float) -> dict[str, Any]:
         else:
             process.communicate()
         if answer:
-            _checked.set()
             return answer
         if process.returncode == -signal.SIGPROF or (is_new and process.returncode in TOO_COSTLY):
             raise TooCostly

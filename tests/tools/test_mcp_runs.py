@@ -264,6 +264,10 @@ class TestQuestionsOfCalls:
             return asks("first", who=form("Who?"))
         return text(f"Hello {given['content']['name']}" if given["action"] == "accept" else "Hello nobody")
 
+    def greet_by_task(self, params: dict[str, Any]) -> Any:
+        is_answered = "inputResponses" in params
+        return task("t-9", pollIntervalMs=1000) | {"resultType": "task"} if is_answered else self.greet(params)
+
     def test_the_call_is_made_again_with_the_answer(self, bench, tasks, events):
         add_tool(tasks, park_seconds=None)
         tasks.tool = self.greet
@@ -284,12 +288,7 @@ class TestQuestionsOfCalls:
 
     def test_one_that_becomes_a_task_which_asks_too(self, bench, tasks):
         add_tool(tasks)
-
-        def answer(params: dict[str, Any]) -> Any:
-            is_answered = "inputResponses" in params
-            return task("t-9", pollIntervalMs=1000) | {"resultType": "task"} if is_answered else self.greet(params)
-
-        tasks.tool = answer
+        tasks.tool = self.greet_by_task
         tasks.task = lambda params: task("t-9", "input_required", inputRequests={"color": form("Which color?")})
         run = bench.ask(SCRIPT)
         assert answered(run)["question"] == "Who?"
@@ -309,12 +308,7 @@ class TestQuestionsOfCalls:
 
     def test_one_that_becomes_a_task(self, bench, tasks):
         add_tool(tasks)
-
-        def answer(params: dict[str, Any]) -> Any:
-            is_answered = "inputResponses" in params
-            return task("t-9", pollIntervalMs=1000) | {"resultType": "task"} if is_answered else self.greet(params)
-
-        tasks.tool = answer
+        tasks.tool = self.greet_by_task
         tasks.task = lambda params: completed("t-9", "a task after all")
         run = bench.ask(SCRIPT)
         bench.respond(run, kind="CLARIFICATION", declined=True)
