@@ -25,6 +25,7 @@ from config.api import authentication, idempotency, middleware, pagination
 from config.api.negotiation import check_media_type
 from config.outbound.client import Answer
 from runs.catalogue import dialects, fields, rules, versions, yaml
+from runs.fronts import views as front_views
 from runs.fronts.ai_sdk import requests as ai_sdk
 from runs.invocations import ClientToolInput
 from runs.llm import base as llm_base
@@ -93,6 +94,10 @@ def content_type_of_page(value: str) -> None:
 def ui_file(url: str) -> None:
     message = {"id": "a", "role": "user", "parts": [{"type": "file", "url": url}]}
     list(ai_sdk.read({"id": "a", "messages": [message]}).files())
+
+
+def position(text: str) -> None:
+    front_views.position_of(Request(RequestFactory().get("/", headers={"Last-Event-ID": text})))
 
 
 def signed(timestamp: str, signatures: str) -> bool:
@@ -174,6 +179,7 @@ PATTERNS: dict[str, list[Work] | str] = {
     "runs/fronts/ai_sdk/requests.py: OWN_URL": around(
         ai_sdk.OWN_URL.fullmatch, UI_BODY, "a", "/content", before="/api/v1/attachments/att_"
     ),
+    "runs/fronts/views.py: position_of": around(position, HEADER, "1", "1.1", before="1."),
     "runs/invocations.py: name": around(
         lambda name: ClientToolInput.validated({"name": name, "description": "", "inputSchema": {}}), BODY, "a", "\n"
     ),
