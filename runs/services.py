@@ -13,7 +13,8 @@ from django.dispatch import receiver
 
 from chats import attachments
 from chats.models import Chat, Message
-from chats.services import add_message, chat_deleted, chats_of, leave_out_messages, locking, title_from
+from chats.services import add_message, chat_deleted, leave_out_messages, locking, title_from
+from config.api.authentication import WithUser
 from config.database.queries import CompiledQuery
 from config.database.writes import Writes
 from config.kernel import clock, money
@@ -60,26 +61,37 @@ def _shown_calls() -> QuerySet[ToolInvocation]:
 
 def summaries_of(user: Any) -> QuerySet[Run]:
     """The user's runs in chats that are not deleted, with all that a run's summary shows."""
+    return _summaries(Run.objects.filter(user=user))
+
+
+def runs_of(user: Any) -> QuerySet[Run]:
+    """``summaries_of`` with all that a run's representation shows."""
+    calls = Prefetch("invocations", _shown_calls(), to_attr="calls")
+    return _with_answers(summaries_of(user)).prefetch_related(calls)
+
+
+def _summaries(runs: QuerySet[Run]) -> QuerySet[Run]:
     pending = Waitpoint.objects.filter(status=WaitpointStatus.PENDING)
     return (
-        Run.objects.filter(user=user, chat__deleted_at=None)
+        runs.filter(chat__deleted_at=None)
         .defer("instructions", "output_schema", "client_tools", "output")
         .annotate(credits_spent=sums.run_spent_subquery())
         .prefetch_related(Prefetch("waitpoints", pending, to_attr="pending_waitpoints"))
     )
 
 
-def runs_of(user: Any) -> QuerySet[Run]:
-    """``summaries_of`` with all that a run's representation shows."""
+def _with_answers(summaries: QuerySet[Run]) -> QuerySet[Run]:
     answer = Message.objects.filter(pk=OuterRef("assistant_message_id")).values("content")
-    calls = Prefetch("invocations", _shown_calls(), to_attr="calls")
-    runs = summaries_of(user).defer(None).defer("instructions", "output_schema", "client_tools")
-    return runs.annotate(answer=Subquery(answer)).prefetch_related(calls)
+    runs = summaries.defer(None).defer("instructions", "output_schema", "client_tools")
+    return runs.annotate(answer=Subquery(answer))
 
 
-_run: CompiledQuery[Run] = CompiledQuery(
-    lambda user_id, run_id: runs_of(user_id).prefetch_related(None).filter(pk=run_id), int, str
-)
+def _one_run(run_id: str) -> QuerySet[Run]:
+    return _with_answers(_summaries(Run.objects.filter(pk=run_id))).prefetch_related(None)
+
+
+_run: CompiledQuery[Run] = CompiledQuery(lambda user_id, run_id: _one_run(run_id).filter(user=user_id), int, str)
+_run_with_user: WithUser[Run] = WithUser(_one_run, str)
 _calls: CompiledQuery[ToolInvocation] = CompiledQuery(lambda run_id: _shown_calls().filter(run=run_id), str)
 _pending: CompiledQuery[Waitpoint] = CompiledQuery(
     lambda run_id: Waitpoint.objects.filter(run=run_id, status=WaitpointStatus.PENDING), str
@@ -88,15 +100,24 @@ _pending: CompiledQuery[Waitpoint] = CompiledQuery(
 
 def find_run(user_id: int, run_id: str) -> Run | None:
     """One run as ``runs_of`` returns it, by compiled queries: it is the most frequent request."""
-    run, pending = _run.first(user_id, run_id), list[Waitpoint]()
+    return _complete(_run.first(user_id, run_id))
+
+
+def find_run_with_user(username: str, run_id: str) -> Run | None:
+    """``find_run`` by the user's name, with the user."""
+    return _complete(_run_with_user.first(username, run_id))
+
+
+def _complete(run: Run | None) -> Run | None:
     if run is None:
         return None
-    logs.run_id.set(run_id)
-    if run.status == RunStatus.WAITING and not (pending := _pending(run_id)):
+    logs.run_id.set(run.pk)
+    pending: list[Waitpoint] = []
+    if run.status == RunStatus.WAITING and not (pending := _pending(run.pk)):
         # The waitpoint was answered between the two reads, so the run no longer waits.
-        run = _run.first(user_id, run_id) or run
+        run = _run.first(run.user_id, run.pk) or run
     # The run's row counts its calls: most runs have none.
-    calls = _calls(run_id) if run.tool_invocation_count else []
+    calls = _calls(run.pk) if run.tool_invocation_count else []
     return _with(run, calls=calls, pending_waitpoints=pending)
 
 
@@ -131,16 +152,25 @@ def _with_credits(chats: QuerySet[Chat]) -> QuerySet[Chat]:
     return chats.annotate(balance=ledger.balance_subquery())
 
 
-_chat: CompiledQuery[Chat] = CompiledQuery(
-    lambda user_id, chat_id: _with_credits(chats_of(user_id).filter(pk=chat_id)), int, str
-)
+def _one_chat(chat_id: str) -> QuerySet[Chat]:
+    return _with_credits(Chat.objects.filter(pk=chat_id, deleted_at=None))
 
 
-def start_run(user: Any, chat_id: str, **asked: Any) -> Run:
+_chat: CompiledQuery[Chat] = CompiledQuery(lambda user_id, chat_id: _one_chat(chat_id).filter(user=user_id), int, str)
+_chat_with_user: WithUser[Chat] = WithUser(_one_chat, str)
+
+
+def find_chat_with_user(username: str, chat_id: str) -> Chat | None:
+    """The chat and its user's credits as ``start_run`` takes them, with the user."""
+    return _chat_with_user.first(username, chat_id)
+
+
+def start_run(user: Any, chat_id: str, read: Chat | None = None, **asked: Any) -> Run:
     """The user's message and the run that answers it, queued. ``asked`` are the arguments of ``_start_run``.
 
     One statement writes all of it, and only if the chat is as it was read. So it needs neither a transaction nor a
-    lock, unless another request changed the chat meanwhile, or attachments are locked (docs/decisions/0033).
+    lock, unless another request changed the chat meanwhile, or attachments are locked (docs/decisions/0033). ``read``
+    is what ``find_chat_with_user`` has found.
 
     Raises ValidationFailed for an agent, model or tool that is not offered or an attachment that can't be used,
     RunInProgress, Conflict if RUN_QUEUE_MAX runs are queued, InsufficientCredits, NotFound if the user has no such
@@ -149,14 +179,23 @@ def start_run(user: Any, chat_id: str, **asked: Any) -> Run:
     plain = not asked.get("attachment_ids") and asked.get("on_active_run") != "cancel" and not asked.get("replaces")
     if plain and Writes.are_one_statement():
         with suppress(lifecycle.ChatChanged):
-            return _start_run(user, chat_id, locked=False, **asked)
+            return _start_run(user, read or _chat_of(user.pk, chat_id), locked=False, **asked)
     with transaction.atomic():
-        return _start_run(user, chat_id, locked=True, **asked)
+        return _start_run(user, _chat_of(user.pk, chat_id, locked=True), locked=True, **asked)
+
+
+def _chat_of(user_id: int, chat_id: str, *, locked: bool = False) -> Chat:
+    found = None
+    if is_plausible_id(chat_id):
+        found = _with_credits(locking(user_id, chat_id)).first() if locked else _chat.first(user_id, chat_id)
+    if found is None:
+        raise NotFound
+    return found
 
 
 def _start_run(
     user: Any,
-    chat_id: str,
+    chat: Chat,
     *,
     locked: bool,
     message: str | None = None,
@@ -174,11 +213,6 @@ def _start_run(
     what the other arguments leave out; ``tools`` and ``max_credits`` can only be less than its own. ``replaces`` is the
     id of a run, whose message and attachments are those of a request without a ``message``.
     """
-    chat = None
-    if is_plausible_id(chat_id):
-        chat = _with_credits(locking(user.pk, chat_id)).first() if locked else _chat.first(user.pk, chat_id)
-    if chat is None:
-        raise NotFound
     given = catalogue.find_agent(agent) if agent is not None else None
     check_offered(agent, given, model, tools, columns.get("client_tools"))
     replaced = _replaced(chat, replaces, on_active_run) if replaces is not None else None

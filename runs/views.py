@@ -11,6 +11,7 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from chats.models import Chat
 from chats.services import chats_of
 from config.api.pagination import KeysetPagination
 from config.api.serializers import NoInput
@@ -58,6 +59,7 @@ class RunViewSet(RunActions):
     lookup_url_kwarg = "runId"
     required_scopes = {"list": "runs:read", "retrieve": "runs:read", "cancel": "runs:write"}
     idempotent_actions = frozenset({"cancel"})
+    found: Run | None = None
 
     def queryset_for(self, user: Any) -> Any:
         return services.summaries_of(user)
@@ -66,9 +68,16 @@ class RunViewSet(RunActions):
     def list(self, request: Request) -> Response:
         return self.filtered_page(self.get_queryset())
 
+    def find_user(self, username: str) -> Any:
+        if self.action == "retrieve" and is_plausible_id(run_id := self.kwargs["runId"]):
+            self.found = services.find_run_with_user(username, run_id)
+        return self.found.user if self.found else super().find_user(username)
+
     def get_object(self) -> Run:
         run_id = self.kwargs["runId"]
-        found = services.find_run(self.request.user.pk or 0, run_id) if is_plausible_id(run_id) else None
+        found = self.found
+        if found is None and is_plausible_id(run_id):
+            found = services.find_run(self.request.user.pk or 0, run_id)
         if found is None:
             raise NotFound
         return found
@@ -89,6 +98,12 @@ class ChatRunViewSet(RunActions):
     required_scopes = {"list": "runs:read", "create": "runs:write"}
     throttle_run_starts = frozenset({"create"})
     error_statuses = {"create": {402}}
+    found: Chat | None = None
+
+    def find_user(self, username: str) -> Any:
+        if self.action == "create" and is_plausible_id(chat_id := self.kwargs["chatId"]):
+            self.found = services.find_chat_with_user(username, chat_id)
+        return self.found.user if self.found else super().find_user(username)
 
     def queryset_for(self, user: Any) -> Any:
         return chats_of(user)
@@ -108,7 +123,7 @@ class ChatRunViewSet(RunActions):
             raise
         if self.surface == "public":
             services.require_allowed_to_keys(body)
-        run = services.start_run(request.user, chatId, request_id=logs.request_id.get() or "", **body)
+        run = services.start_run(request.user, chatId, self.found, request_id=logs.request_id.get() or "", **body)
         return self.show(services.as_new(run), status.HTTP_201_CREATED)
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, Generic, TypeVar
 
 from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.contrib.auth.hashers import make_password
 from django.core.exceptions import ValidationError
 from django.core.validators import validate_email
+from django.db import DEFAULT_DB_ALIAS
+from django.db.models import F, Model, QuerySet
 from django.utils.module_loading import import_string
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.exceptions import AuthenticationFailed
@@ -19,6 +22,7 @@ from rest_framework.request import Request
 from config.api.models import ErasedSubject
 from config.database.queries import CompiledQuery
 
+M = TypeVar("M", bound=Model)
 # RFC 6750's characters. Two Authorization headers arrive joined by a comma, so they never fit.
 _BEARER = re.compile(r"bearer +([A-Za-z0-9\-._~+/]+=*) *", re.IGNORECASE)
 USERNAME_MAX = 150
@@ -70,12 +74,15 @@ class BearerAuthentication(BaseAuthentication):
 
 
 class SessionTokenAuthentication(BearerAuthentication):
-    """The session surface: ``request.auth`` is the token's claims."""
+    """The session surface: ``request.auth`` is the token's claims. ``find_user`` reads a user by its name."""
 
     shape = re.compile(r"eyJ[^.]*\.[^.]*\.[^.]*")
     token_name, path = "a session token", "/api/v1"
     scheme, bearer_format = "sessionToken", "JWT"
     description = "A session token of `/api/v1`: a JWT of the identity provider."
+
+    def __init__(self, find_user: Callable[[str], Any] | None = None) -> None:
+        self.find_user = find_user or user_named.first
 
     def authenticate_token(self, token: str) -> tuple[Any, dict[str, Any]]:
         from config.api import session_tokens  # PyJWT and cryptography, which most commands do not need
@@ -84,25 +91,39 @@ class SessionTokenAuthentication(BearerAuthentication):
             claims = session_tokens.verify(token)
         except session_tokens.InvalidToken as error:
             raise AuthenticationFailed(str(error)) from None
-        return user_of(claims), claims
+        return user_of(claims, self.find_user), claims
 
 
+# What requests read of a user, in the model's order, which ``from_db`` needs.
+USER_FIELDS = ("id", "is_superuser", "username", "email", "is_staff", "is_active", "date_joined")
 user_named: CompiledQuery[Any] = CompiledQuery(
-    lambda username: (
-        get_user_model()
-        ._default_manager.only("username", "email", "is_active", "is_staff", "is_superuser", "date_joined")
-        .filter(username=username)
-    ),
-    str,
+    lambda username: get_user_model()._default_manager.only(*USER_FIELDS).filter(username=username), str
 )
 
 
-def user_of(claims: dict[str, Any]) -> Any:
+class WithUser(Generic[M]):
+    """Rows that are read with their user, by the user's name: one round trip for a request about one row."""
+
+    def __init__(self, build: Callable[..., QuerySet[M]], *kinds: type[int] | type[str]) -> None:
+        columns = {f"user_{name}": F(f"user__{name}") for name in USER_FIELDS[1:]}
+        self.query = CompiledQuery(
+            lambda username, *key: build(*key).filter(user__username=username).annotate(**columns), str, *kinds
+        )
+
+    def first(self, username: str, *key: int | str) -> M | None:
+        row = self.query.first(username, *key)
+        if row is not None:
+            values = [vars(row)[f"user_{name}"] for name in USER_FIELDS]
+            row.user = get_user_model().from_db(DEFAULT_DB_ALIAS, USER_FIELDS, values)
+        return row
+
+
+def user_of(claims: dict[str, Any], find_user: Callable[[str], Any] = user_named.first) -> Any:
     """The user that the verified claims name. The first request creates the user. A new e-mail address is stored."""
     users = get_user_model()._default_manager
     username = username_of(claims["sub"])
     email = email_of(claims.get("email"))
-    user = user_named.first(username)
+    user = find_user(username)
     if user is None:
         erased = ErasedSubject.objects.filter(pk=ErasedSubject.digest_of(username)).first()
         if erased is not None and "iat" in claims and int(claims["iat"]) <= int(erased.erased_at.timestamp()):

@@ -16,7 +16,7 @@ from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
 from config.api import ratelimit
-from config.api.authentication import SessionTokenAuthentication
+from config.api.authentication import SessionTokenAuthentication, user_named
 from config.api.idempotency import IdempotencyMixin
 from config.api.negotiation import StrictJSONParser
 from config.api.pagination import KeysetPagination
@@ -78,7 +78,11 @@ class ServiceViewSet(IdempotencyMixin, GenericViewSet):
             return [import_string(settings.PUBLIC_AUTHENTICATION_CLASS)()]
         if self.surface == "server":
             return [import_string(settings.SERVER_AUTHENTICATION_CLASS)()]
-        return [SessionTokenAuthentication()]
+        return [SessionTokenAuthentication(self.find_user)]
+
+    def find_user(self, username: str) -> Any:
+        """The user of a session token. A view may read its row with it."""
+        return user_named.first(username)
 
     def check_throttles(self, request: Request) -> None:
         if self.surface == "server":

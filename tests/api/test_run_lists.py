@@ -141,10 +141,10 @@ def test_the_calls_of_a_run_without_calls_are_not_read(session, chat, django_ass
     run = factories.RunFactory(chat=chat)
     path = f"/api/v1/runs/{run.pk}"
     session.get(path)
-    with django_assert_num_queries(2):  # the user, the run
+    with django_assert_num_queries(1):  # the run with its user
         assert session.get(path).json()["toolInvocations"] == []
     call = factories.ToolInvocationFactory(run=run)
-    with django_assert_num_queries(3):
+    with django_assert_num_queries(2):
         assert [shown["id"] for shown in session.get(path).json()["toolInvocations"]] == [call.pk]
 
 
