@@ -1,3 +1,4 @@
 """The protocols of chat front ends, as renderings of run streams: ``rendering`` is what they share, ``body`` sends one,
-``starts`` starts runs for them. Each protocol has its modules; their routes are in ``runs.urls``.
+``starts`` starts runs for them. Of each protocol, a module renders runs and lists chats (``chunks``, ``events``),
+``requests`` reads what a client sends, and ``views`` has the routes of ``runs.urls``.
 """

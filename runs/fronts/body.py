@@ -6,9 +6,8 @@ after its position. It ends cleanly only where the protocol does; otherwise its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from config.api.live import Broken
 from config.kernel.jsontext import to_text
@@ -23,31 +22,26 @@ Position = tuple[int, int]
 BEGINNING = (0, 0)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Plan:
     """What of a run a stream shows. ``after``: the position of the last frame that the client has. ``continues``: it
-    has no frames of this stream, but all that the events up to ``after`` gave.
+    has no frames of this stream, but all that the events up to ``after`` gave. ``then``: what is shown after the end of
+    this run, in the same stream.
 
     Up to the event ``last``, ``void`` is overtaken text; the user is asked what is open after the event ``asks_at``.
-    ``then``: the run that is shown after the end of this one, in the same stream.
     """
 
     rendering: Rendering
-    last: int
+    opening: Opening
     after: Position = BEGINNING
     continues: bool = False
-    asks_at: int = 0
-    void: Sequence[range] = ()
-    facts_of: Callable[[str, Event], Facts] = reads.facts_of
-    then: tuple[Opening, Plan] | None = None
+    then: Plan | None = None
 
-
-def plan(rendering: Rendering, last: int, after: Position = BEGINNING, *, continues: bool = False, **more: Any) -> Plan:
-    run_id = rendering.run_id
-    # A run that has only just been queued has neither.
-    asks_at = reads.asks_at(run_id, last) if last > 1 else 0
-    void = reads.overtaken(run_id, after[0], last) if last > 1 else ()
-    return Plan(rendering, last, after, continues, asks_at, void, **more)
+    def __post_init__(self) -> None:
+        run_id, self.last = self.rendering.run_id, self.opening.last
+        # A run that has only just been queued has neither.
+        self.asks_at = reads.asks_at(run_id, self.last) if self.last > 1 else 0
+        self.void = reads.overtaken(run_id, self.after[0], self.last) if self.last > 1 else ()
 
 
 class Frames:
@@ -97,8 +91,13 @@ class Frames:
     def may_stop(self) -> bool:
         return self.rendering.awaits_client and not self.rendering.over
 
-    def stop(self, index: int) -> bytes:
-        return self.frames(index, self.rendering.stop_for_client())
+    def stop(self) -> bytes:
+        return self.frames(self.index, self.rendering.stop_for_client())
+
+    @property
+    def then(self) -> Plan | None:
+        """What follows in the same stream."""
+        return self.plan.then if self.rendering.has_ended else None
 
 
 def frame(part: Part, position: str) -> bytes:
@@ -122,73 +121,60 @@ class FrontBody:
             stream.leave()
 
     async def next(self) -> bytes | None:
-        stream, rendering = self.streams[-1], self.frames.rendering
+        stream, frames, rendering = self.streams[-1], self.frames, self.frames.rendering
         if rendering.over:
-            if not (rendering.has_ended and self.frames.plan.then):
+            if (then := frames.then) is None:
                 return None
             if stream.closed:
                 raise Broken
-            opening, plan = self.frames.plan.then
-            self.frames = Frames(plan, stream.position)
-            self.streams.append(stream.hub.join(opening))
+            self.frames = Frames(then, frames.index)
+            self.streams.append(stream.hub.join(then.opening))
             return COMMENT
-        ask = stream.hub.ask
+        ask, sent = stream.hub.ask, list[bytes]()
         events = await stream.next()
         if events is None:
             raise Broken
-        sent = []
         for event in events:
-            facts = (
-                await ask(self.frames.plan.facts_of, rendering.run_id, event) if rendering.wants(event) else NO_FACTS
-            )
-            sent.append(self.frames.of(event, facts))
+            facts = await ask(rendering.facts_of, event) if rendering.wants(event) else NO_FACTS
+            sent.append(frames.of(event, facts))
             if rendering.over:
                 return b"".join(sent) or COMMENT
-        position = stream.position
-        if position >= self.frames.plan.after[0]:
-            sent.append(self.frames.begin())
-        is_idle = self.frames.may_stop and position >= stream.channel.last
+        if stream.position >= frames.plan.after[0]:
+            sent.append(frames.begin())
+        is_idle = frames.may_stop and stream.position >= stream.channel.last
         if is_idle and await ask(reads.only_the_client_can_go_on, rendering.run_id, list(rendering.calls)):
-            sent.append(self.frames.stop(position))
+            sent.append(frames.stop())
         return b"".join(sent) or COMMENT
 
 
 class FrontResponse(StreamResponse):
     """A ``LiveResponse`` with the frames of a protocol. Any other server than ours sends what exists now."""
 
-    def __init__(self, opening: Opening, plan: Plan, headers: dict[str, str] | None = None) -> None:
+    def __init__(self, plan: Plan, place: str | None = None) -> None:
         self.plan = plan
-        super().__init__(opening)
-        for name, value in (headers or {}).items():
-            self[name] = value
+        super().__init__(replace(plan.opening, place=place))
 
     def existing(self) -> Iterator[bytes]:
+        plan: Plan | None = self.plan
+        earlier = 0
         try:
-            yield from self.existing_frames()
+            while plan is not None:
+                frames = Frames(plan, earlier)
+                yield from existing_frames(frames)
+                plan, earlier = frames.then, frames.index
         finally:
             places.free(self.opening.place)
 
-    def existing_frames(self) -> Iterator[bytes]:
-        opening, frames = self.opening, Frames(self.plan)
-        yield from self.existing_of(opening, frames)
-        while frames.rendering.has_ended and frames.plan.then:
-            earlier = frames.index
-            opening, plan = frames.plan.then
-            frames = Frames(plan, earlier)
-            yield from self.existing_of(opening, frames)
-
-    @staticmethod
-    def existing_of(opening: Opening, frames: Frames) -> Iterator[bytes]:
-        rendering, position = frames.rendering, 0
-        for event in existing_events(opening):
-            position = event.index
-            facts = frames.plan.facts_of(opening.run_id, event) if rendering.wants(event) else NO_FACTS
-            yield frames.of(event, facts)
-            if rendering.over:
-                return
-        yield frames.begin()
-        if frames.may_stop and reads.only_the_client_can_go_on(opening.run_id, rendering.calls):
-            yield frames.stop(position)
-
     def open(self) -> FrontBody:
         return FrontBody(self.opening, self.plan)
+
+
+def existing_frames(frames: Frames) -> Iterator[bytes]:
+    rendering = frames.rendering
+    for event in existing_events(frames.plan.opening):
+        yield frames.of(event, rendering.facts_of(event) if rendering.wants(event) else NO_FACTS)
+        if rendering.over:
+            return
+    yield frames.begin()
+    if frames.may_stop and reads.only_the_client_can_go_on(rendering.run_id, rendering.calls):
+        yield frames.stop()

@@ -1,18 +1,31 @@
-"""What fronts read from the database beside events. Every function blocks; nothing here writes."""
+"""What fronts read from the database beside events: where a stream goes on, and runs as clients list them. Every
+function blocks; nothing here writes.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from config.kernel import money
+from chats.models import Message
+from config.api.live import Broken
 from credits import sums
+from runs import services
 from runs.events import StreamType
-from runs.fronts.rendering import CLIENT, Call, Facts, overtaken_by
-from runs.models import FINAL_INVOCATION_STATUSES, Run, RunEvent, ToolInvocation, Waitpoint, WaitpointStatus
-from runs.serializers import UsageSerializer
+from runs.fronts.rendering import CLIENT, SEPARATOR, Call, Facts, Rendering, overtaken_by
+from runs.models import (
+    FINAL_INVOCATION_STATUSES,
+    Run,
+    RunEvent,
+    ToolInvocation,
+    Turn,
+    Waitpoint,
+    WaitpointKind,
+    WaitpointStatus,
+)
 from runs.streams.reads import Event
-from runs.tools.base import ASK_USER
 
 # The events by which a turn has calls.
 OF_CALLS = (StreamType.TOOL_STARTED, StreamType.TOOL_COMPLETED, StreamType.WAITPOINT_OPENED)
@@ -20,23 +33,17 @@ OF_CALLS = (StreamType.TOOL_STARTED, StreamType.TOOL_COMPLETED, StreamType.WAITP
 OF_QUESTIONS = (StreamType.WAITPOINT_OPENED, StreamType.TOOL_COMPLETED)
 
 
-def facts_of(run_id: str, event: Event) -> Facts:
-    """What ``Rendering.feed`` needs to know beside the event."""
+def facts_of(rendering: Rendering, event: Event) -> Facts:
+    """``Rendering.facts_of``. Raises Broken if the run was deleted."""
     if event.type == StreamType.WAITPOINT_OPENED:
         return Facts(call=_call_of(json.loads(event.data)["id"]))
-    run = Run.objects.filter(pk=run_id)
+    run = Run.objects.filter(pk=rendering.run_id)
     if not event.final:
         return Facts(run.values_list("assistant_message_id", flat=True).first())
     ended = run.annotate(credits_spent=sums.run_spent_subquery()).first()
     if ended is None:
-        return Facts()
-    return Facts(
-        message_id=ended.assistant_message_id,
-        finish_reason=ended.finish_reason,
-        credits_used=money.to_number(ended.credits_spent),
-        usage=UsageSerializer(ended).data,
-        output=ended.output,
-    )
+        raise Broken
+    return Facts(ended.assistant_message_id, run=ended)
 
 
 def _call_of(waitpoint_id: str) -> Call | None:
@@ -47,10 +54,7 @@ def _call_of(waitpoint_id: str) -> Call | None:
     call = waitpoint.invocation
     if call is None and (named := waitpoint.request_payload.get("toolInvocationId")):
         call = ToolInvocation.objects.filter(pk=named).first()
-    if call is None:
-        return None
-    awaiting = CLIENT if call.name == ASK_USER or call.node_type == CLIENT else None
-    return Call(call.pk, call.name, call.turn_index, call.input, awaiting)
+    return Call.of(call) if call else None
 
 
 def only_the_client_can_go_on(run_id: str, known: Collection[str]) -> bool:
@@ -108,3 +112,102 @@ def index_of_question(waitpoint: Waitpoint) -> int:
     """The index of the event by which the waitpoint was opened; 0 if it is pruned."""
     opened = RunEvent.objects.filter(run=waitpoint.run_id, type=StreamType.WAITPOINT_OPENED)
     return opened.filter(data__contains=waitpoint.pk).values_list("index", flat=True).first() or 0
+
+
+# --- runs as clients list them ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Recorded:
+    """A run with what it recorded, in order. ``run`` has the ``calls`` of ``services.runs_of``."""
+
+    run: Run
+    turns: list[Turn] = field(default_factory=list)
+    waitpoints: list[Waitpoint] = field(default_factory=list)
+
+    @property
+    def calls(self) -> list[ToolInvocation]:
+        return vars(self.run)["calls"]
+
+    def waitpoints_of(self, call: ToolInvocation) -> list[Waitpoint]:
+        return [
+            waitpoint
+            for waitpoint in self.waitpoints
+            if call.pk in (waitpoint.invocation_id, waitpoint.request_payload.get("toolInvocationId"))
+        ]
+
+    def waitpoint(self, waitpoint_id: Any) -> Waitpoint | None:
+        return next((each for each in self.waitpoints if each.pk == waitpoint_id), None)
+
+    def question(self, call_id: Any) -> Waitpoint | None:
+        """What ``ask_user`` asks by the call of this id, or the question that stands for a call of its own."""
+        asked = [each for each in self.waitpoints if each.kind == WaitpointKind.CLARIFICATION]
+        return next((each for each in asked if call_id == (each.pk if is_own(each) else each.invocation_id)), None)
+
+    def client_call(self, call_id: Any) -> ToolInvocation | None:
+        """A call that the user's app executes."""
+        return next((call for call in self.calls if call.node_type == CLIENT and call.pk == call_id), None)
+
+    def own(self, turn: int) -> list[Waitpoint]:
+        """The waitpoints that stand for calls of their own after this turn; 0 is before the first."""
+        return [waitpoint for waitpoint in self.waitpoints if is_own(waitpoint) and self._turn_of(waitpoint) == turn]
+
+    def _turn_of(self, waitpoint: Waitpoint) -> int:
+        if waitpoint.invocation_id is not None:
+            return next(call.turn_index for call in self.calls if call.pk == waitpoint.invocation_id)
+        return max((turn.index for turn in self.turns if turn.finished_at <= waitpoint.created_at), default=0)
+
+    def approval_of(self, call: ToolInvocation) -> Waitpoint | None:
+        """The last approval that the call needed."""
+        asked = [each for each in self.waitpoints_of(call) if each.kind == WaitpointKind.CREDIT_APPROVAL]
+        return asked[-1] if asked else None
+
+    def steps(self, content: str) -> Iterator[tuple[str, list[ToolInvocation]]]:
+        """Each turn that shows something: its text, and its calls. ``content`` is the whole message: it can end with
+        the text of a turn that was not recorded.
+        """
+        texts: list[str] = []
+        recorded = join(turn.text for turn in self.turns)
+        for turn in self.turns:
+            texts.append(turn.text)
+            if calls := self._shown(turn.index):
+                yield join(texts), calls
+                texts = []
+        texts.append(content[len(recorded) :].removeprefix(SEPARATOR if recorded else ""))
+        if any(texts):
+            yield join(texts), []
+
+    def _shown(self, turn: int) -> list[ToolInvocation]:
+        """The turn's calls that a stream has shown, in that order."""
+        moments = {call.pk: self._shown_at(call) for call in self.calls if call.turn_index == turn}
+        calls = [call for call in self.calls if moments.get(call.pk)]
+        return sorted(calls, key=lambda call: (moments[call.pk], call.call_index))
+
+    def _shown_at(self, call: ToolInvocation) -> Any:
+        moments = [*(waitpoint.created_at for waitpoint in self.waitpoints_of(call)), call.started_at, call.finished_at]
+        return min(filter(None, moments), default=None)
+
+
+def is_own(waitpoint: Waitpoint) -> bool:
+    """Whether no call can show the waitpoint: it asks for a turn's credits, or for what the tool of a call wants to
+    know.
+    """
+    asked = waitpoint.request_payload
+    return "schema" in asked or (waitpoint.invocation_id is None and asked.get("toolInvocationId") is None)
+
+
+def join(texts: Iterable[str]) -> str:
+    return SEPARATOR.join(filter(None, texts))
+
+
+def recorded_of(user: Any, messages: Sequence[Message]) -> dict[str, Recorded]:
+    """The runs of the assistant's messages, by id, with a constant number of queries."""
+    wanted = [message.run_id for message in messages if message.role == Message.Role.ASSISTANT]
+    found = {run.pk: Recorded(run) for run in services.runs_of(user).filter(pk__in=wanted)}
+    for turn in (
+        Turn.objects.filter(run__in=found).only("run_id", "index", "text", "finished_at").order_by("run", "index")
+    ):
+        found[turn.run_id].turns.append(turn)
+    for waitpoint in Waitpoint.objects.filter(run__in=found).order_by("created_at", "pk"):
+        found[waitpoint.run_id].waitpoints.append(waitpoint)
+    return found

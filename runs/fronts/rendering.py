@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from config.kernel.jsontext import from_text
 from runs.events import StreamType
-from runs.models import RunStatus, WaitpointKind
+from runs.models import Run, RunStatus, ToolInvocation, WaitpointKind
 from runs.streams.reads import Event
 from runs.tools.base import ASK_USER
 
@@ -37,19 +37,29 @@ class Call:
     awaiting: str | None = None
     expires_at: str | None = None
 
+    @classmethod
+    def of(cls, row: ToolInvocation) -> Call:
+        awaiting = CLIENT if row.name == ASK_USER or row.node_type == CLIENT else None
+        return cls(row.pk, row.name, row.turn_index, row.input, awaiting)
+
+    @classmethod
+    def asking(cls, waitpoint_id: str, kind: str, asked: Data, turn: int = 0) -> Call:
+        """What stands for a waitpoint that no call can show."""
+        if kind != WaitpointKind.CLARIFICATION:
+            return cls(waitpoint_id, asked["toolName"], turn)
+        shown = {name: value for name, value in asked.items() if name != "toolInvocationId"}
+        return cls(waitpoint_id, ASK_USER, turn, shown, CLIENT)
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What events do not say. Of a waitpoint its ``call``; of a run that has ended how; of a reset the ``messages``
-    before the text that it makes void, if the protocol needs them, as it sends them.
+    """What events do not say. Of a waitpoint its ``call``; of a final event the ``run``, with its ``credits_spent``; of
+    a reset the ``messages`` before the text that it makes void, if the protocol needs them, as it sends them.
     """
 
     message_id: str | None = None
     call: Call | None = None
-    finish_reason: str | None = None
-    credits_used: Any = 0
-    usage: Data = field(default_factory=dict)
-    output: Any = None
+    run: Any = None
     messages: Part = ""
 
 
@@ -65,8 +75,8 @@ class Rendering(ABC):
     ends the stream. ``has_ended``: and the run.
     """
 
-    def __init__(self, run_id: str, chat_id: str, message_id: str | None = None) -> None:
-        self.run_id, self.chat_id, self.message_id = run_id, chat_id, message_id
+    def __init__(self, run: Run) -> None:
+        self.run_id, self.chat_id, self.message_id = run.pk, run.chat_id, run.assistant_message_id
         self.begun = False
         self.over = False
         self.has_ended = False
@@ -89,6 +99,10 @@ class Rendering(ABC):
         # The first event says that the run is queued.
         begins = event.index > 1 and event.type in (StreamType.RUN_STATUS, StreamType.MESSAGE_DELTA)
         return begins and self.message_id is None
+
+    @abstractmethod
+    def facts_of(self, event: Event) -> Facts:
+        """The facts of an event that ``wants`` them. Blocks."""
 
     def feed(self, event: Event, facts: Facts = NO_FACTS, *, asks: bool = True, overtaken: bool = False) -> list[Part]:
         """What the event is in the protocol. Without ``asks``, a waitpoint shows its call alone: nobody needs to answer
@@ -193,8 +207,7 @@ class Rendering(ABC):
     def _parked(self, data: Data) -> list[Part]:
         parts = self._show(_call(data))
         known = self.calls[data["toolInvocationId"]]
-        call = Call(known.id, known.name, known.turn, known.input, data["awaiting"], data["expiresAt"])
-        self.calls[call.id] = call
+        call = self.calls[known.id] = replace(known, awaiting=data["awaiting"], expires_at=data["expiresAt"])
         return parts if call.awaiting == CLIENT else [*parts, *self.progress(call, {})]
 
     def _progress(self, data: Data) -> list[Part]:
@@ -206,13 +219,9 @@ class Rendering(ABC):
         return [*parts, *self.output(self.calls.pop(data["toolInvocationId"]), data)]
 
     def _opened(self, data: Data, call: Call | None, asks: bool) -> list[Part]:
-        asked = data["requestPayload"]
         clarifies = data["kind"] == WaitpointKind.CLARIFICATION
         if call is None or (clarifies and call.name != ASK_USER):
-            # The question belongs to no call that could show it.
-            name = ASK_USER if clarifies else asked["toolName"]
-            shown = {key: value for key, value in asked.items() if key != "toolInvocationId"} if clarifies else {}
-            call = Call(data["id"], name, self.calls_of or 0, shown, CLIENT if clarifies else None)
+            call = Call.asking(data["id"], data["kind"], data["requestPayload"], self.calls_of or 0)
         parts = self.before_approval(call) if call.id not in self.calls and not clarifies else []
         parts += self._show(call) if call.id != data["id"] or self.shows_questions else []
         self.asked = data, call

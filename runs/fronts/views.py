@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from django.conf import settings
 from django.http import HttpResponse, HttpResponseBase
@@ -22,11 +21,11 @@ from config.kernel.errors import NotFound, PayloadTooLarge, ValidationFailed
 from config.kernel.jsontext import VALUES_MAX, parse_object
 from config.telemetry import logs
 from runs import services
-from runs.fronts import reads, starts
-from runs.fronts.body import BEGINNING, FrontResponse, Plan, Position, plan
+from runs.fronts import starts
+from runs.fronts.body import BEGINNING, FrontResponse, Plan, Position
 from runs.fronts.rendering import Rendering
-from runs.models import ClientRun, Run
-from runs.streams.hub import Opening, places
+from runs.models import ClientRun, Run, ToolInvocation, Waitpoint
+from runs.streams.hub import places
 from runs.streams.views import CONTENT_TYPE, HEADERS, opening_of, take_place
 
 POSITION = {"type": "string", "pattern": "^([0-9]{1,18})([.]([0-9]{1,18}))?$"}
@@ -38,22 +37,11 @@ LAST_EVENT_ID = OpenApiParameter(
 UI_VALUES_MAX = 4 * VALUES_MAX
 
 
-class Shown(NamedTuple):
-    """What a stream shows of a run, as ``body.Plan`` has it."""
-
-    rendering: Rendering
-    run: Run
-    after: Position = BEGINNING
-    continues: bool = False
-    then: Shown | None = None
-
-
 class FrontViewSet(ServiceViewSet):
     content_negotiation_class = AnyMediaType
     # Clients name their requests in the foreign protocol.
     idempotent_actions = frozenset()
     stream_headers: ClassVar[dict[str, str]] = {}
-    facts_of = staticmethod(reads.facts_of)
 
     def queryset_for(self, user: Any) -> Any:
         return chats_of(user)
@@ -65,27 +53,28 @@ class FrontViewSet(ServiceViewSet):
             raise NotFound
         return found
 
-    def open_stream(self, show: Callable[[], Shown]) -> HttpResponseBase:
-        """The stream of what ``show`` gives. It has its place before: a client that is refused has started nothing."""
+    def active_run(self, chat: Chat) -> Run | None:
+        return services.find_run(self.request.user.pk or 0, chat.active_run_id) if chat.active_run_id else None
+
+    def plan(self, rendering: Rendering, run: Run, after: Position = BEGINNING, **how: Any) -> Plan:
+        return Plan(rendering, opening_of(self.request, run), after, **how)
+
+    def open_stream(self, show: Callable[[], Plan]) -> HttpResponseBase:
+        """The stream of what ``show`` plans. It has its place before: a client that is refused has started nothing."""
         if self.request.method == "HEAD":
             return HttpResponse(content_type=CONTENT_TYPE, headers=HEADERS | self.stream_headers)
         user_id: Any = self.request.user.pk
         with ExitStack() as frees:
             place = take_place(user_id)
             frees.callback(places.free, place)
-            shown = show()
-            logs.run_id.set(shown.run.pk)
-            opening, planned = self.planned(shown)
-            response = FrontResponse(replace(opening, place=place), planned, self.stream_headers)
+            plan = show()
+            logs.run_id.set(plan.rendering.run_id)
+            response = FrontResponse(plan, place)
+            for name, value in self.stream_headers.items():
+                response[name] = value
             frees.pop_all()
         live.offer(self.request._request, response)
         return response
-
-    def planned(self, shown: Shown) -> tuple[Opening, Plan]:
-        then = self.planned(shown.then) if shown.then else None
-        last, how = shown.run.last_stream_index, {"facts_of": self.facts_of, "then": then}
-        planned = plan(shown.rendering, last, shown.after, continues=shown.continues, **how)
-        return opening_of(self.request, shown.run), planned
 
 
 class FrontRequestViewSet(FrontViewSet):
@@ -111,6 +100,14 @@ class FrontRequestViewSet(FrontViewSet):
             services.require_allowed_to_keys(options)
         ratelimit.charge_run_start(request._request, self.surface, request.user)
         return starts.start_once(request.user, chat, key, options | {"request_id": logs.request_id.get() or ""}, **how)
+
+    def respond(self, waitpoint: Waitpoint, answer: dict[str, Any]) -> None:
+        self.require_scope("waitpoints:respond")
+        services.respond(waitpoint, answer)
+
+    def submit(self, call: ToolInvocation, outcome: dict[str, Any]) -> None:
+        self.require_scope("runs:write")
+        services.submit_result(call, outcome)
 
 
 def position_of(request: Request) -> Position:

@@ -12,11 +12,13 @@ from config.outbound.client import Answer
 from runs.events import StreamType
 from runs.fronts import body
 from runs.fronts.ag_ui import events
-from runs.fronts.ag_ui.messages import SNAPSHOT_CHARS, tool_call
+from runs.fronts.ag_ui.events import SNAPSHOT_CHARS, tool_call
 from runs.fronts.ai_sdk.chunks import Chunks
 from runs.fronts.rendering import Call, Facts, Rendering
 from runs.llm import refusals, wire
 from runs.llm.http import DOCUMENT_MAX_BYTES as DOCUMENT
+from runs.models import Run
+from runs.streams.hub import Opening
 from runs.streams.reads import Event
 from runs.tools import http as http_tool
 from runs.tools.mcp import tasks
@@ -40,6 +42,8 @@ from tests.architecture.worst_scanner_inputs import TOOL
 # What a stream of a provider or a client brings at once, at most.
 CHUNK = 384 * KIB
 INTERRUPTED = Call("inv_a", "tool", 1)
+RUN = Run(id="run_a", chat_id="chat_a")
+OPENING = Opening("run_a", 0, 1, over=False, user_id=1)
 
 
 def fed(*chunks: bytes) -> None:
@@ -55,12 +59,12 @@ def url_of(text: str) -> Any:
 def rendered(new: Callable[[], Rendering], kind: str, data: Mapping[str, Any]) -> bytes:
     """An event as frames of a chat front end."""
     event = Event(2, kind, to_text(data))
-    return body.Frames(body.Plan(new(), last=1)).of(event, Facts("msg_a", INTERRUPTED))
+    return body.Frames(body.Plan(new(), OPENING)).of(event, Facts("msg_a", INTERRUPTED))
 
 
 RENDERINGS: tuple[Callable[[], Rendering], ...] = (
-    partial(Chunks, "run_a", "chat_a"),
-    partial(events.AgUi, "thread", "name", "run_a", "chat_a"),
+    partial(Chunks, RUN),
+    partial(events.AgUi, RUN, "thread", "name"),
 )
 
 

@@ -117,11 +117,11 @@ def test_a_result_beside_an_answer_is_not_sent_back(thread):
 def test_a_snapshot_has_a_bound(thread, monkeypatch):
     for number in range(6):
         thread.run(said(f"/say {'x' * 1000}", f"u{number}"))
-    monkeypatch.setattr("runs.fronts.ag_ui.messages.SNAPSHOT_CHARS", 5000)
+    monkeypatch.setattr("runs.fronts.ag_ui.events.SNAPSHOT_CHARS", 5000)
     shown = thread.connect()[1]["messages"]
     assert 2 < len(shown) < 6
     assert shown[-1]["content"] == "x" * 1000
-    monkeypatch.setattr("runs.fronts.ag_ui.messages.SNAPSHOT_CHARS", 5)
+    monkeypatch.setattr("runs.fronts.ag_ui.events.SNAPSHOT_CHARS", 5)
     assert len(thread.connect()[1]["messages"]) == 1
 
 

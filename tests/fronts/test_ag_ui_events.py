@@ -8,9 +8,9 @@ import pytest
 
 from config.kernel.jsontext import to_text
 from runs.events import StreamType
-from runs.fronts.ag_ui.events import AgUi, snapshot
-from runs.fronts.ag_ui.messages import Transcript
+from runs.fronts.ag_ui.events import AgUi, Transcript, snapshot
 from runs.fronts.rendering import NO_FACTS, Call, Facts
+from runs.models import Run
 from runs.streams.reads import Event
 
 # The event's type and data, and the facts about it.
@@ -19,8 +19,9 @@ ENDS = ("RUN_FINISHED", "RUN_ERROR")
 
 
 def status(value: str, **more: Any) -> Given:
-    usage = {"inputTokens": 3, "outputTokens": 2, "cachedInputTokens": 1}
-    facts = Facts(message_id="msg_1", credits_used=1, usage=usage)
+    run = Run(id="run_1", input_tokens=3, output_tokens=2, cached_input_tokens=1)
+    run.credits_spent = 1_000_000
+    facts = Facts("msg_1", run=run)
     return StreamType.RUN_STATUS, {"status": value, **more}, facts
 
 
@@ -56,7 +57,8 @@ END = [(StreamType.MESSAGE_COMPLETED, {"messageId": "msg_1", "content": ""}, NO_
 
 
 def rendering() -> AgUi:
-    new = AgUi("thread", "name", "run_1", "chat_1", "msg_1")
+    run = Run(id="run_1", chat_id="chat_1", assistant_message_id="msg_1")
+    new = AgUi(run, "thread", "name")
     new.resumed()
     return new
 

@@ -9,10 +9,14 @@ import pytest
 
 from runs.fronts.ai_sdk.chunks import Chunks
 from runs.fronts.rendering import Call, Facts, overtaken_by
+from runs.models import Run
+from runs.serializers import UsageSerializer
 from tests.fronts.conftest import Feed
 
 DRAW = {"toolInvocationId": "inv_1", "name": "draw_chart", "turnIndex": 1, "callIndex": 1, "status": "DISPATCHING"}
-ENDED = Facts(finish_reason="stop", credits_used=12.5, usage={"turns": 2})
+RUN = Run(id="run_1", chat_id="chat_1", status="completed", finish_reason="stop", turn_count=2)
+RUN.credits_spent = 12_500_000
+ENDED = Facts(run=RUN)
 APPROVAL = {
     "id": "wp_1",
     "kind": "CREDIT_APPROVAL",
@@ -23,7 +27,7 @@ APPROVAL = {
 
 @pytest.fixture
 def feed() -> Feed:
-    made = Feed(Chunks("run_1", "chat_1"))
+    made = Feed(Chunks(Run(id="run_1", chat_id="chat_1")))
     assert made("run.status", status="queued") == []
     (start,) = made("run.status", Facts("msg_1"), status="running")
     assert start == {
@@ -63,7 +67,7 @@ def test_text_and_calls_of_two_turns(feed):
     assert second[-1]["delta"] == "Here it is"
     ended = done(feed)
     assert types(ended) == ["text-end", "finish-step", "finish"]
-    about = {"runId": "run_1", "status": "completed", "creditsUsed": 12.5, "usage": {"turns": 2}}
+    about = {"runId": "run_1", "status": "completed", "creditsUsed": 12.5, "usage": UsageSerializer(RUN).data}
     assert ended[-1] == {"type": "finish", "finishReason": "stop", "messageMetadata": about}
     assert feed.rendering.over
 

@@ -10,8 +10,7 @@ import pytest
 
 from runs import events
 from runs.fronts.ai_sdk.chunks import Chunks
-from runs.fronts.body import BEGINNING, Frames, FrontResponse, Plan, Position, plan
-from runs.fronts.reads import facts_of
+from runs.fronts.body import BEGINNING, Frames, FrontResponse, Plan, Position
 from runs.models import Run, RunEvent
 from runs.streams.hub import Opening
 from runs.streams.views import existing_events
@@ -22,9 +21,8 @@ pytestmark = pytest.mark.django_db
 
 
 def response(run: Run, after: Position = BEGINNING) -> FrontResponse:
-    rendering = Chunks(run.pk, run.chat_id, run.assistant_message_id)
     opening = Opening(run.pk, 0, run.last_stream_index, True, run.user_id)
-    return FrontResponse(opening, plan(rendering, run.last_stream_index, after))
+    return FrontResponse(Plan(Chunks(run), opening, after))
 
 
 def frames(run: Run, after: Position = BEGINNING) -> list[Frame]:
@@ -86,8 +84,9 @@ def test_a_client_that_saw_overtaken_text_is_told_to_drop_it(user, make_run):  #
     append(run, delta("First"), ("tool.completed", CALL | {"result": "2"}), delta("\n\nwrong"), delta(" and wrong"))
     append(run, events.message_reset(run), delta("First"), delta("\n\nri"))
     finish(run, "ght")
-    rendered = Frames(Plan(Chunks(run.pk, run.chat_id, run.assistant_message_id), last=0))
-    live = [parse(rendered.of(event, facts_of(run.pk, event))) for event in existing_events(response(run).opening)]
+    rendered = Frames(Plan(Chunks(run), Opening(run.pk, 0, 0, True, run.user_id)))
+    happened = existing_events(response(run).opening)
+    live = [parse(rendered.of(event, rendered.rendering.facts_of(event))) for event in happened]
     assert shown(list(chain(*live))) == ["First", "right"]
     for index in range(len(live)):
         if seen := list(chain(*live[: index + 1])):

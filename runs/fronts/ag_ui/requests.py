@@ -13,6 +13,7 @@ from rest_framework.exceptions import ValidationError
 from chats.services import CLIENT_ID
 from config.api.errors import flatten
 from config.kernel.errors import ValidationFailed
+from runs.fronts.starts import text_of
 from runs.models import CLIENT_MESSAGE_ID_MAX_CHARS, WaitpointKind
 
 RUN_ID_MAX_CHARS = 1000
@@ -101,10 +102,7 @@ def _objects(given: Any, field: str, problems: dict[str, list[str]]) -> list[Obj
 
 def _text(content: Any) -> str:
     """A message's text, whose content may have parts."""
-    if isinstance(content, list):
-        texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
-        return "\n\n".join(text for text in texts if isinstance(text, str) and text)
-    return content if isinstance(content, str) else ""
+    return text_of(content) if isinstance(content, list) else content if isinstance(content, str) else ""
 
 
 def _line(entry: Object, name: str) -> str:

@@ -17,12 +17,12 @@ from config.kernel.errors import NotFound, ValidationFailed
 from config.kernel.ids import is_plausible_id
 from runs import catalogue, services
 from runs.fronts import reads, starts
-from runs.fronts.ag_ui import messages, requests
+from runs.fronts.ag_ui import events, requests
 from runs.fronts.ag_ui.events import CAPABILITIES, AgUi
 from runs.fronts.ag_ui.requests import Sent
-from runs.fronts.body import frame
+from runs.fronts.body import Plan, frame
 from runs.fronts.rendering import CLIENT, Part
-from runs.fronts.views import FrontRequestViewSet, Shown
+from runs.fronts.views import FrontRequestViewSet
 from runs.models import (
     FINAL_INVOCATION_STATUSES,
     FINAL_RUN_STATUSES,
@@ -78,14 +78,13 @@ class AgUiViewSet(FrontRequestViewSet):
     # What a request does needs further scopes.
     required_scopes = {"run": "runs:read", "info": "runs:read", "connect": "runs:read", "stop": "runs:write"}
     error_statuses = {"run": {402, 409, -406}, "connect": {-406}, "stop": {-406}}
-    facts_of = staticmethod(messages.facts_of)
 
     @extend_schema(request=None, responses=EVENTS)
     def run(self, request: Request, agent: str) -> HttpResponseBase:
         named, sent = _agent(agent), requests.read(self.body())
         return self.open_stream(lambda: self.answer(sent, named))
 
-    def answer(self, sent: Sent, agent: str | None) -> Shown:
+    def answer(self, sent: Sent, agent: str | None) -> Plan:
         chat = find_chat(self.request.user, sent.thread)
         if chat is None:
             self.require_scope("chats:write")
@@ -109,21 +108,17 @@ class AgUiViewSet(FrontRequestViewSet):
             row = ClientRun(run=newest)
         if row is None:
             row, repeats = self.started(chat, key, sent, agent), False
-        rendering = AgUi(sent.thread, sent.name, row.run_id, chat.pk)
+        rendering, rest = AgUi(row.run, sent.thread, sent.name), None
         if repeats:
-            before = messages.until(AgUi("", "", row.run_id, chat.pk), row.run, row.index)
-            rendering.before = messages.snapshot(before)
+            rendering.before = events.snapshot(events.until(AgUi(row.run), row.run, row.index))
         else:
             rendering.given = given
-        return Shown(rendering, row.run, (row.index, 0), continues=True, then=self.follows(rendering, then))
-
-    def follows(self, rendering: AgUi, run: Run | None) -> Shown | None:
-        """The run as the rest of the same AG-UI run."""
-        if run is None:
-            return None
-        rest = AgUi(rendering.thread, rendering.name, run.pk, run.chat_id)
-        rendering.goes_on = rest.is_sent = True
-        return Shown(rest, run, continues=True)
+        if then is not None:
+            # The rest of the same AG-UI run.
+            other = AgUi(then, sent.thread, sent.name)
+            rendering.goes_on = other.is_sent = True
+            rest = self.plan(other, then, continues=True)
+        return self.plan(rendering, row.run, (row.index, 0), continues=True, then=rest)
 
     def started(self, chat: Chat, key: str, sent: Sent, agent: str | None, **defaults: Any) -> ClientRun:
         self.require_scope("runs:write")
@@ -151,14 +146,13 @@ class AgUiViewSet(FrontRequestViewSet):
         for position, entry in enumerate(sent.resume):
             waitpoint = self.waitpoint(chat, entry)
             is_late &= waitpoint.status != WaitpointStatus.PENDING
-            self.respond(waitpoint, entry, f"resume.{position}")
+            self.give(waitpoint, entry, f"resume.{position}")
             run, index = waitpoint.run, reads.index_of_question(waitpoint)
         results, given = sent.results(), set[str]()
         ours = services.invocations_of(self.request.user).filter(run__chat=chat, node_type=CLIENT)
         for call in ours.filter(pk__in=[*results][-RESULTS_MAX:]).select_related("run"):
-            self.require_scope("runs:write")
             is_late &= call.status in FINAL_INVOCATION_STATUSES
-            services.submit_result(call, results[call.pk])
+            self.submit(call, results[call.pk])
             given.add(call.pk)
             run = run or call.run
         if run is None:
@@ -175,7 +169,7 @@ class AgUiViewSet(FrontRequestViewSet):
             raise NotFound
         return found
 
-    def respond(self, waitpoint: Waitpoint, entry: dict[str, Any], field: str) -> None:
+    def give(self, waitpoint: Waitpoint, entry: dict[str, Any], field: str) -> None:
         answer = requests.answer_of(entry, waitpoint.kind)
         if answer is None:
             self.require_scope("runs:write")
@@ -183,7 +177,7 @@ class AgUiViewSet(FrontRequestViewSet):
                 services.cancel_run(waitpoint.run)
             return
         try:
-            services.respond(waitpoint, answer)
+            self.respond(waitpoint, answer)
         except (ValidationError, ValidationFailed) as error:
             raise requests.renamed(error, f"{field}.payload") from None
 
@@ -209,22 +203,21 @@ class AgUiViewSet(FrontRequestViewSet):
         run = _newest(chat) if chat else None
         if run is None:
             return HttpResponse(content_type=CONTENT_TYPE, headers=HEADERS)
-        rendering = AgUi(sent.thread, sent.name, run.pk, run.chat_id)
-        last = run.last_stream_index
+        rendering, last = AgUi(run, sent.thread, sent.name), run.last_stream_index
         ends: Part | None = rendering.finished()
         if run.status in FINAL_RUN_STATUSES:
-            shown = messages.messages_of(run, Message.objects.all())
+            shown = events.messages_of(run, Message.objects.all())
         else:
-            seen = AgUi(sent.thread, sent.name, run.pk, run.chat_id)
-            shown = messages.until(seen, run, last)
+            seen = AgUi(run, sent.thread, sent.name)
+            shown = events.until(seen, run, last)
             if reads.asks_at(run.pk, last):
                 seen.ask_now()
             elif seen.awaits_client and reads.only_the_client_can_go_on(run.pk, seen.calls):
                 seen.client_calls()
             ends = seen.finish
-        rendering.before = messages.snapshot(messages.newest(shown, CONNECTED_MESSAGES))
+        rendering.before = events.snapshot(events.newest(shown, CONNECTED_MESSAGES))
         if ends is None:
-            return self.open_stream(lambda: Shown(rendering, run, (last, 0), continues=True))
+            return self.open_stream(lambda: self.plan(rendering, run, (last, 0), continues=True))
         parts = [*rendering.resumed(), ends]
         content = b"".join(frame(part, f"{last}.{number}") for number, part in enumerate(parts))
         return HttpResponse(content, content_type=CONTENT_TYPE, headers=HEADERS)
@@ -233,14 +226,13 @@ class AgUiViewSet(FrontRequestViewSet):
     def stop(self, request: Request, agent: str, threadId: str) -> Response:
         name = self.body().get("runId") if int(request.META.get("CONTENT_LENGTH") or 0) else None
         chat = find_chat(request.user, threadId)
-        active = services.find_run(request.user.pk or 0, chat.active_run_id) if chat and chat.active_run_id else None
-        if name is not None and chat is not None:
+        active = self.active_run(chat) if chat else None
+        if name is not None and chat is not None and active is not None:
             row = starts.find(chat, starts.key_of("ag-ui", str(name)))
-            active = active if row is not None and active is not None and row.run_id == active.pk else None
-        if active is None:
-            return Response({"stopped": False})
-        services.cancel_run(active)
-        return Response({"stopped": True})
+            active = active if row is not None and row.run_id == active.pk else None
+        if active is not None:
+            services.cancel_run(active)
+        return Response({"stopped": active is not None})
 
 
 def _agent(name: str) -> str | None:

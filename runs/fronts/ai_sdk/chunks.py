@@ -1,4 +1,5 @@
-"""A run's stream as chunks of the AI SDK's UI message stream, versions 6 and 7.
+"""A run as the AI SDK, versions 6 and 7, shows it: the chunks of a UI message stream, and the UI messages of a chat,
+which are equal to what a client has made of the chunks.
 
 A client asks again for ever if a stream finishes while an approved call has no output at all, or on a call
 without ``providerExecuted``: so the outcome of a call that the client executed has it too.
@@ -8,18 +9,37 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.conf import settings
+
+from chats.models import Message
+from config.kernel import clock, money
 from config.kernel.errors import DomainError
 from config.kernel.jsontext import parse_value
+from runs.events import request_payload
+from runs.fronts.reads import Recorded, facts_of
 from runs.fronts.rendering import CLIENT, Call, Data, Facts, Part, Rendering
-from runs.models import InvocationStatus, RunStatus, WaitpointKind
+from runs.models import (
+    FINAL_INVOCATION_STATUSES,
+    Awaiting,
+    InvocationStatus,
+    Run,
+    RunStatus,
+    ToolInvocation,
+    Waitpoint,
+    WaitpointKind,
+    WaitpointStatus,
+)
+from runs.serializers import ToolInvocationSerializer, UsageSerializer
 from runs.tools.base import ASK_USER
 
 CANCELLED = "The call was cancelled."
+STEP = {"type": "step-start"}
 
 
 class Chunks(Rendering):
     closing = ("[DONE]",)
     step_is_open = False
+    facts_of = facts_of
 
     def started(self) -> list[Part]:
         about = {"runId": self.run_id, "chatId": self.chat_id}
@@ -55,18 +75,13 @@ class Chunks(Rendering):
         return f"t{self.turn}"
 
     def call(self, call: Call) -> list[Part]:
-        chunk = {"type": "tool-input-available", "toolCallId": call.id, "toolName": call.name, "input": call.input}
-        return [chunk | {"dynamic": True} | executed(call)]
+        return [{"type": "tool-input-available"} | shown(call) | {"dynamic": True} | executed(call)]
 
     def progress(self, call: Call, data: Data) -> list[Part]:
-        return [_output(call, parked(call.expires_at, data)) | {"preliminary": True}]
+        return [outcome(call, parked(call.expires_at, data))]
 
     def output(self, call: Call, data: Data) -> list[Part]:
-        if data["status"] == InvocationStatus.COMPLETED:
-            return [_output(call, output_of(call.name, call.awaiting, data.get("result")))]
-        if data["status"] == InvocationStatus.REFUSED:
-            return [{"type": "tool-output-denied", "toolCallId": call.id}]
-        return [_error(call, data.get("errorMessage") or CANCELLED)]
+        return [outcome(call, ended_as(call, data["status"], data.get("result"), data.get("errorMessage")))]
 
     def before_approval(self, call: Call) -> list[Part]:
         """A step of its own, if the server's calls of this one are open: the client does not send approvals of a step
@@ -84,12 +99,7 @@ class Chunks(Rendering):
         return [chunk, *self.client_calls()]
 
     def answer(self, call: Call, waitpoint: Data) -> list[Part]:
-        given = waitpoint["resolvedPayload"]
-        if given is None:
-            return [_error(call, CANCELLED)]
-        if given.get("approved") is False:
-            return [{"type": "tool-output-denied", "toolCallId": call.id}]
-        return [_output(call, given_of(given))]
+        return [outcome(call, answered_as(waitpoint["resolvedPayload"]))]
 
     def client_calls(self) -> list[Part]:
         return [*self.step_ended(), {"type": "finish", "finishReason": "tool-calls"}]
@@ -100,9 +110,8 @@ class Chunks(Rendering):
     def ended(self, status: Data, facts: Facts) -> list[Part]:
         parts = self.step_ended()
         if status["status"] == RunStatus.COMPLETED:
-            about = ended_metadata(self.run_id, facts.credits_used, facts.usage)
-            finish = {"type": "finish", "finishReason": facts.finish_reason or "stop", "messageMetadata": about}
-            return [*parts, finish]
+            reason = facts.run.finish_reason or "stop"
+            return [*parts, {"type": "finish", "finishReason": reason, "messageMetadata": completed(facts.run)}]
         if status["status"] == RunStatus.CANCELLED:
             return [*parts, {"type": "abort", "reason": "cancelled"}, {"type": "finish", "finishReason": "other"}]
         about = {"status": status["status"], "errorCode": status.get("errorCode")}
@@ -110,7 +119,11 @@ class Chunks(Rendering):
         return [*parts, *failed, {"type": "error", "errorText": status.get("errorMessage") or ""}]
 
 
-# --- also what the list of messages has -------------------------------------------------------------------------------
+# --- in chunks and in messages ----------------------------------------------------------------------------------------
+
+
+def shown(call: Call) -> dict[str, Any]:
+    return {"toolCallId": call.id, "toolName": call.name, "input": call.input}
 
 
 def executed(call: Call) -> dict[str, bool]:
@@ -118,22 +131,28 @@ def executed(call: Call) -> dict[str, bool]:
     return {} if call.awaiting == CLIENT else {"providerExecuted": True}
 
 
-def _output(call: Call, output: Any) -> dict[str, Any]:
-    return {"type": "tool-output-available", "toolCallId": call.id, "output": output, "dynamic": True} | _ended(call)
+def outcome(call: Call, state: dict[str, Any]) -> dict[str, Any]:
+    """The chunk by which a call gets the state of a message's part."""
+    chunk = {"type": f"tool-{state['state']}", "toolCallId": call.id}
+    if state["state"] == "output-denied":
+        return chunk
+    # Nothing of the call is left to the client.
+    ended = {"providerExecuted": True} if call.awaiting == CLIENT else {}
+    return chunk | {name: value for name, value in state.items() if name != "state"} | {"dynamic": True} | ended
 
 
-def _error(call: Call, text: str) -> dict[str, Any]:
-    return {"type": "tool-output-error", "toolCallId": call.id, "errorText": text, "dynamic": True} | _ended(call)
+def ended_as(call: Call, status: str, result: str | None, error: str | None) -> dict[str, Any]:
+    """The state of a call with this final status."""
+    if status == InvocationStatus.COMPLETED:
+        return {"state": "output-available", "output": output_of(call, result)}
+    if status == InvocationStatus.REFUSED:
+        return {"state": "output-denied"}
+    return {"state": "output-error", "errorText": error or CANCELLED}
 
 
-def _ended(call: Call) -> dict[str, bool]:
-    """Nothing of the call is left to the client."""
-    return {"providerExecuted": True} if call.awaiting == CLIENT else {}
-
-
-def output_of(name: str, awaiting: str | None, result: str | None) -> Any:
+def output_of(call: Call, result: str | None) -> Any:
     """A result as its client knows it: of a call that the client executes, the JSON value that it gave."""
-    if awaiting != CLIENT or name == ASK_USER or result is None:
+    if call.awaiting != CLIENT or call.name == ASK_USER or result is None:
         return result
     try:
         value = parse_value(result)
@@ -142,14 +161,21 @@ def output_of(name: str, awaiting: str | None, result: str | None) -> Any:
     return result if isinstance(value, str) else value
 
 
-def given_of(resolved: Data) -> Any:
-    """The output of a call that stands for a waitpoint."""
-    return resolved.get("data", {name: value for name, value in resolved.items() if name != "respondedAt"})
+def answered_as(given: Data | None) -> dict[str, Any]:
+    """The state of a call that stands for a waitpoint, with its ``resolvedPayload``."""
+    if given is None:
+        return {"state": "output-error", "errorText": CANCELLED}
+    if given.get("approved") is False:
+        return {"state": "output-denied"}
+    output = given.get("data", {name: value for name, value in given.items() if name != "respondedAt"})
+    return {"state": "output-available", "output": output}
 
 
 def parked(expires_at: str | None, progress: Data) -> dict[str, Any]:
+    """The state of a call that waits for its tool."""
     about = {"fraction": progress.get("fraction"), "message": progress.get("message")}
-    return {"status": "parked", **about, "expiresAt": expires_at}
+    output = {"status": "parked", **about, "expiresAt": expires_at}
+    return {"state": "output-available", "output": output, "preliminary": True}
 
 
 def reason(asked: Data) -> str:
@@ -158,10 +184,104 @@ def reason(asked: Data) -> str:
     return f"{cost} credits, {limit} left" if "reason" in asked else f"{cost} credits, over {limit}"
 
 
-def descriptor(asked: Data, expires_at: str) -> dict[str, Any]:
+def descriptor(asked: Data, expires_at: str | None) -> dict[str, Any]:
     names = ("estimatedCredits", "threshold", "reason", "topUpUrl")
     return {name: asked[name] for name in names if name in asked} | {"expiresAt": expires_at}
 
 
-def ended_metadata(run_id: str, credits_used: Any, usage: Data) -> dict[str, Any]:
-    return {"runId": run_id, "status": RunStatus.COMPLETED.value, "creditsUsed": credits_used, "usage": usage}
+def completed(run: Any) -> dict[str, Any]:
+    """The metadata of a completed run."""
+    used = money.to_number(run.credits_spent)
+    return {"runId": run.pk, "status": run.status, "creditsUsed": used, "usage": UsageSerializer(run).data}
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def ui_message(message: Message, recorded: dict[str, Recorded]) -> dict[str, Any]:
+    if message.role == Message.Role.USER:
+        return {"id": message.pk, "role": "user", "parts": _sent(message)}
+    run = recorded[message.run_id]
+    return {"id": message.pk, "role": "assistant", "metadata": _metadata(run.run), "parts": _parts(message, run)}
+
+
+def _sent(message: Message) -> list[dict[str, Any]]:
+    files = [
+        {
+            "type": "file",
+            "mediaType": attachment.content_type,
+            "filename": attachment.file_name,
+            "url": f"{settings.BASE_URL}/api/v1/attachments/{attachment.pk}/content",
+        }
+        for attachment in message.attachments.all()
+    ]
+    return [{"type": "text", "text": message.content}, *files]
+
+
+def _metadata(run: Run) -> dict[str, Any]:
+    about = {"runId": run.pk, "chatId": run.chat_id}
+    if run.status == RunStatus.COMPLETED:
+        return about | completed(run)
+    return about | ({"status": run.status, "errorCode": run.error_code} if run.status == RunStatus.FAILED else {})
+
+
+def _parts(message: Message, recorded: Recorded) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = []
+    if first := recorded.own(0):
+        parts += [STEP, *map(_own, first)]
+    for text, calls in recorded.steps(message.content):
+        parts.append(STEP)
+        if text:
+            parts.append({"type": "text", "text": text, "state": "done"})
+        for number, call in enumerate(calls):
+            parts += [STEP] if _is_beside(call, calls[:number], recorded) else []
+            parts.append(_tool(call, recorded))
+        parts += map(_own, recorded.own(calls[0].turn_index) if calls else ())
+    return parts
+
+
+def _is_beside(call: ToolInvocation, before: list[ToolInvocation], recorded: Recorded) -> bool:
+    """As ``Chunks.before_approval``: whether only calls of the server were open when the user was asked to approve."""
+    asked = recorded.waitpoints_of(call)[:1]
+    if not asked or asked[0].kind != WaitpointKind.CREDIT_APPROVAL:
+        return False
+    is_open = [each for each in before if each.finished_at is None or each.finished_at > asked[0].created_at]
+    return bool(is_open) and all(Call.of(each).awaiting is None for each in is_open)
+
+
+def _tool(row: ToolInvocation, recorded: Recorded) -> dict[str, Any]:
+    call, approval = Call.of(row), recorded.approval_of(row)
+    is_over = row.status in FINAL_INVOCATION_STATUSES
+    part = {"type": "dynamic-tool"} | shown(call) | ({"providerExecuted": True} if is_over else executed(call))
+    if approval is not None:
+        part["approval"] = _approval(approval)
+    return part | _state(row, call, approval)
+
+
+def _state(row: ToolInvocation, call: Call, approval: Waitpoint | None) -> dict[str, Any]:
+    if row.status in FINAL_INVOCATION_STATUSES:
+        return ended_as(call, row.status, ToolInvocationSerializer(row).data["result"], row.error_message)
+    if approval is not None and row.status == InvocationStatus.PENDING:
+        is_pending = approval.status == WaitpointStatus.PENDING
+        return {"state": "approval-requested" if is_pending else "approval-responded"}
+    if row.awaiting == Awaiting.TOOL:
+        return parked(clock.iso(row.expires_at), row.progress or {})
+    return {"state": "input-available"}
+
+
+def _approval(waitpoint: Waitpoint) -> dict[str, Any]:
+    asked, given = request_payload(waitpoint), waitpoint.resolved_payload or {}
+    about = {"id": waitpoint.pk, "descriptor": descriptor(asked, clock.iso(waitpoint.expires_at))}
+    answer = {name: given[name] for name in ("approved", "reason") if name in given}
+    return about | {"requestReason": reason(asked)} | answer
+
+
+def _own(waitpoint: Waitpoint) -> dict[str, Any]:
+    """A waitpoint that stands for a call of its own."""
+    call = Call.asking(waitpoint.pk, waitpoint.kind, request_payload(waitpoint))
+    part = {"type": "dynamic-tool"} | shown(call) | executed(call)
+    if call.awaiting is None:
+        part["approval"] = _approval(waitpoint)
+    if waitpoint.status == WaitpointStatus.PENDING:
+        return part | {"state": "approval-requested" if call.awaiting is None else "input-available"}
+    return part | {"providerExecuted": True} | answered_as(waitpoint.resolved_payload)

@@ -16,6 +16,7 @@ from chats.serializers import AttachmentInput
 from chats.services import CLIENT_ID
 from config.kernel.errors import ValidationFailed
 from config.kernel.jsontext import to_text
+from runs.fronts.starts import text_of
 from runs.models import Waitpoint
 
 ROLES = ("user", "assistant")
@@ -50,8 +51,7 @@ class Sent:
 
     @property
     def text(self) -> str:
-        texts = (part.get("text") for part in self.parts if part.get("type") == "text")
-        return "\n\n".join(text for text in texts if isinstance(text, str) and text)
+        return text_of(self.parts)
 
     def files(self) -> Iterator[File]:
         """Raises ValidationFailed for an address that is not our own."""

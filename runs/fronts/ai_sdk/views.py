@@ -18,29 +18,30 @@ from config.kernel.errors import NotFound, ValidationFailed
 from config.kernel.ids import is_plausible_id
 from runs import services
 from runs.fronts import reads, starts
-from runs.fronts.ai_sdk import messages, requests
-from runs.fronts.ai_sdk.chunks import Chunks
-from runs.fronts.body import BEGINNING, Position
-from runs.fronts.history import Recorded, recorded_of
-from runs.fronts.views import LAST_EVENT_ID, POSITION_PARAMETER, FrontRequestViewSet, FrontViewSet, Shown, position_of
+from runs.fronts.ai_sdk import requests
+from runs.fronts.ai_sdk.chunks import Chunks, ui_message
+from runs.fronts.body import BEGINNING, Plan, Position
+from runs.fronts.reads import Recorded, recorded_of
+from runs.fronts.views import LAST_EVENT_ID, POSITION_PARAMETER, FrontRequestViewSet, FrontViewSet, position_of
 from runs.models import Run, Waitpoint, WaitpointKind
 from runs.streams.views import CONTENT_TYPE
 
 ERROR_MAX_CHARS = 1000
-HEADERS = {"x-vercel-ai-ui-message-stream": "v1"}
 CHUNKS = OpenApiResponse(OpenApiTypes.STR, description="The chunks.")
 CHAT_KEY = OpenApiParameter(
     "chatKey", str, OpenApiParameter.PATH, description="The chat's id, or the client's own name of it."
 )
 
 
-def shown(run: Run, after: Position = BEGINNING, *, continues: bool = False) -> Shown:
-    return Shown(Chunks(run.pk, run.chat_id, run.assistant_message_id), run, after, continues)
-
-
-class AiSdkViewSet(FrontRequestViewSet):
+class AiSdk(FrontViewSet):
     tag = "ai-sdk"
-    stream_headers = HEADERS
+    stream_headers = {"x-vercel-ai-ui-message-stream": "v1"}
+
+    def shown(self, run: Run, after: Position = BEGINNING, *, continues: bool = False) -> Plan:
+        return self.plan(Chunks(run), run, after, continues=continues)
+
+
+class AiSdkViewSet(AiSdk, FrontRequestViewSet):
     # What a request does needs further scopes.
     required_scopes = {"create": "runs:read"}
     error_statuses = {"create": {402, 404, 409, -406}}
@@ -49,9 +50,9 @@ class AiSdkViewSet(FrontRequestViewSet):
     def create(self, request: Request) -> HttpResponseBase:
         sent = requests.read(self.body())
         if sent.regenerates is not None:
-            return self.open_stream(lambda: shown(self.regenerated(sent)))
+            return self.open_stream(lambda: self.shown(self.regenerated(sent)))
         if sent.role == "user":
-            return self.open_stream(lambda: shown(self.asked(sent)))
+            return self.open_stream(lambda: self.shown(self.asked(sent)))
         return self.open_stream(lambda: self.answered(sent))
 
     # --- a new run ----------------------------------------------------------------------------------------------------
@@ -103,7 +104,7 @@ class AiSdkViewSet(FrontRequestViewSet):
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def answered(self, sent: requests.Sent) -> Shown:
+    def answered(self, sent: requests.Sent) -> Plan:
         """What follows the answers in the assistant's message."""
         chat = self.chat(sent.chat)
         message = self.own(chat, sent.message_id)
@@ -112,7 +113,7 @@ class AiSdkViewSet(FrontRequestViewSet):
         if not answers:
             raise ValidationFailed({"messages": ["The last message answers nothing of this run."]})
         run = Run.objects.get(pk=found.run.pk)
-        return shown(run, (reads.index_of_stop(run.pk, answers), 0), continues=True)
+        return self.shown(run, (reads.index_of_stop(run.pk, answers), 0), continues=True)
 
     def own(self, chat: Chat, message_id: str) -> Message:
         """The assistant's message of this chat. Raises NotFound."""
@@ -131,32 +132,28 @@ class AiSdkViewSet(FrontRequestViewSet):
             waitpoint = recorded.waitpoint(given.get("id"))
             if waitpoint is None or waitpoint.kind != WaitpointKind.CREDIT_APPROVAL:
                 return None
-            answer = {"approved": given.get("approved")}
-            return self.respond(waitpoint, answer | ({"reason": given["reason"]} if given.get("reason") else {}))
+            answer = {"approved": given.get("approved")} | ({"reason": given["reason"]} if given.get("reason") else {})
+            return self.give(waitpoint, answer)
         if state not in ("output-available", "output-error"):
             return None
         failed = state == "output-error"
         output = requests.as_text(part.get("errorText"))[:ERROR_MAX_CHARS] if failed else part.get("output")
         if (waitpoint := recorded.question(part.get("toolCallId"))) is not None:
-            return self.respond(waitpoint, requests.answer_of(waitpoint, output, failed=failed))
+            return self.give(waitpoint, requests.answer_of(waitpoint, output, failed=failed))
         if (call := recorded.client_call(part.get("toolCallId"))) is not None:
-            self.require_scope("runs:write")
-            services.submit_result(call, {"error": output or "It failed."} if failed else {"result": output})
+            self.submit(call, {"error": output or "It failed."} if failed else {"result": output})
             return call.pk
         return None
 
-    def respond(self, waitpoint: Waitpoint, answer: dict[str, Any]) -> str:
-        self.require_scope("waitpoints:respond")
-        services.respond(waitpoint, {"kind": waitpoint.kind, **answer})
+    def give(self, waitpoint: Waitpoint, answer: dict[str, Any]) -> str:
+        self.respond(waitpoint, {"kind": waitpoint.kind, **answer})
         return waitpoint.pk
 
 
-class AiSdkChatViewSet(FrontViewSet):
+class AiSdkChatViewSet(AiSdk):
     """``chatKey`` is the chat's id, or the client's own name of it."""
 
-    tag = "ai-sdk"
     lookup_url_kwarg = "chatKey"
-    stream_headers = HEADERS
     pagination_limit = API_PAGE_SIZE_MAX
     pagination_ascending = True
     # A run with many calls is large.
@@ -181,14 +178,14 @@ class AiSdkChatViewSet(FrontViewSet):
         run = Run.objects.filter(pk=chat.active_run_id).first() if chat and chat.active_run_id else None
         if run is None:
             return Response(status=204)
-        return self.open_stream(lambda: shown(run, after))
+        return self.open_stream(lambda: self.shown(run, after))
 
     @extend_schema(parameters=[CHAT_KEY], responses={200: None})
     def messages(self, request: Request, chatKey: str) -> Response:
         chat = find_chat(request.user, chatKey)
         rows = messages_of(request.user).filter(chat=chat, replaced=False) if chat else Message.objects.none()
         pages: Any = self.paginator
-        page = pages.answer(rows, request, lambda message: messages.ui_message(message, self.recorded), self)
+        page = pages.answer(rows, request, lambda message: ui_message(message, self.recorded), self)
         return Response({"messages": page["items"], "nextCursor": page["nextCursor"]})
 
     def prepare_rows(self, rows: list[Message]) -> None:
@@ -198,7 +195,6 @@ class AiSdkChatViewSet(FrontViewSet):
     def stop(self, request: Request, chatKey: str) -> Response:
         chat = self.chat(chatKey)
         self.read(NoInput)
-        active = services.find_run(request.user.pk or 0, chat.active_run_id) if chat.active_run_id else None
-        if active is not None:
+        if (active := self.active_run(chat)) is not None:
             services.cancel_run(active)
         return Response({"success": True})
