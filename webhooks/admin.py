@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,15 +28,14 @@ CHAT, DELIVERY = link_column("chat_id", "chat"), link_column("delivery_id", "del
 ENDPOINT = link_column("endpoint_id", "endpoint")
 
 
-def disable(request: HttpRequest, endpoint: Endpoint, data: dict[str, Any]) -> Did | None:
-    # Without the secrets: perhaps no key can decrypt them any more.
-    chosen = Endpoint.objects.filter(pk=endpoint.pk).defer(*EndpointAdmin.unread)
-    return Did(endpoint, "Disabled.") if services.disable(chosen) else None
+def done(text: str, change: Callable[[Any], object]) -> Callable[..., Did]:
+    """The ``apply`` of an action on the endpoint of a user, or of the installation."""
 
+    def apply(request: HttpRequest, endpoint: Endpoint, data: dict[str, Any]) -> Did:
+        change(endpoint.user)
+        return Did(endpoint, text)
 
-def send_test(request: HttpRequest, endpoint: Endpoint, data: dict[str, Any]) -> Did:
-    services.send_test(endpoint.user)
-    return Did(endpoint, "Sent a test event.")
+    return apply
 
 
 class InstallationForm(ActionForm):
@@ -67,14 +67,8 @@ def is_installation(endpoint: Endpoint) -> bool:
     return endpoint.user_id is None and endpoint.deleted_at is None
 
 
-def enable_installation(request: HttpRequest, endpoint: Endpoint, data: dict[str, Any]) -> Did:
-    services.change(services.INSTALLATION, enabled=True)
-    return Did(endpoint, "Enabled.")
-
-
-def delete_installation(request: HttpRequest, endpoint: Endpoint, data: dict[str, Any]) -> Did:
-    services.delete_endpoint(services.INSTALLATION)
-    return Did(endpoint, "Deleted.")
+def is_enabled(endpoint: Endpoint) -> bool:
+    return endpoint.enabled and endpoint.deleted_at is None
 
 
 @admin.register(Endpoint)
@@ -98,20 +92,20 @@ class EndpointAdmin(ReadOnly, WithActions):
             permission="webhooks.disable_endpoint",
             question="Pending deliveries of these endpoints are dropped. The endpoints get no further deliveries until "
             "their users enable them again.",
-            apply=disable,
+            apply=done("Disabled.", lambda user: services.change(user, enabled=False)),
             icon="notifications_off",
             danger=True,
-            offered=lambda endpoint: endpoint.enabled and endpoint.deleted_at is None,
+            offered=is_enabled,
         ),
         Action(
             name="test",
             label="Send a test event",
             permission="webhooks.disable_endpoint",
             question="The endpoint gets a signed event of the type webhook.test, which is listed among its deliveries.",
-            apply=send_test,
+            apply=done("Sent a test event.", services.send_test),
             about="one",
             icon="send",
-            offered=lambda endpoint: endpoint.enabled and endpoint.deleted_at is None,
+            offered=is_enabled,
         ),
         Action(
             name="installation",
@@ -128,7 +122,7 @@ class EndpointAdmin(ReadOnly, WithActions):
             label="Enable",
             permission="webhooks.set_installation_endpoint",
             question="This endpoint gets the events of all users again.",
-            apply=enable_installation,
+            apply=done("Enabled.", lambda user: services.change(user, enabled=True)),
             about="one",
             icon="notifications",
             offered=lambda endpoint: is_installation(endpoint) and not endpoint.enabled,
@@ -138,7 +132,7 @@ class EndpointAdmin(ReadOnly, WithActions):
             label="Delete",
             permission="webhooks.set_installation_endpoint",
             question="Pending deliveries of this endpoint are dropped. It gets no further deliveries.",
-            apply=delete_installation,
+            apply=done("Deleted.", services.delete_endpoint),
             about="one",
             icon="delete",
             danger=True,

@@ -130,14 +130,6 @@ def send_test(user: Any) -> Delivery:
     return outbox.send_test(endpoint)
 
 
-def disable(endpoints: QuerySet[Endpoint]) -> int:
-    """Disable these endpoints for staff. Returns how many were enabled."""
-    enabled = list(endpoints.filter(deleted_at=None, enabled=True).select_related("user"))
-    for endpoint in enabled:
-        change(endpoint.user, enabled=False)
-    return len(enabled)
-
-
 @transaction.atomic
 def remove_deliveries(deliveries: QuerySet[Delivery]) -> int:
     """Delete a batch of ``deliveries``. Leaves those that a worker is about to record. Returns how many it deleted."""

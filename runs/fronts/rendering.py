@@ -6,7 +6,7 @@ A protocol is a subclass that says what each of these is in its own words. Nothi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -64,8 +64,6 @@ class Facts:
 
 
 NO_FACTS = Facts()
-# What a user may want to know while a run works.
-NOTICES = (StreamType.MODEL_RETRYING, StreamType.CONTEXT_COMPACTED)
 
 
 class Rendering(ABC):
@@ -112,16 +110,32 @@ class Rendering(ABC):
         if event.type == StreamType.MESSAGE_COMPLETED:
             return []  # the whole message once more
         data = from_text(event.data)
-        if event.type == StreamType.WAITPOINT_OPENED:
-            return self._opened(data, facts.call, asks)
-        if event.type == StreamType.MESSAGE_DELTA:
-            return self._text(data["text"], overtaken)
-        if event.type == StreamType.RUN_STATUS:
-            return self._status(data, facts, event.final)
-        if event.type in NOTICES:
-            return self.notice(event.type, data)
-        handler = HANDLERS.get(event.type)
-        return handler(self, data) if handler else []
+        match event.type:
+            case StreamType.MESSAGE_DELTA:
+                return self._text(data["text"], overtaken)
+            case StreamType.MESSAGE_RESET:
+                return self._reset()
+            case StreamType.RUN_STATUS:
+                return self._status(data, facts, event.final)
+            case StreamType.TOOL_STARTED:
+                return self._show(_call(data))
+            case StreamType.TOOL_PARKED:
+                return self._parked(data)
+            case StreamType.TOOL_PROGRESS:
+                call = self.calls.get(data["toolInvocationId"])
+                return self.progress(call, data) if call else []
+            case StreamType.TOOL_COMPLETED:
+                shown = self._show(_call(data))
+                return [*shown, *self.output(self.calls.pop(data["toolInvocationId"]), data)]
+            case StreamType.WAITPOINT_OPENED:
+                return self._opened(data, facts.call, asks)
+            case StreamType.WAITPOINT_RESOLVED:
+                # One that is shown as a call of its own has its outcome now.
+                call = self.calls.pop(data["id"], None)
+                return self.answer(call, data) if call else []
+            case StreamType.MODEL_RETRYING | StreamType.CONTEXT_COMPACTED:
+                return self.notice(event.type, data)
+        return []
 
     @property
     def awaits_client(self) -> bool:
@@ -168,7 +182,7 @@ class Rendering(ABC):
             parts += self.text_started()
         return [*parts, *self.text(text)] if text else parts
 
-    def _reset(self, data: Data) -> list[Part]:
+    def _reset(self) -> list[Part]:
         """The message comes once more from its beginning: this turn's text is void, that of earlier ones is known."""
         self.length = 0
         if not self.has_text or self.calls_of is not None:
@@ -201,22 +215,11 @@ class Rendering(ABC):
         self.calls_of, self.earlier = call.turn, max(self.length, self.earlier)
         return [*parts, *self.call(call)]
 
-    def _started(self, data: Data) -> list[Part]:
-        return self._show(_call(data))
-
     def _parked(self, data: Data) -> list[Part]:
         parts = self._show(_call(data))
         known = self.calls[data["toolInvocationId"]]
         call = self.calls[known.id] = replace(known, awaiting=data["awaiting"], expires_at=data["expiresAt"])
         return parts if call.awaiting == CLIENT else [*parts, *self.progress(call, {})]
-
-    def _progress(self, data: Data) -> list[Part]:
-        call = self.calls.get(data["toolInvocationId"])
-        return self.progress(call, data) if call else []
-
-    def _completed(self, data: Data) -> list[Part]:
-        parts = self._show(_call(data))
-        return [*parts, *self.output(self.calls.pop(data["toolInvocationId"]), data)]
 
     def _opened(self, data: Data, call: Call | None, asks: bool) -> list[Part]:
         clarifies = data["kind"] == WaitpointKind.CLARIFICATION
@@ -226,11 +229,6 @@ class Rendering(ABC):
         parts += self._show(call) if call.id != data["id"] or self.shows_questions else []
         self.asked = data, call
         return [*parts, *self.ask_now()] if asks else parts
-
-    def _resolved(self, data: Data) -> list[Part]:
-        """A waitpoint that is shown as a call of its own has its outcome now."""
-        call = self.calls.pop(data["id"], None)
-        return self.answer(call, data) if call else []
 
     # --- in the protocol's words --------------------------------------------------------------------------------------
 
@@ -298,16 +296,6 @@ class Rendering(ABC):
     @abstractmethod
     def ended(self, status: Data, facts: Facts) -> list[Part]:
         """The run has ended; ``status`` is the data of its last ``run.status``."""
-
-
-HANDLERS: dict[str, Callable[[Rendering, Data], list[Part]]] = {
-    StreamType.MESSAGE_RESET: Rendering._reset,
-    StreamType.TOOL_STARTED: Rendering._started,
-    StreamType.TOOL_PARKED: Rendering._parked,
-    StreamType.TOOL_PROGRESS: Rendering._progress,
-    StreamType.TOOL_COMPLETED: Rendering._completed,
-    StreamType.WAITPOINT_RESOLVED: Rendering._resolved,
-}
 
 
 def _call(data: Data) -> Call:
