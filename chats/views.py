@@ -85,7 +85,6 @@ class MessageViewSet(ServiceViewSet):
 class ChatMessageViewSet(ServiceViewSet):
     serializer_class = MessageSerializer
     lookup_url_kwarg = "chatId"
-    pagination_rows_at_once = 25
     required_scopes = {"list": "chats:read"}
     query_parameters = {
         "list": [
@@ -108,8 +107,7 @@ class ChatMessageViewSet(ServiceViewSet):
             messages = messages.filter(replaced=False)
         if run_id is not None:
             messages = messages.filter(run_id=run_id) if is_plausible_id(run_id) else messages.none()
-        self.pagination_ascending = order == "asc"
-        return self.page(messages)
+        return self.page(messages, at_once=25, ascending=order == "asc")
 
 
 class AttachmentViewSet(ServiceViewSet):

@@ -199,7 +199,7 @@ class PendingExpiry(models.Model):
 
 
 class UsageTotal(models.Model):
-    """A sum of ledger rows of an account, for the reports. Always exact; ``totals`` can rebuild it.
+    """A sum of ledger rows of an account, for the reports. Always exact; ``reconcile`` can rebuild it.
 
     ``tool_key`` is empty for model usage.
     """

@@ -1,23 +1,74 @@
-"""Compares the accounts with the ledger. Differences are reported and never corrected: staff must look first."""
+"""Compares the accounts and the totals of the usage reports with the ledger. Differences are reported and never
+corrected: staff must look first. Triggers maintain the totals (migrations); ``recount`` rebuilds them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from django.db import connection, transaction
 from django.db.models import F, OuterRef, QuerySet, Subquery, Sum
 
 from config.kernel import money
-from credits import totals
-from credits.models import SETTLEMENTS, Account, EntryType, LedgerEntry
+from credits.models import (
+    SETTLEMENTS,
+    Account,
+    ChatDayTotal,
+    ChatTotal,
+    DayTotal,
+    EntryType,
+    LedgerEntry,
+    RunTotal,
+    UsageTotal,
+)
 from credits.sums import change
+
+DAY = {"postgresql": "(created_at AT TIME ZONE 'UTC')::date", "sqlite": "substr(created_at, 1, 10)"}
+DEBITS = "type IN ('CAPTURE', 'USAGE')"
+SPENDING = "type IN ('CAPTURE', 'USAGE', 'REFUND') AND chat_id IS NOT NULL"
+NET = "CASE type WHEN 'REFUND' THEN -amount ELSE amount END"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """``keys``: each key column except the account, and its SQL for a ledger row. ``rows``: which rows are counted."""
+
+    model: type[UsageTotal]
+    keys: dict[str, str]
+    amount: str
+    rows: str
+
+    @property
+    def table(self) -> str:
+        return self.model._meta.db_table
+
+    def counted(self, where: str = "") -> str:
+        """SQL that computes the totals from the ledger."""
+        named = ", ".join(f"{source} AS {key}" for key, source in self.keys.items())
+        return (
+            f"SELECT account_id, {named}, SUM({self.amount}) AS amount, COUNT(*) AS records, MAX(created_at) AS latest"  # noqa: S608
+            f" FROM credits_ledgerentry WHERE {self.rows} {where} GROUP BY account_id, {', '.join(self.keys.values())}"
+        )
+
+
+def kinds() -> list[Kind]:
+    day, tool = DAY[connection.vendor], "COALESCE(tool_key, '')"
+    run = {"chat_id": "chat_id", "run_id": "run_id", "tool_key": tool}
+    return [
+        Kind(DayTotal, {"day": day, "tool_key": tool}, "amount", DEBITS),
+        Kind(ChatTotal, {"chat_id": "chat_id"}, NET, SPENDING),
+        Kind(ChatDayTotal, {"day": day, "chat_id": "chat_id"}, NET, SPENDING),
+        Kind(RunTotal, run, NET, f"{SPENDING} AND run_id IS NOT NULL"),
+    ]
 
 
 def drift(report: Callable[[str, int, int], object] = lambda *step: None) -> Iterator[str]:
     """Yields one line for each difference as soon as it is found. ``report`` gets each step, its number and total."""
     rules: dict[str, Callable[[], Iterator[str]]] = {"accounts": _accounts, "holds": _holds, "refunds": _refunds}
-    rules |= {str(kind.model._meta.verbose_name_plural): partial(totals.drift, kind) for kind in totals.kinds()}
+    rules |= {str(kind.model._meta.verbose_name_plural): partial(drift_of, kind) for kind in kinds()}
     for number, (name, rule) in enumerate(rules.items(), 1):
         report(name, number, len(rules))
         yield from rule()
@@ -55,3 +106,48 @@ def _with_answers(types: list[EntryType], answers: list[EntryType]) -> QuerySet[
     against = LedgerEntry.objects.filter(against=OuterRef("pk"), type__in=answers).order_by().values("against")
     total = Subquery(against.annotate(total=Sum("amount")).values("total"))
     return LedgerEntry.objects.filter(type__in=types).annotate(answered=total).order_by("pk")
+
+
+def drift_of(kind: Kind) -> Iterator[str]:
+    """Yields one line for each total of a kind that differs from the ledger. The rows are read one by one."""
+    keys = ", ".join(["account_id", *kind.keys])
+    # One statement has one snapshot: a concurrent movement is in both sides or in neither.
+    statement = f"""
+        SELECT {keys}, SUM(stored), SUM(computed) FROM (
+            SELECT {keys}, amount AS stored, 0 AS computed, records, latest, 1 AS sides FROM {kind.table}
+            UNION ALL
+            SELECT {keys}, 0, amount, -records, latest, -1 FROM ({kind.counted()}) ledger
+        ) compared GROUP BY {keys}
+        HAVING SUM(stored) <> SUM(computed) OR SUM(records) <> 0 OR SUM(sides) <> 0 OR MIN(latest) <> MAX(latest)
+        ORDER BY {keys}
+    """  # noqa: S608
+    # There may be hundreds of thousands of differences, so a server-side cursor reads them. PgBouncer has none.
+    unavailable = connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
+    with connection.cursor() if unavailable else connection.chunked_cursor() as cursor:
+        cursor.execute(statement)
+        for account_id, *key, stored, computed in cursor:
+            name = Account.objects.select_related("user").get(pk=account_id).user.get_username()
+            of = ", ".join(f"{column} {value or '-'}" for column, value in zip(kind.keys, key, strict=True))
+            yield (
+                f"{name}: {kind.model._meta.verbose_name} of {of} is {money.to_text(int(stored))},"
+                f" the ledger says {money.to_text(int(computed))}"
+            )
+
+
+@transaction.atomic
+def recount(account_ids: Sequence[int]) -> None:
+    """Rebuild the totals of these accounts from the ledger. The accounts stay locked meanwhile."""
+    # Each movement locks its account before it inserts a row.
+    accounts = Account.objects.select_for_update(no_key=True).filter(pk__in=account_ids).order_by("pk")
+    locked = list(accounts.values_list("pk", flat=True))
+    if not locked:
+        return
+    these = f"account_id IN ({', '.join(['%s'] * len(locked))})"
+    with connection.cursor() as cursor:
+        for kind in kinds():
+            cursor.execute(f"DELETE FROM {kind.table} WHERE {these}", locked)  # noqa: S608
+            cursor.execute(
+                f"INSERT INTO {kind.table} (account_id, {', '.join(kind.keys)}, amount, records, latest)"
+                f" {kind.counted(f'AND {these}')}",
+                locked,
+            )

@@ -97,10 +97,8 @@ class LedgerViewSet(CreditsViewSet):
             lines = csv_lines(usage.export(self.owner_id))
             headers = {"Content-Disposition": 'attachment; filename="ledger.csv"', "Cache-Control": "no-store"}
             return StreamingHttpResponse(lines, content_type="text/csv; charset=utf-8", headers=headers)
-        pages: Any = self.paginator
         balances, represent = grants.Balances(), self.get_serializer().to_representation
-        shown = pages.answer(self.get_queryset(), request, lambda entry: represent(balances.give(entry)), self)
-        return Response(shown)
+        return self.page(self.get_queryset(), lambda entry: represent(balances.give(entry)))
 
 
 class GrantViewSet(CreditsViewSet):

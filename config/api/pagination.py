@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db import connection
-from django.db.models import Q, TextField, Value
+from django.db.models import Q, QuerySet, TextField, Value
 from rest_framework.pagination import BasePagination
-from rest_framework.request import Request
 from simplejson import RawJSON
 
 from config.kernel.errors import ValidationFailed
@@ -23,6 +22,7 @@ API_PAGE_SIZE = 20
 # Largest `limit`.
 API_PAGE_SIZE_MAX = 100
 
+ORDER, NEWEST_FIRST = ("created_at", "pk"), ("-created_at", "-pk")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # The microsecond and the id of the last row of a page.
 CURSOR = re.compile(r"([0-9]{1,17})-([A-Za-z0-9_]{1,64})")
@@ -31,32 +31,51 @@ CURSOR_SCHEMA = {"type": "string", "minLength": 1, "pattern": "^[A-Za-z0-9_-]+$"
 NEXT_CURSOR = {"type": ["string", "null"], "description": "The `cursor` of the next page; null on the last page."}
 
 
-class KeysetPagination(BasePagination):
-    """Pages by (created_at, id): newest first, or oldest first for a view with ``pagination_ascending``. A view whose
-    rows can be large reads ``pagination_rows_at_once`` with a query: its page may end long before its limit. Its
-    ``prepare_rows`` gets the rows of each query, to read what belongs to all of them.
-    """
+def page(
+    rows: QuerySet,
+    query: Mapping[str, str],
+    show: Callable[[Any], Any],
+    *,
+    limit: int = API_PAGE_SIZE,
+    ascending: bool = False,
+    at_once: int = API_PAGE_SIZE_MAX + 1,
+    prepare: Callable[[list[Any]], None] = lambda rows: None,
+) -> dict[str, Any]:
+    """The page that the ``query`` asks for, by (created_at, id); ``show`` makes JSON of a row. It ends before its limit
+    where its JSON would have more than PAGE_MAX_BYTES.
 
-    def answer(self, queryset: Any, request: Request, show: Callable[[Any], Any], view: Any = None) -> dict[str, Any]:
-        """The page that the request asks for; ``show`` makes JSON of a row. The page ends before its limit where its
-        JSON would have more than PAGE_MAX_BYTES.
-        """
-        limit = read_limit(request.query_params.get("limit", str(getattr(view, "pagination_limit", API_PAGE_SIZE))))
-        cursor = request.query_params.get("cursor")
-        after = None if cursor is None else decode_cursor(cursor)
-        ascending = getattr(view, "pagination_ascending", False)
-        at_once = getattr(view, "pagination_rows_at_once", API_PAGE_SIZE_MAX + 1)
-        prepare = getattr(view, "prepare_rows", None)
-        items: list[RawJSON] = []
-        size, last = 0, None
-        for row in _rows(queryset, limit + 1, after, ascending, at_once, prepare):
-            text = to_text(show(row)) if len(items) < limit else ""
-            size += len(text.encode(errors="replace"))
-            if last is not None and (not text or size > PAGE_MAX_BYTES):
-                return {"items": items, "nextCursor": encode_cursor(last.created_at, last.pk)}
-            items.append(RawJSON(text))
-            last = row
-        return {"items": items, "nextCursor": None}
+    ``limit`` is the default. Rows that can be large are read ``at_once`` with a query. ``prepare`` gets the rows of
+    each query, to read what belongs to all of them.
+    """
+    limit = read_limit(query["limit"]) if "limit" in query else limit
+    position = decode_cursor(query["cursor"]) if "cursor" in query else None
+
+    def found() -> Iterator[Any]:
+        after, most = position, limit + 1
+        while most:
+            part = rows if after is None else rows.filter(beyond(*after, ascending=ascending))
+            batch = list(part.order_by(*(ORDER if ascending else NEWEST_FIRST))[: min(most, at_once)])
+            prepare(batch)
+            yield from batch
+            if len(batch) < min(most, at_once):
+                return
+            most -= len(batch)
+            after = batch[-1].created_at, batch[-1].pk
+
+    items: list[RawJSON] = []
+    size, last = 0, None
+    for row in found():
+        text = to_text(show(row)) if len(items) < limit else ""
+        size += len(text.encode(errors="replace"))
+        if last is not None and (not text or size > PAGE_MAX_BYTES):
+            return {"items": items, "nextCursor": encode_cursor(last.created_at, last.pk)}
+        items.append(RawJSON(text))
+        last = row
+    return {"items": items, "nextCursor": None}
+
+
+class KeysetPagination(BasePagination):
+    """What the OpenAPI document says of pages."""
 
     def get_paginated_response_schema(self, schema: dict) -> dict:
         items = {**schema, "description": "The rows of this page."}
@@ -76,29 +95,6 @@ def read_limit(value: str) -> int:
     if not 1 <= number <= API_PAGE_SIZE_MAX:
         raise ValidationFailed({"limit": [f"Use a whole number from 1 to {API_PAGE_SIZE_MAX}."]})
     return number
-
-
-def _rows(
-    queryset: Any,
-    most: int,
-    cursor: tuple[datetime, str] | None,
-    ascending: bool,
-    at_once: int,
-    prepare: Callable[[list[Any]], None] | None,
-) -> Iterator[Any]:
-    """The first rows after the cursor, ``at_once`` with a query."""
-    order = ("created_at", "pk") if ascending else ("-created_at", "-pk")
-    while most:
-        part = queryset if cursor is None else queryset.filter(beyond(*cursor, ascending=ascending))
-        wanted = min(most, at_once)
-        rows = list(part.order_by(*order)[:wanted])
-        if prepare is not None:
-            prepare(rows)
-        yield from rows
-        if len(rows) < wanted:
-            return
-        most -= wanted
-        cursor = rows[-1].created_at, rows[-1].pk
 
 
 def beyond(moment: datetime, key: str, *, ascending: bool = False) -> Q:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from django.conf import settings
@@ -15,11 +16,10 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
-from config.api import ratelimit
+from config.api import pagination, ratelimit
 from config.api.authentication import SessionTokenAuthentication, user_named
 from config.api.idempotency import IdempotencyMixin
 from config.api.negotiation import StrictJSONParser
-from config.api.pagination import KeysetPagination
 from config.api.serializers import CamelSerializer, unknown_fields
 from config.kernel.errors import Forbidden, NotFound, ValidationFailed
 from config.kernel.ids import is_plausible_id
@@ -45,7 +45,7 @@ class ServiceViewSet(IdempotencyMixin, GenericViewSet):
     throttle_run_starts: ClassVar[frozenset[str]] = frozenset()
     # The query parameters of an action, for the OpenAPI document too. A list also takes those of its pages.
     query_parameters: ClassVar[dict[str, list[OpenApiParameter]]] = {}
-    pagination_class = KeysetPagination
+    pagination_class = pagination.KeysetPagination
     http_method_names = ["get", "head", "post", "put", "patch", "delete"]
     # For the OpenAPI document: an action's further statuses. A negative one removes a usual status.
     error_statuses: ClassVar[dict[str, set[int]]] = {}
@@ -144,10 +144,10 @@ class ServiceViewSet(IdempotencyMixin, GenericViewSet):
         """The validated body (or ``data``); 400 with every field's messages otherwise."""
         return serializer_class.validated((self.request.data or {}) if data is None else data)
 
-    def page(self, rows: QuerySet) -> Response:
-        """The answer with the requested page of ``rows``."""
-        pages: Any = self.paginator
-        return Response(pages.answer(rows, self.request, self.get_serializer().to_representation, self))
+    def page(self, rows: QuerySet, show: Callable[[Any], Any] | None = None, **how: Any) -> Response:
+        """The answer with the requested page of ``rows``; ``how`` as for ``pagination.page``."""
+        show = show or self.get_serializer().to_representation
+        return Response(pagination.page(rows, self.request.query_params, show, **how))
 
     def show(self, row: Any, status: int = 200) -> Response:
         return Response(self.get_serializer(row).data, status)

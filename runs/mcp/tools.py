@@ -9,7 +9,6 @@ import hashlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 from django.core.validators import RegexValidator
@@ -224,8 +223,8 @@ def run_of(caller: Caller, run_id: str) -> Run:
 @tool("List chats", "chats:read", PageInput)
 def list_chats(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
     """The user's chats, newest first, as a page of items and a nextCursor."""
-    query: Any = SimpleNamespace(query_params={name: str(value) for name, value in given.items()})
-    return pagination.KeysetPagination().answer(chats_of(caller.user), query, ChatSerializer().to_representation)
+    query = {name: str(value) for name, value in given.items()}
+    return pagination.page(chats_of(caller.user), query, ChatSerializer().to_representation)
 
 
 @tool("Create a chat", "chats:write", NewChatInput)

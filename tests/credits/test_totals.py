@@ -15,7 +15,7 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from credits import ledger, totals, usage
+from credits import ledger, reconcile, usage
 from credits.models import ChatDayTotal, ChatTotal, DayTotal, LedgerEntry, RunTotal
 from credits.reconcile import drift
 from tests.credits.helpers import clerk, place, spend, stop_clock, turn
@@ -30,7 +30,7 @@ KINDS = (DayTotal, ChatTotal, ChatDayTotal, RunTotal)
 
 def off() -> list[str]:
     """Return only the differences of the totals, as the rows of these tests change no account."""
-    return [line for kind in totals.kinds() for line in totals.drift(kind)]
+    return [line for kind in reconcile.kinds() for line in reconcile.drift_of(kind)]
 
 
 def some_spending(user) -> None:
@@ -91,9 +91,9 @@ def test_differences_are_read_one_by_one(user):
     for number in range(150):
         turn(user, 1, run=f"run_{number}")
     RunTotal.objects.update(amount=5)
-    (kind,) = (kind for kind in totals.kinds() if kind.model is RunTotal)
+    (kind,) = (kind for kind in reconcile.kinds() if kind.model is RunTotal)
     with CaptureQueriesContext(connection) as queries:
-        found = totals.drift(kind)
+        found = reconcile.drift_of(kind)
         next(found)
         assert len(queries) == 2
         assert len(list(found)) == 149
@@ -120,7 +120,7 @@ def test_reconcile_names_both_amounts(user, monkeypatch):
     assert list(drift()) == [f"{user.username}: day total of day 2026-05-05, tool_key draw is 4, the ledger says 5"]
 
 
-def test_recount_rebuilds_the_totals(user):
+def test_recount_rebuilds_thedrift_of(user):
     other = UserFactory()
     for each in (user, other):
         some_spending(each)
@@ -128,9 +128,9 @@ def test_recount_rebuilds_the_totals(user):
     for model in KINDS:
         model.objects.update(amount=F("amount") + 5)
     others = [line for line in drift() if line.startswith(f"{other.username}:")]
-    totals.recount([user.pk])
+    reconcile.recount([user.pk])
     assert list(drift()) == others
-    totals.recount([user.pk, other.pk])
+    reconcile.recount([user.pk, other.pk])
     assert [written(model) for model in KINDS] == before
     assert list(drift()) == []
 
@@ -145,7 +145,7 @@ def test_recount_waits_for_an_uncommitted_movement():
         with transaction.atomic():
             with connection.cursor() as cursor:
                 cursor.execute("SET LOCAL lock_timeout = '100ms'")
-            totals.recount([user.pk])
+            reconcile.recount([user.pk])
 
     with transaction.atomic():
         place(user, 5)

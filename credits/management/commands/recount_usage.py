@@ -5,7 +5,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from config.management import progress
-from credits import totals
+from credits import reconcile
 from credits.models import Account
 
 ACCOUNTS_BATCH = 50
@@ -19,6 +19,6 @@ class Command(BaseCommand):
         show = progress(self.stderr)
         for begin in range(0, len(accounts), ACCOUNTS_BATCH):
             batch = accounts[begin : begin + ACCOUNTS_BATCH]
-            totals.recount(batch)
+            reconcile.recount(batch)
             show("accounts counted", begin + len(batch), len(accounts))
         self.stdout.write(f"Counted the usage of {len(accounts)} accounts.")

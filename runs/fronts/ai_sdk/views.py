@@ -12,7 +12,7 @@ from rest_framework.response import Response
 
 from chats.models import Chat, Message
 from chats.services import find_chat, find_or_create_chat, messages_of
-from config.api.pagination import API_PAGE_SIZE_MAX, CURSOR_SCHEMA, LIMIT_SCHEMA
+from config.api.pagination import API_PAGE_SIZE_MAX, CURSOR_SCHEMA, LIMIT_SCHEMA, page
 from config.api.serializers import NoInput
 from config.kernel.errors import NotFound, ValidationFailed
 from config.kernel.ids import is_plausible_id
@@ -154,10 +154,6 @@ class AiSdkChatViewSet(AiSdk):
     """``chatKey`` is the chat's id, or the client's own name of it."""
 
     lookup_url_kwarg = "chatKey"
-    pagination_limit = API_PAGE_SIZE_MAX
-    pagination_ascending = True
-    # A run with many calls is large.
-    pagination_rows_at_once = 25
     required_scopes = {"stream": "runs:read", "messages": "chats:read", "stop": "runs:write"}
     error_statuses = {"stream": {-404, -406}, "messages": {-404, -406}, "stop": {-406}}
     query_parameters = {
@@ -184,12 +180,16 @@ class AiSdkChatViewSet(AiSdk):
     def messages(self, request: Request, chatKey: str) -> Response:
         chat = find_chat(request.user, chatKey)
         rows = messages_of(request.user).filter(chat=chat, replaced=False) if chat else Message.objects.none()
-        pages: Any = self.paginator
-        page = pages.answer(rows, request, lambda message: ui_message(message, self.recorded), self)
-        return Response({"messages": page["items"], "nextCursor": page["nextCursor"]})
+        recorded: dict[str, Recorded] = {}
 
-    def prepare_rows(self, rows: list[Message]) -> None:
-        self.recorded = recorded_of(self.request.user, rows)
+        def prepare(batch: list[Message]) -> None:
+            recorded.clear()
+            recorded.update(recorded_of(request.user, batch))
+
+        # A run with many calls is large.
+        how: Any = {"limit": API_PAGE_SIZE_MAX, "ascending": True, "at_once": 25, "prepare": prepare}
+        found = page(rows, request.query_params, lambda message: ui_message(message, recorded), **how)
+        return Response({"messages": found["items"], "nextCursor": found["nextCursor"]})
 
     @extend_schema(parameters=[CHAT_KEY], request=None, responses={200: None})
     def stop(self, request: Request, chatKey: str) -> Response:
