@@ -6,7 +6,7 @@ them ends by itself. Production uses the Procfile and a supervisor. This module 
 - the restart of a process that was killed, as a supervisor would do it;
 - the lock, the check of the port, the migrations, the catalogue file, the first administrator and the greeting;
 - the embedded broker, which must end after the processes that use it (honcho ends all processes at the same time);
-- the end of all processes when this process is killed (``config.local.reaper``) or when ``make`` ends.
+- the end of all processes when this process is killed or when ``make`` ends.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from honcho.printer import Printer
 
 from config import settings
 from config.local.broker import MISSING, server_binary, server_command
-from config.local.reaper import Reaper
 
 HOST = "127.0.0.1"
 READY_SECONDS = 90.0
@@ -53,8 +52,15 @@ PROCESSES = {
     # Not part of "background" (-B): if that process is killed, its beat keeps the output open, and honcho waits.
     "beat": "celery -q -A config.beat beat",
 }
-# The shell of each process adds its process group to the reaper's journal. It starts the command again after a signal.
-SUPERVISE = """echo + $$ >>"$JOURNAL" || exit 1
+# In the shell that leads the group of a process: ends the group when this process, the owner, has ended for any reason,
+# so that nothing keeps using a port or a database. A stopped process handles SIGTERM only after SIGCONT.
+GUARD = """(
+  while kill -0 $OWNER; do sleep 1; done
+  trap "" TERM; kill -TERM 0; kill -CONT 0; sleep 5; kill -KILL 0
+) >/dev/null 2>&1 &
+"""
+# Starts the command again after a signal.
+SUPERVISE = f"""{GUARD}
 while :; do
   sh -c "exec $COMMAND"; status=$?
   test $status -gt 128 || exit $status
@@ -64,20 +70,20 @@ done"""
 
 def serve() -> int:
     """Run the service until it is stopped. Returns the exit status."""
-    # A forked process would keep the reaper's pipe open after the end of this process.
+    # honcho starts its processes beside a thread of this one.
     multiprocessing.set_start_method("spawn")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _frame: sys.exit(128 + number))
     stopping = threading.Event()
-    with contextlib.closing(Reaper()) as reaper, embedded_broker(reaper) as broker:
+    with embedded_broker() as broker:
         try:
             print("Preparing the database…", flush=True)
             text = prepared()
             print("Starting the service…", flush=True)
             manager = Manager(Printer(sys.stdout, colour="NO_COLOR" not in os.environ))
             for name, command in PROCESSES.items():
-                given = {"JOURNAL": str(reaper.journal), "COMMAND": f"{shlex.quote(sys.executable)} -m {command}"}
-                manager.add_process(name, SUPERVISE, env=child_environment() | given, cwd=str(settings.BASE_DIR))
+                given = child_environment() | {"COMMAND": f"{shlex.quote(sys.executable)} -m {command}"}
+                manager.add_process(name, SUPERVISE, env=given, cwd=str(settings.BASE_DIR))
             threading.Thread(target=watch, args=(manager, broker, text, stopping), daemon=True).start()
             manager.loop()
             # If a process ends without a signal, this is a failure, also with status 0.
@@ -92,7 +98,7 @@ def serve() -> int:
 
 
 @contextlib.contextmanager
-def embedded_broker(reaper: Reaper) -> Iterator[subprocess.Popen[bytes] | None]:
+def embedded_broker() -> Iterator[subprocess.Popen[bytes] | None]:
     """The running broker, or None if REDIS_URL is set."""
     if not settings.EMBEDDED_BROKER:
         yield None
@@ -102,21 +108,22 @@ def embedded_broker(reaper: Reaper) -> Iterator[subprocess.Popen[bytes] | None]:
         sys.exit(MISSING)
     directory = settings.VAR_DIR / "broker"
     directory.mkdir(mode=0o700, exist_ok=True)
+    command = ["sh", "-c", f'{GUARD} exec "$@"', "sh", *server_command(binary, directory, settings.BROKER_SOCKET)]
     with (settings.VAR_DIR / "broker.log").open("wb") as log:
         process = subprocess.Popen(
-            server_command(binary, directory, socket=settings.BROKER_SOCKET),
+            command,
+            env=child_environment(),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C in the terminal must not end it before the others
         )
-    reaper.watch(process.pid)
     try:
         yield process
     finally:
-        process.terminate()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
         process.wait()
-        reaper.forget(process.pid)
 
 
 def watch(manager: Manager, broker: subprocess.Popen[bytes] | None, greeting: str, stopping: threading.Event) -> None:
@@ -159,7 +166,7 @@ def readiness_problem() -> str:
 
 
 def child_environment() -> dict[str, str]:
-    """Defaults for local use; a variable that the user set wins."""
+    """Defaults for local use; a variable that the user set wins. ``OWNER`` is this process."""
     return {
         "PYTHONUNBUFFERED": "1",
         "SECRET_KEY": settings.SECRET_KEY,
@@ -172,6 +179,7 @@ def child_environment() -> dict[str, str]:
         # Development containers often run as root. Production keeps Celery's warning.
         "PYTHONWARNINGS": "ignore:You're running the worker with superuser privileges",
         **os.environ,
+        "OWNER": str(os.getpid()),
     }
 
 

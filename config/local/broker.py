@@ -28,7 +28,7 @@ def server_binary() -> str | None:
     return shutil.which("valkey-server") or shutil.which("redis-server")
 
 
-def server_command(binary: str, directory: Path, *, socket: Path | None = None, port: int = 0) -> list[str]:
+def server_command(binary: str, directory: Path, socket: Path | None = None, port: int = 0) -> list[str]:
     """The command of a server on ``socket`` or on a loopback ``port``. It writes data to disk within a second."""
     options = {
         "dir": str(directory),

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import requests
 
-from config.local.reaper import reap, signal_group
 from tests.stack.process import ROOT, free_port, wait_for
+from tests.stack.reaper import reap, signal_group
 from tests.stack.stack import Client, Stack
 
 pytestmark = pytest.mark.stack

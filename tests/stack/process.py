@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from config.local.reaper import Reaper, signal_group
+from tests.stack.reaper import Reaper, signal_group
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent.parent

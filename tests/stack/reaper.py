@@ -1,7 +1,7 @@
-"""Ends the processes of a program that was killed, so that none of them keeps using a port or a database.
+"""Ends the processes of a test run that was killed, so that none of them keeps using a port or a database.
 
-``make run`` and the tests use it. The reaper is a separate process that imports no other module of the service. Its
-standard input closes when its owner ends for any reason. It then executes the lines of a file, the journal:
+The reaper is a separate process. Its standard input closes when its owner ends for any reason. It then executes the
+lines of a file, the journal:
 
     + PID     end this process group
     - PID     this process group has ended
@@ -25,7 +25,7 @@ TERMINATE_SECONDS = 5.0
 class Reaper:
     """Starts the reaper. Each watched process must lead a process group (``start_new_session=True``).
 
-    ``journal`` is the path of the file. A shell may also append lines to it.
+    ``journal`` is the path of the file.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,6 @@ def main(journal: Path) -> None:
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.read()
     with journal.open() as lines:
-        # After this, a shell cannot append to the journal, and therefore does not start its command.
         shutil.rmtree(journal.parent)
         reap(lines)
 
