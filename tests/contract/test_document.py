@@ -13,7 +13,7 @@ from drf_spectacular.generators import SchemaGenerator
 from jsonschema import Draft202012Validator
 
 from config.api.openapi import document as texts
-from tests.contract.routes import operations
+from tests.contract.routes import operations, patterns, surface_of
 
 
 @cache
@@ -35,8 +35,19 @@ def resolve(schema: dict[str, Any]) -> Draft202012Validator:
     return Draft202012Validator({"components": document()["components"], **schema})
 
 
+# The operations of plain views, which the document's parts describe whole.
+PLAIN = {"POST /api/callbacks/{token}"}
+
+
 def test_the_document_has_exactly_the_routes():
-    assert set(described()) == {str(operation) for operation in operations()}
+    assert set(described()) == {str(operation) for operation in operations()} | PLAIN
+
+
+def test_the_plain_operations_have_routes_and_say_how_they_are_secured():
+    assert {name.partition(" /")[2] for name in PLAIN} <= {path for path, _ in patterns() if not surface_of(path)}
+    callback = described()["POST /api/callbacks/{token}"]
+    assert callback["security"] == []
+    assert set(callback["responses"]) == {"200", "400", "401", "404", "413", "429", "431", "500", "503"}
 
 
 @pytest.mark.parametrize("operation", operations(), ids=str)
@@ -148,9 +159,9 @@ def test_license_and_contact_are_named():
 
 
 def test_unknown_fields_and_missing_bodies_are_refused_in_the_document():
-    for operation in described().values():
+    for name, operation in described().items():
         body = operation.get("requestBody")
-        if body is None:
+        if body is None or name in PLAIN:
             continue
         schema = body["content"]["application/json"]["schema"]
         validator = resolve(schema)

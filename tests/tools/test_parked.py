@@ -14,6 +14,7 @@ from django.test import Client
 from django.utils.dateparse import parse_datetime
 from standardwebhooks.webhooks import Webhook
 
+from config.api.openapi.document import described
 from config.kernel import clock
 from config.limits.window import Bucket, Verdict
 from credits import ledger
@@ -137,6 +138,16 @@ def test_an_error_is_told_to_the_model_and_costs_nothing(bench, server):
     (call,) = run["toolInvocations"]
     assert (call["status"], call["errorCode"], call["creditUsed"]) == ("FAILED", "TOOL_ERROR", 0)
     assert bench.credits()["held"] == "0"
+
+
+@pytest.mark.parametrize("name", ["result", "error", "progress"])
+def test_the_examples_of_the_api_document_are_accepted(bench, server, name):
+    add_tool(server)
+    park(bench, server)
+    documented = described("paths")["/api/callbacks/{token}"]["post"]["requestBody"]["content"]["application/json"]
+    answer = call_back(server.callback(), documented["examples"][name]["value"])
+    status = {"result": "COMPLETED", "error": "FAILED", "progress": "DISPATCHING"}[name]
+    assert (answer.status_code, answer.json()["status"], answer.json()["accepted"]) == (200, status, True)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ path within a surface, for both surfaces, with a summary, a description (otherwi
 ``sent`` and of the body ``answered``, and their schemas, ``takes`` and ``gives``, if no serializer is their source;
 ``components``, the descriptions of schemas by name; ``fields``, those of fields that mean the same in all schemas;
 ``errors``, examples of the app's own codes, or better examples of the shared ones, by the class and its arguments.
-``headers`` and ``schemas`` are components as they are. Only the texts that hold for every operation are here.
+``headers`` and ``schemas`` are components as they are, and ``paths`` operations of views that are no viewsets. Only
+the texts that hold for every operation are here.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ def complete(result: dict[str, Any], generator: Any, request: Any, public: Any) 
             describe(f"{method.upper()} {relative(path)}", operation, components["schemas"])
             if "requestBody" in operation:
                 close(operation["requestBody"], components["schemas"], needs_a_field(method, path))
+    result["paths"] |= described("paths")
     return result
 
 
