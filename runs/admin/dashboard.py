@@ -14,7 +14,7 @@ from typing import Any
 
 from django.core.cache import cache
 from django.db import OperationalError, transaction
-from django.db.models import BigIntegerField, Count, F, Q, Sum, Value
+from django.db.models import BigIntegerField, Count, F, OuterRef, Q, Subquery, Sum, Value
 from django.db.models.functions import Cast, Coalesce, TruncDate, TruncHour
 from django.http import HttpRequest
 from django.urls import reverse
@@ -282,15 +282,23 @@ def _last_error() -> dict[str, str]:
 
 def times() -> dict[str, Any]:
     """The start delay, and with the running time the latency, of the latest runs of the last HOURS: half and 95 % are
-    faster. A run's waits for its user do not count.
+    faster. A run's waits for its user, and in line behind an earlier run of its chat, do not count.
     """
     begin = clock.now() - timedelta(hours=HOURS)
     rows = Run.objects.filter(pk__gte=first_id("run", begin)).order_by("-pk")
-    found = list(rows.values_list("created_at", "started_at", "finished_at", "ran_ms")[:RUNS_TIMED])
-    delays = sorted(started - created for created, started, _, _ in found if started)
-    whole = sorted(
-        started - created + timedelta(milliseconds=ran) for created, started, ended, ran in found if started and ended
-    )
+    # A chat has one active run, so the last one that started before a run is the last one that it waited for.
+    earlier = Run.objects.filter(
+        chat=OuterRef("chat"), created_at__lt=OuterRef("created_at"), started_at__isnull=False
+    ).order_by("-created_at")
+    free_at = Subquery(earlier.values("finished_at")[:1])
+    found = rows.values_list("created_at", free_at, "started_at", "finished_at", "ran_ms")[:RUNS_TIMED]
+    begun = [
+        (started - max(created, free or created), timedelta(milliseconds=ran), ended)
+        for created, free, started, ended, ran in found
+        if started
+    ]
+    delays = sorted(delay for delay, _, _ in begun)
+    whole = sorted(delay + ran for delay, ran, ended in begun if ended)
     facts = [
         (f"{label} p{share}", span(percentile(durations, share)) if durations else "–")
         for label, durations in (("Start delay", delays), ("Latency", whole))

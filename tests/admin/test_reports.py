@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -97,6 +97,27 @@ def test_times_of_runs():
         ],
         "count": 20,
     }
+
+
+def test_a_wait_behind_an_earlier_run_of_the_chat_is_no_start_delay():
+    """Nor is a wait behind one that was cancelled in line."""
+    at, chat = clock.now() - timedelta(seconds=100), factories.ChatFactory()
+
+    def after(seconds: int) -> datetime:
+        return at + timedelta(seconds=seconds)
+
+    for created, started, finished in ((0, 1, 60), (1, None, 30), (2, 63, 65)):
+        factories.RunFactory(
+            chat=chat,
+            status="completed" if started else "cancelled",
+            created_at=after(created),
+            started_at=started and after(started),
+            finished_at=after(finished),
+            ran_ms=1000,
+        )
+    facts = dict(dashboard.times()["facts"])
+    assert (facts["Start delay p50"], facts["Start delay p95"]) == ("1.0 s", "3.0 s")
+    assert (facts["Latency p50"], facts["Latency p95"]) == ("2.0 s", "4.0 s")
 
 
 # --- reports ---------------------------------------------------------------------------------------------------------
