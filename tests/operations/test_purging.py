@@ -41,7 +41,7 @@ from runs.models import (
     Turn,
     Waitpoint,
 )
-from runs.purge import prune_events
+from runs.purge import EVENTS_BATCH, prune_events
 from runs.tools import files
 from tests import factories
 from tests.credits.helpers import spend
@@ -402,6 +402,30 @@ def test_a_run_with_many_events_is_pruned_by_a_statement_of_normal_length():
         assert prune_events() == 1000
     assert not RunEvent.objects.exists()
     assert max(len(query["sql"]) for query in queries) < 2000
+
+
+@pytest.mark.parametrize("job", ["prune-run-events", "purge-chats"])
+def test_a_run_with_more_events_than_a_batch_is_emptied_in_several_transactions(job, user, stored, settings):
+    """Each statement must end within DATABASE_ANSWER_SECONDS."""
+    last = 2 * EVENTS_BATCH + 1
+    run = factories.RunFactory(
+        id=f"{first_id('run', ago(days=40))}{1:016}",
+        chat__user=user,
+        chat__deleted_at=ago(days=31) if job == "purge-chats" else None,
+        finished_at=ago(days=31),
+        last_stream_index=last,
+    )
+    RunEvent.objects.bulk_create(
+        (RunEvent(run=run, index=index, type="x", data="{}") for index in range(1, last + 1)), batch_size=5000
+    )
+    celery.app.loader.import_default_modules()
+    with CaptureQueriesContext(connection) as queries:
+        celery.app.tasks[settings.CELERY_BEAT_SCHEDULE[job]["task"]].apply(throw=True)
+    assert not RunEvent.objects.exists()
+    assert Run.objects.exists() == (job == "prune-run-events")
+    deletes = [query["sql"] for query in queries if query["sql"].startswith('DELETE FROM "runs_runevent"')]
+    bounds = [f'"index" <= {batch * EVENTS_BATCH}' for batch in (1, 2, 3)]
+    assert [any(bound in sql for sql in deletes) for bound in bounds] == [True, True, True], deletes
 
 
 def test_users_keys_and_live_endpoints_are_not_pruned(user):
