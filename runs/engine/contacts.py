@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from runs import lifecycle
 from runs.engine.session import Process
 from runs.models import FINAL_INVOCATION_STATUSES, Tool, ToolInvocation
-from runs.tools.base import Remote, StillParked, ToolContext, ToolDefinition, ToolFailure, ToolResult, clean_result
+from runs.tools.base import StillParked, ToolContext, ToolDefinition, ToolFailure, ToolResult, clean_result
 from runs.tools.dispatch import TYPES
 from runs.tools.files import store_images
 
@@ -109,31 +109,32 @@ class Contacts:
 
 async def contact(process: Process, call: ToolInvocation, tool: ToolDefinition | None) -> None:
     """Contact the server of the tool of a call of ``take_contacts``. While the tool is gone, an open call stays due."""
-    user = call.run.user
+    user, is_open = call.run.user, call.status not in FINAL_INVOCATION_STATUSES
     ask = TYPES[tool.node_type].contact if tool is not None and tool.node_type in TYPES else None
-    is_open = call.status not in FINAL_INVOCATION_STATUSES
-    if tool is None or ask is None:
-        if not is_open:
-            await process.db_for(user.pk, lifecycle.end_contact, call)
-        return
-    remote = Remote(
-        invocation_id=call.id,
-        run_id=call.run_id,
-        chat_id=call.run.chat_id,
-        user_id=user.pk,
-        user_name=user.get_username(),
-        remote_task=call.remote_task,
-        end_reason="" if is_open else call.end_reason,
-    )
-    try:
-        answer = await ask(tool, remote)
-        if isinstance(answer, ToolResult):
-            answer = clean_result(await _with_files(process, remote, answer))
-    except ToolFailure as failure:
-        if is_open:
-            await process.db_for(user.pk, lifecycle.record_outcome, call, failure)
-        else:
-            logger.warning("%s was not told of the end of %s: %s", call.name, call.id, failure.message)
+    answer: ToolResult | ToolFailure | StillParked | None = None
+    if tool is not None and ask is not None:
+        context = ToolContext(
+            invocation_id=call.id,
+            run_id=call.run_id,
+            chat_id=call.run.chat_id,
+            user_id=user.pk,
+            user_name=user.get_username(),
+            timeout_seconds=0.0,  # the types have their own for such requests
+            threads=process.tool_threads,
+            file_threads=process.file_threads,
+            remote_task=call.remote_task,
+            end_reason="" if is_open else call.end_reason,
+        )
+        try:
+            answer = await ask(tool, context)
+            if isinstance(answer, ToolResult):
+                answer = clean_result(await store_images(context, answer))
+        except ToolFailure as failure:
+            if not is_open:
+                logger.warning("%s was not told of the end of %s: %s", call.name, call.id, failure.message)
+                return
+            answer = failure
+    elif is_open:
         return
     if not is_open or answer is None:
         await process.db_for(user.pk, lifecycle.end_contact, call)
@@ -141,13 +142,6 @@ async def contact(process: Process, call: ToolInvocation, tool: ToolDefinition |
         await process.db_for(user.pk, lifecycle.contact_again, call, answer)
     else:
         await process.db_for(user.pk, lifecycle.record_outcome, call, answer)
-
-
-async def _with_files(process: Process, remote: Remote, result: ToolResult) -> ToolResult:
-    if not result.images:
-        return result
-    of_call = remote.invocation_id, remote.run_id, remote.chat_id, remote.user_id, remote.user_name
-    return await store_images(ToolContext(*of_call, 0.0, process.tool_threads, process.file_threads), result)
 
 
 def _definitions(names: Collection[str]) -> dict[str, ToolDefinition]:

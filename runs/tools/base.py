@@ -68,8 +68,10 @@ class ToolContext:
     threads: Threads
     file_threads: Threads
     callback: Callback | None = None
-    # What the call's server asked, of a call that is made again with the answers.
+    # What the tool's type remembers of the call's task on its server, or what the server asked.
     remote_task: str = ""
+    # Of a parked call that has ended: its tool's server is told why, and no more asked for the outcome.
+    end_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,21 +154,6 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
-    """A parked call for ``ToolType.contact``: as long as it is open, without ``end_reason``, its outcome is asked for;
-    then its tool's server is told of the end.
-    """
-
-    invocation_id: str
-    run_id: str
-    chat_id: str
-    user_id: int
-    user_name: str
-    remote_task: str
-    end_reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class StillParked:
     """What ``ToolType.contact`` returns of an open call without an outcome: when to ask again, or None if its server
     asks the user first, as ``remote_task`` says; and its progress.
@@ -195,7 +182,7 @@ def tool_error(message: str) -> ToolFailure:
 Outcome = ToolResult | Parked | Asked
 Executor = Callable[[ToolDefinition, dict[str, Any], ToolContext], Awaitable[Outcome]]
 # The outcome of an open call, or when to ask again; None for a call that has ended.
-Contact = Callable[[ToolDefinition, Remote], Awaitable[ToolResult | StillParked | None]]
+Contact = Callable[[ToolDefinition, ToolContext], Awaitable[ToolResult | StillParked | None]]
 
 
 def input_object(*, optional: Iterable[str] = (), **properties: dict[str, Any]) -> dict[str, Any]:

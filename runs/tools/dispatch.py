@@ -76,7 +76,7 @@ async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: 
                 result = await execute(definition, input, replace(context, timeout_seconds=limit))
                 if isinstance(result, Parked | Asked):
                     return result
-                return clean_result(await store_images(context, result) if result.images else result)
+                return clean_result(await store_images(context, result))
     except ToolFailure:
         raise
     except Exception as error:

@@ -26,7 +26,6 @@ from runs.errors import CallError
 from runs.tools.base import (
     PARK_SECONDS,
     Parked,
-    Remote,
     ToolContext,
     ToolDefinition,
     ToolFailure,
@@ -116,23 +115,23 @@ async def execute(definition: ToolDefinition, input: dict[str, Any], context: To
     return await context.threads.compute(context.user_id, len(answer.body), _result, definition, answer)
 
 
-async def tell_end(definition: ToolDefinition, remote: Remote) -> None:
+async def tell_end(definition: ToolDefinition, context: ToolContext) -> None:
     """Post the end of a call whose outcome is wanted no more to the tool's ``cancel_url``. Raises ToolFailure."""
-    if not definition.cancel_url or not remote.end_reason:
+    if not definition.cancel_url or not context.end_reason:
         return
     told = {
-        "invocationId": remote.invocation_id,
-        "runId": remote.run_id,
-        "chatId": remote.chat_id,
-        "userId": remote.user_name,
-        "reason": remote.end_reason,
+        "invocationId": context.invocation_id,
+        "runId": context.run_id,
+        "chatId": context.chat_id,
+        "userId": context.user_name,
+        "reason": context.end_reason,
     }
     body = dumps(told)
     # Not the id of the call's own request: a receiver may ignore what it has seen.
-    headers = _headers(definition, f"{remote.invocation_id}-end", body)
+    headers = _headers(definition, f"{context.invocation_id}-end", body)
     seconds = settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS
     answer = await send(
-        remote.user_id, "POST", definition.cancel_url, headers=headers, body=body, timeout_seconds=seconds
+        context.user_id, "POST", definition.cancel_url, headers=headers, body=body, timeout_seconds=seconds
     )
     if not 200 <= answer.status < 300:
         raise tool_error(f"HTTP status {answer.status}.")

@@ -19,7 +19,7 @@ from config.kernel.jsontext import from_text
 from config.outbound import addresses
 from config.outbound.loop import shared
 from runs.tools import mcp
-from runs.tools.base import Remote, ToolDefinition, ToolFailure, ToolResult
+from runs.tools.base import ToolDefinition, ToolFailure, ToolResult
 from runs.tools.dispatch import call_tool
 from runs.tools.files import stored_image
 from runs.tools.mcp.transport import GuardedTransport
@@ -157,15 +157,15 @@ class TestAgainstTheSdk:
 class TestTasks:
     """The newest revision has tasks and questions, an older one refuses such calls."""
 
-    def test_a_task_that_asks(self, call, address, is_legacy):
+    def test_a_task_that_asks(self, call, address, context, is_legacy):
         definition = tool(address, "research", park_seconds=3600)
         if is_legacy:
             assert "capability" in failure(call, definition, {"topic": "bees", "seconds": 0}).message
             return
 
         def look(text: str, end_reason: str = "") -> Any:
-            remote = Remote("inv_1", "run_1", "chat_1", 1, "ada", text, end_reason)
-            return asyncio.run(mcp.contact(definition, remote))
+            of_call = dataclasses.replace(context, remote_task=text, end_reason=end_reason)
+            return asyncio.run(mcp.contact(definition, of_call))
 
         parked = call(definition, {"topic": "bees", "seconds": 0.3, "asks": True})
         seen = look(parked.remote_task)

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
+from config.limits.share import Threads
 from runs.tools import mcp
-from runs.tools.base import Asked, Parked, Remote, StillParked, ToolDefinition, ToolFailure, ToolResult
+from runs.tools.base import Asked, Parked, StillParked, ToolContext, ToolDefinition, ToolFailure, ToolResult
 from runs.tools.questions import REQUESTS_MAX, Dialogue
 from tests.tools.conftest import http_tool
 from tests.tools.task_server import (
@@ -40,9 +41,11 @@ def tool(server: TaskServer, **columns: Any) -> ToolDefinition:
     return http_tool(server.url, **{"name": "research", "node_type": "mcp", "park_seconds": 3600, **columns})
 
 
-def remote(dialogue: Dialogue | None = None, end_reason: str = "") -> Remote:
+def remote(dialogue: Dialogue | None = None, end_reason: str = "") -> ToolContext:
     dialogue = dialogue or Dialogue(task_id="t-1", interval=5.0)
-    return Remote("inv_1", "run_1", "chat_1", 1, "ada", dialogue.to_text(), end_reason)
+    threads = Threads(1, 1, "tool")
+    given = {"remote_task": dialogue.to_text(), "end_reason": end_reason}
+    return ToolContext("inv_1", "run_1", "chat_1", 1, "ada", 20.0, threads, threads, **given)
 
 
 def look(server: TaskServer, dialogue: Dialogue | None = None, **columns: Any) -> Any:

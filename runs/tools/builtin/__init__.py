@@ -13,7 +13,6 @@ from runs.errors import CallError
 from runs.tools.base import (
     BuiltinTool,
     Outcome,
-    Remote,
     StillParked,
     ToolContext,
     ToolDefinition,
@@ -25,10 +24,10 @@ _modules = [import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_
 TOOLS: dict[str, BuiltinTool] = {module.TOOL.name: module.TOOL for module in _modules}
 
 
-async def contact(definition: ToolDefinition, remote: Remote) -> ToolResult | StillParked | None:
+async def contact(definition: ToolDefinition, context: ToolContext) -> ToolResult | StillParked | None:
     """The outcome of a parked call of a built-in tool."""
     tool = TOOLS.get(definition.name)
-    return None if tool is None or tool.contact is None else await tool.contact(definition, remote)
+    return None if tool is None or tool.contact is None else await tool.contact(definition, context)
 
 
 async def execute(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> Outcome:

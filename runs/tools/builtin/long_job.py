@@ -10,7 +10,6 @@ from config.kernel.money import MICRO
 from runs.tools.base import (
     BuiltinTool,
     Parked,
-    Remote,
     StillParked,
     ToolContext,
     ToolDefinition,
@@ -33,11 +32,11 @@ async def begin(definition: ToolDefinition, input: dict[str, Any], context: Tool
     return Parked("It has begun.", remote_task=task, contact_in_seconds=seconds / STEPS)
 
 
-async def look(definition: ToolDefinition, remote: Remote) -> ToolResult | StillParked | None:
+async def look(definition: ToolDefinition, context: ToolContext) -> ToolResult | StillParked | None:
     """Progress at each quarter of the time, and then the result."""
-    if remote.end_reason:
+    if context.end_reason:
         return None
-    task = json.loads(remote.remote_task)
+    task = json.loads(context.remote_task)
     seconds, past = task["seconds"], time.time() - task["begun"]
     if past >= seconds:
         return ToolResult(f"The job took {seconds:g} seconds.")

@@ -15,7 +15,6 @@ from django.utils.module_loading import import_string
 from config.outbound.loop import shared
 from runs.tools.base import (
     Outcome,
-    Remote,
     StillParked,
     ToolContext,
     ToolDefinition,
@@ -36,12 +35,12 @@ async def execute(definition: ToolDefinition, input: dict[str, Any], context: To
     return result
 
 
-async def contact(definition: ToolDefinition, remote: Remote) -> ToolResult | StillParked | None:
+async def contact(definition: ToolDefinition, context: ToolContext) -> ToolResult | StillParked | None:
     """Ask for the outcome of a task, or cancel it. Raises ToolFailure."""
     global _contact
     if _contact is None:
         _contact = await asyncio.to_thread(import_string, "runs.tools.mcp.tasks.contact")
-    result: ToolResult | StillParked | None = await shared.run(_contact(definition, remote))
+    result: ToolResult | StillParked | None = await shared.run(_contact(definition, context))
     return result
 
 

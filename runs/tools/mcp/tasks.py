@@ -32,8 +32,8 @@ from runs.errors import CallError
 from runs.tools.base import (
     PROGRESS_MAX_CHARS,
     Parked,
-    Remote,
     StillParked,
+    ToolContext,
     ToolDefinition,
     ToolFailure,
     ToolResult,
@@ -98,23 +98,23 @@ def parked(created: TaskCreated, before: Dialogue) -> Parked:
     return Parked(_message(created.status_message) or "", None, dialogue.to_text(), interval)
 
 
-async def contact(definition: ToolDefinition, remote: Remote) -> ToolResult | StillParked | None:
+async def contact(definition: ToolDefinition, context: ToolContext) -> ToolResult | StillParked | None:
     """Ask for the outcome of an open call, or cancel the task of one that has ended, which is tried once.
 
     Raises ToolFailure.
     """
-    dialogue = Dialogue.from_text(remote.remote_task)
-    if remote.end_reason:
+    dialogue = Dialogue.from_text(context.remote_task)
+    if context.end_reason:
         if not dialogue.task_id:
             return None
         try:
-            await _request(definition, remote, "tasks/cancel", dialogue.task_id)
+            await _request(definition, context, "tasks/cancel", dialogue.task_id)
         except (Away, Refused, ToolFailure) as error:
-            logger.info("the task of call %s was not cancelled: %s", remote.invocation_id, error)
+            logger.info("the task of call %s was not cancelled: %s", context.invocation_id, error)
         return None
     try:
-        dialogue = await _tell(definition, remote, dialogue)
-        task = await _request(definition, remote, "tasks/get", dialogue.task_id)
+        dialogue = await _tell(definition, context, dialogue)
+        task = await _request(definition, context, "tasks/get", dialogue.task_id)
         if task.get("taskId") != dialogue.task_id:
             raise Away("an answer about another task")
         seen = _outcome(definition, task)
@@ -125,7 +125,7 @@ async def contact(definition: ToolDefinition, remote: Remote) -> ToolResult | St
         if task["status"] == "input_required" and isinstance(requests, dict):
             loop = asyncio.get_running_loop()
             dialogue = await loop.run_in_executor(_checks, dialogue.with_requests, requests)
-            dialogue = await _tell(definition, remote, dialogue)
+            dialogue = await _tell(definition, context, dialogue)
         return _still(dialogue, _message(task.get("statusMessage")))
     except Refused as refused:
         if refused.code == INVALID_PARAMS:
@@ -134,7 +134,7 @@ async def contact(definition: ToolDefinition, remote: Remote) -> ToolResult | St
         reason = str(refused)
     except Away as away:
         reason = str(away)
-    logger.info("the server of the task of call %s is away: %s", remote.invocation_id, reason)
+    logger.info("the server of the task of call %s is away: %s", context.invocation_id, reason)
     longer = max(POLL_FIRST_SECONDS, 2 * (dialogue.interval or 0))
     most = max(POLL_GROWN_SECONDS, dialogue.interval or 0)
     return _still(replace(dialogue, interval=min(longer, most)), None)
@@ -145,12 +145,12 @@ def _still(dialogue: Dialogue, message: str | None) -> StillParked:
     return StillParked(interval, dialogue.to_text(), message=message)
 
 
-async def _tell(definition: ToolDefinition, remote: Remote, dialogue: Dialogue) -> Dialogue:
+async def _tell(definition: ToolDefinition, context: ToolContext, dialogue: Dialogue) -> Dialogue:
     """Send the answers that there are. If the server refuses them, it may ask again."""
     if not dialogue.answers:
         return dialogue
     try:
-        await _request(definition, remote, "tasks/update", dialogue.task_id, {"inputResponses": dialogue.answers})
+        await _request(definition, context, "tasks/update", dialogue.task_id, {"inputResponses": dialogue.answers})
     except Refused:
         return replace(dialogue, answers={})
     return dialogue.when_told()
@@ -187,7 +187,7 @@ def _message(given: Any) -> str | None:
 
 
 async def _request(
-    definition: ToolDefinition, remote: Remote, method: str, task_id: str, params: Mapping[str, Any] | None = None
+    definition: ToolDefinition, context: ToolContext, method: str, task_id: str, params: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """The result. Raises Away, Refused, or ToolFailure for an answer that is too large."""
     meta = {
@@ -218,7 +218,7 @@ async def _request(
             max_bytes=settings.TOOL_ANSWER_MAX_BYTES,
             allow_private=settings.OUTBOUND_ALLOW_PRIVATE,
             reuse=True,
-            owner=str(remote.user_id),
+            owner=str(context.user_id),
         )
     except (client.AddressRefused, client.RequestFailed, ValueError) as error:
         raise Away(str(error)) from None
