@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from django.conf import settings
@@ -62,7 +62,7 @@ async def new_invocations(session: Session, turn_index: int, calls: list[ToolCal
             created_at=now,
             updated_at=now,
         )
-        new.append(lifecycle.reject_new_call(invocation, failure.code, failure.message) if failure else invocation)
+        new.append(lifecycle.reject_new_call(invocation, failure) if failure else invocation)
     return new
 
 
@@ -161,8 +161,8 @@ async def resume(session: Session) -> None:
     lifecycle.crash_point("before_dispatch")
     begun = [call for orphan in orphans if (call := await _begin(session, orphan)) is not None]
     with places(session) as held:
-        dispatched = await _dispatch(session, take_places(held, ready))
-        await execute(session, held, [*begun, *ready], dispatched)
+        await _dispatch(session, take_places(held, ready))
+        await execute(session, held, [*begun, *ready])
 
 
 async def _dispatch(session: Session, calls: Sequence[ToolInvocation]) -> Sequence[ToolInvocation]:
@@ -172,8 +172,8 @@ async def _dispatch(session: Session, calls: Sequence[ToolInvocation]) -> Sequen
 
 async def _begin(session: Session, call: ToolInvocation) -> ToolInvocation | None:
     """A dispatched call as it is made now: by this worker for the first time, or again; None if it may not be made."""
-    if _dialogue(call).is_answered:
-        (begun,) = await session.step(lifecycle.call_again, call)
+    if (dialogue := _dialogue(call)).is_answered:
+        (begun,) = await session.step(lifecycle.keep_dialogue, call, dialogue.when_begun().to_text())
         return begun
     return call if call.id not in session.uncertain or await _may_repeat(session, call) else None
 
@@ -189,27 +189,24 @@ async def _may_repeat(session: Session, call: ToolInvocation) -> bool:
         await session.step(lifecycle.park_call, call, Parked())
         return False
     message = "The worker was lost while the tool was at work; whether it took effect is not known."
-    await session.step(lifecycle.record_call_failure, call, CallError.OUTCOME_UNKNOWN, message)
+    await session.step(lifecycle.record_call_result, call, ToolFailure(CallError.OUTCOME_UNKNOWN, message))
     return False
 
 
 async def _ask(session: Session, call: ToolInvocation) -> None:
     question = _question(session, call)
     assert question is not None  # noqa: S101  (the others are dispatched first)
-    if call.status == InvocationStatus.DISPATCHING:
-        lifecycle.crash_point("before_wait")
-        number = _dialogue(call).answered
-        await session.step(lifecycle.open_waitpoint, call, *question, question=number)
-        return
-    # The hold of an approved call is already part of what the budget counts.
-    over = None if _is_approved(session, call) else await session.db(lifecycle.budget_refusal, call.credit_estimate)
+    over = None
+    # The hold of an approved or dispatched call is already part of what the budget counts.
+    if call.status == InvocationStatus.PENDING and not _is_approved(session, call):
+        over = await session.db(lifecycle.budget_refusal, call.credit_estimate)
     if over and session.run.waits_for_credits:
         raise Exhausted(over, call)
     if over:
-        await session.step(lifecycle.record_call_failure, call, CallError.BUDGET_EXCEEDED, over.message)
+        await session.step(lifecycle.record_call_result, call, ToolFailure(over.code, over.message))
         return
     lifecycle.crash_point("before_wait")
-    await session.step(lifecycle.open_waitpoint, call, *question)
+    await session.step(lifecycle.open_waitpoint, call, *question, question=_dialogue(call).answered)
 
 
 def places(session: Session) -> Held:
@@ -225,16 +222,14 @@ def _needs_no_place(call: ToolInvocation) -> bool:
     return call.name == ASK_USER or call.node_type == CLIENT
 
 
-async def execute(
-    session: Session, held: Held, calls: Sequence[ToolInvocation], changed: Sequence[ToolInvocation]
-) -> None:
-    """Make the calls side by side, and record their outcomes. ``changed`` are some of them as they now are.
+async def execute(session: Session, held: Held, calls: Sequence[ToolInvocation]) -> None:
+    """Make the calls side by side, as the journal has them now, and record their outcomes.
 
     Those that are PENDING wait for a place, and for credits that other steps hold: if this process stops meanwhile,
     another one makes them.
     """
-    now = {call.id: call for call in changed}
-    work = [now.get(call.id, call) for call in calls]
+    now = {call.id: call for call in session.journal.calls}
+    work = [now[call.id] for call in calls]
     for call in work:
         if call.status != InvocationStatus.DISPATCHING:
             held.give_back(call.id)
@@ -269,29 +264,25 @@ async def _make(session: Session, call: ToolInvocation, held: Held) -> None:
             if session.run.waits_for_credits and (refusal := await session.db(lifecycle.refusal, call.credit_estimate)):
                 raise Exhausted(refusal, call)
     except ToolFailure as failure:
-        await _record(session, lifecycle.record_call_failure, call, code=failure.code, message=failure.message)
+        await _record(session, call, failure)
         return
     lifecycle.crash_point("after_tool")
-    if isinstance(result, Parked):
-        await _record(session, lifecycle.park_call, call, parked=result)
-        return
-    if isinstance(result, Asked):
-        await _record(session, lifecycle.record_asked, call, remote_task=result.remote_task)
-        return
-    outcome = {"text": result.text, "urls": result.urls, "credit_used": result.credit_used}
-    await _record(session, lifecycle.record_call_result, call, **outcome)
+    await _record(session, call, result)
 
 
-async def _record(
-    session: Session, transition: Callable[..., lifecycle.Moved], call: ToolInvocation, **outcome: Any
-) -> None:
+async def _record(session: Session, call: ToolInvocation, outcome: Outcome | ToolFailure) -> None:
     """The outcome of a call that was made. It is recorded even if the session is behind the database, and reads the run
     again: the answer to the commit of another call's outcome was lost, or an outcome came without this worker.
     """
+    recording: tuple[Any, ...] = lifecycle.record_call_result, call, outcome
+    if isinstance(outcome, Parked):
+        recording = lifecycle.park_call, call, outcome
+    elif isinstance(outcome, Asked):
+        recording = lifecycle.keep_dialogue, call, outcome.remote_task
     is_open = True
     while is_open:
         try:
-            await session.step(transition, call, **outcome)
+            await session.step(*recording)
             return
         except lifecycle.LeaseLost:
             if not await session.reload():

@@ -160,5 +160,5 @@ async def _record(session: Session, model: ModelDefinition, plan: Plan, given: A
 
     with calls.places(session) as held:
         placed = calls.take_places(held, ready)
-        stored = await record(lifecycle.record_turn, turn, new, charge=charge, ready=placed)
-        await calls.execute(session, held, ready, stored)
+        await record(lifecycle.record_turn, turn, new, charge=charge, ready=placed)
+        await calls.execute(session, held, ready)

@@ -7,10 +7,8 @@ These names are the package's interface; import no module of it from outside. ``
 
 from runs.lifecycle.calls import (
     CONTACT,
-    call_again,
     dispatch_calls,
-    record_asked,
-    record_call_failure,
+    keep_dialogue,
     record_call_result,
     reject_new_call,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -16,10 +16,8 @@ from runs import events, metrics
 from runs.errors import CallError
 from runs.events import StreamEvent
 from runs.lifecycle import spending
-from runs.lifecycle.crash import crash_after_commit
 from runs.lifecycle.line import lock_user
 from runs.lifecycle.moves import Moved, changed, close_waitpoint, fence, move_call, move_run
-from runs.lifecycle.spending import Refusal
 from runs.models import (
     FINAL_INVOCATION_STATUSES,
     Awaiting,
@@ -30,11 +28,8 @@ from runs.models import (
     Waitpoint,
     WaitpointStatus,
 )
-from runs.tools.base import CLIENT
+from runs.tools.base import CLIENT, ToolFailure, ToolResult, tool_error
 from runs.tools.questions import Dialogue
-
-# In place of a refusal.
-WAITS = Refusal("", 0, 0)
 
 # The task that contacts the servers of parked calls' tools.
 CONTACT = "runs.contact_tools"
@@ -51,38 +46,25 @@ FIRST = (Awaiting.CLIENT, Awaiting.TOOL)
 TOO_MANY_PARKED = "Too many calls of the user await their outcome."
 
 
-def reject_new_call(call: ToolInvocation, code: str, message: str) -> ToolInvocation:
+def reject_new_call(call: ToolInvocation, failure: ToolFailure) -> ToolInvocation:
     """(new) → FAILED: a call that cannot be made. It is not stored yet."""
-    now = clock.now()
-    return changed(
-        call, status=InvocationStatus.FAILED, error_code=code, error_message=message, started_at=now, finished_at=now
-    )
+    to, ended = end_of(call, failure)
+    return changed(call, status=to, started_at=ended["finished_at"], **ended)
 
 
-def dispatch_new_calls(run: Run, calls: Sequence[ToolInvocation]) -> list[ToolInvocation]:
-    """(new) → DISPATCHING with the hold placed, or → FAILED if credits or budget do not suffice; as it is if it or its
-    run has to wait for credits. The calls are not stored yet; the same transaction has fenced the run and stores them.
-    """
-    made: list[ToolInvocation] = []
-    for call, to, changes in _dispatched(run, calls):
-        made.append(changed(call, status=to, **changes))
-        if to != call.status:
-            metrics.call_moved(made[-1], call.status)
-    return made
+def move_new_call(call: ToolInvocation, to: str, **changes: Any) -> ToolInvocation:
+    """``move_call`` for a call that is not stored yet; the same transaction has fenced its run and stores the call."""
+    moved = changed(call, status=to, **changes)
+    metrics.call_moved(moved, call.status)
+    return moved
 
 
 @transaction.atomic
 def dispatch_calls(run: Run, calls: Sequence[ToolInvocation], approved: Container[str] = ()) -> Moved:
-    """PENDING → DISPATCHING with the hold placed, or → FAILED if credits or budget do not suffice; as it is if it has
-    to wait for credits, or its run has.
-
-    ``approved`` calls usually have their holds since the approval.
-    """
+    """``dispatch`` by the run's owner. ``approved`` calls usually have their holds since the approval."""
     # The fence locks the run, so that its calls are compared with its budget one after another.
     fence_to_dispatch(run, calls)
-    moved: list[ToolInvocation] = []
-    for call, to, changes in _dispatched(run, calls, approved):
-        moved.append(move_call(call, to, **changes) if to != call.status else call)
+    moved = dispatch(run, calls, move_call, approved)
     run = move_run(run, RunStatus.RUNNING, dispatch_events(moved), owned=True, **awaited(run, moved))
     return Moved(run, moved)
 
@@ -96,7 +78,11 @@ def fence_to_dispatch(run: Run, calls: Iterable[ToolInvocation]) -> None:
 
 def awaited(run: Run, calls: Iterable[ToolInvocation]) -> dict[str, Any]:
     """What calls that have begun to await an outcome change in their run's row."""
-    kinds = {run.awaiting, *(call.awaiting for call in calls)}
+    return first_of({run.awaiting, *(call.awaiting for call in calls)})
+
+
+def first_of(kinds: Container[str | None]) -> dict[str, Any]:
+    """What the run's row says of open calls that await outcomes of these kinds."""
     return {"awaiting": next((kind.value for kind in FIRST if kind in kinds), None)}
 
 
@@ -106,42 +92,36 @@ def room_to_park(user_id: int) -> int:
     return settings.PARKED_CALLS_PER_USER - calls.count()
 
 
-def _dispatched(
-    run: Run, calls: Sequence[ToolInvocation], approved: Container[str] = ()
-) -> Iterator[tuple[ToolInvocation, str, dict[str, Any]]]:
-    """The status that each call reaches, and its other changes. No tool begins work that could not be awaited."""
+def dispatch(
+    run: Run, calls: Sequence[ToolInvocation], move: Callable[..., ToolInvocation], approved: Container[str] = ()
+) -> list[ToolInvocation]:
+    """PENDING → DISPATCHING with the hold placed, or → FAILED if credits or budget do not suffice; as it is if it has
+    to wait for credits, or its run has. No tool begins work that could not be awaited. ``move`` changes a call.
+    """
     awaits = {call.id for call in calls if call.node_type == CLIENT or call.park_seconds is not None}
     room = room_to_park(run.user_id) if awaits else 0
+    moved: list[ToolInvocation] = []
     for call in calls:
         is_held = call.id in approved and ledger.is_held(call.id)
-        if call.id in awaits and room <= 0:
+        try:
+            if call.id in awaits and room <= 0:
+                raise tool_error(TOO_MANY_PARKED)
+            if not (is_held or call.node_type == CLIENT or place_hold(run, call)):
+                moved.append(call)
+                continue
+        except ToolFailure as failure:
             if is_held:
                 ledger.release(call.id)
-            failure = {"error_code": CallError.TOOL_ERROR.value, "error_message": TOO_MANY_PARKED}
-            yield call, InvocationStatus.FAILED, failure | {"finished_at": clock.now()}
+            to, ended = end_of(call, failure)
+            moved.append(move(call, to, **ended))
             continue
-        to, changes = _dispatch(run, call, is_held)
-        room -= to == InvocationStatus.DISPATCHING and call.id in awaits
-        yield call, to, changes
-
-
-def _dispatch(run: Run, call: ToolInvocation, is_held: bool) -> tuple[str, dict[str, Any]]:
-    """A call for the caller's app awaits it at once."""
-    if call.node_type == CLIENT:
-        now = clock.now()
-        expires_at = now + timedelta(seconds=settings.CLIENT_CALL_SECONDS)
-        return InvocationStatus.DISPATCHING, {
-            "started_at": now,
-            "awaiting": Awaiting.CLIENT.value,
-            "expires_at": expires_at,
-        }
-    refusal = None if is_held else place_hold(run, call)
-    if refusal is None:
-        return InvocationStatus.DISPATCHING, {"started_at": clock.now()}
-    if refusal is WAITS or run.waits_for_credits:
-        return InvocationStatus.PENDING, {}
-    failure = {"error_code": refusal.code, "error_message": refusal.message}
-    return InvocationStatus.FAILED, failure | {"finished_at": clock.now()}
+        room -= call.id in awaits
+        changes: dict[str, Any] = {"started_at": clock.now()}
+        if call.node_type == CLIENT:  # the caller's app is awaited at once
+            expires_at = changes["started_at"] + timedelta(seconds=settings.CLIENT_CALL_SECONDS)
+            changes |= {"awaiting": Awaiting.CLIENT.value, "expires_at": expires_at}
+        moved.append(move(call, InvocationStatus.DISPATCHING, **changes))
+    return moved
 
 
 def dispatch_events(calls: Iterable[ToolInvocation]) -> list[StreamEvent]:
@@ -157,74 +137,69 @@ def dispatch_events(calls: Iterable[ToolInvocation]) -> list[StreamEvent]:
     return happened
 
 
-def place_hold(run: Run, call: ToolInvocation) -> Refusal | None:
-    """Hold the call's estimate. Returns None, or why it cannot be held; WAITS if other steps hold the credits."""
-    if over := spending.budget_refusal(run, call.credit_estimate):
-        return over
-    try:
-        ledger.hold(
-            run.user_id,
-            call.credit_estimate,
-            invocation_id=call.id,
-            tool_key=call.name,
-            chat_id=run.chat_id,
-            run_id=run.id,
-            price={"perCall": call.credit_estimate},
-            only_if=spending.first_in_line(run),
-        )
-    except ledger.InsufficientCredits:
-        return spending.refusal(run, call.credit_estimate) or WAITS
-    return None
+def place_hold(run: Run, call: ToolInvocation) -> bool:
+    """Hold the call's estimate; False if it has to wait for credits, or its run has. Raises ToolFailure if credits or
+    budget do not suffice.
+    """
+    refusal = spending.budget_refusal(run, call.credit_estimate)
+    if refusal is None:
+        try:
+            ledger.hold(
+                run.user_id,
+                call.credit_estimate,
+                invocation_id=call.id,
+                tool_key=call.name,
+                chat_id=run.chat_id,
+                run_id=run.id,
+                price={"perCall": call.credit_estimate},
+                only_if=spending.first_in_line(run),
+            )
+            return True
+        except ledger.InsufficientCredits:
+            refusal = spending.refusal(run, call.credit_estimate)
+    if refusal is None or run.waits_for_credits:
+        return False
+    raise ToolFailure(refusal.code, refusal.message)
+
+
+def end_of(call: ToolInvocation, outcome: ToolResult | ToolFailure) -> tuple[str, dict[str, Any]]:
+    """The status that the outcome gives to the call, and its other columns. The call costs its estimate at most."""
+    now = clock.now()
+    if isinstance(outcome, ToolFailure):
+        failed = {"error_code": outcome.code, "error_message": outcome.message, "finished_at": now}
+        return InvocationStatus.FAILED, failed
+    price = call.credit_estimate
+    used = price if outcome.credit_used is None else min(outcome.credit_used, price)
+    columns = {"result": outcome.text, "result_urls": list(outcome.urls), "credit_used": used, "finished_at": now}
+    return InvocationStatus.COMPLETED, columns
+
+
+def settle(ended: ToolInvocation) -> None:
+    """Capture what the call cost from its hold, and release the rest."""
+    if ended.status == InvocationStatus.COMPLETED:
+        ledger.capture(ended.id, ended.credit_used)
+    else:
+        ledger.release(ended.id)
 
 
 @transaction.atomic
-def record_call_result(
-    run: Run, call: ToolInvocation, *, text: str = "", urls: Iterable[str] = (), credit_used: int | None = None
-) -> Moved:
-    """DISPATCHING → COMPLETED: the result is recorded, its cost captured, the rest of the hold released."""
-    columns = result_columns(call, text, urls, credit_used)
-    moved = _record_end(run, call, InvocationStatus.COMPLETED, **columns)
-    ledger.capture(call.id, columns["credit_used"])
-    return moved
-
-
-def result_columns(call: ToolInvocation, text: str, urls: Iterable[str], credit_used: int | None) -> dict[str, Any]:
-    """The columns of a result. The call costs its estimate at most."""
-    used = min(call.credit_estimate if credit_used is None else credit_used, call.credit_estimate)
-    return {"result": text, "result_urls": list(urls), "credit_used": used}
+def record_call_result(run: Run, call: ToolInvocation, outcome: ToolResult | ToolFailure, **told: Any) -> Moved:
+    """DISPATCHING (or PENDING) → COMPLETED or FAILED by the run's owner: the model receives the result or the error."""
+    to, columns = end_of(call, outcome)
+    columns |= {"remote_task": ""} | told
+    happened = [events.tool_completed(changed(call, status=to, **columns))]
+    run = move_run(run, RunStatus.RUNNING, happened, owned=True)
+    ended = move_call(call, to, **columns)
+    settle(ended)
+    return Moved(run, [ended])
 
 
 @transaction.atomic
-def record_call_failure(run: Run, call: ToolInvocation, code: str, message: str, **changes: Any) -> Moved:
-    """DISPATCHING (or PENDING) → FAILED: the model receives the error, and the hold is released."""
-    moved = _record_end(run, call, InvocationStatus.FAILED, error_code=code, error_message=message, **changes)
-    ledger.release(call.id)
-    return moved
-
-
-def _record_end(run: Run, call: ToolInvocation, to: str, **changes: Any) -> Moved:
-    changes["finished_at"] = clock.now()
-    if call.remote_task:
-        changes["remote_task"] = ""
-    ended = changed(call, status=to, **changes)
-    run = move_run(run, RunStatus.RUNNING, [events.tool_completed(ended)], owned=True)
-    return Moved(run, [move_call(call, to, **changes)])
-
-
-@transaction.atomic
-def record_asked(run: Run, call: ToolInvocation, remote_task: str) -> Moved:
-    """The server of a call that it has not finished asks the user: the call is made again with the answers."""
+def keep_dialogue(run: Run, call: ToolInvocation, remote_task: str) -> Moved:
+    """What the server of a call that it has not finished asks the user; or that the call is made again with the
+    answers, before they are sent: if this worker is lost then, the outcome is as unknown as that of any call.
+    """
     run = move_run(run, RunStatus.RUNNING, (), owned=True)
-    call = move_call(call, InvocationStatus.DISPATCHING, remote_task=remote_task)
-    crash_after_commit("call_asked")
-    return Moved(run, [call])
-
-
-@transaction.atomic
-def call_again(run: Run, call: ToolInvocation) -> Moved:
-    """Before the answers are sent: if this worker is lost then, the outcome is as unknown as that of any call."""
-    run = move_run(run, RunStatus.RUNNING, (), owned=True)
-    remote_task = Dialogue.from_text(call.remote_task).when_begun().to_text()
     return Moved(run, [move_call(call, InvocationStatus.DISPATCHING, remote_task=remote_task)])
 
 
@@ -244,35 +219,42 @@ def approve_call(run: Run, call: ToolInvocation) -> ToolInvocation:
     """The hold of an approved call is placed and the call stays PENDING, also if the hold or the run has to wait for
     credits; or → FAILED if credits or budget do not suffice.
     """
-    refusal = place_hold(run, call)
-    if refusal is None or refusal is WAITS or run.waits_for_credits:
-        return call
-    return _end(call, InvocationStatus.FAILED, refusal.code, refusal.message)
+    try:
+        place_hold(run, call)
+    except ToolFailure as refusal:
+        to, ended = end_of(call, refusal)
+        return move_call(call, to, **ended)
+    return call
 
 
 def refuse_call(call: ToolInvocation, reason: str | None) -> ToolInvocation:
     """PENDING → REFUSED: it costs nothing, and the model receives the refusal with its reason."""
     message = f"The user refused the call: {reason}" if reason else "The user refused the call."
-    return _end(call, InvocationStatus.REFUSED, CallError.APPROVAL_REFUSED, message)
+    refused = {"error_code": CallError.APPROVAL_REFUSED, "error_message": message, "finished_at": clock.now()}
+    return move_call(call, InvocationStatus.REFUSED, **refused)
 
 
 def close_open(run: Run, reason: str) -> list[StreamEvent]:
     """What an ending run leaves open: waitpoints → EXPIRED, PENDING calls → CANCELLED, DISPATCHING ones → FAILED. The
     servers of parked calls are told the ``reason``.
     """
-    happened: list[StreamEvent] = []
-    for waitpoint in Waitpoint.objects.filter(run=run, status=WaitpointStatus.PENDING):
-        expired = close_waitpoint(waitpoint, WaitpointStatus.EXPIRED, resolved_at=clock.now())
-        happened.append(events.waitpoint_resolved(expired))
+    happened = close_questions(run=run)
     for call in ToolInvocation.objects.filter(run=run).exclude(status__in=FINAL_INVOCATION_STATUSES):
         if call.status == InvocationStatus.PENDING:
-            ended = _end(call, InvocationStatus.CANCELLED)
+            to, ended = InvocationStatus.CANCELLED.value, {"finished_at": clock.now()}
         else:
-            message = "The run ended while the tool was at work."
-            told = NOT_AWAITING | to_tell(call, reason)
-            ended = _end(call, InvocationStatus.FAILED, CallError.OUTCOME_UNKNOWN, message, **told)
-        happened.append(events.tool_completed(ended))
+            failure = ToolFailure(CallError.OUTCOME_UNKNOWN, "The run ended while the tool was at work.")
+            to, ended = end_of(call, failure)
+            ended |= NOT_AWAITING | to_tell(call, reason)
+        happened.append(events.tool_completed(move_call(call, to, **ended)))
     return happened
+
+
+def close_questions(**of: Any) -> list[StreamEvent]:
+    """PENDING → EXPIRED for the waitpoints of a run or a call that has ended. The caller has locked the run."""
+    waitpoints = Waitpoint.objects.filter(**of, status=WaitpointStatus.PENDING)
+    expired = [close_waitpoint(asked, WaitpointStatus.EXPIRED, resolved_at=clock.now()) for asked in waitpoints]
+    return [events.waitpoint_resolved(waitpoint) for waitpoint in expired]
 
 
 def to_tell(call: ToolInvocation, reason: str) -> dict[str, Any]:
@@ -281,9 +263,3 @@ def to_tell(call: ToolInvocation, reason: str) -> dict[str, Any]:
         return {}
     nudge_after_commit(CONTACT, call.id)
     return {"contact_at": clock.now(), "contacts": 0, "end_reason": reason, "remote_task": call.remote_task}
-
-
-def _end(
-    call: ToolInvocation, to: str, code: str | None = None, message: str | None = None, **changes: Any
-) -> ToolInvocation:
-    return move_call(call, to, error_code=code, error_message=message, finished_at=clock.now(), **changes)

@@ -17,10 +17,9 @@ from django.db.models.functions import RowNumber
 
 from config.kernel import clock
 from config.queue.nudges import nudge_after_commit
-from credits import ledger
 from runs import events
 from runs.errors import CallError
-from runs.lifecycle import calls, waitpoints
+from runs.lifecycle import calls
 from runs.lifecycle.calls import NOT_AWAITING
 from runs.lifecycle.crash import crash_after_commit
 from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, lock_user, nudge_next_throttled
@@ -33,7 +32,16 @@ from runs.models import (
     RunStatus,
     ToolInvocation,
 )
-from runs.tools.base import PROGRESS_MAX_CHARS, Parked, StillParked, ToolFailure, ToolResult, clean_text, shorten
+from runs.tools.base import (
+    PROGRESS_MAX_CHARS,
+    Parked,
+    StillParked,
+    ToolFailure,
+    ToolResult,
+    clean_text,
+    shorten,
+    tool_error,
+)
 from runs.tools.questions import Dialogue
 
 # Of a call's progress, one of this many seconds is kept.
@@ -58,7 +66,7 @@ def park_call(run: Run, call: ToolInvocation, parked: Parked) -> Moved:
     fence(run)
     if calls.room_to_park(run.user_id) <= 0:
         told = calls.to_tell(call, "run_ended") | {"remote_task": parked.remote_task}
-        return calls.record_call_failure(run, call, CallError.TOOL_ERROR, calls.TOO_MANY_PARKED, **told)
+        return calls.record_call_result(run, call, tool_error(calls.TOO_MANY_PARKED), **told)
     now = clock.now()
     # The end that was promised with a callback; a task begins only now, perhaps after a question.
     is_polled = parked.contact_in_seconds is not None
@@ -151,28 +159,19 @@ def _expire(run: Run, call: ToolInvocation) -> ToolInvocation:
 
 
 def _end(run: Run, call: ToolInvocation, outcome: ToolResult | ToolFailure, **told: Any) -> ToolInvocation:
-    changes: dict[str, Any] = {"finished_at": clock.now()} | NOT_AWAITING | told
-    if isinstance(outcome, ToolFailure):
-        to = InvocationStatus.FAILED
-        changes |= {"error_code": outcome.code, "error_message": outcome.message}
-    else:
-        to = InvocationStatus.COMPLETED
-        changes |= calls.result_columns(call, outcome.text, outcome.urls, outcome.credit_used)
-    ended = move_call(call, to, **changes)
+    to, columns = calls.end_of(call, outcome)
+    ended = move_call(call, to, **columns | NOT_AWAITING | told)
     left = ToolInvocation.objects.filter(run=run).exclude(status__in=FINAL_INVOCATION_STATUSES)
     kinds = set(left.values_list("awaiting", flat=True))
-    after: dict[str, Any] = {"awaiting": next((kind.value for kind in calls.FIRST if kind in kinds), None)}
-    dropped = waitpoints.drop_question(call) if call.remote_task else []
+    after = calls.first_of(kinds)
+    dropped = calls.close_questions(invocation=call) if call.remote_task else []
     if resumes := bool(dropped) or (run.parked and not kinds):
         after["due_at"] = clock.now() + NUDGE_GRACE
     happened = [events.tool_completed(ended), *dropped]
     if dropped:
         happened.append(events.run_status(run, RunStatus.QUEUED))
     move_run(run, RunStatus.QUEUED if dropped else run.status, happened, owned=False, **after)
-    if to == InvocationStatus.COMPLETED:
-        ledger.capture(call.id, ended.credit_used)
-    else:
-        ledger.release(call.id)
+    calls.settle(ended)
     crash_after_commit("outcome")
     if resumes:
         nudge_after_commit(EXECUTE, run.pk)
@@ -262,6 +261,5 @@ def _ask(call: ToolInvocation, still: StillParked) -> None:
     call = move_call(call, InvocationStatus.DISPATCHING, remote_task=still.remote_task, **changes)
     resumes: dict[str, Any] = {"due_at": clock.now() + NUDGE_GRACE} if run.parked else {}
     move_run(run, run.status, [events.tool_progress(call)], owned=False, **resumes)
-    crash_after_commit("call_asked")
     if resumes:
         nudge_after_commit(EXECUTE, run.pk)

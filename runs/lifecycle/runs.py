@@ -103,7 +103,7 @@ def request_cancel(run_id: str) -> None:
         if run.cancel_requested_at is None:
             move_run(run, RunStatus.RUNNING, (), owned=False, cancel_requested_at=requested)
         return
-    finish(run, RunStatus.CANCELLED, promote_next(run), owned=False, cancel_requested_at=requested)
+    finish(run, RunStatus.CANCELLED, owned=False, cancel_requested_at=requested)
 
 
 def cancel_line(chat_id: str) -> None:
@@ -190,8 +190,9 @@ def record_turn(
     happened = text_events(delta) + [
         events.tool_completed(call) for call in calls if call.status == InvocationStatus.FAILED
     ]
-    dispatched = {call.id: call for call in call_transitions.dispatch_new_calls(run, ready)}
-    happened += call_transitions.dispatch_events(dispatched.values())
+    moved = call_transitions.dispatch(run, ready, call_transitions.move_new_call)
+    dispatched = {call.id: call for call in moved}
+    happened += call_transitions.dispatch_events(moved)
     stored = [dispatched.get(call.id, call) for call in calls]
     also = _turn(run, turn, content)
     also.insert(*stored)
@@ -283,35 +284,17 @@ def fail(
     message: str,
     attempt: ModelAttempt | None = None,
     reason: str | None = None,
-    *,
-    turn: Turn | None = None,
-    charge: Charge | None = None,
-    **text: Any,
+    **ending: Any,
 ) -> Moved:
-    """running → failed, by its owner. ``text`` is ``content``, the message with the text of an unrecorded turn;
-    ``delta``, the part of it that was not streamed yet; and ``partial``, what that turn cost. A complete ``turn`` that
-    fails the run is recorded and charged; the failed request that ends the run is recorded. ``reason`` is for staff, if
-    no request failed.
-    """
-    promoted = promote_next(run)
-    run = fence(run, ends=True)
-    changes: dict[str, Any] = {}
-    if attempt is not None:
-        insert(attempt)
-    if turn is not None:
-        insert(turn)
-        spending.charge(charge)
-        changes |= spending.usage(run, turn)
-    changes |= {"code": code, "message": message, "attempt": attempt, "reason": reason}
-    return finish(run, RunStatus.FAILED, promoted, owned=True, **text, **changes)
+    """running → failed, by its owner; ``ending`` is as in ``finish``."""
+    ending |= {"code": code, "message": message, "attempt": attempt, "reason": reason}
+    return finish(run, RunStatus.FAILED, owned=True, **ending)
 
 
 @transaction.atomic
-def cancel(run: Run, *, content: str, delta: str, partial: Charge | None = None) -> Moved:
-    """running → cancelled, by its owner; the text is that of ``fail``. ``partial``: what the unrecorded turn cost."""
-    promoted = promote_next(run)
-    run = fence(run, ends=True)
-    return finish(run, RunStatus.CANCELLED, promoted, owned=True, content=content, delta=delta, partial=partial)
+def cancel(run: Run, **ending: Any) -> Moved:
+    """running → cancelled, by its owner; ``ending`` is as in ``finish``."""
+    return finish(run, RunStatus.CANCELLED, owned=True, **ending)
 
 
 @transaction.atomic
@@ -328,28 +311,41 @@ def hand_over(run: Run) -> Moved:
 def finish(
     run: Run,
     to: str,
-    promoted: str | None,
     *,
     owned: bool,
     code: str | None = None,
     message: str | None = None,
     attempt: ModelAttempt | None = None,
     reason: str | None = None,
+    turn: Turn | None = None,
+    charge: Charge | None = None,
     content: str | None = None,
     delta: str = "",
     partial: Charge | None = None,
     happened: Sequence[StreamEvent] = (),
     **changes: Any,
 ) -> Moved:
-    """The way into failed and cancelled, inside the caller's transaction, which has locked or fenced the run: open
-    calls and waitpoints are closed, all holds are settled. ``happened`` before.
+    """The way into failed and cancelled, inside the caller's transaction, which has locked the run unless it is
+    ``owned``: open calls and waitpoints are closed, all holds are settled. ``happened`` before.
 
-    Without ``content``, the text of an unrecorded turn is read from the stream.
+    The failed request (``attempt``) that ends the run is recorded; ``reason`` is for staff, if no request failed. A
+    complete ``turn`` that fails the run is recorded and charged. ``content`` is the message with the text of an
+    unrecorded turn, which is read from the stream if it is not given; ``delta`` the part of it that was not streamed
+    yet; ``partial`` what that turn cost.
     """
+    promoted = promote_next(run)
+    if owned:
+        run = fence(run, ends=True)
+    if attempt is not None:
+        insert(attempt)
+        reason = attempt.reason
+    if turn is not None:
+        insert(turn)
+        spending.charge(charge)
+        changes |= spending.usage(run, turn)
     end_reason = "run_cancelled" if to == RunStatus.CANCELLED else "run_ended"
     happened = [*happened, *text_events(delta), *call_transitions.close_open(run, end_reason)]
     changes |= spending.settle(run, partial, ends=True)
-    reason = attempt.reason if attempt else reason
     also = Writes()
     if run.assistant_message_id and (delta or run.unrecorded_text):
         content = streamed_text(run) if content is None else content

@@ -6,7 +6,7 @@ No status changes here. The transition that ends the request settles its hold in
 
 from __future__ import annotations
 
-import logging
+from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -19,14 +19,12 @@ from config.kernel import clock, money
 from credits import ledger, sums
 from credits.models import Account, LedgerEntry
 from runs.errors import RunError
-from runs.lifecycle.moves import LeaseLost, as_known, changed
+from runs.lifecycle.moves import LeaseLost, as_known
 from runs.lifecycle.text import unrecorded_text
 from runs.models import Compaction, Run, RunStatus, ToolInvocation, Turn
 from runs.tokens import text_size
 from webhooks import outbox
 from webhooks.events import CreditsEvent
-
-logger = logging.getLogger(__name__)
 
 # A step that waits for credits looks more often than this. A worker that was killed or suspended does not, and must
 # not hold up younger runs.
@@ -184,19 +182,14 @@ def wait_for_credits(run: Run, least: int) -> bool:
 
 def usage(run: Run, recorded: Turn | Compaction) -> dict[str, Any]:
     """What a recorded turn or summary changes in its run's row."""
-    is_turn = isinstance(recorded, Turn)
-    tokens = recorded.input_tokens, recorded.cached_tokens, recorded.output_tokens
-    counts = _counted(run, *tokens, turns=int(is_turn))
-    return counts | ({"unrecorded_text": False, "resolved_model": recorded.model} if is_turn else {})
-
-
-def _counted(run: Run, tokens_in: int, cached: int, tokens_out: int, *, turns: int) -> dict[str, Any]:
-    return {
-        "input_tokens": run.input_tokens + tokens_in,
-        "cached_input_tokens": run.cached_input_tokens + cached,
-        "output_tokens": run.output_tokens + tokens_out,
-        "turn_count": run.turn_count + turns,
+    changes: dict[str, Any] = {
+        "input_tokens": run.input_tokens + recorded.input_tokens,
+        "cached_input_tokens": run.cached_input_tokens + recorded.cached_tokens,
+        "output_tokens": run.output_tokens + recorded.output_tokens,
     }
+    if isinstance(recorded, Turn):
+        changes |= {"turn_count": run.turn_count + 1, "unrecorded_text": False, "resolved_model": recorded.model}
+    return changes
 
 
 def charge(charged: Charge | None) -> None:
@@ -225,27 +218,27 @@ def settle(run: Run, partial: Charge | None = None, *, ends: bool = False) -> di
     ``partial`` is what the request under way cost, if its owner knows that. Otherwise the text that was streamed of it
     tells; without text it costs nothing. A hold that was settled before is not settled again.
     """
-    before = run
+    early: Counter[str] = Counter()
     if partial is not None and partial.hold is None:
-        run = _early(run, partial, is_turn=True)
+        early.update(_counts(partial), turn_count=1)
     for hold in sums.open_holds(run.id):
         if hold.tool_key is not None:
             if ends:
                 ledger.release(hold.invocation_id or "")
             continue
-        charged = _streamed(before, hold) if partial is None else partial
+        charged = _streamed(run, hold) if partial is None else partial
         if charged is None or charged.hold is None or charged.hold.pk != hold.pk or not charged.amount:
             ledger.release_turn(hold)
         else:
             ledger.charge_turn(hold, charged.amount, price=charged.price | {"partial": True})
-            run = _early(run, charged, is_turn=isinstance((hold.price or {}).get("turn"), int))
-    return {} if run is before else _counted(run, 0, 0, 0, turns=0)
+            early.update(_counts(charged), turn_count=int(isinstance((hold.price or {}).get("turn"), int)))
+    return {name: getattr(run, name) + count for name, count in early.items()}
 
 
-def _early(run: Run, charged: Charge, *, is_turn: bool) -> Run:
+def _counts(charged: Charge) -> dict[str, int]:
     price = charged.price
     tokens = price["inputTokens"], price.get("cachedInputTokens", 0), price["outputTokens"]
-    return changed(run, **_counted(run, *tokens, turns=int(is_turn)))
+    return dict(zip(("input_tokens", "cached_input_tokens", "output_tokens"), tokens, strict=True))
 
 
 def _streamed(run: Run, hold: LedgerEntry) -> Charge | None:

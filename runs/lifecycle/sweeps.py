@@ -1,4 +1,5 @@
-"""Finds the work that no message led to: lost workers, runs that no worker took, waitpoints after their time.
+"""Finds the work that no message led to: lost workers, runs that no worker took, waitpoints after their time; and what
+becomes of running runs that lost their worker.
 
 Every function may be called at any moment and any number of times at once. The heartbeat of each run worker calls
 them, and a task of beat calls ``sweep``. A row that is locked or cannot be processed stops no other row. ``seconds``
@@ -8,7 +9,7 @@ limits the time of a call; the next call continues.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import partial, update_wrapper
 
@@ -16,12 +17,16 @@ from django.conf import settings
 from django.db import connection, transaction
 from django.db.models import BigIntegerField, Count, Exists, ExpressionWrapper, F, OuterRef, Q, QuerySet
 
-from config.database.batches import in_order, take_batch
+from config.database.batches import in_order, limit_lock_wait, take_batch
 from config.kernel import clock
 from config.queue import jobs
+from config.queue.nudges import nudge_after_commit
 from credits import sums
-from runs.lifecycle import line, losses, parking, waitpoints
-from runs.lifecycle.line import NUDGE_GRACE, throttled_runs
+from runs import metrics
+from runs.errors import RunError
+from runs.lifecycle import line, parking, runs, spending, waitpoints
+from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, throttled_runs
+from runs.lifecycle.moves import HOUSEKEEPING_LOCK_SECONDS, lock_run, move_lost, move_run
 from runs.models import Run, RunStatus, ToolInvocation, Waitpoint, WaitpointStatus, Worker
 
 JOB = "sweep-runs"
@@ -105,7 +110,7 @@ def reap_workers(seconds: float = math.inf, moment: datetime | None = None) -> i
     _release(ownerless, in_order(ownerless, "worker_id", BATCH), seconds)
     # Searched for each time: a process that noticed the last loss may have died before it ended the run.
     worn = Run.objects.filter(LEFT, lease_losses__gte=line.RUN_LEASE_LOSSES_MAX)
-    for _ in jobs.each(JOB, in_order(worn, "pk", BATCH), losses.give_up, seconds):
+    for _ in jobs.each(JOB, in_order(worn, "pk", BATCH), give_up, seconds):
         pass
     return len(lost)
 
@@ -119,7 +124,7 @@ def settle_lost_turns(seconds: float = math.inf) -> int:
         sums.has_open_turn_hold(OuterRef("pk")),
         updated_at__lt=clock.now() - NUDGE_GRACE,
     )
-    return sum(1 for _ in jobs.each(JOB, in_order(left, "pk", BATCH), losses.settle_lost, seconds))
+    return sum(1 for _ in jobs.each(JOB, in_order(left, "pk", BATCH), settle_lost, seconds))
 
 
 def release_unexecuted(
@@ -141,7 +146,49 @@ def release_unexecuted(
 
 def _release(rows: QuerySet[Run], run_ids: Iterable[str], seconds: float) -> list[str]:
     """Those that were released."""
-    return list(jobs.each_batch(JOB, run_ids, partial(losses.release, rows), RELEASE_BATCH, seconds))
+    return list(jobs.each_batch(JOB, run_ids, partial(release, rows), RELEASE_BATCH, seconds))
+
+
+@transaction.atomic
+def release(rows: QuerySet[Run], run_ids: Sequence[str]) -> list[str]:
+    """The runs, which are some of ``rows``, lost their worker: another may take them over. Returns their ids, without
+    those that are not of ``rows`` any more, or locked.
+
+    What their open turns cost is charged by their next owner's claim, by their end or by ``settle_lost``: here it would
+    lock the accounts of many users at once, and the runs would wait for each other's.
+    """
+    limit_lock_wait(HOUSEKEEPING_LOCK_SECONDS)
+    running = rows.filter(pk__in=run_ids, status=RunStatus.RUNNING).order_by("pk")
+    lost = list(running.select_for_update(no_key=True, skip_locked=True).only("running_since", "ran_ms"))
+    if not lost:
+        return []
+    released = [run.pk for run in lost]
+    move_lost(lost, due_at=clock.now() + NUDGE_GRACE)
+    nudge_after_commit(EXECUTE, *released)
+    metrics.lost(len(released))
+    return released
+
+
+@transaction.atomic
+def settle_lost(run_id: str) -> None:
+    """Charge the open turn of a released run that no worker has taken over yet, and release its hold."""
+    limit_lock_wait(HOUSEKEEPING_LOCK_SECONDS)
+    rows = Run.objects.filter(pk=run_id, status=RunStatus.RUNNING, worker_id=None, parked=False)
+    if run := rows.select_for_update(no_key=True, skip_locked=True).first():
+        changes = spending.settle(run)
+        if changes:
+            move_run(run, RunStatus.RUNNING, (), owned=False, **changes)
+
+
+@transaction.atomic
+def give_up(run_id: str) -> None:
+    """A running run that lost its worker too often → failed. Any other run, and a locked one, is left as it is."""
+    run = lock_run(run_id, wait=False)
+    if run is None or run.status != RunStatus.RUNNING or run.worker_id is not None:
+        return
+    if run.lease_losses >= line.RUN_LEASE_LOSSES_MAX:
+        message = f"The run lost its worker {run.lease_losses} times."
+        runs.finish(run, RunStatus.FAILED, owned=False, code=RunError.WORKER_LOST, message=message)
 
 
 def take_due_runs(limit: int) -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from django.db import connection, transaction
-from django.db.models import F
 
 from config.database.queries import read
 from config.kernel import clock
@@ -15,7 +15,7 @@ from config.kernel.jsontext import to_text
 from config.queue import wakeups
 from runs import events
 from runs.events import StreamEvent, StreamType
-from runs.lifecycle.moves import changed, new_events
+from runs.lifecycle.moves import LeaseLost, changed, move_run
 from runs.models import Run, RunEvent, RunStatus, Turn
 
 
@@ -69,15 +69,12 @@ def _append_at_once(batch: Sequence[tuple[Run, str]]) -> set[str]:
 @transaction.atomic
 def _append_in_steps(batch: Sequence[tuple[Run, str]]) -> set[str]:
     """The same on SQLite, where no row is locked: it has one writer at a time."""
-    found, now = _running(batch), clock.now()
-    owned = [(run, text) for run, text in batch if found.get(run.pk) == [getattr(run, name) for name in KNOWN]]
-    ids = {run.pk for run, _ in owned}
-    RunEvent.objects.bulk_create(
-        event for run, text in owned for event in new_events(run, [events.message_delta(text)], now)
-    )
-    changes = {"last_stream_index": F("last_stream_index") + 1, "unrecorded_text": True, "updated_at": now}
-    Run.objects.filter(pk__in=ids).update(**changes)
-    return ids
+    appended: set[str] = set()
+    for run, text in batch:
+        with contextlib.suppress(LeaseLost):
+            move_run(run, RunStatus.RUNNING, text_events(text), owned=True, unrecorded_text=True)
+            appended.add(run.pk)
+    return appended
 
 
 def _left(batch: Sequence[tuple[Run, str]]) -> dict[str, Run]:

@@ -15,9 +15,8 @@ from credits import ledger, sums
 from runs import events
 from runs.apps import RESUME_PAID
 from runs.errors import RunError
-from runs.events import StreamEvent
 from runs.lifecycle import calls, runs, spending
-from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, promote_next
+from runs.lifecycle.line import EXECUTE, NUDGE_GRACE
 from runs.lifecycle.moves import Moved, close_waitpoint, lock_run, move_run, stop_running
 from runs.lifecycle.spending import Refusal
 from runs.models import (
@@ -81,27 +80,25 @@ def answer_waitpoint(waitpoint_id: str, payload: dict[str, Any], **changes: Any)
     """PENDING → COMPLETED and the run waiting → queued with its ``changes``; after its time → EXPIRED. A run whose user
     refuses to wait for credits → failed. Only the first answer changes anything. Returns the waitpoint as it then is.
     """
-    run = lock_run(_run_of(waitpoint_id))
-    assert run is not None  # noqa: S101  (a waitpoint's row is deleted with its run's)
-    waitpoint = Waitpoint.objects.select_related("invocation").get(pk=waitpoint_id)
-    if waitpoint.status != WaitpointStatus.PENDING:
+    run, waitpoint = _locked(waitpoint_id)
+    if run is None or waitpoint.status != WaitpointStatus.PENDING:
         return waitpoint
-    now = clock.now()
-    if waitpoint.expires_at <= now:
+    if waitpoint.expires_at <= clock.now():
         _expire(run)
-        return Waitpoint.objects.select_related("invocation").get(pk=waitpoint_id)
-    call = waitpoint.invocation
-    waitpoint, happened = _complete(waitpoint, payload)
+        return Waitpoint.objects.get(pk=waitpoint_id)
+    return _answer(run, waitpoint, payload, **changes)
+
+
+def _answer(run: Run, waitpoint: Waitpoint, payload: dict[str, Any], **changes: Any) -> Waitpoint:
+    call, now = waitpoint.invocation, clock.now()
+    resolved = payload | {"respondedAt": clock.iso(now)}
+    waitpoint = close_waitpoint(waitpoint, WaitpointStatus.COMPLETED, resolved_payload=resolved, resolved_at=now)
+    happened = [events.waitpoint_resolved(waitpoint)]
     if call is None and not payload["approved"]:
         asked = waitpoint.request_payload
         refused = Refusal(asked["reason"], asked["estimatedMicro"], asked["thresholdMicro"])
-        runs.finish(
-            *(run, RunStatus.FAILED, promote_next(run)),
-            owned=False,
-            code=refused.code,
-            message=refused.message,
-            happened=happened,
-        )
+        code, message = refused.code, refused.message
+        runs.finish(run, RunStatus.FAILED, owned=False, code=code, message=message, happened=happened)
         return waitpoint
     if call is not None and waitpoint.kind == WaitpointKind.CREDIT_APPROVAL:
         call = calls.approve_call(run, call) if payload["approved"] else calls.refuse_call(call, payload.get("reason"))
@@ -109,31 +106,10 @@ def answer_waitpoint(waitpoint_id: str, payload: dict[str, Any], **changes: Any)
             happened.append(events.tool_completed(call))
     elif call is not None and "schema" in waitpoint.request_payload:
         calls.take_answer(call, payload.get("data"))
-    _queue(run, happened, **changes)
-    return waitpoint
-
-
-def drop_question(call: ToolInvocation) -> list[StreamEvent]:
-    """A call has ended while its server's question waited for the user. Returns what happened, nothing if there was
-    none; the caller, who has locked the run, moves it.
-    """
-    asked = Waitpoint.objects.filter(invocation=call, status=WaitpointStatus.PENDING).first()
-    if asked is None:
-        return []
-    return [events.waitpoint_resolved(close_waitpoint(asked, WaitpointStatus.EXPIRED, resolved_at=clock.now()))]
-
-
-def _complete(waitpoint: Waitpoint, payload: dict[str, Any]) -> tuple[Waitpoint, list[StreamEvent]]:
-    now = clock.now()
-    resolved = payload | {"respondedAt": clock.iso(now)}
-    waitpoint = close_waitpoint(waitpoint, WaitpointStatus.COMPLETED, resolved_payload=resolved, resolved_at=now)
-    return waitpoint, [events.waitpoint_resolved(waitpoint)]
-
-
-def _queue(run: Run, happened: list[StreamEvent], **changes: Any) -> None:
     happened.append(events.run_status(run, RunStatus.QUEUED))
-    move_run(run, RunStatus.QUEUED, happened, owned=False, due_at=clock.now() + NUDGE_GRACE, **changes)
+    move_run(run, RunStatus.QUEUED, happened, owned=False, due_at=now + NUDGE_GRACE, **changes)
     nudge_after_commit(EXECUTE, run.pk)
+    return waitpoint
 
 
 def resume_paid(user_id: int) -> int:
@@ -152,15 +128,12 @@ def resume_paid(user_id: int) -> int:
 
 @transaction.atomic
 def _resume(waitpoint_id: str) -> bool:
-    run = lock_run(_run_of(waitpoint_id), wait=False)
-    waitpoint = Waitpoint.objects.get(pk=waitpoint_id)
+    run, waitpoint = _locked(waitpoint_id, wait=False)
     if run is None or waitpoint.status != WaitpointStatus.PENDING or waitpoint.needed is None:
         return False
     if spending.budget_refusal(run, waitpoint.needed):
         return False
-    by = sums.added_since(run.user_id, waitpoint.created_at)
-    _, happened = _complete(waitpoint, {"approved": True, "by": by})
-    _queue(run, happened)
+    _answer(run, waitpoint, {"approved": True, "by": sums.added_since(run.user_id, waitpoint.created_at)})
     return True
 
 
@@ -169,20 +142,22 @@ def expire_waitpoint(waitpoint_id: str) -> bool:
     """A pending waitpoint after its time → EXPIRED, and its run → failed. False if there was nothing to do, or if the
     run is locked.
     """
-    run = lock_run(_run_of(waitpoint_id), wait=False)
-    pending = Waitpoint.objects.filter(pk=waitpoint_id, status=WaitpointStatus.PENDING, expires_at__lte=clock.now())
-    if run is None or not pending.exists():
+    run, waitpoint = _locked(waitpoint_id, wait=False)
+    if run is None or waitpoint.status != WaitpointStatus.PENDING or waitpoint.expires_at > clock.now():
         return False
     _expire(run)
     return True
 
 
-def _run_of(waitpoint_id: str) -> str:
-    """The lock of a waitpoint is its run's, so the waitpoint is read once the run is locked."""
-    return Waitpoint.objects.values_list("run_id", flat=True).get(pk=waitpoint_id)
+def _locked(waitpoint_id: str, *, wait: bool = True) -> tuple[Run | None, Waitpoint]:
+    """The lock of a waitpoint is its run's, so the waitpoint is read once the run is locked. With ``wait`` there is a
+    run: a waitpoint's row is deleted with its run's.
+    """
+    run = lock_run(Waitpoint.objects.values_list("run_id", flat=True).get(pk=waitpoint_id), wait=wait)
+    return run, Waitpoint.objects.select_related("invocation").get(pk=waitpoint_id)
 
 
 def _expire(run: Run) -> None:
     """The end of the run closes its waitpoint."""
     message = "Nobody answered in time."
-    runs.finish(run, RunStatus.FAILED, promote_next(run), owned=False, code=RunError.WAITPOINT_EXPIRED, message=message)
+    runs.finish(run, RunStatus.FAILED, owned=False, code=RunError.WAITPOINT_EXPIRED, message=message)

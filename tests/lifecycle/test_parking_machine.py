@@ -24,7 +24,7 @@ from credits.reconcile import drift
 from runs import lifecycle
 from runs.engine import journal, session
 from runs.models import FINAL_INVOCATION_STATUSES, FINAL_RUN_STATUSES, Run, RunEvent, ToolInvocation, Turn, Waitpoint
-from runs.tools.base import Parked, StillParked, ToolResult, tool_error
+from runs.tools.base import Parked, StillParked, ToolFailure, ToolResult, tool_error
 from runs.tools.questions import Dialogue, Question
 from tests.factories import UserFactory, force_update, seed_catalogue, session_client
 from tests.tiers import examples
@@ -118,11 +118,8 @@ class Parking(RuleBasedStateMachine):
         call = self.known(at, "DISPATCHING")
         if call is None or call.awaiting:
             return
-        if succeeds:
-            done = self.step(fate, lifecycle.record_call_result, call, text="by the worker", credit_used=MICRO // 2)
-        else:
-            done = self.step(fate, lifecycle.record_call_failure, call, "TOOL_ERROR", "no")
-        if done:
+        result = ToolResult("by the worker", credit_used=MICRO // 2)
+        if self.step(fate, lifecycle.record_call_result, call, result if succeeds else ToolFailure("TOOL_ERROR", "no")):
             self.accepted[call.id] = "by the worker" if succeeds else ""
 
     @rule(fate=FATES)

@@ -15,7 +15,7 @@ from config.queue import jobs
 from credits import ledger
 from credits.models import LedgerEntry
 from runs import lifecycle
-from runs.lifecycle import losses as transitions
+from runs.lifecycle import sweeps as transitions
 from runs.models import Run, RunEvent, Worker
 from tests import factories
 

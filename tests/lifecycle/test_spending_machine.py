@@ -31,6 +31,7 @@ from runs.catalogue.providers import Server
 from runs.engine import spending
 from runs.llm.base import ModelRequest, Usage, UserMessage
 from runs.models import FINAL_RUN_STATUSES, LIVE_RUN_STATUSES, ModelAttempt, Run, RunStatus, ToolInvocation, Turn
+from runs.tools.base import ToolFailure, ToolResult
 from tests.factories import UserFactory, session_client
 from tests.llm.helpers import model_of
 from tests.tiers import examples
@@ -216,11 +217,8 @@ class Spending(RuleBasedStateMachine):
         if worker is None or not worker.calls:
             return
         call, *rest = worker.calls
-        if fails:
-            done = self.step(worker, fate, lifecycle.record_call_failure, worker.run, call, "TOOL_ERROR", "no")
-        else:
-            done = self.step(worker, fate, lifecycle.record_call_result, worker.run, call, credit_used=used)
-        if done:
+        outcome = ToolFailure("TOOL_ERROR", "no") if fails else ToolResult("", credit_used=used)
+        if self.step(worker, fate, lifecycle.record_call_result, worker.run, call, outcome):
             worker.calls = tuple(rest)
 
     @rule(at=RUNS, again=st.booleans(), fate=FATES)
