@@ -97,7 +97,7 @@ class Engine:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.loop_thread.join(timeout=1)
         self.heartbeat.join(timeout=1)
-        self.process.model_places.stop()
+        self.process.model_places.thread.shutdown(wait=True, cancel_futures=True)
         self.process.db_threads.shutdown(wait=True, cancel_futures=True)
         self.process.tool_threads.shutdown()
         self.process.file_threads.shutdown()
@@ -118,7 +118,7 @@ class Engine:
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self.loop)
-        always = [flush_forever(self.process, self._interrupt), self.contacts.run()]
+        always = [flush_forever(self.process, self._interrupt), self.contacts.run(), self.process.model_places.run()]
         tasks = [self.loop.create_task(work) for work in always]
         self.loop.run_forever()
         for task in tasks:
@@ -185,6 +185,7 @@ class Engine:
         self._cancel(list(self.tasks), Interruption.SHUT_DOWN)
         await asyncio.gather(*tasks, self.contacts.close(), return_exceptions=True)
         await self.process.db(hand_over_all, self.process.worker_id)
+        await self.process.model_places.ask()
         await aclose_all()
 
 

@@ -11,12 +11,10 @@ import contextlib
 import logging
 import random
 import secrets
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-
-from django.db import connection
 
 from config.database.retry import CONNECTION_ERRORS, attempt, outage
 from runs import catalogue, metrics
@@ -45,68 +43,56 @@ class _Provider:
 
     @property
     def waiting(self) -> int:
-        return sum(map(len, list(self.lines.values())))
+        return sum(map(len, list(self.lines.values())))  # metrics are read on other threads
 
 
 class ModelPlaces:
-    """``leaving``: whether the process drains; waiting requests then end without a place."""
+    """For the engine's event loop. ``leaving``: whether the process drains; waiting requests then end without a
+    place.
+    """
 
     def __init__(self, leaving: Callable[[], bool]) -> None:
         self.leaving = leaving
         self.id = secrets.token_hex(8)
         self.providers: dict[str, _Provider] = {}
-        # Guards the counts and lines, which the event loop and the thread change.
-        self._lock = threading.Lock()
-        self._changed = threading.Event()
-        self._stopped = False
-        self._thread: threading.Thread | None = None
+        # Not one of the threads for steps of runs: all processes wait for the provider's row.
+        self.thread = ThreadPoolExecutor(1, "run-places")
+        self._changed = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def hold(self, server: Server, user_id: int) -> AsyncIterator[bool]:
         """Hold a place for one request. Waits without a limit; a cancel ends it. False if the process drains, or if the
         catalogue no longer has the provider.
         """
-        may_begin = await self._take(server, user_id)
+        provider = self.providers.get(server.name) or self._add(server)
+        provider.server = server
+        may_begin = await self._take(provider, user_id)
         try:
             yield may_begin
         finally:
             if may_begin:
-                self._give_back(server.name)
+                self._give_back(provider)
 
-    def stop(self) -> None:
-        """Release all places. Call it when no request is at work."""
-        self._stopped = True
-        self._changed.set()
-        if self._thread is not None:
-            self._thread.join(timeout=1)
-
-    async def _take(self, server: Server, user_id: int) -> bool:
+    async def _take(self, provider: _Provider, user_id: int) -> bool:
+        if not provider.server.is_limited:
+            provider.working += 1
+            return True
         turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        with self._lock:
-            provider = self.providers.get(server.name) or self._add(server)
-            provider.server = server
-            if not server.is_limited:
-                provider.working += 1
-                return True
-            provider.lines.setdefault(user_id, []).append(turn)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="run-places", daemon=True)
-                self._thread.start()
+        line = provider.lines.setdefault(user_id, [])
+        line.append(turn)
         self._changed.set()
         try:
             return await turn
         except asyncio.CancelledError:
-            with self._lock:
-                if turn in provider.lines.get(user_id, ()):
-                    provider.lines[user_id].remove(turn)
-            if not turn.cancelled() and turn.result():  # the place was given in the moment of the cancel
-                self._give_back(server.name)
+            if turn in line:
+                line.remove(turn)
+            elif not turn.cancelled() and turn.result():  # the place was given in the moment of the cancel
+                self._give_back(provider)
             self._changed.set()
             raise
 
-    def _give_back(self, name: str) -> None:
-        with self._lock:
-            self.providers[name].working -= 1
+    def _give_back(self, provider: _Provider) -> None:
+        provider.working -= 1
         self._changed.set()
 
     def _add(self, server: Server) -> _Provider:
@@ -115,26 +101,24 @@ class ModelPlaces:
         metrics.model_requests_open.follow(lambda: provider.waiting, server.name, "waiting")
         return provider
 
-    def _run(self) -> None:
-        pause = 0.0
-        while not self._stopped:
-            self._changed.wait(pause)
-            self._changed.clear()
-            if not self._steps():
-                time.sleep(PAUSE_SECONDS)
-            time.sleep(GATHER_SECONDS)
-            waits = any(provider.waiting for provider in list(self.providers.values()))
+    async def run(self) -> None:
+        while True:
+            waits = any(provider.waiting for provider in self.providers.values())
             lease = limits.MODEL_PLACES_LEASE_SECONDS / RENEWALS_PER_LEASE
             pause = min(limits.MODEL_PLACES_POLL_SECONDS, lease) if waits else lease
-            pause *= random.uniform(0.5, 1.0)  # noqa: S311
-        self._steps()
-        connection.close()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause * random.uniform(0.5, 1.0)):  # noqa: S311
+                    await self._changed.wait()
+            self._changed.clear()
+            if not await self.ask():
+                await asyncio.sleep(PAUSE_SECONDS)
+            await asyncio.sleep(GATHER_SECONDS)
 
-    def _steps(self) -> bool:
-        """Ask for places at all providers. False if that was not possible."""
+    async def ask(self) -> bool:
+        """Ask for places at all providers, and give those back that are free. False if that was not possible."""
         try:
             for provider in list(self.providers.values()):
-                attempt(self._step, provider)
+                await self._ask(provider)
         except CONNECTION_ERRORS as error:
             outage.failed(error)
             return False
@@ -143,27 +127,26 @@ class ModelPlaces:
             return False
         return True
 
-    def _step(self, provider: _Provider) -> None:
+    async def _ask(self, provider: _Provider) -> None:
         servers = {model.server.name: model.server for model in catalogue.remembered().models.values()}
         server = servers.get(provider.server.name, provider.server)
-        with self._lock:
-            if self.leaving() or server.name not in servers:
-                self._answer(provider, dict.fromkeys(provider.lines), may_begin=False)
-            provider.lines = {user_id: line for user_id, line in provider.lines.items() if line}
-            waiting = {str(user_id): len(line) for user_id, line in provider.lines.items()}
-            if not server.is_limited:
-                self._answer(provider, dict.fromkeys(provider.lines))
-                return
-            demand = Demand(self.id, provider.working, waiting)
-        renewed = provider.working and time.monotonic() >= provider.renew_at
-        if not (waiting or renewed or demand.working != provider.said):
+        if self.leaving() or server.name not in servers:
+            self._answer(provider, dict.fromkeys(provider.lines), may_begin=False)
+        provider.lines = {user_id: line for user_id, line in provider.lines.items() if line}
+        if not server.is_limited:
+            self._answer(provider, dict.fromkeys(provider.lines))
             return
+        waiting = {str(user_id): len(line) for user_id, line in provider.lines.items()}
+        demand = Demand(self.id, provider.working, waiting)
         begun = time.monotonic()
-        granted = limits.take(server, demand)
+        renews = provider.working and begun >= provider.renew_at
+        if not (waiting or renews or demand.working != provider.said):
+            return
+        take = asyncio.get_running_loop().run_in_executor(self.thread, attempt, limits.take, server, demand)
+        granted = await take
         provider.renew_at = begun + limits.MODEL_PLACES_LEASE_SECONDS / RENEWALS_PER_LEASE
         provider.said = demand.working + sum(granted.values())
-        with self._lock:
-            self._answer(provider, {int(user_id): count for user_id, count in granted.items()})
+        self._answer(provider, {int(user_id): count for user_id, count in granted.items()})
 
     def _answer(self, provider: _Provider, counts: Mapping[int, int | None], *, may_begin: bool = True) -> None:
         """End so many waits of each user, or all. Some may have been cancelled since they were counted."""
@@ -172,12 +155,6 @@ class ModelPlaces:
             begun = line[:count]
             del line[:count]
             for turn in begun:
-                provider.working += may_begin
-                with contextlib.suppress(RuntimeError):  # the loop is closed
-                    turn.get_loop().call_soon_threadsafe(self._end, provider.server.name, turn, may_begin)
-
-    def _end(self, name: str, turn: asyncio.Future[bool], may_begin: bool) -> None:
-        if not turn.done():
-            turn.set_result(may_begin)
-        elif may_begin:  # cancelled meanwhile
-            self._give_back(name)
+                if not turn.done():
+                    turn.set_result(may_begin)
+                    provider.working += may_begin

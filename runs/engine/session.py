@@ -9,7 +9,7 @@ import asyncio
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
@@ -89,44 +89,31 @@ class Gathered:
         self.sessions.pop(run_id, None)
 
 
-@dataclass
 class Process:
     """What the runs of one process share. Changed on the event loop, except by the heartbeat, which owns the lease."""
 
-    db_threads: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(settings.RUN_WORKER_DB_THREADS, "run-db")
-    )
-    tool_places: Share = field(default_factory=lambda: Share(settings.TOOL_CALLS_PER_USER))
-    tool_threads: Threads = field(
-        default_factory=lambda: Threads(RUN_WORKER_TOOL_THREADS, TOOL_THREADS_PER_USER, "run-tool")
-    )
-    file_threads: Threads = field(
-        default_factory=lambda: Threads(RUN_WORKER_FILE_THREADS, FILE_THREADS_PER_USER, "run-file")
-    )
-    attachment_bytes: Share = field(default_factory=lambda: Share(ATTACHMENT_BYTES_PER_USER))
-    worker_id: str = ""
-    # Until when, by ``clock.steady``, the lease certainly holds.
-    lease_until: float = 0.0
-    draining: bool = False
-    model_places: ModelPlaces = field(init=False)
-    credit_line: CreditLine = field(default_factory=CreditLine)
-    # The sessions with streamed text that is not written yet, and those of them whose turn has shown no text yet.
-    unwritten: Gathered = field(default_factory=Gathered)
-    begun: Gathered = field(default_factory=Gathered)
-    # Each user's share of the database threads, while one of the user's steps needs it.
-    shares: WeakValueDictionary[int, asyncio.Semaphore] = field(default_factory=WeakValueDictionary)
-
-    # Claims of runs whose users are not known yet.
-    first_claims: asyncio.Semaphore = field(
-        default_factory=lambda: asyncio.Semaphore(max(1, settings.RUN_WORKER_DB_THREADS // 4))
-    )
-    # The runs whose users are wanted, and those users that are found.
-    wanted: set[str] = field(default_factory=set)
-    users: dict[str, int] = field(default_factory=dict)
-    look_up: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
+        self.db_threads = ThreadPoolExecutor(settings.RUN_WORKER_DB_THREADS, "run-db")
+        self.tool_places = Share(settings.TOOL_CALLS_PER_USER)
+        self.tool_threads = Threads(RUN_WORKER_TOOL_THREADS, TOOL_THREADS_PER_USER, "run-tool")
+        self.file_threads = Threads(RUN_WORKER_FILE_THREADS, FILE_THREADS_PER_USER, "run-file")
+        self.attachment_bytes = Share(ATTACHMENT_BYTES_PER_USER)
+        self.worker_id = ""
+        # Until when, by ``clock.steady``, the lease certainly holds.
+        self.lease_until = 0.0
+        self.draining = False
         self.model_places = ModelPlaces(leaving=lambda: self.draining)
+        self.credit_line = CreditLine()
+        # The sessions with streamed text that is not written yet, and those of them whose turn has shown no text yet.
+        self.unwritten, self.begun = Gathered(), Gathered()
+        # Each user's share of the database threads, while one of the user's steps needs it.
+        self.shares: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
+        # Claims of runs whose users are not known yet.
+        self.first_claims = asyncio.Semaphore(max(1, settings.RUN_WORKER_DB_THREADS // 4))
+        # The runs whose users are wanted, and those users that are found.
+        self.wanted: set[str] = set()
+        self.users: dict[str, int] = {}
+        self.look_up = asyncio.Lock()
 
     async def claim(self, run_id: str) -> Claimed | None:
         """None if the run may not be claimed. A claim waits for the user's other claims in all processes, so only a few
@@ -334,6 +321,11 @@ class Session:
         text = "".join(self.unwritten_text)
         self.unwritten_text.clear()
         return text
+
+    def put_back(self, text: str) -> None:
+        """What was taken and not written."""
+        self.unwritten_text.insert(0, text)
+        self.process.unwritten.add(self)
 
     def parts(self) -> list[TurnPart]:
         """The run's own turns for the transcript. All their calls have ended."""

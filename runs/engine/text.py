@@ -6,6 +6,7 @@ The first text of a turn does not wait that long, because its reader waits for i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -46,36 +47,29 @@ async def flush_forever(process: Process, interrupt: Interrupt) -> None:
 
 async def flush(process: Process, waiting: list[Session], interrupt: Interrupt) -> None:
     """While one flush is slow, more text gathers for the next."""
-    sessions: list[Session] = []
-    for session in waiting:
-        if session.lock.locked():
-            # The step that holds the lock may record the text; if it does not, the next flush writes it.
-            process.unwritten.add(session)
-        elif session.unwritten_text:
-            sessions.append(session)
-    # In one order, because the other flush may want the same sessions.
-    for session in sorted(sessions, key=lambda session: session.run.id):
-        await session.lock.acquire()
-    try:
-        taken = [(session, text) for session in sessions if (text := session.take_unwritten())]
+    async with contextlib.AsyncExitStack() as locks:
+        taken: list[tuple[Session, str]] = []
+        # In one order, because the other flush may want the same sessions.
+        for session in sorted(waiting, key=lambda session: session.run.id):
+            if session.lock.locked():
+                # The step that holds the lock may record the text; if it does not, the next flush writes it.
+                process.unwritten.add(session)
+            elif session.unwritten_text:
+                await locks.enter_async_context(session.lock)
+                if text := session.take_unwritten():
+                    taken.append((session, text))
         if not taken:
             return
         try:
             written = await process.db(lifecycle.append_text, [(session.run, text) for session, text in taken])
         except BaseException:
             for session, text in taken:
-                session.unwritten_text.insert(0, text)
-                process.unwritten.add(session)
+                session.put_back(text)
             raise
         for session, text in taken:
-            if written.get(session.run.id) is session.run:  # its row is locked; the next flush tries again
-                session.unwritten_text.insert(0, text)
-                process.unwritten.add(session)
-        for session, _ in taken:
-            session.run = written.get(session.run.id, session.run)
-        for session, _ in taken:
             if session.run.id not in written:
                 interrupt(session)
-    finally:
-        for session in sessions:
-            session.lock.release()
+            elif written[session.run.id] is session.run:  # its row is locked; the next flush tries again
+                session.put_back(text)
+            else:
+                session.run = written[session.run.id]

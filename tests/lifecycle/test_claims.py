@@ -110,7 +110,8 @@ def test_runs_of_several_users_are_claimed_at_the_same_moment(settings, user):
     ]
 
     async def claim_all() -> list[Claimed | None]:
-        process = Process(worker_id="wkr_1")
+        process = Process()
+        process.worker_id = "wkr_1"
         found = await asyncio.gather(*map(process.claim, [*started, "run_unknown"]))
         await process.db(lambda: connection.close())
         process.db_threads.shutdown()
