@@ -39,7 +39,6 @@ class ApiKey(Key):
 
 # The scopes of server keys: making session tokens for any user; granting, revoking and reading any user's credits.
 SESSION_TOKENS, CREDITS = "session-tokens", "credits"
-SERVER_SCOPES = (SESSION_TOKENS, CREDITS)
 
 
 def session_tokens_only() -> list[str]:

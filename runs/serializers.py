@@ -26,14 +26,13 @@ from runs.models import (
     RunStatus,
     WaitpointKind,
 )
-from runs.waitpoints import WaitpointSerializer
+from runs.waitpoints import OPTIONAL, WaitpointSerializer
 
 # Characters of a run's `instructions`.
 RUN_INSTRUCTIONS_MAX_CHARS = 20_000
 
 # Of a call that waits for an approval, in a list of runs.
 INPUT_LISTED_BYTES = 8 * 1024
-OPTIONAL: dict[str, Any] = {"required": False, "allow_null": True}
 
 
 class UsageSerializer(CamelSerializer):
