@@ -355,21 +355,27 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {
 }
 CELERY_BROKER_CONNECTION_TIMEOUT = BROKER_TIMEOUT_SECONDS
 CELERY_BEAT_SCHEDULE_FILENAME = str(VAR_DIR / "celerybeat-schedule")
-CELERY_BEAT_SCHEDULE = {
-    "sweep-runs": {"task": "runs.sweep", "schedule": RUN_SWEEP_SECONDS},
-    "sweep-webhooks": {"task": "webhooks.sweep", "schedule": WEBHOOK_SWEEP_SECONDS},
-    "trim-webhooks": {"task": "webhooks.trim", "schedule": 60.0},
-    "prune-run-events": {"task": "runs.prune_events", "schedule": 3600.0},
-    "measure-typical-credits": {"task": "runs.measure_typical_credits", "schedule": 3600.0},
-    "prune-webhooks": {"task": "webhooks.prune", "schedule": 3600.0},
-    "prune-idempotency": {"task": "api.prune_idempotency", "schedule": 3600.0},
-    "prune-sessions": {"task": "api.prune_sessions", "schedule": 3600.0},
-    "expire-attachments": {"task": "chats.expire_attachments", "schedule": ATTACHMENT_SWEEP_SECONDS},
-    "purge-chats": {"task": "chats.purge", "schedule": 3600.0},
-    "purge-attachments": {"task": "chats.purge_attachments", "schedule": 3600.0},
-    "expire-grants": {"task": "credits.expire_grants", "schedule": CREDIT_EXPIRY_SWEEP_SECONDS},
-    "sweep-low-credits": {"task": "credits.report_low", "schedule": 5.0},
+# Each scheduled job: its task, the function that does its work and returns the number of rows, and its interval.
+JOBS: dict[str, tuple[str, str, float]] = {
+    "sweep-runs": ("runs.sweep", "runs.lifecycle.sweep", RUN_SWEEP_SECONDS),
+    "sweep-webhooks": ("webhooks.sweep", "webhooks.tasks.sweep", WEBHOOK_SWEEP_SECONDS),
+    "trim-webhooks": ("webhooks.trim", "webhooks.transitions.drop_excess", 60.0),
+    "prune-run-events": ("runs.prune_events", "runs.purge.prune_events", 3600.0),
+    "measure-typical-credits": ("runs.measure_typical_credits", "runs.catalogue.typical.measure", 3600.0),
+    "prune-webhooks": ("webhooks.prune", "webhooks.tasks.prune", 3600.0),
+    "prune-idempotency": ("api.prune_idempotency", "config.api.idempotency.prune", 3600.0),
+    "prune-sessions": ("api.prune_sessions", "config.tasks.prune_sessions", 3600.0),
+    "expire-attachments": (
+        "chats.expire_attachments",
+        "chats.attachments.expire_attachments",
+        ATTACHMENT_SWEEP_SECONDS,
+    ),
+    "purge-chats": ("chats.purge", "chats.purge.purge_chats", 3600.0),
+    "purge-attachments": ("chats.purge_attachments", "chats.purge.purge_attachments", 3600.0),
+    "expire-grants": ("credits.expire_grants", "credits.expiry.expire_all", CREDIT_EXPIRY_SWEEP_SECONDS),
+    "sweep-low-credits": ("credits.report_low", "credits.low.report", 5.0),
 }
+CELERY_BEAT_SCHEDULE = {job: {"task": task, "schedule": seconds} for job, (task, _, seconds) in JOBS.items()}
 
 # --- files -----------------------------------------------------------------------------------------------------------
 MEDIA_ROOT = VAR_DIR / "files"

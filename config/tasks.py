@@ -1,26 +1,31 @@
-"""Scheduled tasks that remove expired rows of the shared layer. An app's tasks belong in the app."""
+"""The Celery tasks of the scheduled jobs (JOBS of the settings). An app's other tasks are in the app."""
 
 from typing import Any
 
 from celery import shared_task
 from celery.signals import worker_shutting_down
+from django.conf import settings
 from django.contrib.sessions.models import Session
+from django.utils.module_loading import import_string
 
-from config.api import idempotency
 from config.database import batches
 from config.kernel import clock
 from config.queue import jobs
 
 
-@shared_task(name="api.prune_idempotency")
-def prune_idempotency() -> None:
-    jobs.run("prune-idempotency", idempotency.prune)
+def declare(job: str, task: str, work: str) -> None:
+    @shared_task(name=task)
+    def run() -> None:
+        jobs.run(job, import_string(work))
 
 
-@shared_task(name="api.prune_sessions")
-def prune_sessions() -> None:
+for job, (task, work, _) in settings.JOBS.items():
+    declare(job, task, work)
+
+
+def prune_sessions() -> int:
     """Delete expired sessions of the admin, which are few."""
-    jobs.run("prune-sessions", lambda: Session.objects.filter(expire_date__lt=clock.now()).delete()[0])
+    return Session.objects.filter(expire_date__lt=clock.now()).delete()[0]
 
 
 @worker_shutting_down.connect

@@ -32,23 +32,22 @@ def refundable(entry: LedgerEntry) -> int:
 
 def committed(run_id: str) -> int:
     """What the run has spent and holds."""
-    # A capture or usage moves its amount from held to spent, so the sum does not need it.
-    rows = LedgerEntry.objects.filter(run_id=run_id).exclude(type__in=[EntryType.CAPTURE, EntryType.USAGE])
-    return _sum(rows, _signed(plus=[EntryType.HOLD]))
+    return _sum(_committed(run_id), _signed(plus=[EntryType.HOLD]))
 
 
 def committed_subquery(outer: str) -> Combinable:
     """``committed`` as an expression for a queryset; ``outer`` is the column that holds the run's id."""
-    rows = LedgerEntry.objects.filter(run_id=OuterRef(outer)).exclude(type__in=[EntryType.CAPTURE, EntryType.USAGE])
-    total = rows.order_by().values("run_id").annotate(total=Sum(_signed(plus=[EntryType.HOLD]))).values("total")
-    return Coalesce(Subquery(total), Value(0))
+    return _sum_of_run(_committed(OuterRef(outer)), _signed(plus=[EntryType.HOLD]))
+
+
+def _committed(run_id: Any) -> QuerySet[LedgerEntry]:
+    # A capture or usage moves its amount from held to spent, so the sum does not need it.
+    return LedgerEntry.objects.filter(run_id=run_id).exclude(type__in=[EntryType.CAPTURE, EntryType.USAGE])
 
 
 def run_spent_subquery(outer: str = "pk") -> Combinable:
     """``run_spent`` as an expression for a queryset; ``outer`` is the column that holds the run's id."""
-    rows = LedgerEntry.objects.filter(run_id=OuterRef(outer), type__in=SPENDING).order_by()
-    total = rows.values("run_id").annotate(total=Sum(net_spending())).values("total")
-    return Coalesce(Subquery(total), Value(0))
+    return _sum_of_run(LedgerEntry.objects.filter(run_id=OuterRef(outer), type__in=SPENDING), net_spending())
 
 
 def change(of: Literal["balance", "held"] = "balance", entries: str = "") -> Sum:
@@ -111,6 +110,11 @@ def net_spending() -> Combinable:
 
 def _signed(plus: list[EntryType]) -> Combinable:
     return Case(When(type__in=plus, then=F("amount")), default=-F("amount"), output_field=BigIntegerField())
+
+
+def _sum_of_run(rows: QuerySet[LedgerEntry], amount: Combinable) -> Combinable:
+    total = rows.order_by().values("run_id").annotate(total=Sum(amount)).values("total")
+    return Coalesce(Subquery(total), Value(0))
 
 
 def _sum(rows: QuerySet[LedgerEntry], amount: Combinable) -> int:

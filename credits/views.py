@@ -41,11 +41,6 @@ PERIOD = OpenApiParameter(
 )
 
 
-def caller_id(request: Request) -> int:
-    user: Any = request.user
-    return user.pk
-
-
 class CreditsViewSet(ServiceViewSet):
     """The credits of the caller or, for a server key, of the user that the path names."""
 
@@ -54,7 +49,7 @@ class CreditsViewSet(ServiceViewSet):
     @cached_property
     def owner_id(self) -> int:
         if self.surface != "server":
-            return caller_id(self.request)
+            return self.request.user.pk or 0
         subject = self.kwargs["userId"]
         # As for all path parameters: what cannot be an id is the id of nobody. Staff have no credits to sell.
         if len(subject) > USERNAME_MAX or "\0" in subject:
@@ -142,18 +137,18 @@ class UsageViewSet(CreditsViewSet):
     @extend_schema(responses=UsageByChatSerializer)
     def by_chat(self, request: Request) -> Response:
         """Usage by chat, every tool and bare model usage combined."""
-        entries = usage.by_chat(caller_id(request), self.period())
+        entries = usage.by_chat(self.owner_id, self.period())
         return Response(UsageByChatSerializer({"entries": entries}).data)
 
     @extend_schema(responses=UsageByDaySerializer)
     def by_day(self, request: Request) -> Response:
         """Usage by UTC day."""
-        return Response(UsageByDaySerializer({"days": usage.by_day(caller_id(request), self.period())}).data)
+        return Response(UsageByDaySerializer({"days": usage.by_day(self.owner_id, self.period())}).data)
 
     @extend_schema(responses=CreditChatRunsSerializer)
     def of_chat(self, request: Request, chatId: str) -> Response:
         """A chat's usage by tool and run; empty for a chat that is not the caller's."""
-        title, items = usage.of_chat(caller_id(request), chatId) if is_plausible_id(chatId) else (None, [])
+        title, items = usage.of_chat(self.owner_id, chatId) if is_plausible_id(chatId) else (None, [])
         return Response(CreditChatRunsSerializer({"chat_title": title, "items": items}).data)
 
     def period(self) -> usage.Period:

@@ -10,11 +10,10 @@ from celery.exceptions import ImproperlyConfigured
 from celery.signals import celeryd_after_setup, worker_shutdown, worker_shutting_down
 from django.conf import settings
 
-from config.queue import jobs, publisher
+from config.queue import publisher
 from config.telemetry import logs
-from runs import lifecycle, purge
+from runs import lifecycle
 from runs.apps import RESUME_PAID
-from runs.catalogue import typical
 
 logger = logging.getLogger(__name__)
 
@@ -47,21 +46,6 @@ def resume_paid(*user_ids: str) -> None:
     """Resume the runs of these users that wait for credits."""
     for user_id in user_ids:
         lifecycle.resume_paid(int(user_id))
-
-
-@shared_task(name="runs.sweep")
-def sweep() -> None:
-    jobs.run("sweep-runs", lifecycle.sweep)
-
-
-@shared_task(name="runs.prune_events")
-def prune_events() -> None:
-    jobs.run("prune-run-events", purge.prune_events)
-
-
-@shared_task(name="runs.measure_typical_credits")
-def measure_typical_credits() -> None:
-    jobs.run("measure-typical-credits", typical.measure)
 
 
 @celeryd_after_setup.connect

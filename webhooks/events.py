@@ -11,11 +11,25 @@ from enum import StrEnum
 from typing import Self
 
 
-class Event(StrEnum):
-    """A member is ``NAME = name, when it is sent, (stream event, status)[, extended]``.
+class AnyEvent(StrEnum):
+    """A member is ``NAME = name, when it is sent[, (stream event, status)[, extended]]``."""
 
-    The transition that writes the stream event with this status also writes the webhook event. An endpoint gets an
-    ``extended`` event only if it asked for them.
+    sent_when: str
+    stream_type: str
+    stream_status: str
+    extended: bool
+
+    def __new__(cls, name: str, sent_when: str, stream: tuple[str, str] = ("", ""), extended: bool = False) -> Self:
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.sent_when, member.extended = sent_when, extended
+        member.stream_type, member.stream_status = stream
+        return member
+
+
+class Event(AnyEvent):
+    """An event of a run. The transition that writes the stream event with this status also writes the webhook event. An
+    endpoint gets an ``extended`` event only if it asked for them.
     """
 
     AGENT_STARTED = (
@@ -30,34 +44,8 @@ class Event(StrEnum):
     AGENT_WAITING = "agent.waiting", "A run waits for an answer.", ("run.status", "waiting"), True
     AGENT_CANCELLED = "agent.cancelled", "A run was cancelled.", ("run.status", "cancelled"), True
 
-    sent_when: str
-    stream_type: str
-    stream_status: str
-    extended: bool
 
-    def __new__(cls, name: str, sent_when: str, stream: tuple[str, str], extended: bool = False) -> Self:
-        member = str.__new__(cls, name)
-        member._value_ = name
-        member.sent_when, member.extended = sent_when, extended
-        member.stream_type, member.stream_status = stream
-        return member
-
-
-EXTENDED_EVENTS = frozenset(event for event in Event if event.extended)
-
-
-class PlainEvent(StrEnum):
-    """An event of no run. A member is ``NAME = name, when it is sent``."""
-
-    sent_when: str
-
-    def __new__(cls, name: str, sent_when: str) -> Self:
-        member = str.__new__(cls, name)
-        member._value_, member.sent_when = name, sent_when
-        return member
-
-
-class CreditsEvent(PlainEvent):
+class CreditsEvent(AnyEvent):
     """What happens to a user's credits, for the installation endpoint alone."""
 
     GRANTED = "credits.granted", "Credits were granted to a user."
@@ -65,7 +53,7 @@ class CreditsEvent(PlainEvent):
     EXHAUSTED = "credits.exhausted", "A run waits or has failed because its user's credits do not reach for it."
 
 
-class TrialEvent(PlainEvent):
+class TrialEvent(AnyEvent):
     """For the endpoint that was asked about alone."""
 
     TEST = "webhook.test", "The user or staff asked for a test event."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from config.api.openapi.document import described
-from webhooks.events import CreditsEvent, Event, PlainEvent, TrialEvent
+from webhooks.events import AnyEvent, CreditsEvent, Event, TrialEvent
 
 
 def add_webhooks(result: dict[str, Any], generator: Any, request: Any, public: Any) -> dict[str, Any]:
@@ -14,10 +14,10 @@ def add_webhooks(result: dict[str, Any], generator: Any, request: Any, public: A
     return result
 
 
-def operation(event: Event | PlainEvent) -> dict[str, Any]:
+def operation(event: AnyEvent) -> dict[str, Any]:
     """The POST that a receiver gets."""
     common, installation = described("webhook_fields"), described("webhook_installation_fields")
-    if isinstance(event, PlainEvent):
+    if not isinstance(event, Event):
         common = common | (installation if isinstance(event, CreditsEvent) else {})
         common = {name: field for name, field in common.items() if name not in ("runId", "chatId")}
         installation = {}
@@ -28,7 +28,7 @@ def operation(event: Event | PlainEvent) -> dict[str, Any]:
     required = [name for name in fields if name not in installation]
     body = {"type": "object", "required": required, "properties": fields}
     example = {name: example[name] for name in required}
-    asked = ", if its endpoint has `extendedEvents`" if isinstance(event, Event) and event.extended else ""
+    asked = ", if its endpoint has `extendedEvents`" if event.extended else ""
     asked = ", which is the installation endpoint" if isinstance(event, CreditsEvent) else asked
     headers, responses = described("webhook_headers"), described("webhook_responses")
     return {

@@ -17,7 +17,7 @@ from config.kernel import clock
 from config.kernel.ids import new_id
 from config.kernel.jsontext import dumps
 from config.queue.nudges import nudge_after_commit
-from webhooks.events import EXTENDED_EVENTS, CreditsEvent, Event, TrialEvent
+from webhooks.events import AnyEvent, CreditsEvent, Event, TrialEvent
 from webhooks.models import Delivery, Endpoint
 
 DELIVER = "webhooks.deliver_due"
@@ -60,7 +60,7 @@ def report_credits(user_id: int, event: CreditsEvent, fields: dict[str, Any]) ->
 def add(
     writes: Writes,
     user_id: int,
-    event: Event | CreditsEvent,
+    event: AnyEvent,
     *,
     run_id: str = "",
     chat_id: str = "",
@@ -75,13 +75,13 @@ def add(
     """
     now = clock.now()
     event_id = new_id("evt")
-    of_run = {"runId": run_id, "chatId": chat_id} if not isinstance(event, CreditsEvent) else {}
+    of_run = {"runId": run_id, "chatId": chat_id} if isinstance(event, Event) else {}
     body = {"id": event_id, "type": event, **of_run, "occurredAt": clock.iso(now), **(extra or {})}
     moment = connection.ops.adapt_datetimefield_value(now)
     unclosed = dumps(body).decode().removesuffix("}")
     values: list[Any] = [new_id("dlv"), new_id("dlv"), event_id, event, run_id, chat_id, request_id, unclosed, user_id]
     # Users' endpoints get the events of runs alone.
-    values += [moment, moment, user_id if of_run else None, bool(of_run) and event not in EXTENDED_EVENTS]
+    values += [moment, moment, user_id if of_run else None, bool(of_run) and not event.extended]
     writes.execute(_record_sql(connection.vendor), values, then=lambda: nudge_after_commit(DELIVER))
     return event_id
 

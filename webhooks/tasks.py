@@ -1,4 +1,4 @@
-"""Celery tasks of webhooks: nudges, the sweep, trimming, pruning. A lost message costs time only."""
+"""Celery tasks of webhooks, which wake dispatchers, and scheduled jobs. A lost message costs time only."""
 
 from __future__ import annotations
 
@@ -30,32 +30,16 @@ def retry_due() -> None:
     dispatcher.dispatcher().wake()
 
 
-@shared_task(name="webhooks.sweep", ignore_result=True)
-def sweep() -> None:
+def sweep() -> int:
     """Nudge if there is work: a message was lost, or a claim lapsed because its worker died."""
-    jobs.run("sweep-webhooks", _sweep)
-
-
-def _sweep() -> int:
     if not (claims.anything_ready() or any(transitions.anything_due())):
         return 0
     nudges.nudge(DELIVER)
     return 1
 
 
-@shared_task(name="webhooks.trim", ignore_result=True)
-def trim() -> None:
-    """Mark the oldest deliveries dead that wait for endpoints with more than WEBHOOK_PENDING_MAX."""
-    jobs.run("trim-webhooks", transitions.drop_excess)
-
-
-@shared_task(name="webhooks.prune", ignore_result=True)
-def prune() -> None:
+def prune() -> int:
     """Remove deliveries that finished WEBHOOK_RETENTION_DAYS ago, and deleted endpoints without deliveries."""
-    jobs.run("prune-webhooks", _prune)
-
-
-def _prune() -> int:
     cutoff = clock.now() - timedelta(days=settings.WEBHOOK_RETENTION_DAYS)
     old = Delivery.objects.filter(finished_at__isnull=False, finished_at__lt=cutoff).order_by("finished_at")
     left = Endpoint.objects.filter(~Exists(Delivery.objects.filter(endpoint=OuterRef("pk"))), deleted_at__lt=cutoff)

@@ -42,7 +42,7 @@ _left_out: dict[tuple[str, Hashable], float] = {}
 def run(job: str, work: Callable[[], int]) -> int:
     """Run the job and record its metrics. Returns the number of rows that ``work`` processed.
 
-    ``job`` is its name in CELERY_BEAT_SCHEDULE. Raises the exceptions of ``work``, unless the database is not
+    ``job`` is its name in JOBS of the settings. Raises the exceptions of ``work``, unless the database is not
     available: then the next run continues, and the log has one line for the whole outage.
     """
     for counter in (failures, rows_failed):

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from credits import grants, ledger
+from credits import grants, ledger, low
 from credits.models import Account
-from credits.tasks import report_low
 from tests import factories
 from tests.credits.helpers import CREDIT, clerk, fund, place, spend, turn
 from tests.credits.test_concurrency import side_by_side
@@ -37,7 +36,7 @@ def told(*names: str) -> list[dict[str, Any]]:
 
 
 def lows() -> list[tuple[Any, Any]]:
-    report_low()
+    low.report()
     return [(body["threshold"], body["available"]) for body in told("credits.low")]
 
 
@@ -59,7 +58,7 @@ def test_a_users_own_endpoint_is_told_nothing(user):
     factories.EndpointFactory(user=user, extended_events=True)
     ledger.grant(user.pk, 5, cause="x")
     spend(user, 99 * CREDIT)
-    report_low()
+    low.report()
     assert not Delivery.objects.exists()
 
 
@@ -102,7 +101,7 @@ def test_parallel_charges_and_reports_tell_each_crossing_once(endpoint):
     def call(number: int) -> None:
         spend(user, 12 * CREDIT)
         with lock:
-            report_low()
+            low.report()
 
     side_by_side(8, call)
     assert sorted(threshold for threshold, _ in lows()) == [5, 20]

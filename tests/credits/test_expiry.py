@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from config.kernel import clock
 from credits import ledger
-from credits.expiry import expire_grants, unspent
+from credits.expiry import expire_all, expire_grants, unspent
 from credits.models import LedgerEntry, PendingExpiry
 from credits.reconcile import drift
-from credits.tasks import expire_grants as task
 from tests.credits.helpers import Clock, clerk, fund, place, rows, spend, state, stop_clock, turn
 from tests.credits.test_concurrency import side_by_side
 from tests.factories import UserFactory
@@ -133,7 +132,7 @@ class TestExpiry:
         for each in users:
             give(each, 10, now.now + HOUR)
         now.now += HOUR
-        task()
+        expire_all()
         assert [state(each) for each in users] == [(0, 0)] * 5
 
     def test_expiry_does_not_count_as_usage(self, session, user, now):

@@ -14,6 +14,7 @@ from tests import factories
 from tests.webhooks.receiver import Behaviour, Receiver, receiving
 from webhooks import dispatcher, outbox, sender
 from webhooks.claims import Claim
+from webhooks.events import Event
 from webhooks.models import Attempt, Delivery, Endpoint
 
 
@@ -47,7 +48,7 @@ def receivers() -> Iterator[Callable[..., Receiver]]:
 def emit(user_id: int, event: str, **details) -> str | None:
     """Record the event in a statement of its own. Returns its id, or None if no endpoint is enabled."""
     writes = Writes()
-    event_id = outbox.add(writes, user_id, event, **details)
+    event_id = outbox.add(writes, user_id, Event(event), **details)
     return event_id if writes.do() else None
 
 

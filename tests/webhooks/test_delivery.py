@@ -221,12 +221,12 @@ def test_oldest_deliveries_of_a_full_endpoint_are_dropped(user, endpoint, receiv
     (under_way,) = claims.take_ready(0)[0]
     factories.EndpointFactory(user=(other := factories.UserFactory()), url=receiver.url)
     others = [record(other) for _ in range(4)]
-    tasks.trim()
+    transitions.drop_excess()
     assert under_way.delivery.pk == records[0].pk
     dead = [one.pk for one in records[1:5]]
     assert set(Delivery.objects.filter(status="DEAD").values_list("pk", flat=True)) == set(dead)
     assert Delivery.objects.filter(pk__in=[one.pk for one in others], status="PENDING").count() == 4
-    tasks.trim()
+    transitions.drop_excess()
     assert Delivery.objects.filter(status="DEAD").count() == 4
 
 

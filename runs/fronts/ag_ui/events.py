@@ -285,22 +285,19 @@ def until(rendering: AgUi, run: Run, last: int) -> list[AgUiMessage]:
 def messages_of(run: Run, shown: QuerySet[Message]) -> list[AgUiMessage]:
     """The newest of the messages of the run's user, the oldest first, without those of replaced runs."""
     newest = shown.filter(chat=run.chat_id, replaced=False).order_by("-created_at", "-pk")
-    found, size = list[list[AgUiMessage]](), 0
+    found, size = list[AgUiMessage](), 0
     for start in range(0, SNAPSHOT_MESSAGES, ROWS_AT_ONCE):
         rows = list(newest[start : start + ROWS_AT_ONCE])
         recorded, names = recorded_of(run.user_id, rows), _names(rows)
         for row in rows:
-            found.append(list(_shown(row, recorded, names)))
-            size += len(to_text(found[-1]))
-            if size > SNAPSHOT_CHARS:
-                return _in_order(found[:-1] or found)
+            before = list(_shown(row, recorded, names))
+            size += len(to_text(before))
+            if found and size > SNAPSHOT_CHARS:
+                return found
+            found[:0] = before
         if len(rows) < ROWS_AT_ONCE:
             break
-    return _in_order(found)
-
-
-def _in_order(found: list[list[AgUiMessage]]) -> list[AgUiMessage]:
-    return [message for messages in reversed(found) for message in messages]
+    return found
 
 
 def _names(rows: Iterable[Message]) -> Mapping[str, str]:
