@@ -4,12 +4,14 @@ import contextlib
 import json
 import random
 import time
-from threading import Thread
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 
 from config.kernel.errors import RateLimited
+from runs.tools import schema as schema_module
 from runs.tools.base import ToolFailure
 from runs.tools.schema import check_schema, one_check_of
 from tests.tools.conftest import builtin, http_tool, parse_input
@@ -309,3 +311,23 @@ def test_one_schema_of_a_user_is_checked_at_a_time():
             thread.join()
     check_as(1, "clientTools")
     assert refused == [(1, "clientTools")]
+
+
+def test_the_longer_wait_for_a_schema_ends_at_the_first_check(monkeypatch):
+    """Also if that check has used its time: schemas that are all too costly would keep the wait long."""
+    monkeypatch.setattr(schema_module, "_checked", Event())
+
+    def check() -> None:
+        with one_check_of(1):
+            pass
+
+    with ThreadPoolExecutor(1) as pool:
+        with one_check_of(1):
+            waiting = pool.submit(check)
+            with pytest.raises(TimeoutError):
+                waiting.result(2 * schema_module.WAIT_SECONDS)
+        waiting.result(5)
+        with pytest.raises(ValueError, match="takes too long"):
+            check_schema(halves(levels=40) | {"$ref": "#/$defs/p40"})
+        with one_check_of(1), pytest.raises(RateLimited):
+            pool.submit(check).result(schema_module.FIRST_WAIT_SECONDS / 2)
