@@ -394,11 +394,10 @@ STORAGE_S3_SECRET_KEY = ENV.text("STORAGE_S3_SECRET_KEY")
 #: `auto`, `path` or `virtual`
 STORAGE_S3_ADDRESSING = ENV.text("STORAGE_S3_ADDRESSING", "auto", ("auto", "path", "virtual"))
 STORAGES = {
-    "default": {
-        "BACKEND": "config.storage.ObjectStorage"
-        if STORAGE_S3_BUCKET
-        else "django.core.files.storage.FileSystemStorage"
-    },
+    # A repeated call of a tool replaces its files. The names of all other files are new.
+    "default": {"BACKEND": "config.storage.ObjectStorage"}
+    if STORAGE_S3_BUCKET
+    else {"BACKEND": "django.core.files.storage.FileSystemStorage", "OPTIONS": {"allow_overwrite": True}},
     "staticfiles": {"BACKEND": "whitenoise.storage.CompressedStaticFilesStorage"},
 }
 WHITENOISE_USE_FINDERS = True

@@ -36,7 +36,7 @@ class Loop:
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """``submit`` for code on another event loop. A cancel there cancels the work."""
+        """``submit`` for code on an event loop, also on this one. A cancel there cancels the work."""
         return await asyncio.wrap_future(self.submit(work))
 
 

@@ -274,7 +274,10 @@ def result_text(name: str, value: Any) -> str:
 
 
 def clean_result(result: ToolResult) -> ToolResult:
-    """The result within the service's limits. Text that is too long is cut, and a note tells the model."""
+    """The result within the service's limits. Text that is too long is cut, and a note tells the model.
+
+    Raises ToolFailure for a price that is not an amount, and for URLs that are too many or not absolute http(s) URLs.
+    """
     text, limit = clean_text(result.text), TOOL_RESULT_MAX_CHARS
     if len(text) > limit:
         note = f"\n[Truncated: the result has {len(text)} characters, the limit is {limit}.]"
@@ -282,17 +285,12 @@ def clean_result(result: ToolResult) -> ToolResult:
     used = result.credit_used
     if used is not None and (type(used) is not int or used < 0):
         raise tool_error("The tool returned a price that is not an amount.")
-    return ToolResult(text, clean_urls(result.urls), used)
-
-
-def clean_urls(urls: tuple[str, ...]) -> tuple[str, ...]:
-    """Raises ToolFailure if there are too many URLs, or one is not an absolute http(s) URL."""
-    if len(urls) > TOOL_RESULT_URLS_MAX:
+    if len(result.urls) > TOOL_RESULT_URLS_MAX:
         raise tool_error(f"The tool returned more than {TOOL_RESULT_URLS_MAX} result URLs.")
-    for url in urls:
+    for url in result.urls:
         if not is_web_address(url):
             raise tool_error(f"A result URL of the tool is not an http(s) address: {url[:200]}")
-    return tuple(urls)
+    return ToolResult(text, tuple(result.urls), used)
 
 
 def is_web_address(url: str) -> bool:

@@ -8,12 +8,11 @@ log, message or export has it.
 from __future__ import annotations
 
 import hmac
-import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, NoReturn
+from typing import Any
 
 from django.conf import settings
 from django.core.signing import BadSignature, Signer
@@ -21,7 +20,7 @@ from django.core.signing import BadSignature, Signer
 from config.kernel.errors import ValidationFailed
 from config.kernel.jsontext import has_more_values
 from runs.tools.base import PROGRESS_MAX_CHARS, ToolFailure, ToolResult, clean_result, tool_error
-from runs.tools.http import VALUES_MAX, decoded, read_result, without_tokens
+from runs.tools.http import NOT_JSON, VALUES_MAX, decoded, read_json, read_result, without_tokens
 from webhooks.signing import TOLERANCE_SECONDS, standard_signature
 
 PATH = "/api/callbacks/"
@@ -71,16 +70,17 @@ def read(body: bytes, content_type: str, *, name: str, price: int) -> ToolResult
     ValidationFailed.
     """
     value = _value(body, content_type)
-    if not isinstance(value, dict):
-        return _result(lambda: read_result(name, price, {"result": value}))
-    kinds = [kind for kind in ("result", "error", "progress") if kind in value]
+    kinds = [kind for kind in ("result", "error", "progress") if kind in value] if isinstance(value, dict) else []
     if len(kinds) > 1:
         raise ValidationFailed({kinds[1]: [f"Send {kinds[0]} or {kinds[1]}, not both."]})
     if kinds == ["error"]:
         return _failure(value["error"])
     if kinds == ["progress"]:
         return _progress(value["progress"])
-    return _result(lambda: read_result(name, price, value if kinds else {"result": value}))
+    try:
+        return clean_result(read_result(name, price, value if kinds else {"result": value}))
+    except ToolFailure as failure:
+        raise ValidationFailed({"result": [failure.message]}) from None
 
 
 def _value(body: bytes, content_type: str) -> Any:
@@ -91,23 +91,12 @@ def _value(body: bytes, content_type: str) -> Any:
     if has_more_values(body, VALUES_MAX):
         raise ValidationFailed({"body": [f"The body has more than {VALUES_MAX} values."]})
     try:
-        return json.loads(body, parse_float=Decimal, parse_constant=_refuse_constant)
-    except (ValueError, ArithmeticError, RecursionError):
+        return read_json(body)
+    except NOT_JSON:
         is_text = kind.startswith("text/") or not (kind.endswith("json") or body.lstrip()[:1] in b'{["')
         if not is_text:
             raise ValidationFailed({"body": ["The body is not valid JSON."]}) from None
         return decoded(body, content_type)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(name)
-
-
-def _result(read: Callable[[], ToolResult]) -> ToolResult:
-    try:
-        return clean_result(read())
-    except ToolFailure as failure:
-        raise ValidationFailed({"result": [failure.message]}) from None
 
 
 def _failure(text: Any) -> ToolFailure:

@@ -25,7 +25,6 @@ from runs.tools.base import (
     ToolContext,
     ToolDefinition,
     ToolFailure,
-    ToolResult,
     clean_result,
     tool_error,
 )
@@ -36,26 +35,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ToolType:
-    """A value of ``Tool.node_type``. Staff must give the address of a tool whose type ``needs_url``. ``contact`` asks a
-    tool's server about its parked calls, and tells it of their end; it raises ToolFailure if the server did not answer
-    as it should.
+    """A value of ``Tool.node_type``. ``execute`` is None for calls that await the caller's app. Staff must give the
+    address of a tool whose type ``needs_url``. ``contact`` asks a tool's server about its parked calls, and tells it of
+    their end; it raises ToolFailure if the server did not answer as it should.
     """
 
     label: str
-    execute: Executor
+    execute: Executor | None
     needs_url: bool
     contact: Contact | None = None
-
-
-async def _no_server(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
-    """The engine calls no tool of this type."""
-    raise ToolFailure(CallError.UNKNOWN_TOOL, f"{definition.name} is a tool of the caller's app.")
 
 
 TYPES = {
     BUILTIN: ToolType("Built in", builtin.execute, needs_url=False, contact=builtin.contact),
     HTTP: ToolType("HTTP endpoint", http.execute, needs_url=True, contact=http.tell_end),
-    CLIENT: ToolType("The caller's app", _no_server, needs_url=False),
+    CLIENT: ToolType("The caller's app", None, needs_url=False),
     MCP: ToolType("MCP server", mcp.execute, needs_url=True, contact=mcp.contact),
 }
 
@@ -65,15 +59,15 @@ async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: 
 
     Raises ToolFailure for every failure (``TOOL_TIMEOUT`` after the time limit). Only a cancellation passes unchanged.
     """
-    if definition.node_type not in TYPES:
+    kind = TYPES.get(definition.node_type)
+    if kind is None or kind.execute is None:
         raise ToolFailure(CallError.UNKNOWN_TOOL, f"There is no tool type {definition.node_type}.")
-    execute = TYPES[definition.node_type].execute
     own_limit = settings.TOOL_TIMEOUT_SECONDS if definition.timeout_seconds is None else definition.timeout_seconds
     limit = min(own_limit, context.timeout_seconds)
     try:
         async with asyncio.timeout(limit) as scope:
             with tracing.span("tool", tool=definition.name, **{"invocation.id": context.invocation_id}):
-                result = await execute(definition, input, replace(context, timeout_seconds=limit))
+                result = await kind.execute(definition, input, replace(context, timeout_seconds=limit))
                 if isinstance(result, Parked | Asked):
                     return result
                 return clean_result(await store_images(context, result))

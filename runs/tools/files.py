@@ -27,7 +27,6 @@ FILE_NAME_MAX_BYTES = 200
 # No separators, control characters, hidden files, or marks that reverse the text and so disguise the file's type.
 FILE_NAME_PATTERN = re.compile(r"^\w(?:[\w .,()+@=-]*[\w)])?$")
 TOKEN_PATTERN = re.compile(r"[0-9a-f]{64}")
-WRITE_ATTEMPTS = 3
 
 # The images that models accept, with the endings of their names.
 IMAGE_TYPES = {"image/gif": "gif", "image/jpeg": "jpg", "image/png": "png", "image/webp": "webp"}
@@ -67,9 +66,10 @@ def store(invocation_id: str, file_name: str, content: bytes) -> str:
     if not is_file_name(file_name):
         raise ValueError("This is not a valid file name.")
     token = _token(invocation_id, file_name)
-    path = f"{FOLDER}/{invocation_id}/{token}/{file_name}"
+    file = ContentFile(content)
+    file.content_type = content_type(file_name)  # type: ignore[attr-defined]  # S3 keeps it with the object
     try:
-        _write(path, content, content_type(file_name))
+        default_storage.save(f"{FOLDER}/{invocation_id}/{token}/{file_name}", file)
     except Exception as error:
         raise tool_error("The file could not be stored.") from error
     return f"{settings.BASE_URL}/files/{invocation_id}/{token}/{quote(file_name)}"
@@ -127,18 +127,3 @@ def remove_all(invocation_id: str) -> None:
 def content_type(file_name: str) -> str:
     """The content type for the file name's ending."""
     return CONTENT_TYPES.get(file_name.rpartition(".")[2].lower(), "application/octet-stream")
-
-
-def _write(path: str, content: bytes, kind: str) -> None:
-    for _ in range(WRITE_ATTEMPTS):
-        # An earlier attempt may have left an incomplete file.
-        if default_storage.exists(path):
-            default_storage.delete(path)
-        file = ContentFile(content)
-        file.content_type = kind  # type: ignore[attr-defined]  # S3 keeps it with the object
-        saved = default_storage.save(path, file)
-        if saved == path:
-            return
-        # Another attempt of the same call wrote the path meanwhile, so the storage chose another name.
-        default_storage.delete(saved)
-    raise OSError("another attempt is writing the file")

@@ -43,6 +43,7 @@ VALUES_MAX = 250_000
 # Of the body of an answer that is not a result.
 REASON_CHARS = 300
 REASON_BYTES = 32 * 1024
+NOT_JSON = (ValueError, ArithmeticError, RecursionError)
 CALLBACK_TOKEN = re.compile(r"inv_[A-Za-z0-9]{1,60}\.[A-Za-z0-9_-]{43}")
 
 
@@ -54,8 +55,11 @@ async def send(
     headers: Mapping[str, str],
     body: bytes | None = None,
     timeout_seconds: float,
+    reuse: bool = False,
 ) -> Answer:
-    """The answer, of any status, with at most ``TOOL_ANSWER_MAX_BYTES`` of its body. Raises ToolFailure."""
+    """The answer, of any status, with at most ``TOOL_ANSWER_MAX_BYTES`` of its body. ``reuse``: over a connection that
+    can be used again. Raises ToolFailure.
+    """
     request = client.asend(
         method,
         url,
@@ -65,6 +69,7 @@ async def send(
         total_timeout=timeout_seconds,
         max_bytes=settings.TOOL_ANSWER_MAX_BYTES,
         allow_private=settings.OUTBOUND_ALLOW_PRIVATE,
+        reuse=reuse,
         owner=str(user_id),
     )
     try:
@@ -82,24 +87,10 @@ def is_too_long(answer: Answer) -> bool:
 
 async def execute(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult | Parked:
     """Post the call. Raises ToolFailure ``TOOL_ERROR`` unless the answer is 2xx, complete and within the limits."""
-    call = {
-        "invocationId": context.invocation_id,
-        "runId": context.run_id,
-        "chatId": context.chat_id,
-        "userId": context.user_name,
-        "input": input,
-    }
+    told: dict[str, Any] = {"input": input}
     if context.callback is not None:
-        call["callback"] = {"url": context.callback.url, "expiresAt": clock.iso(context.callback.expires_at)}
-    body = dumps(call)
-    answer = await send(
-        context.user_id,
-        "POST",
-        definition.url,
-        headers=_headers(definition, context.invocation_id, body),
-        body=body,
-        timeout_seconds=context.timeout_seconds,
-    )
+        told["callback"] = {"url": context.callback.url, "expiresAt": clock.iso(context.callback.expires_at)}
+    answer = await _post(definition, definition.url, context, context.invocation_id, told, context.timeout_seconds)
     if answer.status == 202 and context.callback is not None:
         return _parked(answer.body)
     if not 200 <= answer.status < 300:
@@ -119,32 +110,27 @@ async def tell_end(definition: ToolDefinition, context: ToolContext) -> None:
     """Post the end of a call whose outcome is wanted no more to the tool's ``cancel_url``. Raises ToolFailure."""
     if not definition.cancel_url or not context.end_reason:
         return
-    told = {
-        "invocationId": context.invocation_id,
-        "runId": context.run_id,
-        "chatId": context.chat_id,
-        "userId": context.user_name,
-        "reason": context.end_reason,
-    }
-    body = dumps(told)
     # Not the id of the call's own request: a receiver may ignore what it has seen.
-    headers = _headers(definition, f"{context.invocation_id}-end", body)
-    seconds = settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS
-    answer = await send(
-        context.user_id, "POST", definition.cancel_url, headers=headers, body=body, timeout_seconds=seconds
-    )
+    name, seconds = f"{context.invocation_id}-end", settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS
+    answer = await _post(definition, definition.cancel_url, context, name, {"reason": context.end_reason}, seconds)
     if not 200 <= answer.status < 300:
         raise tool_error(f"HTTP status {answer.status}.")
 
 
-def _headers(definition: ToolDefinition, name: str, body: bytes) -> dict[str, str]:
-    return {
+async def _post(
+    definition: ToolDefinition, url: str, context: ToolContext, name: str, told: dict[str, Any], seconds: float
+) -> Answer:
+    """Post ``told`` with what identifies the call. ``name`` identifies the request."""
+    ids = {"invocationId": context.invocation_id, "runId": context.run_id, "chatId": context.chat_id}
+    body = dumps(ids | {"userId": context.user_name} | told)
+    headers = {
         **definition.secret_headers,
         "Content-Type": "application/json",
         "Accept": "application/json, image/*;q=0.5",
         "Idempotency-Key": name,
         **_signature(definition, name, body),
     }
+    return await send(context.user_id, "POST", url, headers=headers, body=body, timeout_seconds=seconds)
 
 
 def _parked(body: bytes) -> Parked:
@@ -188,10 +174,9 @@ def _result(definition: ToolDefinition, answered: Answer) -> ToolResult:
     if has_more_values(body, VALUES_MAX):
         raise tool_error(f"{definition.name} answered with more than {VALUES_MAX} values.")
     try:
-        # Lenient where our own API is strict: a result of others may hold wide numbers and text that is cleaned later.
-        answer = json.loads(body, parse_float=Decimal, parse_constant=_refuse_constant)
-    except (ValueError, ArithmeticError, RecursionError):
-        return ToolResult(without_tokens(decoded(body, answered.headers.get("Content-Type", ""))))
+        answer = read_json(body)
+    except NOT_JSON:
+        answer = decoded(body, answered.headers.get("Content-Type", ""))
     if not isinstance(answer, dict) or "result" not in answer:
         answer = {"result": answer}
     return read_result(definition.name, definition.price, answer)
@@ -206,6 +191,18 @@ def read_result(name: str, price: int, answer: Mapping[str, Any]) -> ToolResult:
     )
 
 
+def read_json(body: bytes) -> Any:
+    """Lenient where our own API is strict: what others send may hold wide numbers and text that is cleaned later.
+
+    Raises one of NOT_JSON.
+    """
+    return json.loads(body, parse_float=Decimal, parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
 def decoded(body: bytes, content_type: str) -> str:
     """A body that is not JSON as text."""
     try:
@@ -216,10 +213,6 @@ def decoded(body: bytes, content_type: str) -> str:
         return body.decode(charset.strip('" ') or "ascii")
     except (LookupError, ValueError):
         return f"[{shorten(kind.strip(' ;'), 100) or 'bytes'}, which is not text]"
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(name)
 
 
 def _urls(name: str, urls: Any) -> tuple[str, ...]:

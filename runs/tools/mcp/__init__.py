@@ -13,39 +13,29 @@ from typing import Any
 from django.utils.module_loading import import_string
 
 from config.outbound.loop import shared
-from runs.tools.base import (
-    Outcome,
-    StillParked,
-    ToolContext,
-    ToolDefinition,
-    ToolResult,
-    in_thread,
-)
+from runs.tools.base import Outcome, StillParked, ToolContext, ToolDefinition, ToolResult
 
-_call: Any = None
-_contact: Any = None
+_imported: dict[str, Any] = {}
 
 
 async def execute(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> Outcome:
     """Call the server's tool. Every failure there, and a result with ``isError``, is ``TOOL_ERROR``."""
-    global _call
-    if _call is None:
-        _call = await in_thread(context, import_string, "runs.tools.mcp.client.call")
-    result: Outcome = await shared.run(_call(definition, input, context))
-    return result
+    return await _run("client.call", definition, input, context)
 
 
 async def contact(definition: ToolDefinition, context: ToolContext) -> ToolResult | StillParked | None:
     """Ask for the outcome of a task, or cancel it. Raises ToolFailure."""
-    global _contact
-    if _contact is None:
-        _contact = await asyncio.to_thread(import_string, "runs.tools.mcp.tasks.contact")
-    result: ToolResult | StillParked | None = await shared.run(_contact(definition, context))
-    return result
+    return await _run("tasks.contact", definition, context)
+
+
+async def _run(name: str, *arguments: Any) -> Any:
+    if name not in _imported:
+        _imported[name] = await asyncio.to_thread(import_string, f"{__name__}.{name}")
+    return await shared.run(_imported[name](*arguments))
 
 
 def list_tools(url: str, headers: Mapping[str, str]) -> list[Any]:
     """The SDK's ``Tool`` for each tool of a server: nothing of it is checked. For a thread: blocks for some seconds at
     most. Raises ToolFailure.
     """
-    return shared.submit(import_string("runs.tools.mcp.client.list_tools")(url, headers)).result()
+    return shared.submit(import_string(f"{__name__}.client.list_tools")(url, headers)).result()

@@ -26,7 +26,6 @@ from mcp_types import (
 from pydantic import ValidationError
 
 from config.kernel.jsontext import dumps, has_more_values
-from config.outbound import client
 from config.outbound.client import Answer
 from runs.errors import CallError
 from runs.tools.base import (
@@ -41,7 +40,7 @@ from runs.tools.base import (
     shorten,
     tool_error,
 )
-from runs.tools.http import USER_AGENT, is_too_long
+from runs.tools.http import USER_AGENT, is_too_long, send
 from runs.tools.mcp.result import read_result
 from runs.tools.mcp.transport import LINES_MAX, VALUES_MAX, count_lines
 from runs.tools.questions import Dialogue
@@ -205,23 +204,14 @@ async def _request(
         "MCP-Protocol-Version": REVISION,
         "Mcp-Method": method,
         "Mcp-Name": encode_header_value(task_id),
-        "User-Agent": USER_AGENT,
     }
+    body, limit = dumps(message), TASK_REQUEST_SECONDS
     try:
-        answer = await client.asend(
-            "POST",
-            definition.url,
-            headers=headers,
-            body=dumps(message),
-            connect_timeout=settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS,
-            total_timeout=TASK_REQUEST_SECONDS,
-            max_bytes=settings.TOOL_ANSWER_MAX_BYTES,
-            allow_private=settings.OUTBOUND_ALLOW_PRIVATE,
-            reuse=True,
-            owner=str(context.user_id),
+        answer = await send(
+            context.user_id, "POST", definition.url, headers=headers, body=body, timeout_seconds=limit, reuse=True
         )
-    except (client.AddressRefused, client.RequestFailed, ValueError) as error:
-        raise Away(str(error)) from None
+    except ToolFailure as failure:
+        raise Away(failure.message) from None
     return _read(definition, answer)
 
 
@@ -244,8 +234,7 @@ def _read(definition: ToolDefinition, answer: Answer) -> dict[str, Any]:
         if isinstance(message.get("error"), dict):
             raise Refused(message["error"].get("code"))
         if isinstance(message.get("result"), dict) and message.get("id") == 1 and answer.status < 400:
-            found: dict[str, Any] = message["result"]
-            return found
+            return message["result"]
     raise Away(f"no answer of the protocol, with HTTP status {answer.status}")
 
 
