@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal
 
@@ -17,12 +16,6 @@ from credits.models import SETTLEMENTS, SPENDING, Account, EntryType, LedgerEntr
 def run_spent(run_id: str) -> int:
     """Captures and usage less refunds."""
     return _sum(LedgerEntry.objects.filter(run_id=run_id, type__in=SPENDING), net_spending())
-
-
-def runs_spent(run_ids: Sequence[str]) -> dict[str | None, int]:
-    """``run_spent`` of several runs; one without rows is left out."""
-    rows = LedgerEntry.objects.filter(run_id__in=run_ids, type__in=SPENDING).order_by().values("run_id")
-    return dict(rows.annotate(spent=Sum(net_spending())).values_list("run_id", "spent"))
 
 
 def refundable(entry: LedgerEntry) -> int:

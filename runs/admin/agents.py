@@ -57,7 +57,7 @@ class AgentForm(forms.ModelForm):
         help_text="The system prompt. Those of a run are added after them. A change of this or of what follows makes "
         "a new version; runs that have started keep theirs.",
     )
-    model = forms.ChoiceField(required=False, widget=UnfoldAdminSelectWidget)
+    model = forms.TypedChoiceField(required=False, empty_value=None, widget=UnfoldAdminSelectWidget)
     all_tools = forms.BooleanField(
         required=False,
         initial=True,
@@ -80,8 +80,9 @@ class AgentForm(forms.ModelForm):
         label="Budget",
         help_text="Credits: the most that a run may spend. A request may only lower it. Empty: no limit.",
     )
-    on_credits_exhausted = forms.ChoiceField(
+    on_credits_exhausted = forms.TypedChoiceField(
         required=False,
+        empty_value=OnCreditsExhausted.FAIL.value,
         choices=OnCreditsExhausted.choices,
         initial=OnCreditsExhausted.FAIL,
         widget=UnfoldAdminSelectWidget,
@@ -121,13 +122,10 @@ class AgentForm(forms.ModelForm):
         data = super().clean() or {}
         self.shown = {name: data.get(name) for name in ("display_name", "description", "enabled")}
         self.content = {column: data.get(column) for column in agents.CONTENT} | {
-            "model": data.get("model") or None,
-            "tools": None if data.get("all_tools") else data.get("tools") or [],
-            "parameters": data.get("parameters") or {},
-            "on_credits_exhausted": data.get("on_credits_exhausted") or OnCreditsExhausted.FAIL.value,
+            "tools": None if data.get("all_tools") else data.get("tools"),
             "output_schema": data.get("output_schema") or None,
-            # As the admin's text fields send them.
-            "instructions": (data.get("instructions") or "").replace("\r\n", "\n"),
+            # The admin's text fields send other line breaks.
+            "instructions": data.get("instructions", "").replace("\r\n", "\n"),
         }
         if not self.errors:
             try:
@@ -264,18 +262,17 @@ def _use(references: list[str]) -> dict[str, dict[str, Any]]:
     """The success rate, and the average running time and credits, of the latest runs by the agent's version."""
     since = first_id("run", clock.now() - timedelta(days=RUN_DAYS))
     ended = Run.objects.filter(agent__in=references, pk__gte=since, finished_at__isnull=False).order_by("-pk")
-    latest = list(ended.values_list("pk", "agent", "status", "ran_ms")[:RUNS_MAX])
-    spent = sums.runs_spent([pk for pk, *_ in latest])
+    latest = list(ended.values_list("agent", "status", "ran_ms", sums.run_spent_subquery())[:RUNS_MAX])
     found = {}
-    for reference in {agent for _, agent, _, _ in latest if agent}:
-        runs = [(pk, status, ran) for pk, agent, status, ran in latest if agent == reference]
-        judged = [status for _, status, _ in runs if status != RunStatus.CANCELLED]
+    for reference in {agent for agent, *_ in latest if agent}:
+        runs = [run for agent, *run in latest if agent == reference]
+        judged = [status for status, *_ in runs if status != RunStatus.CANCELLED]
         well = judged.count(RunStatus.COMPLETED)
         found[reference] = {
             "count": len(runs),
             "success": f"{well / len(judged):.0%}" if judged else "–",
-            "took": span(timedelta(milliseconds=sum(ran for *_, ran in runs) / len(runs))),
-            "credits": amount(sum(spent.get(pk, 0) for pk, *_ in runs) // len(runs)),
+            "took": span(timedelta(milliseconds=sum(ran for _, ran, _ in runs) / len(runs))),
+            "credits": amount(sum(spent for *_, spent in runs) // len(runs)),
         }
     return found
 

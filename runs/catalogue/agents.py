@@ -42,7 +42,6 @@ class Saved:
     """``changed``: the columns whose values are new. ``is_new_version``: whether one of them belongs to a version."""
 
     agent: Agent
-    is_new: bool = False
     is_new_version: bool = False
     changed: list[str] = field(default_factory=list)
 
@@ -59,7 +58,7 @@ def save(name: str, *, display_name: str, description: str = "", enabled: bool =
         Agent.objects.get_or_create(name=name, defaults=shown)
         agent = _lock(name)
         current = AgentVersion.objects.filter(agent=agent, number=agent.version).first()
-        saved = Saved(agent, is_new=current is None)
+        saved = Saved(agent)
         saved.changed = [column for column, value in shown.items() if getattr(agent, column) != value]
         others = [column for column, value in version.items() if current is None or differs(current, column, value)]
         if others:

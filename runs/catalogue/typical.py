@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 from config.kernel import clock
 from config.kernel.ids import first_id
-from credits.sums import runs_spent
+from credits.sums import run_spent_subquery
 from runs.models import Agent, AgentModel, Run, RunStatus, TypicalCredits
 
 DAYS = 30
 RUNS_MAX, RUNS_MIN = 10_000, 20
-BATCH = 1000
 # What is measured, and the column of a run that names it.
 COLUMNS = {"agent": "agent_name", "model": "resolved_model"}
 
@@ -35,20 +33,11 @@ def _measured(kind: str, name: str) -> TypicalCredits | None:
     since = clock.now() - timedelta(days=DAYS)
     # Ids are in the order of creation: the index skips older runs.
     runs = Run.objects.filter(status=RunStatus.COMPLETED, pk__gte=first_id("run", since), **{COLUMNS[kind]: name})
-    newest = list(runs.order_by("-pk").values_list("pk", flat=True)[:RUNS_MAX])
-    if len(newest) < RUNS_MIN:
+    costs = sorted(runs.order_by("-pk").values_list(run_spent_subquery(), flat=True)[:RUNS_MAX])
+    if len(costs) < RUNS_MIN:
         return None
-    costs = sorted(_costs(newest))
     p50, p90 = (costs[-(-len(costs) * percent // 100) - 1] for percent in (50, 90))
     return TypicalCredits(kind=kind, name=name, p50=p50, p90=p90, runs=len(costs))
-
-
-def _costs(run_ids: Sequence[str]) -> Iterator[int]:
-    """What each run cost less refunds, in micro-credits; 0 for one without rows."""
-    for start in range(0, len(run_ids), BATCH):
-        batch = run_ids[start : start + BATCH]
-        found = runs_spent(batch)
-        yield from (found.get(run_id, 0) for run_id in batch)
 
 
 def read() -> dict[tuple[str, str], TypicalCredits]:

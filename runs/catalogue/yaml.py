@@ -161,5 +161,4 @@ _Dumper.add_representer(Decimal, _write_decimal)
 
 def to_text(data: Any) -> str:
     """``data`` (as JSON, with Decimal) as YAML in block style, with the keys in their order."""
-    written: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=sys.maxsize)
-    return written
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=sys.maxsize)
