@@ -95,14 +95,14 @@ class AnthropicTurn(TurnReader):
         """Tokens read from or written to a cache are input too."""
         if not usage:
             return
-        self.cached_tokens = self.count_tokens(usage.get("cache_read_input_tokens"), self.cached_tokens)
-        self.cache_write_tokens = self.count_tokens(usage.get("cache_creation_input_tokens"), self.cache_write_tokens)
+        self.count(
+            cached_tokens=usage.get("cache_read_input_tokens"),
+            cache_write_tokens=usage.get("cache_creation_input_tokens"),
+            output_tokens=usage.get("output_tokens"),
+            reasoning_tokens=(usage.get("output_tokens_details") or {}).get("thinking_tokens"),
+        )
         if type(usage.get("input_tokens")) is int:
-            total = usage["input_tokens"] + self.cached_tokens + self.cache_write_tokens
-            self.input_tokens = self.count_tokens(total, self.input_tokens)
-        self.output_tokens = self.count_tokens(usage.get("output_tokens"), self.output_tokens)
-        thinking = (usage.get("output_tokens_details") or {}).get("thinking_tokens")
-        self.reasoning_tokens = self.count_tokens(thinking, self.reasoning_tokens)
+            self.count(input_tokens=usage["input_tokens"] + self.cached_tokens + self.cache_write_tokens)
 
 
 class AnthropicModel(HttpModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable
-from typing import Any, cast
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import aiohttp
@@ -77,7 +77,7 @@ class Deadlines:
         """
         chunk = anext(chunks, None)
         if complete is None:
-            return cast("bytes | None", await self.limit(chunk))
+            return await self.limit(chunk)
         if complete != self._has:
             self._has = complete
             seconds = COUNTS_SECONDS if complete[1] is None else DRAIN_SECONDS

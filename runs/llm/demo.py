@@ -110,39 +110,37 @@ class DemoModel:
             yield TextDelta(summary)
             yield TurnEnd(Usage(estimated_tokens(request), text_size(summary).tokens))
             return
-        numbered = enumerate(request.messages)
-        start = max((at for at, part in numbered if isinstance(part, UserMessage) and not part.is_note), default=-1)
-        opening = request.messages[start] if start >= 0 else UserMessage("")
-        since = request.messages[start + 1 :]
-        done = sum(isinstance(message, AssistantMessage) for message in since)
-        results = [message.content for message in since if isinstance(message, ToolMessage)]
-        turns: list[ScriptTurn] = []
-        if isinstance(opening, UserMessage):
-            if len(opening.text) <= SHORT_SCRIPT_CHARS:
-                turns = parse_script(opening.text)
-            else:
-                # Other runs of the event loop continue while a thread reads a long script.
-                turns = await asyncio.to_thread(parse_script, opening.text)
+        script, done, result = "", 0, None
+        for message in request.messages:
+            if isinstance(message, UserMessage) and not message.is_note:
+                script, done, result = message.text, 0, None
+            elif isinstance(message, AssistantMessage):
+                done += 1
+            elif isinstance(message, ToolMessage):
+                result = message.content
+        # Other runs of the event loop continue while a thread reads a long script.
+        is_short = len(script) <= SHORT_SCRIPT_CHARS
+        turns = parse_script(script) if is_short else await asyncio.to_thread(parse_script, script)
         turn = turns[done] if done < len(turns) else ScriptTurn()
-        output = _Output(_plain(results[-1]) if results else None, request, turn.usage)
+        output = _Output(request, None if result is None else _plain(result))
         for step in turn.steps:
             async for delta in output.run(*step):
                 yield delta
                 if output.is_cut:
                     break
             if output.is_cut:
-                yield TurnEnd(output.usage(), "length", tuple(output.reasoning))
+                yield TurnEnd(turn.usage or output.usage(), "length", tuple(output.reasoning))
                 return
         if len(turn.calls) > base.TOOL_CALLS_PER_TURN_MAX:
-            message = f"A turn may call at most {base.TOOL_CALLS_PER_TURN_MAX} tools, not {len(turn.calls)}."
-            raise ModelError(FailureReason.ANSWER_TOO_LONG, message)
+            problem = f"A turn may call at most {base.TOOL_CALLS_PER_TURN_MAX} tools, not {len(turn.calls)}."
+            raise ModelError(FailureReason.ANSWER_TOO_LONG, problem)
         for index, (name, arguments) in enumerate(turn.calls, 1):
             output.grow(name + arguments)
             if output.is_cut:
                 raise ModelError(FailureReason.OUTPUT_LIMIT)
             yield ToolCall(f"call_{done + 1}_{index}", name, arguments)
         finish_reason = "tool_calls" if turn.calls else "stop"
-        yield TurnEnd(output.usage(), finish_reason, tuple(output.reasoning))
+        yield TurnEnd(turn.usage or output.usage(), finish_reason, tuple(output.reasoning))
 
 
 class _Output:
@@ -151,9 +149,8 @@ class _Output:
     ``failures`` are the failed requests of the turn that no ``/flaky`` has accounted for yet.
     """
 
-    def __init__(self, result: str | None, request: ModelRequest, reported: Usage | None) -> None:
-        self.result = result
-        self.request, self.reported = request, reported
+    def __init__(self, request: ModelRequest, result: str | None) -> None:
+        self.request, self.result = request, result
         self.failures = request.failed_attempts
         self.room = request.max_output_tokens * TOKEN
         self.is_cut = False
@@ -213,9 +210,6 @@ class _Output:
             yield self._delta(match[0])
 
     def usage(self) -> Usage:
-        return self.reported or self.usage_so_far()
-
-    def usage_so_far(self) -> Usage:
         return Usage(
             estimated_tokens(self.request),
             min(self.size.tokens, self.request.max_output_tokens),
@@ -224,7 +218,7 @@ class _Output:
 
     def grow(self, text: str) -> None:
         """Count a text of the answer, which is cut at the request's output limit."""
-        self.request.progress.usage = self.usage_so_far
+        self.request.progress.usage = self.usage
         self.characters += len(text)
         self.size.add(text)
         self.is_cut = self.is_cut or self.size.weight >= self.room

@@ -112,7 +112,7 @@ class TurnReader(ABC):
         self.grow(part)
         part = self._half + part
         self._half = part[-1] if "\ud800" <= part[-1:] <= "\udbff" else ""
-        text = join_surrogates(part[:-1] if self._half else part)
+        text = join_surrogates(part.removesuffix(self._half))
         self._passed_on += len(text)
         return text
 
@@ -130,8 +130,8 @@ class TurnReader(ABC):
 
     def begin_call(self, call_id: str, name: str) -> _Call:
         """Raises TypeError for values that are not strings, as ``add_arguments`` does."""
-        if len(self._calls) >= base.TOOL_CALLS_PER_TURN_MAX:
-            most = base.TOOL_CALLS_PER_TURN_MAX
+        most = base.TOOL_CALLS_PER_TURN_MAX
+        if len(self._calls) >= most:
             raise ModelError(FailureReason.ANSWER_TOO_LONG, f"The model called more than {most} tools in one turn.")
         self.grow(call_id + name + "")
         self._calls.append(_Call(call_id, name))
@@ -142,11 +142,11 @@ class TurnReader(ABC):
         if part:
             call.arguments.append(part)
 
-    def count_tokens(self, value: Any, before: Any) -> Any:
-        """The larger of a valid reported count and ``before``: counts are cumulative, and some servers report them
-        again as 0.
-        """
-        return max(value, before or 0) if type(value) is int and 0 <= value <= TOKENS_MAX else before
+    def count(self, **reported: Any) -> None:
+        """Note valid counts that are larger than before: they are cumulative, and some servers repeat them as 0."""
+        for name, value in reported.items():
+            if type(value) is int and 0 <= value <= TOKENS_MAX:
+                setattr(self, name, max(value, getattr(self, name) or 0))
 
     def is_complete(self) -> bool:
         """Whether the answer is complete. After the reason of its end only counts can follow, and not every server
@@ -297,8 +297,7 @@ class HttpModel(ABC):
             response = await deadlines.limit(post)
             try:
                 if response.status != 200:
-                    body = await _error_body(response)
-                    raise refused(response.status, body, response.headers, self.secrets)
+                    raise refused(response.status, await _error_body(response), response.headers, self.secrets)
                 _check_is_stream(response)
                 async for text in self._texts(response, reader, deadlines):
                     yield TextDelta(text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from config.kernel.jsontext import to_text
 from runs.catalogue.dialects import Dialect
@@ -36,15 +36,15 @@ class OpenAITurn(TurnReader):
         return self.read(document)
 
     def _count(self, usage: dict[str, Any]) -> None:
-        self.input_tokens = self.count_tokens(usage.get("prompt_tokens"), self.input_tokens)
-        self.output_tokens = self.count_tokens(usage.get("completion_tokens"), self.output_tokens)
-        # DeepSeek has a field of its own.
-        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", usage.get("prompt_cache_hit_tokens"))
-        self.cached_tokens = self.count_tokens(cached, self.cached_tokens)
-        written = (usage.get("prompt_tokens_details") or {}).get("cache_write_tokens")
-        self.cache_write_tokens = self.count_tokens(written, self.cache_write_tokens)
-        reasoning = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens")
-        self.reasoning_tokens = self.count_tokens(reasoning, self.reasoning_tokens)
+        details = usage.get("prompt_tokens_details") or {}
+        self.count(
+            input_tokens=usage.get("prompt_tokens"),
+            output_tokens=usage.get("completion_tokens"),
+            # DeepSeek has a field of its own.
+            cached_tokens=details.get("cached_tokens", usage.get("prompt_cache_hit_tokens")),
+            cache_write_tokens=details.get("cache_write_tokens"),
+            reasoning_tokens=(usage.get("completion_tokens_details") or {}).get("reasoning_tokens"),
+        )
 
     def _read_message(self, message: dict[str, Any]) -> str:
         for field in self._reasoning_fields:
@@ -63,7 +63,7 @@ class OpenAITurn(TurnReader):
         if part.get("type") == "thinking":
             self._reason("content", [part])
             return ""
-        return cast(str, part.get("text") or part.get("refusal") or "")
+        return part.get("text") or part.get("refusal") or ""
 
     def _reason(self, field: str, value: str | list[dict[str, Any]]) -> None:
         """Record reasoning as ``{"field", "value"}``, which goes back in that field: a text, or a list of items."""

@@ -91,13 +91,14 @@ class ResponsesTurn(TurnReader):
 
     def _end(self, response: dict[str, Any]) -> None:
         usage = response.get("usage") or {}
-        self.input_tokens = self.count_tokens(usage.get("input_tokens"), self.input_tokens)
-        self.output_tokens = self.count_tokens(usage.get("output_tokens"), self.output_tokens)
         details = usage.get("input_tokens_details") or {}
-        self.cached_tokens = self.count_tokens(details.get("cached_tokens"), self.cached_tokens)
-        self.cache_write_tokens = self.count_tokens(details.get("cache_write_tokens"), self.cache_write_tokens)
-        reasoning = (usage.get("output_tokens_details") or {}).get("reasoning_tokens")
-        self.reasoning_tokens = self.count_tokens(reasoning, self.reasoning_tokens)
+        self.count(
+            input_tokens=usage.get("input_tokens"),
+            output_tokens=usage.get("output_tokens"),
+            cached_tokens=details.get("cached_tokens"),
+            cache_write_tokens=details.get("cache_write_tokens"),
+            reasoning_tokens=(usage.get("output_tokens_details") or {}).get("reasoning_tokens"),
+        )
         match response.get("status"):
             case "failed":
                 raise stopped({"error": response.get("error") or {}}, self.secrets)
