@@ -14,7 +14,7 @@ from typing import Any
 
 from django.core.cache import cache
 from django.db import OperationalError, transaction
-from django.db.models import BigIntegerField, Count, F, OuterRef, Q, Subquery, Sum, Value
+from django.db.models import BigIntegerField, Count, F, OuterRef, Q, QuerySet, Subquery, Sum, Value
 from django.db.models.functions import Cast, Coalesce, TruncDate, TruncHour
 from django.http import HttpRequest
 from django.urls import reverse
@@ -121,14 +121,7 @@ def runs_now() -> dict[str, Any]:
 def runs_by_hour() -> dict[str, Any]:
     """Runs of the last HOURS by the hour of their start and by their current status."""
     hours = _hours()
-    rows = (
-        Run.objects.filter(pk__gte=first_id("run", hours[0]), created_at__gte=hours[0])
-        .order_by()
-        # The hour first: grouped by status first, SQLite would read all runs in the order of that index.
-        .values(hour=TruncHour("created_at", tzinfo=UTC), state=F("status"))
-        .annotate(count=Count("pk"))
-    )
-    found = {(row["state"], row["hour"]): row["count"] for row in rows}
+    found = {(row["state"], row["hour"]): row["count"] for row in _by_hour(Run, "run", hours[0])}
     total = sum(found.values())
     return status_chart(BAR_ORDER, found, hours, f"{total:,} run{'s' * (total != 1)}")
 
@@ -181,13 +174,8 @@ def failure_codes() -> list[dict[str, Any]]:
 def webhook_health() -> dict[str, Any]:
     """Deliveries of the last HOURS by hour and status, the oldest overdue delivery, and failing endpoints."""
     now, hours = clock.now(), _hours()
-    rows = (
-        Delivery.objects.filter(pk__gte=first_id("dlv", hours[0]), created_at__gte=hours[0])
-        .order_by()
-        .values("status", hour=TruncHour("created_at", tzinfo=UTC))
-        .annotate(count=Count("pk"), again=Count("pk", filter=Q(attempt_count__gt=1)))
-    )
-    found = {(row["status"], row["hour"]): row["count"] for row in rows}
+    rows = _by_hour(Delivery, "dlv", hours[0]).annotate(again=Count("pk", filter=Q(attempt_count__gt=1)))
+    found = {(row["state"], row["hour"]): row["count"] for row in rows}
     again = sum(row["again"] for row in rows)
     delivered = sum(count for (status, _), count in found.items() if status == Delivery.Status.DELIVERED)
     dead = sum(count for (status, _), count in found.items() if status == Delivery.Status.DEAD)
@@ -208,6 +196,13 @@ def webhook_health() -> dict[str, Any]:
             ("Failing endpoints", f"{failing:,}", reverse("admin:webhooks_endpoint_changelist") + "?failing__exact=1"),
         ]
     }
+
+
+def _by_hour(model: type[Run | Delivery], prefix: str, since: datetime) -> QuerySet[Any, Any]:
+    """The number of rows by the hour of their creation and by their current status."""
+    rows = model.objects.filter(pk__gte=first_id(prefix, since), created_at__gte=since).order_by()
+    # The hour first: grouped by status first, SQLite would read all runs in the order of that index.
+    return rows.values(hour=TruncHour("created_at", tzinfo=UTC), state=F("status")).annotate(count=Count("pk"))
 
 
 def status_chart(statuses: Iterable[Any], found: dict[Any, int], hours: list[datetime], total: str) -> dict[str, Any]:

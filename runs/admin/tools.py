@@ -61,8 +61,7 @@ class ListedAdmin(StaffAdmin):
 
     def entry_name(self, row: Any) -> str | None:
         """The name of the row in the file; None if no file can list it."""
-        name: str = row.name
-        return name
+        return row.name
 
     def say_listed(self, request: HttpRequest, row: Any) -> None:
         source, name = settings.CATALOGUE_FILE, self.entry_name(row)

@@ -216,8 +216,7 @@ def shown(caller: Caller, run: Run) -> dict[str, Any]:
 
 
 def run_of(caller: Caller, run_id: str) -> Run:
-    run: Run = find(services.runs_of(caller.user), run_id)
-    return run
+    return find(services.runs_of(caller.user), run_id)
 
 
 @tool("List chats", "chats:read", PageInput)

@@ -70,8 +70,7 @@ class McpViewSet(ServiceViewSet):
 
     def perform_content_negotiation(self, request: Request, force: bool = False) -> tuple[Any, str]:
         # A client that opens a stream by GET must get 405, whatever it accepts.
-        negotiated: tuple[Any, str] = super().perform_content_negotiation(request, force or request.method != "POST")
-        return negotiated
+        return super().perform_content_negotiation(request, force or request.method != "POST")
 
     def handle(self, request: Request) -> HttpResponseBase:
         check_media_type(request.content_type)
