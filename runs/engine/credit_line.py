@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from bisect import insort
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 
 # Between two looks, growing: another process may have settled a hold, or staff granted credits.
@@ -16,38 +17,29 @@ LOOK_SECONDS, LOOK_SECONDS_MAX = 0.05, 1.0
 Age = tuple[datetime, str]
 
 
-class Place:
-    def __init__(self, line: list[Place], age: Age) -> None:
-        self.line, self.age = line, age
-        self._woken = asyncio.Event()
-        self.clear, self.wake = self._woken.clear, self._woken.set
-        self._pause = LOOK_SECONDS
-
-    @property
-    def is_first(self) -> bool:
-        return self is self.line[0]
-
-    async def wait(self) -> None:
-        """Until the next look."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._pause):
-                await self._woken.wait()
-        self._pause = min(2 * self._pause, LOOK_SECONDS_MAX)
-
-
 class CreditLine:
-    def __init__(self) -> None:
-        self._lines: dict[int, list[Place]] = {}
+    """``leaving``: whether the process drains; the waits then end."""
 
-    @contextlib.contextmanager
-    def place(self, user_id: int, age: Age) -> Iterator[Place]:
-        """A place in the user's line, for a step of a run of that age."""
+    def __init__(self, leaving: Callable[[], bool]) -> None:
+        self.leaving = leaving
+        # By user: the ages of the waiting steps' runs, with what wakes the steps.
+        self._lines: dict[int, list[tuple[Age, asyncio.Event]]] = {}
+
+    async def wait(self, user_id: int, age: Age, waits: Callable[[], Awaitable[bool]]) -> None:
+        """Wait as long as a step of a run of that age ``waits``, which only the first of the user's line asks."""
+        place = age, asyncio.Event()
         line = self._lines.setdefault(user_id, [])
-        place = Place(line, age)
-        line.append(place)
-        line.sort(key=lambda other: other.age)
+        insort(line, place, key=lambda other: other[0])
+        pause = LOOK_SECONDS
         try:
-            yield place
+            while not self.leaving():
+                place[1].clear()
+                if line[0] is place and not await waits():
+                    return
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await place[1].wait()
+                pause = min(2 * pause, LOOK_SECONDS_MAX)
         finally:
             line.remove(place)
             if not line:
@@ -57,4 +49,4 @@ class CreditLine:
     def wake(self, user_id: int) -> None:
         """Credits of the user may be free, or another step is the first now."""
         if line := self._lines.get(user_id):
-            line[0].wake()
+            line[0][1].set()

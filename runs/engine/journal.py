@@ -15,10 +15,8 @@ class Journal:
     turns: list[Turn] = field(default_factory=list)
     calls: list[ToolInvocation] = field(default_factory=list)
     answers: dict[tuple[str, str], Waitpoint] = field(default_factory=dict)
-    # The failed requests of the turn that comes next.
-    failed_attempts: list[ModelAttempt] = field(default_factory=list)
-    # The failed requests for summaries before that turn.
-    failed_summaries: list[ModelAttempt] = field(default_factory=list)
+    # The failed requests for the turn that comes next, and for summaries before it.
+    attempts: list[ModelAttempt] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -32,8 +30,11 @@ class Journal:
     @property
     def length(self) -> tuple[int, int, int]:
         """The number of turns, of calls that have an outcome, and of failed attempts before the next turn."""
-        failed = len(self.failed_attempts) + len(self.failed_summaries)
-        return len(self.turns), len(self.calls) - len(self.open_calls), failed
+        return len(self.turns), len(self.calls) - len(self.open_calls), len(self.attempts)
+
+    def failed(self, compaction: int = 0) -> list[ModelAttempt]:
+        """The failed requests for the next turn, or for the summary of a compaction before it."""
+        return [attempt for attempt in self.attempts if attempt.compaction == compaction]
 
     def take(self, moved: lifecycle.Moved) -> None:
         """New rows, and known calls as they now are."""
@@ -41,14 +42,14 @@ class Journal:
         self.calls = [changed.pop(call.id, call) for call in self.calls] + list(changed.values())
         if moved.turn is not None:
             self.turns.append(moved.turn)
-            self.failed_attempts.clear()
+            self.attempts.clear()
         if moved.attempt is not None:
-            (self.failed_summaries if moved.attempt.compaction else self.failed_attempts).append(moved.attempt)
+            self.attempts.append(moved.attempt)
 
 
 def load(run: Run) -> Journal:
     turns = list(Turn.objects.filter(run=run).order_by("index"))
-    attempts = list(ModelAttempt.objects.filter(run=run, turn_index=len(turns) + 1).order_by("compaction", "number"))
+    attempts = ModelAttempt.objects.filter(run=run, turn_index=len(turns) + 1).order_by("compaction", "number")
     return Journal(
         turns=turns,
         calls=list(ToolInvocation.objects.filter(run=run).order_by("turn_index", "call_index")),
@@ -57,6 +58,5 @@ def load(run: Run) -> Journal:
             for waitpoint in Waitpoint.objects.filter(run=run, status=WaitpointStatus.COMPLETED)
             if waitpoint.invocation_id is not None
         },
-        failed_attempts=[attempt for attempt in attempts if not attempt.compaction],
-        failed_summaries=[attempt for attempt in attempts if attempt.compaction],
+        attempts=list(attempts),
     )

@@ -105,16 +105,13 @@ def failed_request(
     model: ModelDefinition,
     error: ModelError,
     started_at: datetime,
-    failed: Sequence[ModelAttempt],
     chain: Sequence[ModelDefinition],
     *,
     again: bool,
     compaction: int = 0,
 ) -> ModelAttempt:
-    """The row of a request that failed after the ``failed`` ones, and of what follows it: ``again`` the same model at
-    once, whatever the reason.
-    """
-    asked = [earlier.model for earlier in failed] + [model.name]
+    """The row of a failed request, and of what follows it: ``again`` the same model at once, whatever the reason."""
+    asked = [earlier.model for earlier in session.journal.failed(compaction)] + [model.name]
     names = [other.name for other in chain]
     following = retry.NextRequest(model.name, 0.0)
     if not again:

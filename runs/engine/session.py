@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
@@ -103,7 +104,7 @@ class Process:
         self.lease_until = 0.0
         self.draining = False
         self.model_places = ModelPlaces(leaving=lambda: self.draining)
-        self.credit_line = CreditLine()
+        self.credit_line = CreditLine(leaving=lambda: self.draining)
         # The sessions with streamed text that is not written yet, and those of them whose turn has shown no text yet.
         self.unwritten, self.begun = Gathered(), Gathered()
         # Each user's share of the database threads, while one of the user's steps needs it.
@@ -364,13 +365,8 @@ class Session:
         """Wait while other steps of the user hold what this step needs at least, without a thread, a connection or a
         place. It ends too if the process drains, or if nothing is left to wait for.
         """
-        run = self.run
-        with self.process.credit_line.place(run.user_id, (run.created_at, run.id)) as place:
-            while not self.process.draining:
-                place.clear()
-                if place.is_first and not await self.db(lifecycle.wait_for_credits, least):
-                    return
-                await place.wait()
+        run, waits = self.run, partial(self.db, lifecycle.wait_for_credits, least)
+        await self.process.credit_line.wait(run.user_id, (run.created_at, run.id), waits)
 
     async def wait_until(self, due: datetime | None) -> bool:
         """Wait until the next request to a model is due, without a thread, a connection or a place at the provider.

@@ -1,7 +1,8 @@
 """How much a run's next request to a model may cost, and what a request cost that ended early.
 
 The bound of the tokens in is never under what a provider counts, because credits are held for it: a token is at least
-one byte of the request. Where the provider has counted a request with the same beginning, that count stands for it.
+one byte of the request. Where a provider has counted a request with the same beginning (instructions and tools), of any
+run of the model, that count stands for it.
 """
 
 from __future__ import annotations
@@ -16,17 +17,23 @@ from credits import ledger, sums
 from credits.models import LedgerEntry
 from runs import lifecycle
 from runs.catalogue.definitions import ModelDefinition
-from runs.engine import counts as counts_of
 from runs.errors import RunError
 from runs.lifecycle import Refusal
 from runs.llm.base import ModelRequest, Usage
 from runs.llm.measure import Size, measure, upper_bound
-from runs.models import Run
+from runs.models import CountedBeginning, Run
 
 # Each of a turn's four amounts is rounded.
 ROUNDING = 4
 # Another run of the user can take the credits between the look at them and the hold.
 TRIES = 10
+# Beginnings that a process remembers.
+KEPT = 10_000
+# A count that is hardly lower than the known one is not worth a write.
+WORTH = 0.95
+
+# The lowest count of a request by the digest of its beginning.
+_known: dict[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +85,7 @@ def allow(
     model, size = request.model, measure(request)
     if not (model.price_in or model.price_out or model.price_cached_in or model.price_cache_write):
         return Allowance(None, request.max_output_tokens, size)
-    tokens = upper_bound(request, {**counts_of.known(size), **counted}, size)
+    tokens = upper_bound(request, {**_counted_before(size), **counted}, size)
     lowest = min(settings.MODEL_MIN_OUTPUT_TOKENS, request.max_output_tokens)
     least = _most(model, tokens, lowest) + reserve
     limit = _most(model, tokens, request.max_output_tokens)
@@ -169,3 +176,40 @@ def partial_charge(request: ModelRequest, allowance: Allowance) -> lifecycle.Cha
     """What a request cost that ended early, by the provider's counts or an estimate; None if no answer had begun."""
     usage = request.progress.usage
     return None if usage is None else charge_of(request.model, usage(), allowance.hold)
+
+
+def _counted_before(size: Size) -> dict[str, int]:
+    """What a request of this size begins with, and the lowest count of a request that began so. At most one query."""
+    if not size.beginnings:
+        return {}
+    digest = size.beginnings[0][0]
+    if digest not in _known:
+        tokens = CountedBeginning.objects.filter(pk=digest).values_list("tokens", flat=True).first()
+        if tokens is None:
+            return {}
+        _remember(digest, tokens)
+    return {digest: _known[digest]}
+
+
+def is_news(size: Size, tokens: int) -> bool:
+    """Whether the provider's count makes later bounds closer."""
+    return bool(size.beginnings) and tokens < WORTH * _known.get(size.beginnings[0][0], float("inf"))
+
+
+def learn_count(size: Size, tokens: int) -> None:
+    """Store the provider's count of a request."""
+    digest = size.beginnings[0][0]
+    CountedBeginning.objects.bulk_create([CountedBeginning(digest=digest, tokens=tokens)], ignore_conflicts=True)
+    CountedBeginning.objects.filter(pk=digest, tokens__gt=tokens).update(tokens=tokens)
+    _remember(digest, tokens)
+
+
+def _remember(digest: str, tokens: int) -> None:
+    if len(_known) >= KEPT:
+        _known.clear()
+    _known[digest] = tokens
+
+
+def forget() -> None:
+    """Drop what this process remembers."""
+    _known.clear()

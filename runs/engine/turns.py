@@ -13,7 +13,7 @@ from django.conf import settings
 from config.kernel import clock
 from runs import catalogue, lifecycle
 from runs.catalogue.definitions import ModelDefinition
-from runs.engine import calls, counts, output, spending
+from runs.engine import calls, output, spending
 from runs.engine.context.fit import can_shorten, fit
 from runs.engine.context.plan import Plan, request_of
 from runs.engine.requests import Answer, Exhausted, RunFailed, ask, failed_request, with_files
@@ -36,7 +36,7 @@ async def try_turn(session: Session) -> None:
     if len(session.journal.turns) >= settings.RUN_TURN_LIMIT:
         message = f"The run reached its limit of {settings.RUN_TURN_LIMIT} turns."
         raise RunFailed(RunError.TURN_LIMIT_EXCEEDED, message)
-    failed = session.journal.failed_attempts
+    failed = session.journal.failed()
     if not await session.wait_until(failed[-1].next_at if failed else None):
         return
     chain = await _chain(session)
@@ -88,7 +88,7 @@ def _model(session: Session, chain: list[ModelDefinition]) -> ModelDefinition:
     """The model to ask: what the last failed attempt decided, or the first of the chain that was not asked and that
     credits and budget may reach for. Raises RunFailed.
     """
-    failed = session.journal.failed_attempts
+    failed = session.journal.failed()
     asked = {attempt.model for attempt in failed}
     wanted = [model for model in chain if failed and model.name == failed[-1].next_model]
     for model in wanted + [model for model in chain if model.name not in asked]:
@@ -105,7 +105,7 @@ async def _record_failure(
 ) -> None:
     """Record the failed request and what follows it. Raises RunFailed if nothing does."""
     again = error.reason is FailureReason.CONTEXT_TOO_LONG and can_shorten(session, model)
-    attempt = failed_request(session, model, error, started_at, session.journal.failed_attempts, chain, again=again)
+    attempt = failed_request(session, model, error, started_at, chain, again=again)
     if not attempt.next_model:
         raise RunFailed(error.code, error.message, attempt)
     lifecycle.crash_point("before_failed_attempt")
@@ -138,8 +138,8 @@ async def _record(session: Session, model: ModelDefinition, plan: Plan, given: A
         started_at=started_at,
         finished_at=clock.now(),
     )
-    if not usage.estimated and counts.is_news(allowance.size, usage.input_tokens):
-        await session.process.db(counts.learn, allowance.size, usage.input_tokens)
+    if not usage.estimated and spending.is_news(allowance.size, usage.input_tokens):
+        await session.process.db(spending.learn_count, allowance.size, usage.input_tokens)
     lifecycle.crash_point("before_dispatch")
     record = partial(session.step, streamed=Streamed.RECORDED)
     if not tool_calls and (session.output_schema is None or answer.output is not None):

@@ -86,15 +86,11 @@ def violations(report: Callable[[str, int, int], object] = lambda *step: None, *
     found: list[str] = []
     for number, (name, rule) in enumerate(rules.items(), 1):
         report(name, number, len(rules))
-        found += _limited(rule)
+        lines = list(islice(rule(), MOST + 1))
+        found += lines[:MOST]
+        if len(lines) > MOST:
+            found.append(f"… and more of this kind: {lines[MOST]}")
     return found
-
-
-def _limited(rule: Callable[[], Iterator[str]]) -> Iterator[str]:
-    lines = list(islice(rule(), MOST + 1))
-    yield from lines[:MOST]
-    if len(lines) > MOST:
-        yield f"… and more of this kind: {lines[MOST]}"
 
 
 def _each(*rules: tuple[Any, ...]) -> Iterator[str]:

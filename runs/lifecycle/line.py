@@ -80,7 +80,8 @@ def _to_claim(run_id: str) -> QuerySet[Run]:
 
 
 _locked_run: CompiledQuery[Run] = CompiledQuery(_to_claim, str)
-_locked_user: CompiledQuery[Any] = CompiledQuery(
+# Locks the row of the run's user, before the run's own.
+lock_user: CompiledQuery[Any] = CompiledQuery(
     lambda run_id: (
         get_user_model()
         ._default_manager.select_for_update(no_key=True)
@@ -89,11 +90,6 @@ _locked_user: CompiledQuery[Any] = CompiledQuery(
     ),
     str,
 )
-
-
-def lock_user(run_id: str) -> None:
-    """Lock the row of the run's user, before the run's own."""
-    _locked_user(run_id)
 
 
 def lock_to_claim(run_id: str) -> Run | None:

@@ -14,7 +14,6 @@ from runs.models.catalogue import (
     Tool,
     TypicalCredits,
 )
-from runs.models.clients import CLIENT_MESSAGE_ID_MAX_CHARS, ClientRun
 from runs.models.journal import (
     FINAL_INVOCATION_STATUSES,
     Compaction,
@@ -29,6 +28,7 @@ from runs.models.journal import (
     WaitpointStatus,
 )
 from runs.models.runs import (
+    CLIENT_MESSAGE_ID_MAX_CHARS,
     FINAL_RUN_STATUSES,
     HAS_MODEL_OF_RUN,
     LIVE_RUN_STATUSES,
@@ -37,6 +37,7 @@ from runs.models.runs import (
     METADATA_VALUE_MAX_CHARS,
     MODEL_OF_RUN,
     Awaiting,
+    ClientRun,
     Run,
     RunEvent,
     RunMetadata,

@@ -87,7 +87,7 @@ class Turn(models.Model):
 
 
 class CountedBeginning(models.Model):
-    """The fewest tokens that a provider has counted of a request with this beginning (``runs.engine.counts``)."""
+    """The fewest tokens that a provider has counted of a request with this beginning (``runs.engine.spending``)."""
 
     digest = models.CharField(max_length=32, primary_key=True)
     tokens = models.PositiveBigIntegerField()

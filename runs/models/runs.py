@@ -1,4 +1,6 @@
-"""Runs, their workers and the events of their streams. Only ``runs.lifecycle`` writes a status."""
+"""Runs, their workers, the events of their streams, and what clients of other protocols name. Only ``runs.lifecycle``
+writes a status.
+"""
 
 from django.conf import settings
 from django.db import models
@@ -36,6 +38,7 @@ LIVE_RUN_STATUSES = RunStatus.all_live()
 MODEL_OF_RUN = Coalesce("resolved_model", "requested_model")
 HAS_MODEL_OF_RUN = Q(resolved_model__isnull=False) | Q(requested_model__isnull=False)
 
+CLIENT_MESSAGE_ID_MAX_CHARS = 128
 METADATA_PAIRS_MAX = 16
 METADATA_KEY_MAX_CHARS = 64
 METADATA_VALUE_MAX_CHARS = 512
@@ -259,3 +262,24 @@ class RunEvent(models.Model):
 
     def __str__(self) -> str:
         return f"{self.type} {self.index} of {self.run_id}"
+
+
+class ClientRun(models.Model):
+    """The run that a client's request started, so that the same request again starts nothing.
+
+    ``key`` is the digest of the client's own name of the request; ``index`` the event of the run after which that name
+    begins. ``run`` changes when another run replaces it. ``message_id`` is the client's id of the user's message, if
+    the protocol repeats messages.
+    """
+
+    chat = models.ForeignKey(Chat, models.CASCADE, related_name="client_runs", db_index=False)
+    run = models.ForeignKey(Run, models.CASCADE, related_name="client_runs")
+    key = models.CharField(max_length=64)
+    index = models.PositiveIntegerField(default=0)
+    message_id = models.CharField(max_length=CLIENT_MESSAGE_ID_MAX_CHARS, default="")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["chat", "key"], name="client_run_once_per_key")]
+
+    def __str__(self) -> str:
+        return f"{self.run_id} of a client"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runs import catalogue, lifecycle
-from runs.engine import counts
+from runs.engine import spending
 from runs.errors import FailureReason
 from runs.llm.base import ModelError, ModelRequest, TextDelta, TurnEnd, Usage
 from runs.models import AgentModel, CountedBeginning, Provider, Tool
@@ -60,9 +60,9 @@ def model(monkeypatch, engines) -> Talkative:
         )
     AgentModel.objects.filter(name="plain").update(fallbacks=["cheap"])
     catalogue.refresh()
-    counts.forget()
+    spending.forget()
     yield talkative
-    counts.forget()
+    spending.forget()
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +81,7 @@ def spent(bench: Bench, budget: float = 6, **body: Any) -> float:
 def test_from_the_second_run_on_nearly_all_of_a_budget_can_be_used(bench, model):
     assert spent(bench) < 0.7
     assert spent(bench) >= 0.9
-    counts.forget()  # another process
+    spending.forget()  # another process
     assert spent(bench) >= 0.9
 
 

@@ -52,13 +52,13 @@ def _can_hold(session: Session, model: ModelDefinition) -> bool:
 
 def _refusals(session: Session, model: ModelDefinition) -> int:
     reason = FailureReason.CONTEXT_TOO_LONG
-    return sum(attempt.reason == reason and attempt.model == model.name for attempt in session.journal.failed_attempts)
+    return sum(attempt.reason == reason and attempt.model == model.name for attempt in session.journal.failed())
 
 
 def _next_step(session: Session, plan: Plan) -> Step | None:
     refusals, newest = _refusals(session, plan.model), session.history.compaction
     if refusals:
-        failed = len(session.journal.failed_attempts)
+        failed = len(session.journal.failed())
         if not is_fresh(session) or newest is None or newest.failed_attempts < failed:
             return (plan.next_step(plan.now // 2) if refusals == 1 else None) or plan.shortest()
     return plan.next_step()

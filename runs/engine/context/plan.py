@@ -203,7 +203,7 @@ def request_of(session: Session, plan: Plan) -> ModelRequest:
             min(limit, model.context_tokens - plan.now), min(limit, settings.MODEL_MIN_OUTPUT_TOKENS)
         ),
         instructions=session.instructions,
-        failed_attempts=len(session.journal.failed_attempts),
+        failed_attempts=len(session.journal.failed()),
     )
 
 
@@ -256,7 +256,7 @@ async def record(
         run=session.run,
         index=next_index(session),
         turn_index=len(session.journal.turns) + 1,
-        failed_attempts=len(session.journal.failed_attempts),
+        failed_attempts=len(session.journal.failed()),
         kind=step.kind,
         only_run=step.only_run or is_for_run(session),
         tokens_before=plan.now,

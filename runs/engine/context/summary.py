@@ -80,10 +80,11 @@ async def summarise(session: Session, plan: Plan, step: Step) -> bool:
     False if the process drains, or if no model is offered any more.
     """
     models, answered, is_refused = _summarisers(session, plan.model), "", False
-    refused = Counter(attempt.model for attempt in _failed(session) if attempt.reason == TOO_LONG)
+    failed = session.journal.failed(next_index(session))
+    refused = Counter(attempt.model for attempt in failed if attempt.reason == TOO_LONG)
     started_at = clock.now()
     while models or is_refused:
-        failed = _failed(session)
+        failed = session.journal.failed(next_index(session))
         if session.process.draining or not await session.wait_until(failed[-1].next_at if failed else None):
             return False
         model = _next_model(models, failed, answered)
@@ -113,7 +114,7 @@ async def summarise(session: Session, plan: Plan, step: Step) -> bool:
             again = error.reason == TOO_LONG and refused[model.name] < SMALLER_TIMES
             refused[model.name] += again
             index = next_index(session)
-            attempt = failed_request(session, model, error, asked_at, failed, models, again=again, compaction=index)
+            attempt = failed_request(session, model, error, asked_at, models, again=again, compaction=index)
             await session.end_request(attempt)
             continue
         if isinstance(answer, spending.Wait):
@@ -155,12 +156,6 @@ def _summarisers(session: Session, own: ModelDefinition) -> list[ModelDefinition
     chain = known.chain(session.requested_model, session.run.resolved_model)
     names = dict.fromkeys([chosen, own.name, *(model.name for model in chain)])
     return [_without_format(known.models[name]) for name in names if name in known.models]
-
-
-def _failed(session: Session) -> list[ModelAttempt]:
-    """The failed requests for the next compaction's summary."""
-    index = next_index(session)
-    return [attempt for attempt in session.journal.failed_summaries if attempt.compaction == index]
 
 
 def _next_model(
