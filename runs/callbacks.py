@@ -23,7 +23,6 @@ from runs import services
 from runs.models import Tool, ToolInvocation
 from runs.tools import callbacks
 from runs.tools.base import parse_signing_secret
-from runs.tools.callbacks import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -81,12 +80,5 @@ def _take(request: HttpRequest, call: ToolInvocation) -> dict[str, Any]:
     if secret and not callbacks.is_signed(request.headers, body, secret, now):
         raise Unauthorized("The callback has no valid signature, or one that is too old.")
     said = callbacks.read(body, request.headers.get("Content-Type", ""), name=call.name, price=call.credit_estimate)
-    if isinstance(said, Progress):
-        recorded = services.record_progress(call, said.fraction, said.message)
-    else:
-        recorded = services.record_outcome(call, said)
-    return {
-        "toolInvocationId": call.pk,
-        "status": recorded.call.status,
-        "accepted": recorded.accepted,
-    }
+    recorded = services.record_callback(call, said)
+    return {"toolInvocationId": call.pk, "status": recorded.call.status, "accepted": recorded.accepted}

@@ -41,6 +41,7 @@ from runs.models import (
     WaitpointStatus,
 )
 from runs.tools.base import RESULT_SHOWN_BYTES, ToolFailure, ToolResult, clean_result, result_text, tool_error
+from runs.tools.callbacks import Progress
 from runs.waitpoints import ANSWERS, AnswerKind, check_clarification
 
 # A longer reasoning, in the provider's form, is not read to be shown.
@@ -345,19 +346,16 @@ def respond(waitpoint: Waitpoint, body: dict[str, Any]) -> Waitpoint:
     return lifecycle.answer_waitpoint(waitpoint.pk, given, **changes)
 
 
-def record_outcome(call: ToolInvocation, outcome: ToolResult | ToolFailure) -> lifecycle.Recorded:
-    """The outcome of a call that awaits it. The first counts."""
+def record_callback(call: ToolInvocation, said: ToolResult | ToolFailure | Progress) -> lifecycle.Recorded:
+    """What is said of a call that awaits its outcome: an outcome, of which the first counts, or progress, which may
+    come too often to be kept.
+    """
     if call.status in FINAL_INVOCATION_STATUSES:
         return lifecycle.Recorded(call, accepted=False)
+    if isinstance(said, Progress):
+        return lifecycle.record_progress(call, said.fraction, said.message)
     lifecycle.crash_point("before_outcome")
-    return lifecycle.record_outcome(call, outcome)
-
-
-def record_progress(call: ToolInvocation, fraction: float | None, message: str | None) -> lifecycle.Recorded:
-    """The progress of a call that awaits its outcome, which may come too often to be kept."""
-    if call.status in FINAL_INVOCATION_STATUSES:
-        return lifecycle.Recorded(call, accepted=False)
-    return lifecycle.record_progress(call, fraction, message)
+    return lifecycle.record_outcome(call, said)
 
 
 def invocations_of(user: Any) -> QuerySet[ToolInvocation]:
@@ -381,7 +379,7 @@ def submit_result(call: ToolInvocation, body: Any) -> ToolInvocation:
         outcome = tool_error(error) if error else clean_result(ToolResult(result_text(call.name, given["result"])))
     except ToolFailure as failure:
         raise ValidationFailed({"result": [failure.message]}) from None
-    record_outcome(call, outcome)
+    record_callback(call, outcome)
     return _shown_calls().get(pk=call.pk)
 
 
