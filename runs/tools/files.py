@@ -65,14 +65,14 @@ def store(invocation_id: str, file_name: str, content: bytes) -> str:
     """
     if not is_file_name(file_name):
         raise ValueError("This is not a valid file name.")
-    token = _token(invocation_id, file_name)
+    path, url = _place(invocation_id, file_name)
     file = ContentFile(content)
     file.content_type = content_type(file_name)  # type: ignore[attr-defined]  # S3 keeps it with the object
     try:
-        default_storage.save(f"{FOLDER}/{invocation_id}/{token}/{file_name}", file)
+        default_storage.save(path, file)
     except Exception as error:
         raise tool_error("The file could not be stored.") from error
-    return f"{settings.BASE_URL}/files/{invocation_id}/{token}/{quote(file_name)}"
+    return url
 
 
 def image_of(content: bytes, kind: str) -> ToolImage | None:
@@ -103,13 +103,15 @@ def stored_image(invocation_id: str, url: str) -> tuple[str, str, str] | None:
     kind = content_type(name)
     if kind not in IMAGE_TYPES or not is_file_name(name):
         return None
-    token = _token(invocation_id, name)
-    own = url == f"{settings.BASE_URL}/files/{invocation_id}/{token}/{name}"
-    return (f"{FOLDER}/{invocation_id}/{token}/{name}", name, kind) if own else None
+    path, own = _place(invocation_id, name)
+    return (path, name, kind) if url == own else None
 
 
-def _token(invocation_id: str, file_name: str) -> str:
-    return salted_hmac("runs.tools.files", f"{invocation_id}/{file_name}", algorithm="sha256").hexdigest()
+def _place(invocation_id: str, file_name: str) -> tuple[str, str]:
+    """The name in the storage, and the URL."""
+    token = salted_hmac("runs.tools.files", f"{invocation_id}/{file_name}", algorithm="sha256").hexdigest()
+    place = f"{invocation_id}/{token}"
+    return f"{FOLDER}/{place}/{file_name}", f"{settings.BASE_URL}/files/{place}/{quote(file_name)}"
 
 
 def stored_name(invocation_id: str, token: str, file_name: str) -> str | None:

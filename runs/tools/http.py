@@ -128,8 +128,11 @@ async def _post(
         "Content-Type": "application/json",
         "Accept": "application/json, image/*;q=0.5",
         "Idempotency-Key": name,
-        **_signature(definition, name, body),
     }
+    if definition.signing_secret:  # by the Standard Webhooks specification
+        timestamp = str(int(clock.now().timestamp()))
+        signature = standard_signature(definition.signing_secret, name, timestamp, body)
+        headers |= {"webhook-id": name, "webhook-timestamp": timestamp, "webhook-signature": signature}
     return await send(context.user_id, "POST", url, headers=headers, body=body, timeout_seconds=seconds)
 
 
@@ -150,15 +153,6 @@ def _parked(body: bytes) -> Parked:
 def without_tokens(text: str) -> str:
     """Without the tokens of callbacks, which a tool may send back in a message."""
     return CALLBACK_TOKEN.sub("[callback]", text)
-
-
-def _signature(definition: ToolDefinition, call_id: str, body: bytes) -> dict[str, str]:
-    """The headers of the Standard Webhooks specification, if the tool has a signing secret."""
-    if not definition.signing_secret:
-        return {}
-    timestamp = str(int(clock.now().timestamp()))
-    signature = standard_signature(definition.signing_secret, call_id, timestamp, body)
-    return {"webhook-id": call_id, "webhook-timestamp": timestamp, "webhook-signature": signature}
 
 
 def _reason(definition: ToolDefinition, body: bytes) -> str:
