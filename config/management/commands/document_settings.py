@@ -68,6 +68,8 @@ def rows(source: str) -> dict[str, dict[str, str]]:
                 raise CommandError(f"config/settings.py describes {name} twice.")
             default, values = settings.ENV.known[name]
             text = " ".join(COMMENT.findall(comment))
+            if values == "comma-separated":
+                default = default.replace(",", ", ")  # a browser breaks no line in a text without spaces
             shown = f"`{default}`" if default and "(default: " not in text else ""
             of_section[name] = f"| `{name}` | {shown} | {values} | {text} |\n"
     return found
