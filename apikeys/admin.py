@@ -49,6 +49,11 @@ def narrow(request: HttpRequest, key: ApiKey, data: dict[str, Any]) -> Did | Non
     return Did(key, f"Removed {', '.join(removed)}.") if removed else None
 
 
+@admin.display(description="scopes")
+def scopes_of(key: ApiKey | ServerKey) -> str:
+    return ", ".join(key.scopes)
+
+
 REVOKE = Action(
     name="revoke",
     label="Revoke",
@@ -68,7 +73,7 @@ class ApiKeyAdmin(ReadOnly, WithActions):
     list_select_related = ("user",)
     search_help_text = "Key's id or first 8 characters, or user"
     # Never the digest.
-    fields = ("id", "user", "name", "prefix", "scopes", "created_at", "last_used_at", "expires_at", "revoked_at")
+    fields = ("id", "user", "name", "prefix", scopes_of, "created_at", "last_used_at", "expires_at", "revoked_at")
     staff_actions = (
         REVOKE,
         Action(
@@ -107,17 +112,12 @@ def create_server_key(request: HttpRequest, row: None, data: dict[str, Any]) -> 
     return Did(key, "Created.")
 
 
-@admin.display(description="scopes")
-def scopes_of(key: ServerKey) -> str:
-    return ", ".join(key.scopes)
-
-
 @admin.register(ServerKey)
 class ServerKeyAdmin(ReadOnly, WithActions):
     list_display = ("id", "prefix", "name", scopes_of, "created_at", "last_used_at", "revoked_at")
     search_help_text = "Key's id or first 8 characters"
     # Never the digest.
-    fields = ("id", "name", "prefix", "scopes", "created_at", "last_used_at", "revoked_at")
+    fields = ("id", "name", "prefix", scopes_of, "created_at", "last_used_at", "revoked_at")
     staff_actions = (
         Action(
             name="create",

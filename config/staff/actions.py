@@ -48,11 +48,16 @@ class ActionForm(forms.Form):
 
     def summary(self) -> list[tuple[str, str]]:
         """(label, value) of each input, for the confirmation."""
-        return [
-            (str(field.label), str(field.value()))
-            for field in self.visible_fields()
-            if field.value() not in (None, "", [])
-        ]
+        filled = [field for field in self.visible_fields() if field.value() not in (None, "", [])]
+        return [(str(field.label), _text_of(field)) for field in filled]
+
+
+def _text_of(field: forms.BoundField) -> str:
+    value = field.value()
+    if isinstance(field.field, forms.MultipleChoiceField):
+        choices: Any = field.field.choices
+        return ", ".join(str(label) for choice, label in choices if choice in value)
+    return str(value)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from config.kernel.encryption import DecryptionFailed
 from config.staff.forms import CreditsField, ForgetField, ObjectField, SecretField, fits
 from runs.admin.tools import FORGETS, CatalogueAdmin, set_secrets
 from runs.catalogue import rules
-from runs.catalogue.definitions import ModelDefinition
+from runs.catalogue.definitions import MODEL_MAX_OUTPUT_TOKENS, ModelDefinition
 from runs.catalogue.dialects import NAMES, check_dialect
 from runs.catalogue.parameters import CHECKS, check_parameters
 from runs.catalogue.providers import ENVIRONMENT, KINDS, PRESETS, Server, address_of, key_variable, problem_of
@@ -183,7 +183,7 @@ class AgentModelForm(forms.ModelForm):
             "is_default": "The model of runs that name none. It replaces the present default.",
             "provider_model": "The provider's own name of the model.",
             "context_tokens": "The size of the model's window.",
-            "max_output_tokens": "The most tokens of one answer; empty: MODEL_MAX_OUTPUT_TOKENS.",
+            "max_output_tokens": f"The most tokens of one answer; empty: {MODEL_MAX_OUTPUT_TOKENS:,}.",
         }
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

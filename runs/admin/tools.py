@@ -169,6 +169,7 @@ class ToolForm(forms.ModelForm):
 
     class Meta:
         model = Tool
+        labels: ClassVar = {"url": "Address"}
         help_texts: ClassVar = {
             "cancel_url": f"Told of calls that are cancelled or expire while they await their callback. {FORGETS}",
             "unsigned_callbacks": "Callbacks need no signature although the tool has a signing secret.",
