@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 from django.db import transaction
 from django.db.models import Count, Min
@@ -44,20 +43,18 @@ model_requests_open = PerProcess(
 streams_open = PerProcess("streams_open", "Streams of runs that clients hold open.")
 
 
-def run_moved(run: Run, to: str, changes: dict[str, Any]) -> None:
-    """Count a transition after its commit; ``run`` has the state before it."""
-    if to == RunStatus.RUNNING:
-        delay = (clock.now() - run.updated_at).total_seconds()
+def run_moved(before: Run, run: Run) -> None:
+    """Count a transition after its commit."""
+    if run.status == RunStatus.RUNNING:
+        delay = (clock.now() - before.updated_at).total_seconds()
         transaction.on_commit(partial(start_seconds.observe, max(0.0, delay)), robust=True)
-    elif to in FINAL_RUN_STATUSES:
-        ran = changes.get("ran_ms", run.ran_ms) / 1000
-        why = changes.get("error_code") or "", changes.get("failure_reason") or ""
-        transaction.on_commit(partial(_count_end, to, *why, ran), robust=True)
+    elif run.status in FINAL_RUN_STATUSES:
+        transaction.on_commit(partial(_count_end, run), robust=True)
 
 
-def _count_end(status: str, error: str, reason: str, seconds: float) -> None:
-    finished.inc(status, error, reason)
-    running_seconds.observe(seconds, status)
+def _count_end(run: Run) -> None:
+    finished.inc(run.status, run.error_code or "", run.failure_reason or "")
+    running_seconds.observe(run.ran_ms / 1000, run.status)
 
 
 def call_moved(call: ToolInvocation, before: str) -> None:

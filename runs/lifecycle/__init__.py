@@ -55,12 +55,10 @@ from runs.lifecycle.spending import (
     wait_for_credits,
 )
 from runs.lifecycle.sweeps import (
-    expire_calls,
     expire_waitpoints,
     reap_workers,
     release_unexecuted,
     repair,
-    resume_paid_runs,
     settle_lost_turns,
     sweep,
     take_due_runs,

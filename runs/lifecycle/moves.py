@@ -106,12 +106,10 @@ def move_run(
         raise LeaseLost(run.pk)
     if happened:
         wakeups.after_commit(run.pk)
+    moved = changed(run, **changes)
     if run.status != to:
         crash_after_commit(to)
-        metrics.run_moved(run, to, changes)
-    moved = changed(run, **changes)
-    if to in FINAL_RUN_STATUSES:
-        _log_after_commit(moved)
+        _report_after_commit(run, moved)
     if run.status == RunStatus.RUNNING != to and not run.parked:
         line.nudge_next_throttled(run.user_id)
     return moved
@@ -149,8 +147,7 @@ def move_line(chat_id: str, to: str, **changes: Any) -> list[Run]:
     wakeups.after_commit(*(run.pk for run in runs))
     crash_after_commit(to)
     for run in runs:
-        metrics.run_moved(run, to, changes)
-        _log_after_commit(changed(run, status=to))
+        _report_after_commit(run, changed(run, status=to, **changes))
     return runs
 
 
@@ -253,8 +250,11 @@ def close_waitpoint(waitpoint: Waitpoint, to: str, **changes: Any) -> Waitpoint:
     return changed(waitpoint, **changes)
 
 
-def _log_after_commit(run: Run) -> None:
-    transaction.on_commit(partial(_log_end, run), robust=True)
+def _report_after_commit(before: Run, run: Run) -> None:
+    """A run's new status, for staff."""
+    metrics.run_moved(before, run)
+    if run.status in FINAL_RUN_STATUSES:
+        transaction.on_commit(partial(_log_end, run), robust=True)
 
 
 def _log_end(run: Run) -> None:

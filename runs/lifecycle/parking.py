@@ -68,17 +68,17 @@ def park_call(run: Run, call: ToolInvocation, parked: Parked) -> Moved:
         told = calls.to_tell(call, "run_ended") | {"remote_task": parked.remote_task}
         return calls.record_call_result(run, call, tool_error(calls.TOO_MANY_PARKED), **told)
     now = clock.now()
-    # The end that was promised with a callback; a task begins only now, perhaps after a question.
-    is_polled = parked.contact_in_seconds is not None
-    expires_at = now + timedelta(seconds=call.park_seconds or 0) if is_polled else latest_end(call)
-    if parked.expires_in_seconds is not None:
-        expires_at = min(expires_at, now + timedelta(seconds=parked.expires_in_seconds))
-    changes: dict[str, Any] = {"awaiting": Awaiting.TOOL.value, "expires_at": expires_at}
-    if parked.message:
-        changes["progress"] = _progress(now, None, parked.message)
+    # The end that was promised with a callback.
+    changes: dict[str, Any] = {"awaiting": Awaiting.TOOL.value, "expires_at": latest_end(call)}
     if parked.contact_in_seconds is not None:
         contact_at = now + timedelta(seconds=parked.contact_in_seconds)
         changes |= {"contact_at": contact_at, "remote_task": parked.remote_task}
+        # A task begins only now, perhaps after a question.
+        changes["expires_at"] = now + timedelta(seconds=call.park_seconds or 0)
+    if parked.expires_in_seconds is not None:
+        changes["expires_at"] = min(changes["expires_at"], now + timedelta(seconds=parked.expires_in_seconds))
+    if parked.message:
+        changes["progress"] = _progress(now, None, parked.message)
     call = move_call(call, InvocationStatus.DISPATCHING, **changes)
     happened = [events.tool_parked(call)] + ([events.tool_progress(call)] if parked.message else [])
     run = move_run(run, RunStatus.RUNNING, happened, owned=True, awaiting=run.awaiting or Awaiting.TOOL.value)
