@@ -85,20 +85,16 @@ class Contacts:
                 chosen.append(call_id)
         taken = await self.process.db(lifecycle.take_contacts, chosen) if chosen else []
         for call in taken:
-            task = self.loop.create_task(self._contact(call, definitions.get(call.name)), name=call.id)
+            task = self.loop.create_task(contact(self.process, call, definitions.get(call.name)), name=call.id)
             places_of_call = self.known.get(call.name, ""), call.run.user_id
             self.under_way.update(places_of_call)
             self.tasks[call.id] = task
             task.add_done_callback(partial(self._end, call.id, places_of_call))
         return len(due) == room and bool(taken)
 
-    async def _contact(self, call: ToolInvocation, tool: ToolDefinition | None) -> None:
-        try:
-            await contact(self.process, call, tool)
-        except Exception:
-            logger.exception("the server of the tool of %s could not be contacted", call.id)
-
     def _end(self, call_id: str, places_of_call: tuple[str | int, str | int], task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the server of the tool of %s could not be contacted", call_id, exc_info=error)
         for place, limit in zip(places_of_call, (CONTACTS_PER_SERVER, CONTACTS_PER_USER), strict=True):
             if self.under_way[place] == limit:
                 self.woken.set()  # others wait for this place

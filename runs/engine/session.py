@@ -197,10 +197,6 @@ def _client_tool(given: Mapping[str, Any]) -> ToolDefinition:
     return ToolDefinition(name, name, description, CLIENT, given["inputSchema"], price=0)
 
 
-def _nothing() -> None:
-    return None
-
-
 class Session:
     def __init__(self, process: Process, claimed: Claimed) -> None:
         self.process = process
@@ -209,7 +205,7 @@ class Session:
         self.interruption: Interruption | None = None
         # The number of requests to models, and what the one that is under way cost so far, if it is to be charged.
         self.requests = 0
-        self.partial_charge: Callable[[], lifecycle.Charge | None] = _nothing
+        self.partial_charge: Callable[[], lifecycle.Charge | None] = lambda: None
         # Why credits or budget do not reach for the next turn of these models.
         self.too_dear: dict[str, lifecycle.Refusal] = {}
         # The text of the turn that is being streamed, and the part of it that no event holds yet.
@@ -267,7 +263,7 @@ class Session:
             self.turn_text.clear()
             self.too_dear.clear()
         # A transition is made when no request is under way, or ends and settles it.
-        self.partial_charge = _nothing
+        self.partial_charge = lambda: None
         return moved.calls
 
     async def reload(self) -> bool:
@@ -286,7 +282,7 @@ class Session:
         self.unwritten_text.clear()
         if claimed.run.unrecorded_text or not self.journal.open_calls:
             await self.end_request()
-        self.partial_charge = _nothing
+        self.partial_charge = lambda: None
         return True
 
     async def end_request(self, attempt: ModelAttempt | None = None) -> None:
