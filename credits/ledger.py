@@ -28,8 +28,7 @@ from config.kernel.errors import Conflict, DomainError, NotFound, ValidationFail
 from config.telemetry.metrics import Counter
 from credits import sums
 from credits.ledger_sql import Condition, movement
-from credits.models import REASON_MAX_CHARS, Account, EntryType, LedgerEntry, PendingExpiry
-from credits.signals import credits_added
+from credits.models import REASON_MAX_CHARS, Account, EntryType, LedgerEntry, PendingExpiry, credits_added
 from webhooks import outbox
 from webhooks.events import CreditsEvent
 

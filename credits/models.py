@@ -12,6 +12,7 @@ from django.conf import settings
 from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
+from django.dispatch import Signal
 
 from config.kernel.ids import IdField, RefField
 
@@ -181,6 +182,10 @@ class LedgerEntry(models.Model):
 
     def __str__(self) -> str:
         return f"{self.type} {self.id}"
+
+
+# Sent in the transaction that adds credits to an account by a grant, a refund or an adjustment. Argument: user_id.
+credits_added = Signal()
 
 
 class PendingExpiry(models.Model):

@@ -7,7 +7,6 @@ from django.db import Error
 from django.db.models.signals import post_migrate
 
 from config.queue.nudges import nudge_after_commit
-from credits.signals import credits_added
 
 RESUME_PAID = "runs.resume_paid"
 
@@ -16,6 +15,7 @@ class RunsConfig(AppConfig):
     name = "runs"
 
     def ready(self) -> None:
+        from credits.models import credits_added
         from runs import purge  # noqa: F401  (registers the receiver of chat_purged)
         from runs.catalogue.seeds import add_builtin_tools
 

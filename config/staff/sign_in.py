@@ -5,7 +5,6 @@ after ADMIN_SESSION_IDLE_MINUTES without a request (``SESSION_COOKIE_AGE``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from axes.handlers.database import AxesDatabaseHandler
@@ -17,6 +16,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
 
 from config.api import ratelimit
+from config.api.middleware import Middleware
 from config.kernel import clock
 
 NO_ADDRESS = "0.0.0.0"  # noqa: S104 - requests without an address share one count
@@ -64,11 +64,8 @@ def locked(request: HttpRequest, response: HttpResponse | None = None, credentia
     return answer
 
 
-class SessionAgeMiddleware:
+class SessionAgeMiddleware(Middleware):
     """For pages only: after Django's middleware for sessions and users. A session begins with its first request."""
-
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
-        self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         if request.path_info.startswith("/admin/") and request.user.is_authenticated:
