@@ -56,7 +56,7 @@ def _text_of(field: forms.BoundField) -> str:
     value = field.value()
     if isinstance(field.field, forms.MultipleChoiceField):
         choices: Any = field.field.choices
-        return ", ".join(str(label) for choice, label in choices if choice in value)
+        return "; ".join(str(label) for choice, label in choices if choice in value)
     return str(value)
 
 
