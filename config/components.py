@@ -100,7 +100,7 @@ SPECTACULAR_SETTINGS = {
         urls: [
             {name: "Session surface: /api/v1, session tokens", url: "/api/schema/session?format=json"},
             {name: "Public surface: /api/public/v1, API keys", url: "/api/schema/public?format=json"},
-            {name: "Both surfaces", url: "/api/schema?format=json"},
+            {name: "Both surfaces, and callbacks of tools", url: "/api/schema?format=json"},
         ],
         ...window.snippets,
         defaultModelsExpandDepth: 0,
