@@ -18,6 +18,7 @@ from django.apps import apps
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.auth.models import User
 from django.contrib.contenttypes.models import ContentType
+from django.core.files.storage import default_storage
 from django.core.management import CommandError, call_command
 from django.db import connection
 
@@ -30,7 +31,6 @@ from credits.models import LedgerEntry
 from runs.models import Run
 from runs.privacy import erase as erasure
 from runs.privacy import tables
-from runs.tools import files as tool_files
 from tests import factories
 from tests.api.conftest import limits, redis_server  # noqa: F401
 from tests.driver import Driver, InProcess, until
@@ -263,16 +263,17 @@ def test_a_run_that_cannot_end_is_named(user, monkeypatch):
 
 def test_a_file_that_a_cancelled_call_stores_late_is_removed(bench, user, settings, monkeypatch):  # noqa: F811
     monkeypatch.setattr("runs.privacy.erase.ERASE_SETTLE_SECONDS", 2)
-    storing, go_on, write = threading.Event(), threading.Event(), tool_files._write
+    storing, go_on, write = threading.Event(), threading.Event(), default_storage.save
 
-    def late(*arguments: Any) -> None:
+    def late(*arguments: Any) -> str:
         storing.set()
         assert go_on.wait(30)
-        write(*arguments)
+        name = write(*arguments)
         stored_late.set()
+        return name
 
     stored_late = threading.Event()
-    monkeypatch.setattr(tool_files, "_write", late)
+    monkeypatch.setattr(default_storage, "save", late)
     run = bench.start('/call create_file {"fileName": "late.txt", "content": "canary"}')
     assert storing.wait(20)
     erasing = threading.Thread(target=lambda: (erasure.erase(user, "case 3", lambda *_: None), connection.close()))
