@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from runs import services
+from runs.fronts import reads
+from runs.fronts.ag_ui.views import Answered
 from runs.models import ClientRun, Run, Waitpoint
 from tests import factories
 from tests.fronts.test_ag_ui import CHART, PICK, AgUi, cancelled, resolved, result, said, types
@@ -78,6 +80,24 @@ def test_a_message_waits_while_its_run_asks_once_more(thread, monkeypatch):
 
     monkeypatch.setattr(services, "respond", respond_and_wait)
     shown = thread.send(*HISTORY, said("/say Two", "u2"), **resolved(run, "Tuesday"))
+    assert texts(shown) == ["On Tuesday", "Two"]
+
+
+def test_a_snapshot_has_the_message_beside_an_answer_whose_run_has_just_ended(thread, monkeypatch):
+    run = thread.run(said("/ask Which day?\n/wait 1\n/say On {result}"))
+    body = resolved(run, "Tuesday") | {"runId": "next"}
+    thread.send(said("/say Two", "u2"), **body)
+    index_of = reads.index_of_question
+
+    def late(waitpoint: Waitpoint) -> int:
+        assert [thread.bench.wait(each["id"])["status"] for each in thread.runs()] == ["completed"] * 2
+        return index_of(waitpoint)
+
+    monkeypatch.setattr(reads, "index_of_question", late)
+    monkeypatch.setattr(Answered, "goes_on", lambda *_: True)  # as it was before
+    shown = thread.send(said("/say Two", "u2"), **body)
+    (snapshot,) = [event for event in shown if event["type"] == "MESSAGES_SNAPSHOT"]
+    assert [message["content"] for message in snapshot["messages"] if message["role"] == "user"][-1] == "/say Two"
     assert texts(shown) == ["On Tuesday", "Two"]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 
 from chats.models import Message
 from config.kernel import money
@@ -58,6 +58,8 @@ class AgUi(Rendering):
     def __init__(self, run: Run, thread: str = "", name: str = "") -> None:
         super().__init__(run)
         self.thread, self.name = thread, name
+        # The run that follows in the same stream.
+        self.then: Run | None = None
         self.before: Part | None = None
         self.standing: Part = ""
         self.given: Collection[str] = ()
@@ -75,7 +77,7 @@ class AgUi(Rendering):
         if event.type != StreamType.MESSAGE_RESET:
             return reads.facts_of(self, event)
         run = Run.objects.filter(pk=self.run_id).first()
-        return Facts(messages=snapshot(until(AgUi(run), run, event.index))) if run else NO_FACTS
+        return Facts(messages=snapshot(until(AgUi(run), run, event.index, self.then))) if run else NO_FACTS
 
     def feed(self, event: Event, facts: Facts = NO_FACTS, **how: bool) -> list[Part]:
         self.standing = facts.messages
@@ -263,9 +265,9 @@ class Transcript:
         return self.messages[-1]
 
 
-def until(rendering: AgUi, run: Run, last: int) -> list[AgUiMessage]:
-    """The messages of the run's chat up to its event ``last``, and those that wait in line. The new ``rendering`` is
-    fed with the run's events.
+def until(rendering: AgUi, run: Run, last: int, then: Run | None = None) -> list[AgUiMessage]:
+    """The messages of the run's chat up to its event ``last``, and those that wait in line; also that of ``then``,
+    which may have started meanwhile. The new ``rendering`` is fed with the run's events.
     """
     earlier = Run.objects.filter(chat=run.chat_id, created_at__lt=run.created_at)
     shown = Message.objects.filter(run_id__in=earlier.order_by().values("pk"))
@@ -277,8 +279,9 @@ def until(rendering: AgUi, run: Run, last: int) -> list[AgUiMessage]:
         facts = rendering.facts_of(event) if rendering.wants(event) else NO_FACTS
         transcript.take(rendering.feed(event, facts, asks=False))
     transcript.end_text()
-    queued = Run.objects.filter(chat=run.chat_id, created_at__gt=run.created_at, status=RunStatus.QUEUED)
-    waiting = Message.objects.filter(run_id__in=queued.order_by().values("pk"))
+    later = Run.objects.filter(chat=run.chat_id, created_at__gt=run.created_at).order_by()
+    queued = later.filter(Q(status=RunStatus.QUEUED) | Q(pk=then.pk if then else None))
+    waiting = Message.objects.filter(run_id__in=queued.values("pk"), role=Message.Role.USER)
     return [*transcript.messages, *messages_of(run, waiting)]
 
 

@@ -110,13 +110,14 @@ class AgUiViewSet(FrontRequestViewSet):
             row, repeats = self.started(chat, key, sent, agent), False
         rendering, rest = AgUi(row.run, sent.thread, sent.name), None
         if repeats:
-            rendering.before = events.snapshot(events.until(AgUi(row.run), row.run, row.index))
+            rendering.before = events.snapshot(events.until(AgUi(row.run), row.run, row.index, then))
         else:
             rendering.given = given
         if then is not None:
             # The rest of the same AG-UI run.
             other = AgUi(then, sent.thread, sent.name)
             rendering.goes_on = other.is_sent = True
+            rendering.then = then
             rest = self.plan(other, then, continues=True)
         return self.plan(rendering, row.run, (row.index, 0), continues=True, then=rest)
 
