@@ -62,7 +62,7 @@ def look(bench: Any, **filters: Any) -> None:
 def test_a_task_is_asked_for_until_it_has_completed(bench, tasks, events, monkeypatch):
     monkeypatch.setattr("runs.lifecycle.parking.PROGRESS_SECONDS", 0)
     add_tool(tasks)
-    tasks.tool = lambda params: task("t-1", pollIntervalMs=0, statusMessage="Begun") | {"resultType": "task"}
+    tasks.tool = lambda params: task("t-1", pollIntervalMs=60_000, statusMessage="Begun") | {"resultType": "task"}
     run = park(bench)
     (call,) = run["toolInvocations"]
     assert (run["status"], run["awaiting"], call["status"], call["awaiting"]) == (
