@@ -59,7 +59,6 @@ class RunViewSet(RunActions):
     lookup_url_kwarg = "runId"
     required_scopes = {"list": "runs:read", "retrieve": "runs:read", "cancel": "runs:write"}
     idempotent_actions = frozenset({"cancel"})
-    found: Run | None = None
 
     def queryset_for(self, user: Any) -> Any:
         return services.summaries_of(user)
@@ -68,10 +67,9 @@ class RunViewSet(RunActions):
     def list(self, request: Request) -> Response:
         return self.filtered_page(self.get_queryset())
 
-    def find_user(self, username: str) -> Any:
-        if self.action == "retrieve" and is_plausible_id(run_id := self.kwargs["runId"]):
-            self.found = services.find_run_with_user(username, run_id)
-        return self.found.user if self.found else super().find_user(username)
+    def find_with_user(self, username: str) -> Run | None:
+        is_one = self.action == "retrieve" and is_plausible_id(self.kwargs["runId"])
+        return services.find_run_with_user(username, self.kwargs["runId"]) if is_one else None
 
     def get_object(self) -> Run:
         run_id = self.kwargs["runId"]
@@ -98,12 +96,10 @@ class ChatRunViewSet(RunActions):
     required_scopes = {"list": "runs:read", "create": "runs:write"}
     throttle_run_starts = frozenset({"create"})
     error_statuses = {"create": {402}}
-    found: Chat | None = None
 
-    def find_user(self, username: str) -> Any:
-        if self.action == "create" and is_plausible_id(chat_id := self.kwargs["chatId"]):
-            self.found = services.find_chat_with_user(username, chat_id)
-        return self.found.user if self.found else super().find_user(username)
+    def find_with_user(self, username: str) -> Chat | None:
+        is_start = self.action == "create" and is_plausible_id(self.kwargs["chatId"])
+        return services.find_chat_with_user(username, self.kwargs["chatId"]) if is_start else None
 
     def queryset_for(self, user: Any) -> Any:
         return chats_of(user)

@@ -46,6 +46,8 @@ class ServiceViewSet(IdempotencyMixin, GenericViewSet):
     # The query parameters of an action, for the OpenAPI document too. A list also takes those of its pages.
     query_parameters: ClassVar[dict[str, list[OpenApiParameter]]] = {}
     pagination_class = pagination.KeysetPagination
+    # What ``find_with_user`` has found.
+    found: Any = None
     http_method_names = ["get", "head", "post", "put", "patch", "delete"]
     # For the OpenAPI document: an action's further statuses. A negative one removes a usual status.
     error_statuses: ClassVar[dict[str, set[int]]] = {}
@@ -81,8 +83,13 @@ class ServiceViewSet(IdempotencyMixin, GenericViewSet):
         return [SessionTokenAuthentication(self.find_user)]
 
     def find_user(self, username: str) -> Any:
-        """The user of a session token. A view may read its row with it."""
-        return user_named.first(username)
+        """The user of a session token."""
+        self.found = self.find_with_user(username)
+        return user_named.first(username) if self.found is None else self.found.user
+
+    def find_with_user(self, username: str) -> Any:
+        """The row that the request is about, read with this user, its owner. None: the user is read alone."""
+        return None
 
     def check_throttles(self, request: Request) -> None:
         if self.surface == "server":
