@@ -104,8 +104,8 @@ class Heartbeat(threading.Thread):
     def register(self) -> None:
         """A new worker row, and with it a new lease."""
         begun = clock.steady()
-        worker = Worker(host=socket.gethostname()[:255], pid=os.getpid(), expires_at=_lease_end())
-        try:
+        try:  # around the reading of the clock too, which asks the database
+            worker = Worker(host=socket.gethostname()[:255], pid=os.getpid(), expires_at=_lease_end())
             worker.save(force_insert=True)
         except CONNECTION_ERRORS:
             self.gap_ended = begun  # a process that starts in an outage must not take the runs of those that come back

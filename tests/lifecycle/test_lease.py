@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import pytest
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 
 from config.kernel import clock
 from runs import catalogue, lifecycle
@@ -145,6 +146,21 @@ def test_a_worker_that_was_suspended_between_its_beat_and_its_look_reaps_nobody(
     heartbeat.process.lease_until = clock.steady()
     heartbeat._reap()
     assert Worker.objects.filter(pk=late.pk).exists()
+    heartbeat.process.lease_until = clock.steady() + 60
+    heartbeat._reap()
+    assert not Worker.objects.filter(pk=late.pk).exists()
+
+
+@pytest.mark.parametrize("failing", ["config.kernel.clock.now", "runs.models.Worker.save"])
+def test_a_worker_that_starts_in_an_outage_gives_late_workers_the_time_of_a_lease(late, failing, suspend, settings):
+    nothing: Callable[..., Any] = lambda *_: None  # noqa: E731
+    heartbeat = Heartbeat(Process(), [], offer=nothing, cancel=nothing, drop_all=nothing)
+    with mock.patch(failing, side_effect=OperationalError("connection refused")), pytest.raises(OperationalError):
+        heartbeat.register()
+    heartbeat.register()
+    heartbeat._reap()
+    assert Worker.objects.filter(pk=late.pk).exists()
+    suspend(settings.RUN_LEASE_SECONDS)
     heartbeat.process.lease_until = clock.steady() + 60
     heartbeat._reap()
     assert not Worker.objects.filter(pk=late.pk).exists()
