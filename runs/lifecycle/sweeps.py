@@ -15,7 +15,7 @@ from functools import partial, update_wrapper
 
 from django.conf import settings
 from django.db import connection, transaction
-from django.db.models import BigIntegerField, Count, Exists, ExpressionWrapper, F, OuterRef, Q, QuerySet
+from django.db.models import Count, Exists, OuterRef, Q, QuerySet
 
 from config.database.batches import in_order, limit_lock_wait, take_batch
 from config.kernel import clock
@@ -254,9 +254,6 @@ def resume_paid_runs(seconds: float = math.inf) -> int:
     begun = clock.steady()
     if 0 < _next_look - begun <= LOOK_PAUSE_SECONDS:  # more than that: another clock, after a fork or in a test
         return 0
-    waiting = Waitpoint.objects.filter(sums.covers("needed"), status=WaitpointStatus.PENDING, needed__isnull=False)
-    spent = ExpressionWrapper(sums.committed_subquery("run_id") + F("needed"), BigIntegerField())
-    ready = waiting.annotate(spent=spent).filter(Q(run__max_credits=None) | Q(run__max_credits__gte=F("spent")))
-    users = list(ready.order_by().values_list("run__user_id", flat=True).distinct()[:BATCH])
+    users = list(waitpoints.payable().order_by().values_list("run__user_id", flat=True).distinct()[:BATCH])
     _next_look = clock.steady() + min(LOOK_PAUSE * (clock.steady() - begun), LOOK_PAUSE_SECONDS)
     return sum(1 for _ in jobs.each(JOB, users, waitpoints.resume_paid, seconds))

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import BigIntegerField, ExpressionWrapper, F, Q, QuerySet
 
 from config.kernel import clock
 from config.kernel.ids import new_id
@@ -112,14 +113,20 @@ def _answer(run: Run, waitpoint: Waitpoint, payload: dict[str, Any], **changes: 
     return waitpoint
 
 
+def payable() -> QuerySet[Waitpoint]:
+    """Those of runs that wait for credits, and for whose next steps credits and budgets reach, each on its own."""
+    waiting = Waitpoint.objects.filter(sums.covers("needed"), status=WaitpointStatus.PENDING, needed__isnull=False)
+    spent = ExpressionWrapper(sums.committed_subquery("run_id") + F("needed"), BigIntegerField())
+    return waiting.annotate(spent=spent).filter(Q(run__max_credits=None) | Q(run__max_credits__gte=F("spent")))
+
+
 def resume_paid(user_id: int) -> int:
     """waiting → queued for the user's runs that wait for credits, as far as credits and budgets reach for their next
     steps, the oldest first: one that needs more than is left lets younger ones pass. Returns how many. The steps hold
     what they cost themselves: a run that finds too little then waits again.
     """
     left, resumed = ledger.available(user_id), 0
-    waiting = Waitpoint.objects.filter(status=WaitpointStatus.PENDING, run__user=user_id, needed__lte=left)
-    in_order = waiting.order_by("run__created_at", "run_id").values_list("pk", "needed")
+    in_order = payable().filter(run__user=user_id).order_by("run__created_at", "run_id").values_list("pk", "needed")
     for waitpoint_id, needed in list(in_order[:RESUMED_AT_ONCE]):
         if needed is not None and needed <= left and _resume(waitpoint_id):
             left, resumed = left - needed, resumed + 1

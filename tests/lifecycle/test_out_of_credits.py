@@ -250,6 +250,16 @@ def test_the_oldest_run_goes_first_and_one_that_needs_too_much_lets_others_pass(
     assert bench.wait(large["id"])["status"] == "cancelled"
 
 
+def test_older_runs_that_wait_for_a_budget_starve_no_other(bench, user, staff, monkeypatch):
+    monkeypatch.setattr("runs.lifecycle.waitpoints.RESUMED_AT_ONCE", 2)
+    older = [paused(bench, maxCredits=0.3) for _ in range(2)]
+    set_available(user, 0.1, staff)
+    run = paused(bench)
+    grant(user, 5)
+    assert bench.wait(run["id"])["status"] == "completed"
+    assert [bench.get(run["id"])["status"] for run in older] == ["waiting"] * 2
+
+
 def test_it_expires(bench, user, staff):
     set_available(user, 0.1, staff)
     run = paused(bench)
