@@ -14,7 +14,7 @@ from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from config.api.authentication import USERNAME_MAX, user_of
+from config.api.authentication import user_named, user_of
 from config.api.negotiation import ExactJSONRenderer
 from config.api.viewsets import ServiceViewSet
 from config.kernel.errors import NotFound, ValidationFailed
@@ -35,6 +35,8 @@ from credits.serializers import (
 )
 
 logger = logging.getLogger(__name__)
+# The longest subject that OpenID Connect allows.
+SUBJECT_MAX = 255
 
 PERIOD = OpenApiParameter(
     "period", enum=list(usage.PERIODS), default=usage.DEFAULT_PERIOD, description="A rolling window that ends now."
@@ -52,10 +54,11 @@ class CreditsViewSet(ServiceViewSet):
             return self.request.user.pk or 0
         subject = self.kwargs["userId"]
         # As for all path parameters: what cannot be an id is the id of nobody. Staff have no credits to sell.
-        if len(subject) > USERNAME_MAX or "\0" in subject:
+        if len(subject) > SUBJECT_MAX or "\0" in subject:
             raise NotFound
         try:
-            user = user_of({"sub": subject})
+            # Events and TOP_UP_URL show the username, which is not always the subject: it is that user's id too.
+            user = user_of({"sub": subject}, lambda username: user_named.first(subject) or user_named.first(username))
         except AuthenticationFailed:
             raise NotFound from None
         key: Any = self.request.auth

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from datetime import timedelta
+from urllib.parse import quote
 
 import pytest
+from django.contrib.auth import get_user_model
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from rest_framework.test import APIClient
 
+from config.api import session_tokens
 from config.kernel import clock
 from config.kernel.clock import iso
 from credits import grants, ledger
@@ -96,6 +99,7 @@ class TestGrants:
         ("field", "value"),
         [
             *(("amount", value) for value in (25, "0", "-1", "0.0000001", "1e400", "NaN", "", None, "x" * 99999, [])),
+            *(("amount", value) for value in ("1e2", "1_000", "+5", " 5", "5\n", "5.", ".5", "1.0.0", "\u0665", "²")),
             *(("reference", value) for value in ("", "x" * 201, 5, None)),
             *(("reason", value) for value in ("", "x" * 201, 5, None)),
             *(("expiresAt", value) for value in ("soon", "2027-01-31T00:00:00", "2099-01-01T00:00:00Z", 5, "")),
@@ -129,7 +133,18 @@ class TestGrants:
         assert give(backend, user.username).status_code == 201
         assert backend.post("/api/v1/session-tokens", {"sub": user.username}, format="json").status_code == 201
 
-    @pytest.mark.parametrize("sub", ["boss", "x" * 151, "%00", "x" * 10000])
+    @pytest.mark.parametrize("sub", ["x" * 151, "x" * 255, " padded ", "sub-42"])
+    def test_a_subject_that_is_no_username_is_the_user_of_its_tokens(self, shop, sub):
+        """Events and TOP_UP_URL show that user's username, which is an id here too."""
+        client = APIClient(headers={"Authorization": f"Bearer {session_tokens.mint(sub, 1)}"})
+        username = client.get("/api/v1/me").json()["username"]
+        assert username != sub
+        for number, name in enumerate((sub, username)):
+            assert give(shop, quote(name), reference=f"pay_{number}").status_code == 201
+        assert client.get("/api/v1/me/credits").json()["balance"] == "150"
+        assert get_user_model().objects.count() == 1
+
+    @pytest.mark.parametrize("sub", ["boss", "x" * 256, "%00", "x" * 10000])
     def test_staff_and_impossible_names_are_404(self, shop, sub):
         factories.UserFactory(username="boss", is_staff=True)
         assert give(shop, sub).status_code == 404
