@@ -358,6 +358,14 @@ def test_a_snapshot_repeats_the_clients_own_ids(thread):
     assert [message["id"] for message in shown][::2] == ["u1", second["userMessageId"], "u2"]
 
 
+def test_a_snapshot_has_no_id_twice(thread):
+    """A client that sends a message again under another ``runId``, after its run has ended."""
+    first = thread.run(said("/say One"))
+    thread.run(said("/say One"))
+    shown = thread.again(2)[1]["messages"]
+    assert [message["id"] for message in shown] == [first["userMessageId"], first["assistantMessageId"], "u1"]
+
+
 def test_a_stream_shows_what_stands(thread):
     run = thread.run(said(f"/say One\n{SUM}\n/stream 6 30\n/flaky 503 1 Two"))
     kinds = [event["type"] for event in thread.again(1)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from django.db.models import Q, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from chats.models import Message
 from config.kernel import money
@@ -305,9 +305,9 @@ def messages_of(run: Run, shown: QuerySet[Message]) -> list[AgUiMessage]:
 
 def _names(rows: Iterable[Message]) -> Mapping[str, str]:
     """The clients' ids of the messages, by run. An id that a client gave twice stands for the last one."""
-    named = ClientRun.objects.filter(run__in=[row.run_id for row in rows]).exclude(message_id="").order_by("pk")
-    by_name = dict(named.values_list("message_id", "run_id"))
-    return {run_id: name for name, run_id in by_name.items()}
+    named = ClientRun.objects.filter(run__in=[row.run_id for row in rows]).exclude(message_id="")
+    later = ClientRun.objects.filter(chat=OuterRef("chat"), message_id=OuterRef("message_id"), pk__gt=OuterRef("pk"))
+    return dict(named.exclude(Exists(later)).values_list("run_id", "message_id"))
 
 
 def _shown(row: Message, recorded: Mapping[str, Recorded], names: Mapping[str, str]) -> Iterator[AgUiMessage]:
