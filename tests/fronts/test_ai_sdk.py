@@ -391,3 +391,13 @@ def test_the_names_of_requests_go_with_their_chat(chat):
     (known,) = Chat.objects.all()
     known.delete()
     assert not ClientRun.objects.exists()
+
+
+def test_the_address_of_a_file_is_one_of_the_callers_surface(chat, user):
+    message = said("/say Read")
+    message["parts"].append(file_part("data:text/plain,Buy milk"))
+    chat.run(message)
+    public = UseChat(chat.bench, base="/api/public/v1", client=factories.public_client(user, ["chats:read"]))
+    part = public.messages()[0]["parts"][1]
+    answer = public.client.get(part["url"].removeprefix("http://127.0.0.1:8000"))
+    assert b"".join(answer.streaming_content) == b"Buy milk"

@@ -198,20 +198,21 @@ def completed(run: Any) -> dict[str, Any]:
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
-def ui_message(message: Message, recorded: dict[str, Recorded]) -> dict[str, Any]:
+def ui_message(message: Message, recorded: dict[str, Recorded], base: str) -> dict[str, Any]:
+    """``base``: the path of the caller's surface."""
     if message.role == Message.Role.USER:
-        return {"id": message.pk, "role": "user", "parts": _sent(message)}
+        return {"id": message.pk, "role": "user", "parts": _sent(message, base)}
     run = recorded[message.run_id]
     return {"id": message.pk, "role": "assistant", "metadata": _metadata(run.run), "parts": _parts(message, run)}
 
 
-def _sent(message: Message) -> list[dict[str, Any]]:
+def _sent(message: Message, base: str) -> list[dict[str, Any]]:
     files = [
         {
             "type": "file",
             "mediaType": attachment.content_type,
             "filename": attachment.file_name,
-            "url": f"{settings.BASE_URL}/api/v1/attachments/{attachment.pk}/content",
+            "url": f"{settings.BASE_URL}{base}/attachments/{attachment.pk}/content",
         }
         for attachment in message.attachments.all()
     ]

@@ -188,7 +188,8 @@ class AiSdkChatViewSet(AiSdk):
 
         # A run with many calls is large.
         how: Any = {"limit": API_PAGE_SIZE_MAX, "ascending": True, "at_once": 25, "prepare": prepare}
-        found = page(rows, request.query_params, lambda message: ui_message(message, recorded), **how)
+        base = request.path.partition("/ai-sdk/")[0]
+        found = page(rows, request.query_params, lambda message: ui_message(message, recorded, base), **how)
         return Response({"messages": found["items"], "nextCursor": found["nextCursor"]})
 
     @extend_schema(parameters=[CHAT_KEY], request=None, responses={200: None})
