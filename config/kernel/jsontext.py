@@ -45,18 +45,23 @@ class _Invalid(ValueError):
     """The reason why a text is not accepted, as a predicate: the caller adds the subject."""
 
 
-def parse_object(raw: bytes | str, *, subject: str = "The body", values: int = VALUES_MAX) -> dict[str, Any]:
+def parse_object(
+    raw: bytes | str, *, subject: str = "The body", values: int = VALUES_MAX, any_text: bool = False
+) -> dict[str, Any]:
     """``raw`` as a JSON object; an empty text is ``{}``. Raises MalformedJSON as ``parse_value`` does."""
     if not raw:
         return {}
-    value = parse_value(raw, subject=subject, values=values)
+    value = parse_value(raw, subject=subject, values=values, any_text=any_text)
     if not isinstance(value, dict):
         raise MalformedJSON(f"{subject} must be a JSON object.")
     return value
 
 
-def parse_value(raw: bytes | str, *, subject: str = "The body", values: int = VALUES_MAX) -> Any:
-    """``raw`` as any JSON value. Numbers with a fraction become Decimal.
+def parse_value(
+    raw: bytes | str, *, subject: str = "The body", values: int = VALUES_MAX, any_text: bool = False
+) -> Any:
+    """``raw`` as any JSON value. Numbers with a fraction become Decimal. With ``any_text``, the caller checks the texts
+    that it uses by ``require_text``.
 
     Raises MalformedJSON (400). Its message begins with ``subject``.
     """
@@ -69,8 +74,9 @@ def parse_value(raw: bytes | str, *, subject: str = "The body", values: int = VA
         value = json.loads(
             text, object_pairs_hook=_object, parse_float=_decimal, parse_int=_integer, parse_constant=_refuse_constant
         )
-        if "\\u" in text or text is raw:  # decoded UTF-8 has no surrogates, and the parser rejects a raw NUL
-            _check_text(value)
+        # Decoded UTF-8 has no surrogates, and the parser rejects a raw NUL.
+        if not any_text and ("\\u" in text or text is raw):
+            require_text(value, subject=subject)
     except UnicodeDecodeError:
         raise MalformedJSON(f"{subject} is not valid UTF-8.") from None
     except _Invalid as reason:
@@ -112,14 +118,14 @@ def _check_depth(text: str) -> None:
         raise _Invalid(f"is nested more than {deepest} levels deep")
 
 
-def _check_text(value: Any) -> None:
-    """Reject NUL, which the database cannot store, and lone surrogates, which UTF-8 cannot encode."""
+def require_text(value: Any, *, subject: str = "The body") -> None:
+    """Raises MalformedJSON for NUL, which the database cannot store, and lone surrogates, which UTF-8 cannot encode."""
     waiting = [value]
     while waiting:
         item = waiting.pop()
         if isinstance(item, str):
             if "\0" in item or any("\ud800" <= character <= "\udfff" for character in item):
-                raise _Invalid("contains text with NUL or a lone surrogate")
+                raise MalformedJSON(f"{subject} contains text with NUL or a lone surrogate.")
         elif isinstance(item, dict):
             waiting.extend(item)
             waiting.extend(item.values())

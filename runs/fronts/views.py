@@ -85,13 +85,14 @@ class FrontRequestViewSet(FrontViewSet):
     parser_classes = []
 
     def body(self) -> dict[str, Any]:
+        """What counts of it must pass ``require_text``: a client repeats a refused message in its history."""
         request = self.request._request
         check_media_type(self.request.content_type)
         raw = request.read(settings.UI_MAX_BODY_BYTES + 1)
         # Of a body that announces more, our server reads nothing.
         if max(len(raw), int(request.META.get("CONTENT_LENGTH") or 0)) > settings.UI_MAX_BODY_BYTES:
             raise PayloadTooLarge(f"The body may have at most {settings.UI_MAX_BODY_BYTES} bytes.")
-        return parse_object(raw, values=UI_VALUES_MAX)
+        return parse_object(raw, values=UI_VALUES_MAX, any_text=True)
 
     def start(self, chat: Chat, key: str, options: dict[str, Any], **how: Any) -> ClientRun:
         """``starts.start_once`` within the limits of this caller."""

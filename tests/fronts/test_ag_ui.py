@@ -366,6 +366,19 @@ def test_a_snapshot_has_no_id_twice(thread):
     assert [message["id"] for message in shown] == [first["userMessageId"], first["assistantMessageId"], "u1"]
 
 
+def test_a_message_that_was_refused_does_not_block_those_after_it(thread):
+    text = "\0"
+    refused = said(f"/say {text}")
+    run = {"forwardedProps": {"run": {"metadata": {"customer": text}}}}
+    for answer in (
+        thread.post(refused),
+        thread.post(said("/say Hello"), **run),
+        thread.post(said("Hello"), runId=text),
+    ):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "VALIDATION_ERROR")
+    assert thread.run(refused, said("/say Hello", "u2"))["answer"] == "Hello"
+
+
 def test_a_stream_shows_what_stands(thread):
     run = thread.run(said(f"/say One\n{SUM}\n/stream 6 30\n/flaky 503 1 Two"))
     kinds = [event["type"] for event in thread.again(1)]

@@ -401,3 +401,11 @@ def test_the_address_of_a_file_is_one_of_the_callers_surface(chat, user):
     part = public.messages()[0]["parts"][1]
     answer = public.client.get(part["url"].removeprefix("http://127.0.0.1:8000"))
     assert b"".join(answer.streaming_content) == b"Buy milk"
+
+
+def test_a_message_that_was_refused_does_not_block_those_after_it(chat):
+    text = "\0"
+    refused, run = said(f"/say {text}"), {"metadata": {"customer": text}}
+    for answer in (chat.post(refused), chat.post(said("/say Hello"), run=run), chat.post(said("/say Hello", text))):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "VALIDATION_ERROR")
+    assert chat.run(refused, said("/say Hello", "u2"))["answer"] == "Hello"

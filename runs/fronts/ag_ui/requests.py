@@ -13,6 +13,7 @@ from rest_framework.exceptions import ValidationError
 from chats.services import CLIENT_ID
 from config.api.errors import flatten
 from config.kernel.errors import ValidationFailed
+from config.kernel.jsontext import require_text
 from runs.fronts.starts import text_of
 from runs.models import CLIENT_MESSAGE_ID_MAX_CHARS, WaitpointKind
 
@@ -70,7 +71,7 @@ class Sent:
 
 
 def read(body: Mapping[str, Any]) -> Sent:
-    """Raises ValidationFailed."""
+    """Raises ValidationFailed, MalformedJSON."""
     problems: dict[str, list[str]] = {}
     thread, name = body.get("threadId"), body.get("runId")
     if not isinstance(thread, str) or not CLIENT_ID.fullmatch(thread):
@@ -88,7 +89,9 @@ def read(body: Mapping[str, Any]) -> Sent:
     trailing = [
         said for said in messages[0 if last is None else last + 1 :] if said.get("role") in ("assistant", "tool")
     ]
-    return Sent(str(thread), str(name), message, trailing, resume, tools, context, {} if run is None else run)
+    sent = Sent(str(thread), str(name), message, trailing, resume, tools, context, {} if run is None else run)
+    require_text(vars(sent))
+    return sent
 
 
 def _objects(given: Any, field: str, problems: dict[str, list[str]]) -> list[Object]:

@@ -15,7 +15,7 @@ from chats import attachments
 from chats.serializers import AttachmentInput
 from chats.services import CLIENT_ID
 from config.kernel.errors import ValidationFailed
-from config.kernel.jsontext import to_text
+from config.kernel.jsontext import require_text, to_text
 from runs.fronts.starts import text_of
 from runs.models import Waitpoint
 
@@ -61,7 +61,7 @@ class Sent:
 
 
 def read(body: dict[str, Any]) -> Sent:
-    """Raises ValidationFailed."""
+    """Raises ValidationFailed, MalformedJSON."""
     chat = body.get("id")
     if not isinstance(chat, str) or not CLIENT_ID.fullmatch(chat):
         raise ValidationFailed({"id": ["Use 1 to 128 printable ASCII characters."]})
@@ -82,7 +82,9 @@ def read(body: dict[str, Any]) -> Sent:
     if body.get("trigger") == REGENERATE:
         named = body.get("messageId")
         regenerates = named if isinstance(named, str) and named else name
-    return Sent(chat, role, name, parts, regenerates, body.get("run", {}))
+    sent = Sent(chat, role, name, parts, regenerates, body.get("run", {}))
+    require_text(vars(sent))
+    return sent
 
 
 def _file(part: dict[str, Any], field: str) -> File:
