@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 
-from runs import catalogue
-from runs.models import Run, Tool
+from runs import catalogue, services
+from runs.models import Run, Tool, Waitpoint
 from tests import factories
 from tests.driver import until
 from tests.fronts.conftest import Frame, UseChat, said
@@ -83,6 +83,35 @@ def test_the_output_of_the_client_beside_an_approval(chat):
     ]
     chat.send(approved(message | {"parts": [located, message["parts"][-1]]}, True))
     assert chat.bench.wait(chat.runs()[-1]["id"])["status"] == "completed"
+
+
+def test_an_output_beside_an_approval_hides_no_output_of_the_server(chat, monkeypatch):
+    """Both in one request, as after a click on Approve first. The approved call may end before the output is taken."""
+    text = '/call draw_chart {"title": "Sales", "series": [1]}\n/call locate {}\n/say {result}'
+    message = waiting(chat, text, run=LOCATE)
+    given = approved(message | {"parts": sorted(message["parts"], key=is_drawn)}, True)
+    respond = services.respond
+
+    def respond_and_wait(*answer: Any) -> Waitpoint:
+        answered = respond(*answer)
+        until(lambda: "COMPLETED" in statuses(chat))
+        return answered
+
+    monkeypatch.setattr(services, "respond", respond_and_wait)
+    *_, asked = given["parts"]
+    located = next(part for part in given["parts"] if part.get("toolName") == "locate")
+    frames = chat.send(given | {"parts": [asked, located | {"state": "output-available", "output": "here"}]})
+    outputs = [part["toolCallId"] for _, part in frames if part_type(part) == "tool-output-available"]
+    assert sorted(outputs) == sorted([asked["toolCallId"], located["toolCallId"]])
+
+
+def is_drawn(part: dict[str, Any]) -> bool:
+    return part.get("toolName") == "draw_chart"
+
+
+def statuses(chat: UseChat) -> list[str]:
+    run = chat.bench.get(chat.runs()[-1]["id"])
+    return [call["status"] for call in run["toolInvocations"]]
 
 
 def test_a_client_repeats_its_earlier_answers(chat):
