@@ -114,7 +114,7 @@ class Rendering(ABC):
             case StreamType.MESSAGE_DELTA:
                 return self._text(data["text"], overtaken)
             case StreamType.MESSAGE_RESET:
-                return self._reset()
+                return self._reset(facts)
             case StreamType.RUN_STATUS:
                 return self._status(data, facts, event.final)
             case StreamType.TOOL_STARTED:
@@ -182,13 +182,14 @@ class Rendering(ABC):
             parts += self.text_started()
         return [*parts, *self.text(text)] if text else parts
 
-    def _reset(self) -> list[Part]:
+    def _reset(self, facts: Facts) -> list[Part]:
         """The message comes once more from its beginning: this turn's text is void, that of earlier ones is known."""
         self.length = 0
         if not self.has_text or self.calls_of is not None:
             return []
+        parts = self.text_voided(facts)
         self.text_is_open = self.has_text = False
-        return self.text_voided()
+        return parts
 
     def _begin_turn(self) -> list[Part]:
         parts = [*self._begin(), *self._close_text()]
@@ -259,7 +260,7 @@ class Rendering(ABC):
     def text_ended(self) -> list[Part]: ...
 
     @abstractmethod
-    def text_voided(self) -> list[Part]:
+    def text_voided(self, facts: Facts) -> list[Part]:
         """The turn's text so far is void."""
 
     @abstractmethod
@@ -301,6 +302,11 @@ class Rendering(ABC):
 def _call(data: Data) -> Call:
     awaiting = CLIENT if data["name"] == ASK_USER else data.get("awaiting")
     return Call(data["toolInvocationId"], data["name"], data["turnIndex"], data.get("input", {}), awaiting)
+
+
+def amounts(asked: Data) -> dict[str, Any]:
+    """What the user needs to know of an approval."""
+    return {name: asked[name] for name in ("estimatedCredits", "threshold", "reason", "topUpUrl") if name in asked}
 
 
 def overtaken_by(resets: Iterable[int], calls: Iterable[int]) -> list[range]:

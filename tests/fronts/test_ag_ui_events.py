@@ -162,6 +162,13 @@ def test_a_reset_voids_the_text_of_its_turn_only() -> None:
     assert texts(*happened) == {"msg_1": "A", "inv_1.result": "2", "msg_1.2": "B"}
 
 
+def test_a_reset_ends_no_message_that_began_before_the_stream() -> None:
+    state = AgUi(Run(id="run_1", chat_id="chat_1", assistant_message_id="msg_1"))
+    render(delta("flaky"), by=state)  # in the snapshot of the stream
+    state.resumed()
+    assert render(RESET, by=state) == [BEFORE]
+
+
 @pytest.mark.parametrize("parts", [["A\n\nB"], ["A", "\n\nB"], list("A\n\nB")])
 def test_a_reset_of_a_first_turn_begins_the_message_again(parts: list[str]) -> None:
     assert texts(delta("flaky"), RESET, *map(delta, parts), *END) == {"msg_1": "A\n\nB"}

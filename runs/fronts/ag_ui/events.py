@@ -18,7 +18,7 @@ from config.kernel.jsontext import to_text
 from runs.events import StreamType
 from runs.fronts import reads
 from runs.fronts.reads import Recorded, recorded_of
-from runs.fronts.rendering import NO_FACTS, Call, Data, Facts, Part, Rendering
+from runs.fronts.rendering import NO_FACTS, Call, Data, Facts, Part, Rendering, amounts
 from runs.models import FINAL_INVOCATION_STATUSES, ClientRun, InvocationStatus, Run, RunStatus, WaitpointKind
 from runs.streams.hub import Opening
 from runs.streams.reads import Event
@@ -44,7 +44,6 @@ CAPABILITIES = {
     "state": {"snapshots": False, "deltas": False, "memory": True},
     "humanInTheLoop": {"supported": True, "approvals": True, "interrupts": True, "approveWithEdits": False},
 }
-APPROVAL_DETAILS = ("estimatedCredits", "threshold", "reason", "topUpUrl")
 
 
 class AgUi(Rendering):
@@ -61,13 +60,11 @@ class AgUi(Rendering):
         # The run that follows in the same stream.
         self.then: Run | None = None
         self.before: Part | None = None
-        self.standing: Part = ""
         self.given: Collection[str] = ()
         self.finish: Part | None = None
         self.goes_on = False
-        # Whether the client has RUN_STARTED, and a text message that it thinks is open.
+        # Whether the client has RUN_STARTED.
         self.is_sent = False
-        self.is_open = False
 
     def wants(self, event: Event) -> bool:
         return super().wants(event) or (event.type == StreamType.MESSAGE_RESET and self.is_sent and self.has_text)
@@ -78,10 +75,6 @@ class AgUi(Rendering):
             return reads.facts_of(self, event)
         run = Run.objects.filter(pk=self.run_id).first()
         return Facts(messages=snapshot(until(AgUi(run), run, event.index, self.then))) if run else NO_FACTS
-
-    def feed(self, event: Event, facts: Facts = NO_FACTS, **how: bool) -> list[Part]:
-        self.standing = facts.messages
-        return super().feed(event, facts, **how)
 
     @property
     def turn_message(self) -> str:
@@ -131,18 +124,16 @@ class AgUi(Rendering):
     # --- text ---------------------------------------------------------------------------------------------------------
 
     def text_started(self) -> list[Part]:
-        self.is_open = True
         return [{"type": "TEXT_MESSAGE_START", "messageId": self.turn_message, "role": "assistant"}]
 
     def text(self, delta: str) -> list[Part]:
         return [{"type": "TEXT_MESSAGE_CONTENT", "messageId": self.turn_message, "delta": delta}]
 
     def text_ended(self) -> list[Part]:
-        self.is_open = False
         return [{"type": "TEXT_MESSAGE_END", "messageId": self.turn_message}]
 
-    def text_voided(self) -> list[Part]:
-        return [*(self.text_ended() if self.is_open else []), self.standing]
+    def text_voided(self, facts: Facts) -> list[Part]:
+        return [*(self.text_ended() if self.text_is_open else []), facts.messages]
 
     # --- tool calls ---------------------------------------------------------------------------------------------------
 
@@ -190,7 +181,7 @@ def interrupt(waitpoint: Data, call: Call) -> dict[str, Any]:
             "reason": "credit_approval",
             "message": f"{asked['toolName']} {verb} {asked['estimatedCredits']} credits",
             "responseSchema": APPROVAL,
-            "metadata": {name: asked[name] for name in APPROVAL_DETAILS if name in asked},
+            "metadata": amounts(asked),
         }
     name, value = "answer", {"type": "string"}
     if "schema" in asked:

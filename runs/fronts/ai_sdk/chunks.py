@@ -17,7 +17,7 @@ from config.kernel.errors import DomainError
 from config.kernel.jsontext import parse_value
 from runs.events import request_payload
 from runs.fronts.reads import Recorded, facts_of
-from runs.fronts.rendering import CLIENT, Call, Data, Facts, Part, Rendering
+from runs.fronts.rendering import CLIENT, Call, Data, Facts, Part, Rendering, amounts
 from runs.models import (
     FINAL_INVOCATION_STATUSES,
     Awaiting,
@@ -67,7 +67,7 @@ class Chunks(Rendering):
     def text_ended(self) -> list[Part]:
         return [{"type": "text-end", "id": self.text_id}]
 
-    def text_voided(self) -> list[Part]:
+    def text_voided(self, facts: Facts) -> list[Part]:
         return [{"type": "reset-step"}]
 
     @property
@@ -185,8 +185,7 @@ def reason(asked: Data) -> str:
 
 
 def descriptor(asked: Data, expires_at: str | None) -> dict[str, Any]:
-    names = ("estimatedCredits", "threshold", "reason", "topUpUrl")
-    return {name: asked[name] for name in names if name in asked} | {"expiresAt": expires_at}
+    return amounts(asked) | {"expiresAt": expires_at}
 
 
 def completed(run: Any) -> dict[str, Any]:
