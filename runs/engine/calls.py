@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from django.conf import settings
@@ -324,4 +325,5 @@ async def _call(session: Session, call: ToolInvocation) -> Outcome:
         callback=_callback(call),
         remote_task=call.remote_task,
     )
-    return await call_tool(tool, call.input, context)
+    # Whether it may be parked was decided when it was chosen.
+    return await call_tool(replace(tool, park_seconds=call.park_seconds), call.input, context)

@@ -16,7 +16,7 @@ from tests.driver import Driver, InProcess, until
 from tests.factories import UserFactory, session_client
 from tests.lifecycle import conftest as engine_fixtures
 from tests.lifecycle.conftest import vanish
-from tests.tools.task_server import Refusal, TaskServer, asks, completed, form, task, task_server, text
+from tests.tools.task_server import CAPABILITIES, Refusal, TaskServer, asks, completed, form, task, task_server, text
 
 engines = engine_fixtures.engines
 bench = engine_fixtures.bench
@@ -171,6 +171,23 @@ def test_a_task_of_a_tool_that_is_disabled_meanwhile_goes_on(bench, tasks):
     tasks.task = lambda params: completed("t-1", "still here")
     look(bench)
     assert bench.wait(run["id"])["answer"] == "It is still here."
+
+
+def test_a_call_is_parked_only_if_its_tool_might_be_when_it_was_chosen(bench, tasks):
+    """Staff give the tool its seconds while the call waits for an approval."""
+    tool = add_tool(tasks, approval="always", park_seconds=None)
+    run = bench.ask(SCRIPT)
+    Tool.objects.filter(pk=tool.pk).update(park_seconds=600)
+    catalogue.forget()
+    catalogue.refresh()
+
+    def answer(params: dict[str, Any]) -> Any:
+        is_asked = "extensions" in params["_meta"][CAPABILITIES]
+        return task("t-1") | {"resultType": "task"} if is_asked else text("done")
+
+    tasks.tool = answer
+    bench.respond(run, kind="CREDIT_APPROVAL", approved=True)
+    assert bench.wait(run["id"])["answer"] == "It is done."
 
 
 def answered(run: dict[str, Any]) -> dict[str, Any]:
