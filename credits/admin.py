@@ -236,6 +236,7 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
         "what",
         ("against", "cause"),
         ("reason", "staff"),
+        "reference",
         ("expires_at", "created_at"),
     )
     readonly_fields = ("what", "change", "hold")
@@ -283,7 +284,7 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
     def what(self, entry: Any) -> str:
         """The sentence, with links to what the row is about."""
         about = [("run", entry.run_id), ("call", entry.invocation_id), ("chat", entry.chat_id)]
-        if entry.type in CORRECTIONS:
+        if entry.type in (*CORRECTIONS, EntryType.ADJUSTMENT):  # that of a grant is its revocation
             about.append(("charge" if entry.type == EntryType.REFUND else "grant", entry.against_id))
         links = [(page_of(model, key), label) for label, key in about if key and (model := model_of(key))]
         return format_html(

@@ -3,6 +3,7 @@
 import pytest
 from django.urls import reverse
 
+from credits import grants
 from credits.models import Account, LedgerEntry
 from tests.credits.helpers import spend, state
 from tests.factories import UserFactory
@@ -26,6 +27,18 @@ def test_shows_credits_not_micro_credits(admin_client, user, entry):
         reverse("admin:credits_ledgerentry_change", args=[entry.pk]),
     ):
         assert "12.5" in admin_client.get(page).content.decode()
+
+
+def test_what_the_backend_granted_and_took_back_names_the_payment_and_the_grant(admin_client, user):
+    given, _ = grants.grant(user.pk, 5, reference="pay_4711", reason="Bought", expires_at=None)
+    grants.revoke(user.pk, given.pk, reference="refund_42", reason="Charge-back", mode="all")
+    taken = LedgerEntry.objects.get(reference="refund_42")
+    for entry, reference in ((given, "pay_4711"), (taken, "refund_42")):
+        assert (
+            reference in admin_client.get(reverse("admin:credits_ledgerentry_change", args=[entry.pk])).content.decode()
+        )
+    page = admin_client.get(reverse("admin:credits_ledgerentry_changelist")).content.decode()
+    assert f'{reverse("admin:credits_ledgerentry_change", args=[given.pk])}">grant</a>' in page
 
 
 @pytest.mark.parametrize("model", ["account", "ledgerentry"])
