@@ -25,23 +25,29 @@ UNSPENT, ALL = "unspent", "all"
 def grant(
     user_id: int, amount: int, *, reference: str, reason: str, expires_at: datetime | None
 ) -> tuple[LedgerEntry, bool]:
-    """The grant of this reference, and whether it existed before. Raises Conflict if that one was another grant."""
+    """The grant of this reference, with its ``balance_after``, and whether it existed before. Raises Conflict if that
+    was another grant.
+    """
     cause = f"reference:{_digest(reference)}"
     given: dict[str, Any] = {"cause": cause, "reference": reference, "reason": reason, "expires_at": expires_at}
     ledger.account_for(user_id)
     try:
         with transaction.atomic():
-            Account.objects.select_for_update(no_key=True).get(pk=user_id)
+            account = Account.objects.select_for_update(no_key=True).get(pk=user_id)
             entry = LedgerEntry.objects.filter(cause=cause).first()
             before = entry is not None
             if entry is None:
                 if expires_at is not None and expires_at <= clock.now():
                     raise ValidationFailed({"expiresAt": ["The time must be in the future."]})
-                entry = ledger.grant(user_id, amount, **given)
+                price = {"balance": money.to_text(account.balance + amount)}
+                entry = ledger.grant(user_id, amount, price=price, **given)
     except IntegrityError:  # at the same moment for another user
         entry, before = LedgerEntry.objects.get(cause=cause), True
     if (entry.account_id, entry.amount, entry.expires_at) != (user_id, amount, expires_at):
         raise Conflict("This reference was used for another grant.", details={"ledgerId": entry.pk})
+    # As it was first told: charges that were under way then come before the grant in the order of the ledger's rows.
+    shown: Any = entry
+    shown.balance_after = money.parse(entry.price["balance"]) if entry.price else balance_after(entry)
     return entry, before
 
 

@@ -105,13 +105,14 @@ def grant(
     staff: Any = None,
     expires_at: datetime | None = None,
     is_first: bool = False,
+    price: dict[str, Any] | None = None,
 ) -> LedgerEntry:
     """Add credits, once for each ``cause``. The unspent part expires at ``expires_at``. ``is_first``: nothing can wait
     for them.
     """
     _require(amount > 0, "amount", "A grant must be more than 0.")
     about = {"cause": cause, "reason": _reason(reason), "reference": reference, "staff": staff}
-    entry = _entry(EntryType.GRANT, user_id, amount, expires_at=expires_at, **about)
+    entry = _entry(EntryType.GRANT, user_id, amount, expires_at=expires_at, price=price, **about)
     recorded = _move(entry, balance=amount)
     if recorded is entry:
         if not is_first:

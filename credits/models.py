@@ -55,7 +55,7 @@ SETTLEMENTS = [EntryType.CAPTURE, EntryType.RELEASE, EntryType.USAGE]
 SPENDING = [EntryType.CAPTURE, EntryType.USAGE, EntryType.REFUND]
 CORRECTIONS = [EntryType.REFUND, EntryType.EXPIRY]
 # What the app's backend took back of a grant. ``price`` is ``{"left": what of the grant was unspent, "balance": the
-# account's after it}``.
+# account's after it}``; that of its grants has the balance alone.
 REVOCATION = Q(type=EntryType.ADJUSTMENT, against__isnull=False)
 STAFF_TYPES = [EntryType.GRANT, EntryType.REFUND, EntryType.ADJUSTMENT, EntryType.EXPIRY]
 

@@ -110,7 +110,7 @@ class GrantViewSet(CreditsViewSet):
     def create(self, request: Request, userId: str) -> Response:
         body = self.read(GrantInputSerializer)
         entry, repeated = grants.grant(self.owner_id, **body)
-        return replayed(self.show(grants.Balances().give(entry), 200 if repeated else 201), repeated)
+        return replayed(self.show(entry, 200 if repeated else 201), repeated)
 
     @extend_schema(request=RevokeInputSerializer, responses=RevokedSerializer)
     def revoke(self, request: Request, userId: str, ledgerId: str) -> Response:

@@ -89,6 +89,13 @@ class TestGrants:
             assert refused.json()["error"]["details"] == {"ledgerId": first.json()["id"]}
         assert state(other) == (100 * CREDIT, 0)
 
+    def test_a_replay_is_the_first_answer_whatever_was_under_way_then(self, shop, user, monkeypatch):
+        stop_clock(monkeypatch, clock.now())
+        first = give(shop, user.username)
+        stop_clock(monkeypatch, clock.now() - timedelta(milliseconds=1))
+        spend(user, CREDIT)
+        assert give(shop, user.username).json() == first.json()
+
     def test_a_replay_after_the_expiry_is_no_error(self, shop, user, monkeypatch):
         end = iso(clock.now() + HOUR)
         give(shop, user.username, expiresAt=end)
