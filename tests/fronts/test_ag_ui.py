@@ -277,6 +277,14 @@ def test_a_bad_answer_changes_nothing(thread, payload, field):
     assert thread.bench.get(run["id"])["status"] == "waiting"
 
 
+def test_an_unknown_waitpoint_beside_an_answer_changes_nothing(thread):
+    run = thread.run(said(CHART))
+    (entry,) = resolved(run, True)["resume"]
+    unknown = entry | {"interruptId": factories.WaitpointFactory().pk}
+    assert thread.post(said(CHART), resume=[entry, unknown]).status_code == 404
+    assert thread.bench.get(run["id"])["status"] == "waiting"
+
+
 def test_a_waitpoint_of_another_user_or_thread_is_not_found(thread):
     run = thread.run(said(CHART))
     stranger = AgUi(thread.bench, client=factories.session_client(factories.UserFactory()))

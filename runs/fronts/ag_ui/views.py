@@ -144,6 +144,8 @@ class AgUiViewSet(FrontRequestViewSet):
     def answered(self, chat: Chat, sent: Sent) -> Answered | None:
         """Give the client's answers. None if it has none."""
         run, index, is_late = None, 0, True
+        for entry in sent.resume:
+            self.waitpoint(chat, entry)  # an unknown one refuses the request, before another one is answered
         for position, entry in enumerate(sent.resume):
             waitpoint = self.waitpoint(chat, entry)
             is_late &= waitpoint.status != WaitpointStatus.PENDING
