@@ -188,14 +188,12 @@ class AgUiViewSet(FrontRequestViewSet):
 
     @extend_schema(request=None, responses={200: None})
     def info(self, request: Request) -> Response:
-        shown = {DEFAULT: ("Default", "The service's own model and tools, without an agent.")}
-        shown |= {
-            agent.name: (agent.agent.display_name, agent.agent.description)
-            for agent in catalogue.read().agents.values()
-        }
+        rows = [version.agent for version in catalogue.read().agents.values()]
+        shown = {DEFAULT: "The service's own model and tools, without an agent."}
+        shown |= {row.name: row.description or row.display_name for row in rows}
         agents = {
-            name: {"name": name, "description": text or title, "className": "HttpAgent", "capabilities": CAPABILITIES}
-            for name, (title, text) in shown.items()
+            name: {"name": name, "description": text, "className": "HttpAgent", "capabilities": CAPABILITIES}
+            for name, text in shown.items()
         }
         return Response(INFO | {"agents": agents})
 
