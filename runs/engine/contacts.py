@@ -72,7 +72,7 @@ class Contacts:
             return False
         full = {name for name, server in self.known.items() if self.under_way[server] >= CONTACTS_PER_SERVER}
         busy = {user for user, count in self.under_way.items() if isinstance(user, int) and count >= CONTACTS_PER_USER}
-        due = await self.process.db(lifecycle.due_contacts, room, full, busy)
+        due = await self.process.db(lifecycle.due_contacts, room, CONTACTS_PER_USER, full, busy)
         definitions = await self.process.db(_definitions, {name for _, name, *_ in due}) if due else {}
         self.known |= {name: _server(tool) for name, tool in definitions.items()}
         places = Counter(self.under_way)

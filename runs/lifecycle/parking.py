@@ -188,14 +188,17 @@ def _locked(call: ToolInvocation) -> tuple[Run, ToolInvocation]:
 # --- requests about parked calls to their tools' servers --------------------------------------------------------------
 
 
-def due_contacts(limit: int, tools: Collection[str], users: Collection[int]) -> list[tuple[str, str, int, int]]:
-    """Calls whose tools' servers are due to be contacted, but not those of these tools and users: of each the id, the
-    tool, the user, and its place among the user's. First the one of each user that is longest due.
+def due_contacts(
+    limit: int, of_a_user: int, tools: Collection[str], users: Collection[int]
+) -> list[tuple[str, str, int, int]]:
+    """Calls whose tools' servers are due to be contacted, but not those of these tools and users, and only the first
+    ``of_a_user``: of each the id, the tool, the user, and its place among the user's. First the one of each user that
+    is longest due.
     """
     due = ToolInvocation.objects.filter(contact_at__lte=clock.now())
     due = due.exclude(name__in=tools).exclude(run__user__in=users)
     turn = Window(RowNumber(), partition_by="run__user_id", order_by="contact_at")
-    rows = due.annotate(turn=turn).order_by("turn", "contact_at")
+    rows = due.annotate(turn=turn).filter(turn__lte=of_a_user).order_by("turn", "contact_at")
     return list(rows.values_list("pk", "name", "run__user_id", "turn")[:limit])
 
 
