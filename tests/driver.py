@@ -85,5 +85,5 @@ def until(predicate: Callable[[], Any], timeout: float = 60, describe: Callable[
     while time.monotonic() < end:
         if value := predicate():
             return value
-        time.sleep(0.02)
+        time.sleep(0.01)
     raise AssertionError(f"it did not come to pass in {timeout} s: {describe()}")

@@ -93,11 +93,11 @@ def test_a_body_over_the_limit_is_not_read(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_body_has_a_rate_and_a_total_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "BODY_SECONDS", 0.5)
     monkeypatch.setattr(requests, "BODY_BYTES_PER_SECOND", 1000)
-    slow, steady = Client(*[b"x"] * 100, seconds=0.05), Client(*[b"x" * 100] * 30, seconds=0.05)
+    slow, steady = Client(*[b"x"] * 30, seconds=0.05), Client(*[b"x" * 1000] * 20, seconds=0.05)
     assert asyncio.run(slow.call(Front(echo)))[0] == 408
     assert asyncio.run(steady.call(Front(echo)))[0] == 200
-    monkeypatch.setattr(requests, "BODY_MAX_SECONDS", 1.0)
-    assert asyncio.run(Client(*[b"x" * 100] * 30, seconds=0.05).call(Front(echo)))[0] == 408
+    monkeypatch.setattr(requests, "BODY_MAX_SECONDS", 0.5)
+    assert asyncio.run(Client(*[b"x" * 1000] * 20, seconds=0.05).call(Front(echo)))[0] == 408
 
 
 def test_an_address_that_fills_the_room_for_bodies_harms_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,7 +186,7 @@ def test_regenerate_twice_shows_the_answer_that_is_being_written(chat, user, set
     # Unless the client wants another one.
     chat.send(message, trigger=AGAIN, run={"onActiveRun": "cancel"})
     assert Run.objects.count() == 3
-    chat.client.post(f"{chat.api}/{chat.key}/stop")
+    chat.bench.cancel(chat.runs()[-1]["id"])
     chat.bench.wait(chat.runs()[-1]["id"])
 
 

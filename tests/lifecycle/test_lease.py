@@ -41,9 +41,8 @@ def lose_lease(engine: Engine) -> None:
 
 
 @pytest.mark.slow
-def test_a_late_write_of_text_does_not_interrupt_the_next_owner(bench, settings, monkeypatch):
+def test_a_late_write_of_text_does_not_interrupt_the_next_owner(bench, monkeypatch):
     """The same process claims the run again while the text of the lost lease still waits for the database."""
-    settings.RUN_LEASE_SECONDS = 60  # on a busy machine, no other lease may be lost
     append, held, release = lifecycle.append_text, threading.Event(), threading.Event()
 
     def hold_first(batch: Any) -> Any:
@@ -82,9 +81,8 @@ def test_a_look_before_a_suspension_takes_no_runs_after_it(settings, monkeypatch
 
 
 @pytest.mark.parametrize("point", ["before_model", *slow("after_dispatch")])
-def test_after_a_suspension_nothing_begins_without_the_lease(bench, settings, monkeypatch, point):
+def test_after_a_suspension_nothing_begins_without_the_lease(bench, monkeypatch, point):
     """The machine is suspended just before a call, and another worker takes its runs over."""
-    settings.RUN_LEASE_SECONDS = 60  # on a busy machine, no other lease may be lost
     suspended: list[str] = []
     steady = clock.steady if hasattr(clock, "steady") else time.monotonic
     monkeypatch.setattr(clock, "steady", lambda: steady() + 3600 * len(suspended), raising=False)
