@@ -17,11 +17,10 @@ PYTEST := $(PY) -m pytest -p no:cacheprovider $(if $(filter-out 0,$(RERUNS)),--r
 # of pyproject.toml. The floor is raised when more is covered, and never lowered.
 COVERED := $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 # The tests of one file run in one worker, so that the processes of a module start once. tests/conftest.py sets the order.
-# The fast tests have one worker per hardware thread. The others wait for a part of their time, for processes and leases,
-# so there are three workers for two threads; tests of faults, whose leases end on a busy machine, have one per core.
+# Tests wait for a part of their time, for threads, processes and leases, so there are three workers for two hardware
+# threads. Tests of faults, whose leases end on a busy machine, have one per core.
 BY_FILE := --dist loadfile --no-loadscope-reorder
 PARALLEL = -n $(shell $(PY) -c 'import os; print(max(2, os.cpu_count() * 3 // 2))') $(BY_FILE)
-test: PARALLEL = -n logical $(BY_FILE)
 
 .PHONY: FORCE help run test test-services test-faults check lint types contracts format schema docs site bench bench-peers bench-check lock lock-images clean venv
 
