@@ -50,7 +50,7 @@ class LedgerEntrySerializer(CamelSerializer):
     balance_after = CreditsTextField(help_text="The balance of the account after the row.")
 
 
-@extend_schema_field({"type": "string", "pattern": r"^\d+(\.\d{1,6})?$", "examples": ["25"]})
+@extend_schema_field({"type": "string", "pattern": r"^[0-9]+(\.[0-9]{1,6})?$", "examples": ["25"]})
 class AmountField(serializers.Field):
     """More than 0 credits as decimal text → micro-credits."""
 
