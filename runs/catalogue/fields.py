@@ -138,7 +138,7 @@ class Headers(Secret):
 
 class Whole(StrictIntegerField):
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs | {"max_value": WHOLE_MAX})
+        super().__init__(**kwargs | {"max_value": min(WHOLE_MAX, kwargs.get("max_value", WHOLE_MAX))})
 
 
 class OneOf(serializers.ChoiceField):

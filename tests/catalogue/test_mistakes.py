@@ -102,6 +102,11 @@ def counts() -> list[int]:
             "7: tools.t.providerCostPercent: Ensure this value is less than or equal to 1000.",
         ),
         (TOOL + "  timeoutSeconds: 0", "7: tools.t.timeoutSeconds: Ensure this value is greater than or equal to 0.1."),
+        (TOOL + "  parkSeconds: 59", "7: tools.t.parkSeconds: Ensure this value is greater than or equal to 60."),
+        (
+            TOOL + "  parkSeconds: 2592001",
+            "7: tools.t.parkSeconds: Ensure this value is less than or equal to 2592000.",
+        ),
         (TOOL + "  approval: sometimes", "7: tools.t.approval: Use one of threshold, always, never."),
         (TOOL + "  signingSecret: '!'", "7: tools.t.signingSecret: A signing secret is base64"),
         (TOOL.replace("http\n", "builtin\n"), "4: tools.t.nodeType: The built-in tools are "),
