@@ -54,7 +54,7 @@ CALL = {"toolInvocationId": "inv_1", "name": "calculate", "turnIndex": 1, "callI
 @pytest.mark.slow
 def test_a_replay_of_ten_thousand_deltas_needs_no_memory_for_them(user, make_run):  # noqa: F811
     run = make_run(user)
-    append(run, *(delta(f"{number:0200}") for number in range(10_000)))
+    append(run, *(delta(f"{number:0800}") for number in range(10_000)))
     first = b"".join(response(run).streaming_content)  # what is loaded on first use
     assert len(parse(first)) > 10_000
     gc.collect()
@@ -68,7 +68,7 @@ def test_a_replay_of_ten_thousand_deltas_needs_no_memory_for_them(user, make_run
     finally:
         tracemalloc.stop()
         gc.unfreeze()
-    assert peak < 512 * 1024 < len(first) / 4
+    assert peak < 2 * 1024 * 1024 < len(first) / 4
 
 
 def test_text_that_was_overtaken_is_left_out_of_a_replay(user, make_run):  # noqa: F811
