@@ -15,6 +15,7 @@ from chats.models import Chat, Message
 from chats.services import find_chat, find_or_create_chat
 from config.kernel.errors import NotFound, ValidationFailed
 from config.kernel.ids import is_plausible_id
+from config.kernel.jsontext import require_text
 from runs import catalogue, services
 from runs.fronts import reads, starts
 from runs.fronts.ag_ui import events, requests
@@ -225,7 +226,9 @@ class AgUiViewSet(FrontRequestViewSet):
 
     @extend_schema(request=None, responses={200: None})
     def stop(self, request: Request, agent: str, threadId: str) -> Response:
-        name = self.body().get("runId") if int(request.META.get("CONTENT_LENGTH") or 0) else None
+        body = self.body() if int(request.META.get("CONTENT_LENGTH") or 0) else {}
+        require_text(body)
+        name = body.get("runId")
         chat = find_chat(request.user, threadId)
         active = self.active_run(chat) if chat else None
         if name is not None and chat is not None and active is not None:
