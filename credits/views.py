@@ -100,11 +100,14 @@ class LedgerViewSet(CreditsViewSet):
 
 
 class GrantViewSet(CreditsViewSet):
-    """For server keys. The reference makes a call repeatable, so an ``Idempotency-Key`` has no effect."""
+    """For server keys. The reference makes a call repeatable for ever, an ``Idempotency-Key`` for a day."""
 
     serializer_class = LedgerEntrySerializer
-    idempotent_actions = frozenset()
+    idempotent_actions = frozenset({"create", "revoke"})
     error_statuses = {"create": {409}}
+
+    def keys_of(self, request: Request) -> int:
+        return self.owner_id
 
     @extend_schema(request=GrantInputSerializer, responses={200: LedgerEntrySerializer, 201: LedgerEntrySerializer})
     def create(self, request: Request, userId: str) -> Response:

@@ -64,6 +64,10 @@ class IdempotencyMixin:
     secret_actions: ClassVar[frozenset[str] | set[str]] = frozenset()
     action: str
 
+    def keys_of(self, request: Request) -> int:
+        """The id of the user to whom the request's key belongs."""
+        return request.user.pk or 0
+
     def apply_idempotency(self, request: Request) -> None:
         """Wrap this request's handler in ``run_once`` if the request has a key."""
         key = request.headers.get("Idempotency-Key")
@@ -77,7 +81,7 @@ class IdempotencyMixin:
     ) -> HttpResponseBase:
         if not KEY.fullmatch(key):
             raise ValidationFailed({"Idempotency-Key": ["Use 1 to 255 printable ASCII characters."]})
-        record = claim(request.user, self.surface, key, fingerprint_of(request._request))
+        record = claim(self.keys_of(request), self.surface, key, fingerprint_of(request._request))
         if record.response_status is not None:
             return replay(record, self.replayed_answer(bytes(record.response_body or b"")))
         try:
@@ -108,7 +112,7 @@ def made_once(user: Any, surface: str, key: str, fingerprint: str, make: Callabl
 
     For callers outside HTTP. Raises KeyReused, KeyInUse and what ``make`` raises.
     """
-    record = claim(user, surface, key, fingerprint)
+    record = claim(user.pk, surface, key, fingerprint)
     if record.response_status is not None:
         return bytes(record.response_body or b"").decode()
     try:
@@ -121,12 +125,12 @@ def made_once(user: Any, surface: str, key: str, fingerprint: str, make: Callabl
         raise
 
 
-def claim(user: Any, surface: str, key: str, fingerprint: str) -> IdempotencyRecord:
+def claim(user_id: int, surface: str, key: str, fingerprint: str) -> IdempotencyRecord:
     """A row that this request has claimed (``response_status`` is null), or the row whose answer is to be replayed.
 
     Raises KeyReused, KeyInUse.
     """
-    records = IdempotencyRecord.objects.filter(user=user, surface=surface, key=key)
+    records = IdempotencyRecord.objects.filter(user_id=user_id, surface=surface, key=key)
     for _ in range(CLAIM_ROUNDS):
         now = clock.now()
         mine = {"fingerprint": fingerprint, "claim": secrets.token_hex(16), "claimed_at": now}
@@ -134,7 +138,7 @@ def claim(user: Any, surface: str, key: str, fingerprint: str) -> IdempotencyRec
         if record is None:
             try:
                 with transaction.atomic():
-                    return IdempotencyRecord.objects.create(user=user, surface=surface, key=key, **mine)
+                    return IdempotencyRecord.objects.create(user_id=user_id, surface=surface, key=key, **mine)
             except IntegrityError:  # another request was faster
                 continue
         finished = record.response_status is not None
@@ -145,7 +149,7 @@ def claim(user: Any, surface: str, key: str, fingerprint: str) -> IdempotencyRec
                 **mine, response_status=None, response_body=None
             )
             if taken:
-                return IdempotencyRecord(pk=record.pk, user=user, surface=surface, key=key, **mine)
+                return IdempotencyRecord(pk=record.pk, user_id=user_id, surface=surface, key=key, **mine)
             continue
         if record.fingerprint != fingerprint:
             raise KeyReused

@@ -125,7 +125,7 @@ def test_other_actions_ignore_the_header(session):
 
 
 def test_a_request_in_flight_has_its_own_error(session, user):
-    idempotency.claim(user, "session", "k1", "f" * 64)
+    idempotency.claim(user.pk, "session", "k1", "f" * 64)
     record = IdempotencyRecord.objects.get()
     assert code(post(session)) == (409, "IDEMPOTENCY_KEY_REUSED")  # in flight, but for another body
     post(session, key="k2")
@@ -136,14 +136,14 @@ def test_a_request_in_flight_has_its_own_error(session, user):
 
 
 def test_the_claim_of_a_crashed_request_is_taken_over(session, user):
-    idempotency.claim(user, "session", "k1", "f" * 64)
+    idempotency.claim(user.pk, "session", "k1", "f" * 64)
     age(seconds=idempotency.IDEMPOTENCY_LOCK_SECONDS + 1)
     assert post(session).status_code == 201
     assert post(session)["Idempotent-Replayed"] == "true"
 
 
 def test_a_crashed_claim_that_another_request_took_over_first_is_409(session, user, monkeypatch):
-    idempotency.claim(user, "session", "k1", "f" * 64)
+    idempotency.claim(user.pk, "session", "k1", "f" * 64)
     age(seconds=idempotency.IDEMPOTENCY_LOCK_SECONDS + 1)
 
     def overtaken(**by: float) -> timedelta:
@@ -214,7 +214,7 @@ def test_twenty_concurrent_requests_create_one_object():
 def test_one_of_many_concurrent_requests_takes_over_a_crashed_claim():
     user = factories.UserFactory()
     client = factories.session_client(user)
-    idempotency.claim(user, "session", "k1", "f" * 64)
+    idempotency.claim(user.pk, "session", "k1", "f" * 64)
     age(seconds=idempotency.IDEMPOTENCY_LOCK_SECONDS + 1)
     answers = side_by_side(10, lambda _: post(client))
     assert Group.objects.count() == 1

@@ -189,6 +189,21 @@ class TestGrants:
         assert sum(Account.objects.values_list("balance", flat=True)) == 200 * CREDIT + 25
         assert list(drift()) == []
 
+    def test_an_idempotency_key_repeats_the_first_answer(self, shop, user):
+        path, key = f"/api/v1/users/{user.username}/credits/grants", {"Idempotency-Key": "k1"}
+        body = {"amount": "25", "reference": "pay_1", "reason": "25 credits"}
+        first, again = (shop.post(path, body, format="json", headers=key) for _ in range(2))
+        assert (again.status_code, again["Idempotent-Replayed"], again.json()) == (201, "true", first.json())
+        other = shop.post(path, body | {"reference": "pay_2"}, format="json", headers=key)
+        assert (other.status_code, other.json()["error"]["code"]) == (409, "IDEMPOTENCY_KEY_REUSED")
+        refund = {"reference": "refund_1", "reason": "Refund", "mode": "unspent"}
+        taken = [
+            shop.post(f"{path}/{first.json()['id']}/revoke", refund, format="json", headers={"Idempotency-Key": "k2"})
+            for _ in range(2)
+        ]
+        assert taken[0].json() == taken[1].json() == {"revoked": "25", "balance": "100"}
+        assert state(user) == (100 * CREDIT, 0)
+
 
 class TestRevocations:
     def test_unspent_takes_what_is_left(self, shop, user):
