@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, ClassVar
 
 from django.conf import settings
@@ -53,8 +54,11 @@ class FrontViewSet(ServiceViewSet):
             raise NotFound
         return found
 
-    def active_run(self, chat: Chat) -> Run | None:
-        return services.find_run(self.request.user.pk or 0, chat.active_run_id) if chat.active_run_id else None
+    def run_to_stop(self, chat: Chat) -> Run | None:
+        """The chat's active run, or the one in line that took its place: the active one then ends by itself."""
+        find = partial(services.find_run, self.request.user.pk or 0)
+        run = find(chat.active_run_id) if chat.active_run_id else None
+        return find(run.replaced_by) if run is not None and run.replaced_by else run
 
     def plan(self, rendering: Rendering, run: Run, after: Position = BEGINNING, **how: Any) -> Plan:
         return Plan(rendering, opening_of(self.request, run), after, **how)

@@ -8,6 +8,7 @@ import pytest
 from django.core.management import call_command
 
 from runs import catalogue, services
+from runs.engine.heartbeat import Heartbeat
 from runs.models import Run, Tool, Waitpoint
 from tests import factories
 from tests.driver import until
@@ -188,6 +189,14 @@ def test_regenerate_twice_shows_the_answer_that_is_being_written(chat, user, set
     assert Run.objects.count() == 3
     chat.bench.cancel(chat.runs()[-1]["id"])
     chat.bench.wait(chat.runs()[-1]["id"])
+
+
+def test_stop_ends_the_answer_that_takes_the_place_of_one_that_ends(chat, monkeypatch):
+    monkeypatch.setattr(Heartbeat, "_look_for_cancels", lambda self: None)
+    chat.send(said("/stream 200 20"))
+    chat.send(said("/stream 200 20"), trigger=AGAIN)
+    assert chat.client.post(f"{chat.api}/{chat.key}/stop").json() == {"success": True}
+    assert list(Run.objects.order_by("pk").values_list("status", flat=True)) == ["running", "cancelled"]
 
 
 def test_regenerate_while_the_user_is_asked_begins_again(chat):

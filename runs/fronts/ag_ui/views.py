@@ -230,7 +230,7 @@ class AgUiViewSet(FrontRequestViewSet):
         require_text(body)
         name = body.get("runId")
         chat = find_chat(request.user, threadId)
-        active = self.active_run(chat) if chat else None
+        active = self.run_to_stop(chat) if chat else None
         if name is not None and chat is not None and active is not None:
             row = starts.find(chat, starts.key_of("ag-ui", str(name)))
             active = active if row is not None and row.run_id == active.pk else None

@@ -196,6 +196,6 @@ class AiSdkChatViewSet(AiSdk):
     def stop(self, request: Request, chatKey: str) -> Response:
         chat = self.chat(chatKey)
         self.read(NoInput)
-        if (active := self.active_run(chat)) is not None:
+        if (active := self.run_to_stop(chat)) is not None:
             services.cancel_run(active)
         return Response({"success": True})
