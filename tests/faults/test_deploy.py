@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytes
 
 # The lease is longer than the test: a run that waited for its expiry would not end in time.
 PATIENT = QUICK | {"RUN_LEASE_SECONDS": "300", "RUN_SHUTDOWN_GRACE_SECONDS": "1"}
-LONG = Kind("/stream 120 100\n/say and the end", "and the end")
+LONG = Kind("/stream 240 100\n/say and the end", "and the end")
 
 
 @pytest.fixture
