@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from typing import Any, ClassVar
 
 from django.conf import settings
@@ -55,10 +54,12 @@ class FrontViewSet(ServiceViewSet):
         return found
 
     def run_to_stop(self, chat: Chat) -> Run | None:
-        """The chat's active run, or the one in line that took its place: the active one then ends by itself."""
-        find = partial(services.find_run, self.request.user.pk or 0)
-        run = find(chat.active_run_id) if chat.active_run_id else None
-        return find(run.replaced_by) if run is not None and run.replaced_by else run
+        """The chat's active run, or the newest in line that took its place: the active one then ends by itself."""
+        run, key = None, chat.active_run_id
+        while key:
+            run = services.find_run(self.request.user.pk or 0, key)
+            key = run.replaced_by if run is not None else None
+        return run
 
     def plan(self, rendering: Rendering, run: Run, after: Position = BEGINNING, **how: Any) -> Plan:
         return Plan(rendering, opening_of(self.request, run), after, **how)

@@ -194,9 +194,11 @@ def test_regenerate_twice_shows_the_answer_that_is_being_written(chat, user, set
 def test_stop_ends_the_answer_that_takes_the_place_of_one_that_ends(chat, monkeypatch):
     monkeypatch.setattr(Heartbeat, "_look_for_cancels", lambda self: None)
     chat.send(said("/stream 200 20"))
-    chat.send(said("/stream 200 20"), trigger=AGAIN)
+    for _ in range(2):
+        chat.send(said("/stream 200 20"), trigger=AGAIN, run={"onActiveRun": "cancel"})
     assert chat.client.post(f"{chat.api}/{chat.key}/stop").json() == {"success": True}
-    assert list(Run.objects.order_by("pk").values_list("status", flat=True)) == ["running", "cancelled"]
+    states = list(Run.objects.order_by("pk").values_list("status", flat=True))
+    assert states == ["running", "cancelled", "cancelled"]
 
 
 def test_regenerate_while_the_user_is_asked_begins_again(chat):
