@@ -17,7 +17,7 @@ from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget, UnfoldAdminT
 from apikeys import keys
 from apikeys.models import CREDITS, SESSION_TOKENS, ApiKey, ServerKey
 from config.staff.actions import Action, ActionForm, Did, WithActions
-from config.staff.base import ReadOnly
+from config.staff.base import ReadOnly, user_column
 
 
 class ScopesForm(ActionForm):
@@ -29,15 +29,9 @@ class ScopesForm(ActionForm):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        held = self.target.scopes if self.target is not None else []
         field: Any = self.fields["scopes"]
-        field.choices = [(scope, scope) for scope in held]
-        field.initial = held
-
-    def summary(self) -> list[tuple[str, str]]:
-        kept = self.cleaned_data["scopes"]
-        removed = [scope for scope in self.target.scopes if scope not in kept]
-        return [("Keeps", ", ".join(kept) or "nothing"), ("Loses", ", ".join(removed) or "nothing")]
+        field.choices = [(scope, scope) for scope in self.target.scopes]
+        field.initial = self.target.scopes
 
 
 def revoke(request: HttpRequest, key: ApiKey | ServerKey, data: dict[str, Any]) -> Did | None:
@@ -68,8 +62,7 @@ REVOKE = Action(
 
 @admin.register(ApiKey)
 class ApiKeyAdmin(ReadOnly, WithActions):
-    empty_text = "Users create keys with the API."
-    list_display = ("id", "prefix", "name", "user", "created_at", "last_used_at", "expires_at", "revoked_at")
+    list_display = ("id", "prefix", "name", user_column(), "created_at", "last_used_at", "expires_at", "revoked_at")
     list_select_related = ("user",)
     search_help_text = "Key's id or first 8 characters, or user"
     # Never the digest.

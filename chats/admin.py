@@ -9,15 +9,14 @@ from django.contrib import admin
 from django.utils.html import format_html
 
 from chats.models import Attachment, AttachmentStatus, Chat
-from config.staff.base import ReadOnly, StaffAdmin, link_column, status_column
+from config.staff.base import ReadOnly, StaffAdmin, link_column, status_column, user_column
 
-RUN = link_column("active_run_id", "active run")
+USER, RUN = user_column(), link_column("active_run_id", "active run")
 
 
 @admin.register(Chat)
 class ChatAdmin(ReadOnly, StaffAdmin):
-    empty_text = "Users create chats with the API or in the playground."
-    list_display = ("id", "user", RUN, "created_at", "updated_at", "deleted_at")
+    list_display = ("id", USER, RUN, "created_at", "updated_at", "deleted_at")
     fields = ("id", "user", RUN, "runs_link", "created_at", "updated_at", "deleted_at")
     readonly_fields = (RUN, "runs_link")
     list_select_related = ("user",)
@@ -30,7 +29,7 @@ class ChatAdmin(ReadOnly, StaffAdmin):
 
 @admin.register(Attachment)
 class AttachmentAdmin(ReadOnly, StaffAdmin):
-    list_display = ("id", "user", "content_type", "size_bytes", "state", "created_at")
+    list_display = ("id", USER, "content_type", "size_bytes", "state", "created_at")
     fields = ("id", "user", "content_type", "size_bytes", "sha256", "status", "message_id", "created_at", "expires_at")
     readonly_fields = ("message_id",)
     list_filter = ("status",)

@@ -207,8 +207,11 @@ STAFF_NAVIGATION = {
         ("Staff's actions", "history", "admin.logentry"),
     ],
 }
-# Pages below the dashboard in the sidebar: label, icon, route, and permissions of which one is enough.
-STAFF_PAGES = [("Reports", "bar_chart", "admin:runs_reports", ("credits.view_ledgerentry", "runs.view_turn"))]
+# The first pages of the sidebar: label, icon, route, and permissions of which one is enough.
+STAFF_PAGES = [
+    ("Dashboard", "dashboard", "admin:index", ()),
+    ("Reports", "bar_chart", "reports", ("credits.view_ledgerentry", "runs.view_turn")),
+]
 UNFOLD = {
     "SITE_TITLE": "Agent workflow service",
     "SITE_HEADER": "Agent workflow service",
@@ -221,7 +224,6 @@ UNFOLD = {
     "SCRIPTS": [STATIC_URL + "staff/staff.js"],
     "DASHBOARD_CALLBACK": "runs.admin.dashboard.show",
     "SIDEBAR": {"navigation": "config.staff.pages.sidebar", "show_search": True},
-    "COMMAND": {"search_callback": "config.staff.pages.find_by_id"},
     "COLORS": {
         "primary": {
             "50": "oklch(97% .014 254.6)",

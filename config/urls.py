@@ -55,7 +55,5 @@ urlpatterns = [
     *chats.urls.uploads,
 ]
 
-handler403 = pages.forbidden
-handler404 = pages.missing
 handler400 = views.bad_request
 handler500 = views.server_error

@@ -56,23 +56,20 @@ class MoneyForm(ActionForm):
         help_text="Stored permanently with the entry; the user can read it.",
     )
 
-    def account(self) -> Account | None:
-        user_id = self.target.pk if self.target is not None else self.cleaned_data.get("user")
-        return Account.objects.filter(pk=user_id).first()
+    def user_id(self) -> Any:
+        return self.target.pk if self.target is not None else self.cleaned_data["user"]
 
     def facts(self) -> list[tuple[str, str]]:
-        account = self.account() if self.target is not None else None
-        if account is None:
+        filled = self.is_bound and self.is_valid()
+        if self.target is None and not filled:
             return []
+        user_id = self.user_id()
+        account = Account.objects.filter(pk=user_id).first() or Account(pk=user_id)
         held = f" ({money.to_text(account.held)} held)" if account.held else ""
-        return [("Balance now", statement.in_credits(account.balance) + held)]
-
-    def summary(self) -> list[tuple[str, str]]:
-        account = self.account()
-        before = account.balance if account is not None else 0
-        now = [("Balance now", statement.in_credits(before))] if self.target is None else []
-        after = statement.in_credits(before + self.cleaned_data["amount"])
-        return [*super().summary(), *now, ("Balance after", after)]
+        facts = [("Balance now", statement.in_credits(account.balance) + held)]
+        if filled:
+            facts.append(("Balance after", statement.in_credits(account.balance + self.cleaned_data["amount"])))
+        return facts
 
 
 class AdjustForm(MoneyForm):
@@ -102,8 +99,8 @@ class GrantForm(MoneyForm):
 
 
 class RefundForm(MoneyForm):
-    def account(self) -> Account:
-        return self.target.account
+    def user_id(self) -> Any:
+        return self.target.account_id
 
     def clean_amount(self) -> int:
         amount: int = self.cleaned_data["amount"]
@@ -114,11 +111,10 @@ class RefundForm(MoneyForm):
         return amount
 
     def facts(self) -> list[tuple[str, str]]:
-        entry = self.target
-        if entry is None or entry.type not in REFUNDABLE:
+        if self.target.type not in REFUNDABLE:
             return []
-        rest = statement.in_credits(sums.refundable(entry))
-        return [("Charge", statement.sentence(entry)), ("Can still be refunded", rest), *super().facts()]
+        rest = statement.in_credits(sums.refundable(self.target))
+        return [("Charge", statement.sentence(self.target)), ("Can still be refunded", rest), *super().facts()]
 
 
 def once(name: str, done: str, move: Callable[..., Model]) -> Callable[..., Did | None]:
@@ -168,7 +164,6 @@ class AccountAdmin(ReadOnly, WithActions):
     balance_credits = credits_column("balance", "balance (credits)")
     held_credits = credits_column("held", "held (credits)")
     available_credits = credits_column("available", "available (credits)")
-    empty_text = "An account appears with a user."
     list_display = ("user", "balance_credits", "held_credits", "available_credits", "updated_at", "rows")
     fields = ("user", "balance_credits", "held_credits", "available_credits", "rows", "created_at", "updated_at")
     readonly_fields = ("balance_credits", "held_credits", "available_credits", "rows")
@@ -228,7 +223,6 @@ class Statement(ChangeList):
 @admin.register(LedgerEntry)
 class LedgerEntryAdmin(ReadOnly, WithActions):
     list_display = ("id", "created_at", user_column("account.user"), "what", "change", "balance_after", "kind")
-    empty_text = "A row appears with each grant, charge and refund."
     fields = (
         ("id", "account"),
         ("type", "change"),

@@ -2,7 +2,7 @@ from django.contrib import admin
 from django.urls import URLPattern, path
 
 from runs import views
-from runs.admin import person
+from runs.admin import person, reports
 from runs.callbacks import receive
 from runs.downloads import serve_file
 from runs.fronts.ag_ui.views import AgUiViewSet
@@ -47,7 +47,10 @@ pages = [
     path("playground", show_playground),
     path("playground/<str:chatId>", show_playground),
 ]
-staff = [path("admin/people/<int:user_id>/", admin.site.admin_view(person.show), name="person")]
+staff = [
+    path("admin/people/<int:user_id>/", admin.site.admin_view(person.show), name="person"),
+    path("admin/reports/", admin.site.admin_view(reports.show), name="reports"),
+]
 files = [path("files/<str:invocation_id>/<str:token>/<str:file_name>", serve_file)]
 rpc = [
     path("api/mcp", McpViewSet.as_view({"post": "handle"})),

@@ -25,12 +25,6 @@ def first_id(prefix: str, moment: datetime) -> str:
     return f"{prefix}_{str(ULID.from_datetime(moment))[:10].lower()}"
 
 
-def short_id(key: str) -> str:
-    """An id for people to tell rows apart: ``run_…0r1s2d``. The characters left out are the time and half the rest."""
-    prefix, mark, rest = key.rpartition("_")
-    return f"{prefix}{mark}…{rest[-6:]}" if len(rest) > 10 else key
-
-
 def is_plausible_id(key: str) -> bool:
     """Whether ``key`` can be an id. Other texts must not reach the database, where NUL causes an error."""
     return 0 < len(key) <= 64 and key.isascii() and key.replace("_", "").isalnum()

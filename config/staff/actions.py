@@ -1,7 +1,7 @@
 """Actions of staff on rows. An action is confirmed on its own page, calls the same service as the API, and is logged.
 
-An action without a form has one page, its confirmation. One with a form has two: the form, then a summary to confirm.
-Each row is changed in its own transaction, together with its log entry.
+An action with a form shows the form first, and then what was filled in, to confirm. Each row is changed in its own
+transaction, together with its log entry.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import Model, QuerySet
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
 from django.urls import path
@@ -43,21 +43,8 @@ class ActionForm(forms.Form):
         self.target = target
 
     def facts(self) -> list[tuple[str, str]]:
-        """(label, value) of what one needs to know before one fills in the form."""
+        """(label, value) of what one needs to know; of a form that is filled in, also what will follow."""
         return []
-
-    def summary(self) -> list[tuple[str, str]]:
-        """(label, value) of each input, for the confirmation."""
-        filled = [field for field in self.visible_fields() if field.value() not in (None, "", [])]
-        return [(str(field.label), _text_of(field)) for field in filled]
-
-
-def _text_of(field: forms.BoundField) -> str:
-    value = field.value()
-    if isinstance(field.field, forms.MultipleChoiceField):
-        choices: Any = field.field.choices
-        return "; ".join(str(label) for choice, label in choices if choice in value)
-    return str(value)
 
 
 @dataclass(frozen=True)
@@ -98,6 +85,9 @@ class Action:
         variant = ActionVariant.DANGER if self.danger else ActionVariant.DEFAULT
         return {"title": self.label, "icon": self.icon, "variant": variant, "attrs": {}, "path": link}
 
+    def form_of(self, rows: list[Any], data: Any = None) -> ActionForm | None:
+        return self.form(data, target=rows[0] if rows else None) if self.form is not None else None
+
 
 class WithActions(StaffAdmin):
     staff_actions: ClassVar[tuple[Action, ...]] = ()
@@ -111,8 +101,13 @@ class WithActions(StaffAdmin):
         ]
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
+        """Those of the list; Django calls the function, and the later steps use the action's own address."""
+
+        def chosen(action: Action, model_admin: Any, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse:
+            return self.ask(request, action, list(rows[:OBJECTS_MAX]))
+
         return super().get_actions(request) | {
-            action.name: (partial(_chosen, action), action.name, action.label)
+            action.name: (partial(chosen, action), action.name, action.label)
             for action in self._allowed(request)
             if action.about == "some"
         }
@@ -148,36 +143,37 @@ class WithActions(StaffAdmin):
         action = next((action for action in self.staff_actions if action.name == name), None)
         if action is None or (object_id is not None and action.about == "none"):
             raise Http404
-        if not request.user.has_perm(action.permission) or not self.has_view_permission(request):
+        if action not in self._allowed(request) or not self.has_view_permission(request):
             raise PermissionDenied
-        if object_id is not None:
-            rows = [self.row(request, object_id)]
-        elif action.about == "none":
-            rows = []
-        elif request.method == "POST":
-            rows = self._rows(request)[: 1 if action.about == "one" else OBJECTS_MAX]
-        else:
-            return HttpResponseNotAllowed(["POST"])
+        rows = [self.row(request, object_id)] if object_id is not None else self._chosen(request, action)
         if not rows and action.about != "none":
             messages.warning(request, "Choose a row first. Nothing was changed.")
             return HttpResponseRedirect(self.url("changelist"))
-        form = self.form_of(action, rows, request.POST if request.method == "POST" else None)
-        valid = request.method == "POST" and (form is None or form.is_valid())
-        if valid and request.POST.get("step") == "confirm":
+        if request.method != "POST":
+            return self.ask(request, action, rows)
+        form = action.form_of(rows, request.POST)
+        if form is not None and not form.is_valid():
+            return self.ask(request, action, rows, form)
+        if request.POST.get("step") == "confirm":
             return self.do(request, action, rows, form)
-        return self.ask(request, action, rows, form, confirm=valid)
+        return self.ask(request, action, rows, form, confirm=True)
 
-    def _rows(self, request: HttpRequest) -> list[Any]:
-        ids = [pk for pk in request.POST.getlist(ACTION_CHECKBOX_NAME) if "\0" not in pk][:OBJECTS_MAX]
-        return list(self.get_queryset(request).filter(pk__in=ids))
-
-    def form_of(self, action: Action, rows: list[Any], data: Any = None) -> ActionForm | None:
-        return action.form(data, target=rows[0] if rows else None) if action.form is not None else None
+    def _chosen(self, request: HttpRequest, action: Action) -> list[Any]:
+        ids = [pk for pk in request.POST.getlist(ACTION_CHECKBOX_NAME) if "\0" not in pk]
+        most = {"none": 0, "one": 1, "some": OBJECTS_MAX}[action.about]
+        return list(self.get_queryset(request).filter(pk__in=ids[:most]))
 
     def ask(
-        self, request: HttpRequest, action: Action, rows: list[Any], form: ActionForm | None, *, confirm: bool = False
+        self,
+        request: HttpRequest,
+        action: Action,
+        rows: list[Any],
+        form: ActionForm | None = None,
+        *,
+        confirm: bool = False,
     ) -> HttpResponse:
         """The form; if there is none, or it is filled in, the confirmation."""
+        form = form or action.form_of(rows)
         context = {"action": action, "rows": rows, "form": form, "confirm": confirm or form is None}
         context |= {"nonce": uuid.uuid4().hex, "checkbox": ACTION_CHECKBOX_NAME, "target": self.url("do", action.name)}
         row = rows[0] if len(rows) == 1 else None
@@ -185,14 +181,13 @@ class WithActions(StaffAdmin):
 
     def do(self, request: HttpRequest, action: Action, rows: list[Any], form: ActionForm | None) -> HttpResponseBase:
         done = []
-        data = form.cleaned_data if form is not None else {}
         for row in rows or [None]:
             # It may have ended while the confirmation page was open. A form says itself why it refuses.
             if row is not None and form is None and not action.offered(row):
                 continue
             try:
                 with transaction.atomic() if action.atomic else nullcontext():
-                    did = action.apply(request, row, data)
+                    did = action.apply(request, row, form.cleaned_data if form is not None else {})
                     if did is not None:
                         if not did.logged:
                             self.log_change(request, did.row, did.text)
@@ -210,16 +205,7 @@ class WithActions(StaffAdmin):
             messages.success(request, text)
         else:
             messages.warning(request, "Nothing was changed.")
-        single = rows[0] if len(rows) == 1 else done[0].row if len(done) == 1 else None
-        if isinstance(single, self.model):
-            return HttpResponseRedirect(self.home(single))
+        about = rows or [did.row for did in done]
+        if len(about) == 1 and isinstance(about[0], self.model):
+            return HttpResponseRedirect(self.home(about[0]))
         return HttpResponseRedirect(self.url("changelist"))
-
-
-def _chosen(action: Action, model_admin: WithActions, request: HttpRequest, queryset: QuerySet[Any]) -> Any:
-    """The function that Django calls for an action of the list; later steps use the action's own URL."""
-    rows = list(queryset[: OBJECTS_MAX + 1])
-    if len(rows) > OBJECTS_MAX:
-        messages.error(request, f"At most {OBJECTS_MAX} at a time.")
-        return None
-    return model_admin.ask(request, action, rows, model_admin.form_of(action, rows))

@@ -7,7 +7,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.admin import GroupAdmin as PlainGroupAdmin
 from django.contrib.auth.models import Group
 
-from config.staff.base import ReadOnly, StaffAdmin
+from config.staff.base import ReadOnly, StaffAdmin, user_column
 
 admin.site.unregister(Group)
 
@@ -22,8 +22,7 @@ class GroupAdmin(StaffAdmin, PlainGroupAdmin):  # type: ignore[misc]
 class LogEntryAdmin(ReadOnly, StaffAdmin):
     """The log of staff's actions."""
 
-    empty_text = "Every action of staff appears here."
-    list_display = ("action_time", "user", "content_type", "object_repr", "message")
+    list_display = ("action_time", user_column(), "content_type", "object_repr", "message")
     list_select_related = ("user", "content_type")
     fields = ("action_time", "user", "content_type", "object_id", "object_repr", "message")
     readonly_fields = ("message",)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from datetime import UTC
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -12,7 +11,7 @@ from django.contrib import admin
 from django.contrib.admin import ShowFacets
 from django.contrib.admin.utils import unquote
 from django.contrib.auth import get_user_model
-from django.db.models import DateTimeField, Model, Q, QuerySet
+from django.db.models import Model, Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
@@ -22,8 +21,8 @@ from unfold.admin import ModelAdmin
 from unfold.decorators import display
 
 from config.kernel.choices import StatusChoices
-from config.kernel.ids import IdField, short_id
-from config.staff.words import amount, relative, sidebar_name
+from config.kernel.ids import IdField
+from config.staff.words import amount
 
 PAGE_SIZE = 50
 # A later page would read and discard all rows before it.
@@ -72,8 +71,6 @@ class StaffAdmin(ModelAdmin):
     list_fullwidth = True
     list_filter_sheet = True
     list_disable_select_all = True
-    # What a list says that has no rows yet.
-    empty_text: ClassVar[str] = ""
     empty_value_display = "–"
     url_lookups: ClassVar[tuple[str, ...]] = ("user__id__exact",)
     user_field: ClassVar[str] = "user"
@@ -104,21 +101,6 @@ class StaffAdmin(ModelAdmin):
             queryset = queryset.filter(self.find(word))
         return queryset, False
 
-    def get_list_display(self, request: HttpRequest) -> list[Any]:
-        """Ids are short, times relative, and users lead to their pages."""
-        return [self._column(name) for name in super().get_list_display(request)]
-
-    def get_list_display_links(self, request: HttpRequest, list_display: Any) -> Any:
-        return None if key_column in list_display else super().get_list_display_links(request, list_display)
-
-    def _column(self, name: Any) -> Any:
-        field = next((field for field in self.opts.concrete_fields if field.name == name), None)
-        if isinstance(field, IdField):
-            return key_column
-        if field is not None and field.related_model is get_user_model() and not field.primary_key:
-            return user_column(name)
-        return time_column(field.name, str(field.verbose_name)) if isinstance(field, DateTimeField) else name
-
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
         filtered = {getattr(entry, "parameter_name", entry) for entry in self.list_filter}
         return lookup in self.url_lookups or lookup.partition("__")[0] in filtered
@@ -127,7 +109,7 @@ class StaffAdmin(ModelAdmin):
         # PostgreSQL refuses NUL in a query, and no stored value contains it.
         if any("\0" in value for values in request.GET.lists() for value in values[1]):
             return HttpResponseRedirect(request.path)
-        return super().changelist_view(request, {"title": sidebar_name(self.opts), **(extra_context or {})})
+        return super().changelist_view(request, extra_context)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Model | None:
         return None if "\0" in object_id else super().get_object(request, object_id, from_field)
@@ -177,38 +159,7 @@ def list_links(request: HttpRequest, lists: Iterable[tuple[str, str, str]]) -> l
     ]
 
 
-@admin.display(description="id")
-def key_column(row: Model) -> str:
-    """The short id as a link to the row's page, and a button that copies the id."""
-    return format_html(
-        '<a href="{}" title="{}">{}</a> '
-        '<button type="button" class="staff-copy material-symbols-outlined" data-copy="{}" aria-label="Copy {}">'
-        "content_copy</button>",
-        page_of(type(row), row.pk),
-        row.pk,
-        short_id(row.pk),
-        row.pk,
-        row.pk,
-    )
-
-
-def time_column(name: str, label: str) -> Callable[[Any], str]:
-    """A column of lists: how long ago the moment in the field ``name`` was."""
-
-    @admin.display(description=label)
-    def column(row: Any) -> str:
-        moment = getattr(row, name)
-        if moment is None:
-            return "–"
-        at = moment.astimezone(UTC)
-        return format_html(
-            '<time datetime="{}" title="{} UTC">{}</time>', at.isoformat(), f"{at:%Y-%m-%d %H:%M:%S}", relative(moment)
-        )
-
-    return column
-
-
-def user_column(name: str, nobody: str = "–") -> Callable[[Any], str]:
+def user_column(name: str = "user", nobody: str = "–") -> Callable[[Any], str]:
     """A column of lists: the user that the dotted ``name`` leads to, as a link to the user's page."""
 
     @admin.display(description=name.partition(".")[0])
@@ -228,11 +179,10 @@ def link_column(name: str, description: str) -> Callable[[Any], str]:
 
     @admin.display(description=description)
     def column(row: Any) -> str:
-        key = getattr(row, name)
-        model = model_of(key) if key else None
-        if model is None:
+        key = getattr(row, name) or ""
+        if (model := model_of(key)) is None:
             return key or "–"
-        return format_html('<a href="{}" title="{}">{}</a>', page_of(model, key), key, short_id(key))
+        return format_html('<a href="{}">{}</a>', page_of(model, key), key)
 
     return column
 

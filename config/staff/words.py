@@ -1,36 +1,12 @@
-"""Words of the admin's pages: names of lists, how long something took, and how long ago it was."""
+"""Amounts and durations as text."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import timedelta
 
-from django.conf import settings
 from django.utils.html import format_html
 
-from config.kernel import clock, money
-
-
-def sidebar_models() -> list[tuple[str, str]]:
-    """(name, model) of each list in the sidebar."""
-    return [(label, model) for entries in settings.STAFF_NAVIGATION.values() for label, _, model in entries]
-
-
-def sidebar_name(options: Any) -> str:
-    """What the sidebar calls the list of a model."""
-    names = {model: label for label, model in sidebar_models()}
-    return names.get(options.label_lower, str(options.verbose_name_plural))
-
-
-def relative(moment: datetime) -> str:
-    """``5 s ago``, ``in 3 min``, ``2 h ago``; the date if it is over two days away."""
-    away = clock.now() - moment
-    if abs(away) > timedelta(days=2):
-        return moment.astimezone(UTC).strftime("%Y-%m-%d")
-    seconds = abs(int(away.total_seconds()))
-    length, unit = next(((size, name) for size, name in ((3600, "h"), (60, "min")) if seconds >= size), (1, "s"))
-    text = f"{seconds // length} {unit}"
-    return f"in {text}" if away < timedelta(0) else f"{text} ago"
+from config.kernel import money
 
 
 def amount(micro: int) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import timedelta
-from difflib import SequenceMatcher
-from itertools import groupby, takewhile, zip_longest
-from typing import Any, NamedTuple
+from difflib import unified_diff
+from itertools import zip_longest
+from typing import Any
 
 from django import forms
 from django.conf import settings
@@ -14,6 +14,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.models import LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
+from django.db.models import Avg, Count, Q
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.html import format_html
@@ -44,7 +45,7 @@ RUN_DAYS, RUNS_MAX = 30, 2000
 # Equal lines that are shown before and after a difference.
 CONTEXT_LINES = 3
 # The time of a comparison can grow with the third power of the number of lines.
-COMPARED_LINES_MAX = 400
+COMPARED_LINES_MAX = 2000
 
 
 class AgentForm(forms.ModelForm):
@@ -164,7 +165,6 @@ def lines(version: AgentVersion | None) -> list[str]:
 @admin.register(Agent)
 class AgentAdmin(CatalogueAdmin):
     form = AgentForm
-    table = "agents"
     list_display = ("name", "display_name", "version", "enabled")
     view_fields = ("name", "display_name", "description", "enabled", "version")
     shown = ("content",)
@@ -221,7 +221,7 @@ class AgentAdmin(CatalogueAdmin):
             runs_max=RUNS_MAX,
             left=left,
             right=right,
-            rows=differences(lines(found[left]), lines(found[right])),
+            difference=difference(lines(found[left]), lines(found[right])),
             whole="\n".join(lines(found[right])),
         )
 
@@ -259,60 +259,38 @@ def _described(agent: Agent, versions: list[AgentVersion], with_runs: bool) -> l
 
 
 def _use(references: list[str]) -> dict[str, dict[str, Any]]:
-    """The success rate, and the average running time and credits, of the latest runs by the agent's version."""
+    """How the latest runs went, by the agent's version: averages of their running time and credits."""
     since = first_id("run", clock.now() - timedelta(days=RUN_DAYS))
     ended = Run.objects.filter(agent__in=references, pk__gte=since, finished_at__isnull=False).order_by("-pk")
-    latest = list(ended.values_list("agent", "status", "ran_ms", sums.run_spent_subquery())[:RUNS_MAX])
-    found = {}
-    for reference in {agent for agent, *_ in latest if agent}:
-        runs = [run for agent, *run in latest if agent == reference]
-        judged = [status for status, *_ in runs if status != RunStatus.CANCELLED]
-        well = judged.count(RunStatus.COMPLETED)
-        found[reference] = {
-            "count": len(runs),
-            "success": f"{well / len(judged):.0%}" if judged else "–",
-            "took": span(timedelta(milliseconds=sum(ran for _, ran, _ in runs) / len(runs))),
-            "credits": amount(sum(spent for *_, spent in runs) // len(runs)),
+    latest = Run.objects.filter(pk__in=list(ended.values_list("pk", flat=True)[:RUNS_MAX])).order_by()
+    found = (
+        latest.annotate(spent=sums.run_spent_subquery())
+        .values("agent")
+        .annotate(
+            count=Count("pk"),
+            cancelled=Count("pk", filter=Q(status=RunStatus.CANCELLED)),
+            completed=Count("pk", filter=Q(status=RunStatus.COMPLETED)),
+            took=Avg("ran_ms"),
+            credits=Avg("spent"),
+        )
+    )
+    return {
+        str(use["agent"]): {
+            "count": use["count"],
+            "success": f"{use['completed'] / judged:.0%}" if (judged := use["count"] - use["cancelled"]) else "–",
+            "took": span(timedelta(milliseconds=use["took"])),
+            "credits": amount(int(use["credits"])),
         }
-    return found
+        for use in found
+    }
 
 
 def _number(text: str | None) -> int:
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 
-class Row(NamedTuple):
-    """``changed``: the sides differ. ``skipped``: so many equal lines are not shown here."""
-
-    left: str = ""
-    right: str = ""
-    changed: bool = False
-    skipped: int = 0
-
-
-def differences(left: list[str], right: list[str]) -> list[Row]:
-    """The differences with some lines around them. Where there are too many lines between the first and the last
-    difference, all of these count as changed.
-    """
-    start = _equal_at_start(left, right)
-    end = _equal_at_start(left[start:][::-1], right[start:][::-1])
-    a, b = left[start : len(left) - end], right[start : len(right) - end]
-    parts: Sequence[tuple[str, int, int, int, int]] = [("replace", 0, len(a), 0, len(b))]
-    if max(len(a), len(b)) <= COMPARED_LINES_MAX:
-        parts = SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
-    found = [Row(line, line) for line in left[:start]]
-    for kind, from_a, to_a, from_b, to_b in parts:
-        pairs = zip_longest(a[from_a:to_a], b[from_b:to_b], fillvalue="")
-        found += [Row(one, other, kind != "equal") for one, other in pairs]
-    found += [Row(line, line) for line in left[len(left) - end :]]
-    changes = [at for at, row in enumerate(found) if row.changed]
-    near = {at + step for at in changes for step in range(-CONTEXT_LINES, CONTEXT_LINES + 1)}
-    shown: list[Row] = []
-    for is_near, places in groupby(range(len(found)), near.__contains__):
-        rows = [found[at] for at in places]
-        shown += rows if is_near else [Row(skipped=len(rows))]
-    return shown
-
-
-def _equal_at_start(left: list[str], right: list[str]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
+def difference(left: list[str], right: list[str]) -> list[str]:
+    """The lines that differ, with ``-`` or ``+`` before them, and some equal lines around them."""
+    if max(len(left), len(right)) > COMPARED_LINES_MAX:
+        return [f"A version has more than {COMPARED_LINES_MAX:,} lines: too many to compare."]
+    return list(unified_diff(left, right, n=CONTEXT_LINES, lineterm=""))[2:]

@@ -7,15 +7,15 @@ an index, ends after ADMIN_PANEL_SECONDS on PostgreSQL, and its result is cached
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from typing import Any
 
 from django.core.cache import cache
 from django.db import OperationalError, transaction
-from django.db.models import BigIntegerField, Count, F, OuterRef, Q, QuerySet, Subquery, Sum, Value
-from django.db.models.functions import Cast, Coalesce, TruncDate, TruncHour
+from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery, Sum
+from django.db.models.functions import TruncHour
 from django.http import HttpRequest
 from django.urls import reverse
 
@@ -28,6 +28,7 @@ from config.queue.jobs import last_success
 from config.staff.base import page_of
 from config.staff.words import credit_amount, span
 from config.telemetry.metrics import SEPARATOR
+from credits.models import DayTotal
 from credits.usage import MODEL_KEY, display_names
 from runs.admin import reports
 from runs.admin.reports import PALETTE, chart
@@ -76,7 +77,7 @@ def show(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
         panels["top"] = [
             (
                 report,
-                f"{reverse('admin:runs_reports')}?by={name}&days={TOP_DAYS}",
+                f"{reverse('reports')}?by={name}&days={TOP_DAYS}",
                 remembered(f"top:{name}", partial(report.read, TOP_DAYS, TOP_ROWS)),
             )
             for name, report in reported.items()
@@ -85,11 +86,11 @@ def show(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
     return context | page | {"panels": panels}
 
 
-def remembered(name: str, compute: Any) -> Any:
+def remembered(name: str, compute: Callable[[], Any]) -> Any:
     return cache.get_or_set(f"staff:{name}", partial(in_time, compute), ADMIN_DASHBOARD_SECONDS)
 
 
-def in_time(compute: Any) -> Any:
+def in_time(compute: Callable[[], Any]) -> Any:
     """What ``compute`` returns, or SLOW if the database needs too long for it: other panels are shown nevertheless."""
     try:
         with transaction.atomic():
@@ -101,21 +102,18 @@ def in_time(compute: Any) -> Any:
         return SLOW
 
 
-def runs_now() -> dict[str, Any]:
-    """Live runs by status, those of them that await tool calls, each counted up to LIVE_MAX, and the run that has been
-    queued longest.
-    """
-    counts = []
-    kinds: list[Any] = [(one.label, {"status": one}, f"status__exact={one.value}") for one in LIVE_RUN_STATUSES]
-    for label, which, query in [*kinds, ("Parked", {"parked": True}, "parked__exact=1")]:
-        found = Run.objects.filter(**which).order_by()[: LIVE_MAX + 1].count()
-        value = f"{LIVE_MAX:,}+" if found > LIVE_MAX else f"{found:,}"
-        counts.append({"label": label, "value": value, "link": _runs(query)})
-    oldest = Run.objects.filter(status=RunStatus.QUEUED).order_by("pk").values("pk", "created_at").first()
-    return {
-        "counts": counts,
-        "oldest": oldest and {"age": span(clock.now() - oldest["created_at"]), "link": page_of(Run, oldest["pk"])},
-    }
+def runs_now() -> list[dict[str, Any]]:
+    """Live runs by status, and those of them that await tool calls, each counted up to LIVE_MAX."""
+    kinds = [(one.label, Q(status=one), f"status__exact={one.value}") for one in LIVE_RUN_STATUSES]
+    return [
+        {"label": label, "value": _counted(Run.objects.filter(which)), "link": _runs(query)}
+        for label, which, query in [*kinds, ("Parked", Q(parked=True), "parked__exact=1")]
+    ]
+
+
+def _counted(rows: QuerySet[Any]) -> str:
+    found = rows.order_by()[: LIVE_MAX + 1].count()
+    return f"{LIVE_MAX:,}+" if found > LIVE_MAX else f"{found:,}"
 
 
 def runs_by_hour() -> dict[str, Any]:
@@ -127,31 +125,24 @@ def runs_by_hour() -> dict[str, Any]:
 
 
 def credits_by_day() -> dict[str, Any]:
-    """Captures and model usage of the last DAYS by UTC day and tool, as in the usage reports."""
-    today = clock.now().astimezone(UTC).date()
-    first = today - timedelta(days=DAYS - 1)
-    totals: defaultdict[str, dict[date, int]] = defaultdict(dict)
-    rows = reports.charges_since(first).values(
-        day=TruncDate("created_at", tzinfo=UTC), tool=Coalesce("tool_key", Value(MODEL_KEY))
-    )
-    for row in rows.annotate(total=Cast(Sum("amount"), BigIntegerField())):
-        totals[row["tool"]][row["day"]] = row["total"]
-    largest = sorted(totals, key=lambda tool: -sum(totals[tool].values()))
+    """The charges of the last DAYS by UTC day and tool, as in the usage reports."""
+    first = reports.first_day(DAYS)
     days = [first + timedelta(days=number) for number in range(DAYS)]
+    rows = DayTotal.objects.filter(day__gte=first).order_by().values_list("tool_key", "day")
+    totals: defaultdict[str, dict[date, int]] = defaultdict(dict)
+    for tool, day, total in rows.annotate(total=Sum("amount")):
+        totals[tool or MODEL_KEY][day] = total
+    largest = sorted(totals, key=lambda tool: -sum(totals[tool].values()))
     names = display_names(largest[:TOOLS_SHOWN])
-    series = [(names[tool], [totals[tool].get(day, 0) for day in days]) for tool in largest[:TOOLS_SHOWN]]
-    rest = [sum(totals[tool].get(day, 0) for tool in largest[TOOLS_SHOWN:]) for day in days]
-    if any(rest):
-        series.append(("Others", rest))
-    total = sum(sum(by_day.values()) for by_day in totals.values())
-    return chart(
-        [f"{day:%d %b}" for day in days],
-        [
-            (label, colour, [amount / money.MICRO for amount in amounts])
-            for colour, (label, amounts) in zip(PALETTE, series, strict=False)
-        ],
-        credit_amount(total),
-    )
+    shown = [(names[tool], [tool]) for tool in largest[:TOOLS_SHOWN]]
+    if rest := largest[TOOLS_SHOWN:]:
+        shown.append(("Others", rest))
+    series = [
+        (label, colour, [sum(totals[tool].get(day, 0) for tool in tools) / money.MICRO for day in days])
+        for colour, (label, tools) in zip(PALETTE, shown, strict=False)
+    ]
+    spent = sum(sum(by_day.values()) for by_day in totals.values())
+    return chart([f"{day:%d %b}" for day in days], series, credit_amount(spent))
 
 
 def failure_codes() -> list[dict[str, Any]]:
@@ -181,19 +172,18 @@ def webhook_health() -> dict[str, Any]:
     dead = sum(count for (status, _), count in found.items() if status == Delivery.Status.DEAD)
     # A delivery is due from its beginning: one that fails until its last attempt counts from the first on.
     due = sum(found.values())
-    pending = Delivery.objects.filter(status=Delivery.Status.PENDING).order_by()
+    pending = Delivery.objects.filter(status=Delivery.Status.PENDING)
     oldest = oldest_due(now)
-    failing = Endpoint.objects.filter(failing=True, enabled=True, deleted_at=None).order_by()[: LIVE_MAX + 1].count()
-    bars = status_chart(Delivery.Status, found, hours, f"{due:,} deliveries")
-    page = reverse("admin:webhooks_delivery_changelist")
-    return bars | {
+    failing = Endpoint.objects.filter(failing=True, enabled=True, deleted_at=None)
+    page, endpoints = reverse("admin:webhooks_delivery_changelist"), reverse("admin:webhooks_endpoint_changelist")
+    return status_chart(Delivery.Status, found, hours, f"{due:,} deliveries") | {
         "facts": [
             ("Delivered", f"{delivered / due:.1%}" if due else "–", f"{page}?status__exact=DELIVERED"),
             ("Tried more than once", f"{again:,}", page),
             ("Dead", f"{dead:,}", f"{page}?status__exact=DEAD"),
-            ("Pending", f"{pending[: LIVE_MAX + 1].count():,}", f"{page}?status__exact=PENDING"),
+            ("Pending", _counted(pending), f"{page}?status__exact=PENDING"),
             ("Longest overdue", span(now - oldest) if oldest else "none", f"{page}?status__exact=PENDING"),
-            ("Failing endpoints", f"{failing:,}", reverse("admin:webhooks_endpoint_changelist") + "?failing__exact=1"),
+            ("Failing endpoints", _counted(failing), f"{endpoints}?failing__exact=1"),
         ]
     }
 
@@ -226,53 +216,41 @@ def _hours() -> list[datetime]:
 
 def health() -> list[dict[str, str]]:
     """Each part: its state, a tone, and the runbook if it is not well. ``link`` leads to the run that it is about."""
-    found = metrics_page.reading()
+    found, now = metrics_page.reading(), clock.now()
     values = {gauge.name: gauge.values.get((), 0.0) for gauge in found.gauges}
     workers, waited = int(values.get("run_workers", 0)), values.get("runs_oldest_queued_seconds", 0.0)
     redis = found.up["redis"]
+    # Beat starts all jobs, so the job that succeeded last says how it is.
+    ended = [float(at) for key, at in found.latest.items() if key.split(SEPARATOR)[0] == last_success.name]
+    silent = now - datetime.fromtimestamp(max(ended), UTC) if ended else None
+    beat = silent is not None and silent.total_seconds() < BEAT_SECONDS_MAX
+    beats = "works" if beat else f"silent for {span(silent)}" if silent else "no job has ended yet"
+    if not redis:
+        beats = "not known without Redis"
+    # The run that could execute and has waited longest, by the index of due runs, whose condition is on the first two.
+    runnable = Run.objects.filter(status=RunStatus.QUEUED, blocked=False, throttled=False).order_by("due_at")
+    oldest = runnable.values_list("pk", flat=True).first() if waited else None
+    waits = f"waits {span(timedelta(seconds=waited))}" if waited else "none waits"
+    failed = Run.objects.filter(status=RunStatus.FAILED).order_by("-pk")
+    last = failed.only("error_code", "failure_reason", "finished_at").first()
+    error = "none"
+    if last is not None:
+        error = f"{last.failure_reason or last.error_code}, {span(now - (last.finished_at or now))} ago"
     return [
         part("Workers", str(workers), workers > 0, "norunworkers"),
-        _beat(found.latest) if redis else part("Beat", "not known without Redis", None, "sourcedown"),
+        part("Beat", beats, beat, "housekeepingstale")
+        if redis
+        else part("Beat", "not known without Redis", None, "sourcedown"),
         part("Redis", "answers" if redis else "does not answer", redis, "sourcedown"),
-        _oldest(waited),
-        _last_error(),
+        part("Oldest queued run", waits, waited <= QUEUED_SECONDS_MAX, "runsnottaken", oldest),
+        part("Last error", error, None if last else True, "runsfail", last.pk if last else None),
     ]
 
 
-def part(label: str, value: str, well: bool | None, runbook: str, link: str = "") -> dict[str, str]:
+def part(label: str, value: str, well: bool | None, runbook: str, run: str | None = None) -> dict[str, str]:
     tone = {True: "success", False: "danger", None: "default"}[well]
-    runbook = "" if well else f"{RUNBOOK}{runbook}"
-    return {"label": label, "value": value, "tone": tone, "runbook": runbook, "link": link}
-
-
-def _beat(latest: dict[str, str]) -> dict[str, str]:
-    """By the job that succeeded last: beat starts them all."""
-    ended = [float(value) for key, value in latest.items() if key.split(SEPARATOR)[0] == last_success.name]
-    if not ended:
-        return part("Beat", "no job has ended yet", None, "housekeepingstale")
-    since = clock.now() - datetime.fromtimestamp(max(ended), UTC)
-    well = since.total_seconds() < BEAT_SECONDS_MAX
-    return part("Beat", "works" if well else f"silent for {span(since)}", well, "housekeepingstale")
-
-
-def _oldest(waited: float) -> dict[str, str]:
-    """The run that could execute and has waited longest; runs behind others of their chat or user do not count."""
-    runnable = Run.objects.filter(status=RunStatus.QUEUED, blocked=False, throttled=False)
-    # The index of due runs; its condition is on the first two.
-    run = runnable.order_by("due_at").values_list("pk", flat=True).first() if waited else None
-    text = f"waits {span(timedelta(seconds=waited))}" if waited else "none waits"
     link = page_of(Run, run) if run else ""
-    return part("Oldest queued run", text, waited <= QUEUED_SECONDS_MAX, "runsnottaken", link)
-
-
-def _last_error() -> dict[str, str]:
-    failed = Run.objects.filter(status=RunStatus.FAILED).order_by("-pk")
-    run = failed.only("error_code", "failure_reason", "finished_at").first()
-    if run is None:
-        return part("Last error", "none", True, "")
-    since = span(clock.now() - run.finished_at) if run.finished_at else ""
-    text = f"{run.failure_reason or run.error_code}, {since} ago"
-    return part("Last error", text, None, "runsfail", page_of(Run, run.pk))
+    return {"label": label, "value": value, "tone": tone, "runbook": "" if well else RUNBOOK + runbook, "link": link}
 
 
 def times() -> dict[str, Any]:

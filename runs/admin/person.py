@@ -7,8 +7,8 @@ user.
 from __future__ import annotations
 
 import time
-from collections import Counter
-from datetime import UTC, timedelta
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from django import forms
@@ -16,7 +16,7 @@ from django.contrib import admin
 from django.contrib.auth.admin import UserAdmin as PlainUserAdmin
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
-from django.db.models import Q, Sum
+from django.db.models import Q, QuerySet, Sum
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.shortcuts import get_object_or_404
 from django.urls import reverse
@@ -24,14 +24,14 @@ from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationFo
 from unfold.widgets import UnfoldAdminTextInputWidget
 
 from apikeys.models import ApiKey
-from config.kernel import clock, money
+from config.kernel import money
 from config.kernel.errors import Conflict
 from config.staff.actions import Action, ActionForm, Did, WithActions
 from config.staff.base import list_links, page_of, user_link, users_named
 from config.staff.words import amount, credit_amount
 from credits import statement
 from credits.models import Account, DayTotal, LedgerEntry
-from runs.admin.reports import CHART_OPTIONS, PALETTE, chart
+from runs.admin.reports import CHART_OPTIONS, PALETTE, chart, first_day
 from runs.admin.timeline import reasons
 from runs.models import Run, RunStatus
 from runs.privacy.erase import NotErased, erase
@@ -43,26 +43,21 @@ admin.site.unregister(User)
 DAYS, ROWS_MAX = 30, 10
 # How long one request erases a person. `manage.py erase_user` has no limit.
 ERASE_SECONDS = 20
-# The latest runs whose models are counted.
-RUNS_COUNTED = 200
 LINKS = [("All runs", "runs_run"), ("Chats", "chats_chat"), ("API keys", "apikeys_apikey")]
 LINKS += [("Endpoints", "webhooks_endpoint"), ("Deliveries", "webhooks_delivery")]
 
 
-def block(request: HttpRequest, user: User, data: dict[str, Any]) -> Did:
-    if user == request.user:
-        raise Conflict("You cannot block yourself.")
-    return _activate(user, False, "Blocked.")
+def activate(active: bool, text: str) -> Callable[..., Did]:
+    """The ``apply`` of an action that blocks a user, or the opposite."""
 
+    def apply(request: HttpRequest, user: User, data: dict[str, Any]) -> Did:
+        if user == request.user:
+            raise Conflict("You cannot block yourself.")
+        user.is_active = active
+        user.save(update_fields=["is_active"])
+        return Did(user, text)
 
-def unblock(request: HttpRequest, user: User, data: dict[str, Any]) -> Did:
-    return _activate(user, True, "Unblocked.")
-
-
-def _activate(user: User, active: bool, text: str) -> Did:
-    user.is_active = active
-    user.save(update_fields=["is_active"])
-    return Did(user, text)
+    return apply
 
 
 def download(request: HttpRequest, user: User, data: dict[str, Any]) -> Did:
@@ -113,7 +108,7 @@ class UserAdmin(WithActions, PlainUserAdmin):
             label="Block",
             permission="auth.change_user",
             question="The service refuses this user from now on. Runs that have started go on.",
-            apply=block,
+            apply=activate(False, "Blocked."),
             about="one",
             icon="block",
             danger=True,
@@ -124,7 +119,7 @@ class UserAdmin(WithActions, PlainUserAdmin):
             label="Unblock",
             permission="auth.change_user",
             question="The service accepts this user again.",
-            apply=unblock,
+            apply=activate(True, "Unblocked."),
             about="one",
             icon="lock_open",
             offered=lambda user: not user.is_active,
@@ -185,27 +180,29 @@ def show(request: HttpRequest, user_id: int) -> HttpResponse:
         raise PermissionDenied
     # A larger number than the database's integers is the id of nobody.
     user = get_object_or_404(User, pk=min(user_id, 2**31 - 1))
-    panels: dict[str, Any] = {}
     account = Account.objects.filter(pk=user.pk).first() or Account(user=user)
+    panels: dict[str, Any] = {}
     if may("credits.view_account"):
         amounts = {"Balance": account.balance, "Held": account.held, "Available": account.available}
         panels["account"] = [(label, amount(micro)) for label, micro in amounts.items()]
         panels["spend"] = _spend_by_day(user)
     if may("credits.view_ledgerentry"):
-        charges = LedgerEntry.objects.filter(account=user.pk, type__in=statement.CHARGES).order_by("-created_at", "-pk")
-        charges = charges.select_related("account__user", "against", "staff")
-        panels["charges"] = [(entry, statement.sentence(entry)) for entry in charges[:ROWS_MAX]]
+        charges = LedgerEntry.objects.filter(account=user.pk, type__in=statement.CHARGES)
+        entries = _latest(charges.select_related("account__user", "against", "staff"))
+        panels["charges"] = [(entry, statement.sentence(entry)) for entry in entries]
     if may("runs.view_run"):
-        panels |= _runs(user)
+        runs = Run.objects.filter(user=user).defer("error_message", "metadata", "instructions", "output")
+        panels["runs"] = [(run, page_of(Run, run.pk), RunStatus.tones()[run.status]) for run in _latest(runs)]
+        failed = _latest(runs.filter(status=RunStatus.FAILED))
+        panels["failures"] = [(run, page_of(Run, run.pk), reasons(run)[-1:]) for run in failed]
     if may("apikeys.view_apikey"):
-        keys = ApiKey.objects.filter(user=user).order_by("-created_at", "-pk")
-        panels["keys"] = list(keys.defer("digest")[:ROWS_MAX])
+        panels["keys"] = _latest(ApiKey.objects.filter(user=user).defer("digest"))
     if may("webhooks.view_endpoint"):
         endpoints = Endpoint.objects.filter(user=user, deleted_at=None).defer("secret", "secondary_secret", "url")
-        panels["endpoints"] = list(endpoints.order_by("-pk")[:ROWS_MAX])
+        panels["endpoints"] = _latest(endpoints)
     if may("webhooks.view_delivery"):
-        deliveries = Delivery.objects.filter(user=user, status=Delivery.Status.DEAD).defer("body")
-        panels["dead"] = list(deliveries.order_by("-created_at", "-pk")[:ROWS_MAX])
+        dead = Delivery.objects.filter(user=user, status=Delivery.Status.DEAD)
+        panels["dead"] = _latest(dead.defer("body"))
     model_admin: Any = admin.site.get_model_admin(User)
     lists = [("Ledger", "credits_ledgerentry", f"account__user__id__exact={user.pk}")]
     lists += [(label, model, f"user__id__exact={user.pk}") for label, model in LINKS]
@@ -215,35 +212,18 @@ def show(request: HttpRequest, user_id: int) -> HttpResponse:
     accounts: Any = admin.site.get_model_admin(Account)
     buttons = accounts.buttons(request, account) + model_admin.buttons(request, user)
     context = {"person": user, "panels": panels, "links": links, "options": CHART_OPTIONS, "actions_detail": buttons}
-    context["original"] = user
-    return model_admin.page(request, "admin/runs/person.html", user.get_username(), **context)
+    return model_admin.page(request, "admin/runs/person.html", user.get_username(), original=user, **context)
+
+
+def _latest(rows: QuerySet[Any]) -> list[Any]:
+    return list(rows.order_by("-created_at", "-pk")[:ROWS_MAX])
 
 
 def _spend_by_day(user: Any) -> dict[str, Any]:
-    today = clock.now().astimezone(UTC).date()
-    days = [today - timedelta(days=number) for number in reversed(range(DAYS))]
-    rows = DayTotal.objects.filter(account_id=user.pk, day__gte=days[0]).order_by().values_list("day")
+    first = first_day(DAYS)
+    days = [first + timedelta(days=number) for number in range(DAYS)]
+    rows = DayTotal.objects.filter(account_id=user.pk, day__gte=first).order_by().values_list("day")
     spent = dict(rows.annotate(total=Sum("amount")))
-    amounts = [float(spent.get(day, 0)) / money.MICRO for day in days]
-    total = credit_amount(int(sum(spent.values())))
+    amounts = [spent.get(day, 0) / money.MICRO for day in days]
+    total = credit_amount(sum(spent.values()))
     return chart([f"{day:%d %b}" for day in days], [("credits", PALETTE[0], amounts)] if spent else [], total)
-
-
-def _runs(user: Any) -> dict[str, Any]:
-    latest = list(
-        Run.objects.filter(user=user)
-        .order_by("-created_at", "-pk")
-        .only("status", "created_at", "resolved_model", "agent_name", "error_code")[:RUNS_COUNTED]
-    )
-    failed = Run.objects.filter(user=user, status=RunStatus.FAILED).order_by("-created_at", "-pk")[:ROWS_MAX]
-    models = Counter(run.resolved_model for run in latest if run.resolved_model)
-    agents = Counter(run.agent_name for run in latest if run.agent_name)
-    return {
-        "runs": [(run, page_of(Run, run.pk), RunStatus.tones()[run.status]) for run in latest[:ROWS_MAX]],
-        "failures": [
-            (run, page_of(Run, run.pk), reasons(run)[-1:]) for run in failed.defer("error_message", "metadata")
-        ],
-        "models": models.most_common(ROWS_MAX),
-        "agents": agents.most_common(ROWS_MAX),
-        "counted": len(latest),
-    }

@@ -84,7 +84,6 @@ class ProviderForm(forms.ModelForm):
 @admin.register(Provider)
 class ProviderAdmin(CatalogueAdmin):
     form = ProviderForm
-    table = "providers"
     unread = ("api_key", "headers")
     list_display = ("name", "kind_label", "key", "base_url", "enabled")
     actions_detail = ("test",)
@@ -93,19 +92,12 @@ class ProviderAdmin(CatalogueAdmin):
     server = ("preset", "name", "kind", "base_url", "new_api_key", "forget_api_key", "new_headers", "forget_headers")
     fields = (*server, "max_concurrent", "requests_per_minute", "enabled")
 
-    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        left_out = ("forget_api_key", "forget_headers") if obj is None else ("preset",)
-        return [name for name in super().get_fields(request, obj) if name not in left_out]
-
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         super().save_model(request, obj, form, change)
         if problem := problem_of(obj):
             messages.warning(request, f"{obj.name} cannot be used yet: {problem}")
 
-    def response_add(self, request: HttpRequest, obj: Provider, post_url_continue: str | None = None) -> HttpResponse:
-        if {"_continue", "_addanother"} & request.POST.keys():
-            return super().response_add(request, obj, post_url_continue)
-        messages.success(request, f"{obj.name} was added. Add its models now.")
+    def response_post_save_add(self, request: HttpRequest, obj: Provider) -> HttpResponse:
         return HttpResponseRedirect(self.url("test", obj.pk))
 
     @action(description="Test", icon="network_check", permissions=["change"])
@@ -116,20 +108,18 @@ class ProviderAdmin(CatalogueAdmin):
         row = self.row(request, object_id)
         found = problem = error = None
         if request.method == "POST":
+            self.log_change(request, row, "Tested it.")
             try:
                 found = models_of(Server.from_row(Provider.objects.get(pk=row.pk)))
             except ModelError as failure:
                 error = failure
-            except DecryptionFailed:
-                problem = "No key of ENCRYPTION_KEYS decrypts the provider's secrets."
-            except ValueError as failure:
+            except (DecryptionFailed, ValueError) as failure:
                 problem = str(failure)
-            self.log_change(request, row, "Tested it.")
         add = f"{reverse('admin:runs_agentmodel_add')}?provider={row.pk}"
         known = set(row.models.values_list("provider_model", flat=True))
         listed = [(name, f"{add}&{urlencode({'provider_model': name, 'display_name': name})}") for name in found or ()]
-        shown = {"listed": listed, "known": known, "add": add, "asked": found is not None}
-        return self.page(request, "admin/runs/provider/test.html", "Test", row, problem=problem, error=error, **shown)
+        shown = {"listed": listed, "known": known, "add": add, "answered": found is not None, "error": error}
+        return self.page(request, "admin/runs/provider/test.html", "Test", row, problem=problem, **shown)
 
     @admin.display(description="kind", ordering="kind")
     def kind_label(self, provider: Provider) -> str:
@@ -202,7 +192,6 @@ class AgentModelForm(forms.ModelForm):
 @admin.register(AgentModel)
 class AgentModelAdmin(CatalogueAdmin):
     form = AgentModelForm
-    table = "models"
     unread = ("provider__api_key", "provider__headers")
     actions_detail = ("test",)
     list_display = ("name", "provider", "provider_model", "prices", "is_default", "enabled")
@@ -225,11 +214,9 @@ class AgentModelAdmin(CatalogueAdmin):
         row = self.row(request, object_id)
         found = problem = None
         if request.method == "POST":
+            self.log_change(request, row, "Tested it.")
             try:
                 found = probe(ModelDefinition.from_row(AgentModel.objects.select_related("provider").get(pk=row.pk)))
-                self.log_change(request, row, "Tested it.")
-            except DecryptionFailed:
-                problem = "No key of ENCRYPTION_KEYS decrypts the provider's secrets."
-            except ValueError as error:
+            except (DecryptionFailed, ValueError) as error:
                 problem = str(error)
         return self.page(request, "admin/runs/agentmodel/test.html", "Test", row, probe=found, problem=problem)

@@ -9,7 +9,7 @@ from django.conf import settings
 from django.contrib import admin
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.urls import path, reverse
+from django.urls import reverse
 from unfold.decorators import action
 
 from chats.models import Chat, Message
@@ -25,13 +25,13 @@ from config.staff.base import (
     list_links,
     page_of,
     status_column,
-    time_column,
+    user_column,
 )
 from config.staff.words import span
 from config.telemetry import logs
 from credits import sums
 from runs import services
-from runs.admin import content, reports, timeline
+from runs.admin import content, timeline
 from runs.errors import RunError
 from runs.models import (
     FINAL_RUN_STATUSES,
@@ -51,7 +51,6 @@ from runs.models import (
 )
 
 RUN, CALL = link_column("run_id", "run"), link_column("invocation_id", "tool call")
-EXPIRES = time_column("expires_at", "expires at")
 
 
 def cancel(request: HttpRequest, run: Run, data: dict[str, Any]) -> Did | None:
@@ -60,8 +59,7 @@ def cancel(request: HttpRequest, run: Run, data: dict[str, Any]) -> Did | None:
 
 @admin.register(Run)
 class RunAdmin(ReadOnly, WithActions):
-    empty_text = "A run appears when a user sends a message."
-    list_display = ("id", "state", "user", "agent", "model_used", "credits", "created_at", "took", "error_code")
+    list_display = ("id", "state", "error_code", user_column(), "agent", "model_used", "credits", "created_at", "took")
     list_filter = ("status", "parked", choice_filter("error_code", "error", list(RunError)))
     unread = ("instructions", "output_schema", "output")
     list_select_related = ("user",)
@@ -111,10 +109,6 @@ class RunAdmin(ReadOnly, WithActions):
     @admin.display(description="took")
     def took(self, run: Run) -> str:
         return span(run.finished_at - run.created_at) if run.finished_at else "–"
-
-    def get_urls(self) -> list[Any]:
-        view = self.admin_site.admin_view(reports.show)
-        return [path("reports/", view, name="runs_reports"), *super().get_urls()]
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any) -> Any:
         run = context["original"]
@@ -236,14 +230,10 @@ class ToolInvocationAdmin(OfRun):
 class WaitpointAdmin(OfRun):
     prefix = "wp"
     state = status_column(WaitpointStatus)
-    list_display = ("id", RUN, "kind", "state", "created_at", "expires", "resolved_at")
+    list_display = ("id", RUN, "kind", "state", "created_at", "expires_at", "resolved_at")
     fields = ("id", RUN, CALL, "kind", "status", "created_at", "expires_at", "resolved_at")
     readonly_fields = (RUN, CALL)
     unread = ("request_payload", "resolved_payload")
-
-    @admin.display(description="expires at")
-    def expires(self, waitpoint: Waitpoint) -> str:
-        return EXPIRES(waitpoint) if waitpoint.status == WaitpointStatus.PENDING else "–"
 
 
 @admin.register(RunEvent)

@@ -197,43 +197,38 @@ def _waitpoint(point: Waitpoint) -> Step:
 
 
 def _charge(run: Run, steps: list[Step], entries: list[LedgerEntry]) -> None:
-    """Attach what was held and charged to its call, turn or failed attempt. Requests to a model that have neither are
-    new steps: the one under way, and those that a cancel, a time limit or a lost worker ended.
+    """Attach what was held and charged to its call, turn or compaction. Requests to a model that have none of them are
+    new steps: the one under way, and those that a cancel, a time limit or a lost worker ended and that cost something.
     """
-    turns = {step.key: step for step in steps if step.kind in ("turn", "compaction")}
-    calls = {step.key: step for step in steps if step.kind == "call"}
-    attempts = [step for step in steps if step.kind == "attempt"]
+    known = {step.key: step for step in steps if step.key}
     settled: defaultdict[str | None, list[LedgerEntry]] = defaultdict(list)
     for entry in entries:
         settled[entry.against_id].append(entry)
-        if call := calls.get(entry.invocation_id or ""):
-            call.charges.append(entry)
     for hold in entries:
-        if hold.type != EntryType.HOLD or hold.invocation_id is not None:
+        if hold.type != EntryType.HOLD:
             continue
-        ends, index = settled[hold.pk], str((hold.price or {}).get("turn", ""))
+        ends, key = settled[hold.pk], hold.invocation_id or str((hold.price or {}).get("turn", ""))
         usage = next((entry for entry in ends if entry.type == EntryType.USAGE), None)
-        if usage is not None and not (usage.price or {}).get("partial"):
-            step = turns.get(index)
-        else:
-            step = next((a for a in attempts if a.ended and a.started <= hold.created_at <= a.ended), None)
-        if step is None and (ends or (run.status == RunStatus.RUNNING and index not in turns)):
-            step = _unanswered(index, hold, usage, ends)
+        step = known.get(key)
+        if usage is not None and (usage.price or {}).get("partial"):
+            step = _unanswered(key, hold, usage)
             steps.append(step)
-        if step is not None:
+        elif step is None and not ends and run.status == RunStatus.RUNNING:
+            step = _unanswered(key, hold, None)
+            steps.append(step)
+        if step is not None and (usage or not ends or hold.invocation_id):
             step.charges += [hold, *ends, *(back for end in ends for back in settled[end.pk])]
 
 
-def _unanswered(index: str, hold: LedgerEntry, usage: LedgerEntry | None, ends: list[LedgerEntry]) -> Step:
+def _unanswered(index: str, hold: LedgerEntry, usage: LedgerEntry | None) -> Step:
     title = f"Turn {index}" if index.isdecimal() else "Summary"
     price = (usage or hold).price or {}
-    most = "" if ends else "at most "
-    detail = f"{(hold.price or {}).get('model')}, {most}{price.get('inputTokens', 0):,} tokens in, "
-    detail += f"{price.get('outputTokens', 0):,} out" + (", estimated" if usage and price.get("estimated") else "")
-    if not ends:
-        return Step("turn", title, hold.created_at, None, detail, tone="info")
-    detail = detail if usage else "it costs nothing: no answer had begun"
-    return Step("attempt", f"{title} ended early", hold.created_at, ends[0].created_at, detail, tone="warning")
+    tokens = f"{price.get('inputTokens', 0):,} tokens in, {price.get('outputTokens', 0):,} out"
+    model = f"{(hold.price or {}).get('model')}, "
+    if usage is None:
+        return Step("turn", title, hold.created_at, None, f"{model}at most {tokens}", tone="info")
+    text = model + tokens + (", estimated" if price.get("estimated") else "")
+    return Step("attempt", f"{title} ended early", hold.created_at, usage.created_at, text, tone="warning")
 
 
 def _draw(run: Run, steps: list[Step]) -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 from django import forms
 from django.conf import settings
 from django.contrib import admin, messages
-from django.contrib.admin.utils import unquote
 from django.db.models.signals import post_delete, post_save
 from django.dispatch import receiver
 from django.http import Http404, HttpRequest, HttpResponse
-from django.utils.html import format_html
 from unfold.decorators import action
 from unfold.widgets import (
     UnfoldAdminDecimalFieldWidget,
@@ -32,7 +29,7 @@ from config.outbound.urls import same_server
 from config.staff.base import StaffAdmin, credits_column
 from config.staff.forms import CreditsField, ForgetField, ObjectField, SecretField, fits
 from runs import catalogue
-from runs.catalogue import file, rules
+from runs.catalogue import rules
 from runs.catalogue.imports import import_mcp
 from runs.models import AgentModel, Provider, Tool
 from runs.tools import builtin, schema
@@ -40,59 +37,11 @@ from runs.tools.base import BUILTIN, HTTP, PARK_SECONDS, ToolDefinition, parse_h
 from runs.tools.dispatch import TYPES
 from runs.tools.schema import check_schema
 from runs.tools.trial import try_tool
-from webhooks.admin import EndpointAdmin, is_installation
-from webhooks.models import Endpoint
 
 FORGETS = "With another scheme, host or port, the stored secrets are deleted unless new ones are given."
 
 
-class ListedAdmin(StaffAdmin):
-    """The pages of rows that the catalogue file may list: its next apply undoes what staff change in them."""
-
-    # The table of the file that lists such rows.
-    table: ClassVar[str] = ""
-
-    def changeform_view(self, request: HttpRequest, object_id: str | None = None, *args: Any, **options: Any) -> Any:
-        answer = super().changeform_view(request, object_id, *args, **options)
-        row: Any = self.get_object(request, unquote(object_id)) if object_id else None
-        if row is not None:
-            self.say_listed(request, row)
-        return answer
-
-    def entry_name(self, row: Any) -> str | None:
-        """The name of the row in the file; None if no file can list it."""
-        return row.name
-
-    def say_listed(self, request: HttpRequest, row: Any) -> None:
-        source, name = settings.CATALOGUE_FILE, self.entry_name(row)
-        if not source or name is None:
-            return
-        try:
-            listed = file.standing(source, file.read_file(Path(source)), self.table, name)
-        except (ValueError, DecryptionFailed):
-            return  # an apply says what is wrong with the file
-        if listed is None:
-            return
-        line, fields = listed
-        where = f"{source}, line {line}, lists {row}: the next apply of the file undoes changes that are made here."
-        if fields:
-            messages.warning(request, f"{where} It will set {', '.join(fields)}.")
-        else:
-            messages.info(request, where)
-
-
-admin.site.unregister(Endpoint)
-
-
-@admin.register(Endpoint)
-class ListedEndpointAdmin(ListedAdmin, EndpointAdmin):
-    table = "installationEndpoint"
-
-    def entry_name(self, row: Endpoint) -> str | None:
-        return "" if is_installation(row) else None
-
-
-class CatalogueAdmin(ListedAdmin):
+class CatalogueAdmin(StaffAdmin):
     """Few rows that change rarely. Each process reads a change within seconds."""
 
     ordering = ("name",)
@@ -110,6 +59,11 @@ class CatalogueAdmin(ListedAdmin):
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         return self.shown if self.only_views(request, obj) else ()
+
+    def changeform_view(self, request: HttpRequest, object_id: str | None = None, *args: Any, **options: Any) -> Any:
+        if settings.CATALOGUE_FILE and object_id and request.method == "GET":
+            messages.info(request, f"{settings.CATALOGUE_FILE} sets back what it lists when it is applied.")
+        return super().changeform_view(request, object_id, *args, **options)
 
 
 @receiver((post_save, post_delete), sender=Provider)
@@ -266,7 +220,6 @@ class ToolAdmin(CatalogueAdmin):
     actions_detail = ("try_it",)
     list_display = ("name", "node_type", "credits", "approval", "secret", "signed", "enabled")
     view_fields = tuple(name for name in ToolForm.Meta.fields if name != "price")
-    table = "tools"
     # Each is shown for the types of tools that use it.
     conditional_fields: ClassVar[dict[str, str]] = {
         **dict.fromkeys(
@@ -285,16 +238,7 @@ class ToolAdmin(CatalogueAdmin):
         builtin_row = obj is not None and obj.node_type == BUILTIN and obj.name in builtin.TOOLS
         return not builtin_row and super().has_delete_permission(request, obj)
 
-    def save_model(self, request: HttpRequest, obj: Tool, form: Any, change: bool) -> None:
-        super().save_model(request, obj, form, change)
-        if obj.node_type == HTTP:
-            link = format_html('<a href="{}">Try it</a>', self.url("try_it", obj.pk))
-            messages.info(request, format_html("{} is saved: {}.", obj.name, link))
-
-    def has_import_permission(self, request: HttpRequest) -> bool:
-        return self.has_add_permission(request) and self.has_change_permission(request)
-
-    @action(description="Import tools", icon="download", url_path="import", permissions=["import"])
+    @action(description="Import tools", icon="download", url_path="import", permissions=["add", "change"])
     def import_tools(self, request: HttpRequest) -> HttpResponse:
         """The tools of an MCP server become rows; POST reads its list."""
         form = ImportForm(request.POST or None)
@@ -328,11 +272,8 @@ class ToolAdmin(CatalogueAdmin):
             try:
                 definition = ToolDefinition.from_row(Tool.objects.get(pk=row.pk))
                 trial = try_tool(definition, form.cleaned_data["arguments"], request.user.pk or 0, str(request.user))
-                outcome = trial.failure.code if trial.failure else "it answered"
-                self.log_change(request, row, f"Tried it: {outcome}.")
-            except DecryptionFailed:
-                problem = "No key of ENCRYPTION_KEYS decrypts the tool's secrets."
-            except ValueError as error:
+                self.log_change(request, row, f"Tried it: {trial.failure.code if trial.failure else 'it answered'}.")
+            except (DecryptionFailed, ValueError) as error:
                 problem = str(error)
         used = trial.result.credit_used if trial and trial.result else None
         found = {"form": form, "trial": trial, "problem": problem, "credits": row.price if used is None else used}

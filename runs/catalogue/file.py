@@ -179,20 +179,6 @@ def apply(source: str, raw: bytes, *, prune: bool = False, check: bool = False) 
     return work
 
 
-def standing(source: str, raw: bytes, key: str, name: str) -> tuple[int, list[str]] | None:
-    """The line where the file lists the row of this name, and the fields in which the row differs from the file; None
-    if the file does not list it. Raises CatalogueError. Changes nothing.
-    """
-    work, entry = Work(source, raw), ENTRIES[key]
-    found = work.read(key, entry) if key in work.data else {}
-    if name not in found:
-        return None
-    rows, given = entry.rows(), found[name]
-    entry.complete({name: given}, rows, work.wrong)
-    work.stop()
-    return work.lines[given.path], list(_change(entry, rows[name], given, False)) if name in rows else []
-
-
 def _lock() -> None:
     """Two files are applied one after the other. On SQLite, each transaction that writes does that.
 

@@ -11,7 +11,6 @@ from django.urls import reverse
 
 from apikeys import keys
 from config.kernel.money import MICRO
-from config.staff import actions
 from credits.models import LedgerEntry
 from runs import lifecycle, services
 from runs.models import Run
@@ -106,14 +105,6 @@ def test_many_runs_are_cancelled_from_the_list(sign_in, user, waiting):
     assert {pk for pk, _ in logged()} == {run.pk for run in [waiting, *others]}
 
 
-def test_selecting_too_many_runs_is_refused(sign_in, user, waiting, monkeypatch):
-    monkeypatch.setattr(actions, "OBJECTS_MAX", 1)
-    make_run(user)
-    body = {"action": "cancel", "_selected_action": [waiting.pk], "select_across": "1"}
-    answer = sign_in("support").post(reverse("admin:runs_run_changelist"), body, follow=True)
-    assert "At most 1 at a time" in answer.content.decode()
-
-
 def test_a_failed_action_changes_and_logs_nothing(sign_in, waiting, monkeypatch):
     def fail(run_id: str) -> None:
         Run.objects.filter(pk=run_id).update(error_message="half done")
@@ -201,7 +192,7 @@ def test_an_action_also_requires_the_view_permission(sign_in, waiting):
 
 def test_unknown_actions_and_objects_are_refused(sign_in, waiting):
     support = sign_in("support")
-    assert support.get(reverse("admin:runs_run_do", args=["cancel"])).status_code == 405
+    assert support.get(reverse("admin:runs_run_do", args=["cancel"])).status_code == 302
     assert support.get(reverse("admin:runs_run_do", args=["explode"])).status_code == 404
     assert support.get(reverse("admin:runs_run_do_one", args=[unknown("run"), "cancel"])).status_code == 404
     assert sign_in("billing").get(reverse("admin:credits_account_do_one", args=["x", "grant"])).status_code == 404

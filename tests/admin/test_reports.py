@@ -28,7 +28,7 @@ from tests.credits.helpers import fund, spend
 
 pytestmark = pytest.mark.django_db
 
-REPORTS = reverse("admin:runs_reports")
+REPORTS = reverse("reports")
 
 
 @pytest.fixture

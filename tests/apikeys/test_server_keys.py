@@ -150,7 +150,7 @@ def staff(client):
 def test_staff_create_a_key_that_is_shown_once(staff):
     url = reverse("admin:apikeys_serverkey_do", args=["create"])
     asked = staff.post(url, {"name": "Backend", "scopes": ["session-tokens", "credits"]}).content.decode()
-    assert "any user except staff; Grant, revoke" in asked
+    assert asked.count(" checked") == 2
     shown = staff.post(
         url, {"step": "confirm", "name": "Backend", "scopes": ["session-tokens"]}, follow=True
     ).content.decode()

@@ -89,7 +89,7 @@ def pages(stack: Stack) -> dict[str, Any]:
     rows = re.search("^row (.*)$", printed, re.M)
     assert rows
     user, key, agent, model, tool, charge, provider, endpoint = rows[1].split()
-    reports = [f"/admin/runs/run/reports/?by={name}" for name in ("user", "tool", "model", "agent")]
+    reports = [f"/admin/reports/?by={name}" for name in ("user", "tool", "model", "agent")]
     return {
         "grant": f"/admin/credits/account/{user}/do/grant/",
         "addresses": [
