@@ -81,7 +81,7 @@ def parse_value(
         raise MalformedJSON(f"{subject} is not valid UTF-8.") from None
     except _Invalid as reason:
         raise MalformedJSON(f"{subject} {reason}.") from None
-    except (ValueError, RecursionError) as error:
+    except (ValueError, ArithmeticError, RecursionError) as error:
         place = f" (line {error.lineno}, column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
         raise MalformedJSON(f"{subject} is not valid JSON{place}.") from None
     return value

@@ -11,19 +11,17 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from config.kernel.jsontext import MalformedJSON, parse_object, to_text
 from config.limits.share import Threads
 from runs.errors import CallError
 
-# Characters of a result; a longer result is cut.
+# A longer result is cut.
 TOOL_RESULT_MAX_CHARS = 100_000
-# Number of a call's `resultUrls`.
 TOOL_RESULT_URLS_MAX = 50
-
-# Bytes of a result that representations of its call show.
+# Of a result, in representations of its call.
 RESULT_SHOWN_BYTES = 8 * 1024
 PROGRESS_MAX_CHARS = 300
 # How long a call may await its tool.
@@ -36,9 +34,7 @@ FAILURE_MESSAGE_MAX_CHARS = 1000
 URL_MAX_CHARS = 2048
 # Shorter ones (``true``, ``v1``) are no secrets, and ordinary words.
 SECRET_MIN_CHARS = 6
-
-P = ParamSpec("P")
-T = TypeVar("T")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +48,7 @@ class Callback:
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """One call. ``timeout_seconds`` is the time that the call may take.
-
-    ``threads`` compute, and ``file_threads`` read and write files. Requests need no thread. Without ``callback`` the
-    call cannot be parked.
-    """
+    """One call, which may take ``timeout_seconds``. ``threads`` compute, ``file_threads`` read and write files."""
 
     invocation_id: str
     run_id: str
@@ -67,19 +59,17 @@ class ToolContext:
     timeout_seconds: float
     threads: Threads
     file_threads: Threads
+    # Without it the call cannot be parked.
     callback: Callback | None = None
     # What the tool's type remembers of the call's task on its server, or what the server asked.
     remote_task: str = ""
-    # Of a parked call that has ended: its tool's server is told why, and no more asked for the outcome.
+    # Of a parked call that has ended: its tool's server is told why, and not asked for the outcome.
     end_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolDefinition:
-    """A snapshot of a row of ``runs.models.Tool``. ``price`` is in micro-credits.
-
-    Without ``timeout_seconds``, TOOL_TIMEOUT_SECONDS applies.
-    """
+    """A snapshot of a row of ``runs.models.Tool``. ``price`` is in micro-credits."""
 
     name: str
     display_name: str
@@ -88,7 +78,7 @@ class ToolDefinition:
     input_schema: Mapping[str, Any]
     price: int
     approval: str = "threshold"
-    timeout_seconds: float | None = None
+    timeout_seconds: float | None = None  # then TOOL_TIMEOUT_SECONDS
     repeatable: bool = False
     url: str = ""
     # Left out of repr, so that no log line can show them.
@@ -134,29 +124,26 @@ class ToolResult:
 @dataclass(frozen=True, slots=True)
 class Parked:
     """In place of a result: the outcome of the call comes later, by a callback, or by the type's ``contact``, which is
-    due after ``contact_in_seconds`` and remembers ``remote_task``. ``message`` is the first progress. Without
-    ``expires_in_seconds`` the call awaits its outcome as long as the tool's ``park_seconds`` allow.
+    due after ``contact_in_seconds`` and remembers ``remote_task``.
     """
 
-    message: str = ""
-    expires_in_seconds: float | None = None
+    message: str = ""  # the first progress
+    expires_in_seconds: float | None = None  # then the tool's ``park_seconds``
     remote_task: str = ""
     contact_in_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """In place of a result: the tool's server asks the user. ``remote_task`` is a ``runs.tools.questions.Dialogue``,
-    with whose answers the call is made again.
-    """
+    """In place of a result: the tool's server asks the user. ``remote_task`` is a ``runs.tools.questions.Dialogue``."""
 
     remote_task: str
 
 
 @dataclass(frozen=True, slots=True)
 class StillParked:
-    """What ``ToolType.contact`` returns of an open call without an outcome: when to ask again, or None if its server
-    asks the user first, as ``remote_task`` says; and its progress.
+    """An open call without an outcome: when to ask its server again, or None if that asks the user, as ``remote_task``
+    says; and its progress.
     """
 
     contact_in_seconds: float | None
@@ -178,7 +165,6 @@ def tool_error(message: str) -> ToolFailure:
     return ToolFailure(CallError.TOOL_ERROR, message)
 
 
-# What becomes of a call that was made.
 Outcome = ToolResult | Parked | Asked
 Executor = Callable[[ToolDefinition, dict[str, Any], ToolContext], Awaitable[Outcome]]
 # The outcome of an open call, or when to ask again; None for a call that has ended.
@@ -193,10 +179,10 @@ def input_object(*, optional: Iterable[str] = (), **properties: dict[str, Any]) 
 
 @dataclass(frozen=True, slots=True)
 class BuiltinTool:
-    """The declaration of a built-in tool: its row in a new catalogue, its function and whether a call stores files.
+    """The declaration of a built-in tool: its row in a new catalogue, with ``price`` in micro-credits, and its code.
 
-    ``price`` is in micro-credits a call. ``execute`` is None for ``ask_user`` only, which the engine handles.
-    A purge looks for files of those calls only whose tool has ``stores_files``.
+    ``execute`` is None for ``ask_user``, which the engine handles. A purge looks for the files of a call if its tool
+    ``stores_files``.
     """
 
     name: str
@@ -218,17 +204,9 @@ class BuiltinTool:
         return {"node_type": BUILTIN} | {column: getattr(self, column) for column in columns}
 
 
-async def in_thread(context: ToolContext, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a function that computes on one of the user's threads. Nothing can stop it: it limits its own time."""
-    return await context.threads.run(context.user_id, function, *args, **kwargs)
-
-
 def clean_text(text: str) -> str:
     """Text that every database and JSON reader accepts: without NUL, each lone surrogate as U+FFFD."""
     return _SURROGATE.sub("\ufffd", text.replace("\x00", ""))
-
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def secrets_in(key: str, headers: Iterable[str]) -> tuple[str, ...]:
@@ -252,8 +230,8 @@ def as_told(result: str, urls: Sequence[str]) -> str:
 
 
 def shown_result(beginning: str, urls: Sequence[str]) -> tuple[str, bool]:
-    """A result as representations show it, and whether that is only the beginning. ``beginning`` has at least a
-    character more than is shown, or is all of the result.
+    """A result as representations show it, and whether that is only the beginning. ``beginning`` is all of the result,
+    or more than is shown.
     """
     told = as_told(beginning, urls).encode()
     return told[:RESULT_SHOWN_BYTES].decode(errors="ignore"), len(told) > RESULT_SHOWN_BYTES
@@ -274,27 +252,23 @@ def result_text(name: str, value: Any) -> str:
 
 
 def clean_result(result: ToolResult) -> ToolResult:
-    """The result within the service's limits. Text that is too long is cut, and a note tells the model.
-
-    Raises ToolFailure for a price that is not an amount, and for URLs that are too many or not absolute http(s) URLs.
+    """The result within the service's limits. Text that is too long is cut, and a note tells the model. Raises
+    ToolFailure.
     """
     text, limit = clean_text(result.text), TOOL_RESULT_MAX_CHARS
     if len(text) > limit:
         note = f"\n[Truncated: the result has {len(text)} characters, the limit is {limit}.]"
         text = text[: max(0, limit - len(note))] + note
-    used = result.credit_used
-    if used is not None and (type(used) is not int or used < 0):
-        raise tool_error("The tool returned a price that is not an amount.")
     if len(result.urls) > TOOL_RESULT_URLS_MAX:
         raise tool_error(f"The tool returned more than {TOOL_RESULT_URLS_MAX} result URLs.")
     for url in result.urls:
         if not is_web_address(url):
             raise tool_error(f"A result URL of the tool is not an http(s) address: {url[:200]}")
-    return ToolResult(text, tuple(result.urls), used)
+    return ToolResult(text, result.urls, result.credit_used)
 
 
 def is_web_address(url: str) -> bool:
-    """Whether ``url`` is an absolute http(s) URL of at most ``URL_MAX_CHARS``, without blanks or control characters."""
+    """Whether ``url`` is an absolute http(s) URL without blanks or control characters."""
     if len(url) > URL_MAX_CHARS or re.search(r"[\s\x00-\x20\x7f\ud800-\udfff]", url):
         return False
     try:
@@ -312,8 +286,7 @@ def is_address(url: str) -> bool:
 def parse_headers(text: str | None) -> dict[str, str]:
     """A tool's secret headers from JSON text such as ``{"Authorization": "Bearer …"}``.
 
-    Raises ValueError for text that is not a JSON object of strings, for a header that the service sets itself and for
-    a value that is not printable. The message never repeats a value.
+    Raises ValueError, with a message that repeats no value.
     """
     try:
         headers = parse_object(text or "")

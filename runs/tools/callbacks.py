@@ -1,8 +1,7 @@
 """Callbacks: the address at which a parked call's tool gives the outcome, and what it may send there.
 
-The address names the call and has an HMAC over it, keyed with SECRET_KEY. Nothing of it is stored. During a change of
-the key SECRET_KEY_FALLBACKS still verify. The address alone gives the right to send the outcome, so no
-log, message or export has it.
+The address names the call and has an HMAC over it by SECRET_KEY (SECRET_KEY_FALLBACKS verify, too). It alone gives the
+right to send the outcome, so it is not stored, and no log, message or export has it.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from django.conf import settings
 from django.core.signing import BadSignature, Signer
 
 from config.kernel.errors import ValidationFailed
-from config.kernel.jsontext import has_more_values
+from config.kernel.jsontext import MalformedJSON, parse_value
 from runs.tools.base import PROGRESS_MAX_CHARS, ToolFailure, ToolResult, clean_result, tool_error
-from runs.tools.http import NOT_JSON, VALUES_MAX, decoded, read_json, read_result, without_tokens
+from runs.tools.http import VALUES_MAX, decoded, read_result, without_tokens
 from webhooks.signing import TOLERANCE_SECONDS, standard_signature
 
 PATH = "/api/callbacks/"
@@ -35,16 +34,8 @@ class Progress:
     message: str | None
 
 
-def _signer() -> Signer:
-    return Signer(sep=".", salt="runs.callbacks")
-
-
-def token_of(call_id: str) -> str:
-    return _signer().sign(call_id)
-
-
 def url_of(call_id: str) -> str:
-    return f"{settings.BASE_URL}{PATH}{token_of(call_id)}"
+    return f"{settings.BASE_URL}{PATH}{_signer().sign(call_id)}"
 
 
 def call_of(token: str) -> str | None:
@@ -53,6 +44,10 @@ def call_of(token: str) -> str | None:
         return _signer().unsign(token) if token.isascii() else None
     except BadSignature:
         return None
+
+
+def _signer() -> Signer:
+    return Signer(sep=".", salt="runs.callbacks")
 
 
 def is_signed(headers: Mapping[str, str], body: bytes, secret: str, now: float) -> bool:
@@ -74,7 +69,10 @@ def read(body: bytes, content_type: str, *, name: str, price: int) -> ToolResult
     if len(kinds) > 1:
         raise ValidationFailed({kinds[1]: [f"Send {kinds[0]} or {kinds[1]}, not both."]})
     if kinds == ["error"]:
-        return _failure(value["error"])
+        error = value["error"]
+        if not isinstance(error, str) or not 0 < len(error) <= ERROR_MAX_CHARS:
+            raise ValidationFailed({"error": [f"A text of 1 to {ERROR_MAX_CHARS} characters is required."]})
+        return tool_error(without_tokens(error))
     if kinds == ["progress"]:
         return _progress(value["progress"])
     try:
@@ -86,23 +84,12 @@ def read(body: bytes, content_type: str, *, name: str, price: int) -> ToolResult
 def _value(body: bytes, content_type: str) -> Any:
     """The JSON value, or else the text of a body that does not claim to be JSON."""
     kind = content_type.partition(";")[0].strip().lower()
-    if not body.strip():
-        raise ValidationFailed({"body": ["The body is empty."]})
-    if has_more_values(body, VALUES_MAX):
-        raise ValidationFailed({"body": [f"The body has more than {VALUES_MAX} values."]})
     try:
-        return read_json(body)
-    except NOT_JSON:
-        is_text = kind.startswith("text/") or not (kind.endswith("json") or body.lstrip()[:1] in b'{["')
-        if not is_text:
-            raise ValidationFailed({"body": ["The body is not valid JSON."]}) from None
+        return parse_value(body, values=VALUES_MAX, any_text=True)
+    except MalformedJSON as error:
+        if not kind.startswith("text/") and (kind.endswith("json") or body.lstrip()[:1] in b'{["'):
+            raise ValidationFailed({"body": [error.message]}) from None
         return decoded(body, content_type)
-
-
-def _failure(text: Any) -> ToolFailure:
-    if not isinstance(text, str) or not 0 < len(text) <= ERROR_MAX_CHARS:
-        raise ValidationFailed({"error": [f"A text of 1 to {ERROR_MAX_CHARS} characters is required."]})
-    return tool_error(without_tokens(text))
 
 
 def _progress(given: Any) -> Progress:
@@ -113,7 +100,5 @@ def _progress(given: Any) -> Progress:
     if fraction is not None and not (is_number and 0 <= fraction <= 1):
         raise ValidationFailed({"progress.fraction": ["A number from 0 to 1 is required."]})
     if message is not None and not (isinstance(message, str) and len(message) <= PROGRESS_MAX_CHARS):
-        raise ValidationFailed(
-            {"progress.message": [f"A text of at most {PROGRESS_MAX_CHARS} characters is required."]}
-        )
+        raise ValidationFailed({"progress.message": [f"At most {PROGRESS_MAX_CHARS} characters of text are allowed."]})
     return Progress(None if fraction is None else float(fraction), without_tokens(message) if message else None)

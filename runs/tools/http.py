@@ -1,23 +1,21 @@
 """HTTP requests of tools, and the tool type ``http``: an endpoint that staff add to the catalogue.
 
-A call is a POST of ``{invocationId, runId, chatId, userId, input}``. Any 2xx answer is its result: a JSON object with
-``result`` is ``{result, resultUrls?, creditUsed?}``; an image is stored; any other JSON or text is the result itself.
-With a ``callback`` of the call, the answer 202 parks it.
-The ``Idempotency-Key`` is the invocation's id, the same at each attempt of a call.
+docs/tools.md has what a call sends and what its answers mean.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
 from decimal import ROUND_HALF_UP, Decimal
-from typing import Any, NoReturn
+from typing import Any
 
 from django.conf import settings
 
 from config.kernel import clock
-from config.kernel.jsontext import dumps, has_more_values
+from config.kernel.jsontext import MalformedJSON, dumps, parse_value
 from config.kernel.money import MICRO
 from config.outbound import client
 from config.outbound.client import Answer
@@ -38,12 +36,11 @@ from runs.tools.files import image_of
 from webhooks.signing import standard_signature
 
 USER_AGENT = "agent-workflow-service"
-# Far more than a model can read of a result, and few enough to be read and written within a moment.
-VALUES_MAX = 250_000
+# Far more than a model can read of a result. An answer with more is read as text.
+VALUES_MAX = 100_000
 # Of the body of an answer that is not a result.
 REASON_CHARS = 300
 REASON_BYTES = 32 * 1024
-NOT_JSON = (ValueError, ArithmeticError, RecursionError)
 CALLBACK_TOKEN = re.compile(r"inv_[A-Za-z0-9]{1,60}\.[A-Za-z0-9_-]{43}")
 
 
@@ -86,7 +83,7 @@ def is_too_long(answer: Answer) -> bool:
 
 
 async def execute(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult | Parked:
-    """Post the call. Raises ToolFailure ``TOOL_ERROR`` unless the answer is 2xx, complete and within the limits."""
+    """Post the call. Raises ToolFailure unless the answer is 2xx, complete and within the limits."""
     told: dict[str, Any] = {"input": input}
     if context.callback is not None:
         told["callback"] = {"url": context.callback.url, "expiresAt": clock.iso(context.callback.expires_at)}
@@ -137,7 +134,7 @@ async def _post(
 
 
 def _parked(body: bytes) -> Parked:
-    """What the answer 202 says. Many servers answer it with a body of their own, which means nothing."""
+    """What the answer 202 says, if it says something: many servers answer it with a body of their own."""
     try:
         # On the event loop, so a long one is not read.
         answer = json.loads(body[:REASON_BYTES])
@@ -151,26 +148,23 @@ def _parked(body: bytes) -> Parked:
 
 
 def without_tokens(text: str) -> str:
-    """Without the tokens of callbacks, which a tool may send back in a message."""
+    """Without the tokens of callbacks, which a tool may send back."""
     return CALLBACK_TOKEN.sub("[callback]", text)
 
 
 def _reason(definition: ToolDefinition, body: bytes) -> str:
     """The end of the sentence about a status: the beginning of the body, which often says why."""
-    # Longer than any secret, which must not be cut before it is found.
+    # More than is shown: a secret must not be cut before it is found.
     text = body[:REASON_BYTES].decode(errors="replace").strip()
     text = without_tokens(definition.without_secrets(text))[:REASON_CHARS]
     return f": {text}" if text else "."
 
 
 def _result(definition: ToolDefinition, answered: Answer) -> ToolResult:
-    body = answered.body
-    if has_more_values(body, VALUES_MAX):
-        raise tool_error(f"{definition.name} answered with more than {VALUES_MAX} values.")
     try:
-        answer = read_json(body)
-    except NOT_JSON:
-        answer = decoded(body, answered.headers.get("Content-Type", ""))
+        answer = parse_value(answered.body, values=VALUES_MAX, any_text=True)
+    except MalformedJSON:
+        answer = decoded(answered.body, answered.headers.get("Content-Type", ""))
     if not isinstance(answer, dict) or "result" not in answer:
         answer = {"result": answer}
     return read_result(definition.name, definition.price, answer)
@@ -178,52 +172,22 @@ def _result(definition: ToolDefinition, answered: Answer) -> ToolResult:
 
 def read_result(name: str, price: int, answer: Mapping[str, Any]) -> ToolResult:
     """``{result, resultUrls?, creditUsed?}`` of a tool whose calls cost at most ``price``. Raises ToolFailure."""
-    return ToolResult(
-        without_tokens(result_text(name, answer["result"])),
-        _urls(name, answer.get("resultUrls")),
-        _credit_used(name, price, answer.get("creditUsed")),
-    )
-
-
-def read_json(body: bytes) -> Any:
-    """Lenient where our own API is strict: what others send may hold wide numbers and text that is cleaned later.
-
-    Raises one of NOT_JSON.
-    """
-    return json.loads(body, parse_float=Decimal, parse_constant=_refuse_constant)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(name)
+    urls, credits, used = answer.get("resultUrls") or [], answer.get("creditUsed"), None
+    if not isinstance(urls, list) or not all(isinstance(url, str) for url in urls):
+        raise tool_error(f"{name} answered with resultUrls that are not an array of strings.")
+    if credits is not None:
+        if isinstance(credits, bool) or not isinstance(credits, (int, Decimal)) or credits < 0:
+            raise tool_error(f"{name} answered with a creditUsed that is not an amount.")
+        # The caller agreed to no more than the price.
+        used = min(price, int((Decimal(credits) * MICRO).to_integral_value(ROUND_HALF_UP)))
+    text = without_tokens(result_text(name, answer["result"]))
+    return ToolResult(text, tuple(map(without_tokens, urls)), used)
 
 
 def decoded(body: bytes, content_type: str) -> str:
     """A body that is not JSON as text."""
-    try:
-        return body.decode()
-    except UnicodeDecodeError:
-        kind, _, charset = content_type.partition("charset=")
-    try:
-        return body.decode(charset.strip('" ') or "ascii")
-    except (LookupError, ValueError):
-        return f"[{shorten(kind.strip(' ;'), 100) or 'bytes'}, which is not text]"
-
-
-def _urls(name: str, urls: Any) -> tuple[str, ...]:
-    if urls is None:
-        return ()
-    if not isinstance(urls, list) or not all(isinstance(url, str) for url in urls):
-        raise tool_error(f"{name} answered with resultUrls that are not an array of strings.")
-    return tuple(map(without_tokens, urls))
-
-
-def _credit_used(name: str, price: int, credits: Any) -> int | None:
-    """Micro-credits, rounded half up, at most the price: the caller agreed to no more."""
-    if credits is None:
-        return None
-    if isinstance(credits, bool) or not isinstance(credits, (int, Decimal)) or credits < 0:
-        raise tool_error(f"{name} answered with a creditUsed that is not an amount.")
-    # Compared before the multiplication: 1e999999 must not become an integer.
-    if credits >= Decimal(price) / MICRO:
-        return price
-    return int((Decimal(credits) * MICRO).to_integral_value(ROUND_HALF_UP))
+    kind, _, charset = content_type.partition("charset=")
+    for codec in ("utf-8", charset.strip('" ') or "ascii"):
+        with contextlib.suppress(LookupError, ValueError):
+            return body.decode(codec)
+    return f"[{shorten(kind.strip(' ;'), 100) or 'bytes'}, which is not text]"

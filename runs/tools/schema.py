@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 from config.kernel.errors import RateLimited
 from config.kernel.jsontext import MalformedJSON, dumps, parse_object, to_text
 from runs.errors import CallError
-from runs.tools.base import ToolDefinition, ToolFailure, clean_text, shorten, tool_error
+from runs.tools.base import ToolDefinition, ToolFailure, clean_text, tool_error
 
 # Characters of a call's input.
 TOOL_INPUT_MAX_CHARS = 200_000
@@ -30,22 +30,19 @@ TOOL_CHECK_SECONDS = 0.5
 
 logger = logging.getLogger(__name__)
 
-PROGRAM = Path(__file__).with_name("validation.py")
+# Without -P, the modules of this package would hide those of the standard library.
+COMMAND = [sys.executable, "-P", str(Path(__file__).with_name("validation.py"))]
 # Processes that are kept for the next checks. At a time there are as many as threads that check.
 IDLE_MAX = 2
 # The time of a processor for a schema that is not used yet. Usual ones take a hundredth of it.
 SCHEMA_SECONDS = 0.1
 # How long a request waits for the check of another one of the same user.
-WAIT_SECONDS = 0.25
-# The same until the first check of this process, for which a program starts.
-FIRST_WAIT_SECONDS = 5
+WAIT_SECONDS = 1.0
 # The fields of requests that are schemas or have some.
 SCHEMAS = ("clientTools", "outputSchema")
-# The signals that end the program: of its timer, and of the library when no memory is left.
-TOO_COSTLY = {-signal.SIGPROF, -signal.SIGABRT}
-# After this line of the program, another one says what is wrong.
-INVALID = b'{"valid": false}\n'
-MISMATCH = "it does not match the tool's input schema."
+
+_idle: list[subprocess.Popen[bytes]] = []
+_locks: WeakValueDictionary[int, threading.Lock] = WeakValueDictionary()
 
 
 class TooCostly(Exception):
@@ -77,9 +74,9 @@ def check_input(definition: ToolDefinition, value: dict[str, Any]) -> None:
         logger.warning("an input of the tool %s could not be checked within TOOL_CHECK_SECONDS", definition.name)
         raise _invalid("its check against the tool's input schema takes too long. Make it much shorter.") from None
     if "problem" in answer:
-        raise tool_error(f"The input schema of {definition.name} is not valid. At {_problem(answer['problem'])}")
-    if not answer["valid"]:
-        raise _invalid(_mismatch(answer) or MISMATCH)
+        raise tool_error(f"The input schema of {definition.name} is not valid. At {answer['problem']}")
+    if "error" in answer:
+        raise _invalid(answer["error"])
 
 
 def check_answer(schema: Mapping[str, Any], value: dict[str, Any]) -> None:
@@ -90,13 +87,8 @@ def check_answer(schema: Mapping[str, Any], value: dict[str, Any]) -> None:
         answer = _check(to_text(schema), value, TOOL_CHECK_SECONDS)
     except TooCostly:
         raise ValueError("The check against the question's schema takes too long.") from None
-    if not answer.get("valid"):
-        raise ValueError(f"It does not fit the question's schema: {_mismatch(answer) or 'no reason was found.'}")
-
-
-def _mismatch(answer: dict[str, Any]) -> str | None:
-    error = answer.get("error")
-    return error and f"at {_path(error)}: {shorten(error['message'], 400)} (rule: {error['rule']})"
+    if answer:
+        raise ValueError(f"It does not fit the question's schema: {' '.join(answer.values())}")
 
 
 def check_schema(schema: Any) -> None:
@@ -111,7 +103,7 @@ def check_schema(schema: Any) -> None:
     except TooCostly:
         raise ValueError("The input schema takes too long to check.") from None
     if "problem" in answer:
-        raise ValueError(f"At {_problem(answer['problem'])}")
+        raise ValueError(f"At {answer['problem']}")
 
 
 @contextlib.contextmanager
@@ -123,7 +115,7 @@ def one_check_of(user_id: int, body: Any = SCHEMAS) -> Iterator[None]:
         yield
         return
     lock = _locks.setdefault(user_id, threading.Lock())
-    if not lock.acquire(timeout=WAIT_SECONDS if _checked.is_set() else FIRST_WAIT_SECONDS):
+    if not lock.acquire(timeout=WAIT_SECONDS):
         raise RateLimited("Another schema of yours is being checked.", headers={"Retry-After": "1"})
     try:
         yield
@@ -131,45 +123,32 @@ def one_check_of(user_id: int, body: Any = SCHEMAS) -> Iterator[None]:
         lock.release()
 
 
-def _problem(error: dict[str, Any]) -> str:
-    """What is wrong with a schema."""
-    message = error["message"]
-    if "pattern" in error:
-        message = (
-            f"The pattern {shorten(error['pattern'], 100)} cannot be used: it is malformed, too large (limit long "
-            "texts by maxLength), or has look-around or back-references, which no search in linear time supports."
-        )
-    return f"{_path(error)}: {shorten(clean_text(message), 400)}"
-
-
 def _invalid(reason: str) -> ToolFailure:
     return ToolFailure(CallError.INVALID_INPUT, f"The input does not fit: {reason}")
 
 
-def _path(error: dict[str, Any]) -> str:
-    return shorten(".".join(error["path"]), 200) or "the top level"
-
-
-def _check(schema: str, value: Any, seconds: float) -> dict[str, Any]:
-    """The answers of ``validation.check``, joined. Raises TooCostly."""
+def _check(schema: str, value: Any, seconds: float) -> dict[str, str]:
+    """The answer of ``validation.check``. Raises TooCostly."""
     request = dumps({"schema": schema, "seconds": seconds, "value": value}) + b"\n"
     while True:
+        process: Any
         try:
             process, is_new = _idle.pop(), False
         except IndexError:
             process, is_new = _start(), True
-        answers = _ask(process, request)
-        _checked.set()  # the program has started, whatever became of the schema
-        answer: dict[str, Any] = {}
-        for line in filter(None, answers):
-            answer |= json.loads(line)
-        if answers and answers[-1] and len(_idle) < IDLE_MAX:
+        line = b""
+        with contextlib.suppress(OSError):
+            process.stdin.write(request)
+            process.stdin.flush()
+            line = process.stdout.readline()
+        if line and len(_idle) < IDLE_MAX:
             _idle.append(process)
         else:
             process.communicate()
-        if answer:
-            return answer
-        if process.returncode == -signal.SIGPROF or (is_new and process.returncode in TOO_COSTLY):
+        if line:
+            return {kind: clean_text(text) for kind, text in json.loads(line).items()}
+        # Its timer has ended it, or the library when no memory was left. A process that was kept may have ended before.
+        if process.returncode == -signal.SIGPROF or (is_new and process.returncode == -signal.SIGABRT):
             raise TooCostly
         if is_new:
             raise RuntimeError(f"the process that checks inputs has ended with status {process.returncode}")
@@ -177,24 +156,5 @@ def _check(schema: str, value: Any, seconds: float) -> dict[str, Any]:
 
 def _start() -> subprocess.Popen[bytes]:
     """A process of the program. It ends with its input, and no signal to the group of this process reaches it."""
-    # Without -P, the modules of this package would hide those of the standard library.
-    command = [sys.executable, "-P", str(PROGRAM)]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen(command, start_new_session=True, **pipes)
-
-
-def _ask(process: Any, request: bytes) -> list[bytes]:
-    """The lines of the answer. The last one is empty, or there is none, if the process has ended."""
-    lines: list[bytes] = []
-    with contextlib.suppress(OSError):
-        process.stdin.write(request)
-        process.stdin.flush()
-        lines.append(process.stdout.readline())
-        if lines[0] == INVALID:
-            lines.append(process.stdout.readline())
-    return lines
-
-
-_idle: list[subprocess.Popen[bytes]] = []
-_checked = threading.Event()
-_locks: WeakValueDictionary[int, threading.Lock] = WeakValueDictionary()
+    return subprocess.Popen(COMMAND, start_new_session=True, **pipes)

@@ -6,7 +6,7 @@ ends the process when a check has used its time or the memory. Patterns are matc
 other documents are never fetched.
 
 Each line of the input is a JSON object with ``schema`` (text), ``value`` and the ``seconds`` of the check. Each line of
-the output is one of the answers of ``check``.
+the output is the answer of ``check``.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import json
 import resource
 import signal
 import sys
-from collections.abc import Iterator
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
 from jsonschema_rs import Draft202012Validator, RegexOptions, ValidationError, ValidationErrorKind, Validator
 
-MESSAGE_MAX_CHARS = 1000
+MESSAGE_MAX_CHARS = 400
+PATH_MAX_CHARS = 200
 # Address space of the process, of which the interpreter and the library take 20 MiB, and the compiled schemas it keeps.
 MEMORY_MAX_BYTES = 256 * 1024 * 1024
 SCHEMAS_KEPT = 32
@@ -36,9 +36,8 @@ def main() -> None:
         request = _read(line)
         # The timer's signal ends the process, also in the middle of a check.
         signal.setitimer(signal.ITIMER_PROF, float(request["seconds"]))
-        for answer in check(request["schema"], request["value"]):
-            sys.stdout.write(json.dumps(answer) + "\n")
-            sys.stdout.flush()
+        sys.stdout.write(json.dumps(check(request["schema"], request["value"])) + "\n")
+        sys.stdout.flush()
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
@@ -47,24 +46,26 @@ def _read(text: str | bytes) -> Any:
     return json.loads(text, parse_float=Decimal)
 
 
-def check(schema: str, value: Any) -> Iterator[dict[str, Any]]:
-    """``{"problem": …}`` for a schema that is not valid, otherwise ``{"valid": bool}``. After false there is a second
-    answer, ``{"error": …}``, which can take much longer. An error has ``path``, ``message`` and ``rule``.
+def check(schema: str, value: Any) -> dict[str, str]:
+    """``problem``: where and why the schema is not valid; ``error``: where the value breaks which rule. Empty if it
+    fits.
     """
     try:
         validator = _validator(schema)
     except ValidationError as error:
-        is_pattern = isinstance(error.kind, ValidationErrorKind.Format) and error.kind.format == "regex"
-        pattern = {"pattern": str(error.instance)[:MESSAGE_MAX_CHARS]} if is_pattern else {}
-        yield {"problem": _shown(error) | pattern}
-        return
+        reason = error.message
+        if isinstance(error.kind, ValidationErrorKind.Format) and error.kind.format == "regex":
+            reason = (
+                f"The pattern {str(error.instance)[:100]} cannot be used: it is malformed, too large (limit long texts "
+                "by maxLength), or has look-around or back-references, which no search in linear time supports."
+            )
+        return {"problem": f"{_path(error)}: {reason[:MESSAGE_MAX_CHARS]}"}
     except ValueError as error:  # too deep, or with half a surrogate pair
-        yield {"problem": {"path": [], "message": str(error)[:MESSAGE_MAX_CHARS]}}
-        return
-    valid = validator.is_valid(value)
-    yield {"valid": valid}
-    if not valid:
-        yield {"error": _shown(_mismatch(validator, value))}
+        return {"problem": f"the top level: {str(error)[:MESSAGE_MAX_CHARS]}"}
+    if validator.is_valid(value):
+        return {}
+    first = next(validator.iter_errors(value))
+    return {"error": f"at {_path(first)}: {first.message[:MESSAGE_MAX_CHARS]} (rule: {first.kind.name})"}
 
 
 @lru_cache(maxsize=SCHEMAS_KEPT)
@@ -74,24 +75,8 @@ def _validator(schema: str) -> Validator:
     return Draft202012Validator(_read(schema), pattern_options=options, validate_formats=False, offline=True)
 
 
-def _mismatch(validator: Validator, value: Any) -> ValidationError:
-    """The first error. Where no alternative of ``anyOf`` or ``oneOf`` fits, that of the one that fits furthest."""
-    error = next(validator.iter_errors(value))
-    while alternatives := getattr(error.kind, "context", None):
-        firsts = sorted((errors[0] for errors in alternatives if errors), key=_depth)
-        if len(firsts) < len(alternatives) or (len(firsts) > 1 and _depth(firsts[-2]) == _depth(firsts[-1])):
-            break  # several fit, or none fits better than the others
-        error = firsts[-1]
-    return error
-
-
-def _depth(error: ValidationError) -> int:
-    return len(error.instance_path)
-
-
-def _shown(error: ValidationError) -> dict[str, Any]:
-    path = [str(part)[:MESSAGE_MAX_CHARS] for part in error.instance_path]
-    return {"path": path, "message": error.message[:MESSAGE_MAX_CHARS], "rule": error.kind.name}
+def _path(error: ValidationError) -> str:
+    return ".".join(map(str, error.instance_path))[:PATH_MAX_CHARS] or "the top level"
 
 
 if __name__ == "__main__":

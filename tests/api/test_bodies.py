@@ -42,6 +42,7 @@ def code(response) -> tuple[int, str]:
         b'{"a": NaN}',
         b'{"a": Infinity}',
         b'{"a": -Infinity}',
+        b'{"a": 1e99999999999999999999}',
         b'{"a": "\xff"}',
         b'{"a": "\xed\xa0\x80"}',
         b'\xef\xbb\xbf{"a": 1}',

@@ -23,7 +23,6 @@ from chats.serializers import AttachmentInput
 from chats.services import CLIENT_ID
 from config.api import authentication, idempotency, middleware, pagination
 from config.api.negotiation import check_media_type
-from config.outbound.client import Answer
 from runs.catalogue import dialects, fields, rules, versions, yaml
 from runs.fronts import views as front_views
 from runs.fronts.ai_sdk import requests as ai_sdk
@@ -85,10 +84,6 @@ def retry_after(header: str) -> object:
 
 def variables(text: str) -> str:
     return fields.VARIABLE.sub("", text)
-
-
-def content_type_of_page(value: str) -> None:
-    web_fetch._text(Answer(200, {"content-type": value}, b"x", False))
 
 
 def ui_file(url: str) -> None:
@@ -233,19 +228,17 @@ PATTERNS: dict[str, list[Work] | str] = {
         ANSWER,
         *("inv_", "inv_a", "inv_a.", f"inv_{'a' * 60}", f"inv_a.{'a' * 42} ", f"inv_{'a' * 60}.{'a' * 43}"),
     ),
-    "runs/tools/builtin/web_fetch.py: CHARSET": around(web_fetch.CHARSET.fullmatch, HEADER, "utf", "iso-8859-"),
-    "runs/tools/builtin/web_fetch.py: META_CHARSET": around(
-        lambda page: web_fetch.decode(page.encode(), None), ANSWER, "<meta", "<meta charset", "<meta charset='"
+    "runs/tools/builtin/web_fetch.py: CHARSET": around(
+        web_fetch.CHARSET.search, HEADER, "charset=", "charset=utf", "charset='iso-8859-"
     ),
-    "runs/tools/builtin/web_fetch.py: _BLOCKS": OUR_TEXT,
     "runs/tools/builtin/web_fetch.py: _MARKUP": around(
         web_fetch.page_text,
         ANSWER,
         *("<", "<a", "</", "<!", "<!--", "<!-- --", "<?", "<a>", "<p>", "<p", "</p>", "<a ", "<a/", "<A"),
         *("<script", "<script>", "<script/>", "<script ", "<script/", "<script></scripts>", "<svg></svg>", "</script"),
     ),
-    "runs/tools/builtin/web_fetch.py: _BLANKS": around(
-        web_fetch.tidy, ANSWER, " ", "\n", " \n", "a\n", "\u2028", "\t "
+    "runs/tools/builtin/web_fetch.py: _EMPTY_LINES": around(
+        web_fetch.page_text, ANSWER, " ", "\n", " \n", "a\n", "\u2028", "\t "
     ),
     "runs/tools/builtin/draw_chart.py: _NOT_XML": around(
         lambda title: draw_chart.draw(title, [1e15, -1e15, 5e-324] * 333), draw_chart.TITLE_MAX_CHARS, "\x00", "<"

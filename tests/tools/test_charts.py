@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from runs.tools.base import ToolFailure
-from runs.tools.builtin.draw_chart import HEIGHT, WIDTH, axis_ticks, number_text
+from runs.tools.builtin.draw_chart import HEIGHT, WIDTH, axis_ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -88,7 +88,7 @@ def test_every_mark_is_inside_the_picture(draw, series):
 def test_title_is_escaped(draw, title):
     chart = draw(title, [1, 2])
     assert {element.tag for element in chart.iter()} <= {
-        f"{SVG}{tag}" for tag in ("svg", "title", "desc", "rect", "text", "line")
+        f"{SVG}{tag}" for tag in ("svg", "title", "rect", "text", "line")
     }
     assert not any(name.lower().startswith("on") for element in chart.iter() for name in element.attrib)
     kept = "".join(character for character in title if character not in "\x01\x1b\ufffe").strip()
@@ -122,21 +122,3 @@ def test_invalid_series_is_refused(call, series):
 )
 def test_the_axis_has_round_values(low, high, zero, ticks):
     assert axis_ticks(low, high, zero=zero) == pytest.approx(ticks)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0"),
-        (-0.0, "0"),
-        (0.30000000000000004, "0.3"),
-        (-1234.5, "-1234.5"),
-        (12_500.0, "12.5k"),
-        (1_234_567.0, "1.235M"),
-        (2e9, "2B"),
-        (1e15, "1000T"),
-        (1e-15, "1e-15"),
-    ],
-)
-def test_number_labels_are_short(value, text):
-    assert number_text(value) == text

@@ -6,6 +6,7 @@ import io
 import json
 from base64 import b64encode
 from datetime import timedelta
+from urllib.parse import urlsplit
 
 import pytest
 from django.core.management import call_command
@@ -228,7 +229,7 @@ def test_progress_does_not_disturb_a_worker(bench, server, monkeypatch):
     run = bench.start("/call film {}\n/call film {}\n/call slow {}\n/say {result}")
     until(lambda: len(server.received) == 3 and ToolInvocation.objects.filter(awaiting="tool").count() == 2)
     films = ToolInvocation.objects.filter(name="film").values_list("pk", flat=True)
-    first, second = (f"{callbacks.PATH}{callbacks.token_of(call)}" for call in films)
+    first, second = (urlsplit(callbacks.url_of(call)).path for call in films)
     before = bench.get(run["id"])["lastStreamIndex"]
     for _ in range(20):
         assert not call_back(first, {"progress": {"fraction": 0.5}}).json()["accepted"]
@@ -255,7 +256,7 @@ def test_an_address_is_of_one_call_and_exact(bench, server):
         f"{call['id']}.",
         Signer(key="another key", sep=".", salt="runs.callbacks").sign(call["id"]),
         Signer(sep=".", salt="runs.files").sign(call["id"]),
-        callbacks.token_of(other),
+        callbacks.url_of(other).rpartition("/")[2],
         "x" * 10_000,
         "%00",
         "é",

@@ -4,14 +4,12 @@ import contextlib
 import json
 import random
 import time
-from concurrent.futures import ThreadPoolExecutor
-from threading import Event, Thread
+from threading import Thread
 from typing import Any
 
 import pytest
 
 from config.kernel.errors import RateLimited
-from runs.tools import schema as schema_module
 from runs.tools.base import ToolFailure
 from runs.tools.schema import check_schema, one_check_of
 from tests.tools.conftest import builtin, http_tool, parse_input
@@ -150,7 +148,7 @@ OPTIONAL_LIST = {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"typ
             "a",
             "uniqueItems",
         ),
-        ({"properties": {"a": OPTIONAL_LIST}}, {"a": [1] * 45_000}, "a.0", "type"),
+        ({"properties": {"a": OPTIONAL_LIST}}, {"a": [1] * 45_000}, "a", "anyOf"),
         ({"additionalProperties": False}, {f"k{i}": 0 for i in range(45_000)}, "the top level", "falseSchema"),
     ],
 )
@@ -212,31 +210,6 @@ def test_deep_input_for_a_recursive_schema_is_refused_in_a_moment(node):
             value = {"nodes": [value], "or": 1}
         code, message = refusal(tool, json.dumps({"a": value}))
         assert (code, "rule: " in message) == ("INVALID_INPUT", depth == 3)
-
-
-@pytest.mark.parametrize(
-    ("schema", "input", "named"),
-    [
-        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, 1, "at a: 1 is not valid under any of"),
-        (
-            {"anyOf": [{"properties": {"b": {"type": "string"}}, "type": "object"}, {"type": "null"}]},
-            {"b": 1},
-            "at a.b:",
-        ),
-        ({"oneOf": [{"items": {"type": "string"}, "type": "array"}, {"type": "null"}]}, ["x", 1], "at a.1:"),
-        ({"oneOf": [{"minimum": 1}, {"maximum": 3}]}, 2, "at a: 2 is valid under more than one of"),
-        ({"$ref": "#/$defs/x~1y%25%20"}, [[1]], "at a.0.0:"),
-        (
-            {"anyOf": [{"properties": {"b": {}}}], "unevaluatedProperties": False},
-            {"b": 1, "c": 1},
-            "unevaluatedProperties",
-        ),
-    ],
-)
-def test_the_alternative_that_fits_best_is_named(schema, input, named):
-    nested = {"anyOf": [{"items": OPTIONAL_LIST, "type": "array"}, {"type": "string"}]}
-    tool = http_tool("", input_schema={"$defs": {"x/y% ": nested}, "properties": {"a": schema}})
-    assert named in refusal(tool, json.dumps({"a": input}))[1]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -311,23 +284,3 @@ def test_one_schema_of_a_user_is_checked_at_a_time():
             thread.join()
     check_as(1, "clientTools")
     assert refused == [(1, "clientTools")]
-
-
-def test_the_longer_wait_for_a_schema_ends_at_the_first_check(monkeypatch):
-    """Also if that check has used its time: schemas that are all too costly would keep the wait long."""
-    monkeypatch.setattr(schema_module, "_checked", Event())
-
-    def check() -> None:
-        with one_check_of(1):
-            pass
-
-    with ThreadPoolExecutor(1) as pool:
-        with one_check_of(1):
-            waiting = pool.submit(check)
-            with pytest.raises(TimeoutError):
-                waiting.result(2 * schema_module.WAIT_SECONDS)
-        waiting.result(5)
-        with pytest.raises(ValueError, match="takes too long"):
-            check_schema(halves(levels=40) | {"$ref": "#/$defs/p40"})
-        with one_check_of(1), pytest.raises(RateLimited):
-            pool.submit(check).result(schema_module.FIRST_WAIT_SECONDS / 2)

@@ -12,12 +12,12 @@ from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
 from config.kernel.money import MICRO
-from runs.tools.base import BuiltinTool, ToolContext, ToolDefinition, ToolResult, in_thread, input_object, shorten
+from runs.tools.base import BuiltinTool, ToolContext, ToolDefinition, ToolResult, input_object, shorten
 from runs.tools.files import store_file
 
 FILE_NAME = "chart.svg"
 WIDTH, HEIGHT = 800, 450
-LEFT, RIGHT, TOP, BOTTOM = 76, 28, 76, 52
+LEFT, RIGHT, TOP, BOTTOM = 92, 28, 76, 52
 BARS_MAX = 24
 VALUE_MAX = 1e15
 TITLE_MAX_CHARS = 200
@@ -26,15 +26,13 @@ TICKS = 5
 LABELS_MAX = 12
 TITLE_SHOWN_CHARS = 64
 
-INK, MUTED, GRID, ACCENT, NEGATIVE = "#1f2937", "#6b7280", "#e5e7eb", "#2563eb", "#dc2626"
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-CENTRED = 'font-size="12" text-anchor="middle"'
+INK, GRID, ACCENT, NEGATIVE = "#1f2937", "#e5e7eb", "#2563eb", "#dc2626"
 # Characters that XML 1.0 does not allow, even escaped.
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 async def draw_chart(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
-    chart = await in_thread(context, draw, input["title"], input["series"])
+    chart = await context.threads.run(context.user_id, draw, input["title"], input["series"])
     url = await store_file(context, FILE_NAME, chart.encode("utf-8", "replace"))
     return ToolResult(f"The chart was drawn: {url}", (url,))
 
@@ -44,7 +42,6 @@ def draw(title: str, series: Sequence[float]) -> str:
     values = [float(value) for value in series]
     count, as_bars = len(values), len(values) <= BARS_MAX
     title = " ".join(_NOT_XML.sub("", title).split())
-    summary = f"{count} value{'s' if count > 1 else ''}, from {number_text(min(values))} to {number_text(max(values))}"
     ticks = axis_ticks(min(values), max(values), zero=as_bars)
     # The middles of bars, or the points of a line, which begins and ends at the edges.
     width, height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
@@ -56,39 +53,33 @@ def draw(title: str, series: Sequence[float]) -> str:
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        f'role="img" aria-label={quoteattr(f"{title}: {summary}")} font-family="{FONT}">',
+        f'role="img" aria-label={quoteattr(title)} font-family="system-ui, sans-serif">',
         f"<title>{escape(title)}</title>",
-        f"<desc>{escape(summary)}</desc>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="12" fill="#ffffff"/>',
-        _label(LEFT, 38, shorten(title, TITLE_SHOWN_CHARS), 'font-size="20" font-weight="600"', INK),
-        _label(LEFT, 58, summary),
+        _label(LEFT, 38, shorten(title, TITLE_SHOWN_CHARS), 'font-size="20" font-weight="600"'),
     ]
     for tick in ticks:
-        colour = MUTED if tick == 0 else GRID
+        colour = INK if tick == 0 else GRID
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick)}" y2="{y(tick)}" stroke="{colour}"/>')
-        parts.append(_label(LEFT - 10, y(tick) + 4, number_text(tick), 'font-size="12" text-anchor="end"'))
+        parts.append(_label(LEFT - 10, y(tick) + 4, f"{tick:.6g}", 'font-size="12" text-anchor="end"'))
     if as_bars:
         wide, zero = round(min(72.0, width / count * 0.68), 2), y(0)
         for number, (x, value) in enumerate(zip(xs, values, strict=True), 1):
             high, colour = round(max(abs(zero - y(value)), 1.0), 2), ACCENT if value >= 0 else NEGATIVE
             place = f'x="{round(x - wide / 2, 2)}" y="{min(y(value), zero)}" width="{wide}" height="{high}"'
-            name = f"<title>{number}: {value:.15g}</title>"
-            parts.append(f'<rect {place} rx="{min(3.0, high / 2):g}" fill="{colour}">{name}</rect>')
+            parts.append(f'<rect {place} fill="{colour}"><title>{number}: {value:.15g}</title></rect>')
             if count <= LABELS_MAX:
-                parts.append(_label(x, y(value) + (-7 if value >= 0 else 16), number_text(value), CENTRED, INK))
+                parts.append(_label(x, y(value) + (-7 if value >= 0 else 16), f"{value:.6g}"))
     else:
         points = " ".join(f"{x},{y(value)}" for x, value in zip(xs, values, strict=True))
-        base = y(min(max(0.0, ticks[0]), ticks[-1]))
-        area = f"{xs[0]},{base} {points} {xs[-1]},{base}"
-        parts.append(f'<polygon points="{area}" fill="{ACCENT}" fill-opacity="0.1"/>')
         parts.append(f'<polyline points="{points}" fill="none" stroke="{ACCENT}" stroke-width="2"/>')
     for index in range(0, count, math.ceil(count / LABELS_MAX)):
-        parts.append(_label(xs[index], HEIGHT - BOTTOM + 22, str(index + 1), CENTRED))
+        parts.append(_label(xs[index], HEIGHT - BOTTOM + 22, str(index + 1)))
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _label(x: float, y: float, text: str, style: str = 'font-size="12"', colour: str = MUTED) -> str:
-    return f'<text x="{x}" y="{y:g}" {style} fill="{colour}">{escape(text)}</text>'
+def _label(x: float, y: float, text: str, style: str = 'font-size="12" text-anchor="middle"') -> str:
+    return f'<text x="{x}" y="{y:g}" {style} fill="{INK}">{escape(text)}</text>'
 
 
 def axis_ticks(low: float, high: float, *, zero: bool) -> list[float]:
@@ -103,14 +94,6 @@ def axis_ticks(low: float, high: float, *, zero: bool) -> list[float]:
     step = next(factor * magnitude for factor in (1, 2, 2.5, 5, 10, 20) if factor * magnitude >= rough * 0.999)
     first, last = math.floor(low / step), math.ceil(high / step)
     return [index * step for index in range(first, last + 1)]
-
-
-def number_text(value: float) -> str:
-    """``1234567.0`` → ``1.23M``: short enough for an axis."""
-    for size, unit, suffix in ((1e12, 1e12, "T"), (1e9, 1e9, "B"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / unit:.4g}{suffix}"
-    return f"{value:.6g}" if value else "0"
 
 
 TOOL = BuiltinTool(

@@ -15,23 +15,17 @@ from django.utils.module_loading import import_string
 from config.outbound.loop import shared
 from runs.tools.base import Outcome, StillParked, ToolContext, ToolDefinition, ToolResult
 
-_imported: dict[str, Any] = {}
-
 
 async def execute(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> Outcome:
     """Call the server's tool. Every failure there, and a result with ``isError``, is ``TOOL_ERROR``."""
-    return await _run("client.call", definition, input, context)
+    call = await asyncio.to_thread(import_string, f"{__name__}.client.call")
+    return await shared.run(call(definition, input, context))
 
 
 async def contact(definition: ToolDefinition, context: ToolContext) -> ToolResult | StillParked | None:
     """Ask for the outcome of a task, or cancel it. Raises ToolFailure."""
-    return await _run("tasks.contact", definition, context)
-
-
-async def _run(name: str, *arguments: Any) -> Any:
-    if name not in _imported:
-        _imported[name] = await asyncio.to_thread(import_string, f"{__name__}.{name}")
-    return await shared.run(_imported[name](*arguments))
+    ask = await asyncio.to_thread(import_string, f"{__name__}.tasks.contact")
+    return await shared.run(ask(definition, context))
 
 
 def list_tools(url: str, headers: Mapping[str, str]) -> list[Any]:

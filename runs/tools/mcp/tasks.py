@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Literal
 
-from django.conf import settings
 from mcp.shared.inbound import encode_header_value
 from mcp_types import (
     CLIENT_CAPABILITIES_META_KEY,
@@ -25,7 +24,7 @@ from mcp_types import (
 )
 from pydantic import ValidationError
 
-from config.kernel.jsontext import dumps, has_more_values
+from config.kernel.jsontext import dumps
 from config.outbound.client import Answer
 from runs.errors import CallError
 from runs.tools.base import (
@@ -42,7 +41,7 @@ from runs.tools.base import (
 )
 from runs.tools.http import USER_AGENT, is_too_long, send
 from runs.tools.mcp.result import read_result
-from runs.tools.mcp.transport import LINES_MAX, VALUES_MAX, count_lines
+from runs.tools.mcp.transport import TooLarge, require_readable
 from runs.tools.questions import Dialogue
 
 logger = logging.getLogger(__name__)
@@ -71,11 +70,7 @@ class Away(Exception):
 
 
 class Refused(Exception):
-    """The server answered with an error of JSON-RPC."""
-
-    def __init__(self, code: Any) -> None:
-        super().__init__(f"error {code}")
-        self.code = code
+    """The server answered with an error of JSON-RPC. The argument is its code."""
 
 
 class TaskCreated(Result):
@@ -111,6 +106,7 @@ async def contact(definition: ToolDefinition, context: ToolContext) -> ToolResul
         except (Away, Refused, ToolFailure) as error:
             logger.info("the task of call %s was not cancelled: %s", context.invocation_id, error)
         return None
+    reason: Exception
     try:
         dialogue = await _tell(definition, context, dialogue)
         task = await _request(definition, context, "tasks/get", dialogue.task_id)
@@ -127,12 +123,12 @@ async def contact(definition: ToolDefinition, context: ToolContext) -> ToolResul
             dialogue = await _tell(definition, context, dialogue)
         return _still(dialogue, _message(task.get("statusMessage")))
     except Refused as refused:
-        if refused.code == INVALID_PARAMS:
+        if refused.args == (INVALID_PARAMS,):
             message = f"The server of {definition.name} does not know the call's task any more."
             raise ToolFailure(CallError.OUTCOME_UNKNOWN, message) from None
-        reason = str(refused)
+        reason = refused
     except Away as away:
-        reason = str(away)
+        reason = away
     logger.info("the server of the task of call %s is away: %s", context.invocation_id, reason)
     longer = max(POLL_FIRST_SECONDS, 2 * (dialogue.interval or 0))
     most = max(POLL_GROWN_SECONDS, dialogue.interval or 0)
@@ -156,7 +152,7 @@ async def _tell(definition: ToolDefinition, context: ToolContext, dialogue: Dial
 
 
 def _outcome(definition: ToolDefinition, task: Mapping[str, Any]) -> ToolResult | None:
-    """The result; None of a task that has not ended. Raises ToolFailure, or Away if the status is none."""
+    """The result; None of a task that has not ended. Raises ToolFailure, Away."""
     name, status = definition.name, task.get("status")
     if status == "completed":
         try:
@@ -194,8 +190,8 @@ async def _request(
         CLIENT_INFO_META_KEY: {"name": USER_AGENT, "version": "1.0.0"},
         CLIENT_CAPABILITIES_META_KEY: CAPABILITIES,
     }
-    message = {"jsonrpc": "2.0", "id": 1, "method": method}
-    message["params"] = {"taskId": task_id, **(params or {}), "_meta": meta}
+    told = {"taskId": task_id, **(params or {}), "_meta": meta}
+    body = dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": told})
     headers = {
         **definition.secret_headers,
         "Accept": "application/json, text/event-stream",
@@ -205,23 +201,19 @@ async def _request(
         "Mcp-Method": method,
         "Mcp-Name": encode_header_value(task_id),
     }
-    body, limit = dumps(message), TASK_REQUEST_SECONDS
+    options: dict[str, Any] = {"body": body, "timeout_seconds": TASK_REQUEST_SECONDS, "reuse": True}
     try:
-        answer = await send(
-            context.user_id, "POST", definition.url, headers=headers, body=body, timeout_seconds=limit, reuse=True
-        )
+        answer = await send(context.user_id, "POST", definition.url, headers=headers, **options)
     except ToolFailure as failure:
         raise Away(failure.message) from None
     return _read(definition, answer)
 
 
 def _read(definition: ToolDefinition, answer: Answer) -> dict[str, Any]:
-    if is_too_long(answer):
-        raise tool_error(f"{definition.name} answered with more than {settings.TOOL_ANSWER_MAX_BYTES} bytes.")
-    if has_more_values(answer.body, VALUES_MAX):
-        raise tool_error(f"{definition.name} answered with more than {VALUES_MAX} values.")
-    if count_lines(answer.body) > LINES_MAX:
-        raise tool_error(f"{definition.name} answered with more than {LINES_MAX} lines.")
+    try:
+        require_readable(answer.body, is_too_long(answer))
+    except TooLarge as error:
+        raise tool_error(f"{definition.name}: {error}") from None
     kind = answer.headers.get("Content-Type", "").lower()
     texts = _events(answer.body) if kind.startswith("text/event-stream") else [answer.body]
     for text in texts:

@@ -22,8 +22,6 @@ CLOSE_SECONDS = 2.0
 # The SDK makes several errors for each value of a wrong type, and its event loop waits meanwhile.
 VALUES_MAX = 20_000
 LINES_MAX = 50_000
-# The SDK would declare that addresses can be shown to the user, too.
-FORMS: dict[str, Any] = {"form": {}}
 # The outbound client sets these itself.
 OF_THE_CONNECTION = {"connection", "content-length", "host", "transfer-encoding"}
 
@@ -79,14 +77,15 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
 
     def exact(self, body: bytes) -> bytes | None:
         message = json.loads(body) if body else {}
-        if message.get("method") == "tools/call" and self.call is not None:
-            message["params"] |= self.call
-            capabilities = message["params"].get("_meta", {}).get(CLIENT_CAPABILITIES_META_KEY)
-            # Older revisions ask on the open connection, on which nobody could answer in time.
-            if capabilities is not None:
-                capabilities["elicitation"] = FORMS
-            return dumps(message)
-        return body or None
+        if message.get("method") != "tools/call" or self.call is None:
+            return body or None
+        message["params"] |= self.call
+        capabilities = message["params"].get("_meta", {}).get(CLIENT_CAPABILITIES_META_KEY)
+        # Older revisions ask on the open connection, on which nobody could answer in time.
+        if capabilities is not None:
+            # The SDK would declare that addresses can be shown to the user, too.
+            capabilities["elicitation"] = {"form": {}}
+        return dumps(message)
 
     def failed(self, request: httpx2.Request, error: BaseException) -> BaseException:
         if not isinstance(error, (AddressRefused, RequestFailed, TimeoutError, TooLarge, ValueError)):
@@ -107,14 +106,12 @@ class Body(httpx2.AsyncByteStream):
         try:
             async for part in self.exchange.parts(most):
                 body += part
-                if len(body) > most:
-                    raise TooLarge(f"The answer has more than {most} bytes.")
                 # Each time that it has grown by a quarter: all checks together take no longer than five of the whole.
-                if len(body) >= 1.25 * checked:
+                if len(body) > most or len(body) >= 1.25 * checked:
                     checked = len(body)
-                    check(bytes(body))
+                    require_readable(bytes(body), len(body) > most)
                 yield part
-            check(bytes(body))
+            require_readable(bytes(body))
         except Exception as error:
             raise self.transport.failed(self.request, error) from None
 
@@ -122,17 +119,15 @@ class Body(httpx2.AsyncByteStream):
         self.exchange.close()
 
 
-def check(body: bytes) -> None:
+def require_readable(body: bytes, is_too_long: bool = False) -> None:
     """Raises TooLarge."""
+    if is_too_long:
+        raise TooLarge(f"The answer has more than {settings.TOOL_ANSWER_MAX_BYTES} bytes.")
     # Of an event stream, whose lines the SDK reads one by one.
-    if count_lines(body) > LINES_MAX:
+    if max(body.count(b"\n"), body.count(b"\r")) > LINES_MAX:
         raise TooLarge(f"The answer has more than {LINES_MAX} lines.")
     if count_values(body) > VALUES_MAX:
         raise TooLarge(f"The answer has more than {VALUES_MAX} values.")
-
-
-def count_lines(body: bytes) -> int:
-    return max(body.count(b"\n"), body.count(b"\r"))
 
 
 def count_values(body: bytes) -> int:
