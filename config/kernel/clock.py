@@ -14,7 +14,6 @@ from django.utils import timezone
 
 # Seconds after which each process reads the database's clock again; in between it adds the time of its machine.
 DATABASE_CLOCK_SECONDS = 30
-
 # After an attempt to read the database's time, other threads do not try for this time.
 RETRY_SECONDS = 5.0
 # An answer that took longer may be old: the process or the network stood still.
@@ -29,16 +28,13 @@ _next_sync = 0.0
 
 
 def steady() -> float:
-    """Seconds of a clock of this machine that is never set, and that also counts the time of a suspended machine."""
+    """Seconds of a clock that is never set, and that also counts the time of a suspended machine."""
     return time.clock_gettime(_STEADY_CLOCK)
 
 
 def now() -> datetime:
-    """The database's time in UTC.
-
-    It costs a process one query in DATABASE_CLOCK_SECONDS, and none on a thread with a running event loop. While the
-    database is away, the time of the last answer continues. SQLite needs no query: its clock is the clock of the
-    machine.
+    """The database's time in UTC: one query in DATABASE_CLOCK_SECONDS, and none on a thread with a running event loop.
+    While the database is away, the time of the last answer continues. SQLite's clock is that of the machine.
     """
     global _next_sync
     synced = _synced

@@ -8,6 +8,7 @@ cryptography is imported at its first use: it takes 7 MiB, and most processes re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +19,9 @@ from django.db import models
 class DecryptionFailed(Exception):
     """No key of ENCRYPTION_KEYS decrypts a stored secret. A key was removed before the secret was re-encrypted."""
 
+    def __str__(self) -> str:
+        return "No key of ENCRYPTION_KEYS decrypts this secret. Add the old key to ENCRYPTION_KEYS again."
+
 
 @lru_cache(maxsize=4)
 def _fernet(keys: tuple[str, ...]) -> Any:
@@ -27,29 +31,24 @@ def _fernet(keys: tuple[str, ...]) -> Any:
 
 
 def encrypt(plain: str) -> str:
-    """Fernet ciphertext by the first key of ENCRYPTION_KEYS."""
     return _fernet(tuple(settings.ENCRYPTION_KEYS)).encrypt(plain.encode()).decode()
 
 
-def decrypt(cipher: str) -> str:
-    """The plain text. Raises DecryptionFailed if no key of ENCRYPTION_KEYS fits."""
+def decrypt(cipher: str, keys: Sequence[str] | None = None) -> str:
+    """The plain text. Raises DecryptionFailed if none of the keys (by default ENCRYPTION_KEYS) fits."""
     from cryptography.fernet import InvalidToken
 
     try:
-        return _fernet(tuple(settings.ENCRYPTION_KEYS)).decrypt(cipher.encode()).decode()
+        return _fernet(tuple(keys or settings.ENCRYPTION_KEYS)).decrypt(cipher.encode()).decode()
     except InvalidToken:
-        raise DecryptionFailed(
-            "No key of ENCRYPTION_KEYS decrypts this secret. Add the old key to ENCRYPTION_KEYS again."
-        ) from None
+        raise DecryptionFailed from None
 
 
 def is_current(cipher: str) -> bool:
     """Whether the first key of ENCRYPTION_KEYS encrypted this value."""
-    from cryptography.fernet import InvalidToken
-
     try:
-        _fernet((settings.ENCRYPTION_KEYS[0],)).decrypt(cipher.encode())
-    except InvalidToken:
+        decrypt(cipher, settings.ENCRYPTION_KEYS[:1])
+    except DecryptionFailed:
         return False
     return True
 

@@ -22,9 +22,7 @@ class DomainError(Exception):
         details: dict[str, Any] | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
-        self.message = message or self.message
-        self.details = details
-        self.headers = headers or {}
+        self.message, self.details, self.headers = message or self.message, details, headers or {}
         super().__init__(self.message)
 
 
@@ -33,10 +31,8 @@ class ValidationFailed(DomainError):
 
     def __init__(self, fields: dict[str, list[str]], message: str | None = None) -> None:
         """Without a ``message`` it names the first field."""
-        first = next(((name, texts) for name, texts in fields.items() if texts), None)
-        if message is None and first is not None:
-            message = f"{first[0]}: {' '.join(first[1])}"
-        super().__init__(message, details={"fields": fields})
+        first = next((f"{name}: {' '.join(texts)}" for name, texts in fields.items() if texts), None)
+        super().__init__(message or first, details={"fields": fields})
 
 
 class Unauthorized(DomainError):

@@ -9,10 +9,8 @@ def collect_less_often() -> None:
 
 
 def freeze_loaded_objects() -> None:
-    """Exclude the loaded modules from garbage collection, and collect less often.
-
-    Loaded modules are never freed, and most objects of a request or task are freed by reference counting. Collections
-    took a tenth of the time of a request.
+    """Exclude the loaded modules, which are never freed, from garbage collection, which took a tenth of the time of a
+    request.
     """
     gc.collect()
     gc.freeze()

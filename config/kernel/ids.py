@@ -1,6 +1,5 @@
-"""Identifiers: a type prefix and a ULID. Ids sort by creation time and cannot be guessed (80 random bits).
-
-Here are also the model fields for ids and the comparison with many ids in one SQL parameter.
+"""Identifiers: a type prefix and a ULID, which sorts by creation time and cannot be guessed (80 random bits); their
+model fields, and the comparison with many of them in one SQL parameter.
 """
 
 import json
@@ -32,8 +31,8 @@ def is_plausible_id(key: str) -> bool:
 
 class _IdText(models.CharField):
     def db_type(self, connection) -> str:
-        """Not called ``varchar`` on PostgreSQL, because Django adds an index for LIKE to each index of a type with that
-        name. No query needs it, and each new row would write an entry.
+        """Not ``varchar`` on PostgreSQL: Django adds an index for LIKE, which no query needs, to each index of such a
+        type.
         """
         name = str(super().db_type(connection))
         return name.replace("varchar", "character varying") if connection.vendor == "postgresql" else name
@@ -54,9 +53,8 @@ class IdField(_IdText):
 
 
 def any_of() -> str:
-    """SQL for "equals one of many values". The values are one parameter, which ``array`` makes.
-
-    The text of the statement does not depend on the number of values, so the database can reuse its plan.
+    """SQL for "equals one of many values", which are one parameter, made by ``array``: the text of the statement does
+    not depend on their number, so the database can reuse its plan.
     """
     return "= ANY(%s)" if connection.vendor == "postgresql" else "IN (SELECT value FROM json_each(%s))"
 

@@ -60,10 +60,8 @@ def parse_object(
 def parse_value(
     raw: bytes | str, *, subject: str = "The body", values: int = VALUES_MAX, any_text: bool = False
 ) -> Any:
-    """``raw`` as any JSON value. Numbers with a fraction become Decimal. With ``any_text``, the caller checks the texts
-    that it uses by ``require_text``.
-
-    Raises MalformedJSON (400). Its message begins with ``subject``.
+    """``raw`` as any JSON value of at most ``values`` values. With ``any_text``, the caller checks the texts that it
+    uses by ``require_text``. Raises MalformedJSON (400), whose message begins with ``subject``.
     """
     try:
         text = raw if isinstance(raw, str) else raw.decode("utf-8")
@@ -192,7 +190,7 @@ def _other(value: Any) -> Any:
         return clock.iso(value)
     if isinstance(value, date):
         return value.isoformat()
-    if isinstance(value, Promise):
+    if isinstance(value, Promise):  # a translated text of Django
         return str(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
 

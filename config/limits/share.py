@@ -116,7 +116,7 @@ class Room(Share):
         return 3 * (taken + amount) <= self.per_user - self.taken - amount
 
 
-class Held:
+class Held(contextlib.AbstractContextManager):
     """The places that one user's calls hold, by the calls' ids. ``with`` gives back those that are left at its end, of
     calls whose tasks were cancelled before they began.
     """
@@ -147,9 +147,6 @@ class Held:
         if call_id in self._calls:
             self._calls.remove(call_id)
             self._share.give_back(self._user_id)
-
-    def __enter__(self) -> Held:
-        return self
 
     def __exit__(self, *error: object) -> None:
         for call_id in list(self._calls):

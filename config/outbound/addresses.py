@@ -18,11 +18,9 @@ from functools import partial
 
 from config.outbound.urls import RequestFailed
 
-# Host names that a process looks up at the same time, for webhooks and tools.
+# Host names that a process looks up at the same time, and how many of them for one user's tools; further ones fail.
 OUTBOUND_LOOKUPS_MAX = 256
-# How many of them may be looked up for the tools of one user; further ones fail.
 OUTBOUND_LOOKUPS_PER_USER = 64
-
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 # Address family and socket address, the arguments of socket() and connect().
@@ -47,7 +45,6 @@ _REFUSED_V6 = [
     for block in ("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20")
 ]
 
-
 REFUSED = "The host's address is not public."
 LOOKUP_TIMED_OUT = "The host name could not be resolved in time."
 
@@ -67,9 +64,8 @@ def is_public(address: Address) -> bool:
 
 
 async def resolve(host: str, port: int, *, allow_private: bool, owner: str = "") -> list[Target]:
-    """All addresses of ``host`` from one look-up. An ``owner`` has at most OUTBOUND_LOOKUPS_PER_USER look-ups.
-
-    Raises LookupFailed. Unless ``allow_private``, raises AddressRefused if any address is not public: a name with both
+    """All addresses of ``host`` from one look-up, which counts for the ``owner``, a user. Raises LookupFailed.
+    Unless ``allow_private``, raises AddressRefused if any address is not public: a name with both
     public and private addresses is a sign of an attack.
     """
     targets = await asyncio.wrap_future(_look_up(host, port, owner))
@@ -79,15 +75,10 @@ async def resolve(host: str, port: int, *, allow_private: bool, owner: str = "")
 
 
 def check_socket_address(text: str) -> None:
-    """Raises AddressRefused unless ``text`` is one public address without a zone.
-
-    ``connect`` could resolve any other text to a different address.
+    """Raises AddressRefused unless ``text`` is one public address without a zone: ``connect`` could resolve any other
+    text to a different address.
     """
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        raise AddressRefused(REFUSED) from None
-    if "%" in text or not is_public(address):
+    if "%" in text or not is_address(text) or not is_public(ipaddress.ip_address(text)):
         raise AddressRefused(REFUSED)
 
 
@@ -105,8 +96,7 @@ def _look_up(host: str, port: int, owner: str = "") -> Future[list[Target]]:
     """Start a look-up on a thread, or join the running look-up of the same host and port.
 
     The system's resolver has no time-out that a caller can set. Therefore each look-up has its own thread, and callers
-    wait for it with their own limit. Look-ups that do not end cannot delay others, and a host uses one thread only. An
-    owner whose look-ups do not end uses up the owner's own share, and not those of others.
+    wait for it with their own limit. Look-ups that do not end use up their owner's share only.
     """
     answer: Future[list[Target]] = Future()
     answer.set_running_or_notify_cancel()  # one waiting caller cannot cancel it for the others
@@ -148,11 +138,9 @@ def _getaddrinfo(host: str, port: int) -> list[Target]:
         found: Sequence[tuple] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         raise LookupFailed("The host name could not be resolved.") from None
+    families = (socket.AF_INET, socket.AF_INET6)
     # In the order that the resolver prefers. It may return an address once per protocol.
-    targets = list(dict.fromkeys((family, address) for family, _, _, _, address in found if family in _FAMILIES))
+    targets = list(dict.fromkeys((family, address) for family, _, _, _, address in found if family in families))
     if not targets:
         raise LookupFailed("The host name could not be resolved.")
     return targets
-
-
-_FAMILIES = (socket.AF_INET, socket.AF_INET6)

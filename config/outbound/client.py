@@ -1,13 +1,9 @@
-"""The outbound HTTP client for addresses that users configure: webhook receivers and tools.
+"""The outbound HTTP client: all requests to addresses that users or staff configure, webhook receivers and tools.
 
-All HTTP requests to such an address go through this module.
-
-The client resolves a host once, refuses it if any of its addresses is not public, and connects to an address that it
+It resolves a host once, refuses it if any of its addresses is not public, and connects to an address that it
 has checked. So a second look-up cannot return a different address. It does not follow redirects and does not use
 proxies of the environment. It verifies certificates. One deadline covers look-up, connect, handshake, request and
 answer. No request is sent twice.
-
-``asend`` runs on the current event loop. ``send`` is for threads and uses the process's event loop.
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ from config.outbound.addresses import LOOKUP_TIMED_OUT, AddressRefused, LookupFa
 from config.outbound.loop import shared
 from config.outbound.urls import Answer, RequestFailed, RequestTimedOut, host_of, parse, port_of
 
-__all__ = ["AddressRefused", "Answer", "RequestFailed", "RequestTimedOut", "asend", "check_url", "prepare", "send"]
+__all__ = ["AddressRefused", "Answer", "RequestFailed", "RequestTimedOut", "asend", "check_url", "prepare"]
 
 
 def prepare() -> None:
@@ -29,9 +25,9 @@ def prepare() -> None:
 def check_url(url: str, allow_private: bool, *, https_only: bool = False, timeout: float = 5.0) -> None:
     """Check that ``send`` may call ``url`` now.
 
-    Raises AddressRefused, or ValueError if the URL is not valid or its host cannot be resolved. Both have messages for
-    people. Unless ``allow_private``, this looks the host up for at most ``timeout`` seconds, so the caller must be on a
-    thread, and must not have an open transaction.
+    Raises AddressRefused, or ValueError if the URL is not valid or its host cannot be resolved, with messages for
+    people. Unless ``allow_private``, this looks the host up for at most ``timeout`` seconds: the caller must be on a
+    thread, without an open transaction.
     """
     parsed = parse(url, https_only)
     if allow_private:
@@ -44,17 +40,8 @@ def check_url(url: str, allow_private: bool, *, https_only: bool = False, timeou
         raise ValueError(str(error)) from None
 
 
-def send(method: str, url: str, **options: Any) -> Answer:
-    """``asend`` for a thread: blocks until the process's event loop has completed the request."""
-    prepare()
-    return shared.submit(asend(method, url, **options)).result()
-
-
 async def asend(method: str, url: str, **options: Any) -> Answer:
-    """Send one request and return its answer, also with an error status: ``transport.request`` has the options.
-
-    Call ``prepare`` before.
-    """
+    """Send one request and return its answer, also with an error status: ``transport.request`` has the options."""
     from config.outbound import transport
 
     return await transport.request(method, url, **options)

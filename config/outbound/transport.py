@@ -1,6 +1,5 @@
-"""The requests of the outbound client over aiohttp, whose import costs a process 15 MiB.
-
-Only ``client`` uses this module, when it sends the first request; what else needs aiohttp may use ``tls_context``.
+"""The requests of the outbound client over aiohttp, whose import costs a process 15 MiB: ``client`` imports this module
+when it sends the first request. Requests to model servers share its sessions and sockets.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import aiohttp
 import certifi
@@ -25,7 +24,6 @@ from urllib3.util import Url
 from yarl import URL
 
 from config.outbound.addresses import LOOKUP_TIMED_OUT, LookupFailed, check_socket_address, is_address, resolve
-from config.outbound.bounds import CountedRequest, allowance_of, counted_socket
 from config.outbound.loop import shared
 from config.outbound.urls import Answer, RequestFailed, RequestTimedOut, host_of, parse
 
@@ -40,6 +38,12 @@ CLOSE_SECONDS = 1.0
 # A step that ends later than this after its limit was not slow: the process was suspended. A busy event loop is late by
 # less.
 STOOD_STILL_SECONDS = 1.0
+# Bytes of an answer that may carry nothing: heads, interim (1xx) answers, the framing of chunks and of TLS, a stream's
+# empty lines and comments. To read them costs the event loop time, so a hostile server could hold up all others. It is
+# far more than a usual answer has, and than what waits in buffers to be read.
+SPARE_BYTES = 256 * 1024
+# Of one read. What it holds is parsed before the event loop serves the next connection.
+READ_BYTES = 16 * 1024
 CLOSED_WITHOUT_ANSWER = "The connection was closed without an answer."
 
 
@@ -178,6 +182,62 @@ class Exchange:
             return RequestFailed(CLOSED_WITHOUT_ANSWER)
         connecting = isinstance(error, aiohttp.ClientConnectorError)
         return RequestFailed("The host could not be reached." if connecting else "The answer was not HTTP.")
+
+
+class Allowance:
+    """Each byte that is read costs one; each byte of content earns two: itself, and one of its framing."""
+
+    def __init__(self) -> None:
+        self.left = SPARE_BYTES
+
+    def spend(self, count: int) -> None:
+        self.left -= count
+        if self.left < 0:
+            raise ConnectionAbortedError("The answer carries too little.")
+
+    def earn(self, count: int) -> None:
+        self.left += 2 * count
+
+
+class CountedSocket(socket.socket):
+    """A socket that reads at most READ_BYTES at once and ends when its allowance does."""
+
+    allowance: Allowance
+
+    def recv(self, bufsize: int, flags: int = 0) -> bytes:
+        data = super().recv(min(bufsize, READ_BYTES), flags)
+        self.allowance.spend(len(data))
+        return data
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        count = super().recv_into(buffer, min(nbytes or len(buffer), READ_BYTES), flags)
+        self.allowance.spend(count)
+        return count
+
+
+_sockets: WeakValueDictionary[int, CountedSocket] = WeakValueDictionary()
+
+
+def counted_socket(target: tuple[Any, ...]) -> socket.socket:
+    """aiohttp's ``socket_factory``."""
+    family, kind, protocol, _, _ = target
+    found = CountedSocket(family, kind, protocol)
+    found.allowance = Allowance()
+    _sockets[found.fileno()] = found
+    return found
+
+
+def allowance_of(transport: asyncio.BaseTransport | None) -> Allowance:
+    """The allowance of the present request on a connection; one that nobody spends if the connection is closed."""
+    known = transport.get_extra_info("socket") if transport is not None else None
+    found = _sockets.get(known.fileno()) if known is not None else None
+    return found.allowance if found is not None else Allowance()
+
+
+class CountedRequest(aiohttp.ClientRequest):
+    async def send(self, conn: Any) -> aiohttp.ClientResponse:
+        allowance_of(conn.transport).left = SPARE_BYTES
+        return await super().send(conn)
 
 
 # Of the request that the current task opens.

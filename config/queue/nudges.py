@@ -33,8 +33,7 @@ class Nudge:
     task: str
     ids: tuple[str, ...]
     countdown: float | None
-    # The caller's context, because the message contains its request id and trace.
-    context: Context
+    context: Context  # the caller's, because the message contains its request id and trace
 
 
 def send(nudges: list[Nudge]) -> None:

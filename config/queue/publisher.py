@@ -5,7 +5,6 @@ Redis (docs/decisions/0010).
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import queue
 import threading
@@ -20,7 +19,6 @@ from config.telemetry.metrics import reporter
 
 # The time limit for the last items when the process ends.
 FLUSH_SECONDS = 5.0
-
 
 sources: list[Source] = []
 
@@ -66,9 +64,8 @@ class Source:
     def run(self) -> None:
         while True:
             taken = [self.items.get()]
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    taken.append(self.items.get_nowait())
+            while not self.items.empty():  # only this thread takes items
+                taken.append(self.items.get())
             flushes = [item for item in taken if isinstance(item, threading.Event)]
             if len(taken) > len(flushes):
                 self.deliver([item for item in taken if item not in flushes])

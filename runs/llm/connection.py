@@ -11,8 +11,7 @@ from weakref import WeakKeyDictionary
 import aiohttp
 from django.conf import settings
 
-from config.outbound.bounds import CountedRequest, counted_socket
-from config.outbound.transport import new_session, tls_context
+from config.outbound.transport import CountedRequest, counted_socket, new_session, tls_context
 from runs.errors import FailureReason
 from runs.llm.base import ModelError
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import aiohttp
 
 from config.kernel.jsontext import to_text
-from config.outbound.bounds import allowance_of
+from config.outbound.transport import allowance_of
 from runs.catalogue.providers import Server
 from runs.errors import FailureReason
 from runs.llm import base

@@ -210,8 +210,8 @@ def clean_text(text: str) -> str:
 
 
 def secrets_in(key: str, headers: Iterable[str]) -> tuple[str, ...]:
-    """What no message may repeat: the key, and the values of headers, also without their first word (Bearer); each also
-    as a text of JSON has it. The longest is first.
+    """What no message may repeat, the longest first: the key, and the values of headers, also without their first word
+    (Bearer); each also as a text of JSON has it.
     """
     plain = [key, *(part for value in headers for part in (value, value.partition(" ")[2]))]
     found = {form for value in plain for form in (value, to_text(value)[1:-1]) if len(value) >= SECRET_MIN_CHARS}
@@ -279,7 +279,7 @@ def is_web_address(url: str) -> bool:
 
 
 def is_address(url: str) -> bool:
-    """Whether ``url`` can be the address of a server that staff connect: an absolute one, without credentials in it."""
+    """Whether ``url`` can be the address of a server that staff connect: without credentials in it."""
     return is_web_address(url) and "@" not in urlsplit(url).netloc
 
 

@@ -56,8 +56,7 @@ TYPES = {
 
 async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> Outcome:
     """Call the tool with an input that ``check_input`` has accepted, within the time limits of the tool and the run.
-
-    Raises ToolFailure for every failure (``TOOL_TIMEOUT`` after the time limit). Only a cancellation passes unchanged.
+    Raises ToolFailure for every failure. Only a cancellation passes unchanged.
     """
     kind = TYPES.get(definition.node_type)
     if kind is None or kind.execute is None:

@@ -25,7 +25,7 @@ FILE_NAME_MAX_CHARS = 100
 # File systems limit a name to 255 bytes, and the storage may add a few.
 FILE_NAME_MAX_BYTES = 200
 # No separators, control characters, hidden files, or marks that reverse the text and so disguise the file's type.
-FILE_NAME_PATTERN = re.compile(r"^\w(?:[\w .,()+@=-]*[\w)])?$")
+FILE_NAME_PATTERN = re.compile(r"\w(?:[\w .,()+@=-]*[\w)])?")
 TOKEN_PATTERN = re.compile(r"[0-9a-f]{64}")
 
 # The images that models accept, with the endings of their names.
@@ -47,8 +47,7 @@ def is_file_name(name: str) -> bool:
     return (
         len(name) <= FILE_NAME_MAX_CHARS
         and len(name.encode("utf-8", "replace")) <= FILE_NAME_MAX_BYTES
-        and "\n" not in name
-        and FILE_NAME_PATTERN.search(name) is not None
+        and FILE_NAME_PATTERN.fullmatch(name) is not None
     )
 
 
@@ -58,13 +57,9 @@ async def store_file(context: ToolContext, file_name: str, content: bytes) -> st
 
 
 def store(invocation_id: str, file_name: str, content: bytes) -> str:
-    """Store the file and return its URL, which is the same for the same invocation and name: a repeat replaces the
-    file.
-
-    Raises ValueError for a bad file name and ToolFailure if the storage fails.
+    """Store the file, which has a name of ``is_file_name``, and return its URL. A repeat by the same call replaces the
+    file. Raises ToolFailure.
     """
-    if not is_file_name(file_name):
-        raise ValueError("This is not a valid file name.")
     path, url = _place(invocation_id, file_name)
     file = ContentFile(content)
     file.content_type = content_type(file_name)  # type: ignore[attr-defined]  # S3 keeps it with the object

@@ -39,31 +39,23 @@ class Dialogue:
     """
 
     task_id: str = ""
-    # What the server wants back with the answers.
-    state: str | None = None
-    # Seconds until the task is asked for again.
-    interval: float | None = None
-    # What the user has not answered; the first one is asked.
-    questions: tuple[Question, ...] = ()
-    # By key: what the server is to be told.
-    answers: Mapping[str, Any] = field(default_factory=dict)
-    # The keys that a task's server was told of: it may show them for a while.
-    told: tuple[str, ...] = ()
-    # An ordinary call is being made again with the answers.
-    begun: bool = False
-    # How many requests there were, and how many of them the user has answered.
+    state: str | None = None  # what the server wants back with the answers
+    interval: float | None = None  # seconds until the task is asked for again
+    questions: tuple[Question, ...] = ()  # that the user has not answered; the first one is asked
+    answers: Mapping[str, Any] = field(default_factory=dict)  # by key: what the server is to be told
+    told: tuple[str, ...] = ()  # the keys that a task's server was told of: it may show them for a while
+    begun: bool = False  # an ordinary call is being made again with the answers
     requests: int = 0
-    answered: int = 0
+    answered: int = 0  # requests that the user has answered
 
     @classmethod
     def from_text(cls, text: str) -> Dialogue:
         if not text:
             return cls()
         values = from_text(text)
-        questions = tuple(Question(**question) for question in values.pop("questions"))
-        interval = values["interval"]
-        values["interval"] = interval if interval is None else float(interval)
-        return cls(**values | {"questions": questions, "told": tuple(values["told"])})
+        values["questions"] = tuple(Question(**question) for question in values["questions"])
+        values["interval"] = None if values["interval"] is None else float(values["interval"])
+        return cls(**values | {"told": tuple(values["told"])})
 
     def to_text(self) -> str:
         return to_text(asdict(self))
@@ -86,7 +78,7 @@ class Dialogue:
         new = {key: request for key, request in requests.items() if key not in known}
         if self.requests + len(new) > REQUESTS_MAX:
             raise tool_error(f"The tool's server asks for more than {REQUESTS_MAX} things.")
-        if any(len(key) > KEY_MAX_CHARS or clean_text(key) != key for key in new):
+        if not all(is_storable(key, KEY_MAX_CHARS) for key in new):
             raise tool_error("The tool's server gave a request a name that cannot be used.")
         found = {key: _form(key, request) for key, request in new.items()}
         return replace(
@@ -109,7 +101,7 @@ class Dialogue:
 
     def with_state(self, state: str | None) -> Dialogue:
         """Raises ToolFailure."""
-        if state is not None and (len(state) > STATE_MAX_CHARS or clean_text(state) != state):
+        if state is not None and not is_storable(state, STATE_MAX_CHARS):
             raise tool_error("The tool's server gave a state that cannot be kept.")
         return replace(self, state=state)
 
@@ -121,6 +113,10 @@ class Dialogue:
         return replace(self, answers={}, told=(*self.told, *self.answers) if self.task_id else (), begun=False)
 
 
+def is_storable(text: str, limit: int) -> bool:
+    return len(text) <= limit and clean_text(text) == text
+
+
 def _form(key: str, request: Any) -> Question | None:
     """A form elicitation; None for everything else, and for a form that cannot be shown or checked."""
     if not isinstance(request, dict) or request.get("method") != "elicitation/create":
@@ -129,14 +125,12 @@ def _form(key: str, request: Any) -> Question | None:
     if not isinstance(given, dict) or given.get("mode", "form") != "form":
         return None
     text, schema = given.get("message"), given.get("requestedSchema")
-    if not isinstance(text, str) or not clean_text(text).strip() or not isinstance(schema, dict):
-        return None
+    text = clean_text(text).strip() if isinstance(text, str) else ""
     try:
         written = to_text(schema)
-        if len(written.encode()) > QUESTION_SCHEMA_MAX_BYTES:
-            return None
         parsed = parse_object(written, subject="The schema")
         check_schema(parsed)
     except (MalformedJSON, ValueError, RecursionError):
         return None
-    return Question(key, shorten(clean_text(text).strip(), QUESTION_MAX_CHARS), parsed)
+    is_short = len(written.encode()) <= QUESTION_SCHEMA_MAX_BYTES
+    return Question(key, shorten(text, QUESTION_MAX_CHARS), parsed) if text and is_short else None

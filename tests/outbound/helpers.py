@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 from config.outbound import addresses, client
+from config.outbound.loop import shared
 
 
 def send(url: str, method: str = "POST", **changes):
@@ -16,7 +17,8 @@ def send(url: str, method: str = "POST", **changes):
         "max_bytes": 1000,
         "allow_private": True,
     }
-    return client.send(method, url, **{**arguments, **changes})
+    client.prepare()
+    return shared.submit(client.asend(method, url, **{**arguments, **changes})).result()
 
 
 def resolve(monkeypatch, *found: str):

@@ -10,15 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from runs.errors import CallError
-from runs.tools.base import (
-    BuiltinTool,
-    Outcome,
-    StillParked,
-    ToolContext,
-    ToolDefinition,
-    ToolFailure,
-    ToolResult,
-)
+from runs.tools.base import BuiltinTool, Outcome, StillParked, ToolContext, ToolDefinition, ToolFailure, ToolResult
 
 _modules = [import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
 TOOLS: dict[str, BuiltinTool] = {module.TOOL.name: module.TOOL for module in _modules}

@@ -42,7 +42,7 @@ from runs.tools.base import (
 from runs.tools.http import USER_AGENT, is_too_long, send
 from runs.tools.mcp.result import read_result
 from runs.tools.mcp.transport import TooLarge, require_readable
-from runs.tools.questions import Dialogue
+from runs.tools.questions import Dialogue, is_storable
 
 logger = logging.getLogger(__name__)
 
@@ -52,11 +52,9 @@ REVISION = "2026-07-28"
 CAPABILITIES: Mapping[str, Any] = {"elicitation": {"form": {}}, "extensions": {EXTENSION: {}}}
 
 # The server's `pollIntervalMs` is kept within these.
-POLL_MIN_SECONDS = 1.0
-POLL_MAX_SECONDS = 300.0
+POLL_MIN_SECONDS, POLL_MAX_SECONDS = 1.0, 300.0
 # Without one, and while the server is away, each interval is twice as long as the one before.
-POLL_FIRST_SECONDS = 5.0
-POLL_GROWN_SECONDS = 60.0
+POLL_FIRST_SECONDS, POLL_GROWN_SECONDS = 5.0, 60.0
 # The time of one request about a task.
 TASK_REQUEST_SECONDS = 30.0
 TASK_ID_MAX_CHARS = 1000
@@ -85,7 +83,7 @@ class TaskCreated(Result):
 def parked(created: TaskCreated, before: Dialogue) -> Parked:
     """What the server asked ``before`` counts too. Raises ToolFailure."""
     task_id = created.task_id
-    if not 0 < len(task_id) <= TASK_ID_MAX_CHARS or clean_text(task_id) != task_id:
+    if not task_id or not is_storable(task_id, TASK_ID_MAX_CHARS):
         raise tool_error("The tool's server gave the call's task an id that cannot be used.")
     interval = _interval(created.poll_interval_ms, None)
     dialogue = replace(Dialogue(task_id=task_id, interval=interval), requests=before.requests, answered=before.answered)
