@@ -8,26 +8,25 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from django.contrib.auth import get_user_model
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rest_framework.exceptions import ValidationError
 
 from chats.services import create_chat
 from config.api.authentication import user_of
 from config.kernel import clock
-from config.kernel.errors import DomainError, ValidationFailed
-from config.kernel.jsontext import MalformedJSON, parse_object, to_text
+from config.kernel.errors import DomainError
+from config.kernel.jsontext import parse_object
 from config.management import user_named
 from runs import services
 from runs.events import StreamType
-from runs.models import FINAL_RUN_STATUSES, Run, RunEvent, RunStatus, WaitpointKind, WaitpointStatus, Worker
+from runs.models import FINAL_RUN_STATUSES, Run, RunEvent, RunStatus, Waitpoint, WaitpointKind, WaitpointStatus, Worker
 from runs.serializers import RunInput
 
 DEFAULT_USER = "console"
 POLL_SECONDS = 0.1
 BATCH = 500
 SHOWN_CHARS = 300
-YES, NO = ("y", "yes"), ("n", "no", "")
+DECISIONS = {"y": True, "yes": True, "n": False, "no": False, "": False}
 
 
 class Command(BaseCommand):
@@ -43,19 +42,17 @@ class Command(BaseCommand):
         parser.add_argument("--model", help="the name of a model (default: the agent's, or else the default model)")
 
     def handle(self, *args: Any, message: str, user: str | None, **options: Any) -> None:
-        given = {name: options[name] for name in ("agent", "model") if options[name] is not None}
+        body = {"message": message} | {name: options[name] for name in ("agent", "model") if options[name] is not None}
+        owner = user_of({"sub": DEFAULT_USER}) if user is None else user_named(user)
+        if not owner.is_active:
+            raise CommandError(f"The user {owner.get_username()} is not active.")
         try:
-            self.run(self.owner(user), {"message": message} | given)
+            run = services.start_run(owner, create_chat(owner).pk, **RunInput.validated(body))
         except ValidationError as error:
             raise CommandError(json.dumps(error.detail)) from None
         except DomainError as error:
-            fields = (error.details or {}).get("fields", {})
-            texts = [error.message, *(text for found in fields.values() for text in found)]
-            raise CommandError(" ".join(texts)) from None
-
-    def run(self, user: Any, body: dict[str, Any]) -> None:
-        run = services.start_run(user, create_chat(user).pk, **RunInput.validated(body))
-        self.say(f"{run.pk}")
+            raise CommandError(error.message) from None
+        self.say(run.pk)
         if not Worker.objects.filter(expires_at__gt=clock.now()).exists():
             self.say("No run worker is up: the run waits until one starts (make run, or the Procfile's process runs).")
         try:
@@ -68,40 +65,33 @@ class Command(BaseCommand):
         if end["status"] == RunStatus.CANCELLED:
             raise CommandError("The run was cancelled.")
 
-    def owner(self, username: str | None) -> Any:
-        users = get_user_model()._default_manager
-        if username is None and not users.filter(username=DEFAULT_USER).exists():
-            return user_of({"sub": DEFAULT_USER})
-        user = user_named(username or DEFAULT_USER)
-        if not user.is_active:
-            raise CommandError(f"The user {user.get_username()} is not active.")
-        return user
-
     def follow(self, run: Run) -> dict[str, Any]:
         """Show the run's events as they come. Returns the data of the last one."""
         for kind, data in self.events(run):
-            if kind == StreamType.MESSAGE_DELTA:
-                self.stdout.write(printable(data["text"]), ending="")
-                self.stdout.flush()
-            elif kind == StreamType.MESSAGE_RESET:
-                self.stdout.write("")
-                self.say("The answer starts again.")
-            elif kind == StreamType.TOOL_STARTED:
-                self.say(f"{data['name']} {short(data['input'])}")
-            elif kind == StreamType.TOOL_COMPLETED:
-                urls = "".join(f" {url}" for url in data["resultUrls"])
-                self.say(f"{data['name']} {data['status']}, {data['creditUsed']} credits{urls}")
-            elif kind == StreamType.MODEL_RETRYING:
-                self.say(f"The model failed ({data['reason']}). {data['model']} is asked in {data['delaySeconds']} s.")
-            elif kind == StreamType.WAITPOINT_OPENED:
-                self.ask(run, data)
-            elif kind == StreamType.RUN_STATUS and data["status"] in FINAL_RUN_STATUSES:
-                self.stdout.write("")
-                return data
+            match kind:
+                case StreamType.MESSAGE_DELTA:
+                    self.stdout.write(printable(data["text"]), ending="")
+                    self.stdout.flush()
+                case StreamType.MESSAGE_RESET:
+                    self.stdout.write("")
+                    self.say("The answer starts again.")
+                case StreamType.TOOL_STARTED:
+                    self.say(f"{data['name']} {short(data['input'])}")
+                case StreamType.TOOL_COMPLETED:
+                    urls = "".join(f" {url}" for url in data["resultUrls"])
+                    self.say(f"{data['name']} {data['status']}, {data['creditUsed']} credits{urls}")
+                case StreamType.MODEL_RETRYING:
+                    again = f"{data['model']} is asked in {data['delaySeconds']} s."
+                    self.say(f"The model failed ({data['reason']}). {again}")
+                case StreamType.WAITPOINT_OPENED:
+                    self.ask(run, data)
+                case StreamType.RUN_STATUS if data["status"] in FINAL_RUN_STATUSES:
+                    self.stdout.write("")
+                    return data
         raise CommandError("The run is gone.")
 
     def events(self, run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The events of the run until its last one, or until the run is deleted."""
+        """The events of the run, until it is deleted."""
         after = 0
         while True:
             found = RunEvent.objects.filter(run=run.pk, index__gt=after).order_by("index")
@@ -115,63 +105,44 @@ class Command(BaseCommand):
                 time.sleep(POLL_SECONDS)
 
     def ask(self, run: Run, waitpoint: dict[str, Any]) -> None:
-        """Ask the person at the terminal, unless the question was answered elsewhere by now."""
-        pending = services.waitpoints_of(run.user_id).filter(pk=waitpoint["id"]).first()
-        if pending is None or pending.status != WaitpointStatus.PENDING:
-            return
+        """Ask the person at the terminal, unless the question is answered elsewhere."""
         asked = waitpoint["requestPayload"]
-        self.stdout.write("")
         if "reason" in asked:
             what = f"{asked['estimatedCredits']} credits, and has {asked['threshold']}"
-            self.say(f"The run waits for more: its next step needs {what} ({asked['reason']}).")
+            self.say(f"\nThe run waits for more: its next step needs {what} ({asked['reason']}).")
             return
-        try:
-            if pending.kind == WaitpointKind.CREDIT_APPROVAL:
-                call = f"{asked['toolName']} {short(asked['input'])}"
-                answer: dict[str, Any] = {"approved": self.approve(call, asked)}
-            elif asked.get("schema") is not None:
-                self.say(f"The tool asks for a JSON object of this schema: {to_text(asked['schema'])}")
-                answer = self.fill_in(asked["question"])
-            else:
-                for option in asked.get("options", ()):
-                    self.say(f"- {option}")
-                typed = ""
-                while not typed:
-                    typed = self.read(f"{asked['question']} ")
-                answer = {"answer": typed}
-        except EOFError:
-            # Not cancelled: another client may answer.
-            raise CommandError(f"The run waits for an answer to {pending.pk}, and there is no input.") from None
-        try:
-            services.respond(pending, {"kind": pending.kind} | answer)
-        except ValidationFailed as error:
-            self.say(error.message)
-            self.ask(run, waitpoint)
-
-    def fill_in(self, question: str) -> dict[str, Any]:
-        while True:
-            typed = self.read(f"{question} [empty: decline] ")
-            if not typed:
-                return {"declined": True}
+        self.stdout.write("")
+        waitpoints = services.waitpoints_of(run.user_id).filter(pk=waitpoint["id"], status=WaitpointStatus.PENDING)
+        while pending := waitpoints.first():
             try:
-                return {"data": parse_object(typed, subject="It")}
-            except MalformedJSON as error:
+                services.respond(pending, {"kind": pending.kind} | self.answer(pending, asked))
+            except ValidationError:
+                continue
+            except DomainError as error:
                 self.say(error.message)
 
-    def approve(self, call: str, asked: dict[str, Any]) -> bool:
-        while True:
+    def answer(self, waitpoint: Waitpoint, asked: dict[str, Any]) -> dict[str, Any]:
+        """What is typed, in a body. Raises MalformedJSON."""
+        if waitpoint.kind == WaitpointKind.CREDIT_APPROVAL:
+            call = f"{asked['toolName']} {short(asked['input'])}"
             price = f"{asked['estimatedCredits']} credits (the limit without approval is {asked['threshold']})"
-            typed = self.read(f"{call} costs up to {price}. Approve? [y/N] ").lower()
-            if typed in YES + NO:
-                return typed in YES
+            typed = self.read(waitpoint, f"{call} costs up to {price}. Approve? [y/N] ")
+            return {"approved": DECISIONS.get(typed.lower())}
+        if asked.get("schema") is not None:
+            self.say(f"The tool asks for a JSON object of this schema: {json.dumps(asked['schema'])}")
+            typed = self.read(waitpoint, f"{asked['question']} [empty: decline] ")
+            return {"data": parse_object(typed, subject="It")} if typed else {"declined": True}
+        for option in asked.get("options", ()):
+            self.say(f"- {option}")
+        return {"answer": self.read(waitpoint, f"{asked['question']} ")}
 
-    def read(self, question: str) -> str:
-        """A line from the terminal. Raises EOFError."""
+    def read(self, waitpoint: Waitpoint, question: str) -> str:
+        """A line from the terminal."""
         self.stderr.write(printable(question), ending="")
         self.stderr.flush()
-        line = sys.stdin.readline()
-        if not line:
-            raise EOFError
+        if not (line := sys.stdin.readline()):
+            # The run is not cancelled: another client may answer.
+            raise CommandError(f"The run waits for an answer to {waitpoint.pk}, and there is no input.")
         return line.strip()
 
     def say(self, text: str) -> None:
