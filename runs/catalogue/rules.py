@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
+from runs.models import AgentModel
 from runs.tools import builtin
 from runs.tools.base import BUILTIN, CLIENT, is_address
 from runs.tools.dispatch import TYPES
@@ -41,3 +42,8 @@ def problems_of_tool(*, name: str, node_type: str, url: str, cancel_url: str, pr
     if node_type == BUILTIN and name not in builtin.TOOLS:
         found["node_type"] = f"The built-in tools are {', '.join(builtin.TOOLS)}."
     return found
+
+
+def replace_default(model: AgentModel) -> None:
+    """Before ``model`` is stored as the default one: a constraint refuses two."""
+    AgentModel.objects.filter(is_default=True).exclude(pk=model.pk).update(is_default=False)
