@@ -1,50 +1,189 @@
-"""The kinds of entries of the catalogue file: what an entry may say, and how its row is found, compared, stored and
-written. A new field is a name in ``Meta.fields``; its default is that of the model. ``${VARIABLE}`` stands for a value
-of the environment in secrets and addresses.
+"""The kinds of entries of the catalogue file: what an entry may say, and how its row is found, stored and written. A
+new field is a name in ``Meta.fields``; its default is that of the model. ``${VARIABLE}`` stands for a value of the
+environment in secrets and addresses.
 """
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Callable, Collection
-from functools import partial
+import re
+from collections.abc import Callable, Collection, Mapping
+from fnmatch import fnmatchcase
+from functools import cached_property, partial
+from glob import escape
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 from urllib.parse import urlsplit
 
-from django.db.models import F
+from django.core.validators import RegexValidator
+from django.db import models
+from django.db.models import F, QuerySet
 from rest_framework import serializers
 
-from config.api.serializers import CreditsNumberField, StrictBooleanField, StrictNumberField, camel
+from config.api.serializers import CamelSerializer, CreditsNumberField, StrictBooleanField, StrictNumberField, camel
+from config.kernel.encryption import DecryptionFailed
 from config.kernel.errors import ValidationFailed
-from runs.catalogue import agents, rules
+from config.kernel.jsontext import same_json
+from runs.catalogue import agents, fields, rules
 from runs.catalogue.dialects import check_dialect
-from runs.catalogue.entry import Entry, Given, Variables
-from runs.catalogue.fields import (
-    OPTIONAL,
-    Address,
-    Headers,
-    Names,
-    Object,
-    OneOf,
-    Secret,
-    Text,
-    Whole,
-    by,
-)
+from runs.catalogue.fields import OPTIONAL, VARIABLE, Address, Headers, Object, OneOf, Secret, Text, by, variables_of
 from runs.catalogue.parameters import check_parameters
 from runs.catalogue.providers import KINDS
+from runs.catalogue.yaml import Path
 from runs.models import RESERVED_TOOL_NAMES, Agent, AgentModel, AgentVersion, Provider, Tool
 from runs.tools import builtin
-from runs.tools.base import BUILTIN, CLIENT, PARK_SECONDS, parse_signing_secret
+from runs.tools.base import BUILTIN, CLIENT, PARK_SECONDS, parse_headers, parse_signing_secret
 from runs.tools.dispatch import TYPES
 from runs.tools.schema import check_schema
 from webhooks import services
 from webhooks.models import Endpoint
 
-ENDPOINT_SECRET_CHARS = range(32, 129)
+# Base64, as hexadecimal digits are too.
+ENDPOINT_SECRET = re.compile(r"(?:[A-Za-z0-9+/]{4}){7,31}[A-Za-z0-9+/]{2}(?:[A-Za-z0-9+/]{2}|[A-Za-z0-9+/]=|==)\Z")
+# The value of a secret that no key decrypts: unlike that of any in a file.
+LOST = "\0"
+# An entry of the file: where it stands, and the columns that it sets.
+Given: TypeAlias = tuple[Path, dict[str, Any]]
 
 _price = partial(CreditsNumberField, minimum=0)
+
+
+def stored(row: Any, column: str) -> Any:
+    try:
+        return getattr(row, column)
+    except DecryptionFailed:
+        return LOST
+
+
+def new_variable(names: list[str], *parts: str) -> str:
+    """``${NAME}`` of a variable that is not among the ``names`` yet."""
+    base = name = "_".join(re.sub(r"[^A-Z0-9]+", "_", part.upper()).strip("_") for part in parts)
+    while name in names:
+        name = f"{base}_{int(name.removeprefix(base)[1:] or 1) + 1}"
+    names.append(name)
+    return f"${{{name}}}"
+
+
+class Entry(CamelSerializer, serializers.ModelSerializer):
+    """One row of the file. The validated value is its columns; a column that is kept is not among them. What may be
+    secret is write-only.
+    """
+
+    serializer_field_mapping: ClassVar = {
+        models.CharField: Text,
+        models.TextField: Text,
+        models.BooleanField: StrictBooleanField,
+        models.PositiveIntegerField: fields.Whole,
+        models.FloatField: StrictNumberField,
+    }
+    serializer_choice_field = OneOf
+    default_error_messages: ClassVar = {"invalid": "It must be a mapping."}
+    # The columns of addresses that may have variables. Another column, ``…_source``, is for the file's own text of it.
+    addresses: ClassVar[tuple[str, ...]] = ()
+    # What the names of variables begin with.
+    prefix: ClassVar[str] = ""
+    # Without their secrets: perhaps no key decrypts one.
+    queryset: QuerySet[Any]
+    # Whether the file has a list of entries, or one without a name.
+    is_list: ClassVar = True
+    Meta: Any
+
+    @cached_property
+    def secrets(self) -> dict[str, serializers.Field]:
+        """The write-only fields by column."""
+        return {str(field.source): field for field in self.fields.values() if field.write_only}
+
+    @cached_property
+    def kept(self) -> set[str]:
+        """The fields that stay as they are if the file leaves them out."""
+        return {str(field.field_name) for field in self.secrets.values()} | {"isDefault"}
+
+    def build_standard_field(self, field_name: str, model_field: Any) -> Any:
+        """Without a query for other rows with the same name: those are changed."""
+        built, kwargs = super().build_standard_field(field_name, model_field)
+        return built, {name: value for name, value in kwargs.items() if name != "validators"}
+
+    def rows(self) -> dict[str, Any]:
+        return {row.name: row for row in self.queryset.order_by("name")}
+
+    def blank(self, name: str, node_type: str) -> Any:
+        """A new row, which has the default values."""
+        return self.Meta.model()
+
+    def to_representation(self, instance: Any) -> dict[str, Any]:
+        """The row as the file has it, without what may be secret."""
+        found = serializers.ModelSerializer.to_representation(self, instance)
+        return found | {camel(column): self.address(instance, column) for column in self.addresses}
+
+    def address(self, row: Any, column: str) -> str:
+        """The address, or the text with variables of which it was made: it still counts as made of that text if only
+        the parts that were variables differ. Staff may have written another one since.
+        """
+        url, source = getattr(row, column), getattr(row, f"{column}_source")
+        pattern = VARIABLE.sub(lambda found: "${" if found[1] is None else "*", escape(source))
+        return str(source if source and fnmatchcase(url, pattern) else url.replace("${", "$${"))
+
+    def defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The values, as in the file, of the fields that an entry may leave out."""
+        name = given.get("name")
+        shown = self.to_representation(self.blank(name if isinstance(name, str) else "", given.get("nodeType", "")))
+        required = {name for name, field in self.fields.items() if field.required} | {"displayName"}
+        return {
+            name: value
+            for name, value in shown.items()
+            if name not in {*self.kept, "name", "nodeType"} and not (name in required and value in (None, ""))
+        }
+
+    def run_validation(self, data: Any = serializers.empty) -> Any:
+        if not isinstance(data, Mapping):
+            self.fail("invalid")
+        given = {name: value for name, value in data.items() if value is not None or name in self.kept}
+        values = super().run_validation(self.defaults(given) | given)
+        for column in self.addresses:
+            text = given.get(camel(column), "")
+            values[f"{column}_source"] = text if variables_of(text) else ""
+        return values
+
+    def validate_name(self, name: str) -> str:
+        if name != name.strip():
+            raise serializers.ValidationError("It begins or ends with a blank.")
+        return name
+
+    def complete(self, entries: dict[str, Given], rows: dict[str, Any], wrong: Callable[..., None]) -> None:
+        """Tell ``wrong`` the mistakes that an entry alone does not show. Replace names of other rows by the rows."""
+
+    def store(self, row: Any, values: dict[str, Any], is_new: bool, changed: Collection[str]) -> bool:
+        """Store a row whose columns ``changed``. Whether something is different now. Raises ValidationError."""
+        row.save(force_insert=is_new, update_fields=None if is_new else changed)
+        return True
+
+    def disable(self, name: str) -> None:
+        self.queryset.filter(name=name).update(enabled=False)
+
+    def written(self, row: Any, rows: dict[str, Any], variables: list[str]) -> dict[str, Any]:
+        """The entry of an export. Adds the names of its variables to ``variables``."""
+        shown = self.to_representation(row)
+        defaults = self.defaults(shown)
+        found = {
+            name: value
+            for name, value in shown.items()
+            if (value if name in self.kept else name not in defaults or not same_json(value, defaults[name]))
+        }
+        for name, field in self.fields.items():
+            new = variables_of(found.get(name, "")) if isinstance(field, Address) else ()
+            variables += [variable for variable in dict.fromkeys(new) if variable not in variables]
+        prefix = [self.prefix, row.name] if self.is_list else [self.prefix]
+        for column, field in self.secrets.items():
+            value = stored(row, column)
+            if isinstance(field, Headers) and value:
+                if value == LOST:
+                    raise ValueError(f"No key of ENCRYPTION_KEYS decrypts the headers of {row.name}.")
+                found["headers"] = {
+                    header: new_variable(variables, *prefix, "HEADER", header) for header in parse_headers(value)
+                }
+            elif value:
+                found[str(field.field_name)] = new_variable(variables, *prefix, column)
+        order = list(self.fields.keys())
+        return dict(sorted(found.items(), key=lambda item: order.index(item[0])))
 
 
 class ProviderEntry(Entry):
@@ -71,7 +210,7 @@ class ModelEntry(Entry):
     cache_write_price = _price(source="price_cache_write", **OPTIONAL)
     parameters = Object(**by(check_parameters))
     dialect = Object(**by(check_dialect))
-    fallbacks = Names(required=False, max_length=rules.FALLBACKS_MAX)
+    fallbacks = fields.Names(required=False, max_length=rules.FALLBACKS_MAX)
     queryset = AgentModel.objects.select_related("provider").defer("provider__api_key", "provider__headers")
 
     class Meta:
@@ -88,27 +227,25 @@ class ModelEntry(Entry):
 
     def complete(self, entries: dict[str, Given], rows: dict[str, Any], wrong: Callable[..., None]) -> None:
         providers = Provider.objects.defer("api_key", "headers").in_bulk(field_name="name")
-        known = rows.keys() | entries.keys()
-        defaults = [name for name, given in entries.items() if given.values.get("is_default")]
-        for name, given in entries.items():
-            if problem := rules.problem_of_fallbacks(given.values["fallbacks"], known - {name}):
-                wrong((*given.path, "fallbacks"), problem)
-            provider = given.values["provider"]
-            given.values["provider"] = providers.get(provider)
-            if provider not in providers:
-                wrong((*given.path, "provider"), f"There is no provider named {provider[:100]}.")
+        defaults = [name for name, (_, values) in entries.items() if values.get("is_default")]
+        for name, (path, values) in entries.items():
+            if problem := rules.problem_of_fallbacks(values["fallbacks"], (rows.keys() | entries.keys()) - {name}):
+                wrong((*path, "fallbacks"), problem)
+            if values["provider"] not in providers:
+                wrong((*path, "provider"), f"There is no provider named {values['provider'][:100]}.")
+            values["provider"] = providers.get(values["provider"])
             if name in defaults[1:]:
-                wrong((*given.path, "isDefault"), f"Only one model can be the default; models.{defaults[0]} is.")
-        for name, row in rows.items():
-            if defaults and row.is_default and name != defaults[0]:
-                entries.setdefault(name, Given((), {})).values["is_default"] = False
+                wrong((*path, "isDefault"), f"Only one model can be the default; models.{defaults[0]} is.")
 
-    def written(self, row: Any, rows: dict[str, Any], variables: Variables) -> dict[str, Any]:
+    def store(self, row: Any, values: dict[str, Any], is_new: bool, changed: Collection[str]) -> bool:
+        if row.is_default:
+            rules.replace_default(row)
+        return super().store(row, values, is_new, changed)
+
+    def written(self, row: Any, rows: dict[str, Any], variables: list[str]) -> dict[str, Any]:
         # A fallback may have been deleted.
         row.fallbacks = [name for name in row.fallbacks if name in rows]
-        found = super().written(row, rows, variables)
-        # Without this, the default model of the other installation would stay.
-        return found if any(other.is_default for other in rows.values()) else found | {"isDefault": False}
+        return super().written(row, rows, variables)
 
 
 class ToolEntry(Entry):
@@ -121,7 +258,7 @@ class ToolEntry(Entry):
     )
     headers = Headers(max_length=rules.HEADERS_MAX_CHARS, source="secret_headers")
     signing_secret = Secret(max_length=rules.SIGNING_SECRET_MAX_CHARS, **by(parse_signing_secret))
-    park_seconds = Whole(min_value=PARK_SECONDS[0], max_value=PARK_SECONDS[-1], **OPTIONAL)
+    park_seconds = fields.Whole(min_value=PARK_SECONDS[0], max_value=PARK_SECONDS[-1], **OPTIONAL)
     cancel_url = Address(required=False, allow_blank=True)
     addresses = ("url", "cancel_url")
     prefix = "TOOL"
@@ -158,12 +295,13 @@ class AgentEntry(Entry):
     name = Text()
     display_name = Text(required=False)
     description = Text(required=False, allow_blank=True)
-    tools = Names(max_length=agents.TOOLS_MAX, **OPTIONAL)
+    tools = fields.Names(max_length=agents.TOOLS_MAX, **OPTIONAL)
     parameters = Object()
     credit_approval_threshold = _price(**OPTIONAL)
     max_credits = CreditsNumberField(minimum=1, **OPTIONAL)
     output_schema = Object(allow_null=True)
     enabled = StrictBooleanField(required=False)
+    queryset = Agent.objects.all()
 
     class Meta:
         model = AgentVersion
@@ -175,7 +313,7 @@ class AgentEntry(Entry):
     def rows(self) -> dict[str, Any]:
         """The agents with the columns of their current versions."""
         current = {row.agent_id: row for row in AgentVersion.objects.filter(number=F("agent__version"))}
-        return {agent.name: self._row(agent, current.get(agent.pk)) for agent in Agent.objects.order_by("name")}
+        return {name: self._row(agent, current.get(agent.pk)) for name, agent in super().rows().items()}
 
     def blank(self, name: str, node_type: str) -> Any:
         return self._row(Agent(display_name=name), None)
@@ -185,34 +323,26 @@ class AgentEntry(Entry):
         shown = {column: getattr(agent, column) for column in ("name", "display_name", "description", "enabled")}
         return SimpleNamespace(**shown, **content)
 
-    def store(self, row: Any, given: Given, is_new: bool, changed: Collection[str]) -> bool:
-        if not given.path:
-            # Pruned, without a check of what no longer matters: its tools may have been deleted.
-            return bool(Agent.objects.filter(name=row.name).update(enabled=False))
+    def store(self, row: Any, values: dict[str, Any], is_new: bool, changed: Collection[str]) -> bool:
         try:
             # The order of an agent's tools, for example, is no change.
-            return bool(agents.save(**given.values).changed)
+            return bool(agents.save(**values).changed)
         except agents.InvalidAgent as invalid:
             wrong = {camel(column): [problem] for column, problem in invalid.problems.items()}
             raise serializers.ValidationError(wrong) from None
 
-    def written(self, row: Any, rows: dict[str, Any], variables: Variables) -> dict[str, Any]:
-        """What a version names may have been deleted; a file that names it could not be applied."""
-        if row.tools is not None:
-            known = set(Tool.objects.values_list("name", flat=True))
-            row.tools = [tool for tool in row.tools if tool in known]
-        if row.model is not None and not AgentModel.objects.filter(name=row.model).exists():
-            gone = f"agents.{row.name} has no model in this file, because {row.model} was deleted"
-            variables.notes.append(f"{gone}: it will use the default one.")
-            row.model = None
+    def written(self, row: Any, rows: dict[str, Any], variables: list[str]) -> dict[str, Any]:
+        # A tool may have been deleted.
+        known = set(Tool.objects.values_list("name", flat=True))
+        row.tools = None if row.tools is None else [tool for tool in row.tools if tool in known]
         return super().written(row, rows, variables)
 
 
 class EndpointEntry(Entry):
-    """The path and the query of its address are not shown: for many receivers they are the credential."""
-
     url = Address()
-    secret = Secret(max_length=ENDPOINT_SECRET_CHARS[-1])
+    secret = Secret(
+        validators=[RegexValidator(ENDPOINT_SECRET, "Use 64 hexadecimal digits, such as openssl rand -hex 32 prints.")]
+    )
     prefix = "INSTALLATION_ENDPOINT"
     is_list = False
 
@@ -220,14 +350,13 @@ class EndpointEntry(Entry):
         model = Endpoint
         fields = ("url", "secret", "enabled")
 
-    def validate_secret(self, secret: str | None) -> str | None:
-        try:
-            fits = not secret or (len(secret) in ENDPOINT_SECRET_CHARS and base64.b64decode(secret, validate=True))
-        except ValueError:
-            fits = False
-        if not fits:
-            raise serializers.ValidationError("Use 64 hexadecimal digits, such as openssl rand -hex 32 prints.")
-        return secret
+    def to_representation(self, instance: Any) -> dict[str, Any]:
+        """What follows the host is a variable: for many receivers it is the credential."""
+        found, parts = super().to_representation(instance), urlsplit(instance.url)
+        if parts.path not in ("", "/") or parts.query:
+            host = f"{parts.scheme}://{parts.netloc}".replace("${", "$${")
+            found["url"] = f"{host}/${{INSTALLATION_ENDPOINT_PATH}}"
+        return found
 
     def validate(self, values: dict[str, Any]) -> dict[str, Any]:
         """Looks a new address up on the network."""
@@ -245,19 +374,16 @@ class EndpointEntry(Entry):
         endpoint = services.endpoints_of(services.INSTALLATION).first()
         return {} if endpoint is None else {"": endpoint}
 
-    def store(self, row: Any, given: Given, is_new: bool, changed: Collection[str]) -> bool:
+    def store(self, row: Any, values: dict[str, Any], is_new: bool, changed: Collection[str]) -> bool:
         if {"url", "secret"} & set(changed):
-            secret = given.values["secret"] if "secret" in changed else None
+            secret = values["secret"] if "secret" in changed else None
             rotate = secret is not None
             services.register(services.INSTALLATION, row.url, rotate=rotate, extended=True, secret=secret)
         services.change(services.INSTALLATION, enabled=row.enabled)
         return True
 
-    def source_of(self, row: Any, column: str) -> str:
-        parts = urlsplit(row.url)
-        if parts.path in ("", "/") and not parts.query:
-            return ""
-        return f"{parts.scheme}://{parts.netloc}".replace("${", "$${") + "/${INSTALLATION_ENDPOINT_PATH}"
+    def disable(self, name: str) -> None:
+        services.change(services.INSTALLATION, enabled=False)
 
 
 # In the order in which they refer to each other.

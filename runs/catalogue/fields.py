@@ -5,33 +5,19 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from rest_framework import serializers
 
 from config.api.serializers import BoundedListField, StrictCharField, StrictIntegerField
-from config.kernel.encryption import DecryptionFailed
 from config.kernel.jsontext import to_text
 from runs.catalogue import rules
 from runs.tools.base import is_address, parse_headers
 
-T = TypeVar("T")
 VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)\}?")
 # What the columns of both databases hold.
 WHOLE_MAX = 2**31 - 1
 OPTIONAL: dict[str, Any] = {"required": False, "allow_null": True}
-
-
-@dataclass(frozen=True, slots=True)
-class Hidden:
-    """A value that is never printed: a secret, or an address with variables as its text and what that stands for."""
-
-    value: Any = field(repr=False)
-
-
-# Stands for a secret that no key decrypts: unlike the value of any.
-LOST = Hidden({"": None})
 
 
 def with_variables(text: str) -> str:
@@ -54,7 +40,7 @@ def _variable(found: re.Match[str]) -> str:
     return os.environ[name]
 
 
-def checked(check: Callable[[Any], T], value: Any) -> T:
+def checked(check: Callable[[Any], Any], value: Any) -> Any:
     """``check(value)``, with its ValueError as a mistake of the field."""
     try:
         return check(value)
@@ -76,36 +62,24 @@ class Text(StrictCharField):
 
 class Address(Text):
     def to_internal_value(self, data: Any) -> str:
-        url = checked(with_variables, super().to_internal_value(data))
+        url: str = checked(with_variables, super().to_internal_value(data))
         if url and not is_address(url):
             raise serializers.ValidationError(rules.NO_ADDRESS)
         return url
 
-    def to_representation(self, value: str) -> str:
-        return value.replace("${", "$${")
-
 
 class Secret(Text):
-    """A secret that the file leaves out stays; ``null`` and an empty one remove it. It is shown as Hidden."""
+    """Never shown. ``null`` and an empty one remove the stored one, which stays if the file leaves it out."""
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**OPTIONAL | {"allow_blank": True} | kwargs)
+        super().__init__(**OPTIONAL | {"allow_blank": True, "write_only": True} | kwargs)
 
     def run_validation(self, data: Any = serializers.empty) -> Any:
         return super().run_validation(data) or None
 
     def to_internal_value(self, data: Any) -> str:
-        return checked(with_variables, super().to_internal_value(data)).strip()
-
-    def get_attribute(self, instance: Any) -> Any:
-        try:
-            value = super().get_attribute(instance)
-        except DecryptionFailed:
-            return LOST
-        return None if value is None else Hidden(value)
-
-    def to_representation(self, value: Any) -> Any:
-        return value
+        text: str = checked(with_variables, super().to_internal_value(data))
+        return text.strip()
 
 
 class Headers(Secret):
@@ -124,16 +98,6 @@ class Headers(Secret):
         if wrong:
             raise serializers.ValidationError(wrong)
         return to_text(found) if found else ""
-
-    def get_attribute(self, instance: Any) -> Any:
-        text = super().get_attribute(instance)
-        if text in (None, LOST):
-            return text
-        try:
-            found = parse_headers(text.value)
-        except ValueError:
-            return LOST
-        return Hidden(dict(sorted(found.items()))) if found else None
 
 
 class Whole(StrictIntegerField):

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
 from difflib import unified_diff
-from pathlib import Path
+from operator import eq
 from typing import Any
 
 from django.conf import settings
@@ -21,10 +20,9 @@ from config.api.serializers import unknown_fields
 from config.kernel.jsontext import API_MAX_JSON_DEPTH, same_json, to_text
 from config.outbound.urls import same_server
 from runs import catalogue
-from runs.catalogue import versions, yaml
-from runs.catalogue.entries import ENTRIES
-from runs.catalogue.entry import Entry, Given, Variables
-from runs.catalogue.fields import Hidden, Secret
+from runs.catalogue import yaml
+from runs.catalogue.entries import ENTRIES, Entry, Given, stored
+from runs.catalogue.fields import Address, variables_of
 from runs.catalogue.providers import problem_of
 from runs.models import AgentModel, Provider, Tool
 from runs.tools.base import BUILTIN, shorten
@@ -37,39 +35,25 @@ SHOWN_MAX_CHARS = 300
 LEVELS = 3
 MISTAKES_MAX = 50
 DEMO = "demo"
+# Columns of JSON whose keys have an order, and where 1 is not true.
+EXACT = {"parameters", "input_schema", "output_schema"}
 
 
 class CatalogueError(ValueError):
     """The file cannot be applied. Nothing is changed."""
 
 
-@dataclass(slots=True)
-class Change:
-    """A row that is added or changed. ``place``: such as ``models.llama``. ``fields``: the lines for people."""
-
-    place: str
-    is_new: bool
-    fields: dict[str, list[str]]
-
-    def lines(self) -> Iterator[str]:
-        yield f"{self.place}: {'added' if self.is_new else 'changed'}"
-        for lines in self.fields.values():
-            yield from lines
-
-    def summary(self) -> str:
-        """Without values, for the log."""
-        return f"{self.place} added" if self.is_new else f"{self.place} ({', '.join(self.fields)})"
-
-
 class Work:
-    """One apply: what the file says, the mistakes in it, and what is done. Places are such as ``models.llama``."""
+    """One apply: what the file says, the mistakes in it, and the ``changes``: lines for people by the place of a row,
+    such as ``models.llama``.
+    """
 
     def __init__(self, source: str, raw: bytes) -> None:
         self.source = source
         self.data: Any = None
         self.lines: dict[yaml.Path, int] = {(): 1}
         self.mistakes: list[tuple[int, str]] = []
-        self.changes: list[Change] = []
+        self.changes: dict[str, list[str]] = {}
         self.warnings: list[str] = []
         try:
             if len(raw) > settings.CATALOGUE_MAX_BYTES:
@@ -129,29 +113,32 @@ class Work:
                 continue
             if (name := values.get("name", "")) in found:
                 self.wrong((*path, "name"), "The name is there twice.")
-            found.setdefault(name, Given(path, values))
+            found.setdefault(name, (path, values))
         return found
 
     def apply(self, key: str, entry: Entry, entries: dict[str, Given], prune: bool) -> None:
         """Store the entries of one kind."""
-        rows, listed = entry.rows(), set(entries)
+        rows = entry.rows()
         entry.complete(entries, rows, self.wrong)
         self.stop()
         for name, row in rows.items() if prune else ():
-            if name not in listed and row.enabled and not _survives(row):
-                entries.setdefault(name, Given((), {})).values["enabled"] = False
-        # Two defaults would break a constraint.
-        for name, given in sorted(entries.items(), key=lambda one: bool(one[1].values.get("is_default"))):
+            if name not in entries and row.enabled and not _survives(row):
+                entry.disable(name)
+                self.note(key, name, "changed", ["  enabled: true → false"])
+        for name, (path, values) in entries.items():
             is_new = name not in rows
             row = entry.blank("", "") if is_new else rows[name]
-            change = Change(f"{key}.{name}" if name else key, is_new, _change(entry, row, given, is_new))
-            if not change.fields and not is_new:
-                continue
+            changed, lines = _change(entry, row, values, is_new)
             try:
-                self.changes += [change] if entry.store(row, given, is_new, change.fields) else []
+                if (changed or is_new) and entry.store(row, values, is_new, changed):
+                    self.note(key, name, "added" if is_new else "changed", lines)
             except ValidationError as error:
-                self.wrong(given.path, error.detail)
+                self.wrong(path, error.detail)
         self.stop()
+
+    def note(self, key: str, name: str, what: str, lines: list[str]) -> None:
+        place = f"{key}.{name}" if name else key
+        self.changes[place] = [f"{place}: {what}", *lines]
 
 
 def apply(source: str, raw: bytes, *, prune: bool = False, check: bool = False) -> Work:
@@ -165,7 +152,11 @@ def apply(source: str, raw: bytes, *, prune: bool = False, check: bool = False) 
     found = {key: work.read(key, entry) for key, entry in ENTRIES.items() if key in work.data}
     work.stop()
     with transaction.atomic():
-        _lock()
+        if connection.vendor == "postgresql":
+            # Of two applies, the second waits, as on SQLite any writer does. Readers do not.
+            names = ", ".join(model._meta.db_table for model in (Provider, AgentModel, Tool))
+            with connection.cursor() as cursor:
+                cursor.execute(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE")
         for key, entries in found.items():
             work.apply(key, ENTRIES[key], entries, prune)
         work.warnings = list(_warnings())
@@ -174,49 +165,33 @@ def apply(source: str, raw: bytes, *, prune: bool = False, check: bool = False) 
         else:
             transaction.on_commit(catalogue.forget)
     if work.changes and not check:
-        summary = "; ".join(change.summary() for change in work.changes)
-        logger.info("the catalogue file changed %s", shorten(summary, LOG_MAX_CHARS))
+        logger.info("the catalogue file changed %s", shorten(", ".join(work.changes), LOG_MAX_CHARS))
     return work
 
 
-def _lock() -> None:
-    """Two files are applied one after the other. On SQLite, each transaction that writes does that.
-
-    Readers of the tables do not wait. Locked rows would not suffice: a table may have none.
-    """
-    if connection.vendor == "postgresql":
-        names = (model._meta.db_table for model in (Provider, AgentModel, Tool))
-        with connection.cursor() as cursor:
-            cursor.execute(f"LOCK TABLE {', '.join(names)} IN SHARE ROW EXCLUSIVE MODE")
-
-
-def _change(entry: Entry, row: Any, given: Given, is_new: bool) -> dict[str, list[str]]:
-    """Give the row the entry's values. Returns what differs then, as lines for people."""
-    moved = (column for column in entry.addresses if column in given.values)
-    if not is_new and not all(same_server(getattr(row, column), given.values[column]) for column in moved):
+def _change(entry: Entry, row: Any, values: dict[str, Any], is_new: bool) -> tuple[list[str], list[str]]:
+    """Give the row the values. Returns the columns that differ then, and lines for people."""
+    moved = (column for column in entry.addresses if column in values)
+    if not is_new and not all(same_server(getattr(row, column), values[column]) for column in moved):
         # The stored secrets are for the stored address.
-        secrets = (str(field.source) for field in entry.fields.values() if isinstance(field, Secret))
-        given.values = dict.fromkeys(secrets) | given.values
+        values |= dict.fromkeys(entry.secrets) | values
     before = entry.to_representation(row)
-    for column, value in given.values.items():
+    changed = [
+        column
+        for column, value in values.items()
+        if column != "name" and not (same_json if column in EXACT else eq)(stored(row, column), value)
+    ]
+    for column, value in values.items():
         setattr(row, column, value)
-    after = entry.to_representation(row)
-    return {
-        name: _lines(name, before[name], value, is_new)
-        for name, value in after.items()
-        if name != "name" and not _same(before[name], value)
-    }
-
-
-def _same(before: Any, after: Any) -> bool:
-    if isinstance(before, Hidden) or isinstance(after, Hidden):
-        return bool(before == after)
-    return same_json(before, after)
+    after, lines = entry.to_representation(row), list[str]()
+    for name, field in entry.fields.items():
+        if {field.source, f"{field.source}_source"} & set(changed):
+            is_secret = field.write_only or (isinstance(field, Address) and variables_of(before[name] + after[name]))
+            lines += [f"  {name}: changed"] if is_secret else _lines(name, before[name], after[name], is_new)
+    return changed, lines
 
 
 def _lines(name: str, before: Any, after: Any, is_new: bool) -> list[str]:
-    if isinstance(before, Hidden) or isinstance(after, Hidden):
-        return [f"  {name}: {'removed' if not after else 'changed' if before else 'set'}"]
     if is_new:
         return [f"  {name}: {_shown(after)}"]
     if isinstance(before, str) and isinstance(after, str) and "\n" in before + after:
@@ -240,52 +215,29 @@ def _printable(line: str) -> str:
 
 
 def _warnings() -> Iterator[str]:
-    """What of the catalogue cannot be used, or uses what is not offered."""
-    models = AgentModel.objects.filter(enabled=True).order_by("name")
-    usable = models.filter(provider__enabled=True)
-    offered = set(usable.values_list("name", flat=True))
+    """What of the catalogue cannot be used."""
+    usable = AgentModel.objects.filter(enabled=True, provider__enabled=True)
     for row in Provider.objects.filter(models__in=usable).only("name").order_by("name").distinct():
         if problem := problem_of(row):
             yield f"providers.{row.name} cannot be used yet: {problem}"
     if not usable.filter(is_default=True).exists():
         yield "No enabled model is the default: runs must name one."
-    for name, provider, fallbacks in models.values_list("name", "provider__name", "fallbacks"):
-        if name not in offered:
-            yield f"models.{name} cannot be used: its provider {provider} is disabled."
-        for fallback in fallbacks if name in offered else ():
-            if fallback not in offered:
-                yield f"models.{name} has no fallback {fallback}: it is not offered."
-    if settings.RUN_SUMMARY_MODEL and settings.RUN_SUMMARY_MODEL not in offered:
-        yield f"RUN_SUMMARY_MODEL is {settings.RUN_SUMMARY_MODEL}, which is not offered."
-    tools = set(Tool.objects.filter(enabled=True).values_list("name", flat=True))
-    for name, agent in versions.listed().items():
-        if agent.model is not None and agent.model not in offered:
+    for name, agent in catalogue.versions.listed().items():
+        if agent.model is not None and not usable.filter(name=agent.model).exists():
             yield f"agents.{name} cannot be used: its model {agent.model} is not offered."
-        for tool in agent.tools or ():
-            if tool not in tools:
-                yield f"agents.{name} does not get the tool {tool}, which is disabled."
 
 
 def export() -> str:
     """The catalogue as a file without secrets. Raises ValueError if a part of it cannot be read."""
-    variables, written = Variables(), dict[str, Any]()
+    variables, written = list[str](), dict[str, Any]()
     with transaction.atomic():
         for key, entry in ENTRIES.items():
             rows = entry.rows()
             items = [entry.written(rows[name], rows, variables) for name in sorted(rows)]
             if items:
                 written[key] = items if entry.is_list else items[0]
-    comment = ["The catalogue (docs/catalogue.md).", *variables.notes]
-    if variables.names:
-        comment += ["Secrets are variables of the environment in which the file is applied:"]
-        comment += [f"  {name}" for name in variables.names]
-    return "".join(f"# {_printable(line)}\n" for line in comment) + yaml.to_text(written)
-
-
-def read_file(path: Path) -> bytes:
-    """The file, and one byte more than is allowed at most. Raises ValueError."""
-    try:
-        with path.open("rb") as file:
-            return file.read(settings.CATALOGUE_MAX_BYTES + 1)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
+    comment = "# The catalogue (docs/catalogue.md).\n"
+    if variables:
+        comment += "# Secrets are variables of the environment in which the file is applied:\n"
+        comment += "".join(f"#   {_printable(name)}\n" for name in variables)
+    return comment + yaml.to_text(written)

@@ -1,13 +1,12 @@
 """YAML text: a strict reader that knows the line of each value, and a writer whose text it reads back exactly.
 
-Scalars are read by the core schema of YAML 1.2 as JSON has them: ``no`` and ``12:30`` are texts. Numbers with a
-fraction become Decimal. The reader rejects what readers treat differently (duplicate keys, tags, several documents),
-what can grow without limit (anchors, aliases, merge keys, depth) and what cannot be stored (NUL).
+Scalars are read as JSON has them: ``no`` and ``12:30`` are texts. Numbers with a fraction become Decimal. The reader
+rejects what readers treat differently (duplicate keys, tags, several documents), what can grow without limit (aliases,
+merge keys, depth) and what cannot be stored (NUL).
 """
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from decimal import Decimal
@@ -15,20 +14,20 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from config.kernel.jsontext import NUMBER_MAX_CHARS
+from config.kernel.jsontext import MalformedJSON, parse_value
 
 # The keys and indexes that lead to a value.
 Path: TypeAlias = tuple[str | int, ...]
 
-NUMBER = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
-NOT_A_NUMBER = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
-WORDS: dict[str, Any] = {"": None, "~": None}
-for _word, _value in (("null", None), ("true", True), ("false", False)):
-    WORDS |= dict.fromkeys((_word, _word.capitalize(), _word.upper()), _value)
-# YAML reads these as line breaks, some of them as "\n".
-OTHER_BREAKS = "\r\x85\u2028\u2029"
-# The lines of deeper values are not kept.
-LINES_DEPTH = 4
+PREFIX = "tag:yaml.org,2002:"
+SCALARS = {
+    "null": re.compile(r"(?:~|null|Null|NULL)?\Z"),
+    "bool": re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"),
+    "int": re.compile(r"-?(?:0|[1-9][0-9]*)\Z"),
+    "float": re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?\Z"),
+}
+# YAML reads them as "\n".
+OTHER_BREAKS = re.compile("[\x85\u2028\u2029]")
 
 
 class MalformedYAML(ValueError):
@@ -39,120 +38,95 @@ class MalformedYAML(ValueError):
         super().__init__(f"line {line}: {message}")
 
 
-def parse(raw: bytes, *, depth: int) -> tuple[Any, dict[Path, int]]:
-    """The value of the one document of ``raw``, which is UTF-8 and nested at most ``depth`` levels deep, and the lines
-    of its parts. Raises MalformedYAML.
-    """
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise MalformedYAML("It is not valid UTF-8.", raw.count(b"\n", 0, error.start) + 1) from None
-    reader = _Reader(depth)
-    try:
-        reader.events = yaml.parse(text, Loader=yaml.CSafeLoader)
-        return reader.document(), reader.lines
-    except yaml.reader.ReaderError as error:
-        # The text is a str, so the position counts its characters.
-        raise MalformedYAML("It contains a control character.", text.count("\n", 0, error.position) + 1) from None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        raise MalformedYAML(f"It is not valid YAML: {error.problem}.", mark.line + 1 if mark else reader.line) from None
-
-
-class _Reader:
-    """Makes values of the parser's events."""
-
-    events: Any
-
-    def __init__(self, depth: int) -> None:
-        self.depth, self.line = depth, 1
-        self.lines: dict[Path, int] = {(): 1}
-
-    def document(self) -> Any:
-        self.next()
-        if isinstance(self.next(), yaml.StreamEndEvent):
-            return None
-        value = self.value(self.next(), ())
-        self.next()
-        if not isinstance(self.next(), yaml.StreamEndEvent):
-            self.fail("It contains more than one document.")
-        return value
-
-    def next(self) -> yaml.Event:
-        event = next(self.events)
-        self.line = event.start_mark.line + 1
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            self.fail("Anchors and aliases are not supported.")
-        if getattr(event, "tag", None) is not None:
-            self.fail("Tags are not supported.")
-        return event
-
-    def fail(self, message: str) -> None:
-        raise MalformedYAML(message, self.line)
-
-    def value(self, event: yaml.Event, path: Path) -> Any:
-        if len(path) <= LINES_DEPTH:
-            self.lines[path] = self.line
-        if isinstance(event, yaml.ScalarEvent):
-            return self.text(event.value) if event.style else self.plain(event.value)
-        if len(path) >= self.depth:
-            self.fail(f"It is nested more than {self.depth} levels deep.")
-        if isinstance(event, yaml.SequenceStartEvent):
-            items: list[Any] = []
-            while not isinstance(event := self.next(), yaml.SequenceEndEvent):
-                items.append(self.value(event, (*path, len(items))))
-            return items
-        found: dict[str, Any] = {}
-        while not isinstance(event := self.next(), yaml.MappingEndEvent):
-            if not isinstance(event, yaml.ScalarEvent):
-                raise MalformedYAML("A key must be a text.", self.line)
-            key = self.text(event.value)
-            if key == "<<" and not event.style:
-                self.fail("Merge keys are not supported.")
-            if key in found:
-                self.fail(f"The key {key[:100]!r} is there twice.")
-            found[key] = self.value(self.next(), (*path, key))
-        return found
-
-    def plain(self, text: str) -> Any:
-        """What a scalar without quotes means."""
-        if text in WORDS:
-            return WORDS[text]
-        if NOT_A_NUMBER.fullmatch(text):
-            self.fail(f"{text} is not supported.")
-        if not NUMBER.fullmatch(text):
-            return self.text(text)
-        if len(text) > NUMBER_MAX_CHARS or not math.isfinite(float(text)):
-            self.fail("A number is out of range.")
-        # Zero may have any exponent (0E+999999999).
-        number = Decimal(text if float(text) else str(float(text)))
-        return int(number) if text.lstrip("+-").isdigit() else number
-
-    def text(self, text: str) -> str:
-        if "\0" in text:
-            self.fail("A text contains NUL.")
-        return text
+class _Loader(yaml.CSafeLoader):
+    yaml_implicit_resolvers = dict[str, Any]()
 
 
 class _Dumper(yaml.SafeDumper):
+    """Quotes each text that the loader would not read as a text."""
+
+    yaml_implicit_resolvers = dict[str, Any]()
+
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
+for _name, _pattern in SCALARS.items():
+    _Loader.add_implicit_resolver(PREFIX + _name, _pattern, None)
+    _Dumper.add_implicit_resolver(PREFIX + _name, _pattern, None)
+
+
+def parse(raw: bytes, *, depth: int) -> tuple[Any, dict[Path, int]]:
+    """The value of the one document of ``raw``, which is UTF-8 and nested at most ``depth`` levels deep, and the lines
+    of its parts. Raises MalformedYAML.
+    """
+    lines: dict[Path, int] = {(): 1}
+    try:
+        _check_events(raw, depth)
+        node = yaml.compose(raw, Loader=_Loader)
+    except yaml.reader.ReaderError as error:
+        line = raw.count(b"\n", 0, error.position) + 1
+        raise MalformedYAML("It is not valid UTF-8, or contains a control character.", line) from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise MalformedYAML(f"It is not valid YAML: {error.problem}.", mark.line + 1 if mark else 1) from None
+    return None if node is None else _value(node, (), lines), lines
+
+
+def _check_events(raw: bytes, depth: int) -> None:
+    """Before the tree is made: its maker follows aliases, and ends the process where the text is nested too deep."""
+    level = 0
+    for event in yaml.parse(raw, Loader=_Loader):
+        level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        line = event.start_mark.line + 1 if event.start_mark else 1
+        if level > depth:
+            raise MalformedYAML(f"It is nested more than {depth} levels deep.", line)
+        if isinstance(event, yaml.AliasEvent):
+            raise MalformedYAML("Aliases are not supported.", line)
+
+
+def _value(node: yaml.Node, path: Path, lines: dict[Path, int]) -> Any:
+    lines[path] = line = node.start_mark.line + 1
+    tag = node.tag.removeprefix(PREFIX)
+    if isinstance(node, yaml.ScalarNode) and tag in (*SCALARS, "str"):
+        return _scalar(tag, node.value, line)
+    if tag not in ("map", "seq"):
+        raise MalformedYAML("Tags are not supported.", line)
+    if isinstance(node, yaml.SequenceNode):
+        return [_value(item, (*path, index), lines) for index, item in enumerate(node.value)]
+    found: dict[str, Any] = {}
+    for name, item in node.value:
+        line = name.start_mark.line + 1
+        if not isinstance(name, yaml.ScalarNode):
+            raise MalformedYAML("A key must be a text.", line)
+        key = _scalar("str", name.value, line)
+        if key in found:
+            raise MalformedYAML(f"The key {key[:100]!r} is there twice.", line)
+        found[key] = _value(item, (*path, key), lines)
+    return found
+
+
+def _scalar(tag: str, text: str, line: int) -> Any:
+    if "\0" in text:
+        raise MalformedYAML("A text contains NUL.", line)
+    if tag == "str":
+        return text
+    if tag in ("null", "bool"):
+        return None if tag == "null" else text.lower() == "true"
+    try:
+        return parse_value(text, subject="It")
+    except MalformedJSON as error:
+        raise MalformedYAML(error.message, line) from None
+
+
 def _write_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    style = None
-    if any(character in text for character in OTHER_BREAKS):
-        style = '"'
-    elif "\n" in text:
-        style = "|"
-    elif NUMBER.fullmatch(text):
-        style = "'"
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+    style = '"' if OTHER_BREAKS.search(text) else "|" if "\n" in text else None
+    return dumper.represent_scalar(f"{PREFIX}str", text, style=style)
 
 
 def _write_decimal(dumper: yaml.SafeDumper, number: Decimal) -> yaml.Node:
     text = format(number, "f")
-    return dumper.represent_scalar(f"tag:yaml.org,2002:{'float' if '.' in text else 'int'}", text)
+    return dumper.represent_scalar(f"{PREFIX}{'float' if '.' in text else 'int'}", text)
 
 
 _Dumper.add_representer(str, _write_text)

@@ -23,7 +23,7 @@ from chats.serializers import AttachmentInput
 from chats.services import CLIENT_ID
 from config.api import authentication, idempotency, middleware, pagination
 from config.api.negotiation import check_media_type
-from runs.catalogue import dialects, fields, rules, versions, yaml
+from runs.catalogue import dialects, entries, fields, rules, versions, yaml
 from runs.fronts import views as front_views
 from runs.fronts.ai_sdk import requests as ai_sdk
 from runs.invocations import ClientToolInput
@@ -155,10 +155,11 @@ PATTERNS: dict[str, list[Work] | str] = {
     "runs/catalogue/versions.py: REFERENCE": around(versions.REFERENCE.fullmatch, BODY, "a", "a@1"),
     "runs/catalogue/rules.py: TOOL_NAME": around(rules.TOOL_NAME.fullmatch, BODY, "a"),
     "runs/catalogue/fields.py: VARIABLE": around(variables, BODY, "${", "$${", "$", "${}"),
-    "runs/catalogue/entry.py: new": OUR_TEXT,
+    "runs/catalogue/entries.py: new_variable": OUR_TEXT,
     "runs/catalogue/fields.py: _variable": FIXED,
-    "runs/catalogue/yaml.py: NOT_A_NUMBER": around(yaml.NOT_A_NUMBER.fullmatch, BODY, "-", ".", ".inf", after=TAIL),
-    "runs/catalogue/yaml.py: NUMBER": around(yaml.NUMBER.fullmatch, BODY, "1", "1.", ".1", "1e", after=TAIL),
+    "runs/catalogue/entries.py: ENDPOINT_SECRET": around(entries.ENDPOINT_SECRET.match, BODY, "a", "=", after=TAIL),
+    "runs/catalogue/yaml.py: SCALARS": around(yaml.SCALARS["float"].match, BODY, "1", "1.", ".1", "1e", after=TAIL),
+    "runs/catalogue/yaml.py: OTHER_BREAKS": around(yaml.OTHER_BREAKS.search, BODY, "a", after=TAIL),
     "runs/catalogue/dialects.py: CLAUDE": around(dialects.CLAUDE.search, PROVIDER_MODEL, "claude-", "claude-a-", "a-"),
     "runs/catalogue/dialects.py: NO_REASONING_WITH_TOOLS": around(
         dialects.NO_REASONING_WITH_TOOLS.search, PROVIDER_MODEL, "/gpt-6", "gpt-5.", "5"

@@ -170,27 +170,14 @@ def test_the_example_comes_back(command, monkeypatch):
     assert command.failed
 
 
-def test_an_agent_whose_model_and_tools_were_deleted(command):
-    """The file can be applied, and says what it leaves out."""
-    empty()
-    provider = Provider.objects.get(name="demo")
-    gone = AgentModel(name="gone\u2028: x", provider=provider, provider_model="x", price_in=1, price_out=1)
-    gone.save()
-    agents.save("a", display_name="a", model=gone.name, tools=["draw_chart", "calculate"])
-    agents.save("b", display_name="b", model="demo", tools=["draw_chart"])
-    gone.delete()
+def test_deleted_tools_and_fallbacks_are_left_out(command):
+    agents.save("a", display_name="a", tools=["draw_chart", "calculate"])
+    AgentModel.objects.filter(name="demo").update(fallbacks=["gone"])
     Tool.objects.filter(name="draw_chart").delete()
     text = command("export")
-    (note,) = [line for line in text.split("\n") if "was deleted" in line]
-    assert note.startswith("# agents.a has no model in this file, because gone?: x was deleted: ")
     empty()
     command.applied(text)
-    assert (catalogue.find_agent("a").model, catalogue.find_agent("a").tools) == (None, ["calculate"])
-    assert (catalogue.find_agent("b").model, catalogue.find_agent("b").tools) == ("demo", [])
-    again = command("export")
-    assert "was deleted" not in again
-    Tool.objects.filter(name="draw_chart").delete()
-    assert command("export") == text.replace(f"{note}\n", "")
+    assert catalogue.find_agent("a").tools == ["calculate"]
 
 
 ADDRESSES = """\
@@ -258,22 +245,13 @@ def test_the_path_of_the_installation_endpoint_is_a_variable(command, monkeypatc
         assert f"url: {url}\n" in command("export")
 
 
-def test_without_a_default_model_there_is_none_elsewhere(command):
-    AgentModel.objects.update(is_default=False)
-    text = command("export")
-    empty()
-    command.applied(text)
-    assert command("export") == text
-    assert not AgentModel.objects.filter(is_default=True).exists()
-
-
 def test_secrets_that_no_key_decrypts(command, settings):
     Provider.objects.filter(name="openai").update(api_key="sk")
     settings.ENCRYPTION_KEYS = [Fernet.generate_key().decode()]
     assert "apiKey: ${PROVIDER_OPENAI_API_KEY}" in command("export")
     Provider.objects.filter(name="openai").update(headers='{"A": "b"}')
     settings.ENCRYPTION_KEYS = [Fernet.generate_key().decode()]
-    assert command("export") == "No key of ENCRYPTION_KEYS decrypts the headers of providers.openai."
+    assert command("export") == "No key of ENCRYPTION_KEYS decrypts the headers of openai."
     assert command.failed
 
 

@@ -50,16 +50,17 @@ class Command(BaseCommand):
             actions[subcommand](options)
         except ValueError as error:
             raise CommandError(str(error)) from None
+        except OSError as error:
+            raise CommandError(f"{error.filename}: {error.strerror}.") from None
 
     def apply(self, options: dict[str, Any]) -> None:
         name, check = options["file"] or settings.CATALOGUE_FILE, options["check"]
         if not name:
             self.stdout.write("There is no catalogue file (CATALOGUE_FILE).")
             return
-        work = file.apply(name, file.read_file(Path(name)), prune=options["prune"], check=check)
-        for change in work.changes:
-            for line in change.lines():
-                self.stdout.write(line)
+        work = file.apply(name, Path(name).read_bytes(), prune=options["prune"], check=check)
+        for lines in work.changes.values():
+            self.stdout.write("\n".join(lines))
         for warning in work.warnings:
             self.stdout.write(f"Warning: {warning}")
         if not work.changes:
@@ -73,14 +74,14 @@ class Command(BaseCommand):
         text = file.export()
         if options["file"] is None:
             self.stdout.write(text, ending="")
-            return
-        try:
+        else:
             Path(options["file"]).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise ValueError(f"{options['file']} cannot be written: {error.strerror}.") from None
 
     def import_mcp(self, options: dict[str, Any]) -> None:
-        headers = dict(_header(text) for text in options["header"])
+        given = [text.partition("=") for text in options["header"]]
+        if not all(sign for _, sign, _ in given):
+            raise ValueError("--header must be NAME=VALUE.")
+        headers = {name: with_variables(value) for name, _, value in given}
         imported = import_mcp(
             options["url"],
             headers=to_text(headers) if headers else "",
@@ -97,10 +98,3 @@ class Command(BaseCommand):
                 "New tools are enabled: all runs can call them, except of agents with tools of their own."
             )
         self.stdout.write(f"{imported}.")
-
-
-def _header(text: str) -> tuple[str, str]:
-    name, sign, value = text.partition("=")
-    if not sign:
-        raise ValueError("--header must be NAME=VALUE.")
-    return name, with_variables(value)
