@@ -1,4 +1,7 @@
-"""Operations on attachments: announce, receive, complete, use in a message, read for a model, expire."""
+"""Operations on attachments: announce, receive, complete, use in a message, read for a model, expire.
+
+The only writer of their status, by guarded UPDATEs.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,10 @@ from django.db import transaction
 from django.db.models import Q, QuerySet, Sum
 from django.urls import reverse
 
-from chats import files, media, transitions
+from chats import files, media
 from chats.models import Attachment, AttachmentStatus
 from config.database import batches
+from config.database.protected import take_key
 from config.kernel import clock
 from config.kernel.errors import Conflict, NotFound, PayloadTooLarge, RateLimited, Unavailable, ValidationFailed
 from config.kernel.ids import is_plausible_id, new_id
@@ -39,6 +43,7 @@ SWEEP_BATCH = 200
 # The delay before a failed removal of files is repeated.
 REMOVE_AGAIN = timedelta(hours=1)
 
+_KEY = take_key(Attachment)
 _signer = Signer(salt="chats.attachments.upload")
 _transfers = Share(ATTACHMENT_TRANSFERS_PER_USER)
 
@@ -177,7 +182,7 @@ def complete_attachment(attachment: Attachment) -> Attachment:
     """
     if attachment.status == AttachmentStatus.READY:
         return attachment
-    transitions.expire([attachment.pk])
+    _expire_due([attachment.pk])
     attachment.refresh_from_db()
     if attachment.status == AttachmentStatus.EXPIRED:
         raise Conflict("The attachment was not completed in time; make a new one.")
@@ -190,7 +195,11 @@ def complete_attachment(attachment: Attachment) -> Attachment:
     except FileNotFoundError:
         # Another upload has replaced the file during the check, or there was none.
         raise NotUploaded from None
-    completed = transitions.complete(attachment, uploaded=uploaded, stored=stored, sha256=sha256)
+    # Not if a newer upload has replaced the file.
+    pending = Attachment.objects.filter(
+        pk=attachment.pk, status=AttachmentStatus.PENDING, expires_at__gt=clock.now(), stored_name=uploaded
+    )
+    completed = pending.change(_KEY, status=AttachmentStatus.READY, stored_name=stored, sha256=sha256, expires_at=None)
     attachment.refresh_from_db()
     if not completed and stored != uploaded:
         files.remove(stored)
@@ -315,7 +324,7 @@ def expire_attachments() -> int:
 def _expire(attachment_id: str) -> int:
     row = Attachment.objects.filter(pk=attachment_id)
     with transaction.atomic():
-        transitions.expire(batches.take_batch(row))
+        _expire_due(batches.take_batch(row))
     # By another process's clock it may have been completed in time.
     expired = row.filter(status=AttachmentStatus.EXPIRED, expires_at__isnull=False)
     if not expired.exists():
@@ -326,3 +335,15 @@ def _expire(attachment_id: str) -> int:
         expired.update(expires_at=clock.now() + REMOVE_AGAIN)
         return 0
     return expired.update(expires_at=None, stored_name="")
+
+
+def _expire_due(attachment_ids: Sequence[str]) -> None:
+    """PENDING → EXPIRED. ``expires_at`` stays until their files are removed."""
+    due = Attachment.objects.filter(pk__in=attachment_ids, status=AttachmentStatus.PENDING, expires_at__lte=clock.now())
+    due.change(_KEY, status=AttachmentStatus.EXPIRED)
+
+
+def expire_unused(attachment_ids: Sequence[str]) -> None:
+    """READY → EXPIRED, for those that no message uses. They are due at once."""
+    unused = Attachment.objects.filter(pk__in=attachment_ids, status=AttachmentStatus.READY, message=None)
+    unused.change(_KEY, status=AttachmentStatus.EXPIRED, expires_at=clock.now())

@@ -13,7 +13,7 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import QuerySet
 
-from chats import attachments, files, transitions
+from chats import attachments, files
 from chats.models import Attachment, AttachmentStatus, Chat, Message
 from chats.services import chat_purged
 from config.database import batches
@@ -45,8 +45,7 @@ def purge_chat(chat_id: str) -> bool:
     """False if a part of it is left for the next purge."""
     attached = Attachment.objects.filter(message__chat=chat_id).order_by("pk")
     try:
-        while not batches.stopping.is_set() and attached.exists():
-            _delete_with_files(attached)
+        batches.in_batches(lambda: _delete_with_files(_some(attached)))
         answers = [left for _, left in chat_purged.send(Chat, chat_id=chat_id)]
     except Unavailable:
         logger.warning("chat %s is not purged yet: its files were not removed", chat_id)
@@ -58,12 +57,16 @@ def purge_chat(chat_id: str) -> bool:
     return bool(batches.delete_batch(Chat.objects.filter(pk=chat_id)))
 
 
-def _delete_with_files(rows: QuerySet[Attachment]) -> int:
-    """Delete a batch of attachments. Returns how many this process has deleted."""
-    batch = list(rows.values_list("pk", flat=True)[:FILES_BATCH])
+def _some(rows: QuerySet[Attachment]) -> list[str]:
+    return list(rows.values_list("pk", flat=True)[:FILES_BATCH])
+
+
+def _delete_with_files(batch: list[str]) -> int:
+    """Delete these attachments. Returns how many; another process may have deleted some of them."""
     for attachment_id in batch:
         files.remove_all(attachment_id)
-    return batches.delete_rows(Attachment, "id", batch)
+    batches.delete_rows(Attachment, "id", batch)
+    return len(batch)
 
 
 def purge_uploads(user_id: int) -> int:
@@ -72,30 +75,18 @@ def purge_uploads(user_id: int) -> int:
     Raises Unavailable if the storage cannot delete their files now.
     """
     unused = Attachment.objects.filter(message=None, user=user_id).order_by("pk")
-    return batches.in_batches(lambda: _delete_with_files(unused))
+    return batches.in_batches(lambda: _delete_with_files(_some(unused)))
 
 
 def purge_attachments() -> int:
-    """Delete attachments that no message has used within ATTACHMENT_UNUSED_DAYS. Returns the number of deleted rows.
-
-    They expire first, so that no message uses one while ``expire_attachments`` removes its file.
-    """
+    """Delete attachments that no message has used within ATTACHMENT_UNUSED_DAYS. Returns the number of deleted rows."""
     unused = Attachment.objects.filter(message=None, created_at__lt=_cutoff(settings.ATTACHMENT_UNUSED_DAYS))
-    unused = unused.order_by("created_at")
-    ready = unused.filter(status=AttachmentStatus.READY)
-    gone = unused.filter(status=AttachmentStatus.EXPIRED, expires_at=None)
+    unused = unused.exclude(status=AttachmentStatus.PENDING).order_by("created_at")
 
-    def expire() -> int:
-        batches.in_batches(lambda: _expire_batch(ready))
-        return 0
+    def step() -> int:
+        with transaction.atomic():
+            batch = batches.take_batch(unused, FILES_BATCH, to_delete=True)
+            attachments.expire_unused(batch)  # no message can use one while its files are removed
+        return _delete_with_files(batch)
 
-    def delete() -> int:
-        # An object storage may have stored an upload that began before the attachment expired.
-        return batches.in_batches(lambda: _delete_with_files(gone))
-
-    return jobs.stages("purge-attachments", expire, delete)
-
-
-@transaction.atomic
-def _expire_batch(ready: QuerySet[Attachment]) -> int:
-    return transitions.expire_unused(batches.take_batch(ready))
+    return batches.in_batches(step)

@@ -3,7 +3,7 @@ from typing import Any
 from django.urls import URLPattern, path
 
 from chats import views
-from chats.uploads import receive_upload
+from chats.transfers import receive_upload
 
 
 def routes(surface: str) -> list[URLPattern]:

@@ -7,13 +7,13 @@ from typing import Any
 from django.http import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
-from rest_framework import status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from chats import attachments, downloads, filters, services
+from chats import attachments, services, transfers
 from chats.models import Attachment
 from chats.serializers import (
+    CLIENT_ID_PROBLEM,
     AttachmentInput,
     AttachmentSerializer,
     ChatChanges,
@@ -29,7 +29,13 @@ from config.kernel.errors import NotFound, ValidationFailed
 from config.kernel.ids import is_plausible_id
 from config.kernel.jsontext import dumps, parse_object
 
-ORDERS = ["asc", "desc"]
+# A parameter of lists of messages and of runs.
+REPLACED = OpenApiParameter(
+    "replaced",
+    enum=["true", "false"],
+    default="false",
+    description="`true`: with those that were replaced by a later run, which are left out otherwise.",
+)
 
 
 class ChatViewSet(ServiceViewSet):
@@ -43,23 +49,34 @@ class ChatViewSet(ServiceViewSet):
         "destroy": "chats:write",
     }
 
-    query_parameters = {"list": [filters.CLIENT_ID_PARAMETER]}
+    query_parameters = {
+        "list": [
+            OpenApiParameter(
+                "clientId",
+                {"type": "string", "pattern": f"^{services.CLIENT_ID.pattern}$"},
+                description="Only the chat with this client id.",
+            )
+        ]
+    }
 
     def queryset_for(self, user: Any) -> Any:
         return services.chats_of(user)
 
     @extend_schema(responses=ChatSerializer(many=True))
     def list(self, request: Request) -> Response:
-        client_id = filters.client_id(request.query_params)
-        chats = self.get_queryset()
-        return self.page(chats if client_id is None else chats.filter(client_id=client_id))
+        chats, client_id = self.get_queryset(), request.query_params.get("clientId")
+        if client_id is None:
+            return self.page(chats)
+        if not services.CLIENT_ID.fullmatch(client_id):
+            raise ValidationFailed({"clientId": [CLIENT_ID_PROBLEM]})
+        return self.page(chats.filter(client_id=client_id))
 
     @extend_schema(request=ChatInput, responses={201: ChatSerializer, 200: ChatSerializer})
     def create(self, request: Request) -> Response:
         chat, created = services.make_chat(request.user, **self.read(ChatInput))
         if not created and not self.has_scope("chats:read"):
             chat.title = None  # it may be the first line of a message
-        return self.show(chat, status.HTTP_201_CREATED if created else status.HTTP_200_OK)
+        return self.show(chat, 201 if created else 200)
 
     @extend_schema(request=ChatChanges, responses=ChatSerializer)
     def partial_update(self, request: Request, chatId: str) -> Response:
@@ -69,7 +86,7 @@ class ChatViewSet(ServiceViewSet):
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, chatId: str) -> Response:
         services.delete_chat(self.get_object())
-        return Response(status=status.HTTP_204_NO_CONTENT)
+        return Response(status=204)
 
 
 class MessageViewSet(ServiceViewSet):
@@ -88,8 +105,10 @@ class ChatMessageViewSet(ServiceViewSet):
     required_scopes = {"list": "chats:read"}
     query_parameters = {
         "list": [
-            filters.REPLACED,
-            OpenApiParameter("order", enum=ORDERS, default="asc", description="`desc`: the newest message first."),
+            REPLACED,
+            OpenApiParameter(
+                "order", enum=["asc", "desc"], default="asc", description="`desc`: the newest message first."
+            ),
             OpenApiParameter("runId", description="Only the messages of this run."),
         ]
     }
@@ -99,15 +118,13 @@ class ChatMessageViewSet(ServiceViewSet):
 
     @extend_schema(responses=MessageSerializer(many=True))
     def list(self, request: Request, chatId: str) -> Response:
-        order, run_id = request.query_params.get("order", "asc"), request.query_params.get("runId")
-        if order not in ORDERS:
-            raise ValidationFailed({"order": ["Use asc or desc."]})
+        query = request.query_params
         messages = services.messages_of(request.user).filter(chat=self.get_object())
-        if not filters.shows_replaced(request.query_params):
+        if query.get("replaced") != "true":
             messages = messages.filter(replaced=False)
-        if run_id is not None:
+        if (run_id := query.get("runId")) is not None:
             messages = messages.filter(run_id=run_id) if is_plausible_id(run_id) else messages.none()
-        return self.page(messages, at_once=25, ascending=order == "asc")
+        return self.page(messages, at_once=25, ascending=query.get("order") != "desc")
 
 
 class AttachmentViewSet(ServiceViewSet):
@@ -129,7 +146,7 @@ class AttachmentViewSet(ServiceViewSet):
     )
     def create(self, request: Request) -> Response:
         attachment = attachments.create_attachment(request.user, **self.read(AttachmentInput))
-        return Response(self.announced(attachment), status=status.HTTP_201_CREATED)
+        return Response(self.announced(attachment), status=201)
 
     def announced(self, attachment: Attachment) -> dict[str, Any]:
         attachment.upload = attachments.upload_of(attachment, self.surface)  # type: ignore[attr-defined]
@@ -180,4 +197,4 @@ class AttachmentContentViewSet(ServiceViewSet):
         },
     )
     def content(self, request: Request, attachmentId: str) -> HttpResponseBase:
-        return downloads.serve(self.get_object(), request)
+        return transfers.serve(self.get_object(), request)

@@ -12,7 +12,7 @@ from django.utils.datastructures import MultiValueDict
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter
 
-from chats.filters import REPLACED, shows_replaced
+from chats.views import REPLACED
 from config.api.pagination import stored_forms
 from config.database.batches import limit_statements
 from config.kernel.errors import ValidationFailed
@@ -85,7 +85,7 @@ PARAMETERS = [
 def filtered(runs: QuerySet[Run], query: MultiValueDict[str, str], user_id: int) -> QuerySet[Run]:
     """``runs``, which belong to the user, that match the filters of ``query``. Raises ValidationFailed."""
     runs, problems = runs.alias(model_of_run=MODEL_OF_RUN), dict[str, list[str]]()
-    if not shows_replaced(query):
+    if query.get(REPLACED.name) != "true":
         runs = runs.filter(replaced_by=None)
     for name, read in READERS.items():
         if name in query:

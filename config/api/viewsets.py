@@ -111,14 +111,19 @@ class ServiceViewSet(IdempotencyMixin, GenericViewSet):
             raise Forbidden(f"This operation needs the scope {scope}.", details={"requiredScope": scope})
 
     def check_query(self, request: Request) -> None:
-        """An unknown query parameter is 400: a misspelt filter must not be no filter."""
-        declared = {parameter.name: parameter.type for parameter in self.query_parameters.get(self.action, ())}
+        """An unknown query parameter or choice is 400: a misspelt filter must not be no filter."""
+        query, declared = request.query_params, {each.name: each for each in self.query_parameters.get(self.action, ())}
         known = {*declared, *(PAGE_PARAMETERS if self.action == "list" else ())}
         # The pairs of an object are parameters of their own: NAME.KEY=VALUE.
-        objects = [name for name, shape in declared.items() if isinstance(shape, dict) and shape["type"] == "object"]
-        known |= {name for name in request.query_params if name.partition(".")[0] in objects}
-        if unknown := unknown_fields(request.query_params, known):
-            raise ValidationFailed(unknown)
+        shapes = {name: each.type for name, each in declared.items()}
+        objects = [name for name, shape in shapes.items() if isinstance(shape, dict) and shape["type"] == "object"]
+        known |= {name for name in query if name.partition(".")[0] in objects}
+        problems = unknown_fields(query, known)
+        for name, each in declared.items():
+            if each.enum and query.get(name, each.enum[0]) not in each.enum:
+                problems[name] = [f"Use one of {', '.join(map(str, each.enum))}."]
+        if problems:
+            raise ValidationFailed(problems)
 
     def required_scope(self) -> str:
         """The scope that the key of this request must have; empty for a session token."""

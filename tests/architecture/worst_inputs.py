@@ -18,7 +18,7 @@ from rest_framework.request import Request
 
 from apikeys import authentication as api_keys
 from apikeys import keys
-from chats import downloads, media
+from chats import media, transfers
 from chats.serializers import AttachmentInput
 from chats.services import CLIENT_ID
 from config.api import authentication, idempotency, middleware, pagination
@@ -116,11 +116,10 @@ PATTERNS: dict[str, list[Work] | str] = {
         "a",
     ),
     "chats/services.py: CLIENT_ID": around(CLIENT_ID.fullmatch, UI_BODY, " ", "a", after=TAIL),
-    "chats/downloads.py: RANGE": [
-        *around(lambda header: downloads.byte_range(header, 1), HEADER, " ", "1", before="bytes=", after=TAIL),
-        *around(lambda header: downloads.byte_range(header, 1), HEADER, " ", before="bytes=1-2", after=TAIL),
+    "chats/transfers.py: RANGE": [
+        *around(lambda header: transfers.byte_range(header, 1), HEADER, " ", "1", before="bytes=", after=TAIL),
+        *around(lambda header: transfers.byte_range(header, 1), HEADER, " ", before="bytes=1-2", after=TAIL),
     ],
-    "chats/downloads.py: UNSAFE": around(downloads.content_disposition, 255, "/"),
     "chats/media.py: MEDIA_TYPE": around(media.media_type, HEADER, "a", before="a/"),
     "chats/media.py: _CHARSET": [
         work

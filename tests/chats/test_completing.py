@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from django.core.files.storage import default_storage
 
-from chats import attachments, files, transitions
+from chats import attachments, files
 from chats.models import Attachment
 from config.kernel import clock
 from tests import factories
@@ -178,9 +178,8 @@ def test_removing_files_is_retried_after_a_failure(session, storage, monkeypatch
         broken.setattr(default_storage, "delete", fail)
         assert attachments.expire_attachments() == 0
     assert len(stored()) == 2
-    for row in Attachment.objects.all():
-        assert row.status == "EXPIRED"
-        assert not transitions.complete(row, uploaded=row.stored_name, stored="x", sha256="0" * 64)
+    assert {row.status for row in Attachment.objects.all()} == {"EXPIRED"}
+    assert {code(complete(session, answer)) for answer in answers} == {(409, "CONFLICT")}
     assert {code(upload(answer, b"Hello")) for answer in answers} == {(404, "NOT_FOUND")}
     Attachment.objects.update(expires_at=clock.now())
     assert attachments.expire_attachments() == 2
@@ -192,7 +191,7 @@ def test_an_attachment_completed_during_the_expiry_keeps_its_file(session, monke
     for answer in (late, just):
         upload(answer, b"Hello")
     past()
-    expire = transitions.expire
+    expire = attachments._expire_due
 
     def after_it_was_completed(ids):
         factories.force_update(
@@ -200,7 +199,7 @@ def test_an_attachment_completed_during_the_expiry_keeps_its_file(session, monke
         )
         return expire(ids)
 
-    monkeypatch.setattr(transitions, "expire", after_it_was_completed)
+    monkeypatch.setattr(attachments, "_expire_due", after_it_was_completed)
     assert attachments.expire_attachments() == 1
     assert session.get(f"/api/v1/attachments/{just['id']}/content").status_code == 200
 
@@ -208,7 +207,7 @@ def test_an_attachment_completed_during_the_expiry_keeps_its_file(session, monke
 def test_the_next_expiry_removes_files_that_a_crashed_one_left(session):
     upload(announce(session).json(), b"Hello")
     past()
-    assert transitions.expire([Attachment.objects.get().pk]) == 1
+    attachments._expire_due([Attachment.objects.get().pk])
     assert attachments.expire_attachments() == 1
     assert stored() == []
 

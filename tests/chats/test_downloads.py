@@ -7,8 +7,8 @@ import logging
 import pytest
 from django.core.files.storage import default_storage
 
-from chats.downloads import byte_range, content_disposition
 from chats.models import Attachment
+from chats.transfers import byte_range, content_disposition
 from tests import factories
 from tests.chats.conftest import code
 
@@ -40,7 +40,7 @@ def test_the_whole_file(get, row):
     assert body(response) == CONTENT
     assert response["Content-Type"] == "image/png"
     assert response["Content-Length"] == str(len(CONTENT))
-    assert response["Content-Disposition"] == "attachment; filename=\"Gr__e.png\"; filename*=UTF-8''Gr%C3%BC%C3%9Fe.png"
+    assert response["Content-Disposition"] == "attachment; filename*=utf-8''Gr%C3%BC%C3%9Fe.png"
     assert response["X-Content-Type-Options"] == "nosniff"
     assert response["Content-Security-Policy"] == "sandbox; default-src 'none'"
     assert response["Cache-Control"] == "private, no-cache"
@@ -197,8 +197,7 @@ def test_files_are_closed_after_a_partial_read(get, monkeypatch):
         ("a b.txt", 'attachment; filename="a b.txt"'),
         ('a"b\\c/d:e.txt', 'attachment; filename="a_b_c_d_e.txt"'),
         ("a\r\nSet-Cookie: x", 'attachment; filename="a__Set-Cookie_ x"'),
-        ("a%20b", "attachment; filename=\"a_20b\"; filename*=UTF-8''a%2520b"),
-        ("é", "attachment; filename=\"_\"; filename*=UTF-8''%C3%A9"),
+        ("é", "attachment; filename*=utf-8''%C3%A9"),
         ("gnp\u202eexe.txt", 'attachment; filename="gnp_exe.txt"'),
         ("..", 'attachment; filename="file"'),
         (" . ", 'attachment; filename="file"'),

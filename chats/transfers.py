@@ -1,0 +1,155 @@
+"""The bytes of attachments: ``PUT {upload.url}``, and downloads of the whole file or one range.
+
+An upload's URL is its credential, so there is no bearer token. With an object storage clients upload there, not here.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+from django.conf import settings
+from django.core.files.base import File
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
+from django.utils.cache import get_conditional_response
+from django.utils.http import content_disposition_header
+from django.views.decorators.csrf import csrf_exempt
+from rest_framework.request import Request
+
+from chats import attachments, files, media
+from chats.models import Attachment, AttachmentStatus
+from config.api import ratelimit
+from config.api.errors import response_to, to_domain_error
+from config.kernel.errors import DomainError, MethodNotAllowed, NotFound, PayloadTooLarge, ValidationFailed
+
+logger = logging.getLogger(__name__)
+
+RANGE = re.compile(r"bytes=[ \t]*(\d{0,18})-(\d{0,18})[ \t]*", re.IGNORECASE | re.ASCII)
+# Not allowed in file names on some systems; some clients read them as folders.
+UNSAFE = set('/\\:*?"<>|')
+
+
+class RangeNotSatisfiable(DomainError):
+    status, code, message = 416, "REQUESTED_RANGE_NOT_SATISFIABLE", "The file has no such bytes."
+
+    def __init__(self, size: int) -> None:
+        super().__init__(headers={"Content-Range": f"bytes */{size}"})
+
+
+@csrf_exempt
+def receive_upload(request: HttpRequest, token: str) -> HttpResponse:
+    """204 after the file is stored. A client may repeat the upload until the attachment is complete."""
+    try:
+        if request.method != "PUT":
+            raise MethodNotAllowed(headers={"Allow": "PUT"})
+        _receive(request, token)
+        response = HttpResponse(status=204)
+    except Exception as error:
+        refusal = to_domain_error(error)
+        if refusal.status >= 500:
+            logger.error("an upload failed", exc_info=error)
+        response = response_to(refusal)
+    verdict = ratelimit.verdict_of(request)
+    for name, value in (verdict.headers() if verdict else {}).items():
+        response[name] = value
+    return response
+
+
+def _receive(request: HttpRequest, token: str) -> None:
+    try:
+        surface, attachment = attachments.attachment_to_upload(token)
+    except NotFound:
+        ratelimit.refuse_if_over(ratelimit.charge_address(request))
+        raise
+    ratelimit.charge_user(request, surface, attachment.user)
+    attachments.refuse_unless_pending(attachment)
+    # ``config.serve`` has read the body, so its length is true.
+    size, announced = int(request.META.get("CONTENT_LENGTH") or 0), attachment.size_bytes
+    if size != announced:
+        if size > settings.ATTACHMENT_MAX_BYTES:
+            raise PayloadTooLarge(f"A file may have at most {settings.ATTACHMENT_MAX_BYTES} bytes.")
+        raise ValidationFailed({"sizeBytes": [f"The body has {size} bytes, not the {announced} that were announced."]})
+    with attachments.transfer(attachment.user_id):
+        attachments.receive(attachment, iter(lambda: request.read(files.READ_SIZE), b""))
+
+
+def serve(attachment: Attachment, request: Request) -> HttpResponseBase:
+    """A download, and never a page in the service's origin. Raises NotFound if there is no file (yet),
+    RangeNotSatisfiable, Unavailable.
+    """
+    if attachment.status != AttachmentStatus.READY:
+        raise NotFound("The attachment has no file, as it is not complete.")
+    size, etag, kind = attachment.size_bytes, f'"{attachment.sha256}"', attachment.content_type
+    headers = {
+        "Accept-Ranges": "bytes",
+        "Cache-Control": "private, no-cache",
+        "Content-Disposition": content_disposition(attachment.file_name),
+        "Content-Security-Policy": "sandbox; default-src 'none'",
+        "Content-Type": f"{kind}; charset=utf-8" if media.is_text(kind) and kind != "application/json" else kind,
+        "ETag": etag,
+        "X-Content-Type-Options": "nosniff",
+    }
+    whole = HttpResponse(headers=headers)
+    if (unchanged := get_conditional_response(request, etag=etag, response=whole)) is not whole:
+        return unchanged
+    is_same = request.headers.get("If-Range", etag).strip() == etag
+    wanted = byte_range(request.headers.get("Range", ""), size) if is_same else None
+    first, last = wanted or (0, size - 1)
+    headers["Content-Length"] = str(last - first + 1)
+    if wanted is not None:
+        headers["Content-Range"] = f"bytes {first}-{last}/{size}"
+    status = 200 if wanted is None else 206
+    if request.method == "HEAD":
+        return HttpResponse(status=status, headers=headers)
+    with ExitStack() as until_closed:
+        until_closed.enter_context(attachments.transfer(attachment.user_id))
+        try:
+            file = until_closed.enter_context(files.open_file(attachment.stored_name))
+        except FileNotFoundError:
+            raise NotFound("The attachment's file is gone.") from None
+        file.seek(first)
+        part = Part(file, last - first + 1, until_closed.pop_all().close)
+    return StreamingHttpResponse(part, status=status, headers=headers)
+
+
+def byte_range(header: str, size: int) -> tuple[int, int] | None:
+    """The first and the last byte of the requested range. None for the whole file: without a range, with several or
+    with a malformed one (RFC 9110, section 14.2). Raises RangeNotSatisfiable.
+    """
+    match = RANGE.fullmatch(header)
+    if match is None or match.group(1, 2) == ("", ""):
+        return None
+    if match[1]:
+        first, last = int(match[1]), int(match[2] or size - 1)
+        if match[2] and last < first:
+            return None
+    else:  # the last bytes
+        first, last = max(0, size - int(match[2])), size - 1
+    if first >= size:
+        raise RangeNotSatisfiable(size)
+    return first, min(last, size - 1)
+
+
+def content_disposition(file_name: str) -> str:
+    """A download under this name, without characters that are invisible or not allowed in file names."""
+    clean = "".join("_" if sign in UNSAFE or not sign.isprintable() else sign for sign in file_name)
+    return content_disposition_header(True, clean if clean.strip(". ") else "file") or ""
+
+
+class Part:
+    """The next ``count`` bytes of a file.
+
+    The response calls ``close``, also for a client that left before the first byte; a generator that never started
+    would leave the file open.
+    """
+
+    def __init__(self, file: File, count: int, close: Callable[[], None]) -> None:
+        self.file, self.left = file, count
+        self.close = close
+
+    def __iter__(self) -> Iterator[bytes]:
+        while self.left and (part := self.file.read(min(files.READ_SIZE, self.left))):
+            self.left -= len(part)
+            yield part
