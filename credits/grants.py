@@ -6,7 +6,7 @@ A payment's ``reference`` is unique for ever: whatever repeats a call, it moves 
 from __future__ import annotations
 
 import hashlib
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db import IntegrityError, transaction
@@ -17,9 +17,23 @@ from config.api.pagination import beyond
 from config.kernel import clock, money
 from config.kernel.errors import Conflict, NotFound, ValidationFailed
 from credits import expiry, ledger, statement, sums
-from credits.models import REVOCATION, Account, EntryType, LedgerEntry
+from credits.models import GRANT_DAYS_MAX, REVOCATION, Account, EntryType, LedgerEntry
 
 UNSPENT, ALL = "unspent", "all"
+
+
+def end_of_grant(text: Any) -> datetime:
+    """A time with its zone, at most GRANT_DAYS_MAX days ahead, as UTC to the millisecond. Raises ValueError."""
+    try:
+        moment = datetime.fromisoformat(text)
+        if moment.tzinfo is None:
+            raise ValueError
+        moment = moment.astimezone(UTC)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError("Use a time with its zone, such as 2027-01-31T00:00:00Z.") from None
+    if moment > clock.now() + timedelta(days=GRANT_DAYS_MAX):
+        raise ValueError(f"At most {GRANT_DAYS_MAX} days from now.")
+    return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
 
 
 def grant(

@@ -1,15 +1,15 @@
 """Compares the accounts and the totals of the usage reports with the ledger. Differences are reported and never
-corrected: staff must look first. Triggers maintain the totals (migrations); ``recount`` rebuilds them.
+corrected: staff must look first. Triggers maintain the totals (migrations).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from django.db import connection, transaction
+from django.db import connection
 from django.db.models import F, OuterRef, QuerySet, Subquery, Sum
 
 from config.kernel import money
@@ -45,12 +45,12 @@ class Kind:
     def table(self) -> str:
         return self.model._meta.db_table
 
-    def counted(self, where: str = "") -> str:
+    def counted(self) -> str:
         """SQL that computes the totals from the ledger."""
         named = ", ".join(f"{source} AS {key}" for key, source in self.keys.items())
         return (
             f"SELECT account_id, {named}, SUM({self.amount}) AS amount, COUNT(*) AS records, MAX(created_at) AS latest"  # noqa: S608
-            f" FROM credits_ledgerentry WHERE {self.rows} {where} GROUP BY account_id, {', '.join(self.keys.values())}"
+            f" FROM credits_ledgerentry WHERE {self.rows} GROUP BY account_id, {', '.join(self.keys.values())}"
         )
 
 
@@ -131,23 +131,4 @@ def drift_of(kind: Kind) -> Iterator[str]:
             yield (
                 f"{name}: {kind.model._meta.verbose_name} of {of} is {money.to_text(int(stored))},"
                 f" the ledger says {money.to_text(int(computed))}"
-            )
-
-
-@transaction.atomic
-def recount(account_ids: Sequence[int]) -> None:
-    """Rebuild the totals of these accounts from the ledger. The accounts stay locked meanwhile."""
-    # Each movement locks its account before it inserts a row.
-    accounts = Account.objects.select_for_update(no_key=True).filter(pk__in=account_ids).order_by("pk")
-    locked = list(accounts.values_list("pk", flat=True))
-    if not locked:
-        return
-    these = f"account_id IN ({', '.join(['%s'] * len(locked))})"
-    with connection.cursor() as cursor:
-        for kind in kinds():
-            cursor.execute(f"DELETE FROM {kind.table} WHERE {these}", locked)  # noqa: S608
-            cursor.execute(
-                f"INSERT INTO {kind.table} (account_id, {', '.join(kind.keys)}, amount, records, latest)"
-                f" {kind.counted(f'AND {these}')}",
-                locked,
             )

@@ -1,15 +1,15 @@
 """The API representation of credits: amounts are decimal strings."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from config.api.serializers import CamelSerializer, CreditsTextField, StrictCharField, TimestampField
-from config.kernel import clock, money
+from config.kernel import money
 from credits import expiry, grants
-from credits.models import GRANT_DAYS_MAX, REFERENCE_MAX_CHARS, Account, EntryType
+from credits.models import REFERENCE_MAX_CHARS, Account, EntryType
 
 
 class ExpiringSerializer(CamelSerializer):
@@ -67,19 +67,11 @@ class AmountField(serializers.Field):
 
 @extend_schema_field({"type": "string", "format": "date-time"})
 class ExpiryField(serializers.Field):
-    """A time with its zone, to the millisecond, which is at most GRANT_DAYS_MAX days ahead."""
-
     def to_internal_value(self, data: Any) -> datetime:
         try:
-            moment = datetime.fromisoformat(data)
-            if moment.tzinfo is None:
-                raise ValueError
-            moment = moment.astimezone(UTC)
-        except (TypeError, ValueError, OverflowError):
-            raise serializers.ValidationError("Use a time with its zone, such as 2027-01-31T00:00:00Z.") from None
-        if moment > clock.now() + timedelta(days=GRANT_DAYS_MAX):
-            raise serializers.ValidationError(f"At most {GRANT_DAYS_MAX} days from now.")
-        return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+            return grants.end_of_grant(data)
+        except ValueError as error:
+            raise serializers.ValidationError(str(error)) from None
 
 
 class GrantInputSerializer(CamelSerializer):

@@ -1,4 +1,4 @@
-"""The commands that move credits, reconcile accounts and recount usage."""
+"""The commands that move credits and reconcile accounts."""
 
 from datetime import UTC, datetime, timedelta
 from io import StringIO
@@ -8,7 +8,7 @@ from django.core.management import CommandError, call_command
 
 from config.kernel.clock import iso
 from credits.expiry import expire_grants
-from credits.models import Account, DayTotal, LedgerEntry, PendingExpiry
+from credits.models import Account, LedgerEntry, PendingExpiry
 from tests.credits.helpers import CREDIT, fund, rows, spend, state, stop_clock
 from tests.factories import UserFactory
 
@@ -84,7 +84,7 @@ class TestGrantThatExpires:
             ("30", datetime(2099, 6, 4, 12, tzinfo=UTC)),
             ("3650", datetime(2109, 5, 3, 12, tzinfo=UTC)),
             ("2099-06-01T00:00:00Z", datetime(2099, 6, 1, tzinfo=UTC)),
-            ("2099-05-05T14:00:00.000001+02:00", datetime(2099, 5, 5, 12, 0, 0, 1, tzinfo=UTC)),
+            ("2099-05-05T14:00:00.001+02:00", datetime(2099, 5, 5, 12, 0, 0, 1000, tzinfo=UTC)),
         ],
     )
     def test_the_unspent_part_expires_at_the_given_time(self, user, now, expires, end):
@@ -102,20 +102,17 @@ class TestGrantThatExpires:
         [
             ("0", "in the future"),
             ("2099-05-05T12:00:00Z", "in the future"),
-            ("0001-01-01T00:00:00+14:00", "in the future"),
-            ("3651", "at most 3650 days"),
-            ("9" * 5000, "at most 3650 days"),
-            ("9999-12-31T23:59:59-14:00", "at most 3650 days"),
-            ("2100-01-31T00:00:00", "time zone"),
-            ("2100-01-31", "time zone"),
-            *(
-                (text, "a number of days or a time")
-                for text in ("", "soon", "-1", "1.5", "NaN", "٣", "2027-02-30T00:00Z")
-            ),
+            ("0001-01-01T00:00:00+14:00", "a time with its zone"),
+            ("3651", "At most 3650 days"),
+            ("9" * 5000, "At most 3650 days"),
+            ("9999-12-31T23:59:59-14:00", "a time with its zone"),
+            ("2100-01-31T00:00:00", "a time with its zone"),
+            ("2100-01-31", "a time with its zone"),
+            *((text, "a time with its zone") for text in ("", "soon", "-1", "1.5", "NaN", "٣", "2027-02-30T00:00Z")),
         ],
     )
     def test_an_invalid_expiry_is_reported_and_changes_nothing(self, user, now, expires, says):
-        with pytest.raises(CommandError, match=f"--expires must .*{says}") as refusal:
+        with pytest.raises(CommandError, match=f"--expires: .*{says}") as refusal:
             run("grant_credits", user.username, "10", "--reason", "r", f"--expires={expires}")
         assert (refusal.value.returncode, rows(user), PendingExpiry.objects.count()) == (1, [], 0)
 
@@ -182,16 +179,6 @@ class TestStaff:
     def test_an_unknown_user_is_not_adjusted(self, staff):
         with pytest.raises(CommandError, match="no user"):
             run("adjust_credits", "nobody", "1", "--reason", "r", "--staff", staff.username)
-
-
-class TestRecount:
-    def test_totals_are_rebuilt(self, user):
-        spend(user, 5)
-        DayTotal.objects.update(amount=4)
-        with pytest.raises(CommandError, match="1 difference"):
-            run("reconcile_credits")
-        assert run("recount_usage") == "Counted the usage of 1 accounts.\n"
-        run("reconcile_credits")
 
 
 class TestReconcile:

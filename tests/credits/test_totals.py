@@ -19,7 +19,6 @@ from credits import ledger, reconcile, usage
 from credits.models import ChatDayTotal, ChatTotal, DayTotal, LedgerEntry, RunTotal
 from credits.reconcile import drift
 from tests.credits.helpers import clerk, place, spend, stop_clock, turn
-from tests.credits.test_concurrency import side_by_side
 from tests.factories import UserFactory
 from tests.tiers import examples
 
@@ -118,40 +117,6 @@ def test_reconcile_names_both_amounts(user, monkeypatch):
     spend(user, 5_000_000)
     DayTotal.objects.update(amount=4_000_000)
     assert list(drift()) == [f"{user.username}: day total of day 2026-05-05, tool_key draw is 4, the ledger says 5"]
-
-
-def test_recount_rebuilds_thedrift_of(user):
-    other = UserFactory()
-    for each in (user, other):
-        some_spending(each)
-    before = [written(model) for model in KINDS]
-    for model in KINDS:
-        model.objects.update(amount=F("amount") + 5)
-    others = [line for line in drift() if line.startswith(f"{other.username}:")]
-    reconcile.recount([user.pk])
-    assert list(drift()) == others
-    reconcile.recount([user.pk, other.pk])
-    assert [written(model) for model in KINDS] == before
-    assert list(drift()) == []
-
-
-@pytest.mark.skipif("TEST_DATABASE_URL" not in os.environ, reason="SQLite has one writer at a time")
-@pytest.mark.services
-@pytest.mark.django_db(transaction=True)
-def test_recount_waits_for_an_uncommitted_movement():
-    user = UserFactory()
-
-    def count(_: int) -> None:
-        with transaction.atomic():
-            with connection.cursor() as cursor:
-                cursor.execute("SET LOCAL lock_timeout = '100ms'")
-            reconcile.recount([user.pk])
-
-    with transaction.atomic():
-        place(user, 5)
-        (outcome,) = side_by_side(1, count)
-    assert "lock timeout" in str(outcome)
-    assert side_by_side(1, count) == [None]
 
 
 @pytest.mark.parametrize("second", [0, 1, 43_200, 86_399])

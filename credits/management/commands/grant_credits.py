@@ -1,4 +1,4 @@
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -6,7 +6,7 @@ from django.core.management.base import CommandParser
 from config.kernel import clock, money
 from config.kernel.ids import new_id
 from config.management import user_named
-from credits import ledger
+from credits import grants, ledger
 from credits.management.moving import MovingCommand
 from credits.models import GRANT_DAYS_MAX
 
@@ -33,20 +33,15 @@ class Command(MovingCommand):
 
 
 def parse_end(text: str) -> datetime:
-    """A number of days from now, or an ISO 8601 time with its zone, as UTC."""
+    """A number of days from now, or an ISO 8601 time with its zone. Raises ValueError."""
     now = clock.now()
+    if text.isascii() and text.isdigit():
+        # Truncated: Python rejects very long numbers and very many days.
+        text = (now + timedelta(days=min(int(text[:9]), GRANT_DAYS_MAX + 1))).isoformat()
     try:
-        if text.isascii() and text.isdigit():
-            # Truncated: Python rejects very long numbers and very many days.
-            end = now + timedelta(days=min(int(text[:9]), GRANT_DAYS_MAX + 1))
-        else:
-            end = datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError("--expires must be a number of days or a time such as 2027-01-31T00:00:00Z.") from None
-    if end.tzinfo is None:
-        raise ValueError("--expires must name its time zone, such as 2027-01-31T00:00:00Z.")
+        end = grants.end_of_grant(text)
+    except ValueError as error:
+        raise ValueError(f"--expires: {error}") from None
     if end <= now:
-        raise ValueError("--expires must be in the future.")
-    if end > now + timedelta(days=GRANT_DAYS_MAX):
-        raise ValueError(f"--expires must be at most {GRANT_DAYS_MAX} days from now.")
-    return end.astimezone(UTC)
+        raise ValueError("--expires: The time must be in the future.")
+    return end
