@@ -85,10 +85,6 @@ def create_server_key(name: str, scopes: Collection[str] = (SESSION_TOKENS,)) ->
     return ServerKey.objects.create(digest=digest(secret), **fields), secret
 
 
-def is_live(key: ApiKey) -> bool:
-    return key.revoked_at is None and key.expires_at > clock.now()
-
-
 def revoke_key(key: ApiKey | ServerKey) -> bool:
     """Takes effect at once in every process, because none caches keys. False if the key was revoked before."""
     return bool(type(key)._default_manager.filter(pk=key.pk, revoked_at=None).update(revoked_at=clock.now()))

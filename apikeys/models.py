@@ -1,9 +1,12 @@
 """API keys of the public surface, and server keys. Only a digest of the secret is stored."""
 
+from typing import Any
+
 from django.conf import settings
 from django.db import models
 from django.db.models.functions import Now
 
+from config.kernel import clock
 from config.kernel.ids import IdField
 
 
@@ -21,6 +24,15 @@ class Key(models.Model):
     def __str__(self) -> str:
         return f"{self.name} ({self.prefix}…)"
 
+    @property
+    def is_live(self) -> bool:
+        return self.revoked_at is None
+
+    @property
+    def caller(self) -> Any:
+        """The user of a request with this key."""
+        return self
+
 
 class ApiKey(Key):
     id = IdField(prefix="key")
@@ -36,6 +48,14 @@ class ApiKey(Key):
             models.Index("prefix", name="api_key_by_prefix"),
         ]
 
+    @property
+    def is_live(self) -> bool:
+        return super().is_live and self.expires_at > clock.now()
+
+    @property
+    def caller(self) -> Any:
+        return self.user
+
 
 # The scopes of server keys: making session tokens for any user; granting, revoking and reading any user's credits.
 SESSION_TOKENS, CREDITS = "session-tokens", "credits"
@@ -46,15 +66,12 @@ def session_tokens_only() -> list[str]:
 
 
 class ServerKey(Key):
-    """A key of an app's trusted backend. It is good for its scopes, and for nothing else."""
+    """A key of an app's trusted backend. It is good for its scopes, and for nothing else. It is its own caller."""
+
+    is_active = True
 
     id = IdField(prefix="swk")
     scopes = models.JSONField(default=session_tokens_only)
 
     class Meta:
         permissions = [("create_serverkey", "Can create server keys"), ("revoke_serverkey", "Can revoke server keys")]
-
-    @property
-    def is_active(self) -> bool:
-        """A request with this key has no user: the key is its caller."""
-        return self.revoked_at is None

@@ -343,7 +343,7 @@ def _expire_due(attachment_ids: Sequence[str]) -> None:
     due.change(_KEY, status=AttachmentStatus.EXPIRED)
 
 
-def expire_unused(attachment_ids: Sequence[str]) -> None:
-    """READY → EXPIRED, for those that no message uses. They are due at once."""
-    unused = Attachment.objects.filter(pk__in=attachment_ids, status=AttachmentStatus.READY, message=None)
+def expire_unused(attachment_id: str) -> None:
+    """READY → EXPIRED, unless a message uses it."""
+    unused = Attachment.objects.filter(pk=attachment_id, status=AttachmentStatus.READY, message=None)
     unused.change(_KEY, status=AttachmentStatus.EXPIRED, expires_at=clock.now())

@@ -10,7 +10,6 @@ import logging
 from datetime import datetime, timedelta
 
 from django.conf import settings
-from django.db import transaction
 from django.db.models import QuerySet
 
 from chats import attachments, files
@@ -45,7 +44,8 @@ def purge_chat(chat_id: str) -> bool:
     """False if a part of it is left for the next purge."""
     attached = Attachment.objects.filter(message__chat=chat_id).order_by("pk")
     try:
-        batches.in_batches(lambda: _delete_with_files(_some(attached)))
+        while not batches.stopping.is_set() and attached.exists():
+            _delete_with_files(attached)
         answers = [left for _, left in chat_purged.send(Chat, chat_id=chat_id)]
     except Unavailable:
         logger.warning("chat %s is not purged yet: its files were not removed", chat_id)
@@ -57,16 +57,12 @@ def purge_chat(chat_id: str) -> bool:
     return bool(batches.delete_batch(Chat.objects.filter(pk=chat_id)))
 
 
-def _some(rows: QuerySet[Attachment]) -> list[str]:
-    return list(rows.values_list("pk", flat=True)[:FILES_BATCH])
-
-
-def _delete_with_files(batch: list[str]) -> int:
-    """Delete these attachments. Returns how many; another process may have deleted some of them."""
+def _delete_with_files(rows: QuerySet[Attachment]) -> int:
+    """Delete a batch of attachments. Returns how many this process has deleted."""
+    batch = list(rows.values_list("pk", flat=True)[:FILES_BATCH])
     for attachment_id in batch:
         files.remove_all(attachment_id)
-    batches.delete_rows(Attachment, "id", batch)
-    return len(batch)
+    return batches.delete_rows(Attachment, "id", batch)
 
 
 def purge_uploads(user_id: int) -> int:
@@ -75,18 +71,15 @@ def purge_uploads(user_id: int) -> int:
     Raises Unavailable if the storage cannot delete their files now.
     """
     unused = Attachment.objects.filter(message=None, user=user_id).order_by("pk")
-    return batches.in_batches(lambda: _delete_with_files(_some(unused)))
+    return batches.in_batches(lambda: _delete_with_files(unused))
 
 
 def purge_attachments() -> int:
     """Delete attachments that no message has used within ATTACHMENT_UNUSED_DAYS. Returns the number of deleted rows."""
     unused = Attachment.objects.filter(message=None, created_at__lt=_cutoff(settings.ATTACHMENT_UNUSED_DAYS))
-    unused = unused.exclude(status=AttachmentStatus.PENDING).order_by("created_at")
+    return sum(jobs.each("purge-attachments", batches.in_order(unused, "created_at", FILES_BATCH), _purge_unused))
 
-    def step() -> int:
-        with transaction.atomic():
-            batch = batches.take_batch(unused, FILES_BATCH, to_delete=True)
-            attachments.expire_unused(batch)  # no message can use one while its files are removed
-        return _delete_with_files(batch)
 
-    return batches.in_batches(step)
+def _purge_unused(attachment_id: str) -> int:
+    attachments.expire_unused(attachment_id)  # no message can use it while its files are removed
+    return _delete_with_files(Attachment.objects.filter(pk=attachment_id, status=AttachmentStatus.EXPIRED))

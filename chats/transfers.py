@@ -27,8 +27,8 @@ from config.kernel.errors import DomainError, MethodNotAllowed, NotFound, Payloa
 logger = logging.getLogger(__name__)
 
 RANGE = re.compile(r"bytes=[ \t]*(\d{0,18})-(\d{0,18})[ \t]*", re.IGNORECASE | re.ASCII)
-# Not allowed in file names on some systems; some clients read them as folders.
-UNSAFE = set('/\\:*?"<>|')
+# Not allowed in file names on some systems; some clients read them as folders, also after they decoded %2F.
+UNSAFE = set('/\\:*?"<>|%')
 
 
 class RangeNotSatisfiable(DomainError):

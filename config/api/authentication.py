@@ -7,14 +7,12 @@ import re
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, TypeVar
 
-from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.contrib.auth.hashers import make_password
 from django.core.exceptions import ValidationError
 from django.core.validators import validate_email
 from django.db import DEFAULT_DB_ALIAS
 from django.db.models import F, Model, QuerySet
-from django.utils.module_loading import import_string
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
@@ -35,13 +33,9 @@ DEMO_USER = "demo"
 class BearerAuthentication(BaseAuthentication):
     """``Authorization: Bearer …``; a subclass finds the token's user. A missing or malformed header is 401.
 
-    ``shape``, ``token_name`` and ``path`` tell a caller who uses a token on the wrong surface which one to use. The
-    other three are for the OpenAPI document.
+    The three texts are for the OpenAPI document.
     """
 
-    shape: ClassVar[re.Pattern[str]]
-    token_name: ClassVar[str]
-    path: ClassVar[str]
     scheme: ClassVar[str]
     bearer_format: ClassVar[str]
     description: ClassVar[str]
@@ -56,14 +50,7 @@ class BearerAuthentication(BaseAuthentication):
         match = _BEARER.fullmatch(header)
         if match is None:
             raise AuthenticationFailed("The Authorization header must be: Bearer, a space, one token.")
-        try:
-            user, auth = self.authenticate_token(match[1])
-        except AuthenticationFailed:
-            keys = map(import_string, (settings.PUBLIC_AUTHENTICATION_CLASS, settings.SERVER_AUTHENTICATION_CLASS))
-            for other in {SessionTokenAuthentication, *keys} - {type(self)}:
-                if other.shape.fullmatch(match[1]):
-                    raise AuthenticationFailed(f"This is {other.token_name}: use {other.path}.") from None
-            raise
+        user, auth = self.authenticate_token(match[1])
         if not user.is_active:
             raise AuthenticationFailed("This account is not active.")
         return user, auth
@@ -76,8 +63,6 @@ class BearerAuthentication(BaseAuthentication):
 class SessionTokenAuthentication(BearerAuthentication):
     """The session surface: ``request.auth`` is the token's claims. ``find_user`` reads a user by its name."""
 
-    shape = re.compile(r"eyJ[^.]*\.[^.]*\.[^.]*")
-    token_name, path = "a session token", "/api/v1"
     scheme, bearer_format = "sessionToken", "JWT"
     description = "A session token of `/api/v1`: a JWT of the identity provider."
 

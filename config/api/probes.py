@@ -20,50 +20,38 @@ from config.database.retry import CONNECTION_ERRORS, outage
 from config.kernel.jsontext import dumps
 from config.redis import client
 
-# Time limit of `/readyz`.
+# Time limit of `/readyz`, and its part that a broker without an answer may take: a load balancer may wait no longer.
 READINESS_TIMEOUT_SECONDS = 3.0
+BROKER_SECONDS = 1.0
 
 logger = logging.getLogger(__name__)
 
 OK, DEGRADED, UNAVAILABLE = "ok", "degraded", "unavailable"
-# The part of READINESS_TIMEOUT_SECONDS that a broker without an answer may take: a load balancer may wait no longer.
-BROKER_SHARE = 1 / 3
 
 
 def ask_database() -> None:
-    try:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT 1")
-        outage.ended()
-    finally:
-        connection.close()  # each check has its own thread and connection
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+    outage.ended()
+
+
+_migrated = False
+
+
+def ask_migrations() -> str | None:
+    """Asks until all migrations are applied; they are not reversed while a process is running."""
+    global _migrated
+    if not _migrated:
+        executor = MigrationExecutor(connection)
+        if plan := executor.migration_plan(executor.loader.graph.leaf_nodes()):
+            return f"not applied: {', '.join(f'{each.app_label}.{each.name}' for each, _ in plan)}"
+        _migrated = True
+    return None
 
 
 def ask_broker() -> None:
     with client() as broker:
         broker.ping()
-
-
-_migrated = False
-NAMED_MAX = 5
-
-
-def ask_migrations() -> str | None:
-    """Checked until all migrations are applied; they are not reversed while a process is running."""
-    global _migrated
-    if _migrated:
-        return None
-    try:
-        executor = MigrationExecutor(connection)
-        plan = executor.migration_plan(executor.loader.graph.leaf_nodes())
-    finally:
-        connection.close()
-    if plan:
-        names = [f"{migration.app_label}.{migration.name}" for migration, _ in plan]
-        more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
-        return f"not applied: {', '.join(names[:NAMED_MAX])}{more}"
-    _migrated = True
-    return None
 
 
 class Probe:
@@ -95,15 +83,8 @@ class Probe:
         except Exception as error:  # any failure means "not ready"
             logger.warning("the %s does not answer (%s)", self.name, type(error).__name__)
         finally:
+            connection.close()  # each thread has its own
             check.set_result(state)
-
-
-def by(deadline: float, check: Future[str]) -> str:
-    """The check's result at ``deadline`` (``time.monotonic``)."""
-    try:
-        return check.result(max(0.0, deadline - time.monotonic()))
-    except TimeoutError:
-        return UNAVAILABLE
 
 
 NEEDED = [Probe("database", lambda: ask_database()), Probe("migrations", lambda: ask_migrations())]
@@ -113,7 +94,7 @@ BROKER = Probe("broker", lambda: ask_broker())
 @csrf_exempt
 @require_safe
 def livez(request: HttpRequest) -> HttpResponse:
-    return _answer(200, {"status": "ok"})
+    return _answer(200, {"status": OK})
 
 
 @csrf_exempt
@@ -121,12 +102,17 @@ def livez(request: HttpRequest) -> HttpResponse:
 def readyz(request: HttpRequest) -> HttpResponse:
     """200, or 503 if the process cannot serve, naming what is wrong; in READINESS_TIMEOUT_SECONDS at most."""
     asked_at = time.monotonic()
-    started, asked = {probe.name: probe.start() for probe in NEEDED}, BROKER.start()
-    checks = {name: by(asked_at + READINESS_TIMEOUT_SECONDS, check) for name, check in started.items()}
-    ready = all(state == OK for state in checks.values())
-    checks[BROKER.name] = broker = by(asked_at + READINESS_TIMEOUT_SECONDS * BROKER_SHARE, asked)
-    status = UNAVAILABLE if not ready else OK if broker == OK else DEGRADED
-    return _answer(200 if ready else 503, {"status": status, "checks": checks})
+    asked = [(probe, READINESS_TIMEOUT_SECONDS, probe.start()) for probe in NEEDED]
+    asked.append((BROKER, BROKER_SECONDS, BROKER.start()))
+    checks = {}
+    for probe, seconds, check in asked:
+        try:
+            checks[probe.name] = check.result(max(0.0, asked_at + seconds - time.monotonic()))
+        except TimeoutError:
+            checks[probe.name] = UNAVAILABLE
+    if any(checks[probe.name] != OK for probe in NEEDED):
+        return _answer(503, {"status": UNAVAILABLE, "checks": checks})
+    return _answer(200, {"status": OK if checks[BROKER.name] == OK else DEGRADED, "checks": checks})
 
 
 def _answer(status: int, body: dict) -> HttpResponse:

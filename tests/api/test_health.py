@@ -70,12 +70,12 @@ def pending(names: list[str]) -> Callable[..., list[tuple[Migration, bool]]]:
 
 def test_a_database_with_missing_migrations_is_named(client, limits, monkeypatch):
     monkeypatch.setattr(probes, "_migrated", False)
-    monkeypatch.setattr(probes.MigrationExecutor, "migration_plan", pending([f"100{n}_new" for n in range(7)]))
+    monkeypatch.setattr(probes.MigrationExecutor, "migration_plan", pending(["1000_new", "1001_new"]))
     response = client.get("/readyz")
     assert response.status_code == 503
     assert response.json()["checks"] == {
         "database": "ok",
-        "migrations": f"not applied: {', '.join(f'runs.100{n}_new' for n in range(5))} and 2 more",
+        "migrations": "not applied: runs.1000_new, runs.1001_new",
         "broker": "ok",
     }
     monkeypatch.undo()
@@ -113,7 +113,7 @@ def test_a_result_stays_when_another_client_asks():
     first = probe.start()
     assert first.result(10) == "ok"
     second = probe.start()
-    assert (probes.by(0, first), probes.by(0, second)) == ("ok", "unavailable")
+    assert (first.result(0), second.done()) == ("ok", False)
     free.set()
     assert second.result(10) == "ok"
 

@@ -362,21 +362,14 @@ def test_a_token_never_stands_for_a_staff_account(rank):
         call_command("session_token", "boss")
 
 
-def test_a_token_of_the_other_surface_is_named(client):
+def test_a_credential_of_another_surface_is_401(client):
     user = factories.UserFactory()
-    key = factories.public_client(user)._credentials["HTTP_AUTHORIZATION"]
+    key, server_key = (
+        each._credentials["HTTP_AUTHORIZATION"] for each in (factories.public_client(user), factories.server_client())
+    )
     token = f"Bearer {session_tokens.mint(user.username)}"
-
-    def message(path: str, header: str) -> str:
-        answer = client.get(path, headers={"Authorization": header})
-        assert answer.status_code == 401
-        return answer.json()["error"]["message"]
-
-    assert message("/api/v1/me", key) == "This is an API key: use /api/public/v1."
-    assert message("/api/public/v1/key", token) == "This is a session token: use /api/v1."
-    server_key = factories.server_client()._credentials["HTTP_AUTHORIZATION"]
-    assert message("/api/v1/me", server_key).startswith("This is a server key: use /api/v1/session-tokens")
-    assert message("/api/v1/me", "Bearer nothing") == "The session token is not valid."
+    for path, header in (("/api/v1/me", key), ("/api/v1/me", server_key), ("/api/public/v1/key", token)):
+        assert client.get(path, headers={"Authorization": header}).status_code == 401
 
 
 @pytest.mark.django_db(transaction=True)

@@ -16,7 +16,6 @@ from django.conf import settings
 from django.test import RequestFactory
 from rest_framework.request import Request
 
-from apikeys import authentication as api_keys
 from apikeys import keys
 from chats import media, transfers
 from chats.serializers import AttachmentInput
@@ -105,7 +104,6 @@ UNCLOSED = ('"\\', '"', "\\", '"a', "[]", '"":')
 
 # By file and by the name of the pattern, or of the function that uses it.
 PATTERNS: dict[str, list[Work] | str] = {
-    "apikeys/authentication.py: shape": around(api_keys.ApiKeyAuthentication.shape.fullmatch, HEADER, keys.MARK),
     "apikeys/keys.py: _SHAPE": around(keys.is_well_formed, HEADER, "a", before=keys.MARK),
     "runs/mcp/tools.py: idempotency_key": around(
         lambda text: NewChatInput.validated({"idempotencyKey": text}), BODY, " ", after="\n\n"
@@ -146,9 +144,6 @@ PATTERNS: dict[str, list[Work] | str] = {
         *around(bearer, HEADER, " ", before="bearer"),
         *around(bearer, HEADER, "a", "a=", "=", " ", before="bearer a", after=TAIL),
     ],
-    "config/api/authentication.py: shape": around(
-        authentication.SessionTokenAuthentication.shape.fullmatch, HEADER, ".", "a", before="eyJ"
-    ),
     "config/env.py: postgres": OUR_TEXT,
     "config/urls.py: urlpatterns": FIXED,
     "runs/catalogue/versions.py: REFERENCE": around(versions.REFERENCE.fullmatch, BODY, "a", "a@1"),

@@ -246,9 +246,10 @@ def test_unused_attachments_are_deleted_although_others_do_not_expire(user, monk
     factories.AttachmentFactory(user=user, created_at=ago(days=31), status=AttachmentStatus.EXPIRED, stored_name="")
     kept = factories.AttachmentFactory(user=user, created_at=ago(days=31), content=b"kept")
 
-    def broken(*args: Any) -> int:
-        raise RuntimeError
+    def broken(attachment_id: str) -> None:
+        if attachment_id == kept.pk:
+            raise RuntimeError
 
-    monkeypatch.setattr(purge.transitions, "expire_unused", broken)
+    monkeypatch.setattr(purge.attachments, "expire_unused", broken)
     assert purge.purge_attachments() == 1
     assert Attachment.objects.get() == kept
