@@ -9,6 +9,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 from django.conf import settings
 from django.core.files.base import File
@@ -92,8 +93,9 @@ def serve(attachment: Attachment, request: Request) -> HttpResponseBase:
         "X-Content-Type-Options": "nosniff",
     }
     whole = HttpResponse(headers=headers)
-    if (unchanged := get_conditional_response(request, etag=etag, response=whole)) is not whole:
-        return unchanged
+    answer: Any = get_conditional_response(request, etag=etag, response=whole)
+    if answer is not whole:  # the client has it already
+        return answer
     is_same = request.headers.get("If-Range", etag).strip() == etag
     wanted = byte_range(request.headers.get("Range", ""), size) if is_same else None
     first, last = wanted or (0, size - 1)

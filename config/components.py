@@ -61,31 +61,14 @@ REST_FRAMEWORK = {
 PUBLIC_AUTHENTICATION_CLASS = "apikeys.authentication.ApiKeyAuthentication"
 SERVER_AUTHENTICATION_CLASS = "apikeys.authentication.ServerKeyAuthentication"
 CORS_URLS_REGEX = r"/(api/(public/)?v1|files|uploads)(/|$)"
-CORS_ALLOW_HEADERS = (
-    "accept",
-    "authorization",
-    "cache-control",
-    "content-type",
-    "idempotency-key",
-    "if-none-match",
-    "if-range",
-    "last-event-id",
-    "range",
-    "traceparent",
-    "tracestate",
-    "x-request-id",
-)
-CORS_EXPOSE_HEADERS = (
-    "X-Request-Id",
-    "Retry-After",
-    "X-RateLimit-Limit",
-    "X-RateLimit-Remaining",
-    "X-RateLimit-Reset",
-    "Idempotent-Replayed",
-    "Link",
-    "Location",
-    "x-vercel-ai-ui-message-stream",
-)
+CORS_ALLOW_HEADERS = [
+    *("accept", "authorization", "cache-control", "content-type", "idempotency-key", "if-none-match", "if-range"),
+    *("last-event-id", "range", "traceparent", "tracestate", "x-request-id"),
+]
+CORS_EXPOSE_HEADERS = [
+    *("X-Request-Id", "Retry-After", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"),
+    *("Idempotent-Replayed", "Link", "Location", "x-vercel-ai-ui-message-stream"),
+]
 SPECTACULAR_SETTINGS = {
     "TITLE": "Agent workflow service",
     "VERSION": "1.0.0",

@@ -11,7 +11,6 @@ import credits.urls
 import runs.urls
 import webhooks.urls
 from config.api import documentation, views
-from config.api.openapi.views import SchemaView
 from config.staff import pages
 
 admin.autodiscover()
@@ -30,12 +29,12 @@ public = [*runs.urls.public, *chats.urls.public, *credits.urls.public, *apikeys.
 urlpatterns = [
     path("api/v1/", include(session)),
     path("api/public/v1/", include(public)),
-    path("api/schema", conditional_page(views.charged(SchemaView.as_view())), name="schema"),
-    path("api/schema/without-webhooks", conditional_page(views.charged(SchemaView.as_view(webhooks=False)))),
-    path("api/schema/session", conditional_page(views.charged(SchemaView.as_view(surface="/api/v1/")))),
+    path("api/schema", conditional_page(views.charged(views.SchemaView.as_view())), name="schema"),
+    path("api/schema/without-webhooks", conditional_page(views.charged(views.SchemaView.as_view(webhooks=False)))),
+    path("api/schema/session", conditional_page(views.charged(views.SchemaView.as_view(surface="/api/v1/")))),
     path(
         "api/schema/public",
-        conditional_page(views.charged(SchemaView.as_view(surface="/api/public/v1/", webhooks=False))),
+        conditional_page(views.charged(views.SchemaView.as_view(surface="/api/public/v1/", webhooks=False))),
     ),
     path(
         "api/docs",

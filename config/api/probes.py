@@ -83,8 +83,8 @@ class Probe:
         except Exception as error:  # any failure means "not ready"
             logger.warning("the %s does not answer (%s)", self.name, type(error).__name__)
         finally:
-            connection.close()  # each thread has its own
             check.set_result(state)
+            connection.close()  # each thread has its own
 
 
 NEEDED = [Probe("database", lambda: ask_database()), Probe("migrations", lambda: ask_migrations())]

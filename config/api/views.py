@@ -1,10 +1,11 @@
-"""The caller's own record, and the answers to requests without a view."""
+"""The caller's own record, the OpenAPI document, and the answers to requests without a view."""
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -13,7 +14,9 @@ from django.urls import resolve
 from django.views import defaults
 from django.views.decorators.csrf import csrf_exempt
 from drf_spectacular.utils import extend_schema
+from drf_spectacular.views import SpectacularAPIView
 from rest_framework import serializers
+from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -26,6 +29,8 @@ from config.kernel.errors import NotFound
 
 # After which a browser, or a person, may try a page again. Most restarts of a database take less.
 RETRY_SECONDS = "10"
+# The parts of an OpenAPI document that are older than version 3.1.
+OLD_PARTS = {"openapi", "info", "servers", "paths", "components", "security", "tags", "externalDocs"}
 PAGE_POLICY = "default-src 'none'; style-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 
@@ -44,6 +49,49 @@ class MeViewSet(ServiceViewSet):
     @extend_schema(responses=MeSerializer)
     def retrieve(self, request: Request) -> Response:
         return self.show(request.user)
+
+
+class FormatNegotiation(DefaultContentNegotiation):
+    """``?format=json`` or ``?format=yaml`` goes before the Accept header; any other format is 404."""
+
+    def select_renderer(self, request: Request, renderers: Any, format_suffix: str | None = None) -> tuple[Any, str]:
+        chosen: tuple[Any, str] = super().select_renderer(request, renderers, request.GET.get("format"))
+        return chosen
+
+
+class SchemaView(SpectacularAPIView):
+    """``/api/schema``. ``surface``: the prefix of the operations that the document describes. ``webhooks``: whether it
+    describes them; some generators of clients cannot read such a document.
+    """
+
+    content_negotiation_class = FormatNegotiation
+    surface = ""
+    webhooks = True
+
+    @extend_schema(exclude=True)
+    def get(self, request: Request, *args: Any, **kwargs: Any) -> HttpResponse:
+        renderer = request.accepted_renderer
+        content, etag = document(renderer.format, self.surface, self.webhooks)
+        headers = {"ETag": etag, "Cache-Control": "no-cache", "Vary": "Accept"}
+        headers["Content-Disposition"] = f'inline; filename="schema.{renderer.format}"'
+        return HttpResponse(content, content_type=renderer.media_type, headers=headers)
+
+
+@cache
+def document(format: str, surface: str, webhooks: bool) -> tuple[bytes, str]:
+    """The document, which each process generates once for each format, and its ETag."""
+    schema = SchemaView.generator_class().get_schema(request=None, public=True)
+    if surface:
+        schema["paths"] = {path: methods for path, methods in schema["paths"].items() if path.startswith(surface)}
+        used = {
+            tag for methods in schema["paths"].values() for operation in methods.values() for tag in operation["tags"]
+        }
+        schema["tags"] = [tag for tag in schema["tags"] if tag["name"] in used]
+    if not webhooks:
+        schema = {name: part for name, part in schema.items() if name in OLD_PARTS}
+    renderer = next(kind for kind in SchemaView.renderer_classes if kind.format == format)
+    content: Any = renderer().render(schema, renderer.media_type, {})
+    return content, f'"{hashlib.sha256(content).hexdigest()}"'
 
 
 def charged(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:

@@ -145,6 +145,7 @@ PATTERNS: dict[str, list[Work] | str] = {
         *around(bearer, HEADER, "a", "a=", "=", " ", before="bearer a", after=TAIL),
     ],
     "config/env.py: postgres": OUR_TEXT,
+    "config/checks.py: ORIGIN": OUR_TEXT,
     "config/urls.py: urlpatterns": FIXED,
     "runs/catalogue/versions.py: REFERENCE": around(versions.REFERENCE.fullmatch, BODY, "a", "a@1"),
     "runs/catalogue/rules.py: TOOL_NAME": around(rules.TOOL_NAME.fullmatch, BODY, "a"),
