@@ -64,7 +64,7 @@ def _receive(request: HttpRequest, token: str) -> None:
     except NotFound:
         ratelimit.refuse_if_over(ratelimit.charge_address(request))
         raise
-    ratelimit.charge_user(request, surface, attachment.user)
+    ratelimit.charge_caller(request, ratelimit.requests_of(surface, attachment.user))
     attachments.refuse_unless_pending(attachment)
     # ``config.serve`` has read the body, so its length is true.
     size, announced = int(request.META.get("CONTENT_LENGTH") or 0), attachment.size_bytes

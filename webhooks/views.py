@@ -11,9 +11,12 @@ from rest_framework.response import Response
 from config.api import ratelimit
 from config.api.serializers import NoInput
 from config.api.viewsets import ServiceViewSet
+from config.limits.window import Bucket
 from webhooks import services
 from webhooks.models import Delivery
 from webhooks.serializers import DeliverySerializer, EndpointChanges, EndpointInput, EndpointSerializer
+
+TESTS_PER_MINUTE = 10
 
 
 class WebhookViewSet(ServiceViewSet):
@@ -55,7 +58,7 @@ class WebhookViewSet(ServiceViewSet):
     @extend_schema(request=None, responses={201: DeliverySerializer})
     def test(self, request: Request) -> Response:
         self.read(NoInput)
-        ratelimit.charge_webhook_test(request._request, request.user)
+        ratelimit.charge_caller(request._request, Bucket(f"webhook-tests:{request.user.pk}", TESTS_PER_MINUTE))
         return Response(DeliverySerializer(services.send_test(request.user)).data, 201)
 
 

@@ -12,41 +12,21 @@ from django.http import HttpRequest
 from config.kernel.errors import RateLimited
 from config.limits.window import Bucket, Verdict, charge
 
-# Requests per minute of a server key, for each of its scopes.
-RATE_LIMIT_SERVER_KEYS = 600
-# Test events per minute of a user.
-RATE_LIMIT_WEBHOOK_TESTS = 10
 
-
-def charge_user(request: HttpRequest, surface: str, user: Any, *, run_start: bool = False) -> None:
-    """Charge a known caller. All keys and tokens of a user count together. Raises RateLimited."""
-    limit = settings.RATE_LIMIT_SESSION if surface == "session" else settings.RATE_LIMIT_PUBLIC
-    run_starts = [_run_starts(surface, user)] if run_start else []
-    _charge(request, Bucket(f"{surface}:{user.pk}", limit), *run_starts)
-
-
-def charge_run_start(request: HttpRequest, surface: str, user: Any) -> None:
-    """Charge the start of a run within a request that ``charge_user`` has charged already. Raises RateLimited."""
-    _charge(request, _run_starts(surface, user))
-
-
-def _run_starts(surface: str, user: Any) -> Bucket:
-    return Bucket(f"run-starts:{surface}:{user.pk}", settings.RATE_LIMIT_RUN_STARTS)
-
-
-def charge_webhook_test(request: HttpRequest, user: Any) -> None:
-    """Charge a test event within a request that ``charge_user`` has charged already. Raises RateLimited."""
-    _charge(request, Bucket(f"webhook-tests:{user.pk}", RATE_LIMIT_WEBHOOK_TESTS))
-
-
-def charge_server_key(request: HttpRequest, key: Any, scope: str) -> None:
-    """Charge the app's backend. Raises RateLimited."""
-    _charge(request, Bucket(f"server-key:{scope}:{key.pk}", RATE_LIMIT_SERVER_KEYS))
-
-
-def _charge(request: HttpRequest, *buckets: Bucket) -> None:
+def charge_caller(request: HttpRequest, *buckets: Bucket) -> None:
+    """Charge a known caller. Raises RateLimited."""
     request.rate_limit_verdict = verdict = charge(*buckets)  # type: ignore[attr-defined]
     refuse_if_over(verdict)
+
+
+def requests_of(surface: str, user: Any) -> Bucket:
+    """All keys and tokens of a user count together."""
+    limit = settings.RATE_LIMIT_SESSION if surface == "session" else settings.RATE_LIMIT_PUBLIC
+    return Bucket(f"{surface}:{user.pk}", limit)
+
+
+def run_starts_of(surface: str, user: Any) -> Bucket:
+    return Bucket(f"run-starts:{surface}:{user.pk}", settings.RATE_LIMIT_RUN_STARTS)
 
 
 def charge_address(request: HttpRequest) -> Verdict:

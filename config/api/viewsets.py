@@ -23,8 +23,11 @@ from config.api.negotiation import StrictJSONParser
 from config.api.serializers import CamelSerializer, unknown_fields
 from config.kernel.errors import Forbidden, NotFound, ValidationFailed
 from config.kernel.ids import is_plausible_id
+from config.limits.window import Bucket
 
 BODY_METHODS = {"POST", "PUT", "PATCH"}
+# Requests per minute of a server key, for each of its scopes.
+SERVER_KEY_REQUESTS = 600
 # Clients send these to every list. A list that is one page does not declare them.
 PAGE_PARAMETERS = {"limit", "cursor"}
 
@@ -93,10 +96,12 @@ class ServiceViewSet(IdempotencyMixin, GenericViewSet):
 
     def check_throttles(self, request: Request) -> None:
         if self.surface == "server":
-            ratelimit.charge_server_key(request._request, request.auth, self.server_scope)
-            return
-        run_start = self.action in self.throttle_run_starts
-        ratelimit.charge_user(request._request, self.surface, request.user, run_start=run_start)
+            buckets = [Bucket(f"server-key:{self.server_scope}:{request.auth.pk}", SERVER_KEY_REQUESTS)]
+        else:
+            buckets = [ratelimit.requests_of(self.surface, request.user)]
+        if self.action in self.throttle_run_starts:
+            buckets.append(ratelimit.run_starts_of(self.surface, request.user))
+        ratelimit.charge_caller(request._request, *buckets)
 
     def check_permissions(self, request: Request) -> None:
         super().check_permissions(request)

@@ -104,7 +104,7 @@ class FrontRequestViewSet(FrontViewSet):
         request: Any = self.request
         if self.surface == "public":
             services.require_allowed_to_keys(options)
-        ratelimit.charge_run_start(request._request, self.surface, request.user)
+        ratelimit.charge_caller(request._request, ratelimit.run_starts_of(self.surface, request.user))
         return starts.start_once(request.user, chat, key, options | {"request_id": logs.request_id.get() or ""}, **how)
 
     def respond(self, waitpoint: Waitpoint, answer: dict[str, Any]) -> None:

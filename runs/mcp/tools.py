@@ -183,7 +183,7 @@ def call_tool(tool: McpTool, caller: Caller, arguments: dict[str, Any]) -> Any:
     if tool.scope not in caller.key.scopes:
         raise Forbidden(f"This tool needs the scope {tool.scope}.", details={"requiredScope": tool.scope})
     if tool.starts_run:
-        ratelimit.charge_run_start(caller.request, "public", caller.user)
+        ratelimit.charge_caller(caller.request, ratelimit.run_starts_of("public", caller.user))
     with one_check_of(caller.user.pk, arguments):
         given = tool.input.validated(arguments)
     return tool.call(caller, given)

@@ -45,7 +45,7 @@ def test_a_broker_that_hangs_does_not_take_the_time_of_the_probe(client, setting
     settings.BROKER_TIMEOUT_SECONDS = 30
     with socket.create_server(("127.0.0.1", 0)) as listener:  # accepts connections, never answers
         settings.CACHE_REDIS_URL = f"redis://127.0.0.1:{listener.getsockname()[1]}"
-        monkeypatch.setattr(probes, "BROKER_SHARE", 0.01)
+        monkeypatch.setattr(probes, "BROKER_SECONDS", 0.3)
         response = client.get("/readyz")
     assert (response.status_code, response.json()["status"]) == (200, "degraded")
 

@@ -132,7 +132,7 @@ def test_each_token_is_logged_without_names(backend, caplog):
 
 
 def test_a_key_has_a_rate_limit_of_its_own(limits, backend, monkeypatch):  # noqa: F811
-    monkeypatch.setattr("config.api.ratelimit.RATE_LIMIT_SERVER_KEYS", 2)
+    monkeypatch.setattr("config.api.viewsets.SERVER_KEY_REQUESTS", 2)
     assert [ask(backend, sub="ada").status_code for _ in range(3)] == [201, 201, 429]
     refused = ask(backend, sub="ada")
     assert refused["X-RateLimit-Limit"] == "2"

@@ -150,7 +150,7 @@ def test_a_file_name_is_never_used_as_a_path(session, storage, name):
     answer = session.get(f"/api/v1/attachments/{attachment['id']}/content")
     assert answer.status_code == 200
     header = answer["Content-Disposition"]
-    assert re.fullmatch(r'attachment; filename("[^"\\/%\x00-\x1f\x7f-\xff]+"|\*=utf-8\'\'[\w.~%-]+)', header)
+    assert re.fullmatch(r'attachment; filename(="[^"\\/%\x00-\x1f\x7f-\xff]+"|\*=utf-8\'\'[\w.~%-]+)', header)
     answer.close()
 
 

@@ -191,7 +191,7 @@ class TestCsv:
         def refuse(*args, **kwargs):
             raise ratelimit.RateLimited
 
-        monkeypatch.setattr(ratelimit, "charge_user", refuse)
+        monkeypatch.setattr(ratelimit, "charge_caller", refuse)
         answer = session.get(LEDGER, HTTP_ACCEPT="text/csv")
         assert (answer.status_code, answer["Content-Type"]) == (429, "application/json")
         assert answer.json()["error"]["code"] == "RATE_LIMITED"

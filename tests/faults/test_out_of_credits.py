@@ -30,7 +30,7 @@ USERS, RUNS_EACH = 10, 10
 
 
 def test_no_run_is_lost_and_no_balance_goes_below_zero(postgres_server: PostgresServer, tmp_path: Path) -> None:
-    environment = QUICK | {"SIGNUP_CREDITS": "0.05", "config.api.ratelimit.RATE_LIMIT_SERVER_KEYS": "100000"}
+    environment = QUICK | {"SIGNUP_CREDITS": "0.05", "config.api.viewsets.SERVER_KEY_REQUESTS": "100000"}
     prepare = PREPARE.format(path=str(tmp_path / "key"))
     url = postgres_server.url()
     with Stack(database_url=url, run_workers=2, environment=environment, prepare=prepare) as stack:
