@@ -1,12 +1,12 @@
-"""Work in batches. Each batch is one transaction and skips rows that another transaction has locked.
-
-A job may run twice at the same time and may be interrupted at any point. It ends early when ``stopping`` is set.
+"""Work in batches. Each is one transaction and skips locked rows: a job may run twice at the same time and may be
+interrupted at any point. It ends early when ``stopping`` is set.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from django.db import connection, transaction
@@ -18,10 +18,7 @@ stopping = threading.Event()
 
 
 def in_batches(step: Callable[[], int]) -> int:
-    """Repeat ``step``, which returns its number of processed rows, until it returns 0 or ``stopping`` is set.
-
-    Returns the total.
-    """
+    """The sum of what ``step`` returns, the number of rows it processed, until that is 0 or ``stopping`` is set."""
     done = 0
     while not stopping.is_set() and (count := step()):
         done += count
@@ -39,20 +36,15 @@ def in_order(rows: QuerySet[Any], field: str, size: int = BATCH) -> Iterator[Any
         after = Q(**{f"{field}__gte": value}) & (Q(**{f"{field}__gt": value}) | Q(pk__gt=key))
 
 
-def limit_lock_wait(seconds: float) -> None:
-    """In this transaction, a statement fails if it waits longer for a lock. PostgreSQL only."""
-    _limit("lock_timeout", seconds)
-
-
-def limit_statements(seconds: float) -> None:
-    """In this transaction, a statement fails if it takes longer. PostgreSQL only."""
-    _limit("statement_timeout", seconds)
-
-
 def _limit(name: str, seconds: float) -> None:
+    """In this transaction, a statement fails if it takes longer, or waits longer for a lock. PostgreSQL only."""
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute("SELECT set_config(%s, %s, true)", [name, f"{seconds * 1000:.0f}ms"])
+
+
+limit_lock_wait = partial(_limit, "lock_timeout")
+limit_statements = partial(_limit, "statement_timeout")
 
 
 def take_batch(rows: QuerySet[Any], size: int = BATCH, *, to_delete: bool = False) -> list[Any]:

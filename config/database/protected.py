@@ -18,7 +18,7 @@ class Key:
 
 
 class FieldIsProtected(Exception):
-    """A protected field would change without the model's key."""
+    pass
 
 
 _keys: dict[type[models.Model], Key] = {}

@@ -1,7 +1,7 @@
 """Queries whose SQL is compiled once, for the few statements that every request and every run makes.
 
-Django compiles the SQL of a queryset for each evaluation. This takes longer than a read by primary key in PostgreSQL.
-A query belongs here only if ``benchmarks/queries.py`` shows its saving (docs/decisions/0008).
+Django compiles a queryset for each evaluation, which takes longer than a read by primary key in PostgreSQL. A query
+belongs here only if ``benchmarks/queries.py`` shows its saving (docs/decisions/0008).
 """
 
 from __future__ import annotations
@@ -31,11 +31,9 @@ class _Statement:
 
 
 class CompiledQuery(Generic[M]):
-    """``build(*arguments)`` returns the queryset. ``kinds`` are the types of the arguments, int or str.
-
-    An argument must be a value that the SQL compares; it cannot change the SQL text. ``select_related`` and
-    ``prefetch_related`` have no effect, and annotations become attributes. Instances are made without the model's
-    ``__init__`` and without its signals.
+    """``build(*arguments)`` returns the queryset. ``kinds`` are the types of the arguments, which must be values that
+    the SQL compares. ``select_related`` and ``prefetch_related`` have no effect, annotations become attributes, and
+    instances are made without the model's ``__init__`` and signals.
     """
 
     def __init__(self, build: Callable[..., QuerySet[M]], *kinds: type[int] | type[str]) -> None:

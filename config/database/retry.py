@@ -32,7 +32,7 @@ CALM_SECONDS = 5.0
 
 
 class Outage:
-    """Logs when the database becomes unavailable to this process, then once in LOG_SECONDS, and when it is back."""
+    """Logs when this process loses the database, then once in LOG_SECONDS, and when it is back."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -82,9 +82,7 @@ def reason(error: Exception) -> str:
 
 
 def attempt(step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call ``step`` once. Raises its exceptions.
-
-    If the connection was lost, this raises one of ``CONNECTION_ERRORS`` and closes this thread's connection, so that
+    """Call ``step`` once. Raises its exceptions; one of CONNECTION_ERRORS also closes this thread's connection, so that
     the next step opens a new one.
     """
     try:
@@ -121,14 +119,14 @@ async def persist(threads: Executor, step: Callable[P, T], *args: P.args, **kwar
 
 def look_for_database() -> None:
     """Log an outage of the database now, and not only when a first request or message needs it. Does not block."""
-    threading.Thread(target=_ask, name="database-at-start", daemon=True).start()
 
+    def ask() -> None:
+        try:
+            connection.ensure_connection()
+            outage.ended()
+        except CONNECTION_ERRORS as error:
+            outage.failed(error)
+        finally:
+            connection.close()
 
-def _ask() -> None:
-    try:
-        connection.ensure_connection()
-        outage.ended()
-    except CONNECTION_ERRORS as error:
-        outage.failed(error)
-    finally:
-        connection.close()
+    threading.Thread(target=ask, name="database-at-start", daemon=True).start()

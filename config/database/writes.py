@@ -1,8 +1,7 @@
 """Plain INSERTs and UPDATEs whose SQL is compiled once, and groups of them as one statement.
 
-The number of statements in a transaction decides its cost, in this process and in the database, and how long it holds
-its locks. PostgreSQL therefore executes a whole group as one statement. SQLite, which needs no round trip, executes the
-group one by one.
+The number of statements decides what a transaction costs and how long it holds its locks, so PostgreSQL executes a
+whole group as one. SQLite, which needs no round trip, executes them one by one.
 """
 
 from __future__ import annotations
@@ -20,17 +19,14 @@ from django.db import DEFAULT_DB_ALIAS, connections, models, transaction
 from config.database.protected import Key, require_key
 
 FIRST = "first"
-# Compiled statements that are kept of each kind. The number of inserted rows is part of a statement, and a model
-# decides it, so there is no end of statements; those of a process's usual work are few.
+# Compiled statements that are kept of each kind. A model decides how many rows are inserted, so they have no end.
 STATEMENTS_MAX = 256
 
 
 class Writes:
     """Writes that happen together, inside the caller's transaction. The first ``guards`` of them happen in their order,
-    each only if the one before it found a row; all others only if the last guard did. The callers see to it that a
-    guard which changes a row is not followed by one that may find none.
-
-    No write sees what the others write, and no two may write the same row.
+    each only if the one before it found a row; all others only if the last guard did. A guard that changes a row must
+    not be followed by one that may find none. No write sees what the others write, and no two may write the same row.
     """
 
     def __init__(self) -> None:
@@ -42,10 +38,7 @@ class Writes:
         self.listeners: list[tuple[int, Callable[[], None]]] = []
 
     def insert(self, *rows: models.Model) -> None:
-        """INSERT rows of one model as they are: the database defaults of their columns are not applied.
-
-        For models whose primary key is known before the INSERT, or not needed after it.
-        """
+        """INSERT rows of one model, without the database defaults of their columns and without reading their keys."""
         if rows:
             db, model = connections[DEFAULT_DB_ALIAS], type(rows[0])
             fields = _inserted_fields(model)
@@ -56,10 +49,8 @@ class Writes:
     def update(
         self, model: type[models.Model], where: Mapping[str, Any], changes: Mapping[str, Any], key: Key | None = None
     ) -> None:
-        """UPDATE the rows whose fields have the values of ``where``, which may be None.
-
-        Fields are named by attribute (``chat_id``, not ``chat``), and the values are plain: no expressions. Protected
-        fields change only with the model's ``key``.
+        """UPDATE the rows whose fields have the values of ``where``, which may be None. Fields are named by attribute
+        (``chat_id``), values are no expressions, and protected fields change only with the model's ``key``.
         """
         require_key(model, changes, key)
         db = connections[DEFAULT_DB_ALIAS]

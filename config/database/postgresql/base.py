@@ -1,7 +1,5 @@
-"""Django's backend for PostgreSQL, with connections that end by themselves and plans that survive migrations.
-
-A connection waits a limited time for each answer, and is closed by every error after which only a new one works. Such
-an error is an OperationalError, like a lost connection, for all code that repeats work.
+"""Django's backend for PostgreSQL, with connections that wait a limited time for each answer and plans that survive
+migrations. An error after which only a new connection works closes it, and is an OperationalError like a lost one.
 """
 
 from __future__ import annotations
