@@ -28,10 +28,7 @@ SPENT_SUM = Sum(Abs("amount"), filter=SPENT, default=0)
 
 
 def expire_grants() -> Iterator[int]:
-    """Remove the unspent part of each grant that has expired; yields the micro-credits removed from each account.
-
-    Two calls may run at the same time: each account is a transaction that locks it.
-    """
+    """Remove the unspent part of each grant that has expired; yields the micro-credits removed from each account."""
     now = clock.now()
     return jobs.each("expire-grants", _accounts_due(now), partial(_expire_of, now=now))
 
@@ -41,11 +38,9 @@ def expire_all() -> int:
 
 
 def _accounts_due(now: datetime) -> Iterator[int]:
-    last = 0
-    due = PendingExpiry.objects.filter(expires_at__lte=now).order_by("account_id")
-    while accounts := list(
-        due.filter(account_id__gt=last).values_list("account_id", flat=True).distinct()[:ACCOUNTS_BATCH]
-    ):
+    last, due = 0, PendingExpiry.objects.filter(expires_at__lte=now).order_by("account_id")
+    keys = due.values_list("account_id", flat=True).distinct()
+    while accounts := list(keys.filter(account_id__gt=last)[:ACCOUNTS_BATCH]):
         yield from accounts
         last = accounts[-1]
 

@@ -1,6 +1,5 @@
 """The account of each user and the append-only ledger. Amounts are micro-credits. ``ledger.py`` is the only writer.
-
-The subclasses of ``UsageTotal`` hold sums of ledger rows. Triggers maintain them (migrations).
+Triggers (migrations) maintain the totals.
 
 The database itself rejects an unknown type, a wrong sign, a correction without a reason or a member of staff, a second
 row with the same cause, a second settlement of one type for a hold, and, by triggers, each UPDATE or DELETE of a row.
@@ -61,10 +60,7 @@ STAFF_TYPES = [EntryType.GRANT, EntryType.REFUND, EntryType.ADJUSTMENT, EntryTyp
 
 
 class Account(models.Model):
-    """A user's credits. available = balance − held.
-
-    Only staff can take available below zero; ``debt`` is how far they have.
-    """
+    """A user's credits. available = balance − held. ``debt`` is how far staff have taken it below zero."""
 
     user = models.OneToOneField(
         settings.AUTH_USER_MODEL, models.PROTECT, primary_key=True, related_name="credit_account"
@@ -204,10 +200,7 @@ class PendingExpiry(models.Model):
 
 
 class UsageTotal(models.Model):
-    """A sum of ledger rows of an account, for the reports. Always exact; ``reconcile`` can rebuild it.
-
-    ``tool_key`` is empty for model usage.
-    """
+    """A sum of ledger rows of an account, for the reports. Always exact. ``tool_key`` is empty for model usage."""
 
     # Without a constraint: the foreign key of the ledger row is enough.
     account = models.ForeignKey(Account, models.PROTECT, related_name="+", db_index=False, db_constraint=False)

@@ -66,7 +66,7 @@ def kinds() -> list[Kind]:
 
 
 def drift(report: Callable[[str, int, int], object] = lambda *step: None) -> Iterator[str]:
-    """Yields one line for each difference as soon as it is found. ``report`` gets each step, its number and total."""
+    """One line for each difference, as soon as it is found. ``report`` gets each step, its number and their total."""
     rules: dict[str, Callable[[], Iterator[str]]] = {"accounts": _accounts, "holds": _holds, "refunds": _refunds}
     rules |= {str(kind.model._meta.verbose_name_plural): partial(drift_of, kind) for kind in kinds()}
     for number, (name, rule) in enumerate(rules.items(), 1):

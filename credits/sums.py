@@ -13,11 +13,6 @@ from config.database.queries import CompiledQuery
 from credits.models import SETTLEMENTS, SPENDING, Account, EntryType, LedgerEntry
 
 
-def run_spent(run_id: str) -> int:
-    """Captures and usage less refunds."""
-    return _sum(LedgerEntry.objects.filter(run_id=run_id, type__in=SPENDING), net_spending())
-
-
 def refundable(entry: LedgerEntry) -> int:
     """What of a CAPTURE or USAGE row is not refunded yet."""
     return entry.amount - _sum(LedgerEntry.objects.filter(against=entry, type=EntryType.REFUND), F("amount"))
@@ -29,7 +24,7 @@ def committed(run_id: str) -> int:
 
 
 def committed_subquery(outer: str) -> Combinable:
-    """``committed`` as an expression for a queryset; ``outer`` is the column that holds the run's id."""
+    """``committed`` as an expression for a queryset; ``outer`` holds the run's id."""
     return _sum_of_run(_committed(OuterRef(outer)), _signed(plus=[EntryType.HOLD]))
 
 
@@ -39,7 +34,7 @@ def _committed(run_id: Any) -> QuerySet[LedgerEntry]:
 
 
 def run_spent_subquery(outer: str = "pk") -> Combinable:
-    """``run_spent`` as an expression for a queryset; ``outer`` is the column that holds the run's id."""
+    """A run's captures and usage less refunds, as an expression for a queryset; ``outer`` holds the run's id."""
     return _sum_of_run(LedgerEntry.objects.filter(run_id=OuterRef(outer), type__in=SPENDING), net_spending())
 
 

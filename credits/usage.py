@@ -1,9 +1,8 @@
 """The usage reports: read-only, one account each. Amounts are micro-credits.
 
 A period is a rolling window that ends now: ``7d`` begins exactly 7 × 24 hours before now, and a row with that very
-timestamp is included. ``all`` has no lower bound. Rows that are written during the report may be included.
-
-Whole UTC days are read from the totals that triggers keep; the partial day at the start of a period from ledger rows.
+timestamp is included. ``all`` has no lower bound. Whole UTC days are read from the totals that triggers keep; the
+partial day at the start of a period from ledger rows.
 """
 
 from __future__ import annotations

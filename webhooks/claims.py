@@ -1,9 +1,8 @@
 """Claims due deliveries for this process. The claim's id fences the writes that follow.
 
-Two limits hold. An endpoint has at most WEBHOOK_ENDPOINT_CONCURRENCY attempts under way in all processes together, the
-installation endpoint WEBHOOK_INSTALLATION_CONCURRENCY; the lock on its row makes the count exact. The slots of this
-process are allocated by how the endpoints have answered, so that receivers that hang never take the last free slots,
-however many they are.
+Two limits hold. An endpoint has a number of attempts under way in all processes together, which the lock on its row
+makes exact. The slots of this process are allocated by how the endpoints have answered, so that receivers that hang
+never take the last free slots, however many they are.
 """
 
 from __future__ import annotations
@@ -21,16 +20,12 @@ from config.kernel.ids import any_of, array, new_id
 from webhooks import transitions
 from webhooks.models import Delivery, Endpoint
 
-# Concurrent attempts per process.
+# Concurrent attempts: of a process, to the installation endpoint, and to any other.
 WEBHOOK_WORKER_CAPACITY = 512
-# Concurrent attempts to the installation endpoint.
 WEBHOOK_INSTALLATION_CONCURRENCY = 32
-# Concurrent attempts per endpoint.
 WEBHOOK_ENDPOINT_CONCURRENCY = 4
-# Deliveries that are claimed at a time.
+# Deliveries that are claimed at a time, and endpoints that are considered in one search.
 WEBHOOK_BATCH_SIZE = 200
-
-# Endpoints considered in one search.
 CANDIDATES_MAX = 500
 
 # Steps from endpoint to endpoint along an index: an endpoint with ready deliveries costs one step, however many they
@@ -140,11 +135,11 @@ def anything_ready() -> bool:
 
 
 def take_ready(busy: int, after: str = "") -> tuple[list[Claim], bool, str]:
-    """Claim what this process should send now, while ``busy`` of its slots are taken.
+    """Claim what this process should send now, while ``busy`` of its slots are taken, to endpoints behind the id
+    ``after``.
 
-    Considers at most CANDIDATES_MAX endpoints, in the order of their ids, behind the id ``after``. Returns at most
-    WEBHOOK_BATCH_SIZE claims, whether deliveries were left because this process has no free slot, and the id behind
-    which the next search continues: empty after the last endpoint.
+    Returns the claims, whether deliveries were left because this process has no free slot, and the id behind which the
+    next search continues: empty after the last endpoint.
     """
     candidates, closed, after = _candidates(after)
     if closed:
@@ -159,10 +154,9 @@ def take_ready(busy: int, after: str = "") -> tuple[list[Claim], bool, str]:
 def allocate_slots(candidates: Sequence[Candidate], busy: int, slots: int, most: int) -> dict[str, int]:
     """How many attempts each endpoint may start, by endpoint id.
 
-    An endpoint gets a slot while fewer slots than its share are taken. For its first attempt under way the share is all
-    slots if it answered last time, three quarters if it was never tried, and half if it failed. For further attempts
-    at the same time the shares are smaller. So an endpoint that answers waits neither for 200 receivers that
-    hang nor for one with a long queue.
+    An endpoint gets a slot while fewer slots than its share are taken. Its share depends on whether it answered last
+    time, and is smaller for further attempts at the same time. So an endpoint that answers waits neither for 200
+    receivers that hang nor for one with a long queue.
     """
     first_share = {False: slots, None: slots * 3 // 4, True: slots // 2}
     further_share = {False: slots // 2, None: slots // 4, True: slots // 4}

@@ -1,6 +1,5 @@
-"""What a user can do with the webhook endpoint: register, rotate, enable, disable, delete.
-
-The installation endpoint is the one of the user ``INSTALLATION``. Only staff set it up.
+"""What a user can do with the webhook endpoint: register, rotate, enable, disable, delete. Staff do the same with the
+installation endpoint, that of the user ``INSTALLATION``.
 """
 
 from __future__ import annotations
@@ -63,12 +62,9 @@ def deliveries_of(user: Any, status: str | None = None) -> QuerySet[Delivery]:
 def register(
     user: Any, url: str, *, rotate: bool, extended: bool | None = None, secret: str | None = None
 ) -> tuple[Endpoint, bool]:
-    """Create the user's endpoint, or change it in place. Returns it, and whether its secret is new and must be shown.
-    Without ``extended``, a new endpoint gets no extended events, and an existing one keeps its choice. ``secret``: the
-    new secret, if it is not to be a random one.
-
-    ``url`` has passed ``check_url``. Of simultaneous first calls one creates the endpoint and the others find it. A
-    secret that no key decrypts gets no grace window when it is rotated.
+    """Create the user's endpoint, or change it in place; ``url`` has passed ``check_url``. Returns it, and whether its
+    secret is new and must be shown. Without ``extended``, an endpoint keeps its choice. ``secret``: the new secret, if
+    it is not to be a random one. A secret that no key decrypts gets no grace window when it is rotated.
     """
     endpoint, now = endpoints_of(user).select_for_update(no_key=True).first(), clock.now()
     if endpoint is None:
@@ -95,9 +91,8 @@ def register(
 
 @transaction.atomic
 def change(user: Any, **changes: bool) -> Endpoint:
-    """Set ``enabled`` and ``extended_events``. Disabling drops the pending deliveries. No events are recorded while the
-    endpoint is disabled, and nothing is sent, also after it is enabled again, until all dropped deliveries are marked
-    dead.
+    """Set ``enabled`` and ``extended_events``. Disabling drops the pending deliveries: nothing is sent, also once it is
+    enabled again, until they are marked dead.
     """
     endpoint = endpoint_of(user, lock=True)
     changed = [name for name, value in changes.items() if getattr(endpoint, name) != value]

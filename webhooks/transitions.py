@@ -30,9 +30,8 @@ from webhooks.outbox import DELIVER
 
 # Added to an attempt's time limit to get the time at which its claim ends.
 WEBHOOK_CLAIM_MARGIN_SECONDS = 15
-# Pending deliveries to the installation endpoint; the oldest of more are dropped.
+# Pending deliveries to the installation endpoint, and to any other; the oldest of more are dropped.
 WEBHOOK_INSTALLATION_PENDING_MAX = 200_000
-# Pending deliveries per endpoint; the oldest of more are dropped.
 WEBHOOK_PENDING_MAX = 10_000
 
 # Seconds from the end of a failed attempt to the next one. The first attempt is made at once.
@@ -73,10 +72,8 @@ def claim(deliveries: Sequence[Delivery], claim_id: str, lapses_at: datetime) ->
 
 
 def record_outcomes(attempts: Sequence[Attempt]) -> None:
-    """Write the outcomes of these attempts, in a number of statements that does not depend on how many they are.
-
-    An outcome changes nothing if its claim was found lapsed, or if its delivery is finished. An attempt that was not
-    sent does not count.
+    """Write the outcomes of these attempts, in a number of statements that does not depend on how many they are. One
+    whose claim has lapsed, or whose delivery is finished, changes nothing. An attempt that was not sent does not count.
     """
     with transaction.atomic():
         pending = _pending([one.delivery.pk for one in attempts]).select_for_update(no_key=True).order_by("pk")
@@ -188,9 +185,7 @@ def _drop_batch() -> int:
 
 
 def drop_excess() -> int:
-    """Mark the oldest deliveries dead that wait for endpoints with more than WEBHOOK_PENDING_MAX, or for the
-    installation endpoint with more than WEBHOOK_INSTALLATION_PENDING_MAX. Returns how many.
-    """
+    """Mark the oldest deliveries dead that wait for endpoints with too many. Returns how many."""
     pending, total = Delivery.objects.filter(status=Delivery.Status.PENDING).order_by("-pk"), 0
     waiting = pending.order_by().values_list("endpoint_id", "endpoint__user_id").annotate(count=Count("pk"))
     for endpoint_id, user_id, _ in waiting.filter(count__gt=WEBHOOK_PENDING_MAX):

@@ -394,5 +394,5 @@ def test_balance_equals_the_grant_minus_the_costs_of_the_runs(bench, user):
         bench.finish('/call calculate {"expression": "1"}\n/call calculate {"expression": "1/0"}\n/say x')
     account = ledger.account_for(user.pk)
     assert account.held == 0
-    spent = sum(sums.run_spent(run.pk) for run in Run.objects.all())
+    spent = sum(sums.committed(run.pk) for run in Run.objects.all())
     assert account.balance == 100_000_000 - spent

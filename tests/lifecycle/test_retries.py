@@ -110,7 +110,7 @@ def test_a_refusal_is_not_tried_again(bench, events, code):
     assert run["errorCode"] == ("CONTEXT_LENGTH_EXCEEDED" if code == 413 else "MODEL_ERROR")
     assert run["usage"]["modelRetries"] == 0
     assert retrying(events(run["id"])) == []
-    assert sums.run_spent(run["id"]) == 0
+    assert sums.committed(run["id"]) == 0
 
 
 def test_the_attempts_of_a_turn_are_limited(bench, settings, events):
@@ -123,7 +123,7 @@ def test_the_attempts_of_a_turn_are_limited(bench, settings, events):
     last = ModelAttempt.objects.filter(run_id=run["id"]).last()
     assert (last.next_model, last.next_at) == ("", None)
     assert Run.objects.get(pk=run["id"]).failure_reason == "provider_unavailable"
-    assert sums.run_spent(run["id"]) == 0
+    assert sums.committed(run["id"]) == 0
 
 
 def test_each_turn_has_its_own_attempts(bench, settings):
@@ -250,7 +250,7 @@ def test_a_cancel_ends_the_wait(bench, faults):
     bench.cancel(run["id"])
     assert bench.wait(run["id"])["status"] == "cancelled"
     assert time.monotonic() - begun < 1.0
-    assert sums.run_spent(run["id"]) == 0
+    assert sums.committed(run["id"]) == 0
 
 
 def wait_of(run: dict[str, Any], seconds: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from argparse import ArgumentParser
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -46,19 +47,13 @@ class Command(BaseCommand):
         try:
             server = ThreadingHTTPServer(("127.0.0.1", options["port"]), Handler)
         except (OSError, OverflowError) as error:
-            raise CommandError(
-                f"Can't listen on port {options['port']}: {error}. Choose another with --port."
-            ) from None
+            raise CommandError(f"Can't listen on port {options['port']}: {error}.") from None
         self.stdout.write(f"Listening on http://127.0.0.1:{server.server_port}/ (Ctrl-C ends it)")
         if not secret:
             self.stdout.write("No --secret given: deliveries are shown, but not verified.")
         self.stdout.flush()
-        try:
+        with server, suppress(KeyboardInterrupt):
             server.serve_forever(poll_interval=0.2)
-        except KeyboardInterrupt:
-            self.stdout.write("")
-        finally:
-            server.server_close()
 
 
 def judge(headers: dict[str, str], body: bytes, secret: str | None) -> tuple[int, str]:
