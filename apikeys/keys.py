@@ -23,25 +23,16 @@ from apikeys.models import SESSION_TOKENS, ApiKey, ServerKey
 from config.kernel import clock
 from config.kernel.errors import Conflict
 
-# Live API keys per user.
-API_KEY_MAX_LIVE = 50
-# Default `expirationDays`.
-API_KEY_DEFAULT_DAYS = 90
-API_KEY_MAX_DAYS = 365
+API_KEY_MAX_LIVE = 50  # of a user
+API_KEY_DEFAULT_DAYS, API_KEY_MAX_DAYS = 90, 365
 # Minimum time between two writes of `lastUsedAt`.
 API_KEY_LAST_USED_SECONDS = 60
 
 DEFAULT_SCOPES = (
-    "chats:read",
-    "chats:write",
-    "runs:read",
-    "runs:write",
-    "waitpoints:respond",
-    "attachments:write",
+    *("chats:read", "chats:write", "runs:read", "runs:write", "waitpoints:respond", "attachments:write"),
     "credits:read",
 )
-MARK = "awk_"
-SERVER_MARK = "aws_"
+MARK, SERVER_MARK = "awk_", "aws_"
 BODY_LENGTH = 43
 CHECKSUM_LENGTH = 6
 PREFIX_LENGTH = 8

@@ -30,19 +30,16 @@ from config.kernel.ids import is_plausible_id, new_id
 from config.limits.share import Share
 from config.queue import jobs
 
+logger = logging.getLogger(__name__)
+
 # Time in which an attachment must be uploaded and completed.
 ATTACHMENT_EXPIRY_SECONDS = 24 * 3600
-# Attachments per message.
 ATTACHMENTS_PER_MESSAGE_MAX = 10
 # Uploads and downloads of one user that a web process handles at the same time; one more is 429.
 ATTACHMENT_TRANSFERS_PER_USER = 10
-
-logger = logging.getLogger(__name__)
-
 SWEEP_BATCH = 200
 # The delay before a failed removal of files is repeated.
 REMOVE_AGAIN = timedelta(hours=1)
-
 _KEY = take_key(Attachment)
 _signer = Signer(salt="chats.attachments.upload")
 _transfers = Share(ATTACHMENT_TRANSFERS_PER_USER)
@@ -68,9 +65,7 @@ def attachments_of(user: Any) -> QuerySet[Attachment]:
 def create_attachment(
     user: Any, *, file_name: str, content_type: str, size_bytes: int, sha256: str | None = None
 ) -> Attachment:
-    """Raises PayloadTooLarge over ATTACHMENT_MAX_BYTES, and Conflict if the user's attachments that are not purged
-    would exceed ATTACHMENT_USER_MAX_BYTES together.
-    """
+    """Raises PayloadTooLarge, and Conflict if all attachments of the user would exceed ATTACHMENT_USER_MAX_BYTES."""
     if size_bytes > settings.ATTACHMENT_MAX_BYTES:
         raise PayloadTooLarge(f"A file may have at most {settings.ATTACHMENT_MAX_BYTES} bytes.")
     with transaction.atomic():
@@ -300,7 +295,7 @@ def attached_to(message_ids: Sequence[str]) -> dict[str, list[Attachment]]:
 
 def read_file(stored_name: str, limit: int, seconds: float) -> bytes:
     """The first ``limit`` bytes of a ready attachment's file. Blocks. Raises FileNotFoundError, and Unavailable also if
-    the storage has not sent them after ``seconds``. Each part that it sends has its own time-out.
+    the storage has not sent them after ``seconds``: its own time-out is for each part.
     """
     end = time.monotonic() + seconds
     read: list[bytes] = []

@@ -218,8 +218,6 @@ ATTACHMENT_TYPES = ENV.items(
 ATTACHMENT_MAX_BYTES = ENV.whole("ATTACHMENT_MAX_BYTES", 20 * 1024 * 1024, 1)
 #: size limit of all attachments of one user that are not purged; 0 means no limit
 ATTACHMENT_USER_MAX_BYTES = ENV.whole("ATTACHMENT_USER_MAX_BYTES", 1024**3)
-# Interval at which expired attachments are removed.
-ATTACHMENT_SWEEP_SECONDS = 300
 #: time after which a deleted chat is purged with its messages, files and runs; the ledger stays
 CHAT_RETENTION_DAYS = ENV.whole("CHAT_RETENTION_DAYS", 30, 0, 36500)
 #: time after which an attachment that no message uses is removed
@@ -365,11 +363,7 @@ JOBS: dict[str, tuple[str, str, float]] = {
     "prune-webhooks": ("webhooks.prune", "webhooks.tasks.prune", 3600.0),
     "prune-idempotency": ("api.prune_idempotency", "config.api.idempotency.prune", 3600.0),
     "prune-sessions": ("api.prune_sessions", "config.tasks.prune_sessions", 3600.0),
-    "expire-attachments": (
-        "chats.expire_attachments",
-        "chats.attachments.expire_attachments",
-        ATTACHMENT_SWEEP_SECONDS,
-    ),
+    "expire-attachments": ("chats.expire_attachments", "chats.attachments.expire_attachments", 300.0),
     "purge-chats": ("chats.purge", "chats.purge.purge_chats", 3600.0),
     "purge-attachments": ("chats.purge_attachments", "chats.purge.purge_attachments", 3600.0),
     "expire-grants": ("credits.expire_grants", "credits.expiry.expire_all", CREDIT_EXPIRY_SWEEP_SECONDS),

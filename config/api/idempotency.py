@@ -27,9 +27,8 @@ from config.kernel import clock
 from config.kernel.errors import Conflict, ValidationFailed
 from config.kernel.jsontext import dumps
 
-# How long an `Idempotency-Key` is kept.
+# How long a key is kept, and time after which an unfinished request loses it.
 IDEMPOTENCY_HOURS = 24
-# Time after which an unfinished request loses its key.
 IDEMPOTENCY_LOCK_SECONDS = 60
 
 logger = logging.getLogger(__name__)
@@ -55,9 +54,7 @@ class KeyInUse(Conflict):
 
 
 class IdempotencyMixin:
-    """For viewsets. ``idempotent_actions`` accept the header. Answers of ``secret_actions`` hold a secret and are not
-    stored.
-    """
+    """For viewsets. ``idempotent_actions`` accept the header. Answers of ``secret_actions`` are not stored."""
 
     surface: ClassVar[str]
     idempotent_actions: ClassVar[frozenset[str] | set[str]] = frozenset({"create"})

@@ -140,10 +140,9 @@ MessageMiddleware = pages_only(messages.MessageMiddleware)
 
 
 class PageLimitMiddleware(Middleware):
-    """Limits pages as the API is limited: a body's size before any code reads it, and the requests of an address.
-
-    Signed addresses are not charged. Uploads have a limit of their own. Cookies are limited because the time that some
-    versions of Python need to read one grows with the square of its length; the API has none.
+    """Limits pages as the API is limited: a body's size before any code reads it, and the requests of an address, but
+    not of signed ones. Uploads have a limit of their own. Cookies, of which the API has none, are limited because some
+    versions of Python read one in a time that grows with the square of its length.
     """
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
@@ -163,9 +162,7 @@ class PageLimitMiddleware(Middleware):
 
 
 class ApiErrorMiddleware(Middleware):
-    """Under /api, replaces error pages of Django and of other middleware by the envelope, and charges requests that no
-    view has charged.
-    """
+    """Under /api, replaces error pages of libraries by the envelope, and charges requests that no view has charged."""
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         response = self.get_response(request)

@@ -17,9 +17,8 @@ from config.kernel.jsontext import to_text
 
 PAGE_MAX_BYTES = 1024 * 1024
 
-# Default `limit` of lists.
+# The default `limit` of lists, and the largest.
 API_PAGE_SIZE = 20
-# Largest `limit`.
 API_PAGE_SIZE_MAX = 100
 
 ORDER, NEWEST_FIRST = ("created_at", "pk"), ("-created_at", "-pk")

@@ -23,12 +23,10 @@ from config.kernel.errors import Unavailable
 from config.outbound import client
 from config.outbound.loop import shared
 
-# Time limit for fetching keys. As long as a process has none, requests wait for its first attempt only and get 503
-# afterwards.
+# Time limit for fetching keys, minimum time between two fetches for unknown keys, and time after which the keys are
+# fetched again.
 SESSION_JWKS_TIMEOUT_SECONDS = 3.0
-# Minimum time between two fetches for unknown keys.
 SESSION_JWKS_REFETCH_SECONDS = 60
-# How long fetched keys are used before they are fetched again.
 SESSION_JWKS_CACHE_SECONDS = 3600
 
 logger = logging.getLogger(__name__)
@@ -125,11 +123,9 @@ def local_keys(pem: str) -> tuple[Ed25519PrivateKey, Ed25519PublicKey]:
 class Jwks:
     """A provider's signing keys, cached. Threads share it and wait for the same fetch, on the event loop.
 
-    The cache is fetched again when it is SESSION_JWKS_CACHE_SECONDS old, so that a key that the provider withdrew is no
-    longer accepted. An unknown ``kid`` causes a fetch at once, but not within SESSION_JWKS_REFETCH_SECONDS of the last
-    one: anyone can send tokens with invented kids. While the provider is not available, cached keys stay valid.
-    Without any key, only the first fetch is waited for: a provider that hangs must not occupy all threads again and
-    again.
+    It is fetched again from time to time, so that a key that the provider withdrew is no longer accepted, and for an
+    unknown ``kid``, but not soon again: anyone can send invented kids. While the provider is not available, cached keys
+    stay valid. Without any key, only the first fetch is waited for: a provider that hangs must not occupy all threads.
     """
 
     def __init__(self, url: str) -> None:
