@@ -1,7 +1,6 @@
 """Lease: places that a user holds for a while, such as open streams, with a limit per user over all processes.
 
-Redis counts the places. While it is not available, the limit holds per process. A place ends by itself after its lease,
-in case its process died.
+Redis counts the places; while it is away, the limit holds per process. A place of a dead process ends by itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Window: so many requests a minute, exact over all processes, because Redis counts them with its own time.
 
-While Redis is not available, requests pass without a limit, because a limiter must not stop the API. They are counted.
+While Redis is away, requests pass without a limit and are counted, because a limiter must not stop the API.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from config.outbound.urls import Answer, RequestFailed, RequestTimedOut, host_of
 # Shorter than the keep-alive of common servers (2 to 75 s). If a server closes a connection during a request, the
 # request is lost and cannot be repeated safely.
 IDLE_SECONDS = 1.0
-# For the status line and for each header of an answer. An answer may have 128 headers.
+# Of the status line and of each of at most 128 headers of an answer.
 LINE_MAX_BYTES = 64 * 1024
 # Only the caller sets headers. Without Accept-Encoding, an answer is not compressed, so the size limit is exact.
 SKIPPED_DEFAULT_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
@@ -57,21 +57,17 @@ async def request(
     max_bytes: int,
     **options: Any,
 ) -> Answer:
-    """Send one request and return its answer, also with an error status. Times are in seconds.
-
-    ``options`` and errors: as for ``Exchange.open``, and RequestTimedOut after ``total_timeout``.
+    """Send one request and return its answer, also with an error status. ``options`` and errors are those of
+    ``Exchange.open``, and RequestTimedOut after ``total_timeout`` seconds.
     """
     exchange = Exchange()
     try:
         async with asyncio.timeout(total_timeout):
             response = await exchange.open(method, url, headers=headers, body=body, **options)
             parts: list[bytes] = []
-            try:
+            with contextlib.suppress(RequestFailed):  # what has arrived is the answer, and ``truncated``
                 async for part in exchange.parts(max_bytes):
                     parts.append(part)
-            except RequestFailed:
-                # ``read`` raises and keeps the bytes that arrived before the failure in its buffer.
-                parts.append(response.content._read_nowait(-1))
             return Answer(response.status, response.headers, b"".join(parts)[:max_bytes], not exchange.complete)
     except TimeoutError:
         raise RequestTimedOut(f"Timed out after {total_timeout:g} s.") from None
@@ -101,14 +97,11 @@ class Exchange:
         reuse: bool = False,
         owner: str = "",
     ) -> aiohttp.ClientResponse:
-        """Send the request, and wait for the head of its answer.
-
-        With ``reuse``, later requests to the same host and port may use the connection for ``IDLE_SECONDS``. The
-        look-up counts for the ``owner``, a user. Raises AddressRefused, ValueError (the URL is not valid),
-        RequestTimedOut, RequestFailed.
+        """Send the request, and wait for the head of its answer. ``connect_timeout`` (seconds) is for look-up, connect
+        and handshake. With ``reuse``, later requests to the same host and port may use the connection for
+        ``IDLE_SECONDS``. Raises AddressRefused, ValueError (the URL is not valid), RequestTimedOut, RequestFailed.
         """
         parsed = parse(url, https_only)
-        # Of look-up, connect and handshake.
         timeout = aiohttp.ClientTimeout(connect=connect_timeout, ceil_threshold=float("inf"))
         # A time-out before the look-up begins is one of the look-up.
         self.owner, self.looking_up = owner, not is_address(host_of(parsed))
@@ -136,8 +129,8 @@ class Exchange:
                 raise self._failure(error) from None
 
     async def parts(self, max_bytes: int) -> AsyncIterator[bytes]:
-        """The body as it comes. It is ``complete`` unless it has more than ``max_bytes``; then the last part ends
-        beyond them. Raises RequestFailed if the connection breaks.
+        """The body as it comes, ``complete`` or ended beyond ``max_bytes``. Raises RequestFailed if the connection
+        breaks.
         """
         response: Any = self.response
         left = max_bytes + 1
@@ -249,9 +242,7 @@ class _Resolver(AbstractResolver):
     def __init__(self, allow_private: bool) -> None:
         self.allow_private = allow_private
 
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
+    async def resolve(self, host: str, port: int = 0, family: Any = socket.AF_UNSPEC) -> list[ResolveResult]:
         exchange = _exchange.get()
         targets = await resolve(host, port, allow_private=self.allow_private, owner=exchange.owner)
         exchange.looking_up = False
@@ -288,8 +279,7 @@ async def _never_resend(request: aiohttp.ClientRequest, handler: aiohttp.ClientH
         raise RequestFailed(CLOSED_WITHOUT_ANSWER) from None
 
 
-# The sessions of each event loop by (allow_private, reuse). A request that may not reach private addresses never uses a
-# connection of one that may.
+# By event loop and (allow_private, reuse): who may not reach private addresses uses no connection of those who may.
 _sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[bool, bool], aiohttp.ClientSession]]
 _sessions = WeakKeyDictionary()
 

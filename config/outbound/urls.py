@@ -1,6 +1,4 @@
-"""What a request is made of and results in: the URL that users configure, read for the check and for the connection
-alike, and the answer or an error.
-"""
+"""The URL of a request, read for the check and for the connection alike, and the request's answer or error."""
 
 from __future__ import annotations
 
@@ -57,9 +55,7 @@ def parse(url: str, https_only: bool) -> Url:
 
 
 def same_server(first: str, second: str) -> bool:
-    """Whether both addresses have the same scheme, host and port. What was meant for one server must not go to
-    another.
-    """
+    """Whether both URLs have the same scheme, host and port: what was meant for one server must not go to another."""
     try:
         one, other = parse(first, False), parse(second, False)
     except ValueError:
@@ -68,10 +64,8 @@ def same_server(first: str, second: str) -> bool:
 
 
 def host_of(parsed: Url) -> str:
-    """The host for the look-up.
-
-    An IPv4 address in octal, decimal or short form gets its usual form, and the last dot of a name is removed, so that
-    the check and the connection cannot read the host differently.
+    """The host for the look-up: an IPv4 address in its usual form, a name without its last dot. So the check and the
+    connection cannot read it differently.
     """
     host = (parsed.host or "").strip("[]").rstrip(".")
     with contextlib.suppress(OSError):

@@ -1,7 +1,6 @@
 """Wake-ups: Redis messages that tell processes with open streams which runs have new events.
 
-A wake-up may be lost, because these processes also query at intervals. It contains ids of runs only. The functions for
-callers never raise.
+One may be lost, because these processes also query at intervals. It contains ids of runs only. Callers get no error.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ IDLE_GATHER_SECONDS = 0.1
 
 
 def channel(url: str) -> str:
-    """The channel of this service. Its name contains the database number, because a message of Redis reaches all
-    databases of a server."""
+    """The channel of this service, with its database's number: a message of Redis reaches all databases of a server."""
     return f"run-events:{urlsplit(url).path.strip('/')}"
 
 

@@ -1,8 +1,6 @@
 """The ASGI application: bodies are read, and answers and streams are sent, on the event loop. Django makes the answers,
-through WSGI on a bounded number of threads.
-
-A thread works on a request only after the whole request has arrived, and only until its answer is made. A client that
-sends or reads slowly occupies memory, which is limited, and no thread.
+through WSGI on a bounded number of threads, once a request has arrived as a whole. So a client that sends or reads
+slowly occupies memory, which is limited, and no thread.
 """
 
 from __future__ import annotations
@@ -33,8 +31,8 @@ logger = logging.getLogger(__name__)
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
-# How long the rest of a body that is not used is read. A client that still sends could not read the answer if the
-# connection were reset.
+# How long the rest of an unused body is read: a client that still sends cannot read the answer of a connection that is
+# reset.
 DRAIN_SECONDS = 2.0
 # Larger answers are sent in parts of this size, as the client reads them.
 PART_BYTES = 64 * 1024
@@ -167,7 +165,7 @@ class Front:
                 if admitted is not live:
                     return Answer(admitted.status_code, list(admitted.items()), b"".join(admitted))
                 return Answer(status, headers, live=live)
-            # Libraries wrap responses: what does not say that it is whole may be large, or may never end.
+            # A response that a library wraps and that does not say that it is whole may never end.
             if getattr(response, "streaming", not isinstance(response, (list, tuple))):
                 body = Parts(self.threads, response)
                 return Answer(status, headers, next(body.parts, b""), body)

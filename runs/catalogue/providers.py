@@ -9,7 +9,7 @@ from django.conf import settings
 
 from config.kernel.encryption import DecryptionFailed
 from runs.models import Provider
-from runs.tools.base import is_web_address, parse_headers, secrets_in
+from runs.tools.base import is_address, parse_headers, secrets_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class Server:
             return f"There is no kind of provider named {self.kind}."
         if not kind.needs_address:
             return None
-        if not is_web_address(self.base_url):
+        if not is_address(self.base_url):
             return "Its address is missing or not an http(s) address."
         if not all("!" <= character <= "~" for character in self.api_key):
             return "Its key holds a character that is not valid in a key, such as a blank."

@@ -12,10 +12,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
-from urllib.parse import urlsplit
+
+from django.conf import settings
 
 from config.kernel.jsontext import MalformedJSON, parse_object, to_text
 from config.limits.share import Threads
+from config.outbound.urls import parse
 from runs.errors import CallError
 
 # A longer result is cut.
@@ -78,7 +80,7 @@ class ToolDefinition:
     input_schema: Mapping[str, Any]
     price: int
     approval: str = "threshold"
-    timeout_seconds: float | None = None  # then TOOL_TIMEOUT_SECONDS
+    timeout_seconds: float | None = None
     repeatable: bool = False
     url: str = ""
     # Left out of repr, so that no log line can show them.
@@ -88,6 +90,10 @@ class ToolDefinition:
     park_seconds: int | None = None
     cancel_url: str = ""
     unsigned_callbacks: bool = False
+
+    @property
+    def time_limit(self) -> float:
+        return settings.TOOL_TIMEOUT_SECONDS if self.timeout_seconds is None else self.timeout_seconds
 
     def without_secrets(self, text: str) -> str:
         """What the tool says of a failure: some servers show the request that they got."""
@@ -262,25 +268,18 @@ def clean_result(result: ToolResult) -> ToolResult:
     if len(result.urls) > TOOL_RESULT_URLS_MAX:
         raise tool_error(f"The tool returned more than {TOOL_RESULT_URLS_MAX} result URLs.")
     for url in result.urls:
-        if not is_web_address(url):
+        if not is_address(url):
             raise tool_error(f"A result URL of the tool is not an http(s) address: {url[:200]}")
     return ToolResult(text, result.urls, result.credit_used)
 
 
-def is_web_address(url: str) -> bool:
-    """Whether ``url`` is an absolute http(s) URL without blanks or control characters."""
-    if len(url) > URL_MAX_CHARS or re.search(r"[\s\x00-\x20\x7f\ud800-\udfff]", url):
-        return False
+def is_address(url: str) -> bool:
+    """Whether ``url`` is an absolute http(s) URL, without blanks, control characters and credentials in it."""
     try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname)
+        parse(url, https_only=False)
     except ValueError:
         return False
-
-
-def is_address(url: str) -> bool:
-    """Whether ``url`` can be the address of a server that staff connect: without credentials in it."""
-    return is_web_address(url) and "@" not in urlsplit(url).netloc
+    return len(url) <= URL_MAX_CHARS and not re.search(r"[\s\ud800-\udfff]", url)
 
 
 def parse_headers(text: str | None) -> dict[str, str]:

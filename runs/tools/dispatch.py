@@ -7,8 +7,6 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
-from django.conf import settings
-
 from config.telemetry import tracing
 from runs.errors import CallError
 from runs.tools import builtin, http, mcp
@@ -61,8 +59,7 @@ async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: 
     kind = TYPES.get(definition.node_type)
     if kind is None or kind.execute is None:
         raise ToolFailure(CallError.UNKNOWN_TOOL, f"There is no tool type {definition.node_type}.")
-    own_limit = settings.TOOL_TIMEOUT_SECONDS if definition.timeout_seconds is None else definition.timeout_seconds
-    limit = min(own_limit, context.timeout_seconds)
+    limit = min(definition.time_limit, context.timeout_seconds)
     try:
         async with asyncio.timeout(limit) as scope:
             with tracing.span("tool", tool=definition.name, **{"invocation.id": context.invocation_id}):
@@ -74,8 +71,7 @@ async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: 
         raise
     except Exception as error:
         if scope.expired():
-            raise ToolFailure(
-                CallError.TOOL_TIMEOUT, f"{definition.name} did not answer within {limit:g} seconds."
-            ) from None
+            message = f"{definition.name} did not answer within {limit:g} seconds."
+            raise ToolFailure(CallError.TOOL_TIMEOUT, message) from None
         logger.exception("tool %s failed in invocation %s", definition.name, context.invocation_id)
         raise tool_error(f"{definition.name} failed for an unexpected reason.") from error

@@ -91,9 +91,8 @@ async def execute(definition: ToolDefinition, input: dict[str, Any], context: To
     if answer.status == 202 and context.callback is not None:
         return _parked(answer.body)
     if not 200 <= answer.status < 300:
-        raise tool_error(
-            f"{definition.name} answered with HTTP status {answer.status}{_reason(definition, answer.body)}"
-        )
+        reason = _reason(definition, answer.body)
+        raise tool_error(f"{definition.name} answered with HTTP status {answer.status}{reason}")
     if is_too_long(answer):
         raise tool_error(f"{definition.name} answered with more than {settings.TOOL_ANSWER_MAX_BYTES} bytes.")
     if answer.truncated:

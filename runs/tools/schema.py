@@ -38,15 +38,13 @@ IDLE_MAX = 2
 SCHEMA_SECONDS = 0.1
 # How long a request waits for the check of another one of the same user.
 WAIT_SECONDS = 1.0
+# The check has used its time or the memory.
+TOO_COSTLY = "too costly"
 # The fields of requests that are schemas or have some.
 SCHEMAS = ("clientTools", "outputSchema")
 
 _idle: list[subprocess.Popen[bytes]] = []
 _locks: WeakValueDictionary[int, threading.Lock] = WeakValueDictionary()
-
-
-class TooCostly(Exception):
-    """The check has used its time or the memory."""
 
 
 def parse_arguments(arguments: str) -> dict[str, Any]:
@@ -68,27 +66,21 @@ def check_input(definition: ToolDefinition, value: dict[str, Any]) -> None:
     """
     if not definition.input_schema:
         return
-    try:
-        answer = _check(to_text(definition.input_schema), value, TOOL_CHECK_SECONDS)
-    except TooCostly:
-        logger.warning("an input of the tool %s could not be checked within TOOL_CHECK_SECONDS", definition.name)
-        raise _invalid("its check against the tool's input schema takes too long. Make it much shorter.") from None
+    answer = _check(to_text(definition.input_schema), value, TOOL_CHECK_SECONDS)
     if "problem" in answer:
         raise tool_error(f"The input schema of {definition.name} is not valid. At {answer['problem']}")
-    if "error" in answer:
-        raise _invalid(answer["error"])
+    if TOO_COSTLY in answer:
+        logger.warning("an input of the tool %s could not be checked within TOOL_CHECK_SECONDS", definition.name)
+    if answer:
+        raise _invalid(*answer.values())
 
 
 def check_answer(schema: Mapping[str, Any], value: dict[str, Any]) -> None:
     """Raises ValueError, with a message for people, unless the user's answer fits a schema of ``check_schema``. Waits
     for another process.
     """
-    try:
-        answer = _check(to_text(schema), value, TOOL_CHECK_SECONDS)
-    except TooCostly:
-        raise ValueError("The check against the question's schema takes too long.") from None
-    if answer:
-        raise ValueError(f"It does not fit the question's schema: {' '.join(answer.values())}")
+    for reason in _check(to_text(schema), value, TOOL_CHECK_SECONDS).values():
+        raise ValueError(f"It does not fit the question's schema: {reason}")
 
 
 def check_schema(schema: Any) -> None:
@@ -97,11 +89,10 @@ def check_schema(schema: Any) -> None:
         raise ValueError("The input schema must be a JSON object.")
     if schema.get("type", "object") != "object":
         raise ValueError("The input schema's type must be object.")
-    try:
-        # The shortest input shows how long each check takes at least.
-        answer = _check(to_text(schema), {}, SCHEMA_SECONDS)
-    except TooCostly:
-        raise ValueError("The input schema takes too long to check.") from None
+    # The shortest input shows how long each check takes at least.
+    answer = _check(to_text(schema), {}, SCHEMA_SECONDS)
+    if TOO_COSTLY in answer:
+        raise ValueError("The input schema takes too long to check.")
     if "problem" in answer:
         raise ValueError(f"At {answer['problem']}")
 
@@ -128,7 +119,7 @@ def _invalid(reason: str) -> ToolFailure:
 
 
 def _check(schema: str, value: Any, seconds: float) -> dict[str, str]:
-    """The answer of ``validation.check``. Raises TooCostly."""
+    """The answer of ``validation.check``, or TOO_COSTLY with a reason."""
     request = dumps({"schema": schema, "seconds": seconds, "value": value}) + b"\n"
     while True:
         process: Any
@@ -149,7 +140,7 @@ def _check(schema: str, value: Any, seconds: float) -> dict[str, str]:
             return {kind: clean_text(text) for kind, text in json.loads(line).items()}
         # Its timer has ended it, or the library when no memory was left. A process that was kept may have ended before.
         if process.returncode == -signal.SIGPROF or (is_new and process.returncode == -signal.SIGABRT):
-            raise TooCostly
+            return {TOO_COSTLY: "its check against the schema takes too long. Make it much shorter."}
         if is_new:
             raise RuntimeError(f"the process that checks inputs has ended with status {process.returncode}")
 

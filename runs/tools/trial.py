@@ -16,11 +16,11 @@ from runs.tools.base import ToolContext, ToolDefinition, ToolFailure, ToolResult
 from runs.tools.schema import check_input, parse_arguments
 
 
-@dataclass(frozen=True)
+@dataclass
 class Trial:
     """``result`` or ``failure``: what the model would be told. ``sent``: the call's id; empty if none was made."""
 
-    seconds: float
+    seconds: float = 0.0
     sent: str = ""
     result: ToolResult | None = None
     failure: ToolFailure | None = None
@@ -29,20 +29,20 @@ class Trial:
 
 def try_tool(definition: ToolDefinition, arguments: str, user_id: int, user_name: str) -> Trial:
     """Call the tool with ``arguments``, a JSON object as text. Blocks for STAFF_REQUEST_SECONDS at most."""
-    begun, call_id, threads = time.monotonic(), "", Threads(1, 1, "trial")
-    own_limit = settings.TOOL_TIMEOUT_SECONDS if definition.timeout_seconds is None else definition.timeout_seconds
-    limit = min(own_limit, settings.STAFF_REQUEST_SECONDS)
+    trial, begun, threads = Trial(), time.monotonic(), Threads(1, 1, "trial")
+    limit = min(definition.time_limit, settings.STAFF_REQUEST_SECONDS)
     try:
         input = parse_arguments(arguments)
         check_input(definition, input)
-        call_id = new_id("inv")
+        trial.sent = new_id("inv")
         client.prepare()
-        context = ToolContext(call_id, "trial", "trial", user_id, user_name, limit, threads, threads)
+        context = ToolContext(trial.sent, "trial", "trial", user_id, user_name, limit, threads, threads)
         result = asyncio.run(http.execute(definition, input, context))
         assert isinstance(result, ToolResult)  # noqa: S101  (without a callback no call is parked)
-        shown = clean_result(result)
-        return Trial(time.monotonic() - begun, call_id, result=shown, images=len(result.images))
+        trial.result, trial.images = clean_result(result), len(result.images)
     except ToolFailure as failure:
-        return Trial(time.monotonic() - begun, call_id, failure=failure)
+        trial.failure = failure
     finally:
         threads.shutdown()
+    trial.seconds = time.monotonic() - begun
+    return trial

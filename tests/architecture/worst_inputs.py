@@ -209,7 +209,7 @@ PATTERNS: dict[str, list[Work] | str] = {
     "runs/privacy/erase.py: _hide_in_log": OUR_TEXT,
     "runs/pages.py: read_page": OUR_TEXT,
     "runs/tools/base.py: _SURROGATE": around(base.clean_text, ANSWER, "\ud800", "a"),
-    "runs/tools/base.py: is_web_address": around(base.is_web_address, ANSWER, "a", before="http://"),
+    "runs/tools/base.py: is_address": around(base.is_address, ANSWER, "a", before="http://"),
     "runs/tools/base.py: parse_headers": [
         *around(lambda name: base.parse_headers(f'{{"{name}": "a"}}'), BODY, "a"),
         *around(lambda value: base.parse_headers(f'{{"a": "{value}"}}'), BODY, "a", " ", before="a"),

@@ -35,11 +35,8 @@ def test_few_values_are_drawn_as_proportional_bars(draw):
     assert float(negative.get("y")) == pytest.approx(zero, abs=0.05)
 
 
-def test_many_values_are_drawn_as_a_line(draw):
-    chart = draw("Load", [math.sin(n) for n in range(200)])
-    points = chart.find(f"{SVG}polyline").get("points").split()
-    assert len(points) == 200
-    assert bars(chart) == []
+def test_many_values_are_as_many_bars(draw):
+    assert len(bars(draw("Load", [math.sin(n) for n in range(1000)]))) == 1000
 
 
 @pytest.mark.parametrize(
@@ -67,10 +64,6 @@ def test_every_mark_is_inside_the_picture(draw, series):
         for name in ("x", "x1", "x2", "y", "y1", "y2"):
             if element.get(name) is not None:
                 assert 0 <= float(element.get(name)) <= (WIDTH if name[0] == "x" else HEIGHT)
-        for pair in (element.get("points") or "").split():
-            x, y = map(float, pair.split(","))
-            assert 0 <= x <= WIDTH
-            assert 0 <= y <= HEIGHT
 
 
 @pytest.mark.parametrize(
@@ -111,14 +104,13 @@ def test_invalid_series_is_refused(call, series):
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "zero", "ticks"),
+    ("low", "high", "ticks"),
     [
-        (0, 10, True, [0, 2, 4, 6, 8, 10]),
-        (3, 31, True, [0, 10, 20, 30, 40]),
-        (-4, 31, True, [-10, 0, 10, 20, 30, 40]),
-        (800, 1230, False, [800, 900, 1000, 1100, 1200, 1300]),
-        (7, 7, False, [0, 2, 4, 6, 8]),
+        (0, 10, [0, 2, 4, 6, 8, 10]),
+        (3, 31, [0, 10, 20, 30, 40]),
+        (-4, 31, [-10, 0, 10, 20, 30, 40]),
+        (7, 7, [0, 2, 4, 6, 8]),
     ],
 )
-def test_the_axis_has_round_values(low, high, zero, ticks):
-    assert axis_ticks(low, high, zero=zero) == pytest.approx(ticks)
+def test_the_axis_has_round_values(low, high, ticks):
+    assert axis_ticks(low, high) == pytest.approx(ticks)

@@ -13,9 +13,8 @@ from runs.tools.base import BuiltinTool, ToolContext, ToolDefinition, ToolFailur
 async def create_file(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
     name = input["fileName"]
     if not files.is_file_name(name):
-        raise ToolFailure(
-            CallError.INVALID_INPUT, "The input does not fit: at fileName: this is not a valid file name."
-        )
+        message = "The input does not fit: at fileName: this is not a valid file name."
+        raise ToolFailure(CallError.INVALID_INPUT, message)
     content = input["content"].encode("utf-8", "replace")
     url = await files.store_file(context, name, content)
     return ToolResult(f"{name} was created ({len(content)} bytes): {url}", (url,))

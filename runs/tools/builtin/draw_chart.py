@@ -1,7 +1,4 @@
-"""The built-in tool ``draw_chart``: numbers as an SVG chart, bars for a few values and a line for many.
-
-Every text in the SVG is escaped.
-"""
+"""The built-in tool ``draw_chart``: numbers as the bars of an SVG chart, in which every text is escaped."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ from runs.tools.files import store_file
 FILE_NAME = "chart.svg"
 WIDTH, HEIGHT = 800, 450
 LEFT, RIGHT, TOP, BOTTOM = 92, 28, 76, 52
-BARS_MAX = 24
 VALUE_MAX = 1e15
 TITLE_MAX_CHARS = 200
 VALUES_MAX = 1000
@@ -40,13 +36,11 @@ async def draw_chart(definition: ToolDefinition, input: dict[str, Any], context:
 def draw(title: str, series: Sequence[float]) -> str:
     """The chart as an SVG document. ``series`` is one or more numbers from ``-VALUE_MAX`` to ``VALUE_MAX``."""
     values = [float(value) for value in series]
-    count, as_bars = len(values), len(values) <= BARS_MAX
+    count, labelled = len(values), len(values) <= LABELS_MAX
     title = " ".join(_NOT_XML.sub("", title).split())
-    ticks = axis_ticks(min(values), max(values), zero=as_bars)
-    # The middles of bars, or the points of a line, which begins and ends at the edges.
-    width, height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
-    shares = [(n + 0.5) / count if as_bars else n / (count - 1) for n in range(count)]
-    xs = [round(LEFT + width * share, 2) for share in shares]
+    ticks = axis_ticks(min(values), max(values))
+    step, height = (WIDTH - LEFT - RIGHT) / count, HEIGHT - TOP - BOTTOM
+    wide = round(min(72.0, step * 0.68), 2)
 
     def y(value: float) -> float:
         return round(TOP + height * (1 - (value - ticks[0]) / (ticks[-1] - ticks[0])), 2)
@@ -62,19 +56,15 @@ def draw(title: str, series: Sequence[float]) -> str:
         colour = INK if tick == 0 else GRID
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick)}" y2="{y(tick)}" stroke="{colour}"/>')
         parts.append(_label(LEFT - 10, y(tick) + 4, f"{tick:.6g}", 'font-size="12" text-anchor="end"'))
-    if as_bars:
-        wide, zero = round(min(72.0, width / count * 0.68), 2), y(0)
-        for number, (x, value) in enumerate(zip(xs, values, strict=True), 1):
-            high, colour = round(max(abs(zero - y(value)), 1.0), 2), ACCENT if value >= 0 else NEGATIVE
-            place = f'x="{round(x - wide / 2, 2)}" y="{min(y(value), zero)}" width="{wide}" height="{high}"'
-            parts.append(f'<rect {place} fill="{colour}"><title>{number}: {value:.15g}</title></rect>')
-            if count <= LABELS_MAX:
-                parts.append(_label(x, y(value) + (-7 if value >= 0 else 16), f"{value:.6g}"))
-    else:
-        points = " ".join(f"{x},{y(value)}" for x, value in zip(xs, values, strict=True))
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{ACCENT}" stroke-width="2"/>')
-    for index in range(0, count, math.ceil(count / LABELS_MAX)):
-        parts.append(_label(xs[index], HEIGHT - BOTTOM + 22, str(index + 1)))
+    for index, value in enumerate(values):
+        x, high = round(LEFT + step * (index + 0.5), 2), round(max(abs(y(0) - y(value)), 1.0), 2)
+        place = f'x="{round(x - wide / 2, 2)}" y="{min(y(value), y(0))}" width="{wide}" height="{high}"'
+        name = f"<title>{index + 1}: {value:.15g}</title>"
+        parts.append(f'<rect {place} fill="{ACCENT if value >= 0 else NEGATIVE}">{name}</rect>')
+        if labelled:
+            parts.append(_label(x, y(value) + (-7 if value >= 0 else 16), f"{value:.6g}"))
+        if index % math.ceil(count / LABELS_MAX) == 0:
+            parts.append(_label(x, HEIGHT - BOTTOM + 22, str(index + 1)))
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -82,24 +72,21 @@ def _label(x: float, y: float, text: str, style: str = 'font-size="12" text-anch
     return f'<text x="{x}" y="{y:g}" {style} fill="{INK}">{escape(text)}</text>'
 
 
-def axis_ticks(low: float, high: float, *, zero: bool) -> list[float]:
-    """About ``TICKS`` round values that span the data. ``zero`` puts zero on the axis, as bars need."""
-    if zero or low == high:
-        low, high = min(low, 0.0), max(high, 0.0)
-    if low == high:
-        high = 1.0
+def axis_ticks(low: float, high: float) -> list[float]:
+    """About ``TICKS`` round values that span the data and zero."""
+    low, high = min(low, 0.0), max(high, 0.0)
     # The logarithm of a smaller difference fails.
-    rough = max((high - low) / TICKS, 1e-300)
+    rough = max((high - low or 1.0) / TICKS, 1e-300)
     magnitude = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * magnitude for factor in (1, 2, 2.5, 5, 10, 20) if factor * magnitude >= rough * 0.999)
-    first, last = math.floor(low / step), math.ceil(high / step)
+    first, last = math.floor(low / step), max(math.ceil(high / step), math.floor(low / step) + 1)
     return [index * step for index in range(first, last + 1)]
 
 
 TOOL = BuiltinTool(
     name="draw_chart",
     display_name="Draw a chart",
-    description=f"Draws a series of numbers as an SVG chart, bars for up to {BARS_MAX} values and a line for more.",
+    description="Draws a series of numbers as an SVG bar chart.",
     input_schema=input_object(
         title={"type": "string", "minLength": 1, "maxLength": TITLE_MAX_CHARS, "description": "The chart's heading."},
         series={

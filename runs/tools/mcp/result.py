@@ -15,7 +15,7 @@ from mcp_types import (
     TextResourceContents,
 )
 
-from runs.tools.base import ToolDefinition, ToolImage, ToolResult, is_web_address, result_text, tool_error
+from runs.tools.base import ToolDefinition, ToolImage, ToolResult, is_address, result_text, tool_error
 from runs.tools.files import image_of
 
 
@@ -31,7 +31,7 @@ def read_result(definition: ToolDefinition, result: CallToolResult) -> ToolResul
             parts.append(block.text)
         elif isinstance(block, ResourceLink):
             uri = str(block.uri)
-            if is_web_address(uri):
+            if is_address(uri):
                 urls.append(uri)
             parts.append(f"{block.title or block.name}: {uri}")
         elif isinstance(block, EmbeddedResource) and isinstance(block.resource, TextResourceContents):
