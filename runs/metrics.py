@@ -74,15 +74,10 @@ def lost(runs: int) -> None:
 
 
 def gauges() -> Iterator[Gauge]:
-    """Live runs by state, the longest wait of a run that could execute, and live workers.
-
-    Finished runs cost nothing. Runs that wait for a person or for other runs may be many, so an index alone counts
-    them.
-    """
+    """Live runs by state, the longest wait of a run that can execute, and live workers. Indexes alone count them."""
     # Only a queued run is blocked or throttled, and a run that could execute is due at some time.
-    could_execute = Run.objects.filter(
-        status=RunStatus.QUEUED, blocked=False, throttled=False, due_at__isnull=False
-    ).aggregate(count=Count("pk"), since=Min("updated_at"))
+    due = Run.objects.filter(status=RunStatus.QUEUED, blocked=False, throttled=False, due_at__isnull=False)
+    could_execute = due.aggregate(count=Count("pk"), since=Min("updated_at"))
     since = could_execute["since"]
     oldest = max(0.0, (clock.now() - since).total_seconds()) if since else 0.0
     parked = Run.objects.filter(parked=True).count()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from django.conf import settings
@@ -48,13 +48,12 @@ class Reading:
 @require_safe
 def page(request: HttpRequest) -> HttpResponse:
     """200 with the text format; 401 without ``Authorization: Bearer METRICS_TOKEN``, unless DEBUG is on."""
-    if not (settings.DEBUG or is_allowed(request.META.get("HTTP_AUTHORIZATION", ""))):
-        response = error_response(401)
-    else:
+    if settings.DEBUG or is_allowed(request.META.get("HTTP_AUTHORIZATION", "")):
         found = reading()
-        own = metrics.own_text(metrics.this_process())
-        text = metrics.exposition(families(found)) + joined([own, *found.texts])
+        text = metrics.exposition(families(found)) + joined([metrics.own_text(), *found.texts])
         response = HttpResponse(text, content_type=CONTENT_TYPE_LATEST)
+    else:
+        response = error_response(401)
     response["Cache-Control"] = "no-store"
     return response
 
@@ -74,49 +73,40 @@ def reading() -> Reading:
     global _kept
     with _lock:
         if _kept is None or time.monotonic() - _kept[0] >= settings.METRICS_CACHE_SECONDS:
-            _kept = (time.monotonic(), read())
+            found = Reading()
+            found.up = {"redis": _read_redis(found), "database": _read_database(found)}
+            _kept = (time.monotonic(), found)
         return _kept[1]
-
-
-def read() -> Reading:
-    found = Reading()
-    found.up["redis"] = _read_redis(found)
-    found.up["database"] = _read_database(found)
-    return found
 
 
 def _read_redis(found: Reading) -> bool:
     try:
         with redis_client(decode_responses=True) as client:
             found.latest = client.hgetall(metrics.LATEST)
-            names = [name for name in client.smembers(metrics.PROCESSES) if name != metrics.this_process()]
-            texts = dict(zip(names, client.mget([metrics.TEXT + name for name in names]), strict=True)) if names else {}
-            found.texts = [text for text in texts.values() if text]
-            if ended := [name for name, text in texts.items() if not text]:
-                client.srem(metrics.PROCESSES, *ended)
-            queues = list(settings.CELERY_TASK_QUEUES)
-            depths: dict[tuple[str, ...], float] = {(name,): float(client.llen(name)) for name in queues}
+            for name in client.smembers(metrics.PROCESSES) - {metrics.this_process()}:
+                if text := client.get(metrics.TEXT + name):
+                    found.texts.append(text)
+                else:
+                    client.srem(metrics.PROCESSES, name)  # it has ended
+            depths = {(name,): float(client.llen(name)) for name in settings.CELERY_TASK_QUEUES}
     except redis_failures() as error:
         logger.warning("metrics without Redis (%s)", type(error).__name__)
         return False
-    found.gauges.append(
-        Gauge("queue_messages", "Messages in the broker that no worker has fetched.", depths, ["queue"])
-    )
+    help = "Messages in the broker that no worker has fetched."
+    found.gauges.append(Gauge("queue_messages", help, depths, ["queue"]))
     return True
 
 
 def _read_database(found: Reading) -> bool:
     try:
-        for name in settings.METRICS_SOURCES:
-            source: Callable[[], Iterable[Gauge]] = import_string(name)
-            found.gauges += source()
-    except CONNECTION_ERRORS as error:
-        connection.close()
-        outage.failed(error)
-        return False
+        for source in settings.METRICS_SOURCES:
+            found.gauges += import_string(source)()
     except Error as error:
         connection.close()
-        logger.warning("metrics without the database (%s)", type(error).__name__)
+        if isinstance(error, CONNECTION_ERRORS):
+            outage.failed(error)
+        else:
+            logger.warning("metrics without the database (%s)", type(error).__name__)
         return False
     outage.ended()
     return True

@@ -12,7 +12,6 @@ them ends by itself. Production uses the Procfile and a supervisor. This module 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import io
 import json
@@ -39,7 +38,6 @@ from config.local.broker import MISSING, server_binary, server_command
 
 HOST = "127.0.0.1"
 READY_SECONDS = 90.0
-REPORT_SECONDS = 5.0
 ADMIN = "admin"
 RUNNING_FILE = Path(os.environ["RUNNING_FILE"]) if os.environ.get("RUNNING_FILE") else None
 CELERY = "celery -q --skip-checks -A config worker -P threads --without-gossip --without-mingle --without-heartbeat"
@@ -130,22 +128,18 @@ def watch(manager: Manager, broker: subprocess.Popen[bytes] | None, greeting: st
     """Print the greeting when the service is ready. Stop the service for reasons that honcho does not detect."""
     parent = os.getppid()
     ready = False
-    started = reported = time.monotonic()
+    started = time.monotonic()
     reason, number = "", signal.SIGTERM
     while not reason:
         if stopping.wait(0.2) or manager.returncode is not None:
             return
-        now = time.monotonic()
         if not ready:
             problem = readiness_problem()
             ready = not problem
             if ready:
                 print(greeting, flush=True)
-            elif now > started + READY_SECONDS:
+            elif time.monotonic() > started + READY_SECONDS:
                 reason = f"The service is not ready after {READY_SECONDS:.0f} seconds: {problem}"
-            elif now > reported + REPORT_SECONDS:
-                reported = now
-                print(f"Still starting ({problem})…", flush=True)
         if broker and broker.poll() is not None:
             reason = f"The broker has ended:\n{(settings.VAR_DIR / 'broker.log').read_text(errors='replace')}"
         # If only make receives an interrupt, it does not forward the signal, but it deletes its target.
@@ -185,10 +179,14 @@ def child_environment() -> dict[str, str]:
 
 def prepared() -> str:
     """What ``prepare`` prints, in a child process. This process does not load Django and so needs little memory."""
-    command, environment = [sys.executable, "-m", "config.local", "prepare"], child_environment()
     try:
         return subprocess.check_output(
-            command, cwd=settings.BASE_DIR, env=environment, stdin=subprocess.DEVNULL, start_new_session=True, text=True
+            [sys.executable, "-m", "config.local", "prepare"],
+            cwd=settings.BASE_DIR,
+            env=child_environment(),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            text=True,
         )
     except subprocess.CalledProcessError:
         sys.exit("The preparation of the database failed (see above).")
@@ -217,13 +215,7 @@ The service is running on {base}
 
 A first run, in another terminal{note}:
 
-  TOKEN=$(.venv/bin/python manage.py session_token demo --create | tail -n 1)
-  api() {{ curl -sS -H "Authorization: Bearer $TOKEN" -H "Content-Type: application/json" \\
-    "{base}/api/v1$1" ${{2:+-d "$2"}}; }}
-  pick() {{ .venv/bin/python -c 'import json, sys; print(json.load(sys.stdin)[sys.argv[1]])' "$1"; }}
-  CHAT=$(api /chats '{{}}' | pick id)
-  RUN=$(api /chats/$CHAT/runs '{{"message": "Hello"}}' | pick id); sleep 1
-  api /runs/$RUN | pick answer
+  .venv/bin/python manage.py run Hello
 
 Ctrl-C stops it.
 """
@@ -266,15 +258,6 @@ def prepare() -> None:
     sys.stdout.write(greeting(name, password, token))
 
 
-def check_port() -> None:
-    try:
-        socket.create_server((HOST, settings.PORT)).close()
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            sys.exit(f"Port {settings.PORT} is in use. Stop the other program, or: make run PORT={settings.PORT + 1}")
-        sys.exit(f"Port {settings.PORT} cannot be used: {error.strerror}")
-
-
 def main() -> None:
     if sys.argv[1:] == ["prepare"]:
         prepare()
@@ -288,7 +271,11 @@ def main() -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             sys.exit(f"The service already runs on the state in {settings.VAR_DIR}. Stop it, or set VAR_DIR and PORT.")
-        check_port()
+        try:
+            socket.create_server((HOST, settings.PORT)).close()
+        except OSError as error:
+            other = f"make run PORT={settings.PORT + 1}"
+            sys.exit(f"Port {settings.PORT} cannot be used: {error.strerror}. Stop the other program, or: {other}")
         if RUNNING_FILE:
             RUNNING_FILE.touch()
         try:

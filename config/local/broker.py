@@ -30,19 +30,8 @@ def server_binary() -> str | None:
 
 def server_command(binary: str, directory: Path, socket: Path | None = None, port: int = 0) -> list[str]:
     """The command of a server on ``socket`` or on a loopback ``port``. It writes data to disk within a second."""
-    options = {
-        "dir": str(directory),
-        "port": str(port),
-        "bind": "127.0.0.1",
-        "appendonly": "yes",
-        "appendfsync": "everysec",
-        "save": "",
-        "daemonize": "no",
-        "loglevel": "warning",
-        # After a crash, the last line of the file can be incomplete. The server then loads the lines before it.
-        "aof-load-truncated": "yes",
-        "auto-aof-rewrite-min-size": "16mb",
-    }
+    options = {"dir": str(directory), "port": str(port), "bind": "127.0.0.1", "loglevel": "warning"}
+    options |= {"appendonly": "yes", "save": "", "auto-aof-rewrite-min-size": "16mb"}
     if socket:
         options |= {"unixsocket": str(socket), "unixsocketperm": "700"}
     return [binary, *(part for name, value in options.items() for part in (f"--{name}", value))]

@@ -15,7 +15,6 @@ import traceback
 from collections.abc import Collection, Iterator
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any
 
 from django.conf import settings
@@ -29,8 +28,6 @@ request_id: ContextVar[str] = ContextVar("request_id", default=NONE)
 run_id: ContextVar[str] = ContextVar("run_id", default=NONE)
 task_id: ContextVar[str] = ContextVar("task_id", default=NONE)
 VARIABLES = (request_id, run_id, task_id)
-
-ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
 class ContextFilter(logging.Filter):
@@ -78,7 +75,7 @@ class SafeFormatter(logging.Formatter):
         super().__init__(*args, **kwargs)
         self.with_messages = with_messages
 
-    def formatException(self, ei: ExcInfo) -> str:
+    def formatException(self, ei: Any) -> str:
         if self.with_messages or ei[1] is None:
             return super().formatException(ei)
         return "".join(_without_messages(ei[1], set())).rstrip("\n")
@@ -100,6 +97,10 @@ def _without_messages(error: BaseException, seen: set[int]) -> Iterator[str]:
         yield from _without_messages(part, seen)
 
 
+def _ids(record: logging.LogRecord) -> dict[str, str]:
+    return {variable.name: getattr(record, variable.name, NONE) for variable in VARIABLES}
+
+
 class JsonFormatter(SafeFormatter):
     """One object per line: time, level, logger, message, request_id, run_id, task_id, process, exception (if any)."""
 
@@ -109,7 +110,7 @@ class JsonFormatter(SafeFormatter):
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
-            **{variable.name: getattr(record, variable.name, NONE) for variable in VARIABLES},
+            **_ids(record),
             "process": record.process,
         }
         if record.exc_info:
@@ -122,8 +123,7 @@ class TextFormatter(SafeFormatter):
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")  # noqa: DTZ006  (a developer reads local time)
-        ids = {variable.name: getattr(record, variable.name, NONE) for variable in VARIABLES}
-        shown = "".join(f"  {name}={value}" for name, value in ids.items() if value != NONE)
+        shown = "".join(f"  {name}={value}" for name, value in _ids(record).items() if value != NONE)
         line = f"{at} {record.levelname:<7} {record.name}: {record.getMessage()}{shown}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
@@ -135,10 +135,8 @@ def capture_unlogged_output() -> None:
 
 
 def log_thread_failure(ended: threading.ExceptHookArgs) -> None:
-    if ended.exc_type is not SystemExit and ended.exc_value is not None:
-        name = ended.thread.name if ended.thread else "?"
-        error = ended.exc_value
-        logger.error("the thread %s ended", name, exc_info=error)
+    if ended.exc_type is not SystemExit:
+        logger.error("the thread %s ended", ended.thread.name if ended.thread else "?", exc_info=ended.exc_value)
 
 
 def announce_ready(process: str) -> None:

@@ -42,11 +42,11 @@ def this_process() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def own_text(process: str) -> str:
+def own_text() -> str:
     """The registry's metrics as text, with the label ``process``: Prometheus must see when a counter begins again."""
-    families = list(registry.collect())
+    families, process = list(registry.collect()), {"process": this_process()}
     for family in families:
-        family.samples = [one._replace(labels={**one.labels, "process": process}) for one in family.samples]
+        family.samples = [one._replace(labels=one.labels | process) for one in family.samples]
     return exposition(families)
 
 
@@ -76,25 +76,22 @@ class Reporter:
         try:
             with redis_client() as client, client.pipeline() as pipeline:
                 seconds = PROCESS_SECONDS + round(settings.METRICS_FLUSH_SECONDS)
-                pipeline.set(TEXT + name, own_text(name), ex=seconds)
+                pipeline.set(TEXT + name, own_text(), ex=seconds)
                 pipeline.sadd(PROCESSES, name)
-                for key, value in latest.items():
-                    pipeline.hset(LATEST, key, value)
+                if latest:
+                    pipeline.hset(LATEST, mapping=latest)
                 pipeline.execute()
         except redis_failures() as error:
             logger.debug("metrics are kept until Redis is available (%s)", type(error).__name__)
             return False
         finally:
             self.request()
-        for key, value in latest.items():
-            if self.latest.get(key) == value:
-                del self.latest[key]
+        for key in [key for key, value in latest.items() if self.latest.get(key) == value]:
+            del self.latest[key]
         return True
 
 
 reporter = Reporter()
-
-
 declared: dict[str, Metric] = {}
 
 

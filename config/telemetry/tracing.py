@@ -6,6 +6,7 @@ ids, names and statuses, no user content.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,14 +27,12 @@ def start() -> None:
     from celery import signals
     from opentelemetry import trace
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence over our name.
-    named = Resource({"service.name": SERVICE_NAME}).merge(Resource.create())
-    own = "unknown_service" in str(named.attributes["service.name"])
-    provider = TracerProvider(resource=named.merge(Resource({"service.name": SERVICE_NAME})) if own else named)
+    if "service.name=" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
+        os.environ.setdefault("OTEL_SERVICE_NAME", SERVICE_NAME)
+    provider = TracerProvider()
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
     _tracer = trace.get_tracer("service")

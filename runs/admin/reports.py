@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, NamedTuple
 
 from django.contrib import admin
@@ -78,12 +78,20 @@ def first_day(days: int) -> date:
     return clock.now().astimezone(UTC).date() - timedelta(days=days - 1)
 
 
-def charges_since(first: date) -> QuerySet[LedgerEntry]:
-    """The charges from the beginning of the day ``first``, by a range of the primary key."""
-    begin = datetime(first.year, first.month, first.day, tzinfo=UTC)
+def _totals(days: int, key: Combinable) -> QuerySet[Any, Any]:
+    """The charges by the totals by day."""
+    rows = DayTotal.objects.filter(day__gte=first_day(days)).order_by().values(key=key)
+    return rows.annotate(total=Sum("amount"), count=Sum("records")).order_by("-total", "key")
+
+
+def _charges(days: int, types: Sequence[EntryType], key: Combinable) -> QuerySet[Any, Any]:
+    """The charges by the rows of the ledger, by a range of the primary key."""
+    begin = datetime.combine(first_day(days), time.min, UTC)
     # An id's time is the process's clock, ``created_at`` the database's, by which the totals count.
     ids = first_id("led", begin - CLOCKS_DIFFER)
-    return LedgerEntry.objects.filter(pk__gte=ids, created_at__gte=begin, type__in=CHARGES).order_by()
+    rows = LedgerEntry.objects.filter(pk__gte=ids, created_at__gte=begin, type__in=types).order_by().values(key=key)
+    total = Cast(Sum("amount"), BigIntegerField())
+    return rows.annotate(total=total, count=Count("pk")).order_by("-total", "key")
 
 
 def by_user(days: int, limit: int) -> list[Row]:
@@ -99,45 +107,36 @@ def by_user(days: int, limit: int) -> list[Row]:
 def by_tool(days: int, limit: int) -> list[Row]:
     """The use of all models is one row, whose cost the report by model has."""
     found = list(_totals(days, F("tool_key"))[:limit])
-    keys = [row["key"] for row in found]
-    shares, names = _shares(Tool.objects, keys), display_names([key for key in keys if key])
-    return [Row(names[row["key"] or MODEL_KEY], row["total"], row["count"], cost=_cost(row, shares)) for row in found]
-
-
-def _totals(days: int, key: Combinable) -> QuerySet[Any, Any]:
-    rows = DayTotal.objects.filter(day__gte=first_day(days)).order_by().values(key=key)
-    return rows.annotate(total=Sum("amount"), count=Sum("records")).order_by("-total", "key")
+    names = display_names([row["key"] for row in found if row["key"]])
+    return _priced(found, Tool.objects, names | {None: names[MODEL_KEY]})
 
 
 def by_model(days: int, limit: int) -> list[Row]:
     """The use of models: turns and summaries, also those that ended early; without the calls of tools."""
-    rows = charges_since(first_day(days)).filter(type=EntryType.USAGE)
-    found = list(_summed(rows, Coalesce(KT("price__model"), Value(""), output_field=TextField()))[:limit])
-    shares = _shares(AgentModel.objects, [row["key"] for row in found])
-    return [Row(row["key"] or "Unknown", row["total"], row["count"], cost=_cost(row, shares)) for row in found]
+    model = Coalesce(KT("price__model"), Value(""), output_field=TextField())
+    return _priced(list(_charges(days, [EntryType.USAGE], model)[:limit]), AgentModel.objects, {"": "Unknown"})
+
+
+def _priced(found: list[dict[str, Any]], rows: Any, names: dict[Any, str]) -> list[Row]:
+    """With the cost, by what the provider now gets of the price of the model or tool."""
+    known = rows.filter(name__in=[row["key"] for row in found], provider_cost_percent__isnull=False)
+    shares = dict(known.values_list("name", "provider_cost_percent"))
+    return [
+        Row(
+            names.get(row["key"], row["key"]),
+            row["total"],
+            row["count"],
+            cost=round(row["total"] * shares[row["key"]] / 100) if row["key"] in shares else None,
+        )
+        for row in found
+    ]
 
 
 def by_agent(days: int, limit: int) -> list[Row]:
     """All charges of the runs of each agent: of models and of tools."""
     agent = Subquery(Run.objects.filter(pk=OuterRef("run_id")).order_by().values("agent_name")[:1])
-    found = _summed(charges_since(first_day(days)), Coalesce(agent, Value("")))[:limit]
+    found = _charges(days, CHARGES, Coalesce(agent, Value("")))[:limit]
     return [Row(row["key"] or "No agent", row["total"], row["count"]) for row in found]
-
-
-def _summed(rows: QuerySet[LedgerEntry], key: Combinable) -> QuerySet[Any, Any]:
-    total = Cast(Sum("amount"), BigIntegerField())
-    return rows.values(key=key).annotate(total=total, count=Count("pk")).order_by("-total", "key")
-
-
-def _shares(rows: Any, names: list[str]) -> dict[str, float]:
-    """What the providers get, by the name of the model or tool."""
-    known = rows.filter(name__in=names, provider_cost_percent__isnull=False)
-    return dict(known.values_list("name", "provider_cost_percent"))
-
-
-def _cost(row: dict[str, Any], shares: dict[str, float]) -> int | None:
-    share = shares.get(row["key"])
-    return None if share is None else round(row["total"] * share / 100)
 
 
 class Report(NamedTuple):
@@ -150,17 +149,14 @@ class Report(NamedTuple):
     costs: bool = False
 
 
+LEDGER = "credits.view_ledgerentry"
+ALL, MODELS = "All charges.", "The use of models only, with summaries and what ended early; no calls of tools."
+OF_AGENTS = "All charges, of models and of tools, by the run's agent."
 REPORTS = {
-    "user": Report("User", "All charges.", ("credits.view_ledgerentry", "auth.view_user"), by_user),
-    "tool": Report("Tool", "All charges.", ("credits.view_ledgerentry",), by_tool, costs=True),
-    "model": Report(
-        "Model",
-        "The use of models only, with summaries and what ended early; no calls of tools.",
-        ("runs.view_turn",),
-        by_model,
-        costs=True,
-    ),
-    "agent": Report("Agent", "All charges, of models and of tools, by the run's agent.", ("runs.view_turn",), by_agent),
+    "user": Report("User", ALL, (LEDGER, "auth.view_user"), by_user),
+    "tool": Report("Tool", ALL, (LEDGER,), by_tool, costs=True),
+    "model": Report("Model", MODELS, ("runs.view_turn",), by_model, costs=True),
+    "agent": Report("Agent", OF_AGENTS, ("runs.view_turn",), by_agent),
 }
 
 
@@ -181,27 +177,16 @@ def show(request: HttpRequest) -> HttpResponse:
         return as_csv(name, report, days)
     rows = report.read(days, ROWS_SHOWN)
     drawn = rows[:ROWS_DRAWN]
-    amounts = [row.amount / money.MICRO for row in drawn]
-    context = admin.site.each_context(request) | {
-        "title": "Reports",
-        "by": name,
-        "days": days,
-        "report": report,
-        "choices": choices,
-        "periods": PERIODS,
-        "rows": rows,
-        "limit": ROWS_SHOWN if len(rows) == ROWS_SHOWN else 0,
-        "chart": chart([row.name for row in drawn], [("credits", PALETTE[0], amounts)] if rows else [], ""),
-        "options": CHART_OPTIONS,
-    }
-    return TemplateResponse(request, "admin/runs/reports.html", context)
+    series = [("credits", PALETTE[0], [row.amount / money.MICRO for row in drawn])] if rows else []
+    context = {"title": "Reports", "by": name, "days": days, "report": report, "choices": choices, "periods": PERIODS}
+    context |= {"rows": rows, "limit": ROWS_SHOWN if len(rows) == ROWS_SHOWN else 0, "options": CHART_OPTIONS}
+    context["chart"] = chart([row.name for row in drawn], series, "")
+    return TemplateResponse(request, "admin/runs/reports.html", admin.site.each_context(request) | context)
 
 
 def as_csv(name: str, report: Report, days: int) -> HttpResponse:
-    file = f"{name}-{first_day(days)}-{days}d.csv"
-    answer = HttpResponse(
-        content_type="text/csv; charset=utf-8", headers={"Content-Disposition": f'attachment; filename="{file}"'}
-    )
+    answer = HttpResponse(content_type="text/csv; charset=utf-8")
+    answer["Content-Disposition"] = f'attachment; filename="{name}-{first_day(days)}-{days}d.csv"'
     lines = csv.writer(answer)
     more = ["provider cost", "margin"] if report.costs else []
     lines.writerow([report.label.lower(), "credits", "charges", *more])

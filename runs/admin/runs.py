@@ -112,55 +112,54 @@ class RunAdmin(ReadOnly, WithActions):
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any) -> Any:
         run = context["original"]
-        context["title"], context["subtitle"] = "Run", run.pk
-        context["timeline"] = timeline.build(run)
-        context["tone"] = RunStatus.tones()[run.status]
-        context["reasons"] = timeline.reasons(run)
-        context["links"] = self._links(request, run)
-        context["about"] = self._about(request, run)
         failed = ModelAttempt.objects.filter(run=run, next_model="").order_by("-turn_index", "-number").first()
-        if failed is not None and (not run.error_code or failed.reason != run.failure_reason):
-            failed = None
-        context["failed"] = failed
-        if failed is not None and request.user.has_perm("runs.view_provider"):
+        if failed is not None and run.error_code and failed.reason == run.failure_reason:
+            context["failed"] = failed
             context["provider"] = Provider.objects.filter(name=failed.provider).only("pk").first()
         # Version, trace, span and flags.
         trace = run.trace_parent.split("-")[1] if run.trace_parent else ""
-        context["trace"], context["trace_url"] = trace, settings.TRACE_URL.replace("{trace}", trace)
+        context |= {"title": "Run", "subtitle": run.pk, "tone": RunStatus.tones()[run.status]}
+        context |= {"trace": trace, "trace_url": settings.TRACE_URL.replace("{trace}", trace)}
+        context |= {"timeline": timeline.build(run), "reasons": timeline.reasons(run)}
+        context |= {"about": self._about(request, run), "links": self._links(request, run)}
         return super().render_change_form(request, context, *args, **options)
 
     def _about(self, request: HttpRequest, run: Run) -> list[tuple[str, str, str]]:
         """Label, name and address of what the run is about; the address only if the signed-in person may open it."""
-        may = request.user.has_perm
-        about = [
-            ("user", run.user.get_username(), reverse("person", args=[run.user_id]) if may("auth.view_user") else "")
+        model = run.resolved_model or run.requested_model or ""
+        found = [
+            ("user", run.user.get_username(), "auth.view_user", reverse("person", args=[run.user_id])),
+            ("chat", run.chat_id, "chats.view_chat", page_of(Chat, run.chat_id)),
         ]
-        about.append(("chat", run.chat_id, page_of(Chat, run.chat_id) if may("chats.view_chat") else ""))
         if run.agent:
-            agent = Agent.objects.filter(name=run.agent_name).only("pk").first() if may("runs.view_agent") else None
+            agent = Agent.objects.filter(name=run.agent_name).only("pk").first()
+            versions = reverse("admin:runs_agent_versions", args=[agent.pk]) if agent else ""
             number = run.agent.partition("@")[2]
-            url = f"{reverse('admin:runs_agent_versions', args=[agent.pk])}?right={number}" if agent else ""
-            about.append(("agent", run.agent, url))
-        name = run.resolved_model or run.requested_model or ""
-        model = AgentModel.objects.filter(name=name).only("pk").first() if may("runs.view_agentmodel") else None
-        about.append(("model", name or "the default one", page_of(AgentModel, str(model.pk)) if model else ""))
-        return about
+            found.append(("agent", run.agent, "runs.view_agent", versions and f"{versions}?right={number}"))
+        row = AgentModel.objects.filter(name=model).only("pk").first()
+        page = page_of(AgentModel, str(row.pk)) if row else ""
+        found.append(("model", model or "the default one", "runs.view_agentmodel", page))
+        return [(label, name, url if request.user.has_perm(may) else "") for label, name, may, url in found]
 
     def _links(self, request: HttpRequest, run: Run) -> list[tuple[str, str]]:
         """Links to related pages, those that the signed-in person may open."""
-        lists = [
-            ("All of this user's runs", "runs_run", f"user__id__exact={run.user_id}"),
-            ("This chat's runs", "runs_run", f"q={run.chat_id}"),
-        ]
-        about = {"Ledger rows": "credits_ledgerentry", "Tool calls": "runs_toolinvocation"}
-        about |= {"Deliveries": "webhooks_delivery", "Stream events": "runs_runevent"}
-        shown = list_links(request, [*lists, *((label, model, f"q={run.pk}") for label, model in about.items())])
+        shown = list_links(
+            request,
+            [
+                ("All of this user's runs", "runs_run", f"user__id__exact={run.user_id}"),
+                ("This chat's runs", "runs_run", f"q={run.chat_id}"),
+                ("Ledger rows", "credits_ledgerentry", f"q={run.pk}"),
+                ("Tool calls", "runs_toolinvocation", f"q={run.pk}"),
+                ("Deliveries", "webhooks_delivery", f"q={run.pk}"),
+                ("Stream events", "runs_runevent", f"q={run.pk}"),
+            ],
+        )
         if request.user.has_perm("credits.view_account"):
             shown.append(("Account", reverse("admin:credits_account_change", args=[run.user_id])))
+        if run.replaced_by is not None:
+            shown.append(("Replaced by", page_of(Run, run.replaced_by)))
         # The playground shows people their own chats only. After the sign-in of `make run`, that person is DEMO_USER.
         demo = settings.EMBEDDED and not settings.SESSION_ISSUER and run.user.get_username() == DEMO_USER
-        if run.replaced_by is not None:
-            shown.append(("Replaced by", reverse("admin:runs_run_change", args=[run.replaced_by])))
         if settings.PLAYGROUND and (run.user_id == request.user.pk or demo):
             shown.append(("Open the chat in the playground", f"/playground/{run.chat_id}"))
         return shown

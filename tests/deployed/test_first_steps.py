@@ -116,7 +116,7 @@ def test_make_run_checks_variables_before_it_starts_anything(tmp_path: Path) -> 
 def test_make_run_names_an_occupied_port(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        assert f"Port {port} is in use" in refused(VAR_DIR=str(tmp_path), PORT=str(port))
+        assert f"Port {port} cannot be used" in refused(VAR_DIR=str(tmp_path), PORT=str(port))
 
 
 def test_a_second_make_run_on_the_same_state_is_refused(tmp_path: Path) -> None:
