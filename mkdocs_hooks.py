@@ -5,17 +5,17 @@ no page becomes text, and a diagram is shown as its picture.
 from __future__ import annotations
 
 import hashlib
-import posixpath
 import re
 from pathlib import Path
+from posixpath import dirname, join, normpath, relpath
 from typing import Any
 
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parent
 BESIDE = {"README.md": "readme.md", "CHANGELOG.md": "changelog.md", "SECURITY.md": "reporting.md"}
-LINK = re.compile(r"(?P<text>!?\[[^\]]*\])\((?P<path>[^)\s:#]+)(?P<anchor>#[^)\s]*)?\)")
-ITEM = re.compile(r"^- \[(?P<title>.+?)\]\((?P<link>.+?)\)|^## (?P<group>.+)", re.MULTILINE)
+LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s:#]+)(#[^)\s]*)?\)")
+ITEM = re.compile(r"^- \[(.+?)\]\((.+?)\)|^## (.+)", re.MULTILINE)
 DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TITLE = re.compile(r"^\s*accTitle: (.+)$", re.MULTILINE)
 
@@ -27,26 +27,21 @@ def picture(source: str, scheme: str) -> str:
 
 def page_of(target: str) -> str | None:
     """The page or file, below docs, of a path of the repository."""
-    if target in BESIDE:
-        return BESIDE[target]
     if target.startswith("docs/") and (ROOT / target).is_dir():
         target += "/README.md"
-    return target.removeprefix("docs/") if target.startswith("docs/") and (ROOT / target).is_file() else None
+    below = target.removeprefix("docs/") if (ROOT / target).is_file() and target.startswith("docs/") else None
+    return BESIDE.get(target, below)
 
 
 def on_config(config: Any) -> Any:
-    """The navigation is the list of docs/README.md."""
-    nav: list[dict[str, list[Any]]] = [{"Documentation": ["README.md"]}]
-    for item in ITEM.finditer((ROOT / "docs" / "README.md").read_text()):
-        if item["group"]:
-            nav.append({item["group"]: []})
-            continue
-        folder = ROOT / "docs" / item["link"]
-        page: Any = page_of(posixpath.normpath(f"docs/{item['link']}"))
-        if page is None:
-            page = sorted(f"{item['link']}{file.name}" for file in folder.glob("*.md"))
-        next(iter(nav[-1].values())).append({item["title"]: page})
-    config.nav = nav
+    """The navigation is the list of docs/README.md; a folder without a README stands for its files."""
+    config.nav = [{"Documentation": ["README.md"]}]
+    for title, link, group in ITEM.findall((ROOT / "docs" / "README.md").read_text()):
+        if group:
+            config.nav.append({group: []})
+        else:
+            files = sorted(f"{link}{file.name}" for file in (ROOT / "docs" / link).glob("*.md"))
+            next(iter(config.nav[-1].values())).append({title: page_of(normpath(f"docs/{link}")) or files})
     return config
 
 
@@ -61,22 +56,20 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     origin = next((name for name, beside in BESIDE.items() if beside == source), f"docs/{source}")
 
     def link(match: re.Match[str]) -> str:
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(origin), match["path"]))
-        found = page_of(target)
-        if found is None:
-            # mkdocs refuses what leads to nothing.
-            return match["text"][1:-1] if (ROOT / target).exists() else match[0]
-        return f"{match['text']}({posixpath.relpath(found, posixpath.dirname(source))}{match['anchor'] or ''})"
+        target = normpath(join(dirname(origin), match[2]))
+        if found := page_of(target):
+            return f"{match[1]}({relpath(found, dirname(source))}{match[3] or ''})"
+        # mkdocs refuses what leads to nothing.
+        return match[1][1:-1] if (ROOT / target).exists() else match[0]
 
     def diagram(match: re.Match[str]) -> str:
-        title = TITLE.search(match[1])
-        above = posixpath.relpath(".", posixpath.dirname(source))
-        names = ((picture(match[1], scheme), scheme) for scheme in ("light", "dark"))
-        return "\n".join(f"![{title[1] if title else ''}]({above}/{name}#only-{scheme})" for name, scheme in names)
-
-    def fence(source: str) -> str:
-        """Without the marks after the language, which say how a sample is tested."""
-        return DIAGRAM.sub(diagram, re.sub(r"\A```(\w+)[^\n]*", r"```\1", source))
+        title, above = TITLE.search(match[1]), relpath(".", dirname(source))
+        shown = [(f"{above}/{picture(match[1], scheme)}", scheme) for scheme in ("light", "dark")]
+        return "\n".join(f"![{title[1] if title else ''}]({path}#only-{scheme})" for path, scheme in shown)
 
     parts = re.split(r"(^```.*?^```$)", markdown, flags=re.MULTILINE | re.DOTALL)
-    return "".join(fence(part) if part.startswith("```") else LINK.sub(link, part) for part in parts)
+    for number, part in enumerate(parts):
+        # The marks after a fence's language say how a sample is tested.
+        fence = re.sub(r"\A```(\w+)[^\n]*", r"```\1", part)
+        parts[number] = DIAGRAM.sub(diagram, fence) if number % 2 else LINK.sub(link, part)
+    return "".join(parts)

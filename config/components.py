@@ -174,7 +174,6 @@ STAFF_NAVIGATION = {
     "Webhooks": [
         ("Endpoints", "webhook", "webhooks.endpoint"),
         ("Deliveries", "outbox", "webhooks.delivery"),
-        ("Attempts", "send", "webhooks.attempt"),
     ],
     "Models and tools": [
         ("Providers", "cloud", "runs.provider"),

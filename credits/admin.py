@@ -22,9 +22,8 @@ from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldAdminTextareaWid
 
 from config.kernel import clock, money
 from config.staff.actions import Action, ActionForm, Did, WithActions
-from config.staff.base import NOTHING, ReadOnly, credits_column, model_of, page_of, user_column, users_named
+from config.staff.base import NOTHING, ReadOnly, amount, credits_column, model_of, page_of, user_column, users_named
 from config.staff.forms import CreditsField
-from config.staff.words import amount
 from credits import ledger, statement, sums
 from credits.models import CORRECTIONS, GRANT_DAYS_MAX, REASON_MAX_CHARS, SETTLEMENTS, Account, EntryType, LedgerEntry
 

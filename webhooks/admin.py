@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 
 from django import forms
 from django.contrib import admin, messages
-from django.db.models import Q
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html
@@ -18,14 +17,13 @@ from unfold.widgets import UnfoldAdminTextInputWidget, UnfoldBooleanWidget
 
 from config.kernel.errors import ValidationFailed
 from config.staff.actions import Action, ActionForm, Did, WithActions
-from config.staff.base import NOTHING, ReadOnly, StaffAdmin, choice_filter, link_column, status_column, user_column
+from config.staff.base import ReadOnly, StaffAdmin, choice_filter, link_column, status_column, user_column
 from webhooks import services
 from webhooks.events import CreditsEvent, Event, TrialEvent
 from webhooks.models import Attempt, Delivery, Endpoint
 
 RUN, OWNER = link_column("run_id", "run"), user_column("user", "(installation)")
-CHAT, DELIVERY = link_column("chat_id", "chat"), link_column("delivery_id", "delivery")
-ENDPOINT = link_column("endpoint_id", "endpoint")
+CHAT, ENDPOINT = link_column("chat_id", "chat"), link_column("endpoint_id", "endpoint")
 
 
 def done(text: str, change: Callable[[Any], object]) -> Callable[..., Did]:
@@ -184,14 +182,3 @@ class DeliveryAdmin(ReadOnly, StaffAdmin):
     )
     readonly_fields = (ENDPOINT, RUN, CHAT)
     state = status_column(Delivery.Status)
-
-
-@admin.register(Attempt)
-class AttemptAdmin(ReadOnly, StaffAdmin):
-    list_display = ("delivery_id", "number", "started_at", "duration_ms", "status_code", "error")
-    search_help_text = "A delivery's id"
-    fields = (DELIVERY, "number", "started_at", "duration_ms", "status_code", "error", "answer")
-    readonly_fields = (DELIVERY,)
-
-    def find(self, word: str) -> Q:
-        return Q(delivery_id=word) if word.startswith("dlv_") else NOTHING

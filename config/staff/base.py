@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from datetime import timedelta
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -20,9 +21,9 @@ from unfold import paginator
 from unfold.admin import ModelAdmin
 from unfold.decorators import display
 
+from config.kernel import money
 from config.kernel.choices import StatusChoices
 from config.kernel.ids import IdField
-from config.staff.words import amount
 
 PAGE_SIZE = 50
 # A later page would read and discard all rows before it.
@@ -133,6 +134,26 @@ class StaffAdmin(ModelAdmin):
 
     def url(self, name: str, *args: Any) -> str:
         return reverse(f"admin:{self.opts.app_label}_{self.opts.model_name}_{name}", args=args)
+
+
+def amount(micro: int) -> str:
+    """Credits to read, with the exact amount on hover."""
+    text, exact = money.rounded(micro), money.to_text(micro)
+    return text if text == exact else format_html('<span title="{} credits">{}</span>', exact, text)
+
+
+def span(lasted: timedelta) -> str:
+    """A duration as text: ``230 ms``, ``4.2 s``, ``3 min 5 s``, ``2 h 4 min``, ``3 d 2 h``."""
+    seconds = max(0.0, lasted.total_seconds())
+    if seconds < 1:
+        return f"{round(seconds * 1000)} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
 def model_of(key: str) -> type[Model] | None:

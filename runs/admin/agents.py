@@ -9,7 +9,6 @@ from itertools import zip_longest
 from typing import Any
 
 from django import forms
-from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.admin.models import LogEntry
 from django.contrib.contenttypes.models import ContentType
@@ -30,8 +29,8 @@ from unfold.widgets import (
 from config.kernel import clock, money
 from config.kernel.ids import first_id
 from config.kernel.jsontext import to_text
+from config.staff.base import amount, span
 from config.staff.forms import CreditsField, ObjectField
-from config.staff.words import amount, span
 from credits import sums
 from runs.admin.tools import CatalogueAdmin
 from runs.catalogue import agents
@@ -168,7 +167,7 @@ class AgentAdmin(CatalogueAdmin):
     list_display = ("name", "display_name", "version", "enabled")
     view_fields = ("name", "display_name", "description", "enabled", "version")
     shown = ("content",)
-    actions_detail = ("versions", "playground")
+    actions_detail = ("versions",)
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False  # runs name it; staff disable it instead
@@ -185,14 +184,6 @@ class AgentAdmin(CatalogueAdmin):
     @admin.display(description="content")
     def content(self, agent: Agent) -> str:
         return format_html('<pre class="staff-text">{}</pre>', "\n".join(lines(current_version(agent))))
-
-    def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:
-        actions = super().get_actions_detail(request, object_id)
-        return [one for one in actions if settings.PLAYGROUND or one.path != "playground"]
-
-    @action(description="Try in the playground", icon="chat", url_path="playground", permissions=["view"])
-    def playground(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        return HttpResponseRedirect(f"/playground#{urlencode({'agent': self.row(request, object_id).name})}")
 
     @action(description="Versions", icon="history", permissions=["view"])
     def versions(self, request: HttpRequest, object_id: str) -> HttpResponse:

@@ -25,8 +25,7 @@ from config.database.retry import is_unavailable
 from config.kernel import clock, money
 from config.kernel.ids import first_id
 from config.queue.jobs import last_success
-from config.staff.base import page_of
-from config.staff.words import credit_amount, span
+from config.staff.base import page_of, span
 from config.telemetry.metrics import SEPARATOR
 from credits.models import DayTotal
 from credits.usage import MODEL_KEY, display_names
@@ -43,7 +42,6 @@ ADMIN_PANEL_SECONDS = 5
 
 HOURS, DAYS, FAILURE_DAYS = 24, 14, 7
 TOOLS_SHOWN = 6
-TOP_DAYS, TOP_ROWS = 7, 5
 LIVE_MAX = 10_000
 RUNBOOK = "/docs/operations#"
 # As in the alerts of docs/prometheus.
@@ -73,15 +71,6 @@ def show(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
         )
         if request.user.has_perm(permission)
     }
-    if reported := reports.allowed(request):
-        panels["top"] = [
-            (
-                report,
-                f"{reverse('reports')}?by={name}&days={TOP_DAYS}",
-                remembered(f"top:{name}", partial(report.read, TOP_DAYS, TOP_ROWS)),
-            )
-            for name, report in reported.items()
-        ]
     page = {"title": "Dashboard", "dashboard": "admin/runs/dashboard.html", "options": reports.CHART_OPTIONS}
     return context | page | {"panels": panels}
 
@@ -142,7 +131,7 @@ def credits_by_day() -> dict[str, Any]:
         for colour, (label, tools) in zip(PALETTE, shown, strict=False)
     ]
     spent = sum(sum(by_day.values()) for by_day in totals.values())
-    return chart([f"{day:%d %b}" for day in days], series, credit_amount(spent))
+    return chart([f"{day:%d %b}" for day in days], series, f"{money.rounded(spent)} credits")
 
 
 def failure_codes() -> list[dict[str, Any]]:

@@ -27,8 +27,7 @@ from apikeys.models import ApiKey
 from config.kernel import money
 from config.kernel.errors import Conflict
 from config.staff.actions import Action, ActionForm, Did, WithActions
-from config.staff.base import list_links, page_of, user_link, users_named
-from config.staff.words import amount, credit_amount
+from config.staff.base import amount, list_links, page_of, user_link, users_named
 from credits import statement
 from credits.models import Account, DayTotal, LedgerEntry
 from runs.admin.reports import CHART_OPTIONS, PALETTE, chart, first_day
@@ -160,11 +159,6 @@ class UserAdmin(WithActions, PlainUserAdmin):
         # A name is a ``sub``, which the identity provider gives.
         return ("username",) if obj else ()
 
-    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **options: Any) -> Any:
-        # Django's text below a name has the rules of the names that staff give.
-        options["change"] = change
-        return super().get_form(request, obj, **options | ({"help_texts": {"username": ""}} if obj else {}))
-
     def save_model(self, request: HttpRequest, obj: User, form: Any, change: bool) -> None:
         obj.is_staff = obj.is_staff or not change
         super().save_model(request, obj, form, change)
@@ -225,5 +219,5 @@ def _spend_by_day(user: Any) -> dict[str, Any]:
     rows = DayTotal.objects.filter(account_id=user.pk, day__gte=first).order_by().values_list("day")
     spent = dict(rows.annotate(total=Sum("amount")))
     amounts = [spent.get(day, 0) / money.MICRO for day in days]
-    total = credit_amount(sum(spent.values()))
+    total = f"{money.rounded(sum(spent.values()))} credits"
     return chart([f"{day:%d %b}" for day in days], [("credits", PALETTE[0], amounts)] if spent else [], total)

@@ -108,7 +108,7 @@ def by_tool(days: int, limit: int) -> list[Row]:
     """The use of all models is one row, whose cost the report by model has."""
     found = list(_totals(days, F("tool_key"))[:limit])
     names = display_names([row["key"] for row in found if row["key"]])
-    return _priced(found, Tool.objects, names | {None: names[MODEL_KEY]})
+    return _priced(found, Tool.objects, names | dict.fromkeys(("", None), names[MODEL_KEY]))
 
 
 def by_model(days: int, limit: int) -> list[Row]:

@@ -16,7 +16,7 @@ from django.db.models import Count, Max, Min, Prefetch
 from django.utils.html import format_html
 
 from config.kernel import clock
-from config.staff.words import amount, span
+from config.staff.base import amount, span
 from credits import statement
 from credits.models import EntryType, LedgerEntry
 from runs.errors import FailureReason, RunError
@@ -38,14 +38,6 @@ from runs.models import (
 from webhooks.models import Attempt, Delivery
 
 ROWS_MAX = 200
-ICONS = {
-    "state": "flag",
-    "turn": "sync",
-    "compaction": "compress",
-    "attempt": "sync_problem",
-    "call": "build",
-    "waitpoint": "pause_circle",
-}
 
 
 @dataclass
@@ -65,10 +57,6 @@ class Step:
     duration: str = ""
     left: float = 0.0
     width: float = 0.0
-
-    @property
-    def icon(self) -> str:
-        return ICONS[self.kind]
 
     @property
     def cost(self) -> str:

@@ -13,7 +13,6 @@ pytestmark = pytest.mark.django_db
 def test_a_list_shows_ids_and_times_in_full_and_leads_to_the_user(boss, user):
     run = make_run(user)
     page = boss.get(reverse("admin:runs_run_changelist")).content.decode()
-    assert f"{reverse('admin:runs_run_change', args=[run.pk])}" in page
     assert f">{run.pk}</a>" in page
     assert f"{run.created_at:%Y-%m-%d %H:%M:%S}" in page
     assert f'<a href="{reverse("person", args=[user.pk])}" class="staff-user">{user.username}</a>' in page

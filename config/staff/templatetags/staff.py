@@ -3,8 +3,6 @@
 from django import template
 from django.utils.safestring import mark_safe
 
-from config.staff.words import amount
-
 register = template.Library()
 
 
@@ -18,4 +16,6 @@ def with_main(page: str) -> str:
 @register.filter
 def credits(micro: int | None) -> str:
     """Micro-credits as credits; a dash if they are not known."""
+    from config.staff.base import amount  # the admin, which loads the templates' libraries
+
     return "–" if micro is None else amount(micro)
