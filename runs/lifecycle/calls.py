@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +12,7 @@ from django.db import transaction
 from config.kernel import clock
 from config.queue.nudges import nudge_after_commit
 from credits import ledger
-from runs import events, metrics
+from runs import events
 from runs.errors import CallError
 from runs.events import StreamEvent
 from runs.lifecycle import spending
@@ -26,6 +26,7 @@ from runs.models import (
     RunStatus,
     ToolInvocation,
     Waitpoint,
+    WaitpointKind,
     WaitpointStatus,
 )
 from runs.tools.base import CLIENT, ToolFailure, ToolResult, tool_error
@@ -52,36 +53,26 @@ def reject_new_call(call: ToolInvocation, failure: ToolFailure) -> ToolInvocatio
     return changed(call, status=to, started_at=ended["finished_at"], **ended)
 
 
-def move_new_call(call: ToolInvocation, to: str, **changes: Any) -> ToolInvocation:
-    """``move_call`` for a call that is not stored yet; the same transaction has fenced its run and stores the call."""
-    moved = changed(call, status=to, **changes)
-    metrics.call_moved(moved, call.status)
-    return moved
-
-
 @transaction.atomic
 def dispatch_calls(run: Run, calls: Sequence[ToolInvocation], approved: Container[str] = ()) -> Moved:
     """``dispatch`` by the run's owner. ``approved`` calls usually have their holds since the approval."""
-    # The fence locks the run, so that its calls are compared with its budget one after another.
     fence_to_dispatch(run, calls)
-    moved = dispatch(run, calls, move_call, approved)
-    run = move_run(run, RunStatus.RUNNING, dispatch_events(moved), owned=True, **awaited(run, moved))
+    moved = [move_call(call, to, **changes) if to else call for call, to, changes in dispatch(run, calls, approved)]
+    changes = awaiting({run.awaiting, *(call.awaiting for call in moved)})
+    run = move_run(run, RunStatus.RUNNING, dispatch_events(moved), owned=True, **changes)
     return Moved(run, moved)
 
 
 def fence_to_dispatch(run: Run, calls: Iterable[ToolInvocation]) -> None:
-    """``fence``, and calls for the caller's app are counted with those of the user's other runs."""
+    """``fence``: the run's calls are compared with its budget one after another, and those for the caller's app are
+    counted with those of the user's other runs.
+    """
     if any(call.node_type == CLIENT for call in calls):
         lock_user(run.pk)
     fence(run)
 
 
-def awaited(run: Run, calls: Iterable[ToolInvocation]) -> dict[str, Any]:
-    """What calls that have begun to await an outcome change in their run's row."""
-    return first_of({run.awaiting, *(call.awaiting for call in calls)})
-
-
-def first_of(kinds: Container[str | None]) -> dict[str, Any]:
+def awaiting(kinds: Container[str | None]) -> dict[str, Any]:
     """What the run's row says of open calls that await outcomes of these kinds."""
     return {"awaiting": next((kind.value for kind in FIRST if kind in kinds), None)}
 
@@ -93,35 +84,33 @@ def room_to_park(user_id: int) -> int:
 
 
 def dispatch(
-    run: Run, calls: Sequence[ToolInvocation], move: Callable[..., ToolInvocation], approved: Container[str] = ()
-) -> list[ToolInvocation]:
-    """PENDING → DISPATCHING with the hold placed, or → FAILED if credits or budget do not suffice; as it is if it has
-    to wait for credits, or its run has. No tool begins work that could not be awaited. ``move`` changes a call.
+    run: Run, calls: Sequence[ToolInvocation], approved: Container[str] = ()
+) -> Iterator[tuple[ToolInvocation, str | None, dict[str, Any]]]:
+    """PENDING → DISPATCHING with the hold placed, or → FAILED if credits or budget do not suffice; without a new status
+    if it has to wait for credits, or its run has. No tool begins work that could not be awaited. The caller, who has
+    fenced the run, writes the calls.
     """
     awaits = {call.id for call in calls if call.node_type == CLIENT or call.park_seconds is not None}
     room = room_to_park(run.user_id) if awaits else 0
-    moved: list[ToolInvocation] = []
     for call in calls:
         is_held = call.id in approved and ledger.is_held(call.id)
         try:
             if call.id in awaits and room <= 0:
                 raise tool_error(TOO_MANY_PARKED)
-            if not (is_held or call.node_type == CLIENT or place_hold(run, call)):
-                moved.append(call)
+            if not (is_held or call.node_type == CLIENT or spending.hold_call(run, call)):
+                yield call, None, {}
                 continue
         except ToolFailure as failure:
             if is_held:
                 ledger.release(call.id)
-            to, ended = end_of(call, failure)
-            moved.append(move(call, to, **ended))
+            yield call, *end_of(call, failure)
             continue
         room -= call.id in awaits
         changes: dict[str, Any] = {"started_at": clock.now()}
         if call.node_type == CLIENT:  # the caller's app is awaited at once
             expires_at = changes["started_at"] + timedelta(seconds=settings.CLIENT_CALL_SECONDS)
             changes |= {"awaiting": Awaiting.CLIENT.value, "expires_at": expires_at}
-        moved.append(move(call, InvocationStatus.DISPATCHING, **changes))
-    return moved
+        yield call, InvocationStatus.DISPATCHING, changes
 
 
 def dispatch_events(calls: Iterable[ToolInvocation]) -> list[StreamEvent]:
@@ -135,31 +124,6 @@ def dispatch_events(calls: Iterable[ToolInvocation]) -> list[StreamEvent]:
         elif call.status != InvocationStatus.PENDING:
             happened.append(events.tool_completed(call))
     return happened
-
-
-def place_hold(run: Run, call: ToolInvocation) -> bool:
-    """Hold the call's estimate; False if it has to wait for credits, or its run has. Raises ToolFailure if credits or
-    budget do not suffice.
-    """
-    refusal = spending.budget_refusal(run, call.credit_estimate)
-    if refusal is None:
-        try:
-            ledger.hold(
-                run.user_id,
-                call.credit_estimate,
-                invocation_id=call.id,
-                tool_key=call.name,
-                chat_id=run.chat_id,
-                run_id=run.id,
-                price={"perCall": call.credit_estimate},
-                only_if=spending.first_in_line(run),
-            )
-            return True
-        except ledger.InsufficientCredits:
-            refusal = spending.refusal(run, call.credit_estimate)
-    if refusal is None or run.waits_for_credits:
-        return False
-    raise ToolFailure(refusal.code, refusal.message)
 
 
 def end_of(call: ToolInvocation, outcome: ToolResult | ToolFailure) -> tuple[str, dict[str, Any]]:
@@ -203,35 +167,33 @@ def keep_dialogue(run: Run, call: ToolInvocation, remote_task: str) -> Moved:
     return Moved(run, [move_call(call, InvocationStatus.DISPATCHING, remote_task=remote_task)])
 
 
-def take_answer(call: ToolInvocation, data: dict[str, Any] | None) -> None:
-    """The user's answer to what the server of an open call asks; None declines it. A task's server is told at once when
-    it has all answers, that of any other call when it is made again.
-    """
-    dialogue = Dialogue.from_text(call.remote_task).with_answer(data)
-    changes: dict[str, Any] = {"remote_task": dialogue.to_text()}
-    if call.awaiting and not dialogue.questions:
-        changes["contact_at"] = clock.now()
-        nudge_after_commit(CONTACT, call.id)
-    move_call(call, InvocationStatus.DISPATCHING, **changes)
+def answer_call(run: Run, call: ToolInvocation, kind: str, payload: dict[str, Any]) -> list[StreamEvent]:
+    """What the user's answer to a question about an open call changes in the call.
 
-
-def approve_call(run: Run, call: ToolInvocation) -> ToolInvocation:
-    """The hold of an approved call is placed and the call stays PENDING, also if the hold or the run has to wait for
-    credits; or → FAILED if credits or budget do not suffice.
+    An approved call gets its hold and stays PENDING, also if the hold or the run has to wait for credits; or → FAILED
+    if credits or budget do not suffice. A refused one → REFUSED: it costs nothing. An answer to the server of a call
+    that it has not finished is told to a task's server at once when it has all answers, to any other one when the call
+    is made again.
     """
+    if kind == WaitpointKind.CLARIFICATION:
+        if call.status == InvocationStatus.DISPATCHING:
+            dialogue = Dialogue.from_text(call.remote_task).with_answer(payload.get("data"))
+            changes: dict[str, Any] = {"remote_task": dialogue.to_text()}
+            if call.awaiting and not dialogue.questions:
+                changes["contact_at"] = clock.now()
+                nudge_after_commit(CONTACT, call.id)
+            move_call(call, InvocationStatus.DISPATCHING, **changes)
+        return []
+    if not payload["approved"]:
+        message = "The user refused the call" + (f": {payload['reason']}" if payload.get("reason") else ".")
+        refused = {"error_code": CallError.APPROVAL_REFUSED, "error_message": message, "finished_at": clock.now()}
+        return [events.tool_completed(move_call(call, InvocationStatus.REFUSED, **refused))]
     try:
-        place_hold(run, call)
-    except ToolFailure as refusal:
-        to, ended = end_of(call, refusal)
-        return move_call(call, to, **ended)
-    return call
-
-
-def refuse_call(call: ToolInvocation, reason: str | None) -> ToolInvocation:
-    """PENDING → REFUSED: it costs nothing, and the model receives the refusal with its reason."""
-    message = f"The user refused the call: {reason}" if reason else "The user refused the call."
-    refused = {"error_code": CallError.APPROVAL_REFUSED, "error_message": message, "finished_at": clock.now()}
-    return move_call(call, InvocationStatus.REFUSED, **refused)
+        spending.hold_call(run, call)
+    except ToolFailure as failure:
+        to, ended = end_of(call, failure)
+        return [events.tool_completed(move_call(call, to, **ended))]
+    return []
 
 
 def close_open(run: Run, reason: str) -> list[StreamEvent]:

@@ -35,11 +35,9 @@ def throttled_runs(user_id: int) -> QuerySet[Run]:
     return Run.objects.filter(user_id=user_id, throttled=True).order_by("created_at", "pk").only("pk")
 
 
-def _not_nudged(user_id: int) -> QuerySet[Run]:
-    return throttled_runs(user_id).filter(due_at=None)
-
-
-_next_throttled: CompiledQuery[Run] = CompiledQuery(lambda user_id: _not_nudged(user_id)[:1], int)
+_next_throttled: CompiledQuery[Run] = CompiledQuery(
+    lambda user_id: throttled_runs(user_id).filter(due_at=None)[:1], int
+)
 
 
 def nudge_next_throttled(user_id: int) -> None:
@@ -51,7 +49,8 @@ def nudge_next_throttled(user_id: int) -> None:
     if _next_throttled.first(user_id) is None:
         return
     with transaction.atomic():
-        waiting = _not_nudged(user_id).select_for_update(no_key=True, skip_locked=True).first()
+        not_nudged = throttled_runs(user_id).filter(due_at=None)
+        waiting = not_nudged.select_for_update(no_key=True, skip_locked=True).first()
         if waiting is not None:
             Run.objects.filter(pk=waiting.pk).update(due_at=clock.now())
             nudge_after_commit(EXECUTE, waiting.pk)
@@ -92,30 +91,28 @@ lock_user: CompiledQuery[Any] = CompiledQuery(
 )
 
 
-def lock_to_claim(run_id: str) -> Run | None:
-    """The run's row, locked."""
+def lock_claimable(run_id: str, worker_id: str) -> Run | None:
+    """The run's row, locked, if the worker may execute the run now. A run that has to wait for a place of
+    RUN_USER_LIMIT, before which the running runs and the older throttled ones go, is marked as throttled.
+    """
     if settings.RUN_USER_LIMIT:
         # Serializes the claims of one user's runs in all processes, so that each claim counts the claims before it.
         lock_user(run_id)
-    return _locked_run.first(run_id)
-
-
-def is_throttled(run: Run) -> bool:
-    """Whether the user limit keeps a run of ``lock_to_claim`` queued: the running runs and the older throttled ones go
-    before it. If so, the run is marked as throttled.
-    """
-    if not settings.RUN_USER_LIMIT:
-        return False
-    room = settings.RUN_USER_LIMIT - vars(run)["running"]
-    if room > 0 and not (vars(run)["is_behind"] and _are_before(run, room)):
-        return False
-    Run.objects.filter(pk=run.pk).update(throttled=True, due_at=None)
-    return True
-
-
-def _are_before(run: Run, count: int) -> bool:
-    """Whether so many throttled runs of the user are older. A long backlog costs no more than ``count``."""
-    return throttled_runs(run.user_id).filter(_older(run.created_at, run.pk))[:count].count() == count
+    run = _locked_run.first(run_id)
+    if run is None or run.blocked or run.worker_id not in (None, worker_id):
+        return None
+    if run.parked and run.due_at is None and not run.throttled:
+        return None  # a call of it awaits its outcome
+    if run.status not in (RunStatus.QUEUED, RunStatus.RUNNING) or run.lease_losses >= RUN_LEASE_LOSSES_MAX:
+        return None
+    if settings.RUN_USER_LIMIT and (run.status == RunStatus.QUEUED or run.parked):  # it has no place yet
+        room = settings.RUN_USER_LIMIT - vars(run)["running"]
+        older = throttled_runs(run.user_id).filter(_older(run.created_at, run.pk))
+        # A long backlog costs no more than the room.
+        if room <= 0 or (vars(run)["is_behind"] and older[:room].count() == room):
+            Run.objects.filter(pk=run.pk).update(throttled=True, due_at=None)
+            return None
+    return run
 
 
 _next_blocked: CompiledQuery[Run] = CompiledQuery(

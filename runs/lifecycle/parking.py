@@ -163,7 +163,7 @@ def _end(run: Run, call: ToolInvocation, outcome: ToolResult | ToolFailure, **to
     ended = move_call(call, to, **columns | NOT_AWAITING | told)
     left = ToolInvocation.objects.filter(run=run).exclude(status__in=FINAL_INVOCATION_STATUSES)
     kinds = set(left.values_list("awaiting", flat=True))
-    after = calls.first_of(kinds)
+    after = calls.awaiting(kinds)
     dropped = calls.close_questions(invocation=call) if call.remote_task else []
     if resumes := bool(dropped) or (run.parked and not kinds):
         after["due_at"] = clock.now() + NUDGE_GRACE

@@ -19,13 +19,13 @@ from chats.services import add_message, write_content
 from config.database.writes import Writes, insert
 from config.kernel import clock
 from config.queue.nudges import nudge_after_commit
-from runs import catalogue, events
+from runs import catalogue, events, metrics
 from runs.errors import RunError
 from runs.events import StreamEvent
 from runs.lifecycle import calls as call_transitions
-from runs.lifecycle import line, spending
+from runs.lifecycle import spending
 from runs.lifecycle.crash import crash_after_commit
-from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, is_throttled, leave_chat, lock_to_claim, promote_next, unblock
+from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, leave_chat, lock_claimable, promote_next, unblock
 from runs.lifecycle.moves import (
     LeaseLost,
     Moved,
@@ -129,16 +129,8 @@ def claim(run_id: str, worker_id: str) -> Run | None:
     A worker claims a run that it owns but does not execute like any other run: the answer to the claim's commit was
     lost, or the step after the claim failed.
     """
-    run = lock_to_claim(run_id)
-    if run is None or run.blocked or run.worker_id not in (None, worker_id):
-        return None
-    if run.parked and run.due_at is None and not run.throttled:
-        return None  # a call of it awaits its outcome
-    if run.status not in (RunStatus.QUEUED, RunStatus.RUNNING) or run.lease_losses >= line.RUN_LEASE_LOSSES_MAX:
-        return None
-    begins = run.status == RunStatus.QUEUED
-    # A parked run has given its place up.
-    if (begins or run.parked) and is_throttled(run):
+    run = lock_claimable(run_id, worker_id)
+    if run is None:
         return None
     now = clock.after(run.created_at)
     changes: dict[str, Any] = {
@@ -158,7 +150,7 @@ def claim(run_id: str, worker_id: str) -> Run | None:
         changes["assistant_message_id"] = add_message(also, run.chat_id, run.id, role, now, replaced=replaced).id
     if run.resolved_model is None and (models := catalogue.models_of(run)):
         changes["resolved_model"] = models[0].name
-    if begins:
+    if run.status == RunStatus.QUEUED:
         changes["started_at"] = run.started_at or now
         happened.append(events.run_status(run, RunStatus.RUNNING))
     else:
@@ -190,14 +182,16 @@ def record_turn(
     happened = text_events(delta) + [
         events.tool_completed(call) for call in calls if call.status == InvocationStatus.FAILED
     ]
-    moved = call_transitions.dispatch(run, ready, call_transitions.move_new_call)
-    dispatched = {call.id: call for call in moved}
-    happened += call_transitions.dispatch_events(moved)
-    stored = [dispatched.get(call.id, call) for call in calls]
+    moved: dict[str, ToolInvocation] = {}
+    for call, to, changes in call_transitions.dispatch(run, ready):
+        moved[call.id] = changed(call, status=to or call.status, **changes)
+        metrics.call_moved(moved[call.id], call.status)
+    happened += call_transitions.dispatch_events(moved.values())
+    stored = [moved.get(call.id, call) for call in calls]
     also = _turn(run, turn, content)
     also.insert(*stored)
     changes = spending.usage(run, turn) | {"tool_invocation_count": run.tool_invocation_count + len(stored)}
-    changes |= call_transitions.awaited(run, stored)
+    changes |= call_transitions.awaiting({run.awaiting, *(call.awaiting for call in stored)})
     return Moved(move_run(run, RunStatus.RUNNING, happened, owned=True, also=also, **changes), stored, turn)
 
 

@@ -23,6 +23,7 @@ from runs.lifecycle.moves import LeaseLost, as_known
 from runs.lifecycle.text import unrecorded_text
 from runs.models import Compaction, Run, RunStatus, ToolInvocation, Turn
 from runs.tokens import text_size
+from runs.tools.base import ToolFailure
 from webhooks import outbox
 from webhooks.events import CreditsEvent
 
@@ -94,6 +95,31 @@ def refusal(run: Run, needs: int) -> Refusal | None:
     return None if available is None or available >= needs else Refusal(RunError.INSUFFICIENT_CREDITS, needs, available)
 
 
+def hold_call(run: Run, call: ToolInvocation) -> bool:
+    """Hold the call's estimate; False if it has to wait for credits, or its run has. Raises ToolFailure if credits or
+    budget do not suffice.
+    """
+    over = budget_refusal(run, call.credit_estimate)
+    if over is None:
+        try:
+            ledger.hold(
+                run.user_id,
+                call.credit_estimate,
+                invocation_id=call.id,
+                tool_key=call.name,
+                chat_id=run.chat_id,
+                run_id=run.id,
+                price={"perCall": call.credit_estimate},
+                only_if=_first_in_line(run),
+            )
+            return True
+        except ledger.InsufficientCredits:
+            over = refusal(run, call.credit_estimate)
+    if over is None or run.waits_for_credits:
+        return False
+    raise ToolFailure(over.code, over.message)
+
+
 def report_exhausted(run: Run) -> None:
     """Tell the app that the user's credits do not reach for the run's next step."""
     about = {"available": money.to_number(ledger.available(run.user_id)), "runId": run.id}
@@ -108,7 +134,7 @@ def hold_turn(run: Run, turn: int | str, request: int, amount: int, price: dict[
     the hold of the first.
     """
     # Locks the run: when its next owner or its end looks for open holds, this one is there.
-    first = first_in_line(run)
+    first = _first_in_line(run)
     owner = [run.pk, run.lease_token, run.worker_id, RunStatus.RUNNING]
     owned = ledger.Condition(f"{_OWNED[connection.vendor]} AND {first.sql}", [*owner, *first.values])
     try:
@@ -137,7 +163,7 @@ def _cause(run: Run, turn: int | str, request: int) -> str:
     return f"turn:{run.id}:{turn}:{run.lease_token}.{request}"
 
 
-def first_in_line(run: Run) -> ledger.Condition:
+def _first_in_line(run: Run) -> ledger.Condition:
     """No older run of the user waits for credits."""
     moments = [clock.now() - timedelta(seconds=WANTED_SECONDS), run.created_at]
     since, created_at = map(connection.ops.adapt_datetimefield_value, moments)

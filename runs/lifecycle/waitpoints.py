@@ -21,7 +21,6 @@ from runs.lifecycle.line import EXECUTE, NUDGE_GRACE
 from runs.lifecycle.moves import Moved, close_waitpoint, lock_run, move_run, stop_running
 from runs.lifecycle.spending import Refusal
 from runs.models import (
-    FINAL_INVOCATION_STATUSES,
     Run,
     RunStatus,
     ToolInvocation,
@@ -101,12 +100,8 @@ def _answer(run: Run, waitpoint: Waitpoint, payload: dict[str, Any], **changes: 
         code, message = refused.code, refused.message
         runs.finish(run, RunStatus.FAILED, owned=False, code=code, message=message, happened=happened)
         return waitpoint
-    if call is not None and waitpoint.kind == WaitpointKind.CREDIT_APPROVAL:
-        call = calls.approve_call(run, call) if payload["approved"] else calls.refuse_call(call, payload.get("reason"))
-        if call.status in FINAL_INVOCATION_STATUSES:
-            happened.append(events.tool_completed(call))
-    elif call is not None and "schema" in waitpoint.request_payload:
-        calls.take_answer(call, payload.get("data"))
+    if call is not None:
+        happened += calls.answer_call(run, call, waitpoint.kind, payload)
     happened.append(events.run_status(run, RunStatus.QUEUED))
     move_run(run, RunStatus.QUEUED, happened, owned=False, due_at=now + NUDGE_GRACE, **changes)
     nudge_after_commit(EXECUTE, run.pk)

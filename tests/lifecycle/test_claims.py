@@ -66,11 +66,11 @@ def test_a_run_starts_if_the_runs_before_it_leave_room(settings, user):
     throttled = []
     for row in rows:
         with transaction.atomic():
-            throttled.append(line.is_throttled(line.lock_to_claim(row.pk)))
+            throttled.append(line.lock_claimable(row.pk, "wrk_1") is None)
     assert throttled == [False] * (LIMIT - 1) + [True] * 2
     settings.RUN_USER_LIMIT = 1
     with transaction.atomic():
-        assert line.is_throttled(line.lock_to_claim(rows[0].pk))
+        assert line.lock_claimable(rows[0].pk, "wrk_1") is None
 
 
 @pytest.mark.django_db
@@ -80,7 +80,7 @@ def test_a_claim_reads_no_more_of_a_backlog_than_the_limit(settings, user, at):
     settings.RUN_USER_LIMIT = LIMIT
     rows = backlog(user, BACKLOG)
     with plans_of("runs_run") as plans:
-        assert line.is_throttled(line.lock_to_claim(rows[at].pk)) is (at != 0)
+        assert (line.lock_claimable(rows[at].pk, "wrk_1") is None) is (at != 0)
     assert plans.texts
     assert plans.rows < 20
 
