@@ -151,35 +151,30 @@ class Heartbeat(threading.Thread):
         return clock.steady() - begun >= self._step_seconds
 
     def _sweep(self) -> None:
-        stages = self._release_unexecuted, self._repair, self._take_due_runs, self._wake_throttled_runs
-        jobs.stages("sweep-runs", *stages)
+        def release_unexecuted() -> int:
+            executing, leaving = self.run_ids, self.stopped.is_set
+            released = lifecycle.release_unexecuted(self.process.worker_id, executing, leaving, self._step_seconds)
+            if released:
+                logger.warning("%d runs that this worker owned but did not execute may be taken over", len(released))
+            return len(released)
 
-    def _repair(self) -> int:
-        return lifecycle.repair(self._step_seconds)
+        def repair() -> int:
+            return lifecycle.repair(self._step_seconds)
 
-    def _release_unexecuted(self) -> int:
-        executing, leaving = self.run_ids, self.stopped.is_set
-        released = lifecycle.release_unexecuted(self.process.worker_id, executing, leaving, self._step_seconds)
-        if released:
-            logger.warning("%d runs that this worker owned but did not execute may be taken over", len(released))
-        return len(released)
+        def offer_due_runs() -> int:
+            offered = 0
+            for find in (lifecycle.take_due_runs, self._wakeable_runs):
+                room = 0 if self.process.draining else settings.RUN_WORKER_CAPACITY - len(self.run_ids)
+                for run_id in find(room) if room > 0 else ():
+                    self.offer(run_id)
+                    offered += 1
+            return offered
 
-    def _take_due_runs(self) -> int:
-        due = lifecycle.take_due_runs(self._room()) if self._room() else []
-        for run_id in due:
-            self.offer(run_id)
-        return len(due)
+        jobs.stages("sweep-runs", release_unexecuted, repair, offer_due_runs)
 
-    def _wake_throttled_runs(self) -> int:
-        if not self._room():
-            return 0
-        found, self.after_user = lifecycle.wakeable_runs(self._room(), self.after_user)
-        for run_id in found:
-            self.offer(run_id)
-        return len(found)
-
-    def _room(self) -> int:
-        return 0 if self.process.draining else max(0, settings.RUN_WORKER_CAPACITY - len(self.run_ids))
+    def _wakeable_runs(self, limit: int) -> list[str]:
+        found, self.after_user = lifecycle.wakeable_runs(limit, self.after_user)
+        return found
 
     def _refresh(self) -> None:
         clock.sync()

@@ -17,17 +17,14 @@ from weakref import WeakValueDictionary
 
 from django.conf import settings
 
-from config.database.queries import read
 from config.database.retry import persist
 from config.kernel import clock
-from config.kernel.ids import any_of, array
 from config.limits.share import Share, Threads
 from runs import catalogue, lifecycle
 from runs.catalogue.versions import of_run
-from runs.engine import history, journal
+from runs.engine import history
 from runs.engine.credit_line import CreditLine
-from runs.engine.history import History
-from runs.engine.journal import Journal
+from runs.engine.history import History, Journal, read_journal
 from runs.engine.model_places import ModelPlaces
 from runs.engine.transcript import TurnPart, turn_parts
 from runs.models import AgentVersion, InvocationStatus, ModelAttempt, Run, RunStatus, ToolInvocation
@@ -168,15 +165,14 @@ class Claimed:
 
 def users_of(run_ids: Sequence[str]) -> dict[str, int]:
     """The ids of the runs' users, by run."""
-    sql = f"SELECT CAST(id AS varchar), CAST(user_id AS bigint) FROM runs_run WHERE id {any_of()}"  # noqa: S608
-    return {row[0]: row[1] for row in read(sql, [array(run_ids)])}
+    return dict(Run.objects.filter(pk__in=run_ids).values_list("pk", "user_id"))
 
 
 def claim_and_load(run_id: str, worker_id: str) -> Claimed | None:
     """None if the run may not be claimed."""
     run = lifecycle.claim(run_id, worker_id)
     # Nothing can be recorded of a run that is claimed for the first time.
-    return _load(run, journal.load(run) if run.lease_token > 1 else Journal()) if run else None
+    return _load(run, read_journal(run) if run.lease_token > 1 else Journal()) if run else None
 
 
 def _load(run: Run, recorded: Journal) -> Claimed:
@@ -189,7 +185,7 @@ def reload(run: Run) -> Claimed | None:
     current = Run.objects.filter(
         pk=run.pk, status=RunStatus.RUNNING, lease_token=run.lease_token, worker_id=run.worker_id
     ).first()
-    return _load(current, journal.load(current)) if current else None
+    return _load(current, read_journal(current)) if current else None
 
 
 def _client_tool(given: Mapping[str, Any]) -> ToolDefinition:

@@ -1,31 +1,41 @@
-"""One turn of a run: the model is asked, its text streamed, and its response recorded."""
+"""One turn of a run: the model is asked, its text streamed, and its response recorded.
+
+The model gives the output of a run that has a schema for it as the input of a call of OUTPUT_TOOL, which is checked
+like that of any call. Such a call is part of its turn and has no row, approval or price of its own.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from functools import partial
 from operator import attrgetter
+from typing import Any
 
 from django.conf import settings
 
 from config.kernel import clock
+from config.kernel.ids import new_id
 from runs import catalogue, lifecycle
 from runs.catalogue.definitions import ModelDefinition
-from runs.engine import calls, output, spending
+from runs.engine import calls, spending
 from runs.engine.context.fit import can_shorten, fit
 from runs.engine.context.plan import Plan, request_of
 from runs.engine.requests import Answer, Exhausted, RunFailed, ask, failed_request, with_files
 from runs.engine.session import Session, Streamed
 from runs.errors import FailureReason, RunError
-from runs.llm.base import ModelError
-from runs.models import Turn
+from runs.llm.base import ModelError, ToolCall
+from runs.models import OUTPUT_TOOL, Turn
+from runs.tools.base import BUILTIN, ToolDefinition, ToolFailure
+from runs.tools.schema import check_input, parse_arguments
 
 # Answers of the model that may not fit an `outputSchema`; then the run fails with `OUTPUT_INVALID`.
 OUTPUT_ATTEMPTS = 3
 # Tool calls per run.
 RUN_CALLS_MAX = 1000
+NOT_ALONE = "Not accepted beside other calls. Call it alone, when you have their results."
 
 
 async def try_turn(session: Session) -> None:
@@ -118,8 +128,7 @@ async def _record(session: Session, model: ModelDefinition, plan: Plan, given: A
     often, or if there are too many calls; otherwise make the calls that need no approval.
     """
     end, usage, allowance = given.end, given.end.usage, given.allowance
-    answer = await output.read(session, given.calls)
-    tool_calls = answer.others
+    recorded, tool_calls, output = await _read_output(session, given.calls)
     charge = spending.charge_of(model, usage, allowance.hold)
     turn = Turn(
         run=session.run,
@@ -127,7 +136,7 @@ async def _record(session: Session, model: ModelDefinition, plan: Plan, given: A
         model=model.name,
         origin=model.origin,
         text="".join(session.turn_text),
-        tool_calls=answer.recorded,
+        tool_calls=recorded,
         reasoning=list(end.reasoning),
         finish_reason=end.finish_reason,
         **asdict(usage),
@@ -142,11 +151,12 @@ async def _record(session: Session, model: ModelDefinition, plan: Plan, given: A
         await session.process.db(spending.learn_count, allowance.size, usage.input_tokens)
     lifecycle.crash_point("before_dispatch")
     record = partial(session.step, streamed=Streamed.RECORDED)
-    if not tool_calls and (session.output_schema is None or answer.output is not None):
+    if not tool_calls and (session.output_schema is None or output is not None):
         cut = allowance.limited_by if end.finish_reason == "length" else None
-        await record(lifecycle.complete, turn, charge=charge, output=answer.output, limited_by=cut)
+        await record(lifecycle.complete, turn, charge=charge, output=output, limited_by=cut)
         return
-    if not tool_calls and output.tries([*session.journal.turns, turn]) >= OUTPUT_ATTEMPTS:
+    answers = [turn for turn in (*session.journal.turns, turn) if all("key" in call for call in turn.tool_calls)]
+    if not tool_calls and len(answers) >= OUTPUT_ATTEMPTS:
         message = f"The model gave no output that fits the schema, {OUTPUT_ATTEMPTS} times."
         await record(lifecycle.fail, RunError.OUTPUT_INVALID, message, turn=turn, charge=charge)
         return
@@ -162,3 +172,45 @@ async def _record(session: Session, model: ModelDefinition, plan: Plan, given: A
         placed = calls.take_places(held, ready)
         await record(lifecycle.record_turn, turn, new, charge=charge, ready=placed)
         await calls.execute(session, held, ready)
+
+
+async def _read_output(
+    session: Session, calls: Sequence[ToolCall]
+) -> tuple[list[dict[str, Any]], list[ToolCall], dict[str, Any] | None]:
+    """A turn's calls as the turn records them, those that are to be made, and the output if they give one: the first
+    call whose input fits, unless there are calls of tools beside it.
+    """
+    schema = session.output_schema
+    given = [call for call in calls if call.name == OUTPUT_TOOL] if schema is not None else []
+    others = [call for call in calls if call.name != OUTPUT_TOOL or schema is None]
+    told: list[str | None] = [NOT_ALONE] * len(given)
+    output = None
+    if schema is not None and given and not others:
+        told, output = await session.process.tool_threads.run(session.run.user_id, _check_output, schema, given)
+    texts = iter(told)
+    recorded: list[dict[str, Any]] = [
+        {"id": call.id, "name": call.name, "arguments": call.arguments}
+        | ({"key": new_id("out"), "told": next(texts)} if call in given else {})
+        for call in calls
+    ]
+    return recorded, others, output
+
+
+def _check_output(
+    schema: Mapping[str, Any], calls: Sequence[ToolCall]
+) -> tuple[list[str | None], dict[str, Any] | None]:
+    """What the model is told of each call, None of the one that fits, and the input of that one."""
+    tool = ToolDefinition(OUTPUT_TOOL, OUTPUT_TOOL, "", BUILTIN, schema, 0)
+    told: list[str | None] = []
+    output: dict[str, Any] | None = None
+    for call in calls:
+        text: str | None = NOT_ALONE
+        if output is None:
+            try:
+                found = parse_arguments(call.arguments)
+                check_input(tool, found)
+                output, text = found, None
+            except ToolFailure as failure:
+                text = f"{failure.code}: {failure.message}"
+        told.append(text)
+    return told, output

@@ -22,7 +22,7 @@ from config.kernel.money import MICRO
 from credits.models import LedgerEntry
 from credits.reconcile import drift
 from runs import lifecycle
-from runs.engine import journal, session
+from runs.engine import history, session
 from runs.models import FINAL_INVOCATION_STATUSES, FINAL_RUN_STATUSES, Run, RunEvent, ToolInvocation, Turn, Waitpoint
 from runs.tools.base import Parked, StillParked, ToolFailure, ToolResult, tool_error
 from runs.tools.questions import Dialogue, Question
@@ -58,7 +58,7 @@ class Parking(RuleBasedStateMachine):
         self.client = session_client(UserFactory())
         chat = self.client.post("/api/v1/chats", {}, format="json").json()["id"]
         self.run_id = self.client.post(f"/api/v1/chats/{chat}/runs", {"message": "x"}, format="json").json()["id"]
-        self.worker: tuple[Run, journal.Journal] | None = None
+        self.worker: tuple[Run, history.Journal] | None = None
         # The outcomes that were accepted, by call.
         self.accepted: dict[str, str] = {}
         # Whether a server has asked the user since the run was claimed: its call may have ended before the run resumes.
@@ -98,7 +98,7 @@ class Parking(RuleBasedStateMachine):
     @rule(worker=st.sampled_from(WORKERS))
     def claim(self, worker: str) -> None:
         if self.worker is None and (run := lifecycle.claim(self.run_id, worker)):
-            self.worker = run, journal.load(run)
+            self.worker = run, history.read_journal(run)
             self.was_asked = False
 
     @rule(at=AT, fate=FATES)

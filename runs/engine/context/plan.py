@@ -19,16 +19,19 @@ from django.conf import settings
 from config.kernel import clock
 from runs import lifecycle
 from runs.catalogue.definitions import ModelDefinition
-from runs.engine import history, output
+from runs.engine import history
 from runs.engine.history import History, Report
 from runs.engine.session import Session
 from runs.engine.transcript import Cut, TurnPart, messages, run_ids_of
 from runs.llm.base import ModelRequest, ToolSpec
 from runs.llm.measure import BYTES_PER_TOKEN, files_bytes, fixed_bytes, message_bytes
-from runs.models import Compaction, CompactionKind
+from runs.models import OUTPUT_TOOL, Compaction, CompactionKind
 
 # Tokens of such a summary; never more than an eighth of the model's window.
 RUN_SUMMARY_MAX_TOKENS = 2048
+
+# Of the tool by whose call the model gives the output of a run that has a schema for it.
+OUTPUT_DESCRIPTION = "Gives your answer: its input is the answer. Call it alone, when no other call is left to make."
 
 # A token is at least one byte. A provider that counts fewer tokens than one for so many bytes is not believed.
 BYTES_PER_TOKEN_MAX = 8
@@ -212,7 +215,9 @@ def _tools(session: Session) -> tuple[ToolSpec, ...]:
     tools = [
         ToolSpec(tool.name, tool.description, dict(tool.input_schema)) for _, tool in sorted(session.tools().items())
     ]
-    return (*tools, output.spec(session.output_schema)) if session.output_schema is not None else tuple(tools)
+    if session.output_schema is not None:
+        tools.append(ToolSpec(OUTPUT_TOOL, OUTPUT_DESCRIPTION, dict(session.output_schema)))
+    return tuple(tools)
 
 
 def _report(session: Session, origin: str) -> Report | None:
