@@ -8,8 +8,7 @@ run of the model, that count stands for it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
 
@@ -36,8 +35,7 @@ WORTH = 0.95
 _known: dict[str, int] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Allowance:
+class Allowance(NamedTuple):
     """``hold`` is None for a free model. ``size`` is the request's, for the bound of later ones. ``limited_by`` says
     what the output limit is from: the ``model``, ``budget`` or ``credits``.
     """
@@ -48,8 +46,7 @@ class Allowance:
     limited_by: str = "model"
 
 
-@dataclass(frozen=True, slots=True)
-class Unclear:
+class Unclear(NamedTuple):
     """Credits or budget reach for less than the full output limit if the bytes count. The provider's own count of the
     request, for which ``digest`` stands, can be closer.
     """
@@ -57,8 +54,7 @@ class Unclear:
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(NamedTuple):
     """The credits do not reach now, but other steps of the user hold enough of them. ``least`` is what is needed."""
 
     least: int
@@ -148,8 +144,8 @@ def _affordable(model: ModelDefinition, input_tokens: int, limit: int, most: int
     return min(most, left * 1000 // model.price_out) if model.price_out else most
 
 
-def counts(model: ModelDefinition, usage: Usage) -> dict[str, Any]:
-    """The counts and prices that the ledger keeps with a charge."""
+def charge_of(model: ModelDefinition, usage: Usage, hold: LedgerEntry | None) -> lifecycle.Charge:
+    """What the usage costs."""
     price: dict[str, Any] = {
         "model": model.name,
         "inputTokens": usage.input_tokens,
@@ -163,13 +159,8 @@ def counts(model: ModelDefinition, usage: Usage) -> dict[str, Any]:
         price |= {"cacheWriteTokens": usage.cache_write_tokens, "cacheWrite": model.price_cache_write}
     if usage.estimated:
         price["estimated"] = True
-    return price
-
-
-def charge_of(model: ModelDefinition, usage: Usage, hold: LedgerEntry | None) -> lifecycle.Charge:
-    """What the usage costs."""
     amount = model.cost(usage.input_tokens, usage.cached_tokens, usage.cache_write_tokens, usage.output_tokens)
-    return lifecycle.Charge(hold, amount, counts(model, usage))
+    return lifecycle.Charge(hold, amount, price)
 
 
 def partial_charge(request: ModelRequest, allowance: Allowance) -> lifecycle.Charge | None:
@@ -208,8 +199,3 @@ def _remember(digest: str, tokens: int) -> None:
     if len(_known) >= KEPT:
         _known.clear()
     _known[digest] = tokens
-
-
-def forget() -> None:
-    """Drop what this process remembers."""
-    _known.clear()

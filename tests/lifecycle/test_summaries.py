@@ -277,19 +277,6 @@ def test_a_rate_limit_delays_a_summary_within_the_time_of_the_run(
     assert first.kind == ("summary" if refusal == "short" else "left_out")
 
 
-def test_the_budget_can_end_between_two_pieces(bench: Bench, provider: Provider, window):
-    """What it does not reach for is left out, for this run only."""
-    chat = long_chat(bench, window)
-    run = in_chat(bench, chat, "Hello", maxCredits=3)
-    assert run["status"] == "completed"
-    assert run["totalCreditsUsed"] <= 3
-    summaries = [amount for _, amount in used_for(run)]
-    assert len(summaries) >= 1
-    assert sorted(summaries) == sorted(piece.cost for piece in Compaction.objects.filter(run_id=run["id"], cost__gt=0))
-    assert in_chat(bench, chat, "Hello")["status"] == "completed"
-    assert "remember number 0" in provider.sent()
-
-
 def test_without_its_model_the_runs_own_summarises(bench: Bench, provider: Provider, window, settings):
     settings.RUN_SUMMARY_MODEL = "gone"
     chat = long_chat(bench, window)

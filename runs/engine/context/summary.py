@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -20,7 +19,6 @@ from runs.engine.context.plan import (
     Step,
     next_index,
     output_limit,
-    plan_of,
     record,
     request_of,
     room,
@@ -52,12 +50,12 @@ LESS_EFFORT = "low"
 EFFORTS_BELOW = ("none", "minimal", LESS_EFFORT)
 # The output limit also holds the reasoning.
 REASONING_FACTOR = 4
-# What a summary reads at once, in bytes for each token of its model's room: fewer than there are in a dense text, and
+# What a summary reads at most, in bytes for each token of its model's room: fewer than there are in a dense text, and
 # after a refusal as too long a quarter.
-PIECE_BYTES_PER_TOKEN = 2
+BYTES_PER_TOKEN = 2
 SMALLER = 4
 SMALLER_TIMES = 3
-# Of the results in a run that is larger than a piece.
+# Of the results, if the runs have more than that.
 RESULT_CHARS = 2000
 TOO_LONG = FailureReason.CONTEXT_TOO_LONG
 # Failures that the same runs of the chat cause again. After any other, a later run tries to summarise them.
@@ -74,34 +72,32 @@ SAME_AGAIN = {
 
 
 async def summarise(session: Session, plan: Plan, step: Step) -> bool:
-    """Summarise the runs up to ``step.cut.last_run_id``, piece by piece: each summary contains the one before. After
-    failures, the next model is asked, as for a turn. Without an answer of any, the runs are left out; also if credits
-    or budget do not reach for a summary and the turn after it, unless the run waits for them: then Exhausted is raised.
-    False if the process drains, or if no model is offered any more.
+    """Summarise the runs up to ``step.cut.last_run_id``. After failures, the next model is asked, as for a turn.
+    Without an answer of any, the runs are left out; also if credits or budget do not reach for a summary and the turn
+    after it, unless the run waits for them: then Exhausted is raised. False if the process drains, or if no model is
+    offered any more.
     """
-    models, answered, is_refused = _summarisers(session, plan.model), "", False
-    failed = session.journal.failed(next_index(session))
-    refused = Counter(attempt.model for attempt in failed if attempt.reason == TOO_LONG)
-    started_at = clock.now()
+    models, is_refused = _summarisers(session, plan.model), False
+    index, started_at = next_index(session), clock.now()
     while models or is_refused:
-        failed = session.journal.failed(next_index(session))
+        failed = session.journal.failed(index)
         if session.process.draining or not await session.wait_until(failed[-1].next_at if failed else None):
             return False
-        model = _next_model(models, failed, answered)
+        model = _next_model(models, failed)
         if model is None:
             last = {attempt.model: attempt.reason for attempt in failed}
             only_run = is_refused or not SAME_AGAIN.issuperset(last.values())
             step = replace(plan.left_out(step), only_run=only_run)
             await record(session, plan, step, started_at, failure_reason=failed[-1].reason if failed else "")
             return True
-        most = room(model) * PIECE_BYTES_PER_TOKEN // SMALLER ** refused[model.name]
-        piece = _piece(plan, str(step.cut.last_run_id), most)
-        request, said, asked_at = await _request(session, plan, model, piece, most), list[str](), clock.now()
+        too_long = sum(attempt.reason == TOO_LONG and attempt.model == model.name for attempt in failed)
+        most = room(model) * BYTES_PER_TOKEN // SMALLER**too_long
+        request, said, asked_at = await _request(session, plan, step, model, most), list[str](), clock.now()
         try:
             async with session.process.model_places.hold(model.server, session.run.user_id) as may_begin:
                 if not may_begin:
                     return False
-                key = lifecycle.compaction_key(next_index(session))
+                key = lifecycle.compaction_key(index)
                 answer = await ask(session, request, key, said.append, reserve=_cost_after(session, plan, step))
             if isinstance(answer, Answer):
                 lifecycle.crash_point("after_summary")
@@ -111,9 +107,7 @@ async def summarise(session: Session, plan: Plan, step: Step) -> bool:
                     detail = f"The answer ended with {answer.end.finish_reason}."
                     raise ModelError(FailureReason.NO_TEXT, detail=detail)
         except ModelError as error:
-            again = error.reason == TOO_LONG and refused[model.name] < SMALLER_TIMES
-            refused[model.name] += again
-            index = next_index(session)
+            again = error.reason == TOO_LONG and too_long < SMALLER_TIMES
             attempt = failed_request(session, model, error, asked_at, models, again=again, compaction=index)
             await session.end_request(attempt)
             continue
@@ -127,11 +121,10 @@ async def summarise(session: Session, plan: Plan, step: Step) -> bool:
             continue
         usage, hold = answer.end.usage, answer.allowance.hold
         charge = spending.charge_of(model, usage, hold)
-        part = replace(step, cut=replace(plan.cut, last_run_id=piece[-1], text=summary))
         await record(
             session,
             plan,
-            part,
+            replace(step, cut=replace(step.cut, text=summary)),
             asked_at,
             charge,
             model=model.name,
@@ -141,9 +134,7 @@ async def summarise(session: Session, plan: Plan, step: Step) -> bool:
             held=hold.amount if hold else 0,
             cost=charge.charged,
         )
-        if piece[-1] == step.cut.last_run_id:
-            return True
-        plan, answered, started_at = plan_of(session, plan.model), model.name, clock.now()
+        return True
     return False
 
 
@@ -158,34 +149,21 @@ def _summarisers(session: Session, own: ModelDefinition) -> list[ModelDefinition
     return [_without_format(known.models[name]) for name in names if name in known.models]
 
 
-def _next_model(
-    models: Sequence[ModelDefinition], failed: Sequence[ModelAttempt], answered: str
-) -> ModelDefinition | None:
-    """What the last failed request decided; otherwise the model that ``answered`` last, or the first one."""
+def _next_model(models: Sequence[ModelDefinition], failed: Sequence[ModelAttempt]) -> ModelDefinition | None:
+    """What the last failed request decided; otherwise the first one."""
     if failed and not failed[-1].next_model:
         return None
-    wanted = failed[-1].next_model if failed else answered
+    wanted = failed[-1].next_model if failed else ""
     asked = {attempt.model for attempt in failed}
     found = next((model for model in models if model.name == wanted), None)
     return found or next((model for model in models if model.name not in asked), None)
 
 
-def _piece(plan: Plan, last: str, most: int) -> list[str]:
-    """The oldest runs that have at most so many bytes, and at least one."""
-    piece: list[str] = []
-    for run in plan.history.earlier:
-        most -= run.full_size
-        if piece and (most < 0 or piece[-1] == last):
-            break
-        piece.append(run.run_id)
-    return piece
-
-
-async def _request(
-    session: Session, plan: Plan, model: ModelDefinition, piece: Sequence[str], most: int
-) -> ModelRequest:
-    size = sum(run.full_size for run in plan.history.earlier if run.run_id in piece)
-    text = await session.db(_text, piece, most if size <= most else RESULT_CHARS, plan.cut.text, most)
+async def _request(session: Session, plan: Plan, step: Step, model: ModelDefinition, most: int) -> ModelRequest:
+    left = {run.run_id for part in plan.history.after(step.cut.last_run_id) for run in part}
+    gone = [run for run in plan.history.earlier if run.run_id not in left]
+    result_chars = most if sum(run.full_size for run in gone) <= most else RESULT_CHARS
+    text = await session.db(_text, [run.run_id for run in gone], result_chars, plan.cut.text, most)
     return ModelRequest(
         model=model,
         messages=(UserMessage(text),),
@@ -199,8 +177,8 @@ async def _request(
     )
 
 
-def _text(run: Run, piece: Sequence[str], result_chars: int, before: str, most: int) -> str:
-    return _written(history.read_whole(piece, result_chars), before, most)
+def _text(run: Run, run_ids: Sequence[str], result_chars: int, before: str, most: int) -> str:
+    return _written(history.read_whole(run_ids, result_chars), before, most)
 
 
 def _cost_after(session: Session, plan: Plan, step: Step) -> int:
