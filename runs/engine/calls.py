@@ -67,24 +67,21 @@ async def new_invocations(session: Session, turn_index: int, calls: list[ToolCal
     return new
 
 
-# The arguments, which are {} if they are no JSON object, and why the call fails.
-Input = tuple[dict[str, Any], ToolFailure | None]
-
-
-def _parse(calls: list[ToolCall], tools: list[ToolDefinition | None]) -> list[Input]:
-    inputs: list[Input] = []
+def _parse(
+    calls: list[ToolCall], tools: list[ToolDefinition | None]
+) -> list[tuple[dict[str, Any], ToolFailure | None]]:
+    """Of each call the arguments, which are {} if they are no JSON object, and why the call fails."""
+    inputs: list[tuple[dict[str, Any], ToolFailure | None]] = []
     for call, tool in zip(calls, tools, strict=True):
+        unknown = ToolFailure(CallError.UNKNOWN_TOOL, f"There is no tool named {call.name}.")
         input: dict[str, Any] = {}
-        failure = None
         try:
             input = parse_arguments(call.arguments)
             if tool is not None:
                 check_input(tool, input)
-        except ToolFailure as error:
-            failure = error
-        if tool is None:
-            failure = ToolFailure(CallError.UNKNOWN_TOOL, f"There is no tool named {call.name}.")
-        inputs.append((input, failure))
+            inputs.append((input, None if tool else unknown))
+        except ToolFailure as failure:
+            inputs.append((input, failure if tool else unknown))
     return inputs
 
 
@@ -172,26 +169,21 @@ async def _dispatch(session: Session, calls: Sequence[ToolInvocation]) -> Sequen
 
 
 async def _begin(session: Session, call: ToolInvocation) -> ToolInvocation | None:
-    """A dispatched call as it is made now: by this worker for the first time, or again; None if it may not be made."""
+    """A dispatched call as it is made now: by this worker for the first time, or again with the same id. None if it may
+    not be made: its worker was lost, and its outcome is unknown or comes from the tool.
+    """
     if (dialogue := _dialogue(call)).is_answered:
         (begun,) = await session.step(lifecycle.keep_dialogue, call, dialogue.when_begun().to_text())
         return begun
-    return call if call.id not in session.uncertain or await _may_repeat(session, call) else None
-
-
-async def _may_repeat(session: Session, call: ToolInvocation) -> bool:
-    """Whether a call whose worker was lost is made again, with the same id; if not, its outcome is unknown, or comes
-    from the tool.
-    """
-    if call.repeatable and call.name in session.tools():
-        return True
+    if call.id not in session.uncertain or (call.repeatable and call.name in session.tools()):
+        return call
     # The outcome of a task of an MCP server cannot be had without its id, which the worker had or had not.
     if call.park_seconds is not None and call.node_type != MCP:
         await session.step(lifecycle.park_call, call, Parked())
-        return False
+        return None
     message = "The worker was lost while the tool was at work; whether it took effect is not known."
     await session.step(lifecycle.record_call_result, call, ToolFailure(CallError.OUTCOME_UNKNOWN, message))
-    return False
+    return None
 
 
 async def _ask(session: Session, call: ToolInvocation) -> None:
@@ -246,29 +238,29 @@ async def _make(session: Session, call: ToolInvocation, held: Held) -> None:
     """Make a call once it has a place and its hold. It waits for credits without its place. Raises Exhausted if the run
     has to wait for them.
     """
-    try:
-        while True:
-            async with contextlib.nullcontext() if _needs_no_place(call) else held.place(call.id):
-                if call.status == InvocationStatus.PENDING:
-                    if session.process.draining:
-                        return
-                    (call,) = await _dispatch(session, [call])
-                if call.awaiting:
+    outcome: Outcome | ToolFailure
+    while True:
+        async with contextlib.nullcontext() if _needs_no_place(call) else held.place(call.id):
+            if call.status == InvocationStatus.PENDING:
+                if session.process.draining:
                     return
-                if call.status == InvocationStatus.DISPATCHING:
-                    lifecycle.crash_point("after_dispatch")
-                    result = await _call(session, call)
-                    break
-            if call.status != InvocationStatus.PENDING:
+                (call,) = await _dispatch(session, [call])
+            if call.awaiting:
                 return
-            await session.wait_for_credits(call.credit_estimate)
-            if session.run.waits_for_credits and (refusal := await session.db(lifecycle.refusal, call.credit_estimate)):
-                raise Exhausted(refusal, call)
-    except ToolFailure as failure:
-        await _record(session, call, failure)
-        return
+            if call.status == InvocationStatus.DISPATCHING:
+                lifecycle.crash_point("after_dispatch")
+                try:
+                    outcome = await _call(session, call)
+                except ToolFailure as failure:
+                    outcome = failure
+                break
+        if call.status != InvocationStatus.PENDING:
+            return
+        await session.wait_for_credits(call.credit_estimate)
+        if session.run.waits_for_credits and (refusal := await session.db(lifecycle.refusal, call.credit_estimate)):
+            raise Exhausted(refusal, call)
     lifecycle.crash_point("after_tool")
-    await _record(session, call, result)
+    await _record(session, call, outcome)
 
 
 async def _record(session: Session, call: ToolInvocation, outcome: Outcome | ToolFailure) -> None:
@@ -280,23 +272,15 @@ async def _record(session: Session, call: ToolInvocation, outcome: Outcome | Too
         recording = lifecycle.park_call, call, outcome
     elif isinstance(outcome, Asked):
         recording = lifecycle.keep_dialogue, call, outcome.remote_task
-    is_open = True
-    while is_open:
+    while True:
         try:
             await session.step(*recording)
             return
         except lifecycle.LeaseLost:
             if not await session.reload():
                 raise
-        # If not, the answer to its own commit was lost, or its tool has called back before.
-        open_calls = session.journal.open_calls
-        is_open = any(call.id == still_open.id and not still_open.awaiting for still_open in open_calls)
-
-
-def _callback(call: ToolInvocation) -> Callback | None:
-    if call.park_seconds is None:
-        return None
-    return Callback(callbacks.url_of(call.id), lifecycle.latest_end(call))
+        if call.id not in [still_open.id for still_open in session.journal.open_calls if not still_open.awaiting]:
+            return  # the answer to its own commit was lost, or its tool has called back before
 
 
 def _user_name(run: Run) -> str:
@@ -313,6 +297,9 @@ async def _call(session: Session, call: ToolInvocation) -> Outcome:
         raise ToolFailure(CallError.UNKNOWN_TOOL, f"There is no tool named {call.name} any more.")
     await session.confirm_lease()  # the lease may have ended during the wait for the place
     session.uncertain.add(call.id)
+    callback = (
+        Callback(callbacks.url_of(call.id), lifecycle.latest_end(call)) if call.park_seconds else None
+    )
     context = ToolContext(
         invocation_id=call.id,
         run_id=session.run.id,
@@ -322,7 +309,7 @@ async def _call(session: Session, call: ToolInvocation) -> Outcome:
         timeout_seconds=max(0.1, session.remaining_seconds()),
         threads=session.process.tool_threads,
         file_threads=session.process.file_threads,
-        callback=_callback(call),
+        callback=callback,
         remote_task=call.remote_task,
     )
     # Whether it may be parked was decided when it was chosen.
