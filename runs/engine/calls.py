@@ -297,9 +297,7 @@ async def _call(session: Session, call: ToolInvocation) -> Outcome:
         raise ToolFailure(CallError.UNKNOWN_TOOL, f"There is no tool named {call.name} any more.")
     await session.confirm_lease()  # the lease may have ended during the wait for the place
     session.uncertain.add(call.id)
-    callback = (
-        Callback(callbacks.url_of(call.id), lifecycle.latest_end(call)) if call.park_seconds else None
-    )
+    callback = Callback(callbacks.url_of(call.id), lifecycle.latest_end(call)) if call.park_seconds else None
     context = ToolContext(
         invocation_id=call.id,
         run_id=session.run.id,

@@ -72,24 +72,21 @@ class Heartbeat(threading.Thread):
         }
         next_at = dict.fromkeys(due, 0.0)
 
-        def work() -> bool:
-            """Whether a step has more to do at once."""
-            more = False
+        def work() -> None:
             for step, every in due.items():
                 if clock.steady() >= next_at[step]:
-                    unfinished = bool(step())
-                    next_at[step] = clock.steady() + (0.0 if unfinished else every)
-                    more = more or unfinished
+                    is_unfinished = step()
+                    next_at[step] = clock.steady() + (0.0 if is_unfinished else every)
             self._look_for_cancels()
-            return more
 
         look_every = min(RUN_CANCEL_POLL_SECONDS, beat_every)
         wait = pause = look_every
         while not self.stopped.wait(wait):
             try:
-                more = attempt(work)
+                attempt(work)
                 outage.ended()
-                wait, pause = CONTINUE_SECONDS if more else look_every, look_every
+                wait = CONTINUE_SECONDS if min(next_at.values()) <= clock.steady() else look_every
+                pause = look_every
                 continue
             except CONNECTION_ERRORS as error:
                 outage.failed(error)

@@ -53,8 +53,19 @@ def append_text(batch: Sequence[tuple[Run, str]]) -> dict[str, Run]:
     """
     appended = (_append_at_once if connection.vendor == "postgresql" else _append_in_steps)(batch)
     wakeups.after_commit(*appended)
-    written = {run.pk: _with_text(run) for run, _ in batch if run.pk in appended}
-    return written | _left([(run, text) for run, text in batch if run.pk not in appended])
+    found: dict[str, list[Any]] = {}
+    if others := [run.pk for run, _ in batch if run.pk not in appended]:
+        rows = Run.objects.filter(pk__in=others, status=RunStatus.RUNNING)
+        found = {pk: known for pk, *known in rows.values_list("pk", *KNOWN)}
+    written: dict[str, Run] = {}
+    for run, text in batch:
+        index, *lease = found.get(run.pk, [None])
+        owned = lease == [run.lease_token, run.worker_id]
+        if owned and index == run.last_stream_index:
+            written[run.pk] = run  # it is locked
+        elif run.pk in appended or (owned and _is_last(run, text)):
+            written[run.pk] = changed(run, last_stream_index=run.last_stream_index + 1, unrecorded_text=True)
+    return written
 
 
 def _append_at_once(batch: Sequence[tuple[Run, str]]) -> set[str]:
@@ -77,39 +88,14 @@ def _append_in_steps(batch: Sequence[tuple[Run, str]]) -> set[str]:
     return appended
 
 
-def _left(batch: Sequence[tuple[Run, str]]) -> dict[str, Run]:
-    """Of runs that did not get their text those that are only locked, as given, and those that have it: only its owner
-    adds to the stream of a running run, so a row that is ahead by one under the same lease was written by a commit
-    whose answer was lost. It holds less than ``text`` if more text came before the repetition.
-    """
-    found = _running(batch) if batch else {}
-    left: dict[str, Run] = {}
-    for run, text in batch:
-        index, *lease = found.get(run.pk, [0])
-        if lease != [run.lease_token, run.worker_id]:
-            continue
-        if index == run.last_stream_index:
-            left[run.pk] = run
-        elif index == run.last_stream_index + 1 and _is_last(run, text):
-            left[run.pk] = _with_text(run)
-    return left
-
-
-def _running(batch: Sequence[tuple[Run, str]]) -> dict[str, list[Any]]:
-    """The running ones of the runs, as the database has them."""
-    rows = Run.objects.filter(pk__in=[run.pk for run, _ in batch], status=RunStatus.RUNNING)
-    return {pk: known for pk, *known in rows.values_list("pk", *KNOWN)}
-
-
-def _with_text(run: Run) -> Run:
-    return changed(run, last_stream_index=run.last_stream_index + 1, unrecorded_text=True)
-
-
 def _is_last(run: Run, text: str) -> bool:
-    """Whether the event after the last one that ``run`` knows is this text."""
+    """Whether the event after the last one that ``run`` knows is this text, and no other follows. Only its owner adds
+    to the stream of a running run, so it was written by a commit whose answer was lost. It holds less than ``text`` if
+    more text came before the repetition.
+    """
     ((kind, data),) = text_events(text)
-    after = RunEvent.objects.filter(run_id=run.pk, index=run.last_stream_index + 1)
-    return after.filter(type=kind, data=to_text(data)).exists()
+    after = RunEvent.objects.filter(run_id=run.pk, index__gt=run.last_stream_index)
+    return list(after.values_list("index", "type", "data")[:2]) == [(run.last_stream_index + 1, kind, to_text(data))]
 
 
 def text_events(delta: str) -> list[StreamEvent]:
