@@ -149,21 +149,10 @@ def report_of(turn: Turn) -> Report | None:
 
 
 # What is read of calls and turns.
-CALL = (
-    *("turn_index", "id", "tool_call_id", "name", "status", "shown", "chars", "result_urls"),
-    *("error_code", "error_message"),
-)
-TURN = (
-    "index",
-    "text",
-    "tool_calls",
-    "reasoning",
-    "origin",
-    "estimated",
-    "input_tokens",
-    "context_bytes",
-    "request_digest",
-)
+CALL = ("turn_index", "id", "tool_call_id", "name", "status", "shown", "chars", "result_urls")
+ERROR = ("error_code", "error_message")
+TURN = ("index", "text", "tool_calls", "reasoning", "origin")
+COUNTED = ("estimated", "input_tokens", "context_bytes", "request_digest")
 
 _BYTES = {"postgresql": "octet_length({})", "sqlite": "length(CAST({} AS BLOB))"}
 
@@ -274,10 +263,11 @@ def _load_parts(
     notes = Q(run__in=list(noted)) | Q(run=cut.notes_run_id, turn_index__lte=cut.notes_turn)
     shown = Case(When(notes & Q(chars__gt=NOTE_CHARS), then=Value("")), default=Left("result", result_chars))
     found = ToolInvocation.objects.filter(run__in=run_ids).annotate(chars=Length("result")).annotate(shown=shown)
-    for call in found.order_by("turn_index", "call_index").values_list("run_id", *CALL, named=True):
+    for call in found.order_by("turn_index", "call_index").values_list("run_id", *CALL, *ERROR, named=True):
         calls.setdefault(call.run_id, []).append(call)
     turns: dict[str, list[Any]] = {}
-    for turn in Turn.objects.filter(run__in=run_ids).order_by("index").values_list("run_id", *TURN, named=True):
+    recorded_turns = Turn.objects.filter(run__in=run_ids).order_by("index")
+    for turn in recorded_turns.values_list("run_id", *TURN, *COUNTED, named=True):
         turns.setdefault(turn.run_id, []).append(turn)
     has_files = Exists(Attachment.objects.filter(message=OuterRef("pk")))
     # The assistant's message only if the run's turns do not have its text.

@@ -324,7 +324,7 @@ def test_a_worker_that_is_lost_during_a_summary(bench, provider, window, engines
     chat = bench.chat()
     fill(bench, chat, 12)
     window(3000, 500)
-    monkeypatch.setattr("runs.engine.context.summary.lifecycle.crash_point", lambda name: died.append(name))
+    monkeypatch.setattr("runs.engine.context.fit.lifecycle.crash_point", lambda name: died.append(name))
     died: list[str] = []
     run = in_chat(bench, chat, "Hello")
     assert run["status"] == "completed"
