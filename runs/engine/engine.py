@@ -53,11 +53,7 @@ class Engine:
         self.contacts = Contacts(self.process, self.loop)
         self.loop_thread = threading.Thread(target=self._run_loop, name="run-loop", daemon=True)
         self.heartbeat = Heartbeat(
-            self.process,
-            self.tasks.keys(),
-            offer=self.offer,
-            cancel=self._request_cancel,
-            drop_all=self._drop_all,
+            self.process, self.tasks.keys(), offer=self.offer, cancel=self._request_cancel, drop_all=self._drop_all
         )
 
     def start(self) -> None:

@@ -63,12 +63,7 @@ class Answer:
 
 
 async def ask(
-    session: Session,
-    request: ModelRequest,
-    key: int | str,
-    listen: Callable[[str], object],
-    *,
-    reserve: int = 0,
+    session: Session, request: ModelRequest, key: int | str, listen: Callable[[str], object], *, reserve: int = 0
 ) -> Answer | spending.Wait | lifecycle.Refusal:
     """Hold the most that the request can cost, and make it if credits and budget reach for it. ``listen`` gets the
     text; the other arguments are those of ``spending.allow``. Raises ModelError.

@@ -40,8 +40,7 @@ async def flush_forever(process: Process, interrupt: Interrupt) -> None:
                 await asyncio.sleep(PAUSE_SECONDS)
 
     await asyncio.gather(
-        work(process.unwritten, lambda: STREAM_FLUSH_SECONDS),
-        work(process.begun, lambda: FIRST_TEXT_SECONDS),
+        work(process.unwritten, lambda: STREAM_FLUSH_SECONDS), work(process.begun, lambda: FIRST_TEXT_SECONDS)
     )
 
 

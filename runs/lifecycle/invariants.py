@@ -170,7 +170,7 @@ RULES: dict[str, Mapping[str, str]] = {
             FROM runs_run run LEFT JOIN runs_runevent event ON event.run_id = run.id
             WHERE {NOT_PRUNED} GROUP BY run.id
             HAVING COUNT(event.id) <> run.last_stream_index OR COALESCE(MIN(event."index"), 1) <> 1
-                OR COALESCE(MAX(event."index"), 0) <> run.last_stream_index""",
+                OR COALESCE(MAX(event."index"), 0) <> run.last_stream_index"""
     },
     # Exactly the last event of a run that has ended is final, and it has the run's status.
     "ends": {

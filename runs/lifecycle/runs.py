@@ -256,12 +256,7 @@ def _turn(run: Run, turn: Turn, content: str) -> Writes:
 
 @transaction.atomic
 def fail(
-    run: Run,
-    code: str,
-    message: str,
-    attempt: ModelAttempt | None = None,
-    reason: str | None = None,
-    **ending: Any,
+    run: Run, code: str, message: str, attempt: ModelAttempt | None = None, reason: str | None = None, **ending: Any
 ) -> Moved:
     """running → failed, by its owner; ``ending`` is as in ``finish``."""
     ending |= {"code": code, "message": message, "attempt": attempt, "reason": reason}

@@ -101,11 +101,7 @@ def settle_lost_turns(seconds: float = math.inf) -> int:
     """Runs that were released and that no worker takes over soon must not keep their users' credits held. Returns how
     many were settled.
     """
-    left = Run.objects.filter(
-        LEFT,
-        sums.has_open_turn_hold(OuterRef("pk")),
-        updated_at__lt=clock.now() - NUDGE_GRACE,
-    )
+    left = Run.objects.filter(LEFT, sums.has_open_turn_hold(OuterRef("pk")), updated_at__lt=clock.now() - NUDGE_GRACE)
     return sum(1 for _ in jobs.each(JOB, in_order(left, "pk", BATCH), settle_lost, seconds))
 
 

@@ -20,14 +20,7 @@ from runs.lifecycle import calls, runs, spending
 from runs.lifecycle.line import EXECUTE, NUDGE_GRACE
 from runs.lifecycle.moves import Moved, close_waitpoint, lock_run, move_run, stop_running
 from runs.lifecycle.spending import Refusal
-from runs.models import (
-    Run,
-    RunStatus,
-    ToolInvocation,
-    Waitpoint,
-    WaitpointKind,
-    WaitpointStatus,
-)
+from runs.models import Run, RunStatus, ToolInvocation, Waitpoint, WaitpointKind, WaitpointStatus
 
 # Runs of one user that are resumed in one go; the sweep continues.
 RESUMED_AT_ONCE = 500

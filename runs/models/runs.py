@@ -176,12 +176,7 @@ class Run(ProtectedModel):
                 name="run_by_user_agent",
             ),
             models.Index(
-                "user",
-                "agent",
-                "created_at",
-                "id",
-                condition=Q(agent__isnull=False),
-                name="run_by_user_agent_version",
+                "user", "agent", "created_at", "id", condition=Q(agent__isnull=False), name="run_by_user_agent_version"
             ),
             models.Index("agent", "id", condition=Q(agent__isnull=False), name="run_by_agent_version"),
             # Ids are in the order of creation: for the lists of the admin, and the oldest run in a status.
@@ -197,12 +192,7 @@ class Run(ProtectedModel):
             models.Index("id", condition=Q(parked=True), name="run_parked"),
             models.Index("user", "created_at", "id", condition=Q(throttled=True), name="run_throttled"),
             models.Index(
-                "user",
-                "awaiting",
-                "created_at",
-                "id",
-                condition=Q(awaiting__isnull=False),
-                name="run_by_user_awaiting",
+                "user", "awaiting", "created_at", "id", condition=Q(awaiting__isnull=False), name="run_by_user_awaiting"
             ),
             models.Index(
                 "user", "created_at", "id", condition=Q(credits_wanted_at__isnull=False), name="run_wants_credits"
