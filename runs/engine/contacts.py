@@ -74,7 +74,7 @@ class Contacts:
         busy = {user for user, count in self.under_way.items() if isinstance(user, int) and count >= CONTACTS_PER_USER}
         due = await self.process.db(lifecycle.due_contacts, room, CONTACTS_PER_USER, full, busy)
         definitions = await self.process.db(_definitions, {name for _, name, *_ in due}) if due else {}
-        self.known |= {name: _server(tool) for name, tool in definitions.items()}
+        self.known |= {name: urlsplit(tool.url).netloc for name, tool in definitions.items()}
         places = Counter(self.under_way)
         chosen: list[str] = []
         # The next request is for a user of whom the fewest are under way.
@@ -147,7 +147,3 @@ def _definitions(names: Collection[str]) -> dict[str, ToolDefinition]:
         with contextlib.suppress(ValueError):
             found[row.name] = ToolDefinition.from_row(row)
     return found
-
-
-def _server(tool: ToolDefinition) -> str:
-    return urlsplit(tool.url).netloc

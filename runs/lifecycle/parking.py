@@ -115,16 +115,13 @@ def record_progress(call: ToolInvocation, fraction: float | None, message: str |
     now = clock.now()
     # Each progress puts an owner of the run behind the database, so that it must read the run again.
     disturbs = run.worker_id is not None and now - run.updated_at < timedelta(seconds=PROGRESS_SECONDS)
-    if call.status != InvocationStatus.DISPATCHING or disturbs or _is_recent(call, now):
+    last = (call.progress or {}).get("at")
+    is_early = last is not None and now - datetime.fromisoformat(last) < timedelta(seconds=PROGRESS_SECONDS)
+    if call.status != InvocationStatus.DISPATCHING or disturbs or is_early:
         return Recorded(call, accepted=False)
     call = move_call(call, InvocationStatus.DISPATCHING, progress=_progress(now, fraction, message))
     move_run(run, run.status, [events.tool_progress(call)], owned=False)
     return Recorded(call, accepted=True)
-
-
-def _is_recent(call: ToolInvocation, now: datetime) -> bool:
-    last = (call.progress or {}).get("at")
-    return last is not None and now - datetime.fromisoformat(last) < timedelta(seconds=PROGRESS_SECONDS)
 
 
 def _progress(now: datetime, fraction: float | None, message: str | None) -> dict[str, Any]:

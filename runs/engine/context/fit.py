@@ -136,6 +136,8 @@ async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
     """
     models, is_refused = _summarisers(session, plan.model), False
     index, started_at = next_index(session), clock.now()
+    # Nobody pays for a summary without a turn after it; the summary may have the longest size.
+    turn_after = request_of(session, replace(plan, history=plan.history.shortened(step.cut)))
     while models or is_refused:
         failed = session.journal.failed(index)
         if session.process.draining or not await session.wait_until(failed[-1].next_at if failed else None):
@@ -155,7 +157,7 @@ async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
                 if not may_begin:
                     return False
                 key = lifecycle.compaction_key(index)
-                answer = await ask(session, request, key, said.append, reserve=_cost_after(session, plan, step))
+                answer = await ask(session, request, key, said.append, reserve=spending.least_cost(turn_after))
             if isinstance(answer, Answer):
                 lifecycle.crash_point("after_summary")
                 text = "".join(said).encode()[: summary_tokens(plan.model) * BYTES_PER_TOKEN_MAX]
@@ -234,15 +236,6 @@ async def _request(session: Session, plan: Plan, step: Step, model: ModelDefinit
     )
 
 
-def _text(run: Run, run_ids: Sequence[str], result_chars: int, before: str, most: int) -> str:
-    return _written(history.read_whole(run_ids, result_chars), before, most)
-
-
-def _cost_after(session: Session, plan: Plan, step: Step) -> int:
-    """What the turn needs at least after a summary of the longest size: nobody pays for a summary without a turn."""
-    return spending.least_cost(request_of(session, replace(plan, history=plan.history.shortened(step.cut))))
-
-
 def _without_format(model: ModelDefinition) -> ModelDefinition:
     """The model with the parameters for a summary: nothing that gives an answer a form or ends it early, and little
     reasoning.
@@ -262,12 +255,13 @@ def _reasoning_factor(model: ModelDefinition) -> int:
     return REASONING_FACTOR if reasons else 1
 
 
-def _written(runs: Sequence[RunPart], before: str, most: int) -> str:
+def _text(run: Run, run_ids: Sequence[str], result_chars: int, before: str, most: int) -> str:
     """The runs, and the summary ``before`` them, in at most about ``most`` bytes: long texts are cut if need be."""
+    runs = history.read_whole(run_ids, result_chars)
     head = f"{BEFORE}\n{before}\n\n" if before else ""
     text = ""
     for length in (None, *LENGTHS):
-        text = f"{head}{CHAT}\n" + "\n".join(line for run in runs for line in _lines(run, length))
+        text = f"{head}{CHAT}\n" + "\n".join(line for part in runs for line in _lines(part, length))
         if len(text.encode()) <= most:
             return text
     return text.encode()[:most].decode(errors="ignore")
