@@ -108,9 +108,8 @@ class Process:
         self.shares: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
         # Claims of runs whose users are not known yet.
         self.first_claims = asyncio.Semaphore(max(1, settings.RUN_WORKER_DB_THREADS // 4))
-        # The runs whose users are wanted, and those users that are found.
-        self.wanted: set[str] = set()
-        self.users: dict[str, int] = {}
+        # The runs whose users are wanted.
+        self.wanted: dict[str, asyncio.Future[int | None]] = {}
         self.look_up = asyncio.Lock()
 
     async def claim(self, run_id: str) -> Claimed | None:
@@ -125,18 +124,14 @@ class Process:
 
     async def _user_of(self, run_id: str) -> int | None:
         """The id of the run's user; None if there is no such run. All who wait share the next query."""
-        self.wanted.add(run_id)
-        try:
-            async with self.look_up:
-                if run_id in self.wanted:
-                    asked = list(self.wanted)
-                    found = await self.db(users_of, asked)
-                    self.users.update((key, user) for key, user in found.items() if key in self.wanted)
-                    self.wanted.difference_update(asked)
-            return self.users.get(run_id)
-        finally:
-            self.wanted.discard(run_id)
-            self.users.pop(run_id, None)
+        answer = self.wanted.setdefault(run_id, asyncio.get_running_loop().create_future())
+        async with self.look_up:
+            if not answer.done():
+                asked = list(self.wanted)
+                found = await self.db(users_of, asked)
+                for other in asked:
+                    self.wanted.pop(other).set_result(found.get(other))
+        return answer.result()
 
     async def db(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """A step of the process itself."""
