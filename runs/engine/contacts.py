@@ -1,7 +1,5 @@
 """Requests about parked calls to their tools' servers: to ask for an outcome, and to tell that none is wanted any more.
-
-``contact_at`` of a call says when; no thread, connection or coroutine waits for it. The type of the tool makes the
-request.
+``contact_at`` of a call says when; the type of the tool makes the request.
 """
 
 from __future__ import annotations

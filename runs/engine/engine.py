@@ -1,8 +1,4 @@
-"""The engine of a run worker process: it admits runs, cancels them, and drains and stops the process.
-
-A run that waits for a model or a tool costs a coroutine, but no thread and no database connection. Database steps run
-on a few threads, blocking tools on others.
-"""
+"""The engine of a run worker process: it admits runs, cancels them, and drains and stops the process."""
 
 from __future__ import annotations
 
@@ -34,8 +30,7 @@ CLOSE_SECONDS = 10.0
 HAND_OVER_ROUNDS = 3
 # After these the run's task makes further steps.
 RESUMED = (Interruption.REQUESTED, Interruption.BEHIND)
-# How long a thread that computes for a tool may keep the interpreter while the event loop waits for it. At Python's
-# default of 5 ms, each step of every run would wait that long (docs/decisions/0018).
+# How long a thread that computes for a tool may keep the interpreter from the event loop (docs/decisions/0018).
 SWITCH_SECONDS = 0.001
 
 
@@ -157,8 +152,8 @@ class Engine:
                     self._admit(run_id)
 
     def _cancel(self, run_ids: list[str], why: Interruption) -> None:
-        """A requested cancel interrupts a run once, so that the run can be recorded as cancelled. Without a session the
-        run is not claimed yet; the heartbeat then finds the request again.
+        """A requested cancel interrupts a run once, so that the run can be recorded as cancelled. Of a run without a
+        session, which is not claimed yet, the heartbeat finds the request again.
         """
         for run_id in run_ids:
             session = self.sessions.get(run_id)

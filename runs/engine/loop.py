@@ -1,7 +1,5 @@
 """The loop of one run: durable steps, one after another, from where its journal ends; and every way a run ends here.
-
-Each step waits for a model, for tools or for nothing, and ends with one transaction that records its outcome. Between
-two steps the run can move to another process.
+Each step ends with one transaction that records its outcome. Between two steps the run can move to another process.
 """
 
 from __future__ import annotations

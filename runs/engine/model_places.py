@@ -1,7 +1,6 @@
-"""The requests of a process to models: those at work, and those that wait for a place at a provider with limits.
-
-A waiting run is a future, without thread, connection or timer. One thread asks for places for all of them, at once when
-something changed and otherwise at intervals; it also renews the places that the process holds.
+"""The requests of a process to models: those at work, and those that wait for a place at a provider with limits, each a
+future. One thread asks for places for all of them, at once when something changed and otherwise at intervals; it also
+renews the places that the process holds.
 """
 
 from __future__ import annotations

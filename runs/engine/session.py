@@ -282,9 +282,8 @@ class Session:
         await self.step(lifecycle.end_request, *args, streamed=Streamed.VOID)
 
     async def confirm_lease(self) -> None:
-        """Before a step with an effect outside, which a process that was suspended past its lease must not begin.
-
-        Waits until the heartbeat has renewed the lease. If the lease was lost, the heartbeat cancels this task.
+        """Before a step with an effect outside, which a process that was suspended past its lease must not begin: waits
+        until the heartbeat has renewed the lease. If the lease was lost, the heartbeat cancels this task.
         """
         while clock.steady() >= self.process.lease_until:  # noqa: ASYNC110
             await asyncio.sleep(LEASE_WAIT_SECONDS)  # the heartbeat is a thread

@@ -1,7 +1,4 @@
-"""Writes the streamed text of all runs of a process: one transaction for all, at most once in STREAM_FLUSH_SECONDS.
-
-The first text of a turn does not wait that long, because its reader waits for it.
-"""
+"""Writes the streamed text of all runs of a process: one transaction for all, at most once in STREAM_FLUSH_SECONDS."""
 
 from __future__ import annotations
 

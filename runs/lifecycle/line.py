@@ -41,10 +41,8 @@ _next_throttled: CompiledQuery[Run] = CompiledQuery(
 
 
 def nudge_next_throttled(user_id: int) -> None:
-    """One of the user's runs has stopped running: the oldest throttled run may have its place.
-
-    Its ``due_at`` says that it was nudged. Otherwise runs that end before its claim would nudge it too, and their
-    places would be empty until the next sweep.
+    """One of the user's runs has stopped running: the oldest throttled run may have its place. Its ``due_at`` says that
+    it was nudged: other runs that end before its claim nudge the next one.
     """
     if _next_throttled.first(user_id) is None:
         return
@@ -126,11 +124,8 @@ _next_blocked: CompiledQuery[Run] = CompiledQuery(
 
 
 def promote_next(run: Run) -> str | None:
-    """The chat's next blocked run becomes its active run: first in, first out. Locks the chat; call it before the run
-    is locked.
-
-    Returns the promoted run's id, for ``unblock`` once ``run`` has ended. If ``run`` is itself blocked, nothing
-    changes.
+    """The chat's next blocked run becomes its active run, unless ``run`` is itself blocked. Locks the chat; call it
+    before the run is locked. Returns the promoted run's id, for ``unblock`` once ``run`` has ended.
     """
     active = {"id": run.chat_id, "active_run_id": run.pk}
     if not update(Chat, active, _idle(run) | {"has_line": False}):

@@ -1,8 +1,6 @@
-"""Tool calls whose outcome comes without a worker: from the tool's own callback, or from the caller's app.
-
-Such a call stays DISPATCHING and has ``awaiting``. A run all of whose open calls await others is parked: it stays
-running, without a worker and without a place of RUN_USER_LIMIT, until the last of them has ended. An outcome needs no
-lease: its transaction locks the run, and an owner that is at work finds its run's stream ahead and reads it again.
+"""Tool calls whose outcome comes without a worker: from the tool's own callback, or from the caller's app; and the runs
+that are parked because all their open calls are such (docs/architecture.md, "Parked calls"). An outcome needs no lease:
+its transaction locks the run, and an owner that is at work finds its run's stream ahead and reads it again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Every transition of a run.
-
-Each function is one transaction: a guarded UPDATE with the ledger rows, the stream events and the webhook events that
-belong to it. The transitions of the worker that owns the run are fenced by its lease token and raise ``LeaseLost`` if
-another worker has taken over; the others lock the run first. ``moves`` has the lock order.
+"""Every transition of a run. Each function is one transaction: a guarded UPDATE with the ledger rows, the stream events
+and the webhook events that belong to it. The transitions of the worker that owns the run are fenced by its lease token
+and raise ``LeaseLost`` if another worker has taken over; the others lock the run first. ``moves`` has the lock order.
 """
 
 from __future__ import annotations
@@ -107,10 +105,8 @@ def cancel_line(chat_id: str) -> None:
 @transaction.atomic
 def claim(run_id: str, worker_id: str) -> Run | None:
     """queued → running, or the takeover of a running run that lost its worker. None if another worker has the run or it
-    may not execute now.
-
-    A worker claims a run that it owns but does not execute like any other run: the answer to the claim's commit was
-    lost, or the step after the claim failed.
+    may not execute now. A worker may claim its own run again, which it does not execute: the answer to the claim's
+    commit was lost, or the step after the claim failed.
     """
     run = lock_claimable(run_id, worker_id)
     if run is None:

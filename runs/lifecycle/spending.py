@@ -1,7 +1,5 @@
-"""What a run's turns cost: a hold before each request to a model, and its settlement when the request has ended; and
-whether a step of a run waits for credits that other steps hold.
-
-No status changes here. The transition that ends the request settles its hold in the same transaction.
+"""What a run's steps cost: their holds, the settlement of a turn's hold in the transition that ends its request, and
+whether a step waits for credits that other steps hold. No status changes here.
 """
 
 from __future__ import annotations

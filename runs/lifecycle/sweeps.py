@@ -1,9 +1,7 @@
-"""Finds the work that no message led to: lost workers, runs that no worker took, waitpoints after their time; and what
-becomes of running runs that lost their worker.
-
-Every function may be called at any moment and any number of times at once. The heartbeat of each run worker calls
-them, and a task of beat calls ``sweep``. A row that is locked or cannot be processed stops no other row. ``seconds``
-limits the time of a call; the next call continues.
+"""Finds the work that no message led to: lost workers and their runs, runs that no worker took, waitpoints after their
+time. The heartbeat of each run worker calls these functions, at any moment and any number of times at once, and a task
+of beat calls ``sweep``. A row that is locked or cannot be processed stops no other row. ``seconds`` limits the time of
+a call; the next call continues.
 """
 
 from __future__ import annotations
@@ -108,9 +106,8 @@ def settle_lost_turns(seconds: float = math.inf) -> int:
 def release_unexecuted(
     worker_id: str, executing: Container[str], leaving: Callable[[], bool], seconds: float = math.inf
 ) -> list[str]:
-    """Release the runs that a live worker owns but does not execute, which would otherwise wait for ever: the answer to
-    a claim's commit was lost, or a step failed beyond repair. Each release counts as a loss, so that no run goes round
-    for ever. Returns their ids.
+    """Release the runs that a live worker owns but does not execute: the answer to a claim's commit was lost, or a step
+    failed beyond repair. Each release counts as a loss, so that no run goes round for ever. Returns their ids.
 
     ``executing`` is read after the runs, and contains a run before it is claimed. ``leaving`` is called last: a worker
     that shuts down stops executing its runs before it hands them over, which is no loss.
