@@ -158,7 +158,7 @@ async def resume(session: Session) -> None:
         return
     lifecycle.crash_point("before_dispatch")
     begun = [call for orphan in orphans if (call := await _begin(session, orphan)) is not None]
-    with places(session) as held:
+    with Held(session.process.tool_places, session.run.user_id) as held:
         await _dispatch(session, take_places(held, ready))
         await execute(session, held, [*begun, *ready])
 
@@ -200,10 +200,6 @@ async def _ask(session: Session, call: ToolInvocation) -> None:
         return
     lifecycle.crash_point("before_wait")
     await session.step(lifecycle.open_waitpoint, call, *question, question=_dialogue(call).answered)
-
-
-def places(session: Session) -> Held:
-    return Held(session.process.tool_places, session.run.user_id)
 
 
 def take_places(held: Held, ready: Sequence[ToolInvocation]) -> list[ToolInvocation]:

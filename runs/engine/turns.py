@@ -18,6 +18,7 @@ from django.conf import settings
 
 from config.kernel import clock
 from config.kernel.ids import new_id
+from config.limits.share import Held
 from runs import catalogue, lifecycle
 from runs.catalogue.definitions import ModelDefinition
 from runs.engine import calls, spending
@@ -167,8 +168,7 @@ async def _record(session: Session, model: ModelDefinition, plan: Plan, given: A
         return
     new = await calls.new_invocations(session, turn.index, tool_calls)
     ready = calls.needs_no_approval(session, new)
-
-    with calls.places(session) as held:
+    with Held(session.process.tool_places, session.run.user_id) as held:
         placed = calls.take_places(held, ready)
         await record(lifecycle.record_turn, turn, new, charge=charge, ready=placed)
         await calls.execute(session, held, ready)
