@@ -156,8 +156,8 @@ async def _record(session: Session, model: ModelDefinition, plan: Plan, given: A
         cut = allowance.limited_by if end.finish_reason == "length" else None
         await record(lifecycle.complete, turn, charge=charge, output=output, limited_by=cut)
         return
-    answers = [turn for turn in (*session.journal.turns, turn) if all("key" in call for call in turn.tool_calls)]
-    if not tool_calls and len(answers) >= OUTPUT_ATTEMPTS:
+    tries = sum(all("key" in call for call in row.tool_calls) for row in [*session.journal.turns, turn])
+    if not tool_calls and tries >= OUTPUT_ATTEMPTS:
         message = f"The model gave no output that fits the schema, {OUTPUT_ATTEMPTS} times."
         await record(lifecycle.fail, RunError.OUTPUT_INVALID, message, turn=turn, charge=charge)
         return

@@ -104,9 +104,8 @@ def can_shorten(session: Session, model: ModelDefinition) -> bool:
     """Whether a request that was refused as too long is tried again: once with half of its size, and then in the
     shortest form.
     """
-    if not _can_hold(session, model):
-        return False
-    return _refusals(session, model) < 2 and plan_of(session, model).shortest() is not None
+    could = _can_hold(session, model) and _refusals(session, model) < 2
+    return could and plan_of(session, model).shortest() is not None
 
 
 def _can_hold(session: Session, model: ModelDefinition) -> bool:
@@ -115,8 +114,7 @@ def _can_hold(session: Session, model: ModelDefinition) -> bool:
 
 
 def _refusals(session: Session, model: ModelDefinition) -> int:
-    reason = FailureReason.CONTEXT_TOO_LONG
-    return sum(attempt.reason == reason and attempt.model == model.name for attempt in session.journal.failed())
+    return sum(attempt.reason == TOO_LONG and attempt.model == model.name for attempt in session.journal.failed())
 
 
 def _next_step(session: Session, plan: Plan) -> Step | None:
