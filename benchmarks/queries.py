@@ -28,7 +28,7 @@ QUERIES = {
     "config.api.authentication": ["user_named"],
     "credits.ledger": ["_account"],
     "credits.sums": ["_open_holds"],
-    "runs.lifecycle.line": ["_locked_run", "_locked_user", "_next_blocked", "_next_throttled"],
+    "runs.lifecycle.line": ["_locked_run", "lock_user", "_next_blocked", "_next_throttled"],
     "runs.services": ["_calls", "_chat", "_pending", "_run"],
 }
 
