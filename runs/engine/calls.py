@@ -212,10 +212,8 @@ def _needs_no_place(call: ToolInvocation) -> bool:
 
 
 async def execute(session: Session, held: Held, calls: Sequence[ToolInvocation]) -> None:
-    """Make the calls side by side, as the journal has them now, and record their outcomes.
-
-    Those that are PENDING wait for a place, and for credits that other steps hold: if this process stops meanwhile,
-    another one makes them.
+    """Make the calls side by side, as the journal has them now, and record their outcomes. Those that are PENDING wait
+    for a place, and for credits that other steps hold: if this process stops meanwhile, another one makes them.
     """
     now = {call.id: call for call in session.journal.calls}
     work = [now[call.id] for call in calls]

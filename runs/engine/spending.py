@@ -1,8 +1,7 @@
-"""How much a run's next request to a model may cost, and what a request cost that ended early.
+"""How much a run's next request to a model may cost, and what a request cost.
 
-The bound of the tokens in is never under what a provider counts, because credits are held for it: a token is at least
-one byte of the request. Where a provider has counted a request with the same beginning (instructions and tools), of any
-run of the model, that count stands for it.
+The bound of the tokens in is never under what a provider counts: a token is at least one byte of the request. Where a
+provider has counted a request with the same beginning, of any run of the model, that count stands for it.
 """
 
 from __future__ import annotations

@@ -66,9 +66,7 @@ class Moved(NamedTuple):
 
 
 def changed(row: M, **changes: Any) -> M:
-    """A copy of ``row`` with ``changes``. A transition that is rolled back or repeated leaves its arguments as they
-    were.
-    """
+    """A copy of ``row`` with ``changes``: a transition that is rolled back or repeated leaves its arguments alone."""
     copy = type(row).__new__(type(row))
     vars(copy).update(vars(row) | changes)
     return copy
@@ -84,12 +82,11 @@ def move_run(
     also: Writes | None = None,
     **changes: Any,
 ) -> Run:
-    """Move ``run`` to ``to``, and append ``happened`` to its stream with the webhook events that report it; for a
-    change within a status, ``to`` is that status. Returns the run as it then is.
+    """Move ``run`` to ``to``, perhaps the same status, and append ``happened`` to its stream with the webhook events
+    that report it. Returns the run as it then is.
 
     ``owned``: only if the lease that ``run`` was claimed under still holds. Raises LeaseLost if the row is not as
-    ``run`` says, or a guard of ``before`` finds no row; then ``also``, which is part of the same statement, is not
-    written either.
+    ``run`` says, or a guard of ``before`` finds no row; then ``also`` is not written either.
     """
     now = clock.now()
     changes |= {"status": to, "last_stream_index": run.last_stream_index + len(happened), "updated_at": now}
@@ -116,18 +113,16 @@ def move_run(
 
 
 def as_known(run: Run, *, owned: bool) -> dict[str, Any]:
-    """The conditions under which the row is as ``run`` says. The index is one of them: if the answer to a commit was
-    lost, the row is ahead of ``run``, and the same step must not be written twice. An owner must also know of a
-    requested cancel: otherwise the request would be lost with the run's next move.
+    """The conditions under which the row is as ``run`` says. If the answer to a commit was lost, the row's index is
+    ahead, and the same step must not be written twice. An owner must know of a requested cancel, which would be lost
+    with the run's next move.
     """
     names = ["status", "last_stream_index"] + (["lease_token", "worker_id", "cancel_requested_at"] if owned else [])
     return {"id": run.pk} | {name: getattr(run, name) for name in names}
 
 
-def move_line(chat_id: str, to: str, **changes: Any) -> list[Run]:
-    """Move all runs in line of a locked chat to their end ``to``, by one UPDATE and one INSERT. Returns them as they
-    were.
-    """
+def move_line(chat_id: str, to: str, **changes: Any) -> None:
+    """Move all runs in line of a locked chat to their end ``to``, by one UPDATE and one INSERT."""
     line = Run.objects.filter(chat_id=chat_id, status=RunStatus.QUEUED, blocked=True)
     runs = list(line.select_for_update(no_key=True).order_by("pk"))
     now = clock.now()
@@ -136,7 +131,7 @@ def move_line(chat_id: str, to: str, **changes: Any) -> list[Run]:
     ):
         raise LeaseLost(chat_id)
     if not runs:
-        return []
+        return
     happened = [(run, [events.run_status(run, to)]) for run in runs]
     insert(*(row for run, ended in happened for row in new_events(run, ended, now, ends=True)))
     # If there is no endpoint for the first event, there is none for the others: they are of one user.
@@ -148,7 +143,6 @@ def move_line(chat_id: str, to: str, **changes: Any) -> list[Run]:
     crash_after_commit(to)
     for run in runs:
         _report_after_commit(run, changed(run, status=to, **changes))
-    return runs
 
 
 def move_lost(runs: Sequence[Run], *, due_at: datetime) -> None:
@@ -171,8 +165,7 @@ def move_lost(runs: Sequence[Run], *, due_at: datetime) -> None:
 
 def fence(run: Run, *, ends: bool = False) -> Run:
     """Lock a running run for its owner, before the transaction touches anything else. Raises LeaseLost if the row is
-    not as ``run`` says. If the transition ``ends`` the run, a cancel may have been requested meanwhile: the run is
-    returned with it.
+    not as ``run`` says. A transition that ``ends`` the run gets it with a cancel that was requested meanwhile.
     """
     known = as_known(run, owned=True)
     if ends:
@@ -241,9 +234,7 @@ def move_call(call: ToolInvocation, to: str, **changes: Any) -> ToolInvocation:
 
 
 def close_waitpoint(waitpoint: Waitpoint, to: str, **changes: Any) -> Waitpoint:
-    """Move a pending waitpoint to its end; the same transaction has locked its run. Returns the waitpoint as it then
-    is.
-    """
+    """Move a pending waitpoint to its end; the same transaction has locked its run. Returns it as it then is."""
     changes |= {"status": to}
     if not update(Waitpoint, {"id": waitpoint.pk, "status": WaitpointStatus.PENDING}, changes, _KEY):
         raise LeaseLost(waitpoint.run_id)

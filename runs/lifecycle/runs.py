@@ -45,9 +45,7 @@ class ChatChanged(Exception):
 
 
 def enqueue(run: Run, chat: Chat, title: str | None, also: Writes, *, locked: bool) -> Run:
-    """(new) → queued, in the chat that the caller has read: active at once, or blocked behind the chat's live runs. The
-    run's ``created_at`` is the present.
-
+    """(new) → queued, in the chat that the caller has read: active at once, or blocked behind the chat's live runs.
     Returns the run as it is stored. Raises ChatChanged if a chat that is not ``locked`` has changed since.
     """
     now = run.created_at
@@ -213,8 +211,7 @@ def complete(
 @transaction.atomic
 def end_request(run: Run, attempt: ModelAttempt | None, recorded: str, partial: Charge | None) -> Moved:
     """A request to a model ended without an answer, and another one follows: ``attempt`` says which, unless the owner
-    is behind the database. What the provider used is charged, and the text that was streamed is void. Callers are not
-    told of failed requests for summaries.
+    is behind the database. What the provider used is charged, and the text that was streamed is void.
     """
     fence(run)
     happened = reset_events(run, recorded) if run.unrecorded_text else []

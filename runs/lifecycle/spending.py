@@ -125,11 +125,9 @@ def report_exhausted(run: Run) -> None:
 
 
 def hold_turn(run: Run, turn: int | str, request: int, amount: int, price: dict[str, Any]) -> LedgerEntry | None:
-    """Hold ``amount`` for a request of the run's owner, the ``request``-th under its lease. None for 0: the model is
-    free. ``turn`` is the turn's index, or ``compaction_key``.
-
-    Raises LeaseLost, also after a requested cancel, or InsufficientCredits without any change. A repeated call returns
-    the hold of the first.
+    """Hold ``amount`` for a request of the run's owner, the ``request``-th under its lease; None for 0. ``turn`` is the
+    turn's index, or ``compaction_key``. Raises LeaseLost, also after a requested cancel, or InsufficientCredits without
+    any change. A repeated call returns the hold of the first.
     """
     # Locks the run: when its next owner or its end looks for open holds, this one is there.
     first = _first_in_line(run)
@@ -236,11 +234,11 @@ def compaction_key(index: int) -> str:
 
 
 def settle(run: Run, partial: Charge | None = None, *, ends: bool = False) -> dict[str, Any]:
-    """Settle all open holds of the run's requests to models, and those of its calls too if the run ``ends``. The run is
-    locked. Returns what that changes in the run's row: turns that ended early are part of its usage.
+    """Settle all open holds of the locked run's requests to models, and those of its calls too if the run ``ends``.
+    Returns what that changes in the run's row: turns that ended early are part of its usage.
 
     ``partial`` is what the request under way cost, if its owner knows that. Otherwise the text that was streamed of it
-    tells; without text it costs nothing. A hold that was settled before is not settled again.
+    tells; without text it costs nothing.
     """
     early: Counter[str] = Counter()
     if partial is not None and partial.hold is None:

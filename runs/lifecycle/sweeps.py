@@ -126,11 +126,9 @@ def _release(rows: QuerySet[Run], run_ids: Iterable[str], seconds: float) -> lis
 
 @transaction.atomic
 def release(rows: QuerySet[Run], run_ids: Sequence[str]) -> list[str]:
-    """The runs, which are some of ``rows``, lost their worker: another may take them over. Returns their ids, without
-    those that are not of ``rows`` any more, or locked.
-
-    What their open turns cost is charged by their next owner's claim, by their end or by ``settle_lost``: here it would
-    lock the accounts of many users at once, and the runs would wait for each other's.
+    """Those of the runs that are still of ``rows`` and not locked lost their worker: another may take them over.
+    Returns their ids. What their open turns cost is charged by their next owner's claim, by their end or by
+    ``settle_lost``: here it would lock the accounts of many users at once.
     """
     limit_lock_wait(HOUSEKEEPING_LOCK_SECONDS)
     running = rows.filter(pk__in=run_ids, status=RunStatus.RUNNING).order_by("pk")
@@ -215,10 +213,8 @@ def expire_calls(seconds: float = math.inf) -> int:
 
 def resume_paid_runs(seconds: float = math.inf) -> int:
     """Runs that wait for credits which have come, although no nudge said so: it was lost, or other runs have released
-    what they held. Returns how many users' runs were looked at.
-
-    The look reads all waiting runs: 0.2 s for 100,000 on PostgreSQL. So each process pauses LOOK_PAUSE times as long,
-    but no longer than LOOK_PAUSE_SECONDS: a look may also have waited for the database.
+    what they held. Returns how many users' runs were looked at. The look reads all waiting runs (0.2 s for 100,000 on
+    PostgreSQL), so each process pauses LOOK_PAUSE times as long, but at most LOOK_PAUSE_SECONDS.
     """
     global _next_look
     begun = clock.steady()

@@ -110,8 +110,8 @@ def payable() -> QuerySet[Waitpoint]:
 
 def resume_paid(user_id: int) -> int:
     """waiting → queued for the user's runs that wait for credits, as far as credits and budgets reach for their next
-    steps, the oldest first: one that needs more than is left lets younger ones pass. Returns how many. The steps hold
-    what they cost themselves: a run that finds too little then waits again.
+    steps, the oldest first: one that needs more than is left lets younger ones pass. Returns how many. A run whose step
+    finds too little then waits again.
     """
     left, resumed = ledger.available(user_id), 0
     in_order = payable().filter(run__user=user_id).order_by("run__created_at", "run_id").values_list("pk", "needed")
