@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from functools import partial, update_wrapper
 
 from django.conf import settings
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet
 
 from config.database.batches import in_order, limit_lock_wait, take_batch
@@ -43,6 +43,24 @@ LOOK_PAUSE_SECONDS = 10.0
 # Running runs that lost their worker, and parked ones that may resume: the others of those without one are not due.
 LEFT = Q(status=RunStatus.RUNNING, worker_id=None, due_at__isnull=False)
 CLAIMABLE = Q(status=RunStatus.QUEUED, blocked=False, throttled=False) | (LEFT & Q(throttled=False))
+
+# Steps from user to user along the index of throttled runs: a user costs one step, however many throttled runs there
+# are. The order by all its columns leaves the database no other index.
+_THROTTLED_USERS = """
+    WITH RECURSIVE throttled (user_id, step) AS (
+        SELECT (
+            SELECT first.user_id FROM runs_run first WHERE first.throttled AND first.user_id > %s
+            ORDER BY first.user_id, first.created_at, first.id LIMIT 1
+        ), 1
+        UNION ALL
+        SELECT (
+            SELECT later.user_id FROM runs_run later WHERE later.throttled AND later.user_id > throttled.user_id
+            ORDER BY later.user_id, later.created_at, later.id LIMIT 1
+        ), step + 1
+        FROM throttled WHERE throttled.user_id IS NOT NULL AND step < %s
+    )
+    SELECT user_id FROM throttled WHERE user_id IS NOT NULL ORDER BY user_id
+"""
 
 
 def sweep() -> int:
@@ -182,8 +200,9 @@ def wakeable_runs(limit: int, after: int = 0) -> tuple[list[str], int]:
     """At most ``limit`` throttled runs that may execute although no nudge said so: the nudge was lost, or the limit was
     raised. It looks at BATCH users after the user ``after``, and returns after which user the next call continues.
     """
-    throttled = Run.objects.filter(throttled=True, user__gt=after).order_by("user_id")
-    users = list(throttled.values_list("user_id", flat=True).distinct()[:BATCH])
+    with connection.cursor() as cursor:
+        cursor.execute(_THROTTLED_USERS, [after, BATCH])
+        users = [user_id for (user_id,) in cursor.fetchall()]
     running: dict[int, int] = {}
     if users and settings.RUN_USER_LIMIT:
         counted = Run.objects.filter(user_id__in=users, status=RunStatus.RUNNING, parked=False).order_by()

@@ -135,7 +135,9 @@ async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
     models, is_refused = _summarisers(session, plan.model), False
     index, started_at = next_index(session), clock.now()
     # Nobody pays for a summary without a turn after it; the summary may have the longest size.
-    turn_after = request_of(session, replace(plan, history=plan.history.shortened(step.cut)))
+    longest = summary_tokens(plan.model) * BYTES_PER_TOKEN_MAX
+    after = plan.history.shortened(replace(step.cut, text="x" * longest))
+    least_after = spending.least_cost(request_of(session, replace(plan, history=after)))
     while models or is_refused:
         failed = session.journal.failed(index)
         if session.process.draining or not await session.wait_until(failed[-1].next_at if failed else None):
@@ -155,10 +157,10 @@ async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
                 if not may_begin:
                     return False
                 key = lifecycle.compaction_key(index)
-                answer = await ask(session, request, key, said.append, reserve=spending.least_cost(turn_after))
+                answer = await ask(session, request, key, said.append, reserve=least_after)
             if isinstance(answer, Answer):
                 lifecycle.crash_point("after_summary")
-                text = "".join(said).encode()[: summary_tokens(plan.model) * BYTES_PER_TOKEN_MAX]
+                text = "".join(said).encode()[:longest]
                 if not (summary := text.decode(errors="ignore").strip()):
                     # The same request has the same answer again.
                     detail = f"The answer ended with {answer.end.finish_reason}."
