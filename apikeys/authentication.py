@@ -28,12 +28,13 @@ class ApiKeyAuthentication(BearerAuthentication):
             raise AuthenticationFailed("The key is not valid.")
         if not key.is_live:
             raise AuthenticationFailed("The key has expired or was revoked.")
-        if key.caller.is_active:
+        caller = key.user if isinstance(key, ApiKey) else key
+        if caller.is_active:
             try:
                 keys.note_use(key)
             except DatabaseError as error:  # a busy database must not refuse a valid key
                 logger.warning("last_used_at of %s was not written (%s)", key.pk, type(error).__name__)
-        return key.caller, key
+        return caller, key
 
 
 class ServerKeyAuthentication(ApiKeyAuthentication):

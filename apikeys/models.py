@@ -1,7 +1,5 @@
 """API keys of the public surface, and server keys. Only a digest of the secret is stored."""
 
-from typing import Any
-
 from django.conf import settings
 from django.db import models
 from django.db.models.functions import Now
@@ -28,11 +26,6 @@ class Key(models.Model):
     def is_live(self) -> bool:
         return self.revoked_at is None
 
-    @property
-    def caller(self) -> Any:
-        """The user of a request with this key."""
-        return self
-
 
 class ApiKey(Key):
     id = IdField(prefix="key")
@@ -51,10 +44,6 @@ class ApiKey(Key):
     @property
     def is_live(self) -> bool:
         return super().is_live and self.expires_at > clock.now()
-
-    @property
-    def caller(self) -> Any:
-        return self.user
 
 
 # The scopes of server keys: making session tokens for any user; granting, revoking and reading any user's credits.
