@@ -227,9 +227,8 @@ def _check(attachment: Attachment, name: str) -> tuple[str, str]:
 
 def lock_usable(user: Any, attachment_ids: Sequence[str], replaced_id: str | None = None) -> list[Attachment]:
     """The attachments that a new message may use, in the order given, locked until the transaction ends: unused ones,
-    and those with a file of the message that it replaces: a client may know a copy by the id of its original.
-
-    Raises ValidationFailed that names each unusable one as ``attachmentIds.<i>``.
+    and those with a file of the message that it replaces, of which a client may know the original's id. Raises
+    ValidationFailed that names each unusable one as ``attachmentIds.<i>``.
     """
     if not attachment_ids:
         return []
@@ -308,9 +307,8 @@ def read_file(stored_name: str, limit: int, seconds: float) -> bytes:
 
 
 def expire_attachments() -> int:
-    """Expire attachments that were not completed in time, and remove their files. Returns the number of removed ones.
-
-    Concurrent calls are safe, and a later call continues after a crash: a row is due until its files are removed.
+    """Expire attachments that were not completed in time, and remove their files. Returns how many. A row is due until
+    its files are removed, so a later call continues after a crash.
     """
     due = Attachment.objects.filter(expires_at__lte=clock.now())
     return sum(jobs.each("expire-attachments", batches.in_order(due, "expires_at", SWEEP_BATCH), _expire))

@@ -1,7 +1,7 @@
-"""Typed reading of environment variables with limits.
+"""Typed reading of environment variables with limits, for ``config.settings`` alone.
 
-An invalid value raises no error here. It is added to ``problems``, and the default is used, so that one run of
-``manage.py check`` names all invalid variables (see ``config.checks``). Only ``config.settings`` reads variables.
+An invalid value is added to ``problems`` and replaced by the default, so that one run of ``manage.py check`` names all
+invalid variables (``config.checks``).
 """
 
 from __future__ import annotations

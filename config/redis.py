@@ -27,10 +27,8 @@ PAUSE_SECONDS = 2.0
 
 
 def client(url: str | None = None, *, reconnect: bool = False, **options: Any) -> redis.Redis:
-    """A client with its own pool. ``url`` defaults to CACHE_REDIS_URL. Commands raise redis.RedisError.
-
-    With ``reconnect``, a command is repeated once if the connection was closed, for example by a restart of Redis. A
-    command that timed out is never repeated.
+    """A client with its own pool. ``url`` defaults to CACHE_REDIS_URL. Commands raise redis.RedisError. With
+    ``reconnect``, a command is repeated once if the connection was closed, but not if it timed out.
     """
     import redis
     from redis.backoff import NoBackoff

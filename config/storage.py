@@ -1,6 +1,5 @@
-"""Files in the S3-compatible object storage of the STORAGE_S3_* settings, and upload URLs for clients.
-
-No module imports this one; Django loads it by its name in STORAGES. Loading boto3 takes a second.
+"""Files in the S3-compatible object storage of the STORAGE_S3_* settings, and upload URLs for clients. Django loads it
+by its name in STORAGES; no module imports it, because loading boto3 takes a second.
 """
 
 from __future__ import annotations
@@ -49,10 +48,7 @@ class ObjectStorage(S3Storage):
         }
 
     def first_parts(self, name: str, size: int, part_size: int) -> Iterator[bytes]:
-        """The first ``size`` bytes of the file, as they arrive. Raises FileNotFoundError.
-
-        ``open`` reads the whole file first, on further threads.
-        """
+        """The first ``size`` bytes, as they arrive; ``open`` reads the whole file first. Raises FileNotFoundError."""
         key = self._normalize_name(clean_name(name))
         try:
             body = self.bucket.Object(key).get(Range=f"bytes=0-{size - 1}")["Body"]
@@ -66,10 +62,8 @@ class ObjectStorage(S3Storage):
     def presign_put(
         self, name: str, *, content_type: str, size: int, sha256: str | None, seconds: int
     ) -> tuple[str, dict[str, str]]:
-        """A URL that accepts this file by PUT for ``seconds``, and the headers that the client must send.
-
-        ``size`` is in bytes, ``sha256`` is in hex. Type, size and digest are part of the signature, so the storage
-        rejects any other file.
+        """A URL that accepts this file by PUT for ``seconds``, and the headers that the client must send. Type, size
+        and digest (hex) are part of the signature, so the storage rejects any other file.
         """
         params: dict[str, Any] = {
             "Bucket": self.bucket_name,

@@ -39,9 +39,7 @@ def end_of_grant(text: Any) -> datetime:
 def grant(
     user_id: int, amount: int, *, reference: str, reason: str, expires_at: datetime | None
 ) -> tuple[LedgerEntry, bool]:
-    """The grant of this reference, with its ``balance_after``, and whether it existed before. Raises Conflict if that
-    was another grant.
-    """
+    """The grant of this reference with its ``balance_after``, and whether it existed. Raises Conflict if it differs."""
     cause = f"reference:{_digest(reference)}"
     given: dict[str, Any] = {"cause": cause, "reference": reference, "reason": reason, "expires_at": expires_at}
     ledger.account_for(user_id)

@@ -143,9 +143,8 @@ def revoke(given: LedgerEntry, amount: int, *, cause: str, reason: str, referenc
 
 @transaction.atomic
 def refund(entry_id: str, amount: int, *, reason: str, staff: Any, cause: str | None = None) -> LedgerEntry:
-    """Refund a part or all of a CAPTURE or USAGE row. Raises Conflict if its refunds would exceed its amount.
-
-    Pass a ``cause`` if the call may be repeated.
+    """Refund a part or all of a CAPTURE or USAGE row; with a ``cause``, once. Raises Conflict if its refunds would
+    exceed its amount.
     """
     _require(amount > 0, "amount", "A refund must be more than 0.")
     spent = LedgerEntry.objects.filter(pk=entry_id).first()
@@ -182,9 +181,8 @@ def hold(
     only_if: Condition | None = None,
 ) -> LedgerEntry | None:
     """Hold the estimate of a tool call, or with a ``cause`` of its own the most that a request to a model can cost.
-    Returns None for 0, which moves nothing; a repetition returns the first hold.
-
-    Raises InsufficientCredits, without any change, if available would go below zero or ``only_if`` does not hold.
+    Returns None for 0; a repetition returns the first hold. Raises InsufficientCredits, without any change, if
+    available would go below zero or ``only_if`` does not hold.
     """
     _require(amount >= 0, "amount", "A hold must not be negative.")
     if amount == 0:
@@ -207,9 +205,8 @@ def is_held(invocation_id: str) -> bool:
 
 
 def capture(invocation_id: str, amount: int) -> int:
-    """Capture the actual cost of a tool call from its hold and release the rest.
-
-    Returns the captured amount: at most the hold, and 0 without an open hold.
+    """Capture the actual cost of a tool call from its hold and release the rest. Returns what is captured: at most the
+    hold, and 0 without an open hold.
     """
     _require(amount >= 0, "amount", "A capture must not be negative.")
     hold = _hold_of(invocation_id)
@@ -276,10 +273,8 @@ def expire(pending: PendingExpiry, amount: int, part: int) -> None:
 
 
 def _settle(hold: LedgerEntry, amount: int, price: dict[str, Any] | None = None) -> bool:
-    """Charge ``amount`` of a hold, at most all of it, and release the rest. False if it was settled before.
-
-    The charge of a tool call is a CAPTURE at the hold's price; that of a request to a model is a USAGE with its own
-    ``price``, which is recorded even if it is 0.
+    """Charge ``amount`` of a hold, at most all of it, and release the rest. False if it was settled before. The charge
+    of a tool call is a CAPTURE; that of a request to a model, with its own ``price``, a USAGE, even of 0.
     """
     charged = min(amount, hold.amount)
     outcome = _post(_settlement(hold, charged, price), balance=-charged, held=-hold.amount)
@@ -291,9 +286,7 @@ def _settle(hold: LedgerEntry, amount: int, price: dict[str, Any] | None = None)
 
 
 def _settlement(hold: LedgerEntry, charged: int, price: dict[str, Any] | None) -> list[LedgerEntry]:
-    """The rows that settle a hold. The cause of the first one is the hold's, so that no hold is settled twice, whatever
-    the ways.
-    """
+    """The rows that settle a hold. The first one's cause names the hold, so that no hold is settled twice."""
     common = {"account_id": hold.account_id, "against_id": hold.id, "created_at": clock.now(), **_subject(hold)}
     rows = []
     settle = f"settle:{hold.id}"
@@ -334,10 +327,8 @@ def _post(
     by_staff: bool = False,
     only_if: Condition | None = None,
 ) -> Outcome:
-    """Insert ``rows``, all of one account, and add ``balance`` and ``held`` to the account.
-
-    The cause of the first row decides whether the call is a repetition. With ``covered``, available must not go below
-    zero. Nothing is written unless the outcome is MOVED.
+    """Insert ``rows``, all of one account, and add ``balance`` and ``held`` to it; nothing unless the outcome is MOVED.
+    The first row's cause decides whether it is a repetition. With ``covered``, available must not go below zero.
     """
     user_id, cause = rows[0].account_id, rows[0].cause
     change = movement(rows[0], balance=balance, held=held, covered=covered, by_staff=by_staff, only_if=only_if)

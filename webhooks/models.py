@@ -20,10 +20,9 @@ from config.kernel.ids import ID_LENGTH, IdField, RefField
 class Endpoint(models.Model):
     """A user's endpoint or, without a user, that of the installation, which gets the events of all users.
 
-    A deleted endpoint keeps its row, without secrets, because its deliveries refer to it.
-
-    ``failing`` says whether the latest attempt failed, null before the first. Slots are allocated by it. While
-    ``drop_until`` is set, nothing is sent, and the pending deliveries recorded until then are being marked dead.
+    A deleted endpoint keeps its row, without secrets, because its deliveries refer to it. ``failing`` says whether the
+    latest attempt failed, null before the first. While ``drop_until`` is set, nothing is sent, and the pending
+    deliveries recorded until then are being marked dead.
     """
 
     STATES: ClassVar = {

@@ -1,7 +1,5 @@
 """Records an event for its user's endpoint and the installation endpoint, in the transaction of the change that it
-reports.
-
-``dispatcher.py`` sends it.
+reports. ``dispatcher.py`` sends it.
 """
 
 from __future__ import annotations
@@ -49,9 +47,7 @@ def _record_sql(vendor: str) -> str:
 
 
 def report_credits(user_id: int, event: CreditsEvent, fields: dict[str, Any]) -> None:
-    """Record an event of a user's credits for the installation endpoint, if that is enabled and gets extended events.
-    One query.
-    """
+    """Record an event of a user's credits for the installation endpoint, if that gets extended events. One query."""
     writes = Writes()
     add(writes, user_id, event, extra=fields)
     writes.do()
@@ -68,10 +64,8 @@ def add(
     extra: dict[str, Any] | None = None,
 ) -> str:
     """Add the event to ``writes``, for the user's endpoint and the installation endpoint if they are enabled. Returns
-    the event's id.
-
-    ``extra`` holds the event's own fields (``webhooks/openapi.yaml``); Decimals are written exactly. The body's bytes
-    never change afterwards. ``request_id`` is of the request that caused the run, for the log lines of attempts.
+    its id. ``extra`` holds its own fields (``webhooks/openapi.yaml``); Decimals are written exactly. ``request_id`` is
+    of the request that caused the run, for the log lines of attempts.
     """
     now = clock.now()
     event_id = new_id("evt")

@@ -35,9 +35,8 @@ def signed_headers(
     event_id: str, number: int, body: bytes, milliseconds: int, secrets: Sequence[str]
 ) -> dict[str, str]:
     """Every header that depends on the attempt. ``secrets``: the endpoint's, and in the grace window the previous one.
-
-    In that window odd attempts are signed with the secret and even ones with the previous one, so a receiver that knows
-    either accepts the delivery at its second attempt at the latest; the standard's header carries both signatures.
+    Then even attempts are signed with the previous one, so a receiver that knows either accepts the delivery at its
+    second attempt at the latest; the standard's header carries both signatures.
     """
     timestamp, seconds = str(milliseconds), str(milliseconds // 1000)
     return {
@@ -52,10 +51,7 @@ def signed_headers(
 
 
 def verify(headers: Mapping[str, str], body: bytes, secret: str, now: float) -> None:
-    """Both signatures and both timestamps, as a receiver checks them at ``now`` (epoch seconds).
-
-    Raises VerificationFailed.
-    """
+    """Check both signatures and both timestamps, at ``now`` (epoch seconds). Raises VerificationFailed."""
     lower = {name.lower(): value for name, value in headers.items()}
     try:
         signature, timestamp = lower["x-service-signature"], lower["x-service-timestamp"]

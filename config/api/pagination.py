@@ -40,11 +40,9 @@ def page(
     at_once: int = API_PAGE_SIZE_MAX + 1,
     prepare: Callable[[list[Any]], None] = lambda rows: None,
 ) -> dict[str, Any]:
-    """The page that the ``query`` asks for, by (created_at, id); ``show`` makes JSON of a row. It ends before its limit
-    where its JSON would have more than PAGE_MAX_BYTES.
-
-    ``limit`` is the default. Rows that can be large are read ``at_once`` with a query. ``prepare`` gets the rows of
-    each query, to read what belongs to all of them.
+    """The page that the ``query`` asks for, by (created_at, id), at most PAGE_MAX_BYTES long; ``show`` makes JSON of a
+    row. ``limit`` is the default, ``at_once`` how many rows a query reads, for rows that can be large. ``prepare`` gets
+    the rows of each query, to read what belongs to all of them.
     """
     limit = read_limit(query["limit"]) if "limit" in query else limit
     position = decode_cursor(query["cursor"]) if "cursor" in query else None
@@ -106,10 +104,8 @@ def beyond(moment: datetime, key: str, *, ascending: bool = False) -> Q:
 
 
 def stored_forms(moment: datetime) -> list[Any]:
-    """``moment`` as the database may have stored it, lowest first.
-
-    SQLite compares times as text. Its own default writes milliseconds (``56.120``), Django writes microseconds
-    (``56.120000``, or ``56`` for a whole second): equal as times, different as text.
+    """``moment`` as the database may have stored it, lowest first. SQLite compares times as text: its default writes
+    milliseconds (``56.120``), Django microseconds (``56.120000``, or ``56`` for a whole second).
     """
     if connection.vendor != "sqlite":
         return [moment]

@@ -57,10 +57,7 @@ class CamelSerializer(serializers.Serializer):
 
     @classmethod
     def validated(cls, data: Any) -> dict[str, Any]:
-        """The validated ``data``; ValidationError with every field's messages, unknown fields included.
-
-        No field may use a context.
-        """
+        """The validated ``data``. Raises ValidationError with every field's messages, unknown fields included."""
         reader = cls._reader()
         unknown = {} if cls.ignores_unknown or not isinstance(data, Mapping) else unknown_fields(data, reader.fields)
         try:

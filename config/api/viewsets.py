@@ -35,9 +35,9 @@ PAGE_PARAMETERS = {"limit", "cursor"}
 class ServiceViewSet(IdempotencyMixin, GenericViewSet):
     """``queryset_for`` gives the caller's own rows, so a forgotten check is a 404.
 
-    ``surface`` is "session" (``/api/v1``: callers with a session token), "public" (``/api/public/v1``: callers with
-    an API key) or "server" (``/api/v1`` too: the app's backend with a server key, which is no user and has one scope
-    for all that a route does). A viewset of several surfaces gets it from its route: ``as_view(…, surface=surface)``.
+    ``surface`` is "session" (``/api/v1``, session tokens), "public" (``/api/public/v1``, API keys) or "server"
+    (``/api/v1`` too: the app's backend with a server key, which is no user and has one scope for all that a route
+    does). A viewset of several surfaces gets it from its route: ``as_view(…, surface=surface)``.
     """
 
     surface = "session"
