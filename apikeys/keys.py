@@ -1,4 +1,4 @@
-"""Creating, finding and revoking API keys (docs/resources.md, "API keys") and server keys (docs/identity.md).
+"""Creating, finding, authenticating and revoking API keys (docs/resources.md) and server keys (docs/identity.md).
 
 A secret is ``awk_``, or ``aws_`` for a server key, then 43 random base62 characters (256 bits) and a checksum of 6.
 Only its SHA-256 is stored: at this entropy a slow hash would add cost but no protection.
@@ -7,21 +7,26 @@ Only its SHA-256 is stored: at this entropy a slow hash would add cost but no pr
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import secrets
 import string
 import zlib
 from collections.abc import Collection
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 from django.contrib.auth import get_user_model
-from django.db import transaction
+from django.db import DatabaseError, transaction
 from django.db.models import Q
+from rest_framework.exceptions import AuthenticationFailed
 
 from apikeys.models import SESSION_TOKENS, ApiKey, ServerKey
+from config.api.authentication import BearerAuthentication
 from config.kernel import clock
 from config.kernel.errors import Conflict
+
+logger = logging.getLogger(__name__)
 
 API_KEY_MAX_LIVE = 50  # of a user
 API_KEY_DEFAULT_DAYS, API_KEY_MAX_DAYS = 90, 365
@@ -125,3 +130,33 @@ def checksum(body: str) -> str:
 
 def digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
+
+
+class ApiKeyAuthentication(BearerAuthentication):
+    """``request.auth`` is the key, with its ``scopes``. One query, and a write of ``last_used_at`` once a minute."""
+
+    kind: ClassVar[type[ApiKey] | type[ServerKey]] = ApiKey
+    scheme, bearer_format = "apiKey", "awk_…"
+    description = "An API key of `/api/public/v1`, with the scopes that operations name."
+
+    def authenticate_token(self, token: str) -> tuple[Any, ApiKey | ServerKey]:
+        key = find_key(token, self.kind)
+        if key is None:
+            raise AuthenticationFailed("The key is not valid.")
+        if not key.is_live:
+            raise AuthenticationFailed("The key has expired or was revoked.")
+        caller = key.user if isinstance(key, ApiKey) else key
+        if caller.is_active:
+            try:
+                note_use(key)
+            except DatabaseError as error:  # a busy database must not refuse a valid key
+                logger.warning("last_used_at of %s was not written (%s)", key.pk, type(error).__name__)
+        return caller, key
+
+
+class ServerKeyAuthentication(ApiKeyAuthentication):
+    """The caller is no user: ``request.user`` is the key too."""
+
+    kind = ServerKey
+    scheme, bearer_format = "serverKey", "aws_…"
+    description = "A server key, which staff create for a trusted backend, with the scopes that operations name."

@@ -58,8 +58,8 @@ REST_FRAMEWORK = {
     "UNAUTHENTICATED_USER": None,
     "URL_FORMAT_OVERRIDE": None,
 }
-PUBLIC_AUTHENTICATION_CLASS = "apikeys.authentication.ApiKeyAuthentication"
-SERVER_AUTHENTICATION_CLASS = "apikeys.authentication.ServerKeyAuthentication"
+PUBLIC_AUTHENTICATION_CLASS = "apikeys.keys.ApiKeyAuthentication"
+SERVER_AUTHENTICATION_CLASS = "apikeys.keys.ServerKeyAuthentication"
 CORS_URLS_REGEX = r"/(api/(public/)?v1|files|uploads)(/|$)"
 CORS_ALLOW_HEADERS = [
     *("accept", "authorization", "cache-control", "content-type", "idempotency-key", "if-none-match", "if-range"),
