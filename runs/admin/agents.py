@@ -41,8 +41,6 @@ from runs.models import Agent, AgentModel, AgentVersion, OnCreditsExhausted, Run
 VERSIONS_MAX = 100
 # The latest runs of these days that the numbers of the versions are of.
 RUN_DAYS, RUNS_MAX = 30, 2000
-# Equal lines that are shown before and after a difference.
-CONTEXT_LINES = 3
 # The time of a comparison can grow with the third power of the number of lines.
 COMPARED_LINES_MAX = 2000
 
@@ -284,4 +282,4 @@ def difference(left: list[str], right: list[str]) -> list[str]:
     """The lines that differ, with ``-`` or ``+`` before them, and some equal lines around them."""
     if max(len(left), len(right)) > COMPARED_LINES_MAX:
         return [f"A version has more than {COMPARED_LINES_MAX:,} lines: too many to compare."]
-    return list(unified_diff(left, right, n=CONTEXT_LINES, lineterm=""))[2:]
+    return list(unified_diff(left, right, lineterm=""))[2:]

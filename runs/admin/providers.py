@@ -82,7 +82,7 @@ class ProviderForm(forms.ModelForm):
 class ProviderAdmin(CatalogueAdmin):
     form = ProviderForm
     unread = ("api_key", "headers")
-    list_display = ("name", "kind_label", "key", "base_url", "enabled")
+    list_display = ("name", "kind", "key", "base_url", "enabled")
     view_fields = tuple(ProviderForm.Meta.fields)
     shown = ("key",)
     server = ("preset", "name", "kind", "base_url", "new_api_key", "forget_api_key", "new_headers", "forget_headers")
@@ -92,11 +92,6 @@ class ProviderAdmin(CatalogueAdmin):
         super().save_model(request, obj, form, change)
         if problem := problem_of(obj):
             messages.warning(request, f"{obj.name} cannot be used yet: {problem}")
-
-    @admin.display(description="kind", ordering="kind")
-    def kind_label(self, provider: Provider) -> str:
-        kind = KINDS.get(provider.kind)
-        return kind.label if kind else provider.kind
 
     @display(description="key", label={"set": "success", "missing": "danger", "not needed": "default"})
     def key(self, provider: Provider) -> tuple[str, str]:

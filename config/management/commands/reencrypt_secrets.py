@@ -12,8 +12,6 @@ from django.db.models.functions import Cast
 from config.kernel.encryption import DecryptionFailed, EncryptedField, decrypt, is_current
 from config.management import progress
 
-SHOW_EVERY = 100
-
 
 class Command(BaseCommand):
     help = "Re-encrypt each stored secret with the first key of ENCRYPTION_KEYS. Exit 1 if no key decrypts one of them."
@@ -21,16 +19,13 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         renewed, lost = 0, []
         show = progress(self.stderr)
-        models_and_fields = ((model, field) for model in apps.get_models() for field in model._meta.concrete_fields)
-        for model, field in models_and_fields:
-            if not isinstance(field, EncryptedField):
-                continue
+        fields = [(model, field) for model in apps.get_models() for field in model._meta.concrete_fields]
+        for model, field in [(model, field) for model, field in fields if isinstance(field, EncryptedField)]:
             name = f"{field.verbose_name} of {model._meta.label}"
             rows = model._default_manager.annotate(cipher=Cast(field.name, models.TextField())).exclude(cipher=None)
             total = rows.count()
             for done, (key, cipher) in enumerate(rows.values_list("pk", "cipher").iterator(), 1):
-                if done % SHOW_EVERY == 0 or done >= total:
-                    show(f"checked: {name}", done, max(done, total))
+                show(f"checked: {name}", done, max(done, total))
                 if is_current(cipher):
                     continue
                 try:
