@@ -34,7 +34,6 @@ from config.staff.forms import CreditsField, ObjectField
 from credits import sums
 from runs.admin.tools import CatalogueAdmin
 from runs.catalogue import agents
-from runs.catalogue.agents import InvalidAgent
 from runs.catalogue.parameters import CHECKS
 from runs.models import Agent, AgentModel, AgentVersion, OnCreditsExhausted, Run, RunStatus, Tool
 
@@ -126,11 +125,8 @@ class AgentForm(forms.ModelForm):
             "instructions": data.get("instructions", "").replace("\r\n", "\n"),
         }
         if not self.errors:
-            try:
-                agents.check(data["name"], self.shown, self.content)
-            except InvalidAgent as error:
-                for column, problem in error.problems.items():
-                    self.add_error(column, problem)
+            for column, problems in agents.problems_of(data["name"], self.shown, self.content).items():
+                self.add_error(column, problems)
         return data
 
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeVar
 
-from django.db.models import QuerySet
+from django.db.models import F, QuerySet
 
 from config.kernel.encryption import DecryptionFailed
-from runs.catalogue import typical, versions
+from runs.catalogue import typical
 from runs.catalogue.definitions import ModelDefinition
 from runs.models import Agent, AgentModel, AgentVersion, Run, Tool, TypicalCredits
 from runs.tools.base import ToolDefinition
@@ -26,6 +28,9 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 MAX_AGE_SECONDS = 2.0
+# Versions of agents that a process keeps. Each can have 100,000 characters of instructions.
+VERSIONS_KEPT = 100
+REFERENCE = re.compile(r"([A-Za-z0-9_-]{1,64})(?:@([1-9][0-9]{0,8}))?")
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,7 @@ def refresh() -> Catalogue:
             Tool.objects.filter(enabled=True), ("secret_headers", "signing_secret"), ToolDefinition.from_row
         ),
         fallbacks=_fallbacks(),
-        agents=versions.listed(),
+        agents=current_agents(),
         typical=typical.read(),
         read_at=started,
     )
@@ -130,7 +135,7 @@ def find_models(requested: str | None, resolved: str | None) -> list[ModelDefini
 
 def models_of(run: Run) -> list[ModelDefinition]:
     """``find_models`` for a run."""
-    return find_models(requested_model(run, versions.of_run(run.agent)), run.resolved_model)
+    return find_models(requested_model(run, version_of(run.agent)), run.resolved_model)
 
 
 def requested_model(run: Run, agent: AgentVersion | None) -> str | None:
@@ -154,13 +159,37 @@ def find_agent(reference: str) -> AgentVersion | None:
     """The version that ``name`` (its current one) or ``name@3`` means; None if there is no such enabled agent. A name
     that this process does not know is looked up in the database.
     """
-    if (parsed := versions.parse_reference(reference)) is None:
+    match = REFERENCE.fullmatch(reference)
+    if match is None:
         return None
-    name, number = parsed
-    agents = read().agents
+    name, agents = match[1], read().agents
     if name not in agents and Agent.objects.filter(name=name, enabled=True).exists():
         agents = refresh().agents
-    return versions.find(name, number or agents[name].number) if name in agents else None
+    try:
+        return _version(name, int(match[2] or agents[name].number)) if name in agents else None
+    except AgentVersion.DoesNotExist:
+        return None
+
+
+def current_agents() -> dict[str, AgentVersion]:
+    """The current versions of the enabled agents by name, with the columns that lists show."""
+    rows = AgentVersion.objects.filter(agent__enabled=True, number=F("agent__version")).select_related("agent")
+    shown = ("agent__name", "agent__display_name", "agent__description", "number", "model", "tools")
+    return {row.name: row for row in rows.only(*shown).order_by("agent__name")}
+
+
+def version_of(reference: str | None) -> AgentVersion | None:
+    """The version that a run is pinned to, also of a disabled agent. Raises AgentVersion.DoesNotExist."""
+    if reference is None:
+        return None
+    name, _, number = reference.partition("@")
+    return _version(name, int(number))
+
+
+@lru_cache(maxsize=VERSIONS_KEPT)
+def _version(name: str, number: int) -> AgentVersion:
+    """A version never changes, so a process reads it once."""
+    return AgentVersion.objects.select_related("agent").get(agent__name=name, number=number)
 
 
 def _readable(rows: QuerySet[Any], secrets: Collection[str], definition: Callable[[Any], T]) -> dict[str, T]:
@@ -192,4 +221,4 @@ def forget() -> None:
     global _current, _forgotten_at
     with _lock:
         _current, _forgotten_at = None, time.monotonic()
-    versions.forget()
+    _version.cache_clear()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import transaction
 from django.db.models import Max
@@ -29,47 +28,36 @@ CONTENT: dict[str, Any] = {
 }
 
 
-class InvalidAgent(ValueError):
-    """``problems``: what is wrong with each column, for people."""
-
-    def __init__(self, problems: dict[str, str]) -> None:
-        self.problems = problems
-        super().__init__(" ".join(f"{column}: {problem}" for column, problem in problems.items()))
-
-
-@dataclass
-class Saved:
+class Saved(NamedTuple):
     """``changed``: the columns whose values are new. ``is_new_version``: whether one of them belongs to a version."""
 
     agent: Agent
-    is_new_version: bool = False
-    changed: list[str] = field(default_factory=list)
+    is_new_version: bool
+    changed: list[str]
 
 
 def save(name: str, *, display_name: str, description: str = "", enabled: bool = True, **content: Any) -> Saved:
     """Store an agent by its name, and a new version if something of ``CONTENT`` changes; what is left out of it has its
-    default. Amounts are micro-credits. Raises InvalidAgent.
+    default. Amounts are micro-credits. Raises ValidationError.
     """
     shown = {"display_name": display_name, "description": description, "enabled": enabled}
     version = CONTENT | content
-    check(name, shown, version)
+    if problems := problems_of(name, shown, version):
+        raise serializers.ValidationError(problems)
     with transaction.atomic():
         # Two callers may create it at the same time: there is one row, and its lock gives each version its own number.
         Agent.objects.get_or_create(name=name, defaults=shown)
         agent = _lock(name)
         current = AgentVersion.objects.filter(agent=agent, number=agent.version).first()
-        saved = Saved(agent)
-        saved.changed = [column for column, value in shown.items() if getattr(agent, column) != value]
+        changed = [column for column, value in shown.items() if getattr(agent, column) != value]
         others = [column for column, value in version.items() if current is None or differs(current, column, value)]
         if others:
-            saved.is_new_version = True
             newest = agent.versions.aggregate(number=Max("number", default=0))["number"]
             shown["version"] = newest + 1
             AgentVersion.objects.create(agent=agent, number=newest + 1, **version)
-        saved.changed += others
-        if saved.changed:
+        if changed or others:
             _change(agent, **shown)
-    return saved
+    return Saved(agent, bool(others), changed + others)
 
 
 def differs(current: AgentVersion, column: str, value: Any) -> bool:
@@ -134,14 +122,7 @@ class Columns(serializers.Serializer):
         return names
 
 
-def check(name: str, shown: dict[str, Any], version: dict[str, Any]) -> None:
-    """Raises InvalidAgent."""
+def problems_of(name: str, shown: dict[str, Any], version: dict[str, Any]) -> dict[str, Any]:
+    """Messages by column."""
     columns = Columns(data={"name": name} | shown | version)
-    if not columns.is_valid():
-        raise InvalidAgent({column: _words(detail) for column, detail in columns.errors.items()})
-
-
-def _words(detail: Any) -> str:
-    if isinstance(detail, str):
-        return detail
-    return " ".join(map(_words, detail.values() if isinstance(detail, dict) else detail))
+    return {} if columns.is_valid() else dict(columns.errors)

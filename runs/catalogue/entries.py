@@ -327,9 +327,9 @@ class AgentEntry(Entry):
         try:
             # The order of an agent's tools, for example, is no change.
             return bool(agents.save(**values).changed)
-        except agents.InvalidAgent as invalid:
-            wrong = {camel(column): [problem] for column, problem in invalid.problems.items()}
-            raise serializers.ValidationError(wrong) from None
+        except serializers.ValidationError as error:
+            problems: Any = error.detail
+            raise serializers.ValidationError({camel(column): problems[column] for column in problems}) from None
 
     def written(self, row: Any, rows: dict[str, Any], variables: list[str]) -> dict[str, Any]:
         # A tool may have been deleted.

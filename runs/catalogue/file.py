@@ -222,7 +222,7 @@ def _warnings() -> Iterator[str]:
             yield f"providers.{row.name} cannot be used yet: {problem}"
     if not usable.filter(is_default=True).exists():
         yield "No enabled model is the default: runs must name one."
-    for name, agent in catalogue.versions.listed().items():
+    for name, agent in catalogue.current_agents().items():
         if agent.model is not None and not usable.filter(name=agent.model).exists():
             yield f"agents.{name} cannot be used: its model {agent.model} is not offered."
 

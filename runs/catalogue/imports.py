@@ -54,48 +54,37 @@ def import_mcp(url: str, *, headers: str = "", prefix: str = "", price: int = 0,
         raise ValueError(failure.message) from None
     if len(listed) > TOOL_IMPORT_MAX:
         raise ValueError(f"The server has {len(listed)} tools; the limit is {TOOL_IMPORT_MAX}.")
-    imported, server = Imported(), {"url": url, "secret_headers": headers or None, "enabled": enabled}
+    imported, stored_headers = Imported(), {"secret_headers": headers} if headers else {}
     with transaction.atomic():
-        rows = Tool.objects.defer("secret_headers", "signing_secret").select_for_update(no_key=True)
-        known = {tool.name: tool for tool in rows}
+        rows = list(Tool.objects.defer("secret_headers", "signing_secret").select_for_update(no_key=True))
+        taken = {*RESERVED_TOOL_NAMES, *(row.name for row in rows)}
+        known = {row.remote_name or row.name: row for row in rows if (row.node_type, row.url) == (MCP, url)}
         for tool in listed:
-            _import(imported, known, tool, server, prefix, price)
+            try:
+                described = _described(tool)
+            except ValueError as error:
+                imported.skipped.append((shorten(clean_text(tool.name), NAME_MAX_CHARS), str(error)))
+                continue
+            if row := known.get(tool.name):
+                changed = any(getattr(row, column) != value for column, value in described.items())
+                if changed or headers:
+                    for column, value in (described | stored_headers).items():
+                        setattr(row, column, value)
+                    row.save(update_fields=[*described, *stored_headers])
+                (imported.changed if changed else imported.unchanged).append(row)
+                continue
+            name = prefix + re.sub(r"[^A-Za-z0-9_-]+", "_", tool.name)
+            if name in taken or len(name) > NAME_MAX_CHARS:
+                reason = f"has more than {NAME_MAX_CHARS} characters" if len(name) > NAME_MAX_CHARS else "is taken"
+                imported.skipped.append((tool.name, f"The name {name} {reason}. A prefix may help."))
+                continue
+            own = {"remote_name": "" if name == tool.name else tool.name, "price": price, "enabled": enabled}
+            row = Tool(name=name, node_type=MCP, url=url, **own, **described, **stored_headers)
+            row.save(force_insert=True)
+            known[tool.name] = row
+            taken.add(name)
+            imported.added.append(row)
     return imported
-
-
-def _import(
-    imported: Imported, known: dict[str, Tool], listed: Any, server: dict[str, Any], prefix: str, price: int
-) -> None:
-    try:
-        described = _described(listed)
-    except ValueError as error:
-        imported.skipped.append((shorten(clean_text(listed.name), NAME_MAX_CHARS), str(error)))
-        return
-    same = (
-        tool
-        for tool in known.values()
-        if (tool.node_type, tool.url, tool.remote_name or tool.name) == (MCP, server["url"], listed.name)
-    )
-    tool = next(same, None)
-    if tool is not None:
-        changes = described | ({"secret_headers": server["secret_headers"]} if server["secret_headers"] else {})
-        changed = any(getattr(tool, column) != value for column, value in described.items())
-        if changed or server["secret_headers"]:
-            for column, value in changes.items():
-                setattr(tool, column, value)
-            tool.save(update_fields=list(changes))
-        (imported.changed if changed else imported.unchanged).append(tool)
-        return
-    name = prefix + re.sub(r"[^A-Za-z0-9_-]+", "_", listed.name)
-    if name in known or name in RESERVED_TOOL_NAMES or len(name) > NAME_MAX_CHARS:
-        reason = f"has more than {NAME_MAX_CHARS} characters" if len(name) > NAME_MAX_CHARS else "is taken"
-        imported.skipped.append((listed.name, f"The name {name} {reason}. A prefix may help."))
-        return
-    remote_name = listed.name if name != listed.name else ""
-    tool = Tool(name=name, remote_name=remote_name, node_type=MCP, price=price, **server, **described)
-    tool.save(force_insert=True)
-    known[name] = tool
-    imported.added.append(tool)
 
 
 def _described(listed: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from config.database.retry import persist
 from config.kernel import clock
 from config.limits.share import Share, Threads
 from runs import catalogue, lifecycle
-from runs.catalogue.versions import of_run
+from runs.catalogue import version_of
 from runs.engine import history
 from runs.engine.credit_line import CreditLine
 from runs.engine.history import History, Journal, read_journal
@@ -172,7 +172,7 @@ def claim_and_load(run_id: str, worker_id: str) -> Claimed | None:
 
 def _load(run: Run, recorded: Journal) -> Claimed:
     window = max((model.context_tokens for model in catalogue.models_of(run)), default=0)
-    return Claimed(run, of_run(run.agent), history.load(run, window), recorded)
+    return Claimed(run, version_of(run.agent), history.load(run, window), recorded)
 
 
 def reload(run: Run) -> Claimed | None:

@@ -71,7 +71,7 @@ def test_live_runs_keep_the_bytes_of_their_version(bench: Bench, requests, setti
         assert run["agent"] == f"support@{version}"
         waiting[run["id"]] = number
     save(instructions="Other.", enabled=False)
-    catalogue.versions.forget()
+    catalogue.forget()
     for run_id in waiting:
         run = bench.wait(run_id, "waiting")
         bench.respond(run, kind="CLARIFICATION", answer="This.")

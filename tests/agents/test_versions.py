@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from rest_framework.exceptions import ValidationError
 
 from config.database.protected import FieldIsProtected
 from runs import catalogue
@@ -95,17 +96,17 @@ def test_a_disabled_agent_is_not_there():
     ],
 )
 def test_wrong_content_names_its_column_and_changes_nothing(column, value):
-    with pytest.raises(agents.InvalidAgent) as error:
+    with pytest.raises(ValidationError) as error:
         save(**{column: value})
-    assert list(error.value.problems) == [column]
+    assert list(error.value.detail) == [column]
     assert not Agent.objects.exists()
 
 
 @pytest.mark.parametrize("name", ["", "a b", "support@2", "a" * 65])
 def test_a_wrong_name(name):
-    with pytest.raises(agents.InvalidAgent) as error:
+    with pytest.raises(ValidationError) as error:
         agents.save(name, display_name="Support")
-    assert list(error.value.problems) == ["name"]
+    assert list(error.value.detail) == ["name"]
 
 
 def test_the_largest_content_is_stored():

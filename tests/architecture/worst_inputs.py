@@ -22,7 +22,8 @@ from chats.serializers import AttachmentInput
 from chats.services import CLIENT_ID
 from config.api import authentication, idempotency, middleware, pagination
 from config.api.negotiation import check_media_type
-from runs.catalogue import dialects, entries, fields, rules, versions, yaml
+from runs import catalogue
+from runs.catalogue import dialects, entries, fields, rules, yaml
 from runs.fronts import views as front_views
 from runs.fronts.ai_sdk import requests as ai_sdk
 from runs.invocations import ClientToolInput
@@ -147,7 +148,7 @@ PATTERNS: dict[str, list[Work] | str] = {
     "config/env.py: postgres": OUR_TEXT,
     "config/checks.py: ORIGIN": OUR_TEXT,
     "config/urls.py: urlpatterns": FIXED,
-    "runs/catalogue/versions.py: REFERENCE": around(versions.REFERENCE.fullmatch, BODY, "a", "a@1"),
+    "runs/catalogue/__init__.py: REFERENCE": around(catalogue.REFERENCE.fullmatch, BODY, "a", "a@1"),
     "runs/catalogue/rules.py: TOOL_NAME": around(rules.TOOL_NAME.fullmatch, BODY, "a"),
     "runs/catalogue/fields.py: VARIABLE": around(variables, BODY, "${", "$${", "$", "${}"),
     "runs/catalogue/entries.py: new_variable": OUR_TEXT,
@@ -204,8 +205,7 @@ PATTERNS: dict[str, list[Work] | str] = {
     ],
     "runs/llm/measure.py: EXPONENT": around(measure.EXPONENT.search, OUTPUT, "1", "e", "1 "),
     "runs/metadata.py: METADATA_KEY": around(METADATA_KEY.fullmatch, BODY, "a"),
-    "runs/catalogue/imports.py: import_mcp": OUR_TEXT,
-    "runs/catalogue/imports.py: _import": around(partial(re.sub, r"[^A-Za-z0-9_-]+", "_"), ANSWER, "a", " ", "a "),
+    "runs/catalogue/imports.py: import_mcp": around(partial(re.sub, r"[^A-Za-z0-9_-]+", "_"), ANSWER, "a", " ", "a "),
     "runs/privacy/erase.py: _hide_in_log": OUR_TEXT,
     "runs/pages.py: read_page": OUR_TEXT,
     "runs/tools/base.py: _SURROGATE": around(base.clean_text, ANSWER, "\ud800", "a"),
