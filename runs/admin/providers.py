@@ -17,8 +17,7 @@ from config.kernel.encryption import DecryptionFailed
 from config.staff.forms import CreditsField, ForgetField, ObjectField, SecretField, fits
 from runs.admin.tools import FORGETS, CatalogueAdmin, set_secrets
 from runs.catalogue import rules
-from runs.catalogue.definitions import MODEL_MAX_OUTPUT_TOKENS, ModelDefinition
-from runs.catalogue.dialects import NAMES, check_dialect
+from runs.catalogue.definitions import MODEL_MAX_OUTPUT_TOKENS, NAMES, ModelDefinition, check_dialect
 from runs.catalogue.parameters import CHECKS, check_parameters
 from runs.catalogue.providers import ENVIRONMENT, KINDS, Server, address_of, key_variable, problem_of
 from runs.llm.registry import probe

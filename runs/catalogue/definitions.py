@@ -1,16 +1,147 @@
-"""A model of the catalogue as the engine and the API see it: its row, its provider's server and its dialect."""
+"""A model of the catalogue as the engine and the API see it: its row, its provider's server, and its dialect, which is
+what a server or a model wants otherwise than its protocol says: profiles by provider and model, and what staff set.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from config.api.serializers import camel
 from config.kernel import money
-from runs.catalogue.dialects import Dialect, dialect_of
-from runs.catalogue.parameters import check_parameters
+from runs.catalogue.parameters import Check, check_names, check_parameters
 from runs.catalogue.providers import Server
 from runs.models import AgentModel
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """The names in the admin and in the catalogue file are these in camelCase."""
+
+    # The field of the output limit (chat completions).
+    max_tokens_field: str = "max_tokens"
+    # Whether the request asks for token counts at the end of the stream (chat completions).
+    stream_options: bool = True
+    # The role of the instructions (chat completions): ``system``, ``developer`` or ``user``.
+    system_role: str = "system"
+    image_input: bool = True
+    # PDF files as they are.
+    file_input: bool = True
+    # Whether images that tools return go to the model. Chat completions have them in a user's message.
+    tool_images: bool = True
+    # Sent as given; None leaves the server's default.
+    parallel_tool_calls: bool | None = None
+    # Whether requests have a ``prompt_cache_key``, or cache breakpoints (anthropic).
+    prompt_cache_key: bool = False
+    # The field of a message that holds its reasoning (chat completions); empty if the server has none.
+    reasoning_field: str = "reasoning_content"
+    # Whether the reasoning of earlier turns is sent back.
+    reasoning_back: bool = False
+    # Whether temperature and topP are accepted, and stop (chat completions).
+    sampling: bool = True
+    # The field of the parameter ``seed`` (chat completions): ``seed`` or ``random_seed``.
+    seed_field: str = "seed"
+    # ``reasoning_effort`` of requests with tools, whatever the parameters say (chat completions).
+    effort_with_tools: str = ""
+    # Whether the server counts the tokens of a request that is not made (anthropic, openai_responses).
+    counts_tokens: bool = False
+    # Whether the model decides how much it thinks, by an effort instead of a number of tokens (anthropic).
+    adaptive_thinking: bool = False
+    # The length that the ids of tool calls must have; 0 for any (chat completions).
+    call_id_length: int = 0
+
+
+NAMES = {camel(field.name): field.name for field in fields(Dialect)}
+CHOICES = {
+    name: (choices.__contains__, f"one of {', '.join(choices)}")
+    for name, choices in {
+        "max_tokens_field": ("max_tokens", "max_completion_tokens"),
+        "system_role": ("system", "developer", "user"),
+        "seed_field": ("seed", "random_seed"),
+    }.items()
+}
+REASONING_MODEL = re.compile(r"(?:^|/)(?:gpt-[5-9](?![\d.]*-chat)|o[1-9])")
+# Chat completions with tools are refused unless the model does not reason.
+NO_REASONING_WITH_TOOLS = re.compile(r"(?:^|/)gpt-(?:5\.[1-9]|[6-9])(?![\d.]*-chat)")
+# claude-3-5-haiku-20241022, claude-opus-4-20250514, claude-opus-4-7, claude-sonnet-5, claude-mythos-preview
+CLAUDE = re.compile(r"claude-(?:[a-z]+-)*?(?:(?P<major>\d)(?:[-.](?P<minor>\d)(?!\d))?(?!\d)|(?=mythos|fable))")
+
+
+HOSTS: dict[str, dict[str, Any]] = {
+    "api.deepseek.com": {"reasoning_back": True, "image_input": False},
+    "api.mistral.ai": {
+        "stream_options": False,
+        "call_id_length": 9,
+        "reasoning_field": "",
+        "reasoning_back": False,
+        "seed_field": "random_seed",
+        "tool_images": False,
+    },
+    "openrouter.ai": {"reasoning_field": "reasoning_details", "reasoning_back": True, "file_input": True},
+    "api.groq.com": {
+        "max_tokens_field": "max_completion_tokens",
+        "reasoning_field": "reasoning",
+        "reasoning_back": False,
+    },
+}
+
+
+def _profile(server: Server, model: str) -> dict[str, Any]:
+    """What the server and the model want otherwise."""
+    found: dict[str, Any] = {}
+    reasons = REASONING_MODEL.search(model) is not None
+    if server.kind == "anthropic":
+        found = {"reasoning_back": True, "prompt_cache_key": True, "counts_tokens": server.host == "api.anthropic.com"}
+        found |= {"adaptive_thinking": _claude_since(model, 4, 6), "sampling": not _claude_since(model, 4, 7)}
+    elif server.kind == "openai_responses":
+        found = {"reasoning_back": True, "sampling": not reasons, "counts_tokens": server.host == "api.openai.com"}
+    elif server.kind == "openai":
+        # Few servers of chat completions read PDF files.
+        found = {"file_input": False}
+        if server.host == "api.openai.com" or server.is_azure:
+            found = {"max_tokens_field": "max_completion_tokens", "reasoning_field": ""}
+            found |= {"system_role": "developer", "sampling": False} if reasons else {}
+            found |= {"effort_with_tools": "none"} if NO_REASONING_WITH_TOOLS.search(model) else {}
+        if "deepseek" in model.lower():
+            # Its thinking models refuse a turn with calls without its reasoning.
+            found["reasoning_back"] = True
+    if server.host == "api.openai.com":
+        found["prompt_cache_key"] = True
+    if ":11434" in server.base_url:
+        return found | {"reasoning_field": "reasoning", "reasoning_back": False}
+    return found | HOSTS.get(server.host, {})
+
+
+def _claude_since(model: str, *version: int) -> bool:
+    """Whether the model is a Claude of that version or newer. The first ones have the version before the family."""
+    found = CLAUDE.search(model)
+    if found is None:
+        return False
+    return found["major"] is None or (int(found["major"]), int(found["minor"] or 0)) >= version
+
+
+def dialect_of(server: Server, provider_model: str, own: Mapping[str, Any]) -> Dialect:
+    """The dialect of a model: its profile, and over it what staff set. Raises ValueError as ``check_dialect``."""
+    given = {NAMES[name]: value for name, value in check_dialect(own).items()}
+    return Dialect(**_profile(server, provider_model) | given)
+
+
+# By the annotation of the field.
+TYPES: dict[Any, Check] = {
+    "bool": (lambda value: isinstance(value, bool), "true or false"),
+    "bool | None": (lambda value: value is None or isinstance(value, bool), "true, false or null"),
+    "int": (lambda value: type(value) is int and 0 <= value <= 64, "a whole number from 0 to 64"),
+    "str": (lambda value: isinstance(value, str) and len(value) <= 64, "a text of at most 64 characters"),
+}
+CHECKS = {camel(field.name): CHOICES.get(field.name) or TYPES[field.type] for field in fields(Dialect)}
+
+
+def check_dialect(value: Any) -> dict[str, Any]:
+    """``value``, if it is an object of the names of ``Dialect``, each with a value of its type. As ``check_names``."""
+    return check_names(value, CHECKS)
+
 
 # Output tokens per turn.
 MODEL_MAX_OUTPUT_TOKENS = 8192

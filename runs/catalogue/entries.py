@@ -24,7 +24,7 @@ from config.kernel.encryption import DecryptionFailed
 from config.kernel.errors import ValidationFailed
 from config.kernel.jsontext import same_json
 from runs.catalogue import agents, fields, rules
-from runs.catalogue.dialects import check_dialect
+from runs.catalogue.definitions import check_dialect
 from runs.catalogue.fields import OPTIONAL, VARIABLE, Address, Headers, Object, OneOf, Secret, Text, by, variables_of
 from runs.catalogue.parameters import check_parameters
 from runs.catalogue.providers import KINDS

@@ -18,7 +18,7 @@ from django.conf import settings
 from chats.attachments import read_file
 from chats.media import is_text
 from config.limits.share import Share, Threads
-from runs.catalogue.dialects import Dialect
+from runs.catalogue.definitions import Dialect
 from runs.llm import base
 from runs.llm.base import AssistantMessage, AttachedFile, Message, ModelRequest, UserMessage
 from runs.tools import files as tool_files

@@ -13,7 +13,7 @@ from typing import Any
 
 from chats.media import is_text
 from config.kernel.jsontext import to_text
-from runs.catalogue.dialects import Dialect
+from runs.catalogue.definitions import Dialect
 from runs.catalogue.providers import KINDS
 from runs.llm import base
 from runs.llm.base import AssistantMessage, AttachedFile, Message, ModelRequest, ToolCall, ToolMessage, ToolSpec

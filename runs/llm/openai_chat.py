@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from config.kernel.jsontext import to_text
-from runs.catalogue.dialects import Dialect
+from runs.catalogue.definitions import Dialect
 from runs.llm.base import AssistantMessage, AttachedFile, ModelRequest, ToolCall, ToolMessage, UserMessage
 from runs.llm.http import HttpModel, TurnReader
 from runs.llm.wire import arguments_object, data_url, file_text, function_of, sampling, wire_id, wire_name

@@ -85,7 +85,7 @@ class AgentModel(models.Model):
     max_output_tokens = models.PositiveIntegerField(null=True, blank=True, validators=[MinValueValidator(1)])
     # See ``runs.catalogue.parameters``.
     parameters = JSONTextField(default=dict, blank=True)
-    # See ``runs.catalogue.dialects``.
+    # See ``runs.catalogue.definitions``.
     dialect = models.JSONField(default=dict, blank=True)
     # Names of models that are asked, in this order, when this one fails.
     fallbacks = models.JSONField(default=list, blank=True)

@@ -23,7 +23,7 @@ from chats.services import CLIENT_ID
 from config.api import authentication, idempotency, middleware, pagination
 from config.api.negotiation import check_media_type
 from runs import catalogue
-from runs.catalogue import dialects, entries, fields, rules, yaml
+from runs.catalogue import definitions, entries, fields, rules, yaml
 from runs.fronts import views as front_views
 from runs.fronts.ai_sdk import requests as ai_sdk
 from runs.invocations import ClientToolInput
@@ -156,12 +156,14 @@ PATTERNS: dict[str, list[Work] | str] = {
     "runs/catalogue/entries.py: ENDPOINT_SECRET": around(entries.ENDPOINT_SECRET.match, BODY, "a", "=", after=TAIL),
     "runs/catalogue/yaml.py: SCALARS": around(yaml.SCALARS["float"].match, BODY, "1", "1.", ".1", "1e", after=TAIL),
     "runs/catalogue/yaml.py: OTHER_BREAKS": around(yaml.OTHER_BREAKS.search, BODY, "a", after=TAIL),
-    "runs/catalogue/dialects.py: CLAUDE": around(dialects.CLAUDE.search, PROVIDER_MODEL, "claude-", "claude-a-", "a-"),
-    "runs/catalogue/dialects.py: NO_REASONING_WITH_TOOLS": around(
-        dialects.NO_REASONING_WITH_TOOLS.search, PROVIDER_MODEL, "/gpt-6", "gpt-5.", "5"
+    "runs/catalogue/definitions.py: CLAUDE": around(
+        definitions.CLAUDE.search, PROVIDER_MODEL, "claude-", "claude-a-", "a-"
     ),
-    "runs/catalogue/dialects.py: REASONING_MODEL": around(
-        dialects.REASONING_MODEL.search, PROVIDER_MODEL, "/gpt-5", "/o", "5"
+    "runs/catalogue/definitions.py: NO_REASONING_WITH_TOOLS": around(
+        definitions.NO_REASONING_WITH_TOOLS.search, PROVIDER_MODEL, "/gpt-6", "gpt-5.", "5"
+    ),
+    "runs/catalogue/definitions.py: REASONING_MODEL": around(
+        definitions.REASONING_MODEL.search, PROVIDER_MODEL, "/gpt-5", "/o", "5"
     ),
     "runs/fronts/ai_sdk/requests.py: BROKEN_ESCAPE": around(ui_file, UI_BODY, "%41", "%4", "%", before="data:,"),
     "runs/fronts/ai_sdk/requests.py: DATA_URL": [

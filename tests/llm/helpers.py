@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from django.utils.module_loading import import_string
 
-from runs.catalogue.definitions import ModelDefinition
-from runs.catalogue.dialects import dialect_of
+from runs.catalogue.definitions import ModelDefinition, dialect_of
 from runs.catalogue.providers import KINDS, Server
 from runs.llm.base import (
     AssistantMessage,

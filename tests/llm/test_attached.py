@@ -16,7 +16,7 @@ from config.kernel.errors import Unavailable
 from config.limits.share import Share, Threads
 from credits.models import LedgerEntry
 from runs import catalogue
-from runs.catalogue.dialects import Dialect
+from runs.catalogue.definitions import Dialect
 from runs.engine import history
 from runs.llm import anthropic, measure, openai_chat
 from runs.llm.base import (

@@ -13,7 +13,7 @@ from django.test import Client
 from django.urls import reverse
 
 from runs import catalogue
-from runs.catalogue.dialects import NAMES, Dialect
+from runs.catalogue.definitions import NAMES, Dialect
 from runs.catalogue.parameters import CHECKS, EFFORTS
 from runs.catalogue.providers import ENVIRONMENT, KINDS
 from runs.errors import FailureReason

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runs.catalogue.dialects import Dialect, dialect_of
+from runs.catalogue.definitions import Dialect, dialect_of
 from runs.catalogue.providers import Server
 from runs.errors import FailureReason
 from runs.llm.base import AssistantMessage, ModelError, ToolCall, Usage

@@ -13,8 +13,7 @@ from django.conf import settings
 
 from config.kernel import clock
 from runs import catalogue, lifecycle
-from runs.catalogue.definitions import ModelDefinition
-from runs.catalogue.dialects import REASONING_MODEL
+from runs.catalogue.definitions import REASONING_MODEL, ModelDefinition
 from runs.engine import history, spending
 from runs.engine.context.plan import (
     BYTES_PER_TOKEN_MAX,
