@@ -238,7 +238,7 @@ class ModelEntry(Entry):
                 wrong((*path, "isDefault"), f"Only one model can be the default; models.{defaults[0]} is.")
 
     def store(self, row: Any, values: dict[str, Any], is_new: bool, changed: Collection[str]) -> bool:
-        if row.is_default:
+        if row.is_default and "is_default" in changed:  # the row of an earlier default is out of date
             rules.replace_default(row)
         return super().store(row, values, is_new, changed)
 

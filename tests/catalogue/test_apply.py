@@ -73,6 +73,13 @@ def test_the_example_is_applied(command, shown):
     assert endpoint.extended_events
 
 
+def test_a_new_default_replaces_one_that_changes_too(command, shown):
+    demo = "  - {name: demo, provider: demo, providerModel: demo, inputPrice: 2, outputPrice: 2}\n"
+    command.applied(EXAMPLE.replace("    isDefault: true\n", f"    isDefault: true\n{demo}"))
+    assert [name for name, model in shown("models").items() if model["isDefault"]] == ["llama"]
+    assert shown("models")["demo"]["inputPrice"] == 2
+
+
 def test_a_second_apply_changes_nothing(command):
     command.applied(EXAMPLE)
     before = stored()
