@@ -122,7 +122,11 @@ def require_text(value: Any, *, subject: str = "The body") -> None:
     while waiting:
         item = waiting.pop()
         if isinstance(item, str):
-            if "\0" in item or any("\ud800" <= character <= "\udfff" for character in item):
+            try:
+                stored = item.isascii() or item.encode("utf-8")
+            except UnicodeEncodeError:
+                stored = None
+            if stored is None or "\0" in item:
                 raise MalformedJSON(f"{subject} contains text with NUL or a lone surrogate.")
         elif isinstance(item, dict):
             waiting.extend(item)

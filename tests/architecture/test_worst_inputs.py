@@ -74,12 +74,14 @@ def slow(entries: dict[str, str | list[Work]], limit: float) -> list[tuple[str, 
     return [(name, index) for name, given in works for index, work in enumerate(given) if too_slow(work, limit)]
 
 
+@pytest.mark.timeout(300)
 def test_a_pattern_is_searched_in_linear_time() -> None:
     from tests.architecture.worst_inputs import PATTERNS
 
     assert slow(PATTERNS, SECONDS) == []
 
 
+@pytest.mark.timeout(300)
 def test_a_scanner_needs_linear_time(settings) -> None:
     from tests.architecture.worst_scanner_inputs import SCANNERS
 
@@ -87,6 +89,7 @@ def test_a_scanner_needs_linear_time(settings) -> None:
     assert slow(SCANNERS, SECONDS) == []
 
 
+@pytest.mark.timeout(300)
 def test_an_event_loop_is_not_held_up() -> None:
     from tests.architecture.worst_loop_inputs import ON_EVENT_LOOPS
 

@@ -153,6 +153,7 @@ PATTERNS: dict[str, list[Work] | str] = {
     "runs/catalogue/fields.py: VARIABLE": around(variables, BODY, "${", "$${", "$", "${}"),
     "runs/catalogue/entries.py: new_variable": OUR_TEXT,
     "runs/catalogue/fields.py: _variable": FIXED,
+    "runs/catalogue/entries.py: secret": around(entries.ENDPOINT_SECRET.match, BODY, "a", "=", after=TAIL),
     "runs/catalogue/entries.py: ENDPOINT_SECRET": around(entries.ENDPOINT_SECRET.match, BODY, "a", "=", after=TAIL),
     "runs/catalogue/yaml.py: SCALARS": around(yaml.SCALARS["float"].match, BODY, "1", "1.", ".1", "1e", after=TAIL),
     "runs/catalogue/yaml.py: OTHER_BREAKS": around(yaml.OTHER_BREAKS.search, BODY, "a", after=TAIL),

@@ -42,13 +42,11 @@ CHARSET_SEARCHED_BYTES = 2048
 
 # Elements whose content is not text of the page.
 _SILENT = "script|style|template|noscript|svg|iframe|object|canvas|textarea|select"
-_BLOCKS = frozenset(
-    re.findall(
-        r"\w+",
-        "address article aside blockquote body br caption dd div dl dt fieldset figcaption figure footer form "
-        "h1 h2 h3 h4 h5 h6 head header hr li main nav ol p pre section table tbody td tfoot th thead title tr ul",
-    )
+_BLOCK_NAMES = (
+    "address article aside blockquote body br caption dd div dl dt fieldset figcaption figure footer form "
+    "h1 h2 h3 h4 h5 h6 head header hr li main nav ol p pre section table tbody td tfoot th thead title tr ul"
 )
+_BLOCKS = frozenset(_BLOCK_NAMES.split())
 # What is not text: a comment, a declaration, a silent element up to its end tag, and any other tag. Markup without an
 # end reaches to the end of the page, so no part of the page is read more than twice.
 _MARKUP = re.compile(
