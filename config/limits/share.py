@@ -1,7 +1,7 @@
 """Share: what the users of a process share, such as places for tool calls, bytes in memory and threads.
 
-A user's excess waits in the user's own line, first in, first out, and never before the work of other users, or it is
-refused at once. What is limited, and how much a user has, is declared where the shares are made.
+A user's excess waits in the user's own line, first in, first out, and never before the work of others, or is refused at
+once. What is limited, and how much a user has, is declared where the shares are made.
 """
 
 from __future__ import annotations

@@ -32,18 +32,16 @@ last_success = metrics.Latest(
     "housekeeping_last_success_timestamp_seconds", "When the job last succeeded, in seconds since the epoch.", ["job"]
 )
 
-LOGGED_MAX = 10
+LOGGED_MAX = 10  # failed rows of one run; all are counted
 REMEMBERED_MAX = 10_000
-
 # (job, key) of rows that failed, and until when they are left out.
 _left_out: dict[tuple[str, Hashable], float] = {}
 
 
 def run(job: str, work: Callable[[], int]) -> int:
-    """Run the job and record its metrics. Returns the number of rows that ``work`` processed.
-
-    ``job`` is its name in JOBS of the settings. Raises the exceptions of ``work``, unless the database is not
-    available: then the next run continues, and the log has one line for the whole outage.
+    """Run the job, which has this name in JOBS of the settings, and record its metrics. Returns the number of rows that
+    ``work`` processed. Raises its exceptions, unless the database is not available: then the next run continues, and
+    the log has one line for the whole outage.
     """
     for counter in (failures, rows_failed):
         counter.create(job)
@@ -97,15 +95,12 @@ def each_batch(
             _left_out[job, batch[0]] = time.monotonic() + HOUSEKEEPING_RETRY_SECONDS
             if failed <= LOGGED_MAX:
                 logger.exception("%s could not process %s", job, batch[0])
-            elif failed == LOGGED_MAX + 1:
-                logger.error("%s could not process more than %d rows; the others are not logged", job, LOGGED_MAX)
         else:
             yield from results
 
 
 def stages(job: str, *works: Callable[[], int]) -> int:
     """The sum of ``works``. One that raises is logged and counted as a failure of the job, and the others follow.
-
     Raises one of CONNECTION_ERRORS if the database is not available.
     """
     done = 0

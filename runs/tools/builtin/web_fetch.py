@@ -80,7 +80,7 @@ def _text(answer: Answer) -> str:
         raise tool_error(f"The server answered with HTTP status {answer.status}.")
     if answer.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
         raise tool_error("The server sent a compressed page, although the request excludes compression.")
-    header = answer.headers.get("content-type", "text/plain")
+    header = answer.headers.get("content-type") or "text/plain"
     kind = header.partition(";")[0].strip().lower()
     if not (kind in PAGES or kind in TEXTS or kind.startswith("text/") or kind.endswith(("+json", "+xml"))):
         raise tool_error(f"The content type is {kind[:100]}, which is not text.")

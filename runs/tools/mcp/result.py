@@ -24,8 +24,8 @@ def read_result(definition: ToolDefinition, result: CallToolResult) -> ToolResul
     for the result of a tool that failed.
     """
     parts: list[str] = []
-    images: list[ToolImage] = []
     urls: list[str] = []
+    images: list[ToolImage] = []
     for block in result.content:
         if isinstance(block, TextContent):
             parts.append(block.text)
