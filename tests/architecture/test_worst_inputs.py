@@ -35,9 +35,10 @@ from webhooks.serializers import EndpointChanges, EndpointInput
 
 Work = Callable[[], object]
 BODY = settings.API_MAX_BODY_BYTES
-SECONDS = 0.5
+# Half a second, and a margin for a slow machine.
+SECONDS = 0.75
 # All others wait for an event loop: about 20 ms, and a margin for a busy machine.
-LOOP_SECONDS = 0.25
+LOOP_SECONDS = 0.4
 ANSWER_MAX_BYTES = 64 * 1024
 # What the readers raise for text that they do not accept, all with a message for the sender.
 REFUSALS = (DomainError, APIException, ToolFailure, ModelError, session_tokens.InvalidToken, RpcError, ValueError)

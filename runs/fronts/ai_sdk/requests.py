@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,11 +52,13 @@ class Sent:
     def text(self) -> str:
         return text_of(self.parts)
 
-    def files(self) -> Iterator[File]:
-        """Raises ValidationFailed for an address that is not our own."""
-        for index, part in enumerate(self.parts):
-            if part.get("type") == "file":
-                yield _file(part, f"messages.parts.{index}.url")
+    def files(self) -> list[File]:
+        """Raises ValidationFailed for too many files and for an address that is not our own."""
+        files = [(index, part) for index, part in enumerate(self.parts) if part.get("type") == "file"]
+        most = attachments.ATTACHMENTS_PER_MESSAGE_MAX
+        if len(files) > most:
+            raise ValidationFailed({"messages.parts": [f"A message may have at most {most} attachments."]})
+        return [_file(part, f"messages.parts.{index}.url") for index, part in files]
 
 
 def read(body: dict[str, Any]) -> Sent:
@@ -120,9 +121,6 @@ def attach(user: Any, files: list[File]) -> list[str]:
 
     Raises ValidationFailed, DRF's ValidationError, PayloadTooLarge, Conflict, Unavailable, RateLimited.
     """
-    most = attachments.ATTACHMENTS_PER_MESSAGE_MAX
-    if len(files) > most:
-        raise ValidationFailed({"messages.parts": [f"A message may have at most {most} attachments."]})
     return [file.attachment_id or _attach(user, file) for file in files]
 
 

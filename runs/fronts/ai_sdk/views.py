@@ -61,7 +61,7 @@ class AiSdkViewSet(AiSdk, FrontRequestViewSet):
         """The run that answers the user's message. The same message starts nothing, another text of it a run that
         replaces the first one.
         """
-        files = list(sent.files())
+        files = sent.files()
         options = starts.options_of(self.request.user, sent.run, message=sent.text)
         self.require_scope("runs:write")
         chat = find_chat(self.request.user, sent.chat)
