@@ -8,7 +8,9 @@ from django import forms
 from django.conf import settings
 from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
+from django.utils.http import urlencode
 from unfold.decorators import action, display
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
@@ -20,6 +22,7 @@ from runs.catalogue import rules
 from runs.catalogue.definitions import MODEL_MAX_OUTPUT_TOKENS, NAMES, ModelDefinition, check_dialect
 from runs.catalogue.parameters import CHECKS, check_parameters
 from runs.catalogue.providers import ENVIRONMENT, KINDS, Server, address_of, key_variable, problem_of
+from runs.llm.base import ModelError
 from runs.llm.registry import probe
 from runs.models import AgentModel, Provider
 from runs.tools.base import is_address, parse_headers
@@ -69,6 +72,7 @@ class ProviderAdmin(CatalogueAdmin):
     form = ProviderForm
     unread = ("api_key", "headers")
     list_display = ("name", "kind", "key", "base_url", "enabled")
+    actions_detail = ("test",)
     view_fields = tuple(ProviderForm.Meta.fields)
     shown = ("key",)
     server = ("name", "kind", "base_url", "new_api_key", "forget_api_key", "new_headers", "forget_headers")
@@ -78,6 +82,30 @@ class ProviderAdmin(CatalogueAdmin):
         super().save_model(request, obj, form, change)
         if problem := problem_of(obj):
             messages.warning(request, f"{obj.name} cannot be used yet: {problem}")
+
+    def response_post_save_add(self, request: HttpRequest, obj: Provider) -> HttpResponse:
+        return HttpResponseRedirect(self.url("test", obj.pk))
+
+    @action(description="Test", icon="network_check", permissions=["change"])
+    def test(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """The models that the server lists, each with a link that adds it; POST asks the server."""
+        from runs.llm.listing import models_of  # the adapters, which no other page needs
+
+        row = self.row(request, object_id)
+        found = problem = error = None
+        if request.method == "POST":
+            self.log_change(request, row, "Tested it.")
+            try:
+                found = models_of(Server.from_row(Provider.objects.get(pk=row.pk)))
+            except ModelError as failure:
+                error = failure
+            except (DecryptionFailed, ValueError) as failure:
+                problem = str(failure)
+        add = f"{reverse('admin:runs_agentmodel_add')}?provider={row.pk}"
+        known = set(row.models.values_list("provider_model", flat=True))
+        listed = [(name, f"{add}&{urlencode({'provider_model': name, 'display_name': name})}") for name in found or ()]
+        shown = {"listed": listed, "known": known, "add": add, "answered": found is not None, "error": error}
+        return self.page(request, "admin/runs/provider/test.html", "Test", row, problem=problem, **shown)
 
     @display(description="key", label={"set": "success", "missing": "danger", "not needed": "default"})
     def key(self, provider: Provider) -> tuple[str, str]:

@@ -23,13 +23,15 @@ class Kind:
     adapter: str
     needs_address: bool = True
     counts_as_we_do: bool = False
+    # Where the server lists its models.
+    models_path: str = "/models"
 
 
 KINDS = {
     "demo": Kind("Demo (offline)", "runs.llm.demo.DemoModel", needs_address=False, counts_as_we_do=True),
     "openai": Kind("OpenAI chat completions", "runs.llm.openai_chat.OpenAIModel"),
     "openai_responses": Kind("OpenAI Responses", "runs.llm.openai_responses.ResponsesModel"),
-    "anthropic": Kind("Anthropic Messages", "runs.llm.anthropic.AnthropicModel"),
+    "anthropic": Kind("Anthropic Messages", "runs.llm.anthropic.AnthropicModel", models_path="/v1/models?limit=1000"),
 }
 
 

@@ -19,6 +19,7 @@ from credits.export import CsvRenderer
 from runs.fronts.ag_ui import requests as ag_ui
 from runs.fronts.ai_sdk import requests as ai_sdk
 from runs.fronts.views import UI_VALUES_MAX
+from runs.llm import listing
 from runs.mcp import protocol
 from runs.tools import base, callbacks, questions
 from runs.tools import http as http_tool
@@ -190,6 +191,12 @@ SCANNERS: dict[str, list[Work]] = {
     "questions of a tool's server": [
         partial(questions.Dialogue().with_requests, {str(number): form(str(number)) for number in range(16)}),
         partial(questions.Dialogue().with_requests, {str(number): {} for number in range(20_000)}),
+    ],
+    "list of a provider's models": [
+        *[
+            partial(listing.names_in, f'{{"data":{array(part, listing.LIST_MAX_BYTES)}}}'.encode())
+            for part in (*JSON_PARTS, '{"id":"a"},')
+        ],
     ],
     "host name": around(lambda host: addresses._getaddrinfo(host, 80), HEADER, "\u00e4", "\u00e4.", "\u0645", "xn--"),
 }
