@@ -9,6 +9,7 @@ from itertools import zip_longest
 from typing import Any
 
 from django import forms
+from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.admin.models import LogEntry
 from django.contrib.contenttypes.models import ContentType
@@ -157,11 +158,12 @@ def lines(version: AgentVersion | None) -> list[str]:
 
 @admin.register(Agent)
 class AgentAdmin(CatalogueAdmin):
+    table = "agents"
     form = AgentForm
     list_display = ("name", "display_name", "version", "enabled")
     view_fields = ("name", "display_name", "description", "enabled", "version")
     shown = ("content",)
-    actions_detail = ("versions",)
+    actions_detail = ("versions", "playground")
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False  # runs name it; staff disable it instead
@@ -178,6 +180,14 @@ class AgentAdmin(CatalogueAdmin):
     @admin.display(description="content")
     def content(self, agent: Agent) -> str:
         return format_html('<pre class="staff-text">{}</pre>', "\n".join(lines(current_version(agent))))
+
+    def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:
+        actions = super().get_actions_detail(request, object_id)
+        return [one for one in actions if settings.PLAYGROUND or one.path != "playground"]
+
+    @action(description="Try in the playground", icon="chat", url_path="playground", permissions=["view"])
+    def playground(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        return HttpResponseRedirect(f"/playground#{urlencode({'agent': self.row(request, object_id).name})}")
 
     @action(description="Versions", icon="history", permissions=["view"])
     def versions(self, request: HttpRequest, object_id: str) -> HttpResponse:

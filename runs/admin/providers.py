@@ -69,6 +69,7 @@ class ProviderForm(forms.ModelForm):
 
 @admin.register(Provider)
 class ProviderAdmin(CatalogueAdmin):
+    table = "providers"
     form = ProviderForm
     unread = ("api_key", "headers")
     list_display = ("name", "kind", "key", "base_url", "enabled")
@@ -172,6 +173,7 @@ class AgentModelForm(forms.ModelForm):
 
 @admin.register(AgentModel)
 class AgentModelAdmin(CatalogueAdmin):
+    table = "models"
     form = AgentModelForm
     unread = ("provider__api_key", "provider__headers")
     actions_detail = ("test",)

@@ -13,6 +13,7 @@ from django.urls import reverse
 from unfold.decorators import action
 
 from chats.models import Chat, Message
+from config.api.authentication import DEMO_USER
 from config.staff.actions import Action, Did, WithActions
 from config.staff.base import (
     NOTHING,
@@ -141,11 +142,23 @@ class RunAdmin(ReadOnly, WithActions):
         return [(label, name, url if request.user.has_perm(may) else "") for label, name, may, url in found]
 
     def _links(self, request: HttpRequest, run: Run) -> list[tuple[str, str]]:
-        """Links to related rows, those that the signed-in person may open."""
+        """Links to related pages, those that the signed-in person may open."""
+        lists = [
+            ("All of this user's runs", "runs_run", f"user__id__exact={run.user_id}"),
+            ("This chat's runs", "runs_run", f"q={run.chat_id}"),
+        ]
         about = {"Ledger rows": "credits_ledgerentry", "Tool calls": "runs_toolinvocation"}
         about |= {"Deliveries": "webhooks_delivery", "Stream events": "runs_runevent"}
-        shown = list_links(request, [(label, model, f"q={run.pk}") for label, model in about.items()])
-        return shown + ([("Replaced by", page_of(Run, run.replaced_by))] if run.replaced_by else [])
+        shown = list_links(request, [*lists, *((label, model, f"q={run.pk}") for label, model in about.items())])
+        if request.user.has_perm("credits.view_account"):
+            shown.append(("Account", reverse("admin:credits_account_change", args=[run.user_id])))
+        # The playground shows people their own chats only. After the sign-in of `make run`, that person is DEMO_USER.
+        demo = settings.EMBEDDED and not settings.SESSION_ISSUER and run.user.get_username() == DEMO_USER
+        if run.replaced_by is not None:
+            shown.append(("Replaced by", reverse("admin:runs_run_change", args=[run.replaced_by])))
+        if settings.PLAYGROUND and (run.user_id == request.user.pk or demo):
+            shown.append(("Open the chat in the playground", f"/playground/{run.chat_id}"))
+        return shown
 
     def has_read_permission(self, request: HttpRequest, object_id: Any = None) -> bool:
         return request.user.has_perm("runs.read_run_content")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 from django import forms
 from django.conf import settings
 from django.contrib import admin, messages
+from django.contrib.admin.utils import unquote
 from django.db.models.signals import post_delete, post_save
 from django.dispatch import receiver
 from django.http import Http404, HttpRequest, HttpResponse
+from django.utils.html import format_html
 from unfold.decorators import action
 from unfold.widgets import (
     UnfoldAdminDecimalFieldWidget,
@@ -29,7 +32,7 @@ from config.outbound.urls import same_server
 from config.staff.base import StaffAdmin, credits_column
 from config.staff.forms import CreditsField, ForgetField, ObjectField, SecretField, fits
 from runs import catalogue
-from runs.catalogue import rules
+from runs.catalogue import file, rules
 from runs.catalogue.imports import import_mcp
 from runs.models import AgentModel, Provider, Tool
 from runs.tools import builtin, schema
@@ -37,11 +40,53 @@ from runs.tools.base import BUILTIN, HTTP, PARK_SECONDS, ToolDefinition, parse_h
 from runs.tools.dispatch import TYPES
 from runs.tools.schema import check_schema
 from runs.tools.trial import try_tool
+from webhooks.admin import EndpointAdmin, is_installation
+from webhooks.models import Endpoint
 
 FORGETS = "With another scheme, host or port, the stored secrets are deleted unless new ones are given."
 
 
-class CatalogueAdmin(StaffAdmin):
+class ListedAdmin(StaffAdmin):
+    """The pages of rows that the catalogue file may list: its next apply undoes what staff change in them."""
+
+    # The table of the file that lists such rows.
+    table: ClassVar[str] = ""
+
+    def changeform_view(self, request: HttpRequest, object_id: str | None = None, *args: Any, **options: Any) -> Any:
+        answer = super().changeform_view(request, object_id, *args, **options)
+        row = self.get_object(request, unquote(object_id)) if object_id else None
+        if row is not None and settings.CATALOGUE_FILE:
+            self.say_listed(request, row, settings.CATALOGUE_FILE)
+        return answer
+
+    def say_listed(self, request: HttpRequest, row: Any, source: str) -> None:
+        try:
+            listed = file.standing(source, Path(source).read_bytes(), self.table, getattr(row, "name", ""))
+        except (OSError, ValueError, DecryptionFailed):
+            return  # an apply says what is wrong with the file
+        if listed is None:
+            return
+        line, fields = listed
+        where = f"{source}, line {line}, lists {row}: the next apply of the file undoes changes that are made here."
+        if fields:
+            messages.warning(request, f"{where} It will set {', '.join(fields)}.")
+        else:
+            messages.info(request, where)
+
+
+admin.site.unregister(Endpoint)
+
+
+@admin.register(Endpoint)
+class ListedEndpointAdmin(ListedAdmin, EndpointAdmin):
+    table = "installationEndpoint"
+
+    def say_listed(self, request: HttpRequest, row: Endpoint, source: str) -> None:
+        if is_installation(row):
+            super().say_listed(request, row, source)
+
+
+class CatalogueAdmin(ListedAdmin):
     """Few rows that change rarely. Each process reads a change within seconds."""
 
     ordering = ("name",)
@@ -59,11 +104,6 @@ class CatalogueAdmin(StaffAdmin):
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         return self.shown if self.only_views(request, obj) else ()
-
-    def changeform_view(self, request: HttpRequest, object_id: str | None = None, *args: Any, **options: Any) -> Any:
-        if settings.CATALOGUE_FILE and object_id and request.method == "GET":
-            messages.info(request, f"{settings.CATALOGUE_FILE} sets back what it lists when it is applied.")
-        return super().changeform_view(request, object_id, *args, **options)
 
 
 @receiver((post_save, post_delete), sender=Provider)
@@ -213,6 +253,7 @@ class TryForm(forms.Form):
 
 @admin.register(Tool)
 class ToolAdmin(CatalogueAdmin):
+    table = "tools"
     form = ToolForm
     unread = ("secret_headers", "signing_secret")
     credits = credits_column("price", "price (credits)")
@@ -237,6 +278,12 @@ class ToolAdmin(CatalogueAdmin):
         # The next migration would add the row again, enabled. Staff disable it instead.
         builtin_row = obj is not None and obj.node_type == BUILTIN and obj.name in builtin.TOOLS
         return not builtin_row and super().has_delete_permission(request, obj)
+
+    def save_model(self, request: HttpRequest, obj: Tool, form: Any, change: bool) -> None:
+        super().save_model(request, obj, form, change)
+        if obj.node_type == HTTP:
+            link = format_html('<a href="{}">Try it</a>', self.url("try_it", obj.pk))
+            messages.info(request, format_html("{} is saved: {}.", obj.name, link))
 
     @action(description="Import tools", icon="download", url_path="import", permissions=["add", "change"])
     def import_tools(self, request: HttpRequest) -> HttpResponse:

@@ -169,6 +169,21 @@ def apply(source: str, raw: bytes, *, prune: bool = False, check: bool = False) 
     return work
 
 
+def standing(source: str, raw: bytes, key: str, name: str) -> tuple[int, list[str]] | None:
+    """The line where the file lists the row of this name, and the fields in which the row differs from the file; None
+    if the file does not list it. Raises CatalogueError. Changes nothing.
+    """
+    work, entry = Work(source, raw), ENTRIES[key]
+    found = work.read(key, entry) if key in work.data else {}
+    if name not in found:
+        return None
+    rows, (path, values) = entry.rows(), found[name]
+    entry.complete({name: found[name]}, rows, work.wrong)
+    work.stop()
+    changed = _change(entry, rows[name], values, False)[0] if name in rows else []
+    return work.lines[path], _fields(entry, changed)
+
+
 def _change(entry: Entry, row: Any, values: dict[str, Any], is_new: bool) -> tuple[list[str], list[str]]:
     """Give the row the values. Returns the columns that differ then, and lines for people."""
     moved = (column for column in entry.addresses if column in values)
@@ -184,11 +199,16 @@ def _change(entry: Entry, row: Any, values: dict[str, Any], is_new: bool) -> tup
     for column, value in values.items():
         setattr(row, column, value)
     after, lines = entry.to_representation(row), list[str]()
-    for name, field in entry.fields.items():
-        if {field.source, f"{field.source}_source"} & set(changed):
-            is_secret = field.write_only or (isinstance(field, Address) and variables_of(before[name] + after[name]))
-            lines += [f"  {name}: changed"] if is_secret else _lines(name, before[name], after[name], is_new)
+    for name in _fields(entry, changed):
+        field = entry.fields[name]
+        is_secret = field.write_only or (isinstance(field, Address) and variables_of(before[name] + after[name]))
+        lines += [f"  {name}: changed"] if is_secret else _lines(name, before[name], after[name], is_new)
     return changed, lines
+
+
+def _fields(entry: Entry, columns: list[str]) -> list[str]:
+    """The fields of the file that are stored in the columns."""
+    return [name for name, field in entry.fields.items() if {field.source, f"{field.source}_source"} & set(columns)]
 
 
 def _lines(name: str, before: Any, after: Any, is_new: bool) -> list[str]:

@@ -5,18 +5,23 @@ next.
 from __future__ import annotations
 
 import html
+import io
 import json
 import re
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 from django.urls import reverse
 
 from runs.models import Provider, Tool
 from tests.admin.conftest import SECRET
-from tests.admin.test_catalogue import ADD_PROVIDER, provider
+from tests.admin.test_actions import Doing
+from tests.admin.test_catalogue import ADD_PROVIDER, ADD_TOOL, provider, tool
+from tests.factories import EndpointFactory
 from tests.http_server import serving
+from webhooks.models import Endpoint
 
 pytestmark = pytest.mark.django_db
 
@@ -56,8 +61,50 @@ def test_a_new_provider_leads_to_its_models_and_a_missing_key_is_named(boss, set
     assert "missing: OPENAI_API_KEY" not in boss.get(reverse("admin:runs_provider_changelist")).content.decode()
 
 
-def test_the_catalogues_pages_name_the_catalogue_file(boss, settings):
-    page = reverse("admin:runs_tool_change", args=[Tool.objects.get(name="calculate").pk])
-    assert "catalogue.yaml" not in boss.get(page).content.decode()
-    settings.CATALOGUE_FILE = "/etc/catalogue.yaml"
-    assert "/etc/catalogue.yaml sets back what it lists" in boss.get(page).content.decode()
+def test_a_row_of_the_catalogue_file_says_so_with_what_differs(boss, settings, tmp_path):
+    file = tmp_path / "catalogue.yaml"
+    file.write_text(
+        "# ours\ntools:\n  - {name: other, description: x, nodeType: http, url: 'https://x.example', price: 1}\n"
+        "  - {name: search, displayName: Search, description: x, nodeType: http, url: 'https://x.example', price: 2}\n"
+    )
+    settings.CATALOGUE_FILE = str(file)
+    call_command("catalogue", "apply", stdout=io.StringIO())
+    page = reverse("admin:runs_tool_change", args=[Tool.objects.get(name="search").pk])
+    assert f"{file}, line 4, lists search" in boss.get(page).content.decode()
+    answer = boss.post(
+        page, tool(price="3", description="x", display_name="Search", url="https://x.example"), follow=True
+    )
+    assert f"{file}, line 4, lists search" in answer.content.decode()
+    assert re.search("It will set [^.]*price", boss.get(page).content.decode())
+    assert (
+        "lists calculate"
+        not in boss.get(
+            reverse("admin:runs_tool_change", args=[Tool.objects.get(name="calculate").pk])
+        ).content.decode()
+    )
+    file.write_text("tools: [")
+    assert boss.get(page).status_code == 200
+
+
+def test_the_installation_endpoint_of_the_catalogue_file_says_so_with_what_differs(boss, settings, tmp_path):
+    file = tmp_path / "catalogue.yaml"
+    file.write_text(f"# ours\ninstallationEndpoint: {{url: 'http://127.0.0.1:9/x', secret: '{'0' * 64}'}}\n")
+    settings.CATALOGUE_FILE, settings.OUTBOUND_ALLOW_PRIVATE = str(file), True
+    call_command("catalogue", "apply", stdout=io.StringIO())
+    installation = Endpoint.objects.get(user=None)
+    page = reverse("admin:webhooks_endpoint_change", args=[installation.pk])
+    shown = boss.get(page).content.decode()
+    assert f"{file}, line 2, lists endpoint {installation.pk}" in shown
+    assert "(installation)" in shown
+    assert "It will set" not in shown
+    Doing(boss, "webhooks_endpoint", "disable", installation).confirm()
+    assert "It will set enabled." in boss.get(page).content.decode()
+    other = reverse("admin:webhooks_endpoint_change", args=[EndpointFactory().pk])
+    assert "lists endpoint" not in boss.get(other).content.decode()
+
+
+def test_a_saved_http_tool_offers_a_try(boss):
+    page = boss.get(ADD_TOOL).context["adminform"].form
+    assert page["node_type"].value() == "http"
+    answer = boss.post(ADD_TOOL, tool(node_type="http"), follow=True)
+    assert reverse("admin:runs_tool_try_it", args=[Tool.objects.get(name="search").pk]) in answer.content.decode()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
+from django.contrib.auth import get_user_model
 from django.db import connection
 from django.forms.models import model_to_dict
 from django.test.utils import CaptureQueriesContext
@@ -180,13 +181,26 @@ def test_a_failed_run_leads_to_its_provider_and_to_what_it_said(boss, sign_in, u
     assert "What the provider said" not in sign_in("viewer").get(address(Run, "change", run.pk)).content.decode()
 
 
-def test_a_run_leads_to_its_trace(boss, run, settings):
+def test_a_run_leads_to_the_playground_and_its_trace(boss, run, settings):
+    page = address(Run, "change", run.pk)
     Run.objects.filter(pk=run.pk).update(trace_parent=f"00-{'ab' * 16}-{'cd' * 8}-01")
-    settings.TRACE_URL = ""
-    assert f"<code>{'ab' * 16}</code>" in boss.get(address(Run, "change", run.pk)).content.decode()
-    settings.TRACE_URL = "https://traces.example/t/{trace}"
-    link = f'href="https://traces.example/t/{"ab" * 16}"'
-    assert link in boss.get(address(Run, "change", run.pk)).content.decode()
+    settings.PLAYGROUND, settings.TRACE_URL = False, ""
+    text = boss.get(page).content.decode()
+    assert "/playground" not in text
+    assert f"<code>{'ab' * 16}</code>" in text
+    settings.PLAYGROUND, settings.TRACE_URL = True, "https://traces.example/t/{trace}"
+    text = boss.get(page).content.decode()
+    assert "/playground" not in text  # it shows nobody the chat of another user
+    assert f'href="https://traces.example/t/{"ab" * 16}"' in text
+
+    settings.EMBEDDED, settings.SESSION_ISSUER = True, ""
+    for owner in (get_user_model().objects.get(is_superuser=True), factories.UserFactory(username="demo")):
+        ledger.grant(owner.pk, 10_000_000, cause=f"test:{owner.pk}")  # staff get no sign-up credits
+        own = make_run(owner)
+        assert f'href="/playground/{own.chat_id}"' in boss.get(address(Run, "change", own.pk)).content.decode()
+    # Outside the embedded default, nobody signs in to the playground as this user without a token of theirs.
+    settings.EMBEDDED = False
+    assert "/playground" not in boss.get(address(Run, "change", own.pk)).content.decode()
 
 
 def test_every_role_sees_why_a_run_failed(sign_in, run):
