@@ -1,4 +1,4 @@
-"""What lists show: ids and times in full; and the error pages."""
+"""What lists show: short ids and whole times; and the error pages."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from tests.admin.conftest import make_run
 pytestmark = pytest.mark.django_db
 
 
-def test_a_list_shows_ids_and_times_in_full_and_leads_to_the_user(boss, user):
+def test_a_list_shows_short_ids_and_whole_times_and_leads_to_the_user(boss, user):
     run = make_run(user)
     page = boss.get(reverse("admin:runs_run_changelist")).content.decode()
-    assert f">{run.pk}</a>" in page
+    short = f'title="{run.pk}">run_…{run.pk[-6:]}</a>'
+    assert short in page
     assert f"{run.created_at:%Y-%m-%d %H:%M:%S}" in page
     assert f'<a href="{reverse("person", args=[user.pk])}" class="staff-user">{user.username}</a>' in page
     calls = boss.get(reverse("admin:runs_toolinvocation_changelist")).content.decode()
-    assert f">{run.pk}</a>" in calls
+    assert short in calls
 
 
 def test_the_error_pages_lead_back(sign_in, client):
