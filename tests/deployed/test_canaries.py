@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.services, pytest.mark.timeout(240)]
 # The content of users, models, tools and receivers, and the pages where staff may read it (docs/admin.md). A user sees
 # the same content of the own runs.
 CONTENT = (MESSAGE, TOOL_OUTPUT, MODEL_OUTPUT, MODEL_ERROR, FILE, FILE_NAME)
-ANSWERS, ANSWERED = (RECEIVER_ANSWER,), r"/webhooks/(attempt|delivery)/.+/change/"
+ANSWERS, ANSWERED = (RECEIVER_ANSWER,), r"/webhooks/delivery/.+/change/"
 PUBLIC = (
     *(
         "/",
@@ -54,7 +54,7 @@ PUBLIC = (
 SHOWN = (
     *("runs/run", "runs/turn", "runs/toolinvocation", "runs/waitpoint", "runs/tool"),
     *("runs/agentmodel", "chats/chat", "chats/attachment", "credits/account", "credits/ledgerentry"),
-    *("webhooks/endpoint", "webhooks/delivery", "webhooks/attempt", "apikeys/apikey", "auth/user"),
+    *("webhooks/endpoint", "webhooks/delivery", "apikeys/apikey", "auth/user"),
 )
 
 
