@@ -83,11 +83,11 @@ def _read_redis(found: Reading) -> bool:
     try:
         with redis_client(decode_responses=True) as client:
             found.latest = client.hgetall(metrics.LATEST)
-            for name in client.smembers(metrics.PROCESSES) - {metrics.this_process()}:
-                if text := client.get(metrics.TEXT + name):
-                    found.texts.append(text)
-                else:
-                    client.srem(metrics.PROCESSES, name)  # it has ended
+            names = list(client.smembers(metrics.PROCESSES) - {metrics.this_process()})
+            texts = client.mget([metrics.TEXT + name for name in names]) if names else []
+            found.texts = [text for text in texts if text]
+            if ended := [name for name, text in zip(names, texts, strict=True) if not text]:
+                client.srem(metrics.PROCESSES, *ended)
             depths = {(name,): float(client.llen(name)) for name in settings.CELERY_TASK_QUEUES}
     except redis_failures() as error:
         logger.warning("metrics without Redis (%s)", type(error).__name__)

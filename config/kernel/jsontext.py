@@ -189,7 +189,9 @@ def _other(value: Any) -> Any:
     if isinstance(value, Decimal):
         if not value.is_finite():
             raise ValueError("JSON has no such number")
-        return RawJSON(str(value) if abs(value.adjusted()) > PLAIN_EXPONENT_MAX else format(value, "f"))
+        text = str(value)
+        is_short = "E" in text and abs(value.adjusted()) <= PLAIN_EXPONENT_MAX
+        return RawJSON(format(value, "f") if is_short else text)
     if isinstance(value, datetime):
         return clock.iso(value)
     if isinstance(value, date):

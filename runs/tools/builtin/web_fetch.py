@@ -40,6 +40,8 @@ CHARSET = re.compile(
 )
 CHARSET_SEARCHED_BYTES = 2048
 
+# Each costs a call in Python. With more, a page is shown as it is.
+REFERENCES_MAX = 100_000
 # Elements whose content is not text of the page.
 _SILENT = "script|style|template|noscript|svg|iframe|object|canvas|textarea|select"
 _BLOCK_NAMES = (
@@ -106,8 +108,9 @@ def decode(content: bytes, header: str) -> str:
 def page_text(page: str) -> str:
     """The readable text of an HTML page, with at most one blank between words and one empty line between lines."""
     text = _MARKUP.sub(lambda markup: "\n" if (markup[2] or "").lower() in _BLOCKS else "", page)
-    with suppress(ValueError):  # Python refuses a character reference with thousands of digits.
-        text = html.unescape(text)
+    if text.count("&") <= REFERENCES_MAX:
+        with suppress(ValueError):  # Python refuses a character reference with thousands of digits.
+            text = html.unescape(text)
     lines = "\n".join(" ".join(line.split()) for line in text.splitlines())
     return _EMPTY_LINES.sub("\n\n", lines).strip()
 
