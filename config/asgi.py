@@ -12,6 +12,5 @@ import config.celery  # noqa: F401  (so that the first message to a worker does 
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 django = get_wsgi_application()
-# These can be imported only after the apps are loaded.
-import_string("config.checks.require_valid_settings")()
+# It can be imported only after the apps are loaded.
 application = import_string("config.serve.front.Front")(django)

@@ -18,7 +18,7 @@ from granian.constants import HTTPModes, Interfaces
 from granian.http import HTTP1Settings
 from granian.log import LogLevels
 
-from config import settings
+from config import checks, settings
 from config.outbound.loop import raise_open_file_limit
 
 # One connection takes 26 KiB, and up to HEAD_MAX_BYTES while a head arrives.
@@ -36,7 +36,6 @@ def load(_: str, name: str, address: str) -> Any:
     # Until the server has handlers of its own, a signal ends the process. It has copies of its parent's, which do not.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
     from config.asgi import application
     from config.database import retry
     from config.kernel import garbage
@@ -54,6 +53,9 @@ def main() -> None:
     parser.add_argument("--host", default="0.0.0.0")  # noqa: S104  (for containers; make run gives another one)
     parser.add_argument("--workers", type=int, default=settings.WEB_WORKERS, help="processes")
     options = parser.parse_args()
+    # Not in each process, because the server starts those that end again, for a minute.
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
+    checks.require_valid_settings()
     raise_open_file_limit()
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     server = Granian(

@@ -54,7 +54,7 @@ def test_staff_find_read_and_cancel_a_run(staffed, page):
     page.locator('a[href="/admin/runs/run/"]').first.click()
     page.fill("#searchbar", "ada")
     page.keyboard.press("Enter")
-    page.get_by_role("link", name=run, exact=True).click()
+    page.get_by_title(run, exact=True).click()
     for piece in ("Turn 1", "calculate", "Clarification", "waiting", "agent.started"):
         expect(page.locator("#content-main").get_by_text(piece).first).to_be_visible()
     bars = page.locator(".staff-track i")
