@@ -2,8 +2,6 @@
 no page becomes text, and a diagram is shown as its picture.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from pathlib import Path

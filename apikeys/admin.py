@@ -3,8 +3,6 @@
 Staff create and revoke server keys. The page after the creation shows the secret once.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

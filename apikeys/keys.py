@@ -4,8 +4,6 @@ A secret is ``awk_``, or ``aws_`` for a server key, then 43 random base62 charac
 Only its SHA-256 is stored: at this entropy a slow hash would add cost but no protection.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import re

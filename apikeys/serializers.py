@@ -1,7 +1,5 @@
 """Shapes of API keys (docs/resources.md, "API keys") and of session tokens (docs/identity.md)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rest_framework import serializers

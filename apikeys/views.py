@@ -3,8 +3,6 @@
 Also session tokens, which a server key makes.
 """
 
-from __future__ import annotations
-
 import logging
 from datetime import UTC, datetime
 from typing import Any

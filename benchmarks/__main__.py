@@ -1,7 +1,5 @@
 """``python -m benchmarks [NAME …]``: runs the named benchmarks, or all but those of SEPARATE."""
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 

@@ -4,8 +4,6 @@
 Ratios to what is measured in the same run vary little between machines, while durations do.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

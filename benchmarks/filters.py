@@ -4,8 +4,6 @@ user, for whom filters that are common alone and rare together are the worst cas
 ``make bench``, or ``python -m tests.stack.run_services python -m benchmarks filters``.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

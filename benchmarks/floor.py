@@ -4,8 +4,6 @@ request to a bare Django view that reads one row.
 ``make bench``, or ``python -m benchmarks.floor --runs 400 --rounds 5``. It starts its own PostgreSQL and Redis.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import sys

@@ -4,8 +4,6 @@ The schema has what a run must leave behind, and seven indexes: a run, two messa
 balance. There is no lease, no limit, no webhook and no check of anything.
 """
 
-from __future__ import annotations
-
 import itertools
 import secrets
 

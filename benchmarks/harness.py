@@ -3,8 +3,6 @@
 The speed of a machine varies. Therefore the result is the ratio to a baseline that is measured in the same run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import importlib

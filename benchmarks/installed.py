@@ -1,7 +1,5 @@
 """Other servers, installed with the pinned packages of ``pins/`` in virtual environments of their own, var/peers/."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

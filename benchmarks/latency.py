@@ -5,8 +5,6 @@ for a slow model.
 ``make bench``, or ``python -m tests.stack.run_services python -m benchmarks.latency --rate 20 --seconds 15``.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -4,8 +4,6 @@
 and installs the pinned peers under var/peers/ once.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """A model behind HTTP for ``latency``: its server, runs that use it, and a bare client beside them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

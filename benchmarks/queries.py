@@ -7,8 +7,6 @@ and the event loop), or a run that is cancelled while it is queued.
 ``make bench``, or ``python -m tests.stack.run_services python -m benchmarks queries``.
 """
 
-from __future__ import annotations
-
 import importlib
 import io
 import json

@@ -4,8 +4,6 @@
 and the event's id.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import time

@@ -3,8 +3,6 @@
 A side does not know what is measured. ``benchmarks.peers`` and ``benchmarks.floor`` measure.
 """
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence

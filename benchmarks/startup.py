@@ -3,8 +3,6 @@
 ``make bench``, or ``python -m tests.stack.run_services python -m benchmarks startup``. It needs Linux.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import statistics

@@ -3,8 +3,6 @@
 ``make bench``, or ``python -m tests.stack.run_services python -m benchmarks streams``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

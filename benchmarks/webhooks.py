@@ -3,8 +3,6 @@
 ``make bench``, or ``python -m tests.stack.run_services python -m benchmarks webhooks``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

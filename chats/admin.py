@@ -3,8 +3,6 @@
 Staff with the permission for it read the content of a run on the run's page (``runs.admin``).
 """
 
-from __future__ import annotations
-
 from django.contrib import admin
 from django.utils.html import format_html
 

@@ -3,8 +3,6 @@
 The only writer of their status, by guarded UPDATEs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import time

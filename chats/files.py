@@ -3,8 +3,6 @@
 A file that a row names never changes. A failure of the storage is ``Unavailable`` (503).
 """
 
-from __future__ import annotations
-
 import logging
 import secrets
 from collections.abc import Generator, Iterator

@@ -1,7 +1,5 @@
 """Media types, and whether a file's bytes agree with its type. No storage and no database here."""
 
-from __future__ import annotations
-
 import codecs
 import hashlib
 import re

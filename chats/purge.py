@@ -4,8 +4,6 @@ Ledger rows stay; reports show a purged chat without its title. Every step can b
 several processes at once. Files are deleted before the rows that refer to them, so a later purge finds the rest.
 """
 
-from __future__ import annotations
-
 import logging
 from datetime import datetime, timedelta
 

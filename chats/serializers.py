@@ -1,7 +1,5 @@
 """Chats, messages and attachments as clients see them (shapes: docs/resources.md and docs/attachments.md)."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

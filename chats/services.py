@@ -1,7 +1,5 @@
 """Operations on chats and messages. Runs build on this module; here a run is a plain id."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from datetime import datetime

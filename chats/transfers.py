@@ -3,8 +3,6 @@
 An upload's URL is its credential, so there is no bearer token. With an object storage clients upload there, not here.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """System checks of the settings. Each message names the variable, and each hint says how to correct it."""
 
-from __future__ import annotations
-
 import base64
 import re
 import sys

@@ -4,8 +4,6 @@ An invalid value is added to ``problems`` and replaced by the default, so that o
 invalid variables (``config.checks``).
 """
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass, field

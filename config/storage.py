@@ -2,8 +2,6 @@
 by its name in STORAGES; no module imports it, because loading boto3 takes a second.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterator
 from contextlib import closing

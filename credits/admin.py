@@ -1,7 +1,5 @@
 """Accounts and the ledger, read-only. Staff grant, adjust and refund through ``ledger.py``, the only writer."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable
 from dataclasses import replace

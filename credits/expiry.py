@@ -5,8 +5,6 @@ spent last. The part that open holds need stays until they are settled. Credits 
 exists.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import datetime
 from functools import partial

@@ -1,7 +1,5 @@
 """The ledger as CSV, produced row by row during the response."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -3,8 +3,6 @@
 A payment's ``reference`` is unique for ever: whatever repeats a call, it moves credits once.
 """
 
-from __future__ import annotations
-
 import hashlib
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -6,8 +6,6 @@ transaction that inserts the rows (``_post``). A movement of a run needs that ru
 without it, two calls with one cause at the same moment move it once, and one of them raises IntegrityError.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from datetime import datetime

@@ -1,7 +1,5 @@
 """The one UPDATE that changes an account. For ``ledger.py`` only."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

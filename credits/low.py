@@ -3,8 +3,6 @@
 The statement that changes an account marks it; a sweep reports the marks, so that no charge waits for an event.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from django.conf import settings

@@ -2,8 +2,6 @@
 corrected: staff must look first. Triggers maintain the totals (migrations).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial

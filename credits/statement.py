@@ -1,7 +1,5 @@
 """The ledger in words, for pages of staff: a sentence, a signed amount and the balance after each row."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 

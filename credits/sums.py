@@ -1,7 +1,5 @@
 """What runs have spent and hold, in micro-credits, read from the ledger's rows."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Any, Literal
 

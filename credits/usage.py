@@ -5,8 +5,6 @@ timestamp is included. ``all`` has no lower bound. Whole UTC days are read from 
 partial day at the start of a period from ledger rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The caller's own credits: account, ledger and usage reports."""
 
-from __future__ import annotations
-
 import logging
 from functools import cached_property
 from typing import Any

@@ -2,8 +2,6 @@
 credential.
 """
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

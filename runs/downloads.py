@@ -1,7 +1,5 @@
 """``GET /files/…``: downloads of the files that tools made. The address is the credential."""
 
-from __future__ import annotations
-
 import logging
 
 from django.core.files.storage import default_storage

@@ -2,8 +2,6 @@
 caller reads is the message that is given where the error is raised.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Self
 

@@ -1,7 +1,5 @@
 """The payloads of stream events and webhooks: what happened to a run, as clients see it. Reads and writes no table."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import Any

@@ -1,7 +1,5 @@
 """The filters of run lists: how callers write them, and the rows that they leave."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """Tool calls as clients see them, and what clients send of their own tools."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.core.validators import RegexValidator

@@ -1,7 +1,5 @@
 """The metadata of a run: pairs of text of the caller's own."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar

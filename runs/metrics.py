@@ -1,7 +1,5 @@
 """Metrics of runs, tool calls and streams: counters, raised after a commit, and gauges, read by queries."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

@@ -2,8 +2,6 @@
 the public API and whose scripts and styles are in runs/static/playground.
 """
 
-from __future__ import annotations
-
 import re
 from base64 import b64encode
 from functools import cache

@@ -2,8 +2,6 @@
 old events of other runs.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """Runs, invocations and waitpoints as clients see them, and what they send."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.conf import settings

@@ -1,7 +1,5 @@
 """What callers can do with runs and waitpoints, whichever surface they come from."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import Any
 

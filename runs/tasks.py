@@ -1,7 +1,5 @@
 """The Celery tasks of runs. A message is a nudge: it carries ids, and may be lost or come twice."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

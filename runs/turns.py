@@ -1,7 +1,5 @@
 """A turn of a run as clients see it: what it used, what it cost, and the text of its reasoning."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

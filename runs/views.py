@@ -1,7 +1,5 @@
 """Runs, waitpoints and the catalogue. ``runs.urls`` serves each class on both surfaces."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from django.db.models import QuerySet

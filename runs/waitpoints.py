@@ -1,7 +1,5 @@
 """What waitpoints ask, as clients see it, and how clients answer them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from drf_spectacular.utils import PolymorphicProxySerializer, extend_schema_field

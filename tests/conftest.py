@@ -1,7 +1,5 @@
 """Fixtures that the tests of all apps share."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """A client's actions on runs over any HTTP client: real requests to a stack, or an in-process test client."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """One factory for each model, and API clients for both surfaces."""
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 from datetime import timedelta

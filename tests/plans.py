@@ -1,7 +1,5 @@
 """What PostgreSQL reads for the queries of a block, by its own count."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

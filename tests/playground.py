@@ -1,7 +1,5 @@
 """What tests do in the playground."""
 
-from __future__ import annotations
-
 from playwright.sync_api import Page, expect
 
 SLOW = 20_000

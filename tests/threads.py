@@ -1,7 +1,5 @@
 """Calls in threads: parallel ones that close their database connections, and one that is repeated."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, Event, Thread

@@ -1,7 +1,5 @@
 """What `make test` leaves to the services suite, besides the folders and files that ``conftest.py`` names."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Webhooks in the admin: read-only, except that an endpoint can be disabled. No page shows a secret."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit

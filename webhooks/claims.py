@@ -5,8 +5,6 @@ makes exact. The slots of this process are allocated by how the endpoints have a
 never take the last free slots, however many they are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta

@@ -4,8 +4,6 @@ One thread uses the database, over one connection that it closes when nothing is
 attempts run on the event loop of outbound requests. They never touch the database.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

@@ -5,8 +5,6 @@ the OpenAPI document, the admin and the invariants read this table. How an event
 here.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Self
 

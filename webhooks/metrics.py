@@ -1,7 +1,5 @@
 """The metrics of webhooks: attempts and their lag are counted when recorded, the backlog is read at a scrape."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 

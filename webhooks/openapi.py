@@ -1,7 +1,5 @@
 """Webhooks in the OpenAPI document: the request that a receiver gets for each event."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from config.api.openapi.document import described

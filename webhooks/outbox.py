@@ -2,8 +2,6 @@
 reports. ``dispatcher.py`` sends it.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One attempt: signs and sends a delivery, and returns the outcome. It never touches the database."""
 
-from __future__ import annotations
-
 import logging
 import time
 

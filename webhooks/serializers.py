@@ -1,7 +1,5 @@
 """The webhook endpoint and its deliveries as clients see them (docs/webhooks.md)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from drf_spectacular.utils import extend_schema_field, extend_schema_serializer

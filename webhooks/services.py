@@ -2,8 +2,6 @@
 installation endpoint, that of the user ``INSTALLATION``.
 """
 
-from __future__ import annotations
-
 import secrets
 from datetime import timedelta
 from typing import Any

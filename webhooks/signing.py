@@ -4,8 +4,6 @@ A delivery bears two signatures: ours (HMAC-SHA384, docs/webhooks.md) and that o
 (HMAC-SHA256), so that its public libraries can verify deliveries.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

@@ -1,7 +1,5 @@
 """Celery tasks of webhooks, which wake dispatchers, and scheduled jobs. A lost message costs time only."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

@@ -8,8 +8,6 @@ Locks are taken endpoint first, then deliveries by id; work in batches skips wha
 because that would block the runs that record events for the endpoint.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta

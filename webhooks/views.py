@@ -1,7 +1,5 @@
 """The caller's webhook endpoint and its deliveries: session surface only."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from drf_spectacular.utils import OpenApiParameter, extend_schema

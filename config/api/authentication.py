@@ -1,7 +1,5 @@
 """Authentication: the bearer token, which both surfaces use, and the session surface's authenticator."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """``/docs``: the site that ``make site`` builds of the folder docs. Without it, the Markdown files as they are."""
 
-from __future__ import annotations
-
 import mimetypes
 from functools import cache
 from pathlib import Path

@@ -3,8 +3,6 @@
 No answer holds a stack trace, SQL or a setting.
 """
 
-from __future__ import annotations
-
 import logging
 from http import HTTPStatus
 from typing import Any

@@ -5,8 +5,6 @@ and its answer is stored in the same transaction: a crash leaves both or neither
 over after IDEMPOTENCY_LOCK_SECONDS.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import re

@@ -1,7 +1,5 @@
 """Responses whose body the web server sends from its event loop, for as long as the body lasts."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from django.http import HttpRequest, HttpResponseBase

@@ -4,8 +4,6 @@ Every web process gives the same answer, so Prometheus scrapes the service's own
 counted from indexes of live rows, and kept for METRICS_CACHE_SECONDS.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

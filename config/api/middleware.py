@@ -2,8 +2,6 @@
 Only pages get what the API does not need: sessions, log-in, messages and a Content-Security-Policy.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 import time

@@ -1,7 +1,5 @@
 """Records of idempotency keys, which only ``idempotency.py`` reads and writes, and of erased subjects."""
 
-from __future__ import annotations
-
 from django.conf import settings
 from django.db import models
 from django.db.models.functions import Now

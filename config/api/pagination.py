@@ -1,7 +1,5 @@
 """Keyset pagination: ``?limit=&cursor=`` → ``{"items": […], "nextCursor": …}``, stable while rows are added."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta

@@ -2,8 +2,6 @@
 Without the broker the process is degraded, and still ready: requests and runs go on without it.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

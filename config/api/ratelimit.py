@@ -1,7 +1,5 @@
 """What the rate limits count: callers by surface, and addresses. ``config.limits.window`` counts."""
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Mapping
 from typing import Any

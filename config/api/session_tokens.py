@@ -3,8 +3,6 @@
 ``mint`` and ``verify`` do not read users or requests; ``config.api.authentication`` does.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

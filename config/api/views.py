@@ -1,7 +1,5 @@
 """The caller's own record, the OpenAPI document, and the answers to requests without a view."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections.abc import Callable

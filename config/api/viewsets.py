@@ -1,7 +1,5 @@
 """The base class of all viewsets: authentication, rate limit, idempotency, pagination and owner scope."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, ClassVar
 

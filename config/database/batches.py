@@ -2,8 +2,6 @@
 interrupted at any point. It ends early when ``stopping`` is set.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

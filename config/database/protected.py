@@ -3,8 +3,6 @@
 A row is inserted without the key. SQL text that a caller writes itself is not checked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, ClassVar, TypeVar
 

@@ -4,8 +4,6 @@ Django compiles a queryset for each evaluation, which takes longer than a read b
 belongs here only if ``benchmarks/queries.py`` shows its saving (docs/decisions/0008).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

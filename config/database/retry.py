@@ -1,7 +1,5 @@
 """Database work that is repeated while the database is not available."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import logging

@@ -1,7 +1,5 @@
 """``StatusChoices``: the statuses of a model. Each is declared once, with value, label, tone and finality."""
 
-from __future__ import annotations
-
 from typing import Self
 
 from django.db import models

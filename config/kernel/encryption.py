@@ -6,8 +6,6 @@ raises an error, because ciphertext must not be shown or used as a signing key.
 cryptography is imported at its first use: it takes 7 MiB, and most processes read no secrets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any

@@ -3,8 +3,6 @@
 An error of one app is a subclass in that app. ``config.api.errors`` makes the HTTP response.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 

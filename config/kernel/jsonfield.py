@@ -1,7 +1,5 @@
 """The column of JSON that users, staff or models send and get back."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.db import models

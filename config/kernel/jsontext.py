@@ -5,8 +5,6 @@ It rejects input that JSON readers treat differently (duplicate keys, NaN, lone 
 (NUL). The writer makes compact text and writes each digit.
 """
 
-from __future__ import annotations
-
 import json
 from datetime import date, datetime
 from decimal import Decimal

@@ -3,8 +3,6 @@
 Redis counts the places; while it is away, the limit holds per process. A place of a dead process ends by itself.
 """
 
-from __future__ import annotations
-
 import atexit
 import secrets
 import threading

@@ -4,8 +4,6 @@ A user's excess waits in the user's own line, first in, first out, and never bef
 once. What is limited, and how much a user has, is declared where the shares are made.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

@@ -3,8 +3,6 @@
 While Redis is away, requests pass without a limit and are counted, because a limiter must not stop the API.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -9,8 +9,6 @@ them ends by itself. Production uses the Procfile and a supervisor. This module 
 - the end of all processes when this process is killed or when ``make`` ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import io

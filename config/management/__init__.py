@@ -1,7 +1,5 @@
 """What commands share: their users, and how far one is whose work may take minutes (on the standard error)."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -5,8 +5,6 @@ public. The lists below follow IANA's special-purpose registries: a list of refu
 global unicast block without refused blocks. HTTP code belongs in ``config.outbound.client``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import os

@@ -6,8 +6,6 @@ proxies of the environment. It verifies certificates. One deadline covers look-u
 answer. No request is sent twice.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from config.outbound.addresses import LOOKUP_TIMED_OUT, AddressRefused, LookupFailed, resolve

@@ -3,8 +3,6 @@
 Code on this loop must not block and must not use the database.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -2,8 +2,6 @@
 when it sends the first request. Requests to model servers share its sessions and sockets.
 """
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import contextlib

@@ -1,7 +1,5 @@
 """The URL of a request, read for the check and for the connection alike, and the request's answer or error."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from collections.abc import Mapping

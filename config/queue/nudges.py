@@ -3,8 +3,6 @@
 A lost nudge delays work but loses none, because a sweep finds all due work. A nudge must not contain data except ids.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Iterator
 from contextvars import Context, copy_context

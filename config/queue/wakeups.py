@@ -3,8 +3,6 @@
 One may be lost, because these processes also query at intervals. It contains ids of runs only. Callers get no error.
 """
 
-from __future__ import annotations
-
 from urllib.parse import urlsplit
 
 from django.conf import settings

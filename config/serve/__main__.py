@@ -4,8 +4,6 @@ granian accepts connections, reads and writes HTTP, and starts, watches and stop
 ``config.asgi``.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import resource

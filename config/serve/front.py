@@ -3,8 +3,6 @@ through WSGI on a bounded number of threads, once a request has arrived as a who
 slowly occupies memory, which is limited, and no thread.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import contextvars

@@ -3,8 +3,6 @@
 It is the entry point of the container image, so that the commands are declared in the Procfile only.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

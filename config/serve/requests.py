@@ -1,7 +1,5 @@
 """What a request brings: the WSGI environment that Django gets, and a body that is bounded while it arrives."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io

@@ -4,8 +4,6 @@ An action with a form shows the form first, and then what was filled in, to conf
 transaction, together with its log entry.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable
 from contextlib import nullcontext

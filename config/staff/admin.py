@@ -1,7 +1,5 @@
 """The admin of roles (groups of permissions) and of the log of staff's actions."""
 
-from __future__ import annotations
-
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.admin import GroupAdmin as PlainGroupAdmin

@@ -1,7 +1,5 @@
 """Base classes of the admin: lists and pages that stay fast at a million rows, and rows that nobody can edit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable
 from datetime import timedelta
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """The sidebar of the admin, and its search for users and ids."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.conf import settings

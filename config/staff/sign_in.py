@@ -3,8 +3,6 @@ ADMIN_SIGN_IN_LOCK_SECONDS; django-axes counts in the database. A session ends A
 after ADMIN_SESSION_IDLE_MINUTES without a request (``SESSION_COOKIE_AGE``).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from axes.handlers.database import AxesDatabaseHandler

@@ -5,8 +5,6 @@ line must not contain user content or secrets. Therefore the formatters write on
 only types and code locations, because exception messages quote input.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

@@ -4,8 +4,6 @@ A report contains exception types and code locations. Local variables, bodies, q
 messages can contain user content, so they are not sent.
 """
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

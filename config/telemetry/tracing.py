@@ -4,8 +4,6 @@ The SDK is imported only with OTEL_EXPORTER_OTLP_ENDPOINT. Without it, ``span`` 
 ids, names and statuses, no user content.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The base of the commands that move credits: their arguments, and errors as one line without a traceback."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser

@@ -1,7 +1,5 @@
 """The catalogue's agents: a save makes a version, and the page of the versions compares and chooses them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from datetime import timedelta
 from difflib import unified_diff

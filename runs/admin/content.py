@@ -3,8 +3,6 @@
 It belongs to the user. No other page of the admin shows it, and ``RunAdmin.content`` logs each access.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import Any, NamedTuple
 

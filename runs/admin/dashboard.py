@@ -4,8 +4,6 @@ Each number covers a bounded period. Its query reads a range of the primary key 
 an index, ends after ADMIN_PANEL_SECONDS on PostgreSQL, and its result is cached for ADMIN_DASHBOARD_SECONDS.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from datetime import UTC, date, datetime, timedelta

@@ -4,8 +4,6 @@ A page takes a fixed number of queries, each of a few rows that an index has in 
 user.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The catalogue's providers and models: write-only secrets, and a test request."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django import forms

@@ -5,8 +5,6 @@ and tools come from the totals by day; models and agents from the rows. The cost
 the catalogue now says that the provider gets of it.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable, Sequence

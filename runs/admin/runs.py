@@ -1,7 +1,5 @@
 """The admin of runs and their journal: search, the page of a run with its timeline and its content, and Cancel."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Any
 

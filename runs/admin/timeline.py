@@ -4,8 +4,6 @@ It takes a fixed number of queries, each of at most ROWS_MAX rows. It has no mes
 ``content.py``).
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from dataclasses import dataclass, field

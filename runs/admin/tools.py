@@ -1,7 +1,5 @@
 """The catalogue's tools, and what all its pages share. Prices are in credits; secrets are never shown."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar

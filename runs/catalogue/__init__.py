@@ -4,8 +4,6 @@ Every turn and every call needs them and the rows change rarely, so a process re
 ``MAX_AGE_SECONDS``.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import re

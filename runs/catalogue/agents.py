@@ -1,7 +1,5 @@
 """What staff write of agents: checked, and stored as versions that never change."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from django.db import transaction

@@ -3,8 +3,6 @@ new field is a name in ``Meta.fields``; its default is that of the model. ``${VA
 environment in secrets and addresses.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase

@@ -1,7 +1,5 @@
 """The fields of entries of the catalogue file, which read ``${VARIABLE}`` from the environment."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 A mistake anywhere changes nothing, and is told with its line and field. Secrets are never written or told.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from difflib import unified_diff

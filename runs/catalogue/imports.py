@@ -1,7 +1,5 @@
 """Tools of an MCP server as rows of the catalogue, from the server's own list."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from typing import Any

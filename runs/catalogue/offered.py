@@ -1,7 +1,5 @@
 """What a new run names, and what the catalogue offers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from config.api.serializers import did_you_mean

@@ -2,8 +2,6 @@
 Schema of an object, within limits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any, TypeAlias

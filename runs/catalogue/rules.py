@@ -1,7 +1,5 @@
 """The rules of the catalogue that staff's forms and the catalogue file share, as messages for people."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 

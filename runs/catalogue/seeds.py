@@ -5,8 +5,6 @@ A migration reads it. The roles are not in ``runs.admin``, because importing tha
 admin. Staff may change the groups later.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.apps import apps as installed

@@ -1,7 +1,5 @@
 """Models, tools and agents as clients see them, and the schema of an output as clients send it."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from drf_spectacular.utils import extend_schema_field

@@ -1,7 +1,5 @@
 """What the runs of an agent or a model usually cost, for people who choose one. A job measures it each hour."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 from config.kernel import clock

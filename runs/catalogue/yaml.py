@@ -5,8 +5,6 @@ rejects what readers treat differently (duplicate keys, tags, several documents)
 merge keys, depth) and what cannot be stored (NUL).
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from decimal import Decimal

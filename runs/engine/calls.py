@@ -1,7 +1,5 @@
 """The tool calls of one run: checked, asked about where necessary, dispatched, made and recorded."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Sequence

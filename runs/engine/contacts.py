@@ -2,8 +2,6 @@
 ``contact_at`` of a call says when; the type of the tool makes the request.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -2,8 +2,6 @@
 looks, the oldest run's. ``lifecycle.wait_for_credits`` keeps the order between processes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from bisect import insort

@@ -1,7 +1,5 @@
 """The engine of a run worker process: it admits runs, cancels them, and drains and stops the process."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

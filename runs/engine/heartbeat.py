@@ -2,8 +2,6 @@
 for cancels and for work that no message led to.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import random

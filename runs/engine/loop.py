@@ -2,8 +2,6 @@
 Each step ends with one transaction that records its outcome. Between two steps the run can move to another process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from typing import Any

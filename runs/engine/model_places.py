@@ -3,8 +3,6 @@ future. One thread asks for places for all of them, at once when something chang
 renews the places that the process holds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

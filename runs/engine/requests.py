@@ -1,7 +1,5 @@
 """One request to a model: its hold and its stream, the record of its failure, and what ends a run in its worker."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

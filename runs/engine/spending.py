@@ -4,8 +4,6 @@ The bound of the tokens in is never under what a provider counts: a token is at 
 provider has counted a request with the same beginning, of any run of the model, that count stands for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

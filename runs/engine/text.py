@@ -1,7 +1,5 @@
 """Writes the streamed text of all runs of a process: one transaction for all, at most once in STREAM_FLUSH_SECONDS."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -2,8 +2,6 @@
 The same rows and the same cut always give the same messages. No query, and no decision what is left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property

@@ -4,8 +4,6 @@ The model gives the output of a run that has a schema for it as the input of a c
 like that of any call. Such a call is part of its turn and has no row, approval or price of its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace

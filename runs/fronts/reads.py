@@ -2,8 +2,6 @@
 function blocks; nothing here writes.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

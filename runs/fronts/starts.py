@@ -1,7 +1,5 @@
 """Starts runs for clients that name their requests, so that the same request again starts nothing."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the routes of all protocols have in common: bodies, scopes, and streams with their places."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from contextlib import ExitStack

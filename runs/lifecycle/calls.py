@@ -1,7 +1,5 @@
 """Every transition of a tool call; ``moves`` has the rules."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any

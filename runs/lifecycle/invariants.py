@@ -6,8 +6,6 @@ the tables enforce is not checked here.
 """
 # ruff: noqa: S608  (constants)
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial

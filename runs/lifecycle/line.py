@@ -3,8 +3,6 @@
 This module writes a run's place (``blocked``, ``throttled``, ``due_at``) and its chat's active run; never a status.
 """
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

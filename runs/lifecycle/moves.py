@@ -5,8 +5,6 @@ order of their ids. A webhook event only shares its endpoint's key and may be wr
 UPDATE: the insert of a row that refers to a locked row does not wait.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from datetime import datetime, timedelta

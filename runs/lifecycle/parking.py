@@ -3,8 +3,6 @@ that are parked because all their open calls are such (docs/architecture.md, "Pa
 its transaction locks the run, and an owner that is at work finds its run's stream ahead and reads it again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@ and the webhook events that belong to it. The transitions of the worker that own
 and raise ``LeaseLost`` if another worker has taken over; the others lock the run first. ``moves`` has the lock order.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Sequence

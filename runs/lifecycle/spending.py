@@ -2,8 +2,6 @@
 whether a step waits for credits that other steps hold. No status changes here.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta

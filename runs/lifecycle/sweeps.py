@@ -4,8 +4,6 @@ of beat calls ``sweep``. A row that is locked or cannot be processed stops no ot
 a call; the next call continues.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Container, Iterable, Sequence
 from datetime import datetime, timedelta

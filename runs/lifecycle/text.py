@@ -1,7 +1,5 @@
 """The text of a run's message: streamed, overtaken and joined. No status changes here."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterable, Sequence

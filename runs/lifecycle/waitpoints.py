@@ -1,7 +1,5 @@
 """Every transition of a waitpoint, with the transitions of its run that it causes; ``moves`` has the rules."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

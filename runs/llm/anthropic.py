@@ -1,7 +1,5 @@
 """The adapter for Anthropic's messages API and for other servers that speak it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The connections to model servers, and the time limits of one turn at a provider."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable

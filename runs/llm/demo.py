@@ -15,8 +15,6 @@ process can continue. MODEL_TIMEOUT_SECONDS limits the time slept; MODEL_STALL_S
 ``/wait 600`` would fail with the default settings.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import re

@@ -5,8 +5,6 @@ A run's journal holds only their names, so that runs that wait for their tools k
 share of the threads and of the memory, so that slow or huge files delay only the runs of their own user.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import time

@@ -4,8 +4,6 @@ An adapter adds the format of a request, of a stream's event and of a whole answ
 docs/decisions/0023.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -4,8 +4,6 @@ Each process says at intervals what it holds and for whom it waits, and gets wha
 absolute numbers, so a lost answer is corrected by what it says next. The document of a provider is a row.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any

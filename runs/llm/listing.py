@@ -1,7 +1,5 @@
 """The names of the models that a provider's server lists, for staff. Nothing is asked of a model."""
 
-from __future__ import annotations
-
 import asyncio
 
 import aiohttp

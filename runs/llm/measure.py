@@ -3,8 +3,6 @@ charged if the provider does not count, and the size that the window is filled b
 cannot drift apart.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """The adapter for OpenAI's chat completions and for the many servers with the same API, each with its dialect."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from config.kernel.jsontext import to_text

@@ -2,8 +2,6 @@
 with the encrypted reasoning of earlier turns.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import AsyncIterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Why a provider refused a request or stopped an answer, from its status and its body in all known shapes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -3,8 +3,6 @@
 An adapter is imported at its first use, so that a web process never loads one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

@@ -1,7 +1,5 @@
 """When which model is asked again after a request failed. Decides only; the engine records the decision and waits."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 accepts, and parts of a transcript. Nothing here is specific to a provider.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

@@ -3,8 +3,6 @@
 This module does not use tools, runs or Django's views. Each refusal is an ``RpcError``.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 from collections.abc import Mapping

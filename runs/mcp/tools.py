@@ -3,8 +3,6 @@
 What a tool takes is declared by its serializer alone. This module does not use JSON-RPC. A refusal is a DomainError.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 from collections.abc import Callable

@@ -5,8 +5,6 @@ answered with the API's envelope, what JSON-RPC refuses with its error object, a
 that has ``isError``.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack

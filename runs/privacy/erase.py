@@ -3,8 +3,6 @@
 Each step can be interrupted and repeated. The name is removed last, so that a repetition finds the person.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import secrets

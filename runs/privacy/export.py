@@ -1,7 +1,5 @@
 """``export``: all that is kept of a person, as lines of JSON."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 docs/privacy.md shows this table. A new table of the service must be added to both; a test compares them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum

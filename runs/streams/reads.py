@@ -3,8 +3,6 @@
 Every function blocks, so it runs on a thread. Nothing here writes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce

@@ -4,8 +4,6 @@ The views check a request like any other and answer with a ``StreamResponse``, w
 event loop. Any other server sends the events that exist now; the client reconnects for later ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain

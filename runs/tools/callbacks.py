@@ -4,8 +4,6 @@ The address names the call and has an HMAC over it by SECRET_KEY (SECRET_KEY_FAL
 right to send the outcome, so it is not stored, and no log, message or export has it.
 """
 
-from __future__ import annotations
-
 import hmac
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The registry of the tool types, and the one function through which the engine calls a tool."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from dataclasses import dataclass, replace

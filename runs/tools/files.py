@@ -4,8 +4,6 @@
 token, which is also a part of the path, so that old addresses stay valid after a change of SECRET_KEY.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from urllib.parse import quote

@@ -3,8 +3,6 @@
 docs/tools.md has what a call sends and what its answers mean.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -3,8 +3,6 @@
 ``runs.tools.validation`` checks it, in a process that the system ends when a check has used its time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """One call of an HTTP tool by staff, who see what came. No run knows of it, and nothing is charged or stored."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import dataclass

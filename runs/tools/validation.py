@@ -9,8 +9,6 @@ Each line of the input is a JSON object with ``schema`` (text), ``value`` and th
 the output is the answer of ``check``.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import signal

@@ -1,7 +1,5 @@
 """Fixtures of the admin tests: members of staff with roles, and a run with rows in every related table."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Admin actions: each needs a permission and a confirmation, calls the API's service once and is logged."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The admin's pages of agents: each save a version, the versions side by side, and the way back to one."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

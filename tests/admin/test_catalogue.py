@@ -1,7 +1,5 @@
 """The admin's pages of models and tools: prices in credits, clear errors, and secrets that are never shown."""
 
-from __future__ import annotations
-
 import json
 import re
 from base64 import b64encode

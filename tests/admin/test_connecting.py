@@ -2,8 +2,6 @@
 next.
 """
 
-from __future__ import annotations
-
 import html
 import io
 import json

@@ -1,7 +1,5 @@
 """The dashboard's metrics: their values, their cache and their use of indexes."""
 
-from __future__ import annotations
-
 import json
 import re
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """Search in the admin uses indexes, and a list page never counts its rows."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 from urllib.parse import urlencode

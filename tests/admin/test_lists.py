@@ -1,7 +1,5 @@
 """What lists show: short ids and whole times; and the error pages."""
 
-from __future__ import annotations
-
 import pytest
 from django.urls import reverse
 

@@ -1,7 +1,5 @@
 """Pages of the admin: a run's timeline, read-only history, no secrets, and content only on the content page."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A user's page, and the search field that opens it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The dashboard's health strip and times, and the reports of what was spent."""
 
-from __future__ import annotations
-
 import csv
 from datetime import datetime, timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """The roles of a new installation."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

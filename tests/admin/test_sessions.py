@@ -1,7 +1,5 @@
 """Sessions of staff end after a time without requests, and some time after the sign-in."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

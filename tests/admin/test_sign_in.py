@@ -1,7 +1,5 @@
 """Sign-in attempts are limited by client address, and forged headers do not bypass the limit."""
 
-from __future__ import annotations
-
 import pytest
 from django.core.management import call_command
 from django.test import Client

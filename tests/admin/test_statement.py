@@ -1,7 +1,5 @@
 """The ledger in words: sentences, signed amounts, balances, folded holds, and the balances in forms about credits."""
 
-from __future__ import annotations
-
 import html
 import re
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """*Try it* on the page of an HTTP tool: who may, what is sent, what is shown and logged."""
 
-from __future__ import annotations
-
 import json
 from base64 import b64encode
 from typing import Any

@@ -1,7 +1,5 @@
 """An engine in the test process, and the requests that its models get."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

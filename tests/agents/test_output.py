@@ -1,7 +1,5 @@
 """Tests of ``outputSchema``: the model answers by a call, which is checked, and told what does not fit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

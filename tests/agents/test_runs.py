@@ -1,7 +1,5 @@
 """Tests of how runs execute with the version of the agent that they are pinned to."""
 
-from __future__ import annotations
-
 import pytest
 
 from runs import catalogue

@@ -1,7 +1,5 @@
 """Tests of what a run gets from its agent and from its request, through HTTP."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

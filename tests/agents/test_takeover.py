@@ -1,7 +1,5 @@
 """Tests of runs with an agent and a schema whose worker dies: the next one has the same prompt and counts on."""
 
-from __future__ import annotations
-
 import pytest
 from django.core.management import call_command
 

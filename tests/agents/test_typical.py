@@ -1,7 +1,5 @@
 """What the runs of an agent or a model usually cost, as callers see it."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of what staff write of agents: versions that never change, and the checks of their content."""
 
-from __future__ import annotations
-
 import pytest
 from rest_framework.exceptions import ValidationError
 

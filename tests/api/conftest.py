@@ -1,7 +1,5 @@
 """Fixtures of the API tests: a local Redis server and a local identity provider."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import tempfile

@@ -1,7 +1,5 @@
 """Reading and writing JSON bodies (docs/api.md)."""
 
-from __future__ import annotations
-
 import json
 from decimal import Decimal
 

@@ -1,7 +1,5 @@
 """The API ignores session cookies. Pages still use them."""
 
-from __future__ import annotations
-
 import pytest
 from django.conf import settings
 from django.contrib.auth import get_user_model

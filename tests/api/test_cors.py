@@ -1,7 +1,5 @@
 """Web apps of other origins: ``CORS_ALLOWED_ORIGINS`` (docs/api.md, "Browser apps")."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Every error under /api has the envelope of docs/api.md, whatever part of the service raised it."""
 
-from __future__ import annotations
-
 import json
 import logging
 

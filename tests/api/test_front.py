@@ -1,7 +1,5 @@
 """The front of the web processes, with a WSGI application of the test in place of Django."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """``/``: links to what the service has, and nothing that runs."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

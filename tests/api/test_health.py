@@ -1,7 +1,5 @@
 """/livez and /readyz (docs/deploy.md)."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Callable

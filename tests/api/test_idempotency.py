@@ -1,7 +1,5 @@
 """The Idempotency-Key header (docs/api.md)."""
 
-from __future__ import annotations
-
 import threading
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """Tests of docs/identity.md: its settings accept its tokens, and its backend gets a token from a real server."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """Keyset pagination (docs/api.md)."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from typing import Any
 

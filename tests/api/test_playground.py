@@ -1,7 +1,5 @@
 """``/playground`` without a browser: who sees the page, its policy, its libraries, and tokens in its address."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterator

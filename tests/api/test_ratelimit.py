@@ -1,7 +1,5 @@
 """Rate limits (docs/api.md)."""
 
-from __future__ import annotations
-
 import logging
 import socket
 

@@ -1,7 +1,5 @@
 """X-Request-Id: on every answer, in every log line, and in the tasks that a request starts (docs/api.md)."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

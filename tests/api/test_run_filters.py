@@ -1,7 +1,5 @@
 """The metadata of runs, and the filters of run lists: alone, together and over pages (docs/resources.md)."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from itertools import product
 from random import Random

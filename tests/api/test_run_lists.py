@@ -1,7 +1,5 @@
 """Tests of the sizes of runs: lists hold summaries without calls, and a run shows the beginning of each result."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The OpenAPI document lists the errors, security scheme and parameters of each operation."""
 
-from __future__ import annotations
-
 import pytest
 from django.urls import include, path
 from drf_spectacular.generators import SchemaGenerator

@@ -1,7 +1,5 @@
 """Session tokens of an identity provider and of the service itself (docs/api.md)."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Routes of viewsets that only the API tests use, and the routes of /me and of API keys."""
 
-from __future__ import annotations
-
 import threading
 from decimal import Decimal
 from typing import Any

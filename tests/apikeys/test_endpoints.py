@@ -1,7 +1,5 @@
 """/api-keys, /key and requests with a key (docs/resources.md)."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """The secrets of API keys: their form, their checksum and their stored digest."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 

@@ -1,7 +1,5 @@
 """Tests of server keys and POST /session-tokens."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """Values that are declared in one table are read from that table, in the code and in the API document."""
 
-from __future__ import annotations
-
 import ast
 import pickle
 import re

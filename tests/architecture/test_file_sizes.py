@@ -1,7 +1,5 @@
 """A file that one cannot keep in mind is two files."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """FOR UPDATE also waits for, and stops, every insert of a row that refers to the locked one, so it needs a reason."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Only the transitions may change a status. Every other write fails at run time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The lock files hold what the .in files name, and a hash of every package."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The rules of docs/architecture.md that no linter checks."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """docs/security.md names tests, files and settings that exist, and covers every chapter."""
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache

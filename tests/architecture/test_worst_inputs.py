@@ -1,7 +1,5 @@
 """Text from outside never costs much time. The inputs and their limits are in ``worst_inputs``."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import gc

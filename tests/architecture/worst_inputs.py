@@ -5,8 +5,6 @@ hand or left to a library, and ``ON_EVENT_LOOPS`` (worst_loop_inputs.py) for wha
 name and calls without arguments.
 """
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Callable

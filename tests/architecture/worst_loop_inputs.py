@@ -1,7 +1,5 @@
 """What event loops execute, with its worst inputs (``worst_inputs``): while one of these computes, all others wait."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any

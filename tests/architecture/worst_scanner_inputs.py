@@ -1,7 +1,5 @@
 """Readers that are written by hand or left to a library, with their worst inputs (``worst_inputs``)."""
 
-from __future__ import annotations
-
 import base64
 from functools import partial
 

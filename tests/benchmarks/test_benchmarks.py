@@ -1,7 +1,5 @@
 """The parts of the benchmarks that measure nothing: comparison with the kept ratios, tables, JSON."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

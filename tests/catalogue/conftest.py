@@ -1,7 +1,5 @@
 """The command on a file with a given text."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from pathlib import Path

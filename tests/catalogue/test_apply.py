@@ -1,7 +1,5 @@
 """``manage.py catalogue apply``: what a file changes, what it leaves alone, and what it says about it."""
 
-from __future__ import annotations
-
 import logging
 from decimal import Decimal
 

@@ -1,7 +1,5 @@
 """The catalogue that a process keeps in memory."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The shipped example, the page about the file, and the columns that the file must have."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

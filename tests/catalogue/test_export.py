@@ -1,7 +1,5 @@
 """``manage.py catalogue export``: a file without secrets that makes the same catalogue elsewhere."""
 
-from __future__ import annotations
-
 import re
 import stat
 

@@ -1,7 +1,5 @@
 """Mistakes in a catalogue file: each is named with its line and field, and none changes anything."""
 
-from __future__ import annotations
-
 import pytest
 
 from runs.models import AgentModel, AgentVersion, Provider, Tool

@@ -1,7 +1,5 @@
 """The strict reader of YAML, and the writer whose text it reads back."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

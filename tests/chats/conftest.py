@@ -1,7 +1,5 @@
 """Helpers that announce, upload and complete attachments with the test client."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A local S3-compatible server in a separate process."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Announcing, uploading and completing attachments on both surfaces (docs/attachments.md)."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

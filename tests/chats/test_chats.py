@@ -1,7 +1,5 @@
 """Creating, listing, renaming and deleting chats on both surfaces (docs/resources.md)."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Chats that callers name themselves: ``clientId``."""
 
-from __future__ import annotations
-
 import pytest
 
 from chats.models import Chat

@@ -1,7 +1,5 @@
 """Completing attachments: checks of the uploaded file, and expiry (docs/attachments.md)."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

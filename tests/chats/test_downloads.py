@@ -1,7 +1,5 @@
 """Downloads of attachments: headers, ranges and conditional requests (RFC 9110, RFC 6266)."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """The messages of a chat: oldest first, in pages, with their attachments (docs/resources.md)."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests import factories

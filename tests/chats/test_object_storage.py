@@ -1,7 +1,5 @@
 """Attachments in an S3-compatible object storage. Clients upload to it directly; the rest is unchanged."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any

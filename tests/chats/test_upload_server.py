@@ -1,7 +1,5 @@
 """Uploads and downloads through the real web server, as the test client reads bodies in another way."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """Uploading the content of attachments to the service (docs/attachments.md)."""
 
-from __future__ import annotations
-
 import pytest
 from django.core.files.storage import default_storage
 from django.core.signing import Signer

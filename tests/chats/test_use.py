@@ -1,7 +1,5 @@
 """Attachments in messages: which ones a message may use, and what a deleted chat hides."""
 
-from __future__ import annotations
-
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext

@@ -4,8 +4,6 @@ installed under var/check at first use, and removed by ``make clean``.
 A test is skipped, with a message, where npm is not installed or a registry cannot be reached.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """A conversation by the official MCP client of early 2025 (mcp 1.9), for the interpreter that has it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """A run by the client that openapi-generator made, for the interpreter that has what such clients need."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

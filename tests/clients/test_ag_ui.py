@@ -1,7 +1,5 @@
 """The official clients of AG-UI and CopilotKit, unmodified, against the service."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

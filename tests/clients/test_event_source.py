@@ -1,7 +1,5 @@
 """The npm package "eventsource" follows a run and stops at its end, on both servers of streams."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

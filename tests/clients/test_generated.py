@@ -1,7 +1,5 @@
 """Clients that generators make of the service's document. Each is compiled and executes a run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Linters of OpenAPI documents find nothing to report."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Official MCP clients, old and new, against the service. tests/mcp/test_client.py has the newest one in Python."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A Python client generated from the committed schema. It performs a run on both surfaces."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess

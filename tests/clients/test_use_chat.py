@@ -1,7 +1,5 @@
 """The AI SDK's own chat, versions 7 and 6, against the service: at the end it has what ``GET messages`` lists."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of the rate limits with several web processes and concurrent requests."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Tests of concurrent requests over HTTP, with real worker processes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise

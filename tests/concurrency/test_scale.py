@@ -1,7 +1,5 @@
 """Tests of many concurrent runs: in one worker process, in several, and of one user and others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -3,8 +3,6 @@
 The provider is the demo model, which uses all that each request may, and reports more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """Every operation of both surfaces, read from the URL configuration, so new routes are tested automatically."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any

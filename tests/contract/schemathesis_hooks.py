@@ -1,7 +1,5 @@
 """Failures that schemathesis must ignore, each with the reason. All checks of schemathesis are enabled."""
 
-from __future__ import annotations
-
 import uuid
 from typing import Any
 from urllib.parse import urlsplit

@@ -1,7 +1,5 @@
 """The OpenAPI document: it matches the routes, its examples are valid, and its committed copy is up to date."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from functools import cache

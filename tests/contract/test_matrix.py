@@ -1,7 +1,5 @@
 """Rules of every operation: credentials, scopes, ownership of objects, and invalid requests."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from typing import Any

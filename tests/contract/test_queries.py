@@ -1,7 +1,5 @@
 """The number of queries of an operation does not grow with the data: it is equal with 20 rows and with 1."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

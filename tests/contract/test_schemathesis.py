@@ -1,7 +1,5 @@
 """Valid and invalid requests, single and in sequences, that schemathesis generates from the committed schema."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

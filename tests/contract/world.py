@@ -1,7 +1,5 @@
 """Creates a user with rows of every kind, for tests that call every operation of the API."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any

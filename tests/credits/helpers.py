@@ -1,7 +1,5 @@
 """Helpers that create ledger rows; each call is a separate movement."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from itertools import count
 from typing import Any

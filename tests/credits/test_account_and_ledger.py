@@ -1,7 +1,5 @@
 """``/me/credits`` and ``/me/credits/ledger`` over HTTP."""
 
-from __future__ import annotations
-
 import csv
 import io
 import weakref

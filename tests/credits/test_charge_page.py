@@ -1,7 +1,5 @@
 """The code of docs/charge.md, against a real server."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

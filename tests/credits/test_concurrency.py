@@ -1,7 +1,5 @@
 """Concurrent movements of one account: no overdraft, no double movement, exact sums."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import threading

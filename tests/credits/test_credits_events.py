@@ -1,7 +1,5 @@
 """What the installation endpoint is told of users' credits."""
 
-from __future__ import annotations
-
 import json
 import threading
 from decimal import Decimal

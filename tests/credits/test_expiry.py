@@ -1,7 +1,5 @@
 """Grants that expire."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 
 import pytest

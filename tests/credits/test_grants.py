@@ -1,7 +1,5 @@
 """The credits of users, for the app's backend: grants, revocations and reading, with a server key."""
 
-from __future__ import annotations
-
 import contextlib
 from datetime import timedelta
 from urllib.parse import quote

@@ -1,7 +1,5 @@
 """Random sequences of all movements, compared with a simple model of an account."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The totals of the usage reports: maintained by triggers, compared with the ledger, and rebuilt."""
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """The usage reports over HTTP."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """A crawler that signs in to the admin and follows every kind of link."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections import Counter, deque

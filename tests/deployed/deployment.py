@@ -1,7 +1,5 @@
 """The service as the Procfile defines it. The entry point of the container image starts each process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -2,8 +2,6 @@
 of traces (OTLP/HTTP), and a Sentry.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterator

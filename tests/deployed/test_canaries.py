@@ -4,8 +4,6 @@ Canaries are unique strings in users' content and in secrets. They may appear on
 line names its request, run and task. One trace covers a whole run. One page holds the metrics of all processes.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """The first minutes with the service: `make run` prints what it does and what to do next. Errors name the variable."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

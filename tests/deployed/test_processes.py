@@ -1,7 +1,5 @@
 """The processes of the Procfile under load: they serve, they end within the platforms' time limit and lose nothing."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import threading

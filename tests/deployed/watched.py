@@ -1,7 +1,5 @@
 """A service with logs, metrics, traces and error reports enabled, after every kind of user action and failure."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 import time

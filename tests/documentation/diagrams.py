@@ -3,8 +3,6 @@
 It needs npm, its registry and Chromium.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tempfile

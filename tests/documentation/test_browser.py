@@ -1,7 +1,5 @@
 """The front page and the reference of the API in a real browser: wide, narrow, light, dark, with the keyboard."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Every relative link of every Markdown file leads to a file of the repository, and to a heading of it."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections import Counter

@@ -5,8 +5,6 @@ the environment; ``tour`` here too, after the first block of README's tour. Bloc
 code that they are about, or are no programs.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """``/docs``: the site that mkdocs builds, or the Markdown files, and nothing else of the machine."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """README's commands, pasted block by block into one shell beside a running service: each prints what README shows."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

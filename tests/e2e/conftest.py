@@ -1,7 +1,5 @@
 """A service whose playground is open to everyone, for all tests of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The admin in a real browser: sign in, open pages, find a run, read its timeline, cancel it, grant credits."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -2,8 +2,6 @@
 colours of the dark theme. Each page has one landmark ``main``, and none is wider than its screen.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

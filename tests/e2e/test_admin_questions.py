@@ -1,7 +1,5 @@
 """Each question that staff are asked often is answered within two clicks from the dashboard, for each role."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs use tools and models that staff created in the admin, with real workers and real servers behind them."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -1,7 +1,5 @@
 """The chat apps of docs/examples: one in a terminal, one in a browser, whose page has another origin."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Behaviour that needs real processes: a complete run, a killed worker, an orderly stop, a malformed request."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """The playground in a browser: chats, Markdown, approvals, questions, attachments, options, code, accessibility."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

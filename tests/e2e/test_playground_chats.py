@@ -1,7 +1,5 @@
 """The message box and the list of chats of the playground in a browser."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The options of a run in the playground, in a browser: what is sent, what agents change, what a reload keeps."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The shop of docs/examples: it sells credits, an empty account pauses a run, and a payment resumes it."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

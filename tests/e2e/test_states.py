@@ -1,7 +1,5 @@
 """Each state and each errorCode of a run, over HTTP with real worker processes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The app of docs/examples/use-chat: the AI SDK's ``useChat`` in a browser, against this service alone."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Callable, Iterator

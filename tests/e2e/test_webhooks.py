@@ -1,7 +1,5 @@
 """Webhook retries in real time, by real workers."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -3,8 +3,6 @@
 It is a thread of the test process and speaks chat completions. ``PROVIDER`` are the rows of its provider and model.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

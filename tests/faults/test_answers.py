@@ -1,7 +1,5 @@
 """An answer, a cancel and the expiry of one waitpoint at the same instant, five hundred times."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor

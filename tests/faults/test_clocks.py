@@ -1,7 +1,5 @@
 """Workers whose clocks are wrong by hours: nothing expires early and nothing starts twice."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator

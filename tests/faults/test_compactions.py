@@ -1,7 +1,5 @@
 """Workers are killed at each step of a compaction: it is made and paid once, and the chat goes on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

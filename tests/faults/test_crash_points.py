@@ -1,7 +1,5 @@
 """Workers are killed at each step of a run. Another worker continues from the record, and nothing happens twice."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -2,8 +2,6 @@
 time, and accepted work is done exactly once as soon as there is a database again.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from urllib.parse import urlsplit

@@ -1,7 +1,5 @@
 """Consecutive deploys under load: runs move to another worker at once, and none counts as lost."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The drills of docs/deploy.md, with the commands that the page shows, while runs are in progress."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """No code on an event loop reaches the database: with every cache outdated, runs, tools, webhooks and streams work."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The AI SDK's own chat stays with its answer while the processes behind it are killed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

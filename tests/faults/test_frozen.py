@@ -1,7 +1,5 @@
 """A worker resumes after its lease has expired: other workers have taken its runs over, and it changes nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

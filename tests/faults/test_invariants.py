@@ -1,7 +1,5 @@
 """Every invariant reports its violation, and reports nothing for correct data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from io import StringIO

@@ -1,7 +1,5 @@
 """Real worker processes that die during runs."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.driver import Driver

@@ -1,7 +1,5 @@
 """The connection breaks after the commit of a database step of a run: the step still happens once."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

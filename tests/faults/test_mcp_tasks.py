@@ -1,7 +1,5 @@
 """A task of an MCP server goes on while every worker is killed, also with its question and the answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Messages that arrive repeatedly, late or never, and a beat that runs twice or not at all."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 

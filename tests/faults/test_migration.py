@@ -1,7 +1,5 @@
 """A release widens the columns that the old processes read, while they serve: no request and no run fails."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterator

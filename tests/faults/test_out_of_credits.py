@@ -1,7 +1,5 @@
 """Runs that wait for credits, while everything is killed and users buy credits at random."""
 
-from __future__ import annotations
-
 import random
 import time
 import uuid

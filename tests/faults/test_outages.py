@@ -2,8 +2,6 @@
 once.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator

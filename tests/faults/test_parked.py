@@ -1,7 +1,5 @@
 """Parked calls, while every process of the service is killed at every step of parking, callbacks and resuming."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

@@ -1,7 +1,5 @@
 """Database connections break, and the server restarts, under load: accepted work is done exactly once."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """A provider's limits with two real workers, in Redis and in the database."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

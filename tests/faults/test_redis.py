@@ -1,7 +1,5 @@
 """The broker is flushed, stopped or paused under load: requests and runs continue."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Workers are killed at each step of a retry and of a fallback: attempts are remembered, nothing is charged twice."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """One bad or locked row stops neither the sweeps nor other runs, and nothing depends on beat alone."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """A worker is killed: another continues its run, within fifteen seconds under the default settings."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 

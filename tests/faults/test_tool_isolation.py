@@ -1,7 +1,5 @@
 """One user's slow tools and files at their limits, and another user beside on the same worker, who stays as fast."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A worker stops while calls of one user wait for their places: the calls that it has not begun are made elsewhere."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator

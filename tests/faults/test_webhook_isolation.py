@@ -1,7 +1,5 @@
 """One user disables an endpoint with very many pending deliveries. The runs of another user go on."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

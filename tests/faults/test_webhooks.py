@@ -1,7 +1,5 @@
 """Deliveries while their worker is killed and the broker is flushed, repeatedly, and receivers fail."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections import Counter

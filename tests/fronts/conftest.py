@@ -1,7 +1,5 @@
 """A client of the AI SDK's routes in the test process, with the engine that executes its runs."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

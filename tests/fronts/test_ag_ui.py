@@ -1,7 +1,5 @@
 """The routes of AG-UI and CopilotKit: what a POST starts, answers and streams, and what a client that connects gets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

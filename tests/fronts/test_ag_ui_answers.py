@@ -1,7 +1,5 @@
 """AG-UI's routes, where a request both answers and says something, and snapshots of long chats."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

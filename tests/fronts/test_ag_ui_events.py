@@ -1,7 +1,5 @@
 """The rendering of stream events as AG-UI, without a database: what the official client would keep, and refuse."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

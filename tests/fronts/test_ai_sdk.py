@@ -1,7 +1,5 @@
 """The routes of the AI SDK: what a POST starts, answers and streams, and what a chat lists."""
 
-from __future__ import annotations
-
 import base64
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The AI SDK's routes, where more than one thing of an answer is open, or asked for twice."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What each stream event is in the AI SDK's protocol."""
 
-from __future__ import annotations
-
 from decimal import Decimal
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Streams of runs whose events are written here: long ones, overtaken text, and events that are pruned."""
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 from itertools import chain

@@ -1,7 +1,5 @@
 """Compares what a modest user waits for, without a greedy user and beside one, in alternate rounds of one test."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

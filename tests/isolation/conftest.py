@@ -1,7 +1,5 @@
 """A service with one process of each kind, which all tests of this folder share. Each test has its own users."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

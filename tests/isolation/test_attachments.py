@@ -1,7 +1,5 @@
 """Attachment bytes: uploads and downloads that a user keeps open leave the web process's threads to other users."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What anonymous clients send to stop a web process: meanwhile others are answered, and its memory is bounded."""
 
-from __future__ import annotations
-
 import contextlib
 import resource
 import select

@@ -1,7 +1,5 @@
 """Connections that the web process has closed, and whose clients stay, do not delay other users' requests."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from collections.abc import Iterator

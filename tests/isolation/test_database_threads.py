@@ -1,7 +1,5 @@
 """Database threads of a run worker: a user whose claims or steps wait for locks does not delay other users' runs."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """An identity provider that hangs while the web process has none of its keys."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor

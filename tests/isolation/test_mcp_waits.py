@@ -1,7 +1,5 @@
 """Calls of the MCP endpoint that wait: MCP_WAITS_PER_USER, then 429; other users' calls wait as before."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

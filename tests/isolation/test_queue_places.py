@@ -1,7 +1,5 @@
 """Queue places: a user who fills the queues of many chats does not delay the runs of other users."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Clients that send their requests slowly hold no thread of the web process, and only for a limited time."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time

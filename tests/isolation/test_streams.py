@@ -1,7 +1,5 @@
 """Places of streams: STREAMS_PER_USER over all processes, then 429; other users' streams open and deliver as before."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import struct

@@ -1,7 +1,5 @@
 """Webhook slots: deliveries to a receiver that hangs do not delay the deliveries of other users."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading

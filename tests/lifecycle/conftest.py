@@ -1,7 +1,5 @@
 """Fixtures that run an engine in the test process, with real transactions and threads and without a broker."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator

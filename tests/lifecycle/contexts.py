@@ -1,7 +1,5 @@
 """A strict provider in front of the demo model, and chats that outgrow its window."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The streamed text of many runs is appended at once, to those that are still their owner's."""
 
-from __future__ import annotations
-
 import json
 import threading
 from typing import Any

@@ -1,7 +1,5 @@
 """The heartbeat of a worker waits longer while the database is away, and logs it once."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

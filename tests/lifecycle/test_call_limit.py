@@ -1,7 +1,5 @@
 """Tests of RUN_CALLS_MAX, the number of calls of a run."""
 
-from __future__ import annotations
-
 import pytest
 
 from runs import lifecycle

@@ -1,7 +1,5 @@
 """``onActiveRun: cancel``: a run that takes the place of the chat's others."""
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = pytest.mark.django_db(transaction=True)

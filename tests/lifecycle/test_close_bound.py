@@ -1,7 +1,5 @@
 """How much of a budget can be used: what a provider has counted before stands for what a request begins with."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of ``manage.py run``, with a real engine."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys

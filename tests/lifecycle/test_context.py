@@ -1,7 +1,5 @@
 """What the model receives of a chat: its transcript, which is shortened when it outgrows the model's window."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from itertools import pairwise

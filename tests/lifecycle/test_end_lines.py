@@ -1,7 +1,5 @@
 """Each run that ends has one INFO line, whatever ends it."""
 
-from __future__ import annotations
-
 import logging
 import re
 from datetime import timedelta

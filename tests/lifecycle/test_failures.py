@@ -1,7 +1,5 @@
 """Tests of the error codes, the budget and the tools of a run, through the API with a real engine."""
 
-from __future__ import annotations
-
 import logging
 import re
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """The fields of a run that come from its execution or from its request (docs/resources.md)."""
 
-from __future__ import annotations
-
 
 def test_answer_is_the_content_of_the_assistants_message(bench, public):
     asking = bench.ask("/say Before\n/ask Which colour?\n/say You said {result}.")

@@ -1,7 +1,5 @@
 """Questions with a schema: what a tool's server asks the user for, and the answers that it may get."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

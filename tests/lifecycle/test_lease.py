@@ -1,7 +1,5 @@
 """A worker that was suspended past its lease begins no call, and disturbs nobody who took over its runs."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

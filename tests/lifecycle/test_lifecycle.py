@@ -1,7 +1,5 @@
 """Tests of each status of a run, through the API with a real engine."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

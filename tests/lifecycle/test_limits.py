@@ -1,7 +1,5 @@
 """What follows a failed request, and how the places of a provider are shared: rules without a database."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

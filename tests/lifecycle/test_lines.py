@@ -1,7 +1,5 @@
 """Tests of the ids in the log lines of a run that a worker started without a nudge."""
 
-from __future__ import annotations
-
 import json
 import logging
 

@@ -1,7 +1,5 @@
 """Tests of the metrics of runs: each outcome is counted once."""
 
-from __future__ import annotations
-
 import pytest
 from django.db import transaction
 

@@ -1,7 +1,5 @@
 """Staff change, disable or delete models and providers while runs use them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """With ``onCreditsExhausted: wait``, a run pauses where credits or budget do not reach, and loses nothing."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from datetime import timedelta

@@ -4,8 +4,6 @@ caller's app, a waitpoint, crashes, callbacks and cancels in any order.
 A worker is simulated: its transitions are the engine's, and it reads the run again where the engine does.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """What a model turn costs that ended early, or whose provider counts wrongly: an account with a provider over HTTP."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from typing import Any

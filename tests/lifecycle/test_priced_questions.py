@@ -1,7 +1,5 @@
 """Tests of a price on ``ask_user``: the question is approved, held and charged like any other call."""
 
-from __future__ import annotations
-
 from io import StringIO
 from typing import Any
 

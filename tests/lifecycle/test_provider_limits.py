@@ -1,7 +1,5 @@
 """Limits of a provider: who waits for a place, how, and what ends the wait. tests/faults has several real workers."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

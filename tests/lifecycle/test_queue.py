@@ -1,7 +1,5 @@
 """Tests of the runs that are queued behind a chat's active run: their number, and their end with the chat."""
 
-from __future__ import annotations
-
 import threading
 from datetime import timedelta
 from io import StringIO

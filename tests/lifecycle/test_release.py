@@ -1,7 +1,5 @@
 """The runs of a lost worker are released in batches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """``replaces``: a run that takes the place of an earlier one and of all after it."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

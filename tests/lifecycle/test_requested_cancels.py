@@ -1,7 +1,5 @@
 """A cancel that was accepted ends the run, whatever its worker does at that moment."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

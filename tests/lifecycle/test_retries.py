@@ -1,7 +1,5 @@
 """Failed requests to models, through the API: what is tried again, what clients see, what it costs."""
 
-from __future__ import annotations
-
 import time
 from datetime import timedelta
 from typing import Any

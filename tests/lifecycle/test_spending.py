@@ -1,7 +1,5 @@
 """A spending limit that nothing exceeds, and no usage that is free."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

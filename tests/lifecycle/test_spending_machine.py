@@ -4,8 +4,6 @@ Workers are simulated: their transitions are the engine's, and a crash forgets w
 point is between two transitions; a crash within one rolls it back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Tests of the order of checks when a run starts: chat, body, active run of the chat, credits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

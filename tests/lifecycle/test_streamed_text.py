@@ -1,7 +1,5 @@
 """When the streamed text of a run is written."""
 
-from __future__ import annotations
-
 import pytest
 
 from runs import lifecycle

@@ -1,7 +1,5 @@
 """Models that summarise badly, and providers that count wrongly: the chat continues, and every request is settled."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Tests of runs whose worker dies, shuts down or has no free capacity."""
 
-from __future__ import annotations
-
 import pytest
 from django.db import transaction
 from django.db.models import F

@@ -1,7 +1,5 @@
 """Tests of a user's share of the tool calls of a process: the wait for a place costs the call none of its time."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

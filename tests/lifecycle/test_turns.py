@@ -1,7 +1,5 @@
 """The turns of a run: what each used and cost, with the text of its reasoning."""
 
-from __future__ import annotations
-
 import pytest
 
 from runs import services

@@ -1,7 +1,5 @@
 """A step that finds too few credits only because other steps of its user hold them waits until those have settled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Fixtures with a model server, settings that point to it, and turns with each provider."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Requests and transcripts for tests of models."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field

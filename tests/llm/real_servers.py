@@ -2,8 +2,6 @@
 virtual environment of its own under var/.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

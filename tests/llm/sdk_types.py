@@ -1,7 +1,5 @@
 """Checks a request's body against the types of a provider's official SDK, which are typed dictionaries."""
 
-from __future__ import annotations
-
 import collections.abc
 import functools
 import types

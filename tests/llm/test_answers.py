@@ -1,7 +1,5 @@
 """Answers that are complete and odd: broken text, connections that stay open, counts that come twice."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

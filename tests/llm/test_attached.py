@@ -1,7 +1,5 @@
 """Tests of attachments in model requests: their size limits and the format of each provider."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import threading

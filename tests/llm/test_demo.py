@@ -1,7 +1,5 @@
 """Tests of the offline demo model, which derives each turn of a script from the transcript alone."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

@@ -2,8 +2,6 @@
 runs and later as an earlier run of its chat.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from typing import Any

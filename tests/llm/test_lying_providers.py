@@ -1,7 +1,5 @@
 """A provider that breaks the rules: each turn ends with an error, in bounded memory."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import json

@@ -2,8 +2,6 @@
 the same model is asked again, what the caller and staff read, and what becomes of the connection.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """docs/models.md: its connections work, set up with the admin's forms as the page says; its tables are complete."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

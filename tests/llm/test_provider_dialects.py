@@ -2,8 +2,6 @@
 set up.
 """
 
-from __future__ import annotations
-
 import traceback
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of failures of a turn with a network provider that test_model_faults.py has no server for."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of successful turns of each kind of provider against a server with its wire format."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

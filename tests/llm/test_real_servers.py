@@ -1,7 +1,5 @@
 """The adapters with model servers of other projects: LiteLLM's proxy, and llama.cpp's server with real weights."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace

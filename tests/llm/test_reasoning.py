@@ -1,7 +1,5 @@
 """Tests of reasoning: it is recorded as it came, in its place, and goes back to the same provider and model only."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The official SDKs' types accept each request's body, whatever the transcript holds."""
 
-from __future__ import annotations
-
 import base64
 import json
 from typing import Any

@@ -4,8 +4,6 @@ A token stands for at least one byte of text. So the bound holds for every token
 body, with names and structure; images and documents, which are not counted by bytes, have bounds of their own.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of the requests: a run's transcript in the format of each kind of provider."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

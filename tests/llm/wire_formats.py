@@ -1,7 +1,5 @@
 """The answers of the model server in the real wire formats: the frames of a stream for each kind of provider."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Helpers that call /api/mcp with raw JSON-RPC, in all revisions of the protocol."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

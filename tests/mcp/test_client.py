@@ -1,7 +1,5 @@
 """Tests with the official MCP client against the running service, in each of its connection modes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

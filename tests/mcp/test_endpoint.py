@@ -1,7 +1,5 @@
 """Tests of POST /api/mcp with raw JSON-RPC: all revisions, the HTTP layer and invalid requests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

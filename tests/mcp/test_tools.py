@@ -1,7 +1,5 @@
 """Tests of the tools of POST /api/mcp and of the requests that they refuse."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

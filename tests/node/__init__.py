@@ -1,7 +1,5 @@
 """What the tests use of npm: the packages that a package-lock.json pins, installed once under var/check."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """A row that cannot be processed ends neither its job nor the other rows, and does not hide them."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The example dashboard, the alert rules and the docs name only metrics, labels, jobs and settings that exist."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

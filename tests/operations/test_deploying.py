@@ -1,7 +1,5 @@
 """Procfile, Dockerfile, compose.yaml, .env.example and docs agree with the code and with each other."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

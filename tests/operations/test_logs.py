@@ -3,8 +3,6 @@
 tests/deployed/test_canaries.py checks the same with real processes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """``/metrics``: access, the metrics that processes send, and the metrics that are read from the database."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

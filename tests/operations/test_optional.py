@@ -1,7 +1,5 @@
 """Optional packages are imported only if settings need them. A missing package is reported with a remedy."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Tests of export_user and erase_user: canaries in every kind of content of a person, looked for everywhere."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io

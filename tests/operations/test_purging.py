@@ -1,7 +1,5 @@
 """What is purged and pruned and when, what must remain, and concurrent jobs that do the work once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """What processes log when they start: one line when they are ready, and one if the database is not available."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

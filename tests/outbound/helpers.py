@@ -1,7 +1,5 @@
 """Sends requests through the outbound client, and replaces the resolver of host names."""
 
-from __future__ import annotations
-
 import socket
 
 from config.outbound import addresses, client

@@ -1,7 +1,5 @@
 """The outbound client: which addresses it may connect to."""
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 

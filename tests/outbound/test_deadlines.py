@@ -1,7 +1,5 @@
 """The outbound client: time limits of requests and of look-ups of names."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

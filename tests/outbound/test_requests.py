@@ -1,7 +1,5 @@
 """The outbound client: the request that is sent, the limits of the answer, and kept connections."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import gzip

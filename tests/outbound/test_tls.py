@@ -1,7 +1,5 @@
 """The outbound client: verification of certificates."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 import subprocess

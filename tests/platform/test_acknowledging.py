@@ -1,7 +1,5 @@
 """config.celery.SparingQoS: it sends no acknowledgement to Redis for queues that need none."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from unittest.mock import patch
 

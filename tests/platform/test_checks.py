@@ -1,7 +1,5 @@
 """System checks. Each test runs them in a separate process with its own environment."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The service's clock: the database's time, which no event loop asks for and an outage does not stop."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from datetime import timedelta

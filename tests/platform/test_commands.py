@@ -1,7 +1,5 @@
 """The command ``manage.py session_token``."""
 
-from __future__ import annotations
-
 from io import StringIO
 
 import pytest

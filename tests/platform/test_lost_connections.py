@@ -1,7 +1,5 @@
 """A database connection that is lost outside of a transaction is replaced by the next compiled read."""
 
-from __future__ import annotations
-
 import psycopg
 import pytest
 from django.db import OperationalError, connection, transaction

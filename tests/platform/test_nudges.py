@@ -1,7 +1,5 @@
 """Nudges: a separate thread publishes them in groups, so the caller never waits for the broker."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

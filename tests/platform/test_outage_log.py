@@ -1,7 +1,5 @@
 """An outage of the database is one line with its reason, and one when it is over, however often a step fails."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

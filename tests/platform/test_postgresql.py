@@ -1,7 +1,5 @@
 """The backend for PostgreSQL: which errors end a connection, and how long it waits for an answer."""
 
-from __future__ import annotations
-
 from urllib.parse import urlsplit
 
 import psycopg

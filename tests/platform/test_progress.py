@@ -1,7 +1,5 @@
 """Long commands show their progress on the standard error."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """``manage.py reencrypt_secrets``: it changes the encryption key of every stored secret."""
 
-from __future__ import annotations
-
 from io import StringIO
 
 import pytest

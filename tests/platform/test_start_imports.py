@@ -1,7 +1,5 @@
 """What a process imports when it starts. Each package here costs a process memory and every start time."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from django.core.exceptions import FieldDoesNotExist
 from django.db import DataError, IntegrityError, connection, transaction

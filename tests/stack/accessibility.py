@@ -1,7 +1,5 @@
 """What axe-core finds on a page."""
 
-from __future__ import annotations
-
 from playwright.sync_api import Page
 
 from tests.node import modules

@@ -1,7 +1,5 @@
 """A headless Chromium that opens a page of the service and records the errors of the page."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A PgBouncer in transaction mode in front of the tests' PostgreSQL."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

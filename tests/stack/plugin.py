@@ -3,8 +3,6 @@
 The service uses PostgreSQL and Redis if TEST_DATABASE_URL and TEST_REDIS_URL are set, else the embedded default.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """A separate PostgreSQL server on a loopback port, from the system or from the wheel in the test requirements."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import pwd

@@ -1,7 +1,5 @@
 """One real process of a test: start, stop, kill, pause. Its output goes to a file. It ends with the test run."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil

@@ -1,7 +1,5 @@
 """A TCP proxy that can fall silent: it keeps the connections open, accepts new ones, and forwards nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

@@ -7,8 +7,6 @@ lines of a file, the journal:
     - PID     this process group has ended
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """A separate Redis-compatible server on a loopback port."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import redis

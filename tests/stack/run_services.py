@@ -4,8 +4,6 @@ TEST_DATABASE_URL and TEST_REDIS_URL hold the addresses of the servers. If a var
 and no server is started for it.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Fixtures with runs whose stream events are in the database, and clients of the streams."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Tests of single answers of the stream endpoint: permissions, start index, and streams of ended runs."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """A web app of another origin, in a real browser, against the web port and the stream process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from typing import Any

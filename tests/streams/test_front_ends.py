@@ -1,7 +1,5 @@
 """Streams of chat front ends from both servers: how they end, and clients that leave at every byte."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

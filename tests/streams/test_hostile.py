@@ -1,7 +1,5 @@
 """Tests of invalid HTTP requests to both kinds of server: the answer is an error, and nothing is created."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

@@ -1,7 +1,5 @@
 """Tests of many streams in one process: the number of queries does not grow with the number of streams."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Tests of streams of real runs, from both servers, with real clients."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import signal

@@ -1,7 +1,5 @@
 """Tests of the places of users: counted over processes in Redis, and per process while Redis is not available."""
 
-from __future__ import annotations
-
 import pytest
 import redis
 

@@ -1,7 +1,5 @@
 """Tests of the playground in a real browser: a live run, a tool call, an approval and an answer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

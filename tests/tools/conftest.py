@@ -1,7 +1,5 @@
 """Fixtures with a real HTTP server on loopback, and with tool calls in the way of the engine."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

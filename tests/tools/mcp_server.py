@@ -4,8 +4,6 @@ Its tools cover the kinds of results. With ``legacy`` it refuses the newest revi
 ``research`` is a task of the extension of SEP-2663, whose state lives as long as the process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

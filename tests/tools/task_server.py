@@ -1,7 +1,5 @@
 """An MCP server of revision 2026-07-28 with tasks (SEP-2663), whose answers the tests decide."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading

@@ -1,7 +1,5 @@
 """Client tools: calls that the caller's app executes."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

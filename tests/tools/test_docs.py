@@ -1,7 +1,5 @@
 """The tools of docs/tools.md, each as a process, called as runs call them."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Tools of an MCP server as rows of the catalogue: by the command and in the admin."""
 
-from __future__ import annotations
-
 import io
 import json
 import time

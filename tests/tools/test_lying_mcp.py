@@ -1,7 +1,5 @@
 """An MCP server whose answer has a million values of a wrong type costs an error and little time."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

@@ -1,7 +1,5 @@
 """Tests of MCP tools, against a server of the official SDK in a separate process and against faulty servers."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Runs whose calls are tasks of MCP servers, or whose servers ask the user."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Tasks and questions of MCP servers, below the engine: what is sent, and what is made of the answers."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Calls that take long: http tools that answer 202 and call back."""
 
-from __future__ import annotations
-
 import io
 import json
 from base64 import b64encode

@@ -1,7 +1,5 @@
 """Tools of the catalogue in a run, by the API: what the tool gets, and what the model and the caller get of it."""
 
-from __future__ import annotations
-
 import json
 from base64 import b64encode
 

@@ -1,7 +1,5 @@
 """Tests of the admin pages of webhooks: they are read-only and show no secrets."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """A claim costs what is ready: the pages that PostgreSQL reads, by its own count."""
 
-from __future__ import annotations
-
 import json
 from contextlib import closing
 

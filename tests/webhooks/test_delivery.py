@@ -1,7 +1,5 @@
 """Tests of deliveries to real sockets, and of the handling of failures."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of the dispatcher: slots, claims, limits per endpoint, and isolation from slow receivers."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Tests that execute the snippets of docs/webhooks.md with real deliveries."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -1,7 +1,5 @@
 """Tests of POST, GET, PATCH and DELETE /webhooks, and of GET /webhooks/deliveries."""
 
-from __future__ import annotations
-
 import json
 import threading
 from datetime import timedelta

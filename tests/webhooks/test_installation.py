@@ -1,7 +1,5 @@
 """Tests of the extended events and of the installation endpoint, which gets the events of all users."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

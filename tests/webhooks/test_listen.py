@@ -1,7 +1,5 @@
 """Tests of ``manage.py webhook_listen`` in a separate process."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

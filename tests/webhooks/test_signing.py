@@ -1,7 +1,5 @@
 """Tests of the signatures of deliveries and of their verification."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

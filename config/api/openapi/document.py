@@ -9,8 +9,6 @@ path within a surface, for both surfaces, with a summary, a description (otherwi
 the texts that hold for every operation are here.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from http import HTTPStatus
 from typing import Any

@@ -1,7 +1,5 @@
 """The OpenAPI document: operation ids, tags, security schemes, and the errors that each operation can answer with."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from typing import Any

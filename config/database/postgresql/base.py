@@ -2,8 +2,6 @@
 migrations. An error after which only a new connection works closes it, and is an OperationalError like a lost one.
 """
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 import psycopg

@@ -1,7 +1,5 @@
 """Writes docs/settings.md: each variable of config/settings.py with its limits and the ``#:`` comment above it."""
 
-from __future__ import annotations
-
 import re
 from argparse import ArgumentParser
 from pathlib import Path

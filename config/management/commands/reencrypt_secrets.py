@@ -1,7 +1,5 @@
 """Re-encrypts each stored secret with the first key of ENCRYPTION_KEYS, so that the other keys can be removed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.apps import apps

@@ -1,7 +1,5 @@
 """Prints a session token of the local issuer. The last line contains only the token."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser
 from typing import Any
 

@@ -3,8 +3,6 @@ step is recorded: later turns and later runs of the chat use it, and another wor
 repeat it. ``plan`` measures, decides how, and records; a model writes the summary of earlier runs.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ Sizes are bytes as ``runs.llm.measure`` counts them. The estimate of tokens is n
 for (``spending``): it follows what the provider counted last.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace

@@ -5,8 +5,6 @@ Messages of earlier runs come from rows, and those of a run until an event from 
 id, because a client keeps the place of a message that it has.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 

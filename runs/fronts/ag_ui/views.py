@@ -1,7 +1,5 @@
 """AG-UI, and CopilotKit's runtime: ``POST …/ag-ui/agents/{agent}`` and the four routes under ``…/copilotkit``."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from django.http import HttpResponse, HttpResponseBase

@@ -5,8 +5,6 @@ A client asks again for ever if a stream finishes while an approved call has no 
 without ``providerExecuted``: so the outcome of a call that the client executed has it too.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.conf import settings

@@ -1,7 +1,5 @@
 """What a client of the AI SDK sends. Of its history only the last message counts; the rest is ignored."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import re

@@ -1,7 +1,5 @@
 """The routes for ``useChat``, on both surfaces."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.http import HttpResponseBase

@@ -1,7 +1,5 @@
 """Give a parked tool call its result, as its tool would by a callback."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser

@@ -1,7 +1,5 @@
 """Change the catalogue of models, tools and agents from the command line, or write it as a file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

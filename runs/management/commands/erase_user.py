@@ -1,7 +1,5 @@
 """Remove all content, files, events and names of a person."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

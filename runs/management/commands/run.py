@@ -1,7 +1,5 @@
 """Run a message and show on the terminal what happens."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

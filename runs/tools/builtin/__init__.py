@@ -3,8 +3,6 @@
 A tool's catalogue row, its entry in the admin and the purge of its files follow from the declaration.
 """
 
-from __future__ import annotations
-
 import pkgutil
 from importlib import import_module
 from typing import Any

@@ -1,7 +1,5 @@
 """The built-in tool ``ask_user``: a question to the user. The engine opens a waitpoint and calls no function."""
 
-from __future__ import annotations
-
 from runs.tools.base import ASK_USER, BuiltinTool, input_object
 
 TOOL = BuiltinTool(

@@ -3,8 +3,6 @@
 Only the operators and functions declared here are evaluated. The context bounds the size of each number.
 """
 
-from __future__ import annotations
-
 import ast
 import operator
 from collections.abc import Callable

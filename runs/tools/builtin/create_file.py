@@ -1,7 +1,5 @@
 """The built-in tool ``create_file``: a text file that the user can download."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from config.kernel.money import MICRO

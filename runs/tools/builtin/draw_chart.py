@@ -1,7 +1,5 @@
 """The built-in tool ``draw_chart``: numbers as the bars of an SVG chart, in which every text is escaped."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The built-in tool ``long_job``: work that takes longer than a request, for tests and first steps."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any

@@ -4,8 +4,6 @@ Regular expressions replace ``html.parser``: they read each character once or tw
 time of the standard parser grows with the square of some inputs.
 """
 
-from __future__ import annotations
-
 import html
 import re
 from contextlib import suppress

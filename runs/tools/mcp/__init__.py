@@ -4,8 +4,6 @@
 on the event loop of outbound requests, so that it cannot delay the engine's loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 The package imports this module when it is first needed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """The result of a tool of an MCP server as a result of this service."""
 
-from __future__ import annotations
-
 import base64
 
 from mcp_types import (

@@ -3,8 +3,6 @@
 One look at a task is one POST, without the SDK and a connection of its own: there may be thousands of tasks.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """The HTTP transport below the MCP SDK: the service's outbound client, with answers of limited size."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

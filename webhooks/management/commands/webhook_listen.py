@@ -1,7 +1,5 @@
 """A webhook receiver for development: verifies each delivery as docs/webhooks.md says, and prints it."""
 
-from __future__ import annotations
-
 import json
 import time
 from argparse import ArgumentParser
