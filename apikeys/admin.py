@@ -1,7 +1,4 @@
-"""The admin of API keys: staff can revoke a key and remove scopes. They cannot create one and so see its secret.
-
-Staff create and revoke server keys. The page after the creation shows the secret once.
-"""
+"""The admin of API keys: staff can revoke a key and remove scopes. They cannot create one and so see its secret."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,4 @@
-"""API keys: users create and revoke them on the session surface; on the public surface a key reads its description.
-
-Also session tokens, which a server key makes.
-"""
+"""API keys, which users create and revoke; what a key reads of itself; session tokens, which a server key makes."""
 
 import logging
 from datetime import UTC, datetime

@@ -1,7 +1,4 @@
-"""Operations on attachments: announce, receive, complete, use in a message, read for a model, expire.
-
-The only writer of their status, by guarded UPDATEs.
-"""
+"""Operations on attachments, and the only writer of their status, by guarded UPDATEs."""
 
 import contextlib
 import logging
@@ -169,10 +166,7 @@ class NotUploaded(Conflict):
 
 
 def complete_attachment(attachment: Attachment) -> Attachment:
-    """Check the uploaded file and make the attachment ready. A ready one is returned unchanged.
-
-    Raises Conflict, ValidationFailed if the file is not what was announced, Unavailable.
-    """
+    """Check the uploaded file and make the attachment ready. Raises Conflict, ValidationFailed, Unavailable."""
     if attachment.status == AttachmentStatus.READY:
         return attachment
     _expire_due([attachment.pk])
@@ -305,9 +299,7 @@ def read_file(stored_name: str, limit: int, seconds: float) -> bytes:
 
 
 def expire_attachments() -> int:
-    """Expire attachments that were not completed in time, and remove their files. Returns how many. A row is due until
-    its files are removed, so a later call continues after a crash.
-    """
+    """Expire what was not completed in time. A row is due until its files are removed: also after a crash."""
     due = Attachment.objects.filter(expires_at__lte=clock.now())
     return sum(jobs.each("expire-attachments", batches.in_order(due, "expires_at", SWEEP_BATCH), _expire))
 

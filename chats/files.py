@@ -129,9 +129,7 @@ def in_folder(folder: str) -> Iterator[str]:
 
 
 def remove_folder(folder: str, *, but: str = "") -> None:
-    """Remove every file of ``folder`` except ``but``, and the folders within it. Several processes may do this at the
-    same time. Raises Unavailable.
-    """
+    """Remove a folder except the file ``but``, also beside other processes that do so. Raises Unavailable."""
     with storage_errors():
         folders, names = listed(folder)
         for inner in folders:

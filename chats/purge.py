@@ -64,10 +64,7 @@ def _delete_with_files(rows: QuerySet[Attachment]) -> int:
 
 
 def purge_uploads(user_id: int) -> int:
-    """Delete the user's attachments that no message uses, at once. Returns the number of deleted rows.
-
-    Raises Unavailable if the storage cannot delete their files now.
-    """
+    """Delete the user's attachments that no message uses. Returns their number. Raises Unavailable."""
     unused = Attachment.objects.filter(message=None, user=user_id).order_by("pk")
     return batches.in_batches(lambda: _delete_with_files(unused))
 

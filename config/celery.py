@@ -5,7 +5,6 @@ from typing import Any
 
 from celery import Celery
 from celery.signals import (
-    beat_init,
     before_task_publish,
     setup_logging,
     task_postrun,
@@ -47,7 +46,6 @@ before_task_publish.connect(logs.write_headers)
 task_prerun.connect(logs.read_headers)
 task_postrun.connect(logs.reset)
 worker_init.connect(checks.require_valid_settings)
-beat_init.connect(checks.require_valid_settings)
 
 
 @setup_logging.connect

@@ -1,7 +1,4 @@
-"""The settings of Django, DRF, Celery, the admin and other packages that are the same in every installation.
-
-``config.settings`` imports them all, and has those that depend on an environment variable.
-"""
+"""The settings of packages that are the same in every installation; ``config.settings`` imports them all."""
 
 # --- Django ----------------------------------------------------------------------------------------------------------
 INSTALLED_APPS = [

@@ -25,8 +25,6 @@ from config.staff.forms import CreditsField
 from credits import ledger, statement, sums
 from credits.models import CORRECTIONS, GRANT_DAYS_MAX, REASON_MAX_CHARS, SETTLEMENTS, Account, EntryType, LedgerEntry
 
-REFUNDABLE = (EntryType.CAPTURE, EntryType.USAGE)
-
 
 class UserField(forms.CharField):
     """A user's name, e-mail address or id → the user's id."""
@@ -42,9 +40,7 @@ class UserField(forms.CharField):
 
 
 class MoneyForm(ActionForm):
-    """A form that moves credits of the account of its row, or of the user that the form names. It shows the balance
-    before and after.
-    """
+    """A form that moves credits, and shows the balance before and after: of its row's account, or of a named user."""
 
     amount = CreditsField(minimum=1, label="Credits")
     reason = forms.CharField(
@@ -76,8 +72,6 @@ class AdjustForm(MoneyForm):
 
 
 class GrantForm(MoneyForm):
-    """For the account on which the action is called, or for the user named in the form."""
-
     user = UserField(max_length=254, help_text="Name, e-mail address or id")
     days = forms.IntegerField(
         required=False,
@@ -102,13 +96,13 @@ class RefundForm(MoneyForm):
     def clean_amount(self) -> int:
         amount: int = self.cleaned_data["amount"]
         # ``ledger.refund`` checks a confirmation, which may have been sent twice, and the type of the row.
-        checked = self.data.get("step") == "confirm" or self.target.type not in REFUNDABLE
+        checked = self.data.get("step") == "confirm" or not self.target.is_charge
         if not checked and amount > (rest := sums.refundable(self.target)):
             raise ValidationError(f"At most {statement.in_credits(rest)} can still be refunded.")
         return amount
 
     def facts(self) -> list[tuple[str, str]]:
-        if self.target.type not in REFUNDABLE:
+        if not self.target.is_charge:
             return []
         rest = statement.in_credits(sums.refundable(self.target))
         return [("Charge", statement.sentence(self.target)), ("Can still be refunded", rest), *super().facts()]
@@ -187,9 +181,7 @@ class AccountAdmin(ReadOnly, WithActions):
 
 
 class HoldsFilter(admin.SimpleListFilter):
-    """Settled holds and releases are part of the row that charged them, unless all rows, rows of a type or a row by its
-    id are asked for.
-    """
+    """Settled holds and releases are part of the row that charged them, unless rows of their own are asked for."""
 
     title, parameter_name = "holds", "holds"
 
@@ -247,7 +239,7 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
             form=RefundForm,
             about="one",
             icon="undo",
-            offered=lambda entry: entry.type in REFUNDABLE,
+            offered=lambda entry: entry.is_charge,
         ),
     )
 

@@ -11,17 +11,17 @@ from functools import partial
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Case, IntegerField, Q, QuerySet, Sum, Value, When
+from django.db.models import Case, IntegerField, Q, Sum, Value, When
 from django.db.models.functions import Abs
 
 from config.kernel import clock
 from config.queue import jobs
 from credits import ledger
-from credits.models import REVOCATION, Account, EntryType, LedgerEntry, PendingExpiry
-from credits.sums import change
+from credits.models import CHARGES, REVOCATION, Account, EntryType, LedgerEntry, PendingExpiry
+from credits.sums import change, total
 
 ACCOUNTS_BATCH = 500
-SPENT = Q(type__in=[EntryType.CAPTURE, EntryType.USAGE]) | Q(type=EntryType.ADJUSTMENT, amount__lt=0)
+SPENT = Q(type__in=CHARGES) | Q(type=EntryType.ADJUSTMENT, amount__lt=0)
 SPENT_SUM = Sum(Abs("amount"), filter=SPENT, default=0)
 
 
@@ -120,8 +120,8 @@ def left_of(grant: LedgerEntry, balance: int) -> int:
     added = added.filter(type__in=[EntryType.GRANT, EntryType.REFUND, EntryType.ADJUSTMENT])
     revoked = LedgerEntry.objects.filter(REVOCATION, account_id=grant.account_id)
     # The revocations of newer grants make those smaller; its own make this one smaller.
-    own = _total(revoked.filter(against=grant))
-    others = _total(added) + _total(revoked.filter(against__in=added.filter(type=EntryType.GRANT)))
+    own = total(revoked.filter(against=grant))
+    others = total(added) + total(revoked.filter(against__in=added.filter(type=EntryType.GRANT)))
     return max(0, min(grant.amount + own, balance - sum(expiring.values()) - others))
 
 
@@ -135,7 +135,3 @@ def expiring(account_id: int) -> list[tuple[int, datetime]]:
         if amount and grant_id in pending:
             by_time[pending[grant_id]] = by_time.get(pending[grant_id], 0) + amount
     return [(amount, moment) for moment, amount in sorted(by_time.items())]
-
-
-def _total(entries: QuerySet[LedgerEntry]) -> int:
-    return entries.order_by().aggregate(total=Sum("amount", default=0))["total"]

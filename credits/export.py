@@ -24,11 +24,6 @@ class CsvRenderer(ExactJSONRenderer):
     media_type = "text/csv"
     format = "csv"
 
-    def render(self, data: Any, accepted_media_type: str | None = None, renderer_context: Any = None) -> bytes:
-        if renderer_context and "response" in renderer_context:
-            renderer_context["response"]["Content-Type"] = ExactJSONRenderer.media_type
-        return super().render(data, accepted_media_type, renderer_context)
-
 
 class _Line:
     """A file for csv.writer that returns each line instead of storing it."""

@@ -105,9 +105,7 @@ def grant(
     is_first: bool = False,
     price: dict[str, Any] | None = None,
 ) -> LedgerEntry:
-    """Add credits, once for each ``cause``. The unspent part expires at ``expires_at``. ``is_first``: nothing can wait
-    for them.
-    """
+    """Add credits, once for each ``cause``, until ``expires_at``. ``is_first``: nothing can wait for them."""
     _require(amount > 0, "amount", "A grant must be more than 0.")
     about = {"cause": cause, "reason": _reason(reason), "reference": reference, "staff": staff}
     entry = _entry(EntryType.GRANT, user_id, amount, expires_at=expires_at, price=price, **about)
@@ -141,14 +139,12 @@ def revoke(given: LedgerEntry, amount: int, *, cause: str, reason: str, referenc
 
 @transaction.atomic
 def refund(entry_id: str, amount: int, *, reason: str, staff: Any, cause: str | None = None) -> LedgerEntry:
-    """Refund a part or all of a CAPTURE or USAGE row; with a ``cause``, once. Raises Conflict if its refunds would
-    exceed its amount.
-    """
+    """Refund a charge, or a part of it; with a ``cause``, once. Raises Conflict if its refunds would exceed it."""
     _require(amount > 0, "amount", "A refund must be more than 0.")
     spent = LedgerEntry.objects.filter(pk=entry_id).first()
     if spent is None:
         raise NotFound(f"There is no row {entry_id} of the ledger.")
-    if spent.type not in (EntryType.CAPTURE, EntryType.USAGE):
+    if not spent.is_charge:
         raise NotFound("Only a CAPTURE or USAGE row can be refunded.")
     # The lock serializes the refunds of one row.
     Account.objects.select_for_update(no_key=True).get(pk=spent.account_id)
@@ -203,9 +199,7 @@ def is_held(invocation_id: str) -> bool:
 
 
 def capture(invocation_id: str, amount: int) -> int:
-    """Capture the actual cost of a tool call from its hold and release the rest. Returns what is captured: at most the
-    hold, and 0 without an open hold.
-    """
+    """Capture a tool call's cost, at most its hold, and release the rest. Returns what is captured; 0 if settled."""
     _require(amount >= 0, "amount", "A capture must not be negative.")
     hold = _hold_of(invocation_id)
     if hold is None or not _settle(hold, amount):

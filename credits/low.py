@@ -1,6 +1,5 @@
-"""Tells the installation endpoint of balances that went below a threshold, once for each time that they do.
-
-The statement that changes an account marks it; a sweep reports the marks, so that no charge waits for an event.
+"""Tells the installation endpoint of each fall of a balance below a threshold. The statement that changes an account
+marks it, and a sweep reports the marks, so that no charge waits for an event.
 """
 
 from functools import lru_cache

@@ -51,7 +51,8 @@ class EntryType(models.TextChoices):
 
 # Lists, not sets: SQLite uses a partial index only if the query repeats its condition literally.
 SETTLEMENTS = [EntryType.CAPTURE, EntryType.RELEASE, EntryType.USAGE]
-SPENDING = [EntryType.CAPTURE, EntryType.USAGE, EntryType.REFUND]
+CHARGES = [EntryType.CAPTURE, EntryType.USAGE]
+SPENDING = [*CHARGES, EntryType.REFUND]
 CORRECTIONS = [EntryType.REFUND, EntryType.EXPIRY]
 # What the app's backend took back of a grant. ``price`` is ``{"left": what of the grant was unspent, "balance": the
 # account's after it}``; that of its grants has the balance alone.
@@ -178,6 +179,10 @@ class LedgerEntry(models.Model):
 
     def __str__(self) -> str:
         return f"{self.type} {self.id}"
+
+    @property
+    def is_charge(self) -> bool:
+        return self.type in CHARGES
 
 
 # Sent in the transaction that adds credits to an account by a grant, a refund or an adjustment. Argument: user_id.

@@ -12,6 +12,7 @@ from django.db.models import F, OuterRef, QuerySet, Subquery, Sum
 
 from config.kernel import money
 from credits.models import (
+    CHARGES,
     SETTLEMENTS,
     Account,
     ChatDayTotal,
@@ -94,7 +95,7 @@ def _holds() -> Iterator[str]:
 
 
 def _refunds() -> Iterator[str]:
-    spent = _with_answers([EntryType.CAPTURE, EntryType.USAGE], [EntryType.REFUND])
+    spent = _with_answers(CHARGES, [EntryType.REFUND])
     for entry in spent.filter(answered__gt=F("amount")).iterator():
         yield f"{entry.id}: {money.to_text(entry.answered)} of {money.to_text(entry.amount)} was refunded"
 

@@ -13,7 +13,6 @@ from credits.models import SETTLEMENTS, EntryType, LedgerEntry
 
 # Rows that a page may read to know its balances. A page that shows a few old rows of a busy account shows none.
 LATER_MAX = 10_000
-CHARGES = [EntryType.CAPTURE, EntryType.USAGE]
 
 
 def folded() -> Q:
@@ -36,12 +35,8 @@ def effect(entry: LedgerEntry) -> int:
     return EntryType[entry.type].balance * entry.amount
 
 
-def in_credits(micro: int) -> str:
-    return f"{money.to_text(micro)} credit{'' if micro == money.MICRO else 's'}"
-
-
-def _rounded(micro: int) -> str:
-    return f"{money.rounded(micro)} credit{'' if micro == money.MICRO else 's'}"
+def in_credits(micro: int, shown: Callable[[int], str] = money.to_text) -> str:
+    return f"{shown(micro)} credit{'' if micro == money.MICRO else 's'}"
 
 
 def signed(micro: int) -> str:
@@ -60,7 +55,7 @@ def subject(entry: LedgerEntry) -> str:
 
 def sentence(entry: LedgerEntry, approved_at: datetime | None = None) -> str:
     """``entry`` comes with its account's user, its staff and the row that it is against."""
-    amount, what = _rounded(abs(entry.amount)), subject(entry)
+    amount, what = in_credits(abs(entry.amount), money.rounded), subject(entry)
     by = f" by {entry.staff.get_username()}" if entry.staff else ""
     reason = f": {entry.reason}" if entry.reason else ""
     match entry.type:
@@ -84,7 +79,7 @@ def sentence(entry: LedgerEntry, approved_at: datetime | None = None) -> str:
 
 def held(entry: LedgerEntry) -> str:
     """The hold that the row settled, if it was not charged in full."""
-    if entry.type not in CHARGES or entry.against is None or entry.against.amount == entry.amount:
+    if not entry.is_charge or entry.against is None or entry.against.amount == entry.amount:
         return ""
     rest = money.to_text(entry.against.amount - entry.amount)
     return f"{money.to_text(entry.against.amount)} held, {rest} available again"

@@ -8,17 +8,17 @@ from django.db.models.expressions import Combinable
 from django.db.models.functions import Cast, Coalesce
 
 from config.database.queries import CompiledQuery
-from credits.models import SETTLEMENTS, SPENDING, Account, EntryType, LedgerEntry
+from credits.models import CHARGES, SETTLEMENTS, SPENDING, Account, EntryType, LedgerEntry
 
 
 def refundable(entry: LedgerEntry) -> int:
     """What of a CAPTURE or USAGE row is not refunded yet."""
-    return entry.amount - _sum(LedgerEntry.objects.filter(against=entry, type=EntryType.REFUND), F("amount"))
+    return entry.amount - total(LedgerEntry.objects.filter(against=entry, type=EntryType.REFUND))
 
 
 def committed(run_id: str) -> int:
     """What the run has spent and holds."""
-    return _sum(_committed(run_id), _signed(plus=[EntryType.HOLD]))
+    return total(_committed(run_id), _signed(plus=[EntryType.HOLD]))
 
 
 def committed_subquery(outer: str) -> Combinable:
@@ -28,7 +28,7 @@ def committed_subquery(outer: str) -> Combinable:
 
 def _committed(run_id: Any) -> QuerySet[LedgerEntry]:
     # A capture or usage moves its amount from held to spent, so the sum does not need it.
-    return LedgerEntry.objects.filter(run_id=run_id).exclude(type__in=[EntryType.CAPTURE, EntryType.USAGE])
+    return LedgerEntry.objects.filter(run_id=run_id).exclude(type__in=CHARGES)
 
 
 def run_spent_subquery(outer: str = "pk") -> Combinable:
@@ -44,9 +44,7 @@ def change(of: Literal["balance", "held"] = "balance", entries: str = "") -> Sum
 
 
 def added_since(user_id: int, moment: datetime) -> str:
-    """What has added to the available credits since the moment: ``grant``, ``refund``, ``adjustment``, or else the
-    ``release`` of holds.
-    """
+    """What has added available credits since: ``grant``, ``refund``, ``adjustment``, else the ``release`` of holds."""
     added = [EntryType.GRANT, EntryType.REFUND, EntryType.ADJUSTMENT]
     rows = LedgerEntry.objects.filter(account_id=user_id, type__in=added, amount__gt=0, created_at__gte=moment)
     newest = rows.order_by("-created_at").values_list("type", flat=True).first()
@@ -91,7 +89,7 @@ def has_open_turn_hold(run_id: OuterRef) -> Exists:
 
 def net_spending() -> Combinable:
     """The signed amount of a SPENDING row: a refund is negative."""
-    return _signed(plus=[EntryType.CAPTURE, EntryType.USAGE])
+    return _signed(plus=CHARGES)
 
 
 def _signed(plus: list[EntryType]) -> Combinable:
@@ -103,5 +101,5 @@ def _sum_of_run(rows: QuerySet[LedgerEntry], amount: Combinable) -> Combinable:
     return Coalesce(Subquery(total), Value(0))
 
 
-def _sum(rows: QuerySet[LedgerEntry], amount: Combinable) -> int:
+def total(rows: QuerySet[LedgerEntry], amount: str | Combinable = "amount") -> int:
     return rows.order_by().aggregate(total=Sum(amount, default=0))["total"]

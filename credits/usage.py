@@ -17,7 +17,7 @@ from django.utils.module_loading import import_string
 from config.api.pagination import beyond
 from config.kernel import clock
 from credits.ledger import account_for
-from credits.models import SPENDING, ChatDayTotal, ChatTotal, DayTotal, EntryType, LedgerEntry, RunTotal
+from credits.models import CHARGES, SPENDING, ChatDayTotal, ChatTotal, DayTotal, EntryType, LedgerEntry, RunTotal
 from credits.sums import net_spending
 
 PERIODS = {"7d": 7, "30d": 30, "90d": 90, "all": None}
@@ -25,7 +25,6 @@ DEFAULT_PERIOD = "all"
 MODEL_KEY = "model"
 EXPORT_BATCH = 1000
 DAY = timedelta(days=1)
-DEBITS = [EntryType.CAPTURE, EntryType.USAGE]
 
 
 class Period(NamedTuple):
@@ -42,9 +41,7 @@ def period_of(name: str) -> Period:
 
 
 def display_names(tool_keys: Collection[str]) -> dict[str, str]:
-    """What people read: the names of the catalogue, for bare model usage ``Model usage``, and of a tool that is no
-    longer there ``draw_chart`` → ``Draw chart``.
-    """
+    """What people read: the catalogue's names, and of a tool that is not there ``draw_chart`` → ``Draw chart``."""
     names_of: Callable[[Collection[str]], dict[str, str]] = import_string(settings.CREDITS_TOOL_NAMES)
     names = {key: _in_words(key) for key in tool_keys} | names_of(tool_keys)
     return names | {MODEL_KEY: "Model usage"}
@@ -61,7 +58,7 @@ def summary(user_id: int, period: Period) -> dict[str, Any]:
     sums = _add(
         [
             _whole_days(DayTotal, user_id, period).values(key=F("tool_key")),
-            _partial_day(user_id, period, DEBITS).values(key=Coalesce("tool_key", Value(""))),
+            _partial_day(user_id, period, CHARGES).values(key=Coalesce("tool_key", Value(""))),
         ]
     )
     names = display_names([tool for tool in sums if tool])
@@ -102,10 +99,7 @@ def by_chat(user_id: int, period: Period) -> list[dict[str, Any]]:
 
 
 def of_chat(user_id: int, chat_id: str) -> tuple[str | None, list[dict[str, Any]]]:
-    """The chat's title and its spending by (tool, run) less refunds, newest activity first.
-
-    (None, []) for a chat of another user and for one that does not exist.
-    """
+    """The chat's title and its spending by (tool, run) less refunds, newest activity first. (None, []) without one."""
     totals = RunTotal.objects.filter(account_id=user_id, chat_id=chat_id).order_by("-latest", "run_id", "tool_key")
     items = [
         {"run_id": run_id, "tool_name": tool or None, "amount": amount, "timestamp": latest}
@@ -119,7 +113,7 @@ def by_day(user_id: int, period: Period) -> list[dict[str, Any]]:
     sums = _add(
         [
             _whole_days(DayTotal, user_id, period).values(key=F("day")),
-            _partial_day(user_id, period, DEBITS).values(key=TruncDate("created_at", tzinfo=UTC)),
+            _partial_day(user_id, period, CHARGES).values(key=TruncDate("created_at", tzinfo=UTC)),
         ]
     )
     return [

@@ -104,9 +104,7 @@ class Claim:
 
     @property
     def secrets(self) -> list[str]:
-        """The secret, and in its grace window the previous one. Empty if no key decrypts the secret: this stops the
-        deliveries of that endpoint only.
-        """
+        """The secret, and in its grace window the previous one. Empty if no key decrypts the secret."""
         endpoint = self.delivery.endpoint
         secrets = (endpoint.secret, endpoint.secondary_at(self.claimed_at)) if endpoint.secret else ()
         return [secret for secret in secrets if secret]
@@ -134,10 +132,8 @@ def anything_ready() -> bool:
 
 def take_ready(busy: int, after: str = "") -> tuple[list[Claim], bool, str]:
     """Claim what this process should send now, while ``busy`` of its slots are taken, to endpoints behind the id
-    ``after``.
-
-    Returns the claims, whether deliveries were left because this process has no free slot, and the id behind which the
-    next search continues: empty after the last endpoint.
+    ``after``. Returns the claims, whether deliveries were left for want of a slot, and the next ``after``, empty at the
+    end.
     """
     candidates, closed, after = _candidates(after)
     if closed:
@@ -175,9 +171,7 @@ def allocate_slots(candidates: Sequence[Candidate], busy: int, slots: int, most:
 
 
 def _candidates(after: str) -> tuple[list[Candidate], list[str], str]:
-    """Endpoints that may be served, longest waiting first, the ids of closed ones that have deliveries left, and the id
-    behind which the next search continues.
-    """
+    """Endpoints to serve, longest waiting first, the ids of closed ones with deliveries, and the next ``after``."""
     with connection.cursor() as cursor:
         cursor.execute(_CANDIDATES, [after, CANDIDATES_MAX, _adapt(clock.now())])
         rows = [Candidate(*row) for row in cursor.fetchall()]

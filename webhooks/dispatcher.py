@@ -106,10 +106,7 @@ class Dispatcher:
         self._awake.set()
 
     def _step(self) -> bool:
-        """Record finished attempts, pass on what is due, then claim and start as many as fit.
-
-        Returns whether there may be more to do.
-        """
+        """Record what has ended, pass on what is due, claim and start what fits. Returns whether more may be due."""
         self._gather()
         if self._unrecorded:
             self._record(self._unrecorded)

@@ -1,8 +1,5 @@
-"""Every webhook event: its name and when it is sent. ``openapi.yaml`` has the fields of its body.
-
-To add an event, add a member here and its fields there; ``runs.events`` takes them from the stream event. The outbox,
-the OpenAPI document, the admin and the invariants read this table. How an event is stored and sent does not belong
-here.
+"""Every webhook event: its name and when it is sent. ``openapi.yaml`` has the fields of its body, which ``runs.events``
+takes from the stream event.
 """
 
 from enum import StrEnum
@@ -26,9 +23,7 @@ class AnyEvent(StrEnum):
 
 
 class Event(AnyEvent):
-    """An event of a run. The transition that writes the stream event with this status also writes the webhook event. An
-    endpoint gets an ``extended`` event only if it asked for them.
-    """
+    """An event of a run, written beside the stream event with this status. ``extended``: for who asked for them."""
 
     AGENT_STARTED = (
         "agent.started",

@@ -1,7 +1,4 @@
-"""Webhook endpoints, deliveries and attempts.
-
-``outbox.py`` inserts deliveries, ``transitions.py`` writes every status.
-"""
+"""Webhook endpoints, deliveries, which ``outbox.py`` inserts, and attempts. ``transitions.py`` writes every status."""
 
 from datetime import datetime
 from typing import Any, ClassVar

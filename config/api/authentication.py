@@ -29,10 +29,7 @@ DEMO_USER = "demo"
 
 
 class BearerAuthentication(BaseAuthentication):
-    """``Authorization: Bearer …``; a subclass finds the token's user. A missing or malformed header is 401.
-
-    The three texts are for the OpenAPI document.
-    """
+    """``Authorization: Bearer …``; a subclass finds the token's user, and has texts for the OpenAPI document."""
 
     scheme: ClassVar[str]
     bearer_format: ClassVar[str]

@@ -1,7 +1,4 @@
-"""The error envelope: one handler turns every exception into ``{"error": {…}}``. The codes: ``config.kernel.errors``.
-
-No answer holds a stack trace, SQL or a setting.
-"""
+"""The error envelope, which every exception becomes: ``{"error": {…}}``, without a stack trace, SQL or a setting."""
 
 import logging
 from http import HTTPStatus
@@ -106,7 +103,8 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response:
     if refusal.status >= 500:
         logger.error("%s failed", type(context.get("view")).__name__, exc_info=error)
     body = envelope(refusal.code, refusal.message, refusal.details)
-    response = Response(body, refusal.status, headers=refusal.headers)
+    # In JSON also where the client has asked for another type.
+    response = Response(body, refusal.status, headers=refusal.headers, content_type="application/json")
     if isinstance(error, exceptions.MethodNotAllowed):
         response["Allow"] = ", ".join(context["view"].allowed_methods)
     return response

@@ -103,10 +103,7 @@ class IdempotencyMixin:
 
 
 def made_once(user: Any, surface: str, key: str, fingerprint: str, make: Callable[[], str]) -> str:
-    """The id of the object that ``make`` creates, in one transaction with the key, or that an earlier call created.
-
-    For callers outside HTTP. Raises KeyReused, KeyInUse and what ``make`` raises.
-    """
+    """The id of the object that ``make`` creates, in one transaction with the key, or that an earlier call created."""
     record = claim(user.pk, surface, key, fingerprint)
     if record.response_status is not None:
         return bytes(record.response_body or b"").decode()
@@ -121,10 +118,7 @@ def made_once(user: Any, surface: str, key: str, fingerprint: str, make: Callabl
 
 
 def claim(user_id: int, surface: str, key: str, fingerprint: str) -> IdempotencyRecord:
-    """A row that this request has claimed (``response_status`` is null), or the row whose answer is to be replayed.
-
-    Raises KeyReused, KeyInUse.
-    """
+    """A row that this request has claimed, without ``response_status``, or to replay. Raises KeyReused, KeyInUse."""
     records = IdempotencyRecord.objects.filter(user_id=user_id, surface=surface, key=key)
     for _ in range(CLAIM_ROUNDS):
         now = clock.now()

@@ -1,6 +1,4 @@
-"""Middleware. All answers get a request id. Answers under /api get the error envelope and the rate limit's headers.
-Only pages get what the API does not need: sessions, log-in, messages and a Content-Security-Policy.
-"""
+"""Middleware. Only pages get what the API does not need: sessions, log-in, messages, a Content-Security-Policy."""
 
 import re
 import secrets
@@ -35,9 +33,7 @@ class Middleware:
 
 
 class RequestIdMiddleware(Middleware):
-    """``X-Request-Id``: the caller's if it is well-formed, else a new one. The request's log lines hold it, and the id
-    of the run in the path.
-    """
+    """``X-Request-Id``: the caller's, or a new one. Log lines have it, and the id of the run in the path."""
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         given = request.META.get("HTTP_X_REQUEST_ID", "")

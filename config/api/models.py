@@ -7,9 +7,7 @@ from django.utils.crypto import salted_hmac
 
 
 class IdempotencyRecord(models.Model):
-    """A key in use (``response_status`` null) or the answer to replay. ``claim`` is the fence of the request that
-    holds the row.
-    """
+    """A key in use (``response_status`` null) or the answer to replay. ``claim`` is the fence of its request."""
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="+", db_index=False)
     surface = models.CharField(max_length=8)

@@ -142,12 +142,8 @@ class CreditsNumberField(serializers.Field):
 
 
 @extend_schema_field({"type": "string", "pattern": r"^-?\d+(\.\d{1,6})?$", "examples": ["12.5"]})
-class CreditsTextField(serializers.Field):
+class CreditsTextField(serializers.ReadOnlyField):
     """Micro-credits inside, a plain decimal string outside."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        kwargs.setdefault("read_only", True)
-        super().__init__(**kwargs)
 
     def to_representation(self, value: int) -> str:
         return money.to_text(value)

@@ -21,8 +21,7 @@ from config.kernel.errors import Unavailable
 from config.outbound import client
 from config.outbound.loop import shared
 
-# Time limit for fetching keys, minimum time between two fetches for unknown keys, and time after which the keys are
-# fetched again.
+# Of fetching keys: its time limit, the time between two for unknown keys, and the age at which keys are fetched again.
 SESSION_JWKS_TIMEOUT_SECONDS = 3.0
 SESSION_JWKS_REFETCH_SECONDS = 60
 SESSION_JWKS_CACHE_SECONDS = 3600
@@ -54,10 +53,7 @@ def mint(username: str, hours: float = 12, *, email: str | None = None) -> str:
 
 
 def verify(token: str) -> dict[str, Any]:
-    """The claims of a valid token. Raises InvalidToken; Unavailable without the provider's keys.
-
-    Each process checks a token's signature once in REMEMBERED_SECONDS, and its expiry each time.
-    """
+    """The claims of a valid token. Raises InvalidToken; Unavailable without the provider's keys."""
     if len(token) > TOKEN_MAX_CHARS:
         raise InvalidToken("The session token is too long.")
     try:
@@ -97,7 +93,7 @@ class Signer:
 
 @lru_cache(maxsize=4096)
 def _checked(token: str, signer: Signer, period: int) -> dict[str, Any]:
-    """The claims of a token with a valid signature. Errors are not cached, and nothing is cached beyond ``period``."""
+    """The claims of a token with a valid signature, cached in ``period`` at most. Errors are not cached."""
     claims: dict[str, Any] = jwt.decode(
         token,
         signer.key,

@@ -52,8 +52,7 @@ def now() -> datetime:
 
 
 def after(moment: datetime) -> datetime:
-    """The present, and later than ``moment``, which another process has stored. The clocks of two processes differ by
-    some milliseconds; lists in order of time must not show an answer before its question."""
+    """The present, but after ``moment``, which another process has stored: an answer must not precede its question."""
     return max(now(), moment + timedelta(microseconds=1))
 
 

@@ -1,7 +1,4 @@
-"""``DomainError`` and its subclasses: the errors by which domain code rejects a request, each with code and message.
-
-An error of one app is a subclass in that app. ``config.api.errors`` makes the HTTP response.
-"""
+"""The errors by which domain code rejects a request, each with code and message. Apps have subclasses of their own."""
 
 from typing import Any
 

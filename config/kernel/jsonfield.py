@@ -8,10 +8,7 @@ from config.kernel.jsontext import from_text, to_text
 
 
 class JSONTextField(models.TextField):
-    """A JSON value as text: keys keep their order and numbers their digits, which they do not in ``jsonb``.
-
-    Only for values that no query looks into.
-    """
+    """A JSON value as text, which keeps the order of keys and the digits of numbers. No query can look into it."""
 
     # For mypy: values of any type.
     _pyi_private_set_type: Any

@@ -29,10 +29,7 @@ class _User:
 
 
 class Share:
-    """``per_user`` places for each user. ``taken`` and ``waiting`` are the sums of all users.
-
-    All methods may be called on any thread, but only one event loop waits.
-    """
+    """``per_user`` places for each user. Any thread may call the methods, but only one event loop may wait."""
 
     def __init__(self, per_user: int) -> None:
         self.per_user = per_user

@@ -220,9 +220,7 @@ Ctrl-C stops it.
 
 
 def prepare() -> None:
-    """Migrate the database, apply the catalogue file, create an administrator if there is none, and print the greeting:
-    with the password of a new administrator, and in the embedded default with a session token for the playground.
-    """
+    """Migrate the database, apply the catalogue file, create an administrator if there is none, print the greeting."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
     import django
 

@@ -1,7 +1,4 @@
-"""The event loop of a process for network requests, and the process's limit of open files.
-
-Code on this loop must not block and must not use the database.
-"""
+"""The event loop of a process for network requests, which must not block or use the database, and its open files."""
 
 import asyncio
 import contextlib

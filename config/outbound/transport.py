@@ -127,9 +127,7 @@ class Exchange:
                 raise self._failure(error) from None
 
     async def parts(self, max_bytes: int) -> AsyncIterator[bytes]:
-        """The body as it comes, ``complete`` or ended beyond ``max_bytes``. Raises RequestFailed if the connection
-        breaks.
-        """
+        """The body as it comes, ``complete`` or ended beyond ``max_bytes``. Raises RequestFailed if it breaks off."""
         response: Any = self.response
         left = max_bytes + 1
         allowance = allowance_of(response.connection.transport if response.connection else None)

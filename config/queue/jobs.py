@@ -1,6 +1,4 @@
-"""Scheduled jobs: their metrics, their bad rows, and their early end when the worker stops. The apps define the jobs
-themselves.
-"""
+"""What the apps' scheduled jobs share: metrics, bad rows, and their early end when the worker stops."""
 
 import logging
 import math
@@ -14,8 +12,7 @@ from config.database.retry import attempt, is_unavailable, outage
 from config.kernel import clock
 from config.telemetry import metrics
 
-# A process does not try again for this time to process a row that failed in a [housekeeping
-# job](operations.md#housekeeping).
+# A process does not try again for this time to process a row that failed.
 HOUSEKEEPING_RETRY_SECONDS = 60
 
 logger = logging.getLogger(__name__)
@@ -69,9 +66,7 @@ def each(job: str, keys: Iterable[K], work: Callable[[K], R], seconds: float = m
 def each_batch(
     job: str, keys: Iterable[K], work: Callable[[list[K]], Iterable[R]], size: int, seconds: float = math.inf
 ) -> Iterator[R]:
-    """``each``, for ``work`` that processes several rows, at most ``size``, in one transaction. If it raises, it is
-    called with each of these rows alone.
-    """
+    """``each``, for ``work`` on ``size`` rows in one transaction. If it raises, each of these rows is tried alone."""
     end, failed = time.monotonic() + seconds, 0
     left = (key for key in keys if time.monotonic() >= _left_out.get((job, key), 0))
     alone: list[list[K]] = []

@@ -66,10 +66,7 @@ def grouped(nudges: Iterable[Nudge]) -> Iterator[Nudge]:
 
 
 def nudge(task: str, *ids: str, countdown: float | None = None) -> None:
-    """Publish ``task`` soon with these ids. The message can contain ids of other callers. Never blocks or raises.
-
-    ``countdown`` is the delay of the task in seconds.
-    """
+    """Publish ``task`` soon, or after ``countdown`` seconds, with these and other ids. Never blocks or raises."""
     source.put(Nudge(task, ids, countdown, copy_context()))
 
 

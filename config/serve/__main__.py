@@ -1,8 +1,4 @@
-"""``python -m config.serve``: the web server of one machine, on ``0.0.0.0:$PORT`` (docs/decisions/0021).
-
-granian accepts connections, reads and writes HTTP, and starts, watches and stops the processes. Each of them serves
-``config.asgi``.
-"""
+"""``python -m config.serve``: granian, whose processes serve ``config.asgi`` (docs/decisions/0021)."""
 
 import argparse
 import os

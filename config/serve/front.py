@@ -29,8 +29,7 @@ logger = logging.getLogger(__name__)
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
-# How long the rest of an unused body is read: a client that still sends cannot read the answer of a connection that is
-# reset.
+# How long the rest of an unused body is read: a client that still sends loses the answer of a reset connection.
 DRAIN_SECONDS = 2.0
 # Larger answers are sent in parts of this size, as the client reads them.
 PART_BYTES = 64 * 1024

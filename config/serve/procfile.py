@@ -1,7 +1,4 @@
-"""``python -m config.serve.procfile NAME`` runs one process of the Procfile.
-
-It is the entry point of the container image, so that the commands are declared in the Procfile only.
-"""
+"""``python -m config.serve.procfile NAME``, the container's entry point, runs one process of the Procfile."""
 
 import os
 import sys

@@ -1,4 +1,1 @@
-"""The shared parts of the admin: read-only lists that stay fast, confirmed actions, the throttled sign-in.
-
-What staff see and do with the tables of an app is in that app's ``admin.py``.
-"""
+"""What the apps' ``admin.py`` share: read-only lists that stay fast, confirmed actions, the throttled sign-in."""

@@ -1,7 +1,5 @@
-"""Actions of staff on rows. An action is confirmed on its own page, calls the same service as the API, and is logged.
-
-An action with a form shows the form first, and then what was filled in, to confirm. Each row is changed in its own
-transaction, together with its log entry.
+"""Actions of staff on rows: a form, if there is one, a page to confirm, the service that the API calls too, a log entry
+in its transaction. Each row has a transaction of its own.
 """
 
 import uuid
@@ -47,9 +45,7 @@ class ActionForm(forms.Form):
 
 @dataclass(frozen=True)
 class Did:
-    """The change that an action made: its row and the text of the log entry. ``answer``: in place of the row's page.
-    ``logged``: the action has made its own log entry.
-    """
+    """What an action has changed, for the log, unless it is ``logged``. ``answer``: in place of the row's page."""
 
     row: Model
     text: str

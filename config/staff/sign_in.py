@@ -1,7 +1,4 @@
-"""The throttle of sign-ins to the admin. After ADMIN_SIGN_IN_FAILURES wrong passwords an address is locked for
-ADMIN_SIGN_IN_LOCK_SECONDS; django-axes counts in the database. A session ends ADMIN_SESSION_HOURS after the sign-in, or
-after ADMIN_SESSION_IDLE_MINUTES without a request (``SESSION_COOKIE_AGE``).
-"""
+"""The throttle of sign-ins to the admin, which django-axes counts in the database, and the end of sessions."""
 
 from typing import Any
 

@@ -1,7 +1,5 @@
-"""Reports of unexpected exceptions to Sentry. The SDK is imported only with SENTRY_DSN.
-
-A report contains exception types and code locations. Local variables, bodies, query strings, headers and exception
-messages can contain user content, so they are not sent.
+"""Reports of unexpected exceptions to Sentry: types and code locations. Local variables, bodies, query strings, headers
+and exception messages can contain user content, so they are not sent. The SDK is imported only with SENTRY_DSN.
 """
 
 import logging

@@ -41,10 +41,7 @@ def start() -> None:
 
 @contextmanager
 def span(name: str, *, kind: str = "INTERNAL", parent: Any = None, **attributes: str) -> Iterator[Any]:
-    """A span around the block, within the current span or ``parent``.
-
-    An exception sets the error status with the exception's type only, because its message can quote user content.
-    """
+    """A span around the block, within the current span or ``parent``. It has types of exceptions, not their texts."""
     if _tracer is None:
         yield None
         return

@@ -27,7 +27,7 @@ from config.kernel.errors import Conflict
 from config.staff.actions import Action, ActionForm, Did, WithActions
 from config.staff.base import amount, list_links, page_of, user_link, users_named
 from credits import statement
-from credits.models import Account, DayTotal, LedgerEntry
+from credits.models import CHARGES, Account, DayTotal, LedgerEntry
 from runs.admin.reports import CHART_OPTIONS, PALETTE, chart, first_day
 from runs.admin.timeline import reasons
 from runs.models import Run, RunStatus
@@ -179,7 +179,7 @@ def show(request: HttpRequest, user_id: int) -> HttpResponse:
         panels["account"] = [(label, amount(micro)) for label, micro in amounts.items()]
         panels["spend"] = _spend_by_day(user)
     if may("credits.view_ledgerentry"):
-        charges = LedgerEntry.objects.filter(account=user.pk, type__in=statement.CHARGES)
+        charges = LedgerEntry.objects.filter(account=user.pk, type__in=CHARGES)
         entries = _latest(charges.select_related("account__user", "against", "staff"))
         panels["charges"] = [(entry, statement.sentence(entry)) for entry in entries]
     if may("runs.view_run"):

@@ -114,7 +114,7 @@ def build(run: Run) -> Timeline:
 def _charges(entries: list[LedgerEntry]) -> list[tuple[LedgerEntry, str, str]]:
     """Without the holds and releases that are part of a charge."""
     settled = {entry.against_id for entry in entries if entry.against_id}
-    charged = {entry.against_id for entry in entries if entry.type in statement.CHARGES}
+    charged = {entry.against_id for entry in entries if entry.is_charge}
     return [
         (entry, statement.signed(statement.effect(entry)), statement.sentence(entry))
         for entry in entries
@@ -248,7 +248,7 @@ def _facts(run: Run, entries: list[LedgerEntry], turns: int, calls: int) -> list
 
 def spending(entries: list[LedgerEntry]) -> str:
     """``12``, or ``12, refunded 12``."""
-    charged = sum(entry.amount for entry in entries if entry.type in statement.CHARGES)
+    charged = sum(entry.amount for entry in entries if entry.is_charge)
     refunded = sum(entry.amount for entry in entries if entry.type == EntryType.REFUND)
     return format_html("{}, refunded {}", amount(charged), amount(refunded)) if refunded else amount(charged)
 

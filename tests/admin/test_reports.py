@@ -15,8 +15,8 @@ from config.kernel import clock
 from config.kernel.money import MICRO
 from config.queue.jobs import last_success
 from config.telemetry.metrics import SEPARATOR, Gauge
-from credits import ledger, statement
-from credits.models import LedgerEntry
+from credits import ledger
+from credits.models import CHARGES, LedgerEntry
 from runs.admin import dashboard, reports
 from runs.models import AgentModel, Tool
 from tests import factories
@@ -137,7 +137,7 @@ def test_the_reports_add_up_to_the_ledger(spent, boss):
             spent.pk, 3 * MICRO, cause=f"turn:{run.pk}:{number}", run_id=run.pk, chat_id=run.chat_id, price={}
         )
         ledger.charge_turn(hold, number * MICRO // 4, price=price)
-    rows = LedgerEntry.objects.filter(type__in=statement.CHARGES)
+    rows = LedgerEntry.objects.filter(type__in=CHARGES)
     ledger.refund(rows.first().pk, 1, reason="x", staff=boss.person)
     said = {
         name: {row.name: (row.amount, row.records) for row in report.read(7, 10)}

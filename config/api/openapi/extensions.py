@@ -1,7 +1,6 @@
 """The OpenAPI document: operation ids, tags, security schemes, and the errors that each operation can answer with."""
 
 import inspect
-import re
 from typing import Any
 
 from django.core.validators import RegexValidator
@@ -58,14 +57,10 @@ class StrictText(OpenApiSerializerFieldExtension):
     def map_serializer_field(self, auto_schema: Any, direction: Direction) -> dict[str, Any]:
         schema = auto_schema._map_serializer_field(self.target, direction, bypass_extensions=True)
         schema["type"] = "string"  # the caller adds null
-        patterns = (
-            [self.target.pattern]
-            if self.target.pattern
-            else [re.compile(rule.regex).pattern for rule in self.target.validators if isinstance(rule, RegexValidator)]
-        )
-        if patterns:
-            schema["pattern"] = patterns[0]
-        elif direction == "request" and self.target.trim_whitespace and not self.target.allow_blank:
+        is_matched = any(isinstance(rule, RegexValidator) for rule in self.target.validators)
+        if self.target.pattern:
+            schema["pattern"] = self.target.pattern
+        elif direction == "request" and self.target.trim_whitespace and not (self.target.allow_blank or is_matched):
             schema["pattern"] = r"\S"
         return schema
 
