@@ -131,9 +131,7 @@ def refuse_unless_pending(attachment: Attachment) -> None:
 
 
 def receive(attachment: Attachment, parts: Iterator[bytes]) -> None:
-    """Store the file as it arrives; it replaces an earlier upload. Raises what ``parts`` raises, NotFound, Conflict,
-    Unavailable.
-    """
+    """Store the file as it arrives, in place of an earlier upload. Raises NotFound, Conflict, Unavailable."""
     try:
         name = files.write(attachment.pk, files.Parts(parts), attachment.content_type)
     except FileNotFoundError:
@@ -200,9 +198,7 @@ def complete_attachment(attachment: Attachment) -> Attachment:
 
 
 def _check(attachment: Attachment, name: str) -> tuple[str, str]:
-    """The checked file's name and digest. A file that its uploader could still overwrite is copied, so that the stored
-    file is the checked one.
-    """
+    """The checked file's name and digest. A file that its uploader could still overwrite is copied."""
     with files.open_file(name) as file:
         size, sha256, problem = media.inspect(files.read_parts(file), attachment.content_type)
         if size != attachment.size_bytes:
@@ -260,9 +256,7 @@ def _why_unusable(attachment: Attachment | None, replaced: set[str], named_befor
 
 
 def use(attachments: Sequence[Attachment], message_id: str) -> None:
-    """Attach what ``lock_usable`` returned to the message, in this order. A replaced message keeps its attachments:
-    the new one gets copies of them, with the same files.
-    """
+    """Attach what ``lock_usable`` returned, in this order. A replaced message keeps its own: they are copied."""
     copies, unused = list[Attachment](), list[Attachment]()
     for position, attachment in enumerate(attachments):
         if attachment.message_id is not None:

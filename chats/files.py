@@ -65,9 +65,7 @@ class Parts(File):
 
 
 def write(attachment_id: str, content: File, content_type: str) -> str:
-    """Store the file under a new name and return the name; a failure leaves no file. Raises FileNotFoundError if the
-    attachment's files were removed meanwhile.
-    """
+    """Store the file, and return its new name. Raises FileNotFoundError if its folder was removed meanwhile."""
     name = f"{FOLDER}/{attachment_id}/{secrets.token_hex(16)}"
     content.content_type = content_type  # type: ignore[attr-defined]  # S3 keeps it with the object
     try:

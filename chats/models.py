@@ -78,10 +78,7 @@ class AttachmentStatus(StatusChoices):
 
 
 class Attachment(ProtectedModel):
-    """A file for a message: announced, uploaded, completed, then used by at most one message.
-
-    ``file_name`` is for display and never part of a path; the storage has the file under ``stored_name``.
-    """
+    """A file for at most one message. ``file_name`` is for display; the storage has the file as ``stored_name``."""
 
     id = IdField(prefix="att")
     user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="attachments")

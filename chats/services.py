@@ -45,9 +45,7 @@ def create_chat(user: Any, title: str | None = None) -> Chat:
 
 
 def make_chat(user: Any, title: str | None = None, client_id: str | None = None) -> tuple[Chat, bool]:
-    """A new chat and True; or the user's live chat with this ``client_id``, unchanged, and False. Of requests with the
-    same client id at the same time, one creates the chat.
-    """
+    """A new chat and True, or the user's live chat with this ``client_id`` and False. Concurrent calls create one."""
     if client_id is None:
         return create_chat(user, title), True
     now = clock.now()

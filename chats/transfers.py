@@ -75,9 +75,7 @@ def _receive(request: HttpRequest, token: str) -> None:
 
 
 def serve(attachment: Attachment, request: Request) -> HttpResponseBase:
-    """A download, and never a page in the service's origin. Raises NotFound if there is no file (yet),
-    RangeNotSatisfiable, Unavailable.
-    """
+    """A download, and never a page of this origin. Raises NotFound without a file, RangeNotSatisfiable, Unavailable."""
     if attachment.status != AttachmentStatus.READY:
         raise NotFound("The attachment has no file, as it is not complete.")
     size, etag, kind = attachment.size_bytes, f'"{attachment.sha256}"', attachment.content_type

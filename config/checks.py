@@ -76,10 +76,7 @@ def _wrong() -> Iterator[tuple[int, str, str]]:
 
 
 def require_valid_settings(**kwargs: Any) -> None:
-    """End the process with the names of all invalid variables: no server starts with a default in their place.
-
-    Not by another exception, because Celery only logs those of a signal's receiver.
-    """
+    """End the process with all invalid variables. Not by another exception, which Celery would only log."""
     errors = [error for error in [*check_environment(), *shared_secrets()] if error.is_serious()]
     if found := [f"{error.msg} {error.hint}" for error in errors]:
         sys.exit("\n".join(found))
@@ -96,7 +93,7 @@ def is_installed(package: str) -> bool:
 @register(Tags.security, deploy=True)
 def shared_secrets(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     """Processes that share a database may run on different machines, so none of them generates a key of its own."""
-    if settings.EMBEDDED_DATABASE or settings.SECRET_KEY_GIVEN:
+    if not settings.DATABASE_URL or settings.SECRET_KEY_GIVEN:
         return []
     hint = "Set SECRET_KEY to the same 50 random characters in every process."
     return [Error("DATABASE_URL is set, but SECRET_KEY is not.", hint=hint, id="api.E013")]

@@ -1,8 +1,4 @@
-"""Typed reading of environment variables with limits, for ``config.settings`` alone.
-
-An invalid value is added to ``problems`` and replaced by the default, so that one run of ``manage.py check`` names all
-invalid variables (``config.checks``).
-"""
+"""Typed reading of environment variables, for ``config.settings`` alone. One check names all invalid ones."""
 
 import os
 import re

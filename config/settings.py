@@ -29,8 +29,6 @@ DATABASE_URL = ENV.text("DATABASE_URL")
 #: `redis://…` or `rediss://…`; if empty, the embedded broker
 REDIS_URL = ENV.text("REDIS_URL")
 EMBEDDED = not DATABASE_URL and not REDIS_URL
-EMBEDDED_DATABASE = not DATABASE_URL
-EMBEDDED_BROKER = not REDIS_URL
 
 # --- core ------------------------------------------------------------------------------------------------------------
 #: Django's debug mode; never use it in production
@@ -110,7 +108,7 @@ if DATABASE_LIMITS_APPLY:
 if not _pgbouncer:
     _options["options"] = " ".join(f"-c {name}={round(seconds * 1000)}" for name, seconds in _limits.items())
 DATABASES: dict[str, dict[str, Any]]
-if EMBEDDED_DATABASE:
+if not DATABASE_URL:
     DATABASES = {
         "default": {
             "ENGINE": "django.db.backends.sqlite3",

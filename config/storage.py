@@ -60,9 +60,7 @@ class ObjectStorage(S3Storage):
     def presign_put(
         self, name: str, *, content_type: str, size: int, sha256: str | None, seconds: int
     ) -> tuple[str, dict[str, str]]:
-        """A URL that accepts this file by PUT for ``seconds``, and the headers that the client must send. Type, size
-        and digest (hex) are part of the signature, so the storage rejects any other file.
-        """
+        """A URL and headers for a PUT of this very file: its type, size and digest (hex) are part of the signature."""
         params: dict[str, Any] = {
             "Bucket": self.bucket_name,
             "Key": self._normalize_name(clean_name(name)),

@@ -1,7 +1,4 @@
-"""Credits that the app's backend grants for a payment, and takes back for a refund or a charge-back.
-
-A payment's ``reference`` is unique for ever: whatever repeats a call, it moves credits once.
-"""
+"""Credits that the app's backend grants for a payment, once for its ``reference``, and takes back for a refund."""
 
 import hashlib
 from datetime import UTC, datetime, timedelta

@@ -24,10 +24,7 @@ GRANT_DAYS_MAX = 3650
 
 
 class EntryType(models.TextChoices):
-    """A member is ``NAME = value, tone, effect on the balance, effect on held``: the amount's factors.
-
-    ``tone`` is its colour in the admin.
-    """
+    """``NAME = value, its colour in the admin, effect on the balance, effect on held``: the amount's factors."""
 
     tone: str
     balance: int

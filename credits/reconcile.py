@@ -1,6 +1,4 @@
-"""Compares the accounts and the totals of the usage reports with the ledger. Differences are reported and never
-corrected: staff must look first. Triggers maintain the totals (migrations).
-"""
+"""Compares accounts and usage totals with the ledger. It corrects nothing: staff must look at a difference first."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,6 +1,4 @@
-"""Records an event for its user's endpoint and the installation endpoint, in the transaction of the change that it
-reports. ``dispatcher.py`` sends it.
-"""
+"""Records events for endpoints, in the transaction of the change that they report. ``dispatcher.py`` sends them."""
 
 from functools import cache
 from typing import Any

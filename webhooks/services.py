@@ -1,6 +1,4 @@
-"""What a user can do with the webhook endpoint: register, rotate, enable, disable, delete. Staff do the same with the
-installation endpoint, that of the user ``INSTALLATION``.
-"""
+"""What a user can do with the webhook endpoint, and staff with that of the installation, the user ``INSTALLATION``."""
 
 import secrets
 from datetime import timedelta
@@ -24,10 +22,7 @@ PURGE_BATCH = 1000
 
 
 def check_url(url: str) -> None:
-    """Raise ValidationFailed unless deliveries may go to ``url``.
-
-    Resolves the host on the network, for a bounded time. No transaction may be open.
-    """
+    """Raise ValidationFailed unless deliveries may go to ``url``. Resolves the host, so no transaction may be open."""
     private = settings.OUTBOUND_ALLOW_PRIVATE
     try:
         if "#" in url:

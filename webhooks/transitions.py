@@ -120,10 +120,7 @@ def _count(ended: Iterable[Attempt], died: int) -> None:
 
 
 def pass_on_due() -> int:
-    """Handle a batch of what has become due: waits that are over, claims that lapsed, endpoints that drop deliveries.
-
-    Returns the number of changed rows. One query if there is nothing.
-    """
+    """Handle a batch of ended waits, lapsed claims and dropping endpoints. Returns how many rows it changed."""
     due, dropping = anything_due()
     return (_end_waits() if due else 0) + (_drop_batch() if dropping else 0)
 
@@ -157,10 +154,7 @@ def _end_waits() -> int:
 
 
 def drop(endpoint_ids: Iterable[str]) -> None:
-    """Have the pending deliveries of these endpoints marked dead, in batches by ``pass_on_due``.
-
-    Until that is done, nothing is sent to these endpoints.
-    """
+    """Have pending deliveries marked dead, in batches by ``pass_on_due``. Until then these endpoints get nothing."""
     with transaction.atomic():
         _locked(endpoint_ids).update(drop_until=clock.now())
         nudge_after_commit(DELIVER)
@@ -226,10 +220,7 @@ def _finish(ids: Sequence[str], status: Delivery.Status) -> int:
 
 
 def _note_health(attempts: Iterable[Attempt]) -> None:
-    """Write for each endpoint whether its latest attempt failed, if that differs from before.
-
-    After the deliveries' transaction: claims lock endpoints before deliveries.
-    """
+    """Write whether each endpoint's latest attempt failed. After the deliveries: claims lock endpoints before them."""
     changed: dict[bool, list[str]] = {}
     for one in {one.delivery.endpoint_id: one for one in attempts}.values():
         # As it was when the attempt was claimed.

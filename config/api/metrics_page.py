@@ -32,9 +32,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Reading:
-    """Values read from the database and from Redis at one time; ``up`` says which of them answered. ``texts`` are those
-    of the other processes, ``latest`` values by metric and labels.
-    """
+    """What the database and Redis have, if they are ``up``: gauges, other processes' texts, the latest values."""
 
     gauges: list[Gauge] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)

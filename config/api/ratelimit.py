@@ -49,9 +49,7 @@ def verdict_of(request: HttpRequest) -> Verdict | None:
 
 
 def address_of(environ: Mapping[str, Any]) -> str:
-    """The client's address as the outermost of TRUSTED_PROXIES saw it; of an IPv6 client the /64, which one subscriber
-    has. ``environ`` is that of WSGI.
-    """
+    """The client's address as the outermost of TRUSTED_PROXIES saw it; of IPv6 the /64, which one subscriber has."""
     hops = [environ.get("REMOTE_ADDR", "")]
     if settings.TRUSTED_PROXIES:
         forwarded = environ.get("HTTP_X_FORWARDED_FOR", "").split(",")

@@ -58,9 +58,7 @@ class FormatNegotiation(DefaultContentNegotiation):
 
 
 class SchemaView(SpectacularAPIView):
-    """``/api/schema``. ``surface``: the prefix of the operations that the document describes. ``webhooks``: whether it
-    describes them; some generators of clients cannot read such a document.
-    """
+    """``/api/schema``, of one ``surface`` or all. Some generators of clients cannot read one with ``webhooks``."""
 
     content_negotiation_class = FormatNegotiation
     surface = ""

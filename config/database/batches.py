@@ -64,10 +64,7 @@ def delete_batch(rows: QuerySet[Any], size: int = BATCH) -> int:
 
 
 def delete_rows(model: type[Model], column: str, values: Sequence[Any]) -> int:
-    """Delete the rows whose ``column`` has one of ``values``, by one statement. Returns how many.
-
-    Unlike ``QuerySet.delete`` it does not look for rows that refer to them: the database refuses if there are any.
-    """
+    """Delete the rows whose ``column`` has one of ``values``. Unlike ``QuerySet.delete``, looks for no references."""
     if not values:
         return 0
     quote = connection.ops.quote_name

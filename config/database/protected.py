@@ -1,7 +1,4 @@
-"""Columns that only one module may change. The model names them, and that module holds the key to them.
-
-A row is inserted without the key. SQL text that a caller writes itself is not checked.
-"""
+"""Columns that only one module may change, by the model's key. Inserts need no key; SQL text is not checked."""
 
 from collections.abc import Iterable
 from typing import Any, ClassVar, TypeVar

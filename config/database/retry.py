@@ -19,8 +19,7 @@ T = TypeVar("T")
 
 # Django raises these when a connection is lost or cannot be opened, and when an answer takes too long.
 CONNECTION_ERRORS = (OperationalError, InterfaceError)
-# Answers of PostgreSQL about one statement, while other statements succeed: a lock that was not free in time, a
-# deadlock, a concurrent change, a cancelled statement.
+# PostgreSQL's answers about one statement alone: no lock in time, a deadlock, a concurrent change, a cancel.
 STATEMENT_CODES = {"55P03", "40P01", "40001", "57014"}
 WAIT_SECONDS, WAIT_SECONDS_MAX = 0.05, 2.0
 # A thousand runs may fail at every step for hours: a process logs one line in this time.
@@ -80,9 +79,7 @@ def reason(error: Exception) -> str:
 
 
 def attempt(step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call ``step`` once. Raises its exceptions; one of CONNECTION_ERRORS also closes this thread's connection, so that
-    the next step opens a new one.
-    """
+    """Call ``step`` once. After one of CONNECTION_ERRORS, this thread's next step opens a new connection."""
     try:
         return step(*args, **kwargs)
     except CONNECTION_ERRORS:

@@ -160,9 +160,7 @@ def _is_lock(sql: str) -> bool:
 
 @lru_cache(maxsize=STATEMENTS_MAX)
 def _numbered(statements: tuple[str, ...], guards: int) -> str:
-    """All statements as one, with PostgreSQL's placeholders. Of several, the result is one row: the number of rows that
-    each changed.
-    """
+    """All statements as one, with PostgreSQL's placeholders. Of several, the result is how many rows each changed."""
     text, names = statements[0], [FIRST, *(f"step_{index}" for index in range(1, len(statements)))]
     if len(statements) > 1:
         steps = []

@@ -1,7 +1,4 @@
-"""Encryption of stored secrets: a model field that stores Fernet ciphertext, and its functions.
-
-The first key of ``ENCRYPTION_KEYS`` encrypts. Each key of the list can decrypt. If no key decrypts a value, reading it
-raises an error, because ciphertext must not be shown or used as a signing key.
+"""Encryption of stored secrets. The first key of ``ENCRYPTION_KEYS`` encrypts, and each can decrypt.
 
 cryptography is imported at its first use: it takes 7 MiB, and most processes read no secrets.
 """

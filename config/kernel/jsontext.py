@@ -164,9 +164,7 @@ def dumps(data: Any) -> bytes:
 
 
 def to_text(data: Any, *, indent: int | None = None) -> str:
-    """``data`` as JSON text, compact without ``indent``. Raises ValueError for NaN and infinity, TypeError for a type
-    without JSON form.
-    """
+    """``data`` as JSON text, compact without ``indent``. Raises ValueError (NaN, infinity), TypeError (other types)."""
     return simplejson.dumps(
         data,
         use_decimal=False,

@@ -112,9 +112,7 @@ class Room(Share):
 
 
 class Held(contextlib.AbstractContextManager):
-    """The places that one user's calls hold, by the calls' ids. ``with`` gives back those that are left at its end, of
-    calls whose tasks were cancelled before they began.
-    """
+    """The places of one user's calls, by the calls' ids. ``with`` gives back those of calls that never began."""
 
     def __init__(self, share: Share, user_id: int) -> None:
         self._share, self._user_id = share, user_id

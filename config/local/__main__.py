@@ -96,7 +96,7 @@ def serve() -> int:
 @contextlib.contextmanager
 def embedded_broker() -> Iterator[subprocess.Popen[bytes] | None]:
     """The running broker, or None if REDIS_URL is set."""
-    if not settings.EMBEDDED_BROKER:
+    if settings.REDIS_URL:
         yield None
         return
     binary = server_binary()

@@ -21,11 +21,8 @@ def prepare() -> None:
 
 
 def check_url(url: str, allow_private: bool, *, https_only: bool = False, timeout: float = 5.0) -> None:
-    """Check that ``send`` may call ``url`` now.
-
-    Raises AddressRefused, or ValueError if the URL is not valid or its host cannot be resolved, with messages for
-    people. Unless ``allow_private``, this looks the host up for at most ``timeout`` seconds: the caller must be on a
-    thread, without an open transaction.
+    """Check that ``asend`` may call ``url`` now. Raises AddressRefused or ValueError, with messages for people. Unless
+    ``allow_private``, this looks the host up: the caller must be on a thread, without an open transaction.
     """
     parsed = parse(url, https_only)
     if allow_private:

@@ -93,9 +93,7 @@ def each_batch(
 
 
 def stages(job: str, *works: Callable[[], int]) -> int:
-    """The sum of ``works``. One that raises is logged and counted as a failure of the job, and the others follow.
-    Raises one of CONNECTION_ERRORS if the database is not available.
-    """
+    """The sum of ``works``. One that raises is logged, counted, and the others follow unless the database is away."""
     done = 0
     for work in works:
         try:

@@ -1,6 +1,4 @@
-"""The threads of a process that send its nudges, wake-ups and metrics, so that no caller waits for the broker or for
-Redis (docs/decisions/0010).
-"""
+"""The threads that send nudges, wake-ups and metrics, so that no caller waits for Redis (docs/decisions/0010)."""
 
 from __future__ import annotations
 

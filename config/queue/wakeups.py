@@ -1,7 +1,4 @@
-"""Wake-ups: Redis messages that tell processes with open streams which runs have new events.
-
-One may be lost, because these processes also query at intervals. It contains ids of runs only. Callers get no error.
-"""
+"""Redis messages that tell processes with open streams which runs have new events. One may be lost: they also query."""
 
 from urllib.parse import urlsplit
 

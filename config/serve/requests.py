@@ -79,10 +79,8 @@ def environment(scope: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def arrived(environ: dict[str, Any], receive: Receive, room: Room) -> AsyncIterator[bool]:
-    """Read the body into ``wsgi.input``, where it stays until the block ends. Yields whether a part of it is not read,
-    because it is larger than any view accepts. Raises Refused.
-
-    Nothing is read of a body that announces such a length: Django answers by the length.
+    """Read the body into ``wsgi.input``, until the block ends. Yields whether a part of it is not read, because it is
+    larger than any view accepts: nothing, if it announces such a length. Raises Refused.
     """
     coding = environ.pop("HTTP_TRANSFER_ENCODING", None)
     if coding is not None and coding.lower() != "chunked":

@@ -20,9 +20,7 @@ BEGUN_AT = "begun_at"
 
 
 class CountingHandler(AxesDatabaseHandler):
-    """Counts an attempt before its password is checked, and subtracts it after a correct one. So concurrent attempts
-    cannot check more than ADMIN_SIGN_IN_FAILURES wrong passwords.
-    """
+    """Counts an attempt before its password is checked, so that concurrent attempts check no more wrong ones."""
 
     def is_allowed(self, request: Any, credentials: dict[str, Any] | None = None) -> bool:
         if not super().is_allowed(request, credentials):

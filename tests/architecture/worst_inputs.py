@@ -136,7 +136,6 @@ PATTERNS: dict[str, list[Work] | str] = {
     ],
     "config/api/serializers.py: camel": OUR_TEXT,
     "config/api/middleware.py: REQUEST_ID": around(middleware.REQUEST_ID.fullmatch, HEADER, "a"),
-    "config/api/openapi/extensions.py: map_serializer_field": OUR_TEXT,
     "config/api/pagination.py: CURSOR": around(pagination.decode_cursor, HEADER, "9", "a", before="1-"),
     "config/api/idempotency.py: KEY": around(idempotency.KEY.fullmatch, HEADER, " "),
     "config/api/authentication.py: _BEARER": [
