@@ -351,6 +351,19 @@ def test_long_content_is_cut_and_markup_is_escaped(sign_in, run):
 
 
 # --- what pages may run ----------------------------------------------------------------------------------------------
+def test_names_of_rows_are_shown_as_they_are_written(boss, run):
+    provider = Provider.objects.create(name="acme-bad", kind="demo")
+    user = factories.UserFactory(username="zoe")
+    for page, name in (
+        (reverse("admin:runs_provider_change", args=[provider.pk]), "acme-bad"),
+        (reverse("admin:runs_run_change", args=[run.pk]), run.pk),
+        (reverse("person", args=[user.pk]), "zoe"),
+    ):
+        heading = re.findall(r'truncate tracking-tight">([^<]*)<', boss.get(page).content.decode())
+        assert heading[-1] == name
+        assert heading[0][0].isupper()
+
+
 @pytest.mark.parametrize("path", ["/admin/", "/admin/login/", "/admin/nothing/", "/api/docs"])
 def test_pages_allow_only_their_own_scripts(boss, path):
     policy = boss.get(path)["Content-Security-Policy"]
