@@ -134,7 +134,7 @@ class ApiKeyAuthentication(BearerAuthentication):
     """``request.auth`` is the key, with its ``scopes``. One query, and a write of ``last_used_at`` once a minute."""
 
     kind: ClassVar[type[ApiKey] | type[ServerKey]] = ApiKey
-    scheme, bearer_format = "apiKey", "awk_…"
+    mark, scheme, bearer_format = MARK, "apiKey", "awk_…"
     description = "An API key of `/api/public/v1`, with the scopes that operations name."
 
     def authenticate_token(self, token: str) -> tuple[Any, ApiKey | ServerKey]:
@@ -156,5 +156,5 @@ class ServerKeyAuthentication(ApiKeyAuthentication):
     """The caller is no user: ``request.user`` is the key too."""
 
     kind = ServerKey
-    scheme, bearer_format = "serverKey", "aws_…"
+    mark, scheme, bearer_format = SERVER_MARK, "serverKey", "aws_…"
     description = "A server key, which staff create for a trusted backend, with the scopes that operations name."

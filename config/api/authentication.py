@@ -24,13 +24,22 @@ _BEARER = re.compile(r"bearer +([A-Za-z0-9\-._~+/]+=*) *", re.IGNORECASE)
 USERNAME_MAX = 150
 EMAIL_MAX = 254
 DIGESTED = "sub-"
+# How credentials begin, and what a caller who uses one in the wrong place is told.
+KINDS = {
+    "awk_": "This is an API key: use /api/public/v1.",
+    "aws_": "This is a server key: it is for session tokens and the credits of users alone.",
+    "eyJ": "This is a session token: use /api/v1.",
+}
 # The user of the address that `make run` prints.
 DEMO_USER = "demo"
 
 
 class BearerAuthentication(BaseAuthentication):
-    """``Authorization: Bearer …``; a subclass finds the token's user, and has texts for the OpenAPI document."""
+    """``Authorization: Bearer …``; a subclass finds the token's user, and has texts for the OpenAPI document and its
+    ``mark``, a key of KINDS.
+    """
 
+    mark: ClassVar[str]
     scheme: ClassVar[str]
     bearer_format: ClassVar[str]
     description: ClassVar[str]
@@ -45,7 +54,13 @@ class BearerAuthentication(BaseAuthentication):
         match = _BEARER.fullmatch(header)
         if match is None:
             raise AuthenticationFailed("The Authorization header must be: Bearer, a space, one token.")
-        user, auth = self.authenticate_token(match[1])
+        try:
+            user, auth = self.authenticate_token(match[1])
+        except AuthenticationFailed:
+            for mark, hint in KINDS.items():
+                if match[1].startswith(mark) and mark != self.mark:
+                    raise AuthenticationFailed(hint) from None
+            raise
         if not user.is_active:
             raise AuthenticationFailed("This account is not active.")
         return user, auth
@@ -58,7 +73,7 @@ class BearerAuthentication(BaseAuthentication):
 class SessionTokenAuthentication(BearerAuthentication):
     """The session surface: ``request.auth`` is the token's claims. ``find_user`` reads a user by its name."""
 
-    scheme, bearer_format = "sessionToken", "JWT"
+    mark, scheme, bearer_format = "eyJ", "sessionToken", "JWT"
     description = "A session token of `/api/v1`: a JWT of the identity provider."
 
     def __init__(self, find_user: Callable[[str], Any] | None = None) -> None:

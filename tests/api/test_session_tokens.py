@@ -360,14 +360,20 @@ def test_a_token_never_stands_for_a_staff_account(rank):
         call_command("session_token", "boss")
 
 
-def test_a_credential_of_another_surface_is_401(client):
+def test_a_credential_of_another_surface_is_named(client):
     user = factories.UserFactory()
     key, server_key = (
         each._credentials["HTTP_AUTHORIZATION"] for each in (factories.public_client(user), factories.server_client())
     )
     token = f"Bearer {session_tokens.mint(user.username)}"
-    for path, header in (("/api/v1/me", key), ("/api/v1/me", server_key), ("/api/public/v1/key", token)):
-        assert client.get(path, headers={"Authorization": header}).status_code == 401
+    for path, header, message in (
+        ("/api/v1/me", key, "This is an API key: use /api/public/v1."),
+        ("/api/v1/me", server_key, "This is a server key: it is for session tokens and the credits of users alone."),
+        ("/api/public/v1/key", token, "This is a session token: use /api/v1."),
+        ("/api/v1/me", "Bearer nothing", "The session token is not valid."),
+    ):
+        answer = client.get(path, headers={"Authorization": header})
+        assert (answer.status_code, answer.json()["error"]["message"]) == (401, message)
 
 
 @pytest.mark.django_db(transaction=True)
