@@ -7,7 +7,6 @@ from typing import Any
 from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.db.models import QuerySet
-from django.http import HttpResponseBase
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -45,10 +44,6 @@ class ApiKeyViewSet(ServiceViewSet):
         key, secret = keys.create_key(request.user, name=body["name"], days=body.get("expiration_days"))
         return Response(ApiKeySerializer(key).data | {"secret": secret}, status=201)
 
-    def list(self, request: Request) -> HttpResponseBase:
-        """The caller's API keys, never their secrets."""
-        return super().list(request)
-
     def destroy(self, request: Request, keyId: str) -> Response:
         """Revoke an API key, at once and for good."""
         keys.revoke_key(self.get_object())
@@ -60,7 +55,6 @@ class OwnKeyViewSet(ServiceViewSet):
     serializer_class = OwnKeySerializer
     required_scopes = {"retrieve": ""}
 
-    @extend_schema(responses=OwnKeySerializer)
     def retrieve(self, request: Request) -> Response:
         """The API key that this request bears."""
         return self.show(request.auth)
@@ -75,7 +69,7 @@ class SessionTokenViewSet(ServiceViewSet):
     idempotent_actions = frozenset()
     error_statuses = {"create": {409}}
 
-    @extend_schema(request=SessionTokenInputSerializer, responses={201: SessionTokenSerializer})
+    @extend_schema(request=SessionTokenInputSerializer)
     def create(self, request: Request) -> Response:
         if settings.SESSION_ISSUER:
             raise Conflict("The identity provider issues the session tokens of this service.")

@@ -60,7 +60,6 @@ class ChatViewSet(ServiceViewSet):
     def queryset_for(self, user: Any) -> Any:
         return services.chats_of(user)
 
-    @extend_schema(responses=ChatSerializer(many=True))
     def list(self, request: Request) -> Response:
         chats, client_id = self.get_queryset(), request.query_params.get("clientId")
         if client_id is None:
@@ -76,12 +75,11 @@ class ChatViewSet(ServiceViewSet):
             chat.title = None  # it may be the first line of a message
         return self.show(chat, 201 if created else 200)
 
-    @extend_schema(request=ChatChanges, responses=ChatSerializer)
+    @extend_schema(request=ChatChanges)
     def partial_update(self, request: Request, chatId: str) -> Response:
         chat = self.get_object()
         return self.show(services.rename_chat(chat, **self.read(ChatChanges)))
 
-    @extend_schema(responses={204: None})
     def destroy(self, request: Request, chatId: str) -> Response:
         services.delete_chat(self.get_object())
         return Response(status=204)
@@ -114,7 +112,6 @@ class ChatMessageViewSet(ServiceViewSet):
     def queryset_for(self, user: Any) -> Any:
         return services.chats_of(user)
 
-    @extend_schema(responses=MessageSerializer(many=True))
     def list(self, request: Request, chatId: str) -> Response:
         query = request.query_params
         messages = services.messages_of(request.user).filter(chat=self.get_object())
@@ -164,7 +161,6 @@ class AttachmentViewSet(ServiceViewSet):
     @extend_schema(
         description="Checks the uploaded file's size, digest and type, and makes the attachment ready. Idempotent.",
         request=None,
-        responses=AttachmentSerializer,
     )
     def complete(self, request: Request, attachmentId: str) -> Response:
         attachment = self.get_object()

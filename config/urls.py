@@ -2,7 +2,6 @@
 
 from django.contrib import admin
 from django.urls import include, path, re_path
-from django.views.decorators.http import conditional_page
 from drf_spectacular.views import SpectacularSwaggerSplitView
 
 import apikeys.urls
@@ -29,13 +28,10 @@ public = [*runs.urls.public, *chats.urls.public, *credits.urls.public, *apikeys.
 urlpatterns = [
     path("api/v1/", include(session)),
     path("api/public/v1/", include(public)),
-    path("api/schema", conditional_page(views.charged(views.SchemaView.as_view())), name="schema"),
-    path("api/schema/without-webhooks", conditional_page(views.charged(views.SchemaView.as_view(webhooks=False)))),
-    path("api/schema/session", conditional_page(views.charged(views.SchemaView.as_view(surface="/api/v1/")))),
-    path(
-        "api/schema/public",
-        conditional_page(views.charged(views.SchemaView.as_view(surface="/api/public/v1/", webhooks=False))),
-    ),
+    path("api/schema", views.schema(), name="schema"),
+    path("api/schema/without-webhooks", views.schema(webhooks=False)),
+    path("api/schema/session", views.schema(surface="/api/v1/")),
+    path("api/schema/public", views.schema(surface="/api/public/v1/", webhooks=False)),
     path(
         "api/docs",
         views.charged(SpectacularSwaggerSplitView.as_view(url_name="schema", template_name="docs/api.html")),

@@ -68,7 +68,6 @@ class AccountViewSet(CreditsViewSet):
     serializer_class = AccountSerializer
     required_scopes = {"retrieve": "credits:read"}
 
-    @extend_schema(responses=AccountSerializer)
     def retrieve(self, request: Request, **kwargs: Any) -> Response:
         """Balance, open holds, what is available, and what will expire."""
         return self.show(ledger.account_for(self.owner_id))
@@ -133,7 +132,6 @@ class UsageViewSet(CreditsViewSet):
     error_statuses = {"of_chat": {-404}}
     query_parameters = {"summary": [PERIOD], "by_chat": [PERIOD], "by_day": [PERIOD]}
 
-    @extend_schema(responses=UsageSummarySerializer)
     def summary(self, request: Request, **kwargs: Any) -> Response:
         """Usage by tool."""
         return self.show(usage.summary(self.owner_id, self.period()))

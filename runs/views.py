@@ -61,7 +61,6 @@ class RunViewSet(RunActions):
     def queryset_for(self, user: Any) -> Any:
         return services.summaries_of(user)
 
-    @extend_schema(responses=RunSummarySerializer(many=True))
     def list(self, request: Request) -> Response:
         return self.filtered_page(self.get_queryset())
 
@@ -78,7 +77,7 @@ class RunViewSet(RunActions):
             raise NotFound
         return found
 
-    @extend_schema(request=None, responses=RunSerializer)
+    @extend_schema(request=None)
     def cancel(self, request: Request, runId: str) -> Response:
         found = self.get_object()
         self.read(NoInput)
@@ -102,12 +101,11 @@ class ChatRunViewSet(RunActions):
     def queryset_for(self, user: Any) -> Any:
         return chats_of(user)
 
-    @extend_schema(responses=RunSummarySerializer(many=True))
     def list(self, request: Request, chatId: str) -> Response:
         chat = self.get_object()
         return self.filtered_page(services.summaries_of(request.user).filter(chat=chat))
 
-    @extend_schema(request=RunInput, responses={201: RunSerializer})
+    @extend_schema(request=RunInput)
     def create(self, request: Request, chatId: str) -> Response:
         try:
             with one_check_of(request.user.pk or 0, request.data):
@@ -134,7 +132,7 @@ class WaitpointViewSet(ServiceViewSet):
         logs.run_id.set(waitpoint.run_id)
         return waitpoint
 
-    @extend_schema(request=WAITPOINT_ANSWER, responses=WaitpointSerializer)
+    @extend_schema(request=WAITPOINT_ANSWER)
     def respond(self, request: Request, waitpointId: str) -> Response:
         body: Any = request.data or {}
         waitpoint = self.get_serializer(services.respond(self.get_object(), body)).data
@@ -150,7 +148,7 @@ class ToolInvocationViewSet(ServiceViewSet):
     def queryset_for(self, user: Any) -> Any:
         return services.invocations_of(user)
 
-    @extend_schema(request=CallResultInput, responses=ToolInvocationSerializer)
+    @extend_schema(request=CallResultInput)
     def submit(self, request: Request, toolInvocationId: str) -> Response:
         body: Any = request.data or {}
         call = self.get_serializer(services.submit_result(self.get_object(), body)).data
@@ -173,7 +171,6 @@ class TurnViewSet(ServiceViewSet):
     def queryset_for(self, user: Any) -> Any:
         return Run.objects.none()
 
-    @extend_schema(responses=TurnSerializer(many=True))
     def list(self, request: Request, runId: str) -> Response:
         turns = services.turns_of(request.user.pk or 0, runId)
         if turns is None:

@@ -11,6 +11,7 @@ from django.template.loader import render_to_string
 from django.urls import resolve
 from django.views import defaults
 from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import conditional_page
 from drf_spectacular.utils import extend_schema
 from drf_spectacular.views import SpectacularAPIView
 from rest_framework import serializers
@@ -44,7 +45,6 @@ class MeSerializer(CamelSerializer):
 class MeViewSet(ServiceViewSet):
     serializer_class = MeSerializer
 
-    @extend_schema(responses=MeSerializer)
     def retrieve(self, request: Request) -> Response:
         return self.show(request.user)
 
@@ -98,6 +98,10 @@ def charged(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
         return view(request, *args, **kwargs) if ratelimit.charge_address(request).allowed else error_response(429)
 
     return limited
+
+
+def schema(**options: Any) -> Callable[..., HttpResponse]:
+    return conditional_page(charged(SchemaView.as_view(**options)))
 
 
 @csrf_exempt

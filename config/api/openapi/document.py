@@ -79,21 +79,16 @@ def complete(result: dict[str, Any], generator: Any, request: Any, public: Any) 
                 shape.setdefault("description", fields[property_name])
     for path, methods in result["paths"].items():
         for method, operation in methods.items():
-            describe(f"{method.upper()} {relative(path)}", operation, components["schemas"])
+            known = described("operations").get(f"{method.upper()} {relative(path)}", {})
+            describe(known, operation, components["schemas"])
             if "requestBody" in operation:
-                close(operation["requestBody"], components["schemas"], needs_a_field(method, path))
+                close(operation["requestBody"], components["schemas"], method == "patch" or "any_of" in known)
     result["paths"] |= described("paths")
     return result
 
 
-def needs_a_field(method: str, path: str) -> bool:
-    """Whether a body of this operation must have a field, although each of its fields may be left out."""
-    name = f"{method.upper()} {relative(path)}"
-    return method == "patch" or "any_of" in described("operations").get(name, {})
-
-
-def close(body: dict[str, Any], schemas: dict[str, Any], changes: bool) -> None:
-    """Say that a body has no other fields, and that it is required if one of its fields is, or some field."""
+def close(body: dict[str, Any], schemas: dict[str, Any], needs_any: bool) -> None:
+    """Say that a body has no other fields, and that it is required if one of its fields is, or if it ``needs_any``."""
 
     def resolve(schema: dict[str, Any]) -> dict[str, Any]:
         return schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
@@ -103,7 +98,7 @@ def close(body: dict[str, Any], schemas: dict[str, Any], changes: bool) -> None:
         schema.setdefault("additionalProperties", False)
         if schema.get("required"):
             body["required"] = True
-        elif changes:
+        elif needs_any:
             body["required"], schema["minProperties"] = True, 1
         for shape in schema.get("properties", {}).values():
             if "default" in shape:
@@ -117,9 +112,8 @@ def relative(path: str) -> str:
     return path.removeprefix(surface)
 
 
-def describe(name: str, operation: dict[str, Any], schemas: dict[str, Any]) -> None:
+def describe(known: dict[str, Any], operation: dict[str, Any], schemas: dict[str, Any]) -> None:
     """Put the operation's summary, examples and headers in."""
-    known = described("operations").get(name, {})
     operation.update({text: known[text] for text in ("summary", "description") if text in known})
     if "takes" in known:
         operation["requestBody"] = {"content": {"application/json": {"schema": known["takes"]}}}
