@@ -53,10 +53,10 @@ def _wrong() -> Iterator[tuple[int, str, str]]:
         except ValueError:
             yield 8, f"{name} is not an amount of credits.", f"Set {name} to a number of at least 0, for example 12.5"
     try:
-        low = [money.parse(text, minimum=1) for text in settings.CREDITS_LOW_THRESHOLDS.split(",") if text.strip()]
+        is_list = len(money.parse_list(settings.CREDITS_LOW_THRESHOLDS)) <= LOW_THRESHOLDS_MAX
     except ValueError:
-        low = [0]
-    if 0 in low or len(low) > LOW_THRESHOLDS_MAX:
+        is_list = False
+    if not is_list:
         hint = f"Set CREDITS_LOW_THRESHOLDS to at most {LOW_THRESHOLDS_MAX} numbers, for example 20,5"
         yield 8, "CREDITS_LOW_THRESHOLDS is not a list of amounts of credits.", hint
     for origin in settings.CORS_ALLOWED_ORIGINS:

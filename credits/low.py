@@ -13,16 +13,12 @@ from webhooks import outbox
 from webhooks.events import CreditsEvent
 
 SWEEP_BATCH = 100
+_parsed = lru_cache(maxsize=8)(money.parse_list)
 
 
 def thresholds() -> tuple[int, ...]:
     """CREDITS_LOW_THRESHOLDS in micro-credits."""
     return _parsed(settings.CREDITS_LOW_THRESHOLDS)
-
-
-@lru_cache(maxsize=8)
-def _parsed(text: str) -> tuple[int, ...]:
-    return tuple(money.parse(part, minimum=1) for part in text.split(",") if part.strip())
 
 
 def report() -> int:

@@ -16,16 +16,13 @@ from webhooks.outbox import DELIVER
 from webhooks.services import remove_deliveries
 
 
-@shared_task(name="webhooks.deliver_due", ignore_result=True)
-def deliver_due() -> None:
+def wake() -> None:
     """Wake this process's dispatcher."""
     dispatcher.dispatcher().wake()
 
 
-@shared_task(name="webhooks.retry_due", ignore_result=True)
-def retry_due() -> None:
-    """The same, by a message with a countdown to a retry."""
-    dispatcher.dispatcher().wake()
+deliver_due = shared_task(name=DELIVER)(wake)
+retry_due = shared_task(name=transitions.RETRY)(wake)  # by a message with a countdown
 
 
 def sweep() -> int:

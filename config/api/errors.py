@@ -104,7 +104,4 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response:
         logger.error("%s failed", type(context.get("view")).__name__, exc_info=error)
     body = envelope(refusal.code, refusal.message, refusal.details)
     # In JSON also where the client has asked for another type.
-    response = Response(body, refusal.status, headers=refusal.headers, content_type="application/json")
-    if isinstance(error, exceptions.MethodNotAllowed):
-        response["Allow"] = ", ".join(context["view"].allowed_methods)
-    return response
+    return Response(body, refusal.status, headers=refusal.headers, content_type="application/json")

@@ -15,7 +15,8 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHt
 from config.api import metrics_page, probes, ratelimit
 from config.api.errors import error_response, is_api_path, plain_response
 from config.api.viewsets import is_plausible_id
-from config.telemetry import logs
+from config.limits.window import Bucket, charge
+from config.telemetry import logs, tracing
 from config.telemetry.metrics import Counter, Histogram
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -62,6 +63,22 @@ class HeadMiddleware(Middleware):
             elif isinstance(response, StreamingHttpResponse):
                 response.streaming_content = ()
         return response
+
+
+class TracingMiddleware(Middleware):
+    """A span per request, within the client's trace if it sends ``traceparent``. Installed only with an endpoint."""
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        from opentelemetry.propagate import extract
+
+        about = {"request.id": logs.request_id.get()}
+        with tracing.span(str(request.method), kind="SERVER", parent=extract(request.headers), **about) as current:
+            response = self.get_response(request)
+            route = request.resolver_match.route if request.resolver_match else "(none)"
+            current.update_name(f"{request.method} {route}")
+            current.set_attribute("http.route", route)
+            current.set_attribute("http.response.status_code", response.status_code)
+            return response
 
 
 METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
@@ -149,7 +166,7 @@ class PageLimitMiddleware(Middleware):
         if not path.startswith(UPLOADS) and int(request.META.get("CONTENT_LENGTH") or 0) > settings.API_MAX_BODY_BYTES:
             return plain_response(413)
         if not path.startswith((UPLOADS, FILES)):
-            verdict = ratelimit.charge_page(request)
+            verdict = charge(Bucket(f"pages:{ratelimit.address_of(request.META)}", settings.RATE_LIMIT_PAGES))
             if not verdict.allowed:
                 return plain_response(429, verdict.headers())
         return self.get_response(request)

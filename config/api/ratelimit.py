@@ -34,11 +34,6 @@ def charge_address(request: HttpRequest) -> Verdict:
     return verdict
 
 
-def charge_page(request: HttpRequest) -> Verdict:
-    """Charge an address for a page. Never raises: the calling code decides on the answer."""
-    return charge(Bucket(f"pages:{address_of(request.META)}", settings.RATE_LIMIT_PAGES))
-
-
 def refuse_if_over(verdict: Verdict) -> None:
     if not verdict.allowed:
         raise RateLimited(headers=verdict.headers())

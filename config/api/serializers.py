@@ -97,12 +97,9 @@ def did_you_mean(name: str, known: Collection[str]) -> list[str]:
     return [f"Did you mean {best}?" for best in meant]
 
 
-class TimestampField(serializers.DateTimeField):
+@extend_schema_field({"type": "string", "format": "date-time"})
+class TimestampField(serializers.ReadOnlyField):
     """ISO 8601, UTC, milliseconds, ``Z``."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        kwargs.setdefault("read_only", True)
-        super().__init__(**kwargs)
 
     def to_representation(self, value: Any) -> str:
         return clock.iso(value) or ""  # never called with null

@@ -193,6 +193,4 @@ class Jwks:
             self.tried_at = time.monotonic()
 
 
-@lru_cache(maxsize=4)
-def jwks(url: str) -> Jwks:
-    return Jwks(url)
+jwks = lru_cache(maxsize=4)(Jwks)

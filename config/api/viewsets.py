@@ -9,7 +9,7 @@ from django.http import HttpResponseBase
 from django.utils.module_loading import import_string
 from drf_spectacular.utils import OpenApiParameter
 from rest_framework.authentication import BaseAuthentication
-from rest_framework.exceptions import APIException, NotAuthenticated
+from rest_framework.exceptions import APIException
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
@@ -70,8 +70,7 @@ class ServiceViewSet(IdempotencyMixin, GenericViewSet):
 
     def perform_authentication(self, request: Request) -> None:
         try:
-            if not request.user:
-                raise NotAuthenticated
+            super().perform_authentication(request)
         except APIException:
             ratelimit.refuse_if_over(ratelimit.charge_address(request._request))
             raise

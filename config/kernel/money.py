@@ -52,6 +52,11 @@ def parse(value: object, *, minimum: int | None = None, field: str = "amount") -
     return result
 
 
+def parse_list(text: str) -> tuple[int, ...]:
+    """Amounts above 0 that commas separate. Raises ValueError."""
+    return tuple(parse(part, minimum=1) for part in text.split(",") if part.strip())
+
+
 def price(quantity: int, micro_per_thousand: int) -> int:
     """The cost in micro-credits of ``quantity`` units priced per 1,000, rounded half up."""
     return int((Decimal(quantity) * micro_per_thousand / 1000).to_integral_value(ROUND_HALF_UP))

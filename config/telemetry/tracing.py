@@ -5,12 +5,9 @@ ids, names and statuses, no user content.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-
-from django.http import HttpRequest
-from django.http.response import HttpResponseBase
 
 SERVICE_NAME = "agent-workflow-service"
 
@@ -88,27 +85,6 @@ def parent_of(traceparent: str | None) -> Any:
     from opentelemetry.propagate import extract
 
     return extract({"traceparent": traceparent})
-
-
-class TracingMiddleware:
-    """A span per request, within the client's trace if it sends ``traceparent``. Installed only with an endpoint."""
-
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
-        self.get_response = get_response
-
-    def __call__(self, request: HttpRequest) -> HttpResponseBase:
-        from opentelemetry.propagate import extract
-
-        from config.telemetry.logs import request_id
-
-        caller = extract(request.headers)
-        with span(str(request.method), kind="SERVER", parent=caller, **{"request.id": request_id.get()}) as current:
-            response = self.get_response(request)
-            route = request.resolver_match.route if request.resolver_match else "(none)"
-            current.update_name(f"{request.method} {route}")
-            current.set_attribute("http.route", route)
-            current.set_attribute("http.response.status_code", response.status_code)
-            return response
 
 
 def _write_headers(headers: dict[str, Any] | None = None, **kwargs: Any) -> None:

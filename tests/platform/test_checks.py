@@ -136,9 +136,11 @@ def test_a_local_issuer_is_a_warning(tmp_path):
 
 def test_no_server_starts_on_a_shared_database_without_its_key(tmp_path):
     environment = PRODUCTION | {"SECRET_KEY": "", "VAR_DIR": str(tmp_path), "PATH": os.environ["PATH"]}
+    environment["DJANGO_SETTINGS_MODULE"] = "config.settings"
+    start = "from config import checks; checks.require_valid_settings()"  # as each server begins
     for given, expected in ((environment, 1), (environment | {"SECRET_KEY": PRODUCTION["SECRET_KEY"]}, 0)):
         server = subprocess.run(
-            [sys.executable, "-c", "import config.asgi"],
+            [sys.executable, "-c", start],
             cwd=ROOT,
             env=given,
             capture_output=True,

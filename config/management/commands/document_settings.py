@@ -1,7 +1,6 @@
 """Writes docs/settings.md: each variable of config/settings.py with its limits and the ``#:`` comment above it."""
 
 import re
-from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +31,10 @@ DESCRIBED = re.compile(r"((?:^ *#: .+\n)+).*\bENV\.\w+\(\s*\"(\w+)\"", re.MULTIL
 
 
 class Command(BaseCommand):
-    help = "Write docs/settings.md. CI compares the file with the settings."
+    help = "Write docs/settings.md. A test compares the file with the settings."
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--file", type=Path, default=Path(settings.BASE_DIR) / "docs" / "settings.md")
-
-    def handle(self, *args: Any, file: Path, **options: Any) -> None:
-        file.write_text(page(SOURCE.read_text()))
+    def handle(self, *args: Any, **options: Any) -> None:
+        Path(settings.BASE_DIR, "docs", "settings.md").write_text(page(SOURCE.read_text()))
 
 
 def page(source: str) -> str:
