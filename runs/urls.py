@@ -6,7 +6,7 @@ from runs.admin import person, reports
 from runs.callbacks import receive
 from runs.downloads import serve_file
 from runs.fronts.ag_ui.views import AgUiViewSet
-from runs.fronts.ai_sdk.views import AiSdkChatViewSet, AiSdkViewSet
+from runs.fronts.ai_sdk.views import AiSdkViewSet
 from runs.mcp.views import McpViewSet
 from runs.pages import show_front, show_playground
 from runs.streams.views import StreamViewSet
@@ -30,9 +30,9 @@ def routes(surface: str) -> list[URLPattern]:
         path("agents", views.AgentViewSet.as_view({"get": "list"}, **on)),
         path("tools", views.ToolViewSet.as_view({"get": "list"}, **on)),
         path("ai-sdk/chat", AiSdkViewSet.as_view({"post": "create"}, **on)),
-        path("ai-sdk/chat/<path:chatKey>/stream", AiSdkChatViewSet.as_view({"get": "stream"}, **on)),
-        path("ai-sdk/chat/<path:chatKey>/messages", AiSdkChatViewSet.as_view({"get": "messages"}, **on)),
-        path("ai-sdk/chat/<path:chatKey>/stop", AiSdkChatViewSet.as_view({"post": "stop"}, **on)),
+        path("ai-sdk/chat/<path:chatKey>/stream", AiSdkViewSet.as_view({"get": "stream"}, **on)),
+        path("ai-sdk/chat/<path:chatKey>/messages", AiSdkViewSet.as_view({"get": "messages"}, **on)),
+        path("ai-sdk/chat/<path:chatKey>/stop", AiSdkViewSet.as_view({"post": "stop"}, **on)),
         path("ag-ui/agents/<str:agent>", AgUiViewSet.as_view({"post": "run"}, **on)),
         path("copilotkit/info", AgUiViewSet.as_view({"get": "info"}, **on)),
         path("copilotkit/agent/<str:agent>/run", AgUiViewSet.as_view({"post": "run"}, **on)),

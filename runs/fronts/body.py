@@ -7,7 +7,7 @@ after its position. It ends cleanly only where the protocol does; otherwise its 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from config.api.live import Broken
 from config.kernel.jsontext import to_text
@@ -22,48 +22,42 @@ Position = tuple[int, int]
 BEGINNING = (0, 0)
 
 
-@dataclass
-class Plan:
-    """What of a run a stream shows. ``after``: the position of the last frame that the client has. ``continues``: it
-    has no frames of this stream, but all that the events up to ``after`` gave. ``then``: what is shown after the end of
-    this run, in the same stream.
-
-    Up to the event ``last``, ``void`` is overtaken text; the user is asked what is open after the event ``asks_at``.
+class Frames:
+    """What of a run a stream shows, event by event. ``after``: the position of the last frame that the client has.
+    ``continues``: it has no frames of this stream, but all that the events up to ``after`` gave. ``then``: what the
+    same stream shows after the end of this run.
     """
 
-    rendering: Rendering
-    opening: Opening
-    after: Position = BEGINNING
-    continues: bool = False
-    then: Plan | None = None
-
-    def __post_init__(self) -> None:
-        run_id, self.last = self.rendering.run_id, self.opening.last
-        # A run that has only just been queued has neither.
-        self.asks_at = reads.asks_at(run_id, self.last) if self.last > 1 else 0
-        self.void = reads.overtaken(run_id, self.after[0], self.last) if self.last > 1 else ()
-
-
-class Frames:
-    """The frames of a stream, event by event."""
-
-    def __init__(self, plan: Plan, earlier: int = 0) -> None:
-        self.plan, self.rendering = plan, plan.rendering
+    def __init__(
+        self,
+        rendering: Rendering,
+        opening: Opening,
+        after: Position = BEGINNING,
+        *,
+        continues: bool = False,
+        then: Frames | None = None,
+    ) -> None:
+        self.rendering, self.opening, self.after, self.continues, self.then = rendering, opening, after, continues, then
+        self.resumed = not continues
         # The last index of the run that the stream showed before.
-        self.earlier = earlier
-        self.resumed = not plan.continues
+        self.earlier = 0
         # The last event, and how many frames it has.
         self.index = self.count = 0
+        # Up to the event ``last``, ``void`` is overtaken text; the user is asked what is open after the event
+        # ``asks_at``. A run that has only just been queued has neither.
+        run_id, self.last = rendering.run_id, opening.last
+        self.asks_at = reads.asks_at(run_id, self.last) if self.last > 1 else 0
+        self.void = reads.overtaken(run_id, after[0], self.last) if self.last > 1 else ()
 
     def of(self, event: Event, facts: Facts = NO_FACTS) -> bytes:
-        plan, index, rendering = self.plan, event.index, self.rendering
-        known = index < plan.after[0] + plan.continues
-        begun = self.begin() if index > plan.after[0] else b""
+        index, rendering = event.index, self.rendering
+        known = index < self.after[0] + self.continues
+        begun = self.begin() if index > self.after[0] else b""
         if rendering.over:
             return begun
-        void = plan.after[0] < index <= plan.last and any(index in indexes for indexes in plan.void)
-        parts = rendering.feed(event, facts, asks=index > plan.last, overtaken=void)
-        if index == plan.asks_at and not known:
+        void = self.after[0] < index <= self.last and any(index in indexes for indexes in self.void)
+        parts = rendering.feed(event, facts, asks=index > self.last, overtaken=void)
+        if index == self.asks_at and not known:
             parts += rendering.ask_now()
         sent = self.frames(index, parts)
         return b"" if known else begun + sent
@@ -73,10 +67,10 @@ class Frames:
         if self.resumed:
             return b""
         self.resumed = True
-        index = self.plan.after[0]
+        index = self.after[0]
         parts = self.rendering.resumed()
         # The client went on without an answer.
-        parts += self.rendering.ask_now() if 0 < self.plan.asks_at <= index else []
+        parts += self.rendering.ask_now() if 0 < self.asks_at <= index else []
         return self.frames(index, parts)
 
     def frames(self, index: int, parts: list[Part]) -> bytes:
@@ -84,7 +78,7 @@ class Frames:
             parts = [*parts, *self.rendering.closing]
         first = self.count + 1 if index == self.index else 1
         self.index, self.count = index, first + len(parts) - 1
-        news = ((at, part) for at, part in enumerate(parts, first) if (index, at) > self.plan.after)
+        news = ((at, part) for at, part in enumerate(parts, first) if (index, at) > self.after)
         return b"".join(frame(part, f"{self.earlier + index}.{at}") for at, part in news)
 
     @property
@@ -94,10 +88,23 @@ class Frames:
     def stop(self) -> bytes:
         return self.frames(self.index, self.rendering.stop_for_client())
 
-    @property
-    def then(self) -> Plan | None:
+    def following(self) -> Frames | None:
         """What follows in the same stream."""
-        return self.plan.then if self.rendering.has_ended else None
+        if self.then is None or not self.rendering.has_ended:
+            return None
+        self.then.earlier = self.index
+        return self.then
+
+    def existing(self) -> Iterator[bytes]:
+        """All that there is now."""
+        rendering = self.rendering
+        for event in existing_events(self.opening):
+            yield self.of(event, rendering.facts_of(event) if rendering.wants(event) else NO_FACTS)
+            if rendering.over:
+                return
+        yield self.begin()
+        if self.may_stop and reads.only_the_client_can_go_on(rendering.run_id, rendering.calls):
+            yield self.stop()
 
 
 def frame(part: Part, position: str) -> bytes:
@@ -108,9 +115,9 @@ def frame(part: Part, position: str) -> bytes:
 class FrontBody:
     """``config.api.live.Body``."""
 
-    def __init__(self, opening: Opening, plan: Plan) -> None:
+    def __init__(self, opening: Opening, frames: Frames) -> None:
         self.streams = [Hub.open().join(opening)]
-        self.frames = Frames(plan)
+        self.frames = frames
 
     def close(self) -> None:
         for stream in self.streams:
@@ -123,11 +130,11 @@ class FrontBody:
     async def next(self) -> bytes | None:
         stream, frames, rendering = self.streams[-1], self.frames, self.frames.rendering
         if rendering.over:
-            if (then := frames.then) is None:
+            if (then := frames.following()) is None:
                 return None
             if stream.closed:
                 raise Broken
-            self.frames = Frames(then, frames.index)
+            self.frames = then
             self.streams.append(stream.hub.join(then.opening))
             return COMMENT
         ask, sent = stream.hub.ask, list[bytes]()
@@ -139,7 +146,7 @@ class FrontBody:
             sent.append(frames.of(event, facts))
             if rendering.over:
                 return b"".join(sent) or COMMENT
-        if stream.position >= frames.plan.after[0]:
+        if stream.position >= frames.after[0]:
             sent.append(frames.begin())
         is_idle = frames.may_stop and stream.position >= stream.channel.last
         if is_idle and await ask(reads.only_the_client_can_go_on, rendering.run_id, list(rendering.calls)):
@@ -150,31 +157,18 @@ class FrontBody:
 class FrontResponse(StreamResponse):
     """A ``LiveResponse`` with the frames of a protocol. Any other server than ours sends what exists now."""
 
-    def __init__(self, plan: Plan, place: str | None = None) -> None:
-        self.plan = plan
-        super().__init__(replace(plan.opening, place=place))
+    def __init__(self, frames: Frames, place: str | None = None) -> None:
+        self.frames = frames
+        super().__init__(replace(frames.opening, place=place))
 
     def existing(self) -> Iterator[bytes]:
-        plan: Plan | None = self.plan
-        earlier = 0
+        frames: Frames | None = self.frames
         try:
-            while plan is not None:
-                frames = Frames(plan, earlier)
-                yield from existing_frames(frames)
-                plan, earlier = frames.then, frames.index
+            while frames is not None:
+                yield from frames.existing()
+                frames = frames.following()
         finally:
             places.free(self.opening.place)
 
     def open(self) -> FrontBody:
-        return FrontBody(self.opening, self.plan)
-
-
-def existing_frames(frames: Frames) -> Iterator[bytes]:
-    rendering = frames.rendering
-    for event in existing_events(frames.plan.opening):
-        yield frames.of(event, rendering.facts_of(event) if rendering.wants(event) else NO_FACTS)
-        if rendering.over:
-            return
-    yield frames.begin()
-    if frames.may_stop and reads.only_the_client_can_go_on(rendering.run_id, rendering.calls):
-        yield frames.stop()
+        return FrontBody(self.opening, self.frames)

@@ -20,7 +20,7 @@ from config.kernel.jsontext import VALUES_MAX, parse_object
 from config.telemetry import logs
 from runs import services
 from runs.fronts import starts
-from runs.fronts.body import BEGINNING, FrontResponse, Plan, Position
+from runs.fronts.body import BEGINNING, Frames, FrontResponse, Position
 from runs.fronts.rendering import Rendering
 from runs.models import ClientRun, Run, ToolInvocation, Waitpoint
 from runs.streams.hub import places
@@ -36,6 +36,11 @@ UI_VALUES_MAX = 4 * VALUES_MAX
 
 
 class FrontViewSet(ServiceViewSet):
+    """Reads the body itself: it may be larger than others, and what the foreign protocol has beside our fields is
+    ignored.
+    """
+
+    parser_classes = []
     content_negotiation_class = AnyMediaType
     # Clients name their requests in the foreign protocol.
     idempotent_actions = frozenset()
@@ -59,43 +64,36 @@ class FrontViewSet(ServiceViewSet):
             key = run.replaced_by if run is not None else None
         return run
 
-    def plan(self, rendering: Rendering, run: Run, after: Position = BEGINNING, **how: Any) -> Plan:
-        return Plan(rendering, opening_of(self.request, run), after, **how)
+    def frames(self, rendering: Rendering, run: Run, after: Position = BEGINNING, **how: Any) -> Frames:
+        return Frames(rendering, opening_of(self.request, run), after, **how)
 
-    def open_stream(self, show: Callable[[], Plan]) -> HttpResponseBase:
-        """The stream of what ``show`` plans. It has its place before: a client that is refused has started nothing."""
+    def open_stream(self, show: Callable[[], Frames]) -> HttpResponseBase:
+        """The stream of what ``show`` gives. It has its place before: a client that is refused has started nothing."""
         if self.request.method == "HEAD":
             return HttpResponse(content_type=CONTENT_TYPE, headers=HEADERS | self.stream_headers)
         user_id: Any = self.request.user.pk
         with ExitStack() as frees:
             place = take_place(user_id)
             frees.callback(places.free, place)
-            plan = show()
-            logs.run_id.set(plan.rendering.run_id)
-            response = FrontResponse(plan, place)
+            frames = show()
+            logs.run_id.set(frames.rendering.run_id)
+            response = FrontResponse(frames, place)
             for name, value in self.stream_headers.items():
                 response[name] = value
             frees.pop_all()
         live.offer(self.request._request, response)
         return response
 
-
-class FrontRequestViewSet(FrontViewSet):
-    """Reads the body itself: it may be larger than others, and what the foreign protocol has beside our fields is
-    ignored.
-    """
-
-    parser_classes = []
-
     def body(self) -> dict[str, Any]:
         """What counts of it must pass ``require_text``: a client repeats a refused message in its history."""
         request = self.request._request
+        size = int(request.META.get("CONTENT_LENGTH") or 0)
+        if size == 0:
+            return {}
         check_media_type(self.request.content_type)
-        raw = request.read(settings.UI_MAX_BODY_BYTES + 1)
-        # Of a body that announces more, our server reads nothing.
-        if max(len(raw), int(request.META.get("CONTENT_LENGTH") or 0)) > settings.UI_MAX_BODY_BYTES:
+        if size > settings.UI_MAX_BODY_BYTES:
             raise PayloadTooLarge(f"The body may have at most {settings.UI_MAX_BODY_BYTES} bytes.")
-        return parse_object(raw, values=UI_VALUES_MAX, any_text=True)
+        return parse_object(request.read(), values=UI_VALUES_MAX, any_text=True)
 
     def start(self, chat: Chat, key: str, options: dict[str, Any], **how: Any) -> ClientRun:
         """``starts.start_once`` within the limits of this caller."""

@@ -57,7 +57,7 @@ def url_of(text: str) -> Any:
 def rendered(new: Callable[[], Rendering], kind: str, data: Mapping[str, Any]) -> bytes:
     """An event as frames of a chat front end."""
     event = Event(2, kind, to_text(data))
-    return body.Frames(body.Plan(new(), OPENING)).of(event, Facts("msg_a", INTERRUPTED))
+    return body.Frames(new(), OPENING).of(event, Facts("msg_a", INTERRUPTED))
 
 
 RENDERINGS: tuple[Callable[[], Rendering], ...] = (

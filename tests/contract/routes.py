@@ -7,7 +7,7 @@ from typing import Any
 from django.urls import URLPattern, URLResolver, get_resolver
 from rest_framework.test import APIClient
 
-from runs.fronts.views import FrontRequestViewSet
+from runs.fronts.views import FrontViewSet
 from tests import factories
 
 SURFACES = {"api/v1/": "session", "api/public/v1/": "public"}
@@ -65,7 +65,7 @@ class Operation:
     @property
     def is_foreign(self) -> bool:
         """Whether its body is that of another protocol, whose further members are ignored."""
-        return issubclass(self.view, FrontRequestViewSet)
+        return issubclass(self.view, FrontViewSet) and "{chatKey}" not in self.path
 
     def url(self, ids: dict[str, str]) -> str:
         return self.path.format(**CHOSEN | ids)

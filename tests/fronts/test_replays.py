@@ -9,7 +9,7 @@ import pytest
 
 from runs import events
 from runs.fronts.ai_sdk.chunks import Chunks
-from runs.fronts.body import BEGINNING, Frames, FrontResponse, Plan, Position
+from runs.fronts.body import BEGINNING, Frames, FrontResponse, Position
 from runs.models import Run, RunEvent
 from runs.streams.hub import Opening
 from runs.streams.views import existing_events
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db
 
 def response(run: Run, after: Position = BEGINNING) -> FrontResponse:
     opening = Opening(run.pk, 0, run.last_stream_index, True, run.user_id)
-    return FrontResponse(Plan(Chunks(run), opening, after))
+    return FrontResponse(Frames(Chunks(run), opening, after))
 
 
 def frames(run: Run, after: Position = BEGINNING) -> list[Frame]:
@@ -87,7 +87,7 @@ def test_a_client_that_saw_overtaken_text_is_told_to_drop_it(user, make_run):  #
     append(run, delta("First"), ("tool.completed", CALL | {"result": "2"}), delta("\n\nwrong"), delta(" and wrong"))
     append(run, events.message_reset(run), delta("First"), delta("\n\nri"))
     finish(run, "ght")
-    rendered = Frames(Plan(Chunks(run), Opening(run.pk, 0, 0, True, run.user_id)))
+    rendered = Frames(Chunks(run), Opening(run.pk, 0, 0, True, run.user_id))
     happened = existing_events(response(run).opening)
     live = [parse(rendered.of(event, rendered.rendering.facts_of(event))) for event in happened]
     assert shown(list(chain(*live))) == ["First", "right"]

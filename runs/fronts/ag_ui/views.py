@@ -19,9 +19,9 @@ from runs.fronts import reads, starts
 from runs.fronts.ag_ui import events, requests
 from runs.fronts.ag_ui.events import CAPABILITIES, AgUi
 from runs.fronts.ag_ui.requests import Sent
-from runs.fronts.body import Plan, frame
+from runs.fronts.body import Frames, frame
 from runs.fronts.rendering import CLIENT, Part
-from runs.fronts.views import FrontRequestViewSet
+from runs.fronts.views import FrontViewSet
 from runs.models import (
     FINAL_INVOCATION_STATUSES,
     FINAL_RUN_STATUSES,
@@ -71,7 +71,7 @@ class Answered(NamedTuple):
         return not self.is_late or (row.run_id != self.run.pk and self.run.status in LIVE_RUN_STATUSES)
 
 
-class AgUiViewSet(FrontRequestViewSet):
+class AgUiViewSet(FrontViewSet):
     tag = "ag-ui"
     lookup_url_kwarg = "agent"
     # What a request does needs further scopes.
@@ -83,7 +83,7 @@ class AgUiViewSet(FrontRequestViewSet):
         named, sent = _agent(agent), requests.read(self.body())
         return self.open_stream(lambda: self.answer(sent, named))
 
-    def answer(self, sent: Sent, agent: str | None) -> Plan:
+    def answer(self, sent: Sent, agent: str | None) -> Frames:
         chat = find_chat(self.request.user, sent.thread)
         if chat is None:
             self.require_scope("chats:write")
@@ -117,8 +117,8 @@ class AgUiViewSet(FrontRequestViewSet):
             other = AgUi(then, sent.thread, sent.name)
             rendering.goes_on = other.is_sent = True
             rendering.then = then
-            rest = self.plan(other, then, continues=True)
-        return self.plan(rendering, row.run, (row.index, 0), continues=True, then=rest)
+            rest = self.frames(other, then, continues=True)
+        return self.frames(rendering, row.run, (row.index, 0), continues=True, then=rest)
 
     def started(self, chat: Chat, key: str, sent: Sent, agent: str | None, **defaults: Any) -> ClientRun:
         self.require_scope("runs:write")
@@ -217,14 +217,14 @@ class AgUiViewSet(FrontRequestViewSet):
             ends = seen.finish
         rendering.before = events.snapshot(events.newest(shown, CONNECTED_MESSAGES))
         if ends is None:
-            return self.open_stream(lambda: self.plan(rendering, run, (last, 0), continues=True))
+            return self.open_stream(lambda: self.frames(rendering, run, (last, 0), continues=True))
         parts = [*rendering.resumed(), ends]
         content = b"".join(frame(part, f"{last}.{number}") for number, part in enumerate(parts))
         return HttpResponse(content, content_type=CONTENT_TYPE, headers=HEADERS)
 
     @extend_schema(request=None, responses={200: None})
     def stop(self, request: Request, agent: str, threadId: str) -> Response:
-        body = self.body() if int(request.META.get("CONTENT_LENGTH") or 0) else {}
+        body = self.body()
         require_text(body)
         name = body.get("runId")
         chat = find_chat(request.user, threadId)

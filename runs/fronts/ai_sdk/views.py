@@ -18,9 +18,9 @@ from runs import services
 from runs.fronts import reads, starts
 from runs.fronts.ai_sdk import requests
 from runs.fronts.ai_sdk.chunks import Chunks, ui_message
-from runs.fronts.body import BEGINNING, Plan, Position
+from runs.fronts.body import BEGINNING, Frames, Position
 from runs.fronts.reads import Recorded, recorded_of
-from runs.fronts.views import LAST_EVENT_ID, POSITION_PARAMETER, FrontRequestViewSet, FrontViewSet, position_of
+from runs.fronts.views import LAST_EVENT_ID, POSITION_PARAMETER, FrontViewSet, position_of
 from runs.models import Run, Waitpoint, WaitpointKind
 from runs.streams.views import CONTENT_TYPE
 
@@ -31,18 +31,28 @@ CHAT_KEY = OpenApiParameter(
 )
 
 
-class AiSdk(FrontViewSet):
+class AiSdkViewSet(FrontViewSet):
     tag = "ai-sdk"
+    lookup_url_kwarg = "chatKey"
+    # What ``create`` does needs further scopes.
+    required_scopes = {"create": "runs:read", "stream": "runs:read", "messages": "chats:read", "stop": "runs:write"}
+    error_statuses = {
+        "create": {402, 404, 409, -406},
+        "stream": {-404, -406},
+        "messages": {-404, -406},
+        "stop": {-406},
+    }
+    query_parameters = {
+        "stream": [POSITION_PARAMETER],
+        "messages": [
+            OpenApiParameter("limit", LIMIT_SCHEMA | {"default": API_PAGE_SIZE_MAX}, description="The most messages."),
+            OpenApiParameter("cursor", CURSOR_SCHEMA, description="The `nextCursor` of the page before."),
+        ],
+    }
     stream_headers = {"x-vercel-ai-ui-message-stream": "v1"}
 
-    def shown(self, run: Run, after: Position = BEGINNING, *, continues: bool = False) -> Plan:
-        return self.plan(Chunks(run), run, after, continues=continues)
-
-
-class AiSdkViewSet(AiSdk, FrontRequestViewSet):
-    # What a request does needs further scopes.
-    required_scopes = {"create": "runs:read"}
-    error_statuses = {"create": {402, 404, 409, -406}}
+    def shown(self, run: Run, after: Position = BEGINNING, *, continues: bool = False) -> Frames:
+        return self.frames(Chunks(run), run, after, continues=continues)
 
     @extend_schema(request=None, responses={(200, CONTENT_TYPE): CHUNKS})
     def create(self, request: Request) -> HttpResponseBase:
@@ -102,7 +112,7 @@ class AiSdkViewSet(AiSdk, FrontRequestViewSet):
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def answered(self, sent: requests.Sent) -> Plan:
+    def answered(self, sent: requests.Sent) -> Frames:
         """What follows the answers in the assistant's message."""
         chat = self.chat(sent.chat)
         message = self.own(chat, sent.message_id)
@@ -147,20 +157,7 @@ class AiSdkViewSet(AiSdk, FrontRequestViewSet):
         self.respond(waitpoint, {"kind": waitpoint.kind, **answer})
         return waitpoint.pk
 
-
-class AiSdkChatViewSet(AiSdk):
-    """``chatKey`` is the chat's id, or the client's own name of it."""
-
-    lookup_url_kwarg = "chatKey"
-    required_scopes = {"stream": "runs:read", "messages": "chats:read", "stop": "runs:write"}
-    error_statuses = {"stream": {-404, -406}, "messages": {-404, -406}, "stop": {-406}}
-    query_parameters = {
-        "stream": [POSITION_PARAMETER],
-        "messages": [
-            OpenApiParameter("limit", LIMIT_SCHEMA | {"default": API_PAGE_SIZE_MAX}, description="The most messages."),
-            OpenApiParameter("cursor", CURSOR_SCHEMA, description="The `nextCursor` of the page before."),
-        ],
-    }
+    # --- the chat -----------------------------------------------------------------------------------------------------
 
     @extend_schema(
         parameters=[CHAT_KEY, LAST_EVENT_ID],
@@ -192,8 +189,7 @@ class AiSdkChatViewSet(AiSdk):
 
     @extend_schema(parameters=[CHAT_KEY], request=None, responses={200: None})
     def stop(self, request: Request, chatKey: str) -> Response:
-        chat = self.chat(chatKey)
-        self.read(NoInput)
-        if (active := self.run_to_stop(chat)) is not None:
+        NoInput.validated(self.body())
+        if (active := self.run_to_stop(self.chat(chatKey))) is not None:
             services.cancel_run(active)
         return Response({"success": True})
