@@ -28,6 +28,8 @@ class StreamType(StrEnum):
 
 
 StreamEvent = tuple[StreamType, dict[str, Any]]
+# Between the texts of two turns.
+SEPARATOR = "\n\n"
 # The webhook events, by the stream event and the status in it that they report.
 WEBHOOKS = {(event.stream_type, event.stream_status): event for event in Event}
 # Their own fields, and the names that these have in the stream event.
@@ -48,6 +50,11 @@ def webhooks_of(happened: Iterable[StreamEvent]) -> Iterator[tuple[Event, dict[s
         given |= data
         if event := WEBHOOKS.get((kind, data.get("status", ""))):
             yield event, {name: given[source] for name, source in FIELDS.get(event, {}).items()}
+
+
+def join_text(texts: Iterable[str]) -> str:
+    """A message's content from its turns' texts."""
+    return SEPARATOR.join(filter(None, texts))
 
 
 def run_status(run: Run, status: str, code: str | None = None, message: str | None = None) -> StreamEvent:

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from django.http import HttpRequest, HttpResponseBase
+from django.http import HttpRequest
 
 # Not an attribute of the response: libraries wrap a response on its way to the server.
 KEY = "service.live_response"
@@ -25,11 +25,8 @@ class Body(Protocol):
 
 
 class LiveResponse(Protocol):
-    def admitted(self) -> HttpResponseBase:
-        """This response, or the refusal that replaces it. Called on a thread, once all middleware has answered."""
-
     def open(self) -> Body:
-        """Called on the event loop after ``admitted``."""
+        """Called on the event loop."""
 
 
 def offer(request: HttpRequest, response: LiveResponse) -> None:

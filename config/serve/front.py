@@ -156,12 +156,8 @@ class Front:
             response = self.django(environ, lambda *given: started.extend(given))
             status, headers = int(started[0][:3]), started[1]
             if KEY in environ and status == 200:
-                live = environ[KEY]
                 close(response)
-                admitted = live.admitted()
-                if admitted is not live:
-                    return Answer(admitted.status_code, list(admitted.items()), b"".join(admitted))
-                return Answer(status, headers, live=live)
+                return Answer(status, headers, live=environ[KEY])
             # A response that a library wraps and that does not say that it is whole may never end.
             if getattr(response, "streaming", not isinstance(response, (list, tuple))):
                 body = Parts(self.threads, response)

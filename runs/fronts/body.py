@@ -13,7 +13,7 @@ from config.api.live import Broken
 from config.kernel.jsontext import to_text
 from runs.fronts import reads
 from runs.fronts.rendering import NO_FACTS, Facts, Part, Rendering
-from runs.streams.hub import Hub, Opening, places
+from runs.streams.hub import Hub, Opening
 from runs.streams.reads import Event
 from runs.streams.views import COMMENT, StreamResponse, as_line, existing_events
 
@@ -163,12 +163,9 @@ class FrontResponse(StreamResponse):
 
     def existing(self) -> Iterator[bytes]:
         frames: Frames | None = self.frames
-        try:
-            while frames is not None:
-                yield from frames.existing()
-                frames = frames.following()
-        finally:
-            places.free(self.opening.place)
+        while frames is not None:
+            yield from frames.existing()
+            frames = frames.following()
 
     def open(self) -> FrontBody:
         return FrontBody(self.opening, self.frames)

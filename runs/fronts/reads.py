@@ -3,7 +3,7 @@ function blocks; nothing here writes.
 """
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +11,8 @@ from chats.models import Message
 from config.api.live import Broken
 from credits import sums
 from runs import services
-from runs.events import StreamType
-from runs.fronts.rendering import CLIENT, SEPARATOR, Call, Facts, Rendering, overtaken_by
+from runs.events import SEPARATOR, StreamType, join_text
+from runs.fronts.rendering import CLIENT, Call, Facts, Rendering, overtaken_by
 from runs.models import (
     FINAL_INVOCATION_STATUSES,
     Run,
@@ -167,15 +167,15 @@ class Recorded:
         the text of a turn that was not recorded.
         """
         texts: list[str] = []
-        recorded = join(turn.text for turn in self.turns)
+        recorded = join_text(turn.text for turn in self.turns)
         for turn in self.turns:
             texts.append(turn.text)
             if calls := self._shown(turn.index):
-                yield join(texts), calls
+                yield join_text(texts), calls
                 texts = []
         texts.append(content[len(recorded) :].removeprefix(SEPARATOR if recorded else ""))
         if any(texts):
-            yield join(texts), []
+            yield join_text(texts), []
 
     def _shown(self, turn: int) -> list[ToolInvocation]:
         """The turn's calls that a stream has shown, in that order."""
@@ -194,10 +194,6 @@ def is_own(waitpoint: Waitpoint) -> bool:
     """
     asked = waitpoint.request_payload
     return "schema" in asked or (waitpoint.invocation_id is None and asked.get("toolInvocationId") is None)
-
-
-def join(texts: Iterable[str]) -> str:
-    return SEPARATOR.join(filter(None, texts))
 
 
 def recorded_of(user: Any, messages: Sequence[Message]) -> dict[str, Recorded]:

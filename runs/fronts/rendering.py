@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from config.kernel.jsontext import from_text
-from runs.events import StreamType
+from runs.events import SEPARATOR, StreamType
 from runs.models import Run, RunStatus, ToolInvocation, WaitpointKind
 from runs.streams.reads import Event
 from runs.tools.base import ASK_USER
@@ -22,8 +22,6 @@ Data = Mapping[str, Any]
 
 # What a call awaits, and the node type of calls that the user's app executes.
 CLIENT = "client"
-# Between the texts of two turns (``runs.lifecycle.join_text``).
-SEPARATOR = "\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +177,8 @@ class Rendering(ABC):
             text = text.removeprefix(SEPARATOR)
         if text and not self.text_is_open:
             self.text_is_open = self.has_text = True
-            parts += self.text_started()
-        return [*parts, *self.text(text)] if text else parts
+            parts += self.text("start")
+        return [*parts, *self.text("delta", delta=text)] if text else parts
 
     def _reset(self, facts: Facts) -> list[Part]:
         """The message comes once more from its beginning: this turn's text is void, that of earlier ones is known."""
@@ -201,7 +199,7 @@ class Rendering(ABC):
         if not self.text_is_open:
             return []
         self.text_is_open = False
-        return self.text_ended()
+        return self.text("end")
 
     def _show(self, call: Call) -> list[Part]:
         """A call, unless it is shown already."""
@@ -238,9 +236,9 @@ class Rendering(ABC):
     # Whether a question that belongs to no call is shown as a call.
     shows_questions: ClassVar[bool] = True
 
-    @abstractmethod
     def started(self) -> list[Part]:
         """The run executes for the first time."""
+        return []
 
     def resumed(self) -> list[Part]:
         """A stream begins here of which the client has all before."""
@@ -251,13 +249,8 @@ class Rendering(ABC):
         return []
 
     @abstractmethod
-    def text_started(self) -> list[Part]: ...
-
-    @abstractmethod
-    def text(self, delta: str) -> list[Part]: ...
-
-    @abstractmethod
-    def text_ended(self) -> list[Part]: ...
+    def text(self, step: str, **more: str) -> list[Part]:
+        """Of a turn's text its "start", a "delta" with ``delta``, or its "end"."""
 
     @abstractmethod
     def text_voided(self, facts: Facts) -> list[Part]:
@@ -283,9 +276,9 @@ class Rendering(ABC):
     def ask(self, waitpoint: Data, call: Call) -> list[Part]:
         """The stream ends: the user must approve the call, or answer."""
 
-    @abstractmethod
     def answer(self, call: Call, waitpoint: Data) -> list[Part]:
-        """The outcome of a call that stands for a waitpoint."""
+        """The outcome of a call that stands for a waitpoint, if ``shows_questions``."""
+        return []
 
     @abstractmethod
     def client_calls(self) -> list[Part]:

@@ -12,7 +12,8 @@ from config.kernel.errors import NotFound, ValidationFailed
 from config.kernel.ids import is_plausible_id
 from config.kernel.jsontext import dumps
 from runs import services
-from runs.fronts.rendering import CLIENT, SEPARATOR
+from runs.events import join_text
+from runs.fronts.rendering import CLIENT
 from runs.models import LIVE_RUN_STATUSES, ClientRun, Run, RunStatus, ToolInvocation
 from runs.serializers import RunInput
 from runs.tools.schema import one_check_of
@@ -45,7 +46,7 @@ def options_of(user: Any, given: Any, **said: Any) -> dict[str, Any]:
 def text_of(parts: list[Any]) -> str:
     """The text of a message with these parts."""
     texts = (part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text")
-    return SEPARATOR.join(text for text in texts if isinstance(text, str) and text)
+    return join_text(text for text in texts if isinstance(text, str))
 
 
 def key_of(*names: str) -> str:

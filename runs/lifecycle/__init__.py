@@ -5,6 +5,7 @@ These names are the package's interface; import no module of it from outside. ``
 """
 # ruff: noqa: F401
 
+from runs.events import join_text
 from runs.lifecycle.calls import CONTACT, dispatch_calls, keep_dialogue, record_call_result, reject_new_call
 from runs.lifecycle.crash import crash_point
 from runs.lifecycle.invariants import violations
@@ -58,5 +59,5 @@ from runs.lifecycle.sweeps import (
     take_due_runs,
     wakeable_runs,
 )
-from runs.lifecycle.text import append_text, join_text, streamed_text
+from runs.lifecycle.text import append_text, streamed_text
 from runs.lifecycle.waitpoints import answer_waitpoint, expire_waitpoint, open_waitpoint, pause, resume_paid

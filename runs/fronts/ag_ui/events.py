@@ -80,16 +80,14 @@ class AgUi(Rendering):
 
     # --- the run ------------------------------------------------------------------------------------------------------
 
-    def started(self) -> list[Part]:
-        return []  # ``resumed`` has said so: each stream continues somewhere, if only before the first event
-
     def resumed(self) -> list[Part]:
+        """Each stream continues somewhere, if only before the first event."""
         is_sent, self.is_sent = self.is_sent, True
         if is_sent:
             return []
         self.text_is_open = False  # the rest of an open text is a message of the same id
         ids = {"runId": self.run_id, "chatId": self.chat_id}
-        started = self._run("RUN_STARTED", protocolVersion=PROTOCOL_VERSION, metadata=ids)
+        started = self.of_run("RUN_STARTED", protocolVersion=PROTOCOL_VERSION, metadata=ids)
         return [started] if self.before is None else [started, self.before]
 
     def ended(self, status: Data, facts: Facts) -> list[Part]:
@@ -103,35 +101,27 @@ class AgUi(Rendering):
             return [{"type": "RUN_ERROR", **error}]
         used = money.to_number(facts.run.credits_spent)
         result = {"runId": self.run_id, "creditsUsed": used, "output": facts.run.output}
-        return [self._run("RUN_FINISHED", result=result, usage=usage)]
+        return [self.of_run("RUN_FINISHED", result=result, usage=usage)]
 
     def client_calls(self) -> list[Part]:
         return [self._finished({"type": "success", "pendingToolCallIds": list(self.calls)})]
 
-    def finished(self) -> Part:
-        """The end of a stream that shows no run."""
-        return self._run("RUN_FINISHED")
-
     def _finished(self, outcome: dict[str, Any]) -> Part:
-        self.finish = self._run("RUN_FINISHED", outcome=outcome)
+        self.finish = self.of_run("RUN_FINISHED", outcome=outcome)
         return self.finish
 
-    def _run(self, kind: str, **more: Any) -> dict[str, Any]:
+    def of_run(self, kind: str, **more: Any) -> dict[str, Any]:
         return {"type": kind, "threadId": self.thread, "runId": self.name, **more}
 
     # --- text ---------------------------------------------------------------------------------------------------------
 
-    def text_started(self) -> list[Part]:
-        return [{"type": "TEXT_MESSAGE_START", "messageId": self.turn_message, "role": "assistant"}]
-
-    def text(self, delta: str) -> list[Part]:
-        return [{"type": "TEXT_MESSAGE_CONTENT", "messageId": self.turn_message, "delta": delta}]
-
-    def text_ended(self) -> list[Part]:
-        return [{"type": "TEXT_MESSAGE_END", "messageId": self.turn_message}]
+    def text(self, step: str, **more: str) -> list[Part]:
+        kind = "CONTENT" if step == "delta" else step.upper()
+        about = {"role": "assistant"} if step == "start" else more
+        return [{"type": f"TEXT_MESSAGE_{kind}", "messageId": self.turn_message, **about}]
 
     def text_voided(self, facts: Facts) -> list[Part]:
-        return [*(self.text_ended() if self.text_is_open else []), facts.messages]
+        return [*(self.text("end") if self.text_is_open else []), facts.messages]
 
     # --- tool calls ---------------------------------------------------------------------------------------------------
 
@@ -157,9 +147,6 @@ class AgUi(Rendering):
         return [{"type": "TOOL_CALL_RESULT", **message}]
 
     # --- questions ----------------------------------------------------------------------------------------------------
-
-    def answer(self, call: Call, waitpoint: Data) -> list[Part]:
-        return []
 
     def ask(self, waitpoint: Data, call: Call) -> list[Part]:
         return [self._finished({"type": "interrupt", "interrupts": [interrupt(waitpoint, call)]})]
@@ -311,14 +298,6 @@ def _shown(row: Message, recorded: Mapping[str, Recorded], names: Mapping[str, s
             if call.status in FINAL_INVOCATION_STATUSES:
                 result, _ = shown_result(vars(call)["result_start"], call.result_urls)
                 yield tool_message(call.pk, told(call.status, result, call.error_message))
-
-
-def newest(messages: list[AgUiMessage], most: int) -> list[AgUiMessage]:
-    """The last messages, without results of calls that are left out."""
-    kept = messages[-most:]
-    while kept and kept[0]["role"] == "tool":
-        kept.pop(0)
-    return kept
 
 
 def tool_call(call_id: str, name: str, arguments: str = "") -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """AG-UI, and CopilotKit's runtime: ``POST …/ag-ui/agents/{agent}`` and the four routes under ``…/copilotkit``."""
 
+from itertools import dropwhile
 from typing import Any, NamedTuple
 
 from django.http import HttpResponse, HttpResponseBase
@@ -204,7 +205,7 @@ class AgUiViewSet(FrontViewSet):
         if run is None:
             return HttpResponse(content_type=CONTENT_TYPE, headers=HEADERS)
         rendering, last = AgUi(run, sent.thread, sent.name), run.last_stream_index
-        ends: Part | None = rendering.finished()
+        ends: Part | None = rendering.of_run("RUN_FINISHED")
         if run.status in FINAL_RUN_STATUSES:
             shown = events.messages_of(run, Message.objects.all())
         else:
@@ -215,7 +216,9 @@ class AgUiViewSet(FrontViewSet):
             elif seen.awaits_client and reads.only_the_client_can_go_on(run.pk, seen.calls):
                 seen.client_calls()
             ends = seen.finish
-        rendering.before = events.snapshot(events.newest(shown, CONNECTED_MESSAGES))
+        # Without results of calls that are left out.
+        kept = dropwhile(lambda message: message["role"] == "tool", shown[-CONNECTED_MESSAGES:])
+        rendering.before = events.snapshot(list(kept))
         if ends is None:
             return self.open_stream(lambda: self.frames(rendering, run, (last, 0), continues=True))
         parts = [*rendering.resumed(), ends]

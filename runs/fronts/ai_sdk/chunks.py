@@ -56,21 +56,11 @@ class Chunks(Rendering):
         was_open, self.step_is_open = self.step_is_open, False
         return [{"type": "finish-step"}] if was_open else []
 
-    def text_started(self) -> list[Part]:
-        return [{"type": "text-start", "id": self.text_id}]
-
-    def text(self, delta: str) -> list[Part]:
-        return [{"type": "text-delta", "id": self.text_id, "delta": delta}]
-
-    def text_ended(self) -> list[Part]:
-        return [{"type": "text-end", "id": self.text_id}]
+    def text(self, step: str, **more: str) -> list[Part]:
+        return [{"type": f"text-{step}", "id": f"t{self.turn}", **more}]
 
     def text_voided(self, facts: Facts) -> list[Part]:
         return [{"type": "reset-step"}]
-
-    @property
-    def text_id(self) -> str:
-        return f"t{self.turn}"
 
     def call(self, call: Call) -> list[Part]:
         return [{"type": "tool-input-available"} | shown(call) | {"dynamic": True} | executed(call)]
@@ -93,7 +83,8 @@ class Chunks(Rendering):
             return self.client_calls()
         chunk = {"type": "tool-approval-request", "approvalId": waitpoint["id"], "toolCallId": call.id}
         asked = waitpoint["requestPayload"]
-        chunk |= {"reason": reason(asked), "approvalDescriptor": descriptor(asked, waitpoint["expiresAt"])}
+        descriptor = amounts(asked) | {"expiresAt": waitpoint["expiresAt"]}
+        chunk |= {"reason": reason(asked), "approvalDescriptor": descriptor}
         return [chunk, *self.client_calls()]
 
     def answer(self, call: Call, waitpoint: Data) -> list[Part]:
@@ -182,10 +173,6 @@ def reason(asked: Data) -> str:
     return f"{cost} credits, {limit} left" if "reason" in asked else f"{cost} credits, over {limit}"
 
 
-def descriptor(asked: Data, expires_at: str | None) -> dict[str, Any]:
-    return amounts(asked) | {"expiresAt": expires_at}
-
-
 def completed(run: Any) -> dict[str, Any]:
     """The metadata of a completed run."""
     used = money.to_number(run.credits_spent)
@@ -269,7 +256,7 @@ def _state(row: ToolInvocation, call: Call, approval: Waitpoint | None) -> dict[
 
 def _approval(waitpoint: Waitpoint) -> dict[str, Any]:
     asked, given = request_payload(waitpoint), waitpoint.resolved_payload or {}
-    about = {"id": waitpoint.pk, "descriptor": descriptor(asked, clock.iso(waitpoint.expires_at))}
+    about = {"id": waitpoint.pk, "descriptor": amounts(asked) | {"expiresAt": clock.iso(waitpoint.expires_at)}}
     answer = {name: given[name] for name in ("approved", "reason") if name in given}
     return about | {"requestReason": reason(asked)} | answer
 
