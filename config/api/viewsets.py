@@ -30,6 +30,14 @@ SERVER_KEY_REQUESTS = 600
 PAGE_PARAMETERS = {"limit", "cursor"}
 
 
+def find(rows: QuerySet, key: str) -> Any:
+    """The row with this id. Raises NotFound."""
+    found = rows.filter(pk=key).first() if is_plausible_id(key) else None
+    if found is None:
+        raise NotFound
+    return found
+
+
 class ServiceViewSet(IdempotencyMixin, GenericViewSet):
     """``queryset_for`` gives the caller's own rows, so a forgotten check is a 404.
 
@@ -148,11 +156,7 @@ class ServiceViewSet(IdempotencyMixin, GenericViewSet):
 
     def get_object(self) -> Any:
         """The caller's object that the path names; anything else is 404."""
-        key = self.kwargs[self.lookup_url_kwarg or self.lookup_field]
-        found = self.get_queryset().filter(pk=key).first() if is_plausible_id(key) else None
-        if found is None:
-            raise NotFound
-        return found
+        return find(self.get_queryset(), self.kwargs[self.lookup_url_kwarg or self.lookup_field])
 
     def read(self, serializer_class: type[CamelSerializer], data: Any = None) -> dict[str, Any]:
         """The validated body (or ``data``); 400 with every field's messages otherwise."""

@@ -14,8 +14,8 @@ from config.kernel.jsontext import to_text
 from runs.fronts import reads
 from runs.fronts.rendering import NO_FACTS, Facts, Part, Rendering
 from runs.streams.hub import Hub, Opening
-from runs.streams.reads import Event
-from runs.streams.views import COMMENT, StreamResponse, as_line, existing_events
+from runs.streams.reads import Event, existing
+from runs.streams.views import COMMENT, StreamResponse, as_line
 
 # The frame ``part`` of what the event ``index`` gives; parts count from 1.
 Position = tuple[int, int]
@@ -98,7 +98,7 @@ class Frames:
     def existing(self) -> Iterator[bytes]:
         """All that there is now."""
         rendering = self.rendering
-        for event in existing_events(self.opening):
+        for event in existing(rendering.run_id, 0, self.last):
             yield self.of(event, rendering.facts_of(event) if rendering.wants(event) else NO_FACTS)
             if rendering.over:
                 return

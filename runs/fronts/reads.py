@@ -12,7 +12,7 @@ from config.api.live import Broken
 from credits import sums
 from runs import services
 from runs.events import SEPARATOR, StreamType, join_text
-from runs.fronts.rendering import CLIENT, Call, Facts, Rendering, overtaken_by
+from runs.fronts.rendering import CLIENT, Call, Facts, Rendering
 from runs.models import (
     FINAL_INVOCATION_STATUSES,
     Run,
@@ -76,12 +76,13 @@ def asks_at(run_id: str, last: int) -> int:
 
 
 def overtaken(run_id: str, after: int, last: int) -> list[range]:
-    """The indexes of text up to ``last`` that a reset after ``after`` makes void."""
+    """The indexes of text up to ``last`` that a reset after ``after`` makes void: the text since the last call."""
     events = RunEvent.objects.filter(run=run_id, index__lte=last)
     resets = list(events.filter(type=StreamType.MESSAGE_RESET, index__gt=after).values_list("index", flat=True))
     if not resets:
         return []
-    return overtaken_by(resets, events.filter(type__in=OF_CALLS).values_list("index", flat=True))
+    steps = sorted(events.filter(type__in=OF_CALLS).values_list("index", flat=True))
+    return [range(max((step for step in steps if step < reset), default=0), reset) for reset in resets]
 
 
 def index_of_stop(run_id: str, answered: Collection[str]) -> int:

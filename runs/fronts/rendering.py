@@ -6,7 +6,7 @@ A protocol is a subclass that says what each of these is in its own words. Nothi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -300,11 +300,3 @@ def _call(data: Data) -> Call:
 def amounts(asked: Data) -> dict[str, Any]:
     """What the user needs to know of an approval."""
     return {name: asked[name] for name in ("estimatedCredits", "threshold", "reason", "topUpUrl") if name in asked}
-
-
-def overtaken_by(resets: Iterable[int], calls: Iterable[int]) -> list[range]:
-    """The indexes whose text is void, from those of the resets and of the events of calls: a reset makes the text since
-    the last call void.
-    """
-    steps = sorted(calls)
-    return [range(max((step for step in steps if step < reset), default=0), reset) for reset in resets]

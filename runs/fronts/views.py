@@ -103,13 +103,15 @@ class FrontViewSet(ServiceViewSet):
         ratelimit.charge_caller(request._request, ratelimit.run_starts_of(self.surface, request.user))
         return starts.start_once(request.user, chat, key, options | {"request_id": logs.request_id.get() or ""}, **how)
 
-    def respond(self, waitpoint: Waitpoint, answer: dict[str, Any]) -> None:
+    def respond(self, waitpoint: Waitpoint, answer: dict[str, Any]) -> str:
+        """Returns the waitpoint's id."""
         self.require_scope("waitpoints:respond")
-        services.respond(waitpoint, answer)
+        return services.respond(waitpoint, answer | {"kind": waitpoint.kind}).pk
 
-    def submit(self, call: ToolInvocation, outcome: dict[str, Any]) -> None:
+    def submit(self, call: ToolInvocation, outcome: dict[str, Any]) -> str:
+        """Returns the call's id."""
         self.require_scope("runs:write")
-        services.submit_result(call, outcome)
+        return services.submit_result(call, outcome).pk
 
 
 def position_of(request: Request) -> Position:

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.core.validators import RegexValidator
-from django.http import HttpRequest
 from rest_framework import serializers
+from rest_framework.request import Request
 from rest_framework.schemas.openapi import AutoSchema
 
-from apikeys.models import ApiKey
 from chats.serializers import ChatInput, ChatSerializer
 from chats.services import chats_of, make_chat
 from config.api import idempotency, pagination, ratelimit
@@ -26,9 +25,9 @@ from config.api.serializers import (
     StrictIntegerField,
     StrictNumberField,
 )
+from config.api.viewsets import find
 from config.kernel import money
-from config.kernel.errors import Forbidden, NotFound
-from config.kernel.ids import is_plausible_id
+from config.kernel.errors import Forbidden
 from config.kernel.jsontext import dumps
 from config.telemetry.logs import request_id
 from credits import ledger
@@ -38,7 +37,7 @@ from runs.invocations import CallResultInput, ToolInvocationSerializer, invocati
 from runs.mcp.wait import WAIT_MAX_SECONDS, Started
 from runs.models import FINAL_RUN_STATUSES, Run
 from runs.serializers import RUN_STATE, RunInput, RunSerializer
-from runs.streams.hub import Opening
+from runs.streams.views import opening_of
 from runs.tools.schema import one_check_of
 from runs.waitpoints import ANSWERS, AnswerKind, WaitpointSerializer
 
@@ -46,19 +45,6 @@ from runs.waitpoints import ANSWERS, AnswerKind, WaitpointSerializer
 OF_THE_CALL = ("idempotency_key", "wait_seconds")
 # What a key without the scope runs:read sees of a waitpoint.
 WAITPOINT_STATE = {"id", "agentRunId", "kind", "status", "expiresAt", "resolvedAt"}
-
-
-@dataclass(frozen=True)
-class Caller:
-    """The user, the API key and the request of a call."""
-
-    user: Any
-    key: ApiKey
-    request: HttpRequest
-
-    @property
-    def reads_runs(self) -> bool:
-        return "runs:read" in self.key.scopes
 
 
 class PageInput(CamelSerializer):
@@ -132,14 +118,15 @@ class InputSchema(AutoSchema):
 
 @dataclass(frozen=True)
 class McpTool:
-    """``call`` takes the validated arguments and returns the result, or Started.
+    """``call`` takes the request, whose ``auth`` is an API key, and the validated arguments; it returns the result, or
+    Started.
 
     ``variants``: further serializers whose fields the tool takes, depending on the arguments.
     """
 
     title: str
     scope: str
-    call: Callable[[Caller, dict[str, Any]], Any]
+    call: Callable[[Request, dict[str, Any]], Any]
     input: type[CamelSerializer]
     variants: tuple[type[CamelSerializer], ...]
 
@@ -169,73 +156,72 @@ def tool(
 ) -> Any:
     """Declares a tool: its name is the function's, and its description the docstring."""
 
-    def declare(call: Callable[[Caller, dict[str, Any]], Any]) -> Any:
+    def declare(call: Callable[[Request, dict[str, Any]], Any]) -> Any:
         TOOLS[call.__name__] = McpTool(title, scope, call, input, variants)
         return call
 
     return declare
 
 
-def call_tool(tool: McpTool, caller: Caller, arguments: dict[str, Any]) -> Any:
+def call_tool(tool: McpTool, request: Request, arguments: dict[str, Any]) -> Any:
     """Raises DomainError or DRF's ValidationError."""
-    if tool.scope not in caller.key.scopes:
+    user: Any = request.user
+    if not has_scope(request, tool.scope):
         raise Forbidden(f"This tool needs the scope {tool.scope}.", details={"requiredScope": tool.scope})
     if tool.starts_run:
-        ratelimit.charge_caller(caller.request, ratelimit.run_starts_of("public", caller.user))
-    with one_check_of(caller.user.pk, arguments):
+        ratelimit.charge_caller(request._request, ratelimit.run_starts_of("public", user))
+    with one_check_of(user.pk, arguments):
         given = tool.input.validated(arguments)
-    return tool.call(caller, given)
+    return tool.call(request, given)
 
 
-def find(rows: Any, key: str) -> Any:
-    found = rows.filter(pk=key).first() if is_plausible_id(key) else None
-    if found is None:
-        raise NotFound
-    return found
+def has_scope(request: Request, scope: str) -> bool:
+    key: Any = request.auth
+    return scope in key.scopes
 
 
-def made_once(caller: Caller, tool: str, given: dict[str, Any], make: Callable[[], str]) -> str:
+def made_once(request: Request, tool: str, given: dict[str, Any], make: Callable[[], str]) -> str:
     """The id of what ``make`` creates, or of what the same call created before with its ``idempotencyKey``."""
     key = given.get("idempotency_key")
     if key is None:
         return make()
     same = {name: value for name, value in sorted(given.items()) if name not in OF_THE_CALL}
-    return idempotency.made_once(caller.user, "mcp", key, hashlib.sha256(dumps([tool, same])).hexdigest(), make)
+    return idempotency.made_once(request.user, "mcp", key, hashlib.sha256(dumps([tool, same])).hexdigest(), make)
 
 
 def only(names: set[str], shape: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in shape.items() if name in names}
 
 
-def shown(caller: Caller, run: Run) -> dict[str, Any]:
+def shown(request: Request, run: Run) -> dict[str, Any]:
     """The run; its state alone for a key that may not read runs."""
     shape = dict(RunSerializer(run).data)
-    return shape if caller.reads_runs else only(RUN_STATE, shape)
+    return shape if has_scope(request, "runs:read") else only(RUN_STATE, shape)
 
 
-def run_of(caller: Caller, run_id: str) -> Run:
-    return find(services.runs_of(caller.user), run_id)
+def run_of(request: Request, run_id: str) -> Run:
+    return find(services.runs_of(request.user), run_id)
 
 
 @tool("List chats", "chats:read", PageInput)
-def list_chats(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
+def list_chats(request: Request, given: dict[str, Any]) -> dict[str, Any]:
     """The user's chats, newest first, as a page of items and a nextCursor."""
     query = {name: str(value) for name, value in given.items()}
-    return pagination.page(chats_of(caller.user), query, ChatSerializer().to_representation)
+    return pagination.page(chats_of(request.user), query, ChatSerializer().to_representation)
 
 
 @tool("Create a chat", "chats:write", NewChatInput)
-def create_chat(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
+def create_chat(request: Request, given: dict[str, Any]) -> dict[str, Any]:
     """Creates a chat, in which runs can be started. With the clientId of a chat, that chat is the result."""
     asked = {name: value for name, value in given.items() if name not in OF_THE_CALL}
-    key = made_once(caller, "create_chat", given, lambda: make_chat(caller.user, **asked)[0].pk)
-    chat = ChatSerializer(find(chats_of(caller.user), key)).data
+    key = made_once(request, "create_chat", given, lambda: make_chat(request.user, **asked)[0].pk)
+    chat = ChatSerializer(find(chats_of(request.user), key)).data
     # The chat of an earlier call can have been named after its first message since then.
-    return chat if "chats:read" in caller.key.scopes else chat | {"title": given.get("title")}
+    return chat if has_scope(request, "chats:read") else chat | {"title": given.get("title")}
 
 
 @tool("Start a run", "runs:write", StartInput)
-def start_run(caller: Caller, given: dict[str, Any]) -> Any:
+def start_run(request: Request, given: dict[str, Any]) -> Any:
     """Sends a message to the agent in a chat. Answers with the run: after waitSeconds at the latest, sooner if the run
     has ended, waits for an answer (status waiting, pendingWaitpoint) or awaits the caller's app (awaiting client, see
     submit_tool_result). The agent's text is in answer. Look at an
@@ -245,48 +231,48 @@ def start_run(caller: Caller, given: dict[str, Any]) -> Any:
     services.require_allowed_to_keys(body)
 
     def make() -> str:
-        return services.start_run(caller.user, given["chat_id"], request_id=request_id.get() or "", **body).pk
+        return services.start_run(request.user, given["chat_id"], request_id=request_id.get() or "", **body).pk
 
-    run = run_of(caller, made_once(caller, "start_run", given, make))
+    run = run_of(request, made_once(request, "start_run", given, make))
     if not given["wait_seconds"] or run.status in FINAL_RUN_STATUSES:
-        return shown(caller, run)
-    opening = Opening(run.pk, 0, run.last_stream_index, False, caller.user.pk, caller.key.pk)
-    return Started(opening, given["wait_seconds"])
+        return shown(request, run)
+    return Started(opening_of(request, run), given["wait_seconds"])
 
 
 @tool("Get a run", "runs:read", RunChoice)
-def get_run(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
+def get_run(request: Request, given: dict[str, Any]) -> dict[str, Any]:
     """A run with its status, tool calls, credits and pending waitpoint, and the agent's text so far."""
-    return shown(caller, run_of(caller, given["run_id"]))
+    return shown(request, run_of(request, given["run_id"]))
 
 
 @tool("Cancel a run", "runs:write", RunChoice)
-def cancel_run(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
+def cancel_run(request: Request, given: dict[str, Any]) -> dict[str, Any]:
     """Ends a run. A finished one stays unchanged."""
-    return shown(caller, services.cancel_run(run_of(caller, given["run_id"])))
+    return shown(request, services.cancel_run(run_of(request, given["run_id"])))
 
 
 @tool("Answer what a run waits for", "waitpoints:respond", RespondInput, tuple(ANSWERS.values()))
-def respond_to_waitpoint(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
+def respond_to_waitpoint(request: Request, given: dict[str, Any]) -> dict[str, Any]:
     """Approves or refuses credits (kind CREDIT_APPROVAL, approved), or answers a question (kind CLARIFICATION, answer;
     with a schema in its requestPayload: data that fits it, or declined). The first answer counts.
     """
-    waitpoint = find(services.waitpoints_of(caller.user), given["waitpoint_id"])
+    waitpoint = find(services.waitpoints_of(request.user), given["waitpoint_id"])
     resolved = dict(WaitpointSerializer(services.respond(waitpoint, given["answer"])).data)
-    return resolved if caller.reads_runs else only(WAITPOINT_STATE, resolved)
+    return resolved if has_scope(request, "runs:read") else only(WAITPOINT_STATE, resolved)
 
 
 @tool("Submit the result of a client tool", "runs:write", SubmitInput, (CallResultInput,))
-def submit_tool_result(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
+def submit_tool_result(request: Request, given: dict[str, Any]) -> dict[str, Any]:
     """Gives the outcome of a tool call that awaits the caller's app (awaiting client): its result, or why it failed
     (error). The first counts.
     """
-    call = find(services.invocations_of(caller.user), given["tool_invocation_id"])
+    call = find(services.invocations_of(request.user), given["tool_invocation_id"])
     ended = dict(ToolInvocationSerializer(services.submit_result(call, given["answer"])).data)
-    return ended if caller.reads_runs else invocation_without_text(ended)
+    return ended if has_scope(request, "runs:read") else invocation_without_text(ended)
 
 
 @tool("Get credits", "credits:read")
-def get_credits(caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
+def get_credits(request: Request, given: dict[str, Any]) -> dict[str, Any]:
     """The user's balance, the credits held for tool calls in progress, and the available credits."""
-    return dict(AccountSerializer(ledger.account_for(caller.user.pk)).data)
+    user: Any = request.user
+    return dict(AccountSerializer(ledger.account_for(user.pk)).data)

@@ -36,7 +36,7 @@ from runs.mcp.protocol import (
     read_message,
     result_of,
 )
-from runs.mcp.tools import TOOLS, Caller, call_tool, run_of, shown
+from runs.mcp.tools import TOOLS, call_tool, run_of, shown
 from runs.mcp.wait import Started, WaitingResponse, places
 
 # MCP calls of one user that may wait for a run at the same time, in all processes together; one more is 429.
@@ -96,19 +96,18 @@ class McpViewSet(ServiceViewSet):
             raise RpcError(INVALID_PARAMS, "There is no tool of this name.")
         if not isinstance(arguments, dict):
             raise RpcError(INVALID_PARAMS, "arguments must be an object.")
-        key: Any = request.auth
-        caller = Caller(request.user, key, request._request)
+        user_id: Any = request.user.pk
         with ExitStack() as frees:
             place = ""
             # Before the run starts: a client that is refused repeats the call.
             if tool.starts_run and is_positive(arguments.get("waitSeconds")):
-                place = places.take(caller.user.pk, MCP_WAITS_PER_USER)
+                place = places.take(user_id, MCP_WAITS_PER_USER)
                 frees.callback(places.free, place)
-            result = outcome(lambda: call_tool(tool, caller, arguments))
+            result = outcome(lambda: call_tool(tool, request, arguments))
             if not isinstance(result, Started):
                 return rpc_response(result_of(message, result))
             frees.pop_all()
-        answer = WaitingResponse(result, place, lambda: dumps(waited(message, caller, result)))
+        answer = WaitingResponse(result, place, lambda: dumps(waited(message, request, result)))
         live.offer(request, answer)
         return answer
 
@@ -167,11 +166,11 @@ def rpc_response(message: Any, status: int = 200) -> HttpResponse:
     return HttpResponse(dumps(message), status=status, content_type="application/json")
 
 
-def waited(message: Message, caller: Caller, started: Started) -> dict[str, Any]:
+def waited(message: Message, request: Request, started: Started) -> dict[str, Any]:
     """The message that answers a call which has waited. Its status is sent already, so a fault is an error of RPC."""
     run_id = started.opening.run_id
     try:
-        return result_of(message, outcome(lambda: shown(caller, run_of(caller, run_id))))
+        return result_of(message, outcome(lambda: shown(request, run_of(request, run_id))))
     except Exception:
         logger.exception("the run %s could not be read after waiting", run_id)
         fault = RpcError(INTERNAL_ERROR, "Something went wrong on our side; look at the run with get_run.")

@@ -132,7 +132,7 @@ class Stream:
             if self.position < channel.last:
                 events = channel.kept_after(self.position)
                 if events is None:
-                    events = await self._read()
+                    events = await self.hub.ask(reads.page, channel.run_id, self.position)
                 if not events:
                     return None  # the run was deleted
                 self.position = events[-1].index
@@ -143,10 +143,6 @@ class Stream:
             except TimeoutError:
                 return []
         return None
-
-    async def _read(self) -> list[Event]:
-        events = await self.hub.ask(reads.page, self.channel.run_id, self.position)
-        return events or await self.hub.ask(reads.rebuilt, self.channel.run_id, self.position)
 
     def close(self) -> None:
         self.closed = True

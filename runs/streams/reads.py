@@ -3,7 +3,7 @@
 Every function blocks, so it runs on a thread. Nothing here writes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -39,7 +39,7 @@ class Event:
 
 
 def page(run_id: str, after: int) -> list[Event]:
-    """The next events of one run: at most PAGE_EVENTS, and about PAGE_CHARS of data."""
+    """The next events of one run: at most PAGE_EVENTS, and about PAGE_CHARS of data; no event of a deleted run."""
     rows = RunEvent.objects.filter(run_id=run_id, index__gt=after).order_by("index")[:PAGE_EVENTS]
     found: list[Event] = []
     size = 0
@@ -48,7 +48,14 @@ def page(run_id: str, after: int) -> list[Event]:
         size += len(found[-1].data)
         if size >= PAGE_CHARS:
             break
-    return found
+    return found or rebuilt(run_id, after)
+
+
+def existing(run_id: str, after: int, last: int) -> Iterator[Event]:
+    """The events that exist now, at least up to ``last``."""
+    while after < last and (events := page(run_id, after)):
+        yield from events
+        after = events[-1].index
 
 
 def tails(positions: dict[str, int]) -> tuple[list[tuple[str, Event]], bool]:

@@ -4,7 +4,7 @@ The views check a request like any other and answer with a ``StreamResponse``, w
 event loop. Any other server sends the events that exist now; the client reconnects for later ones.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from django.conf import settings
@@ -33,11 +33,6 @@ POSITION_MAX_DIGITS = 18
 POSITION = {"type": "integer", "minimum": 0, "maximum": 10**POSITION_MAX_DIGITS - 1}
 
 
-def render(events: Iterable[Event]) -> bytes:
-    """The events' frames; without events, a comment that keeps the connection open."""
-    return b"".join(frame(event) for event in events) or COMMENT
-
-
 def frame(event: Event) -> bytes:
     """One event. Its data is JSON text, which has no line break of its own."""
     position = f"id: {event.index}\n" if event.numbered else ""
@@ -57,7 +52,7 @@ class Frames:
 
     async def next(self) -> bytes | None:
         events = await self.stream.next()
-        return None if events is None else render(events)
+        return None if events is None else (b"".join(map(frame, events)) or COMMENT)
 
 
 class StreamResponse(StreamingHttpResponse):
@@ -76,7 +71,7 @@ class StreamResponse(StreamingHttpResponse):
 
     def existing(self) -> Iterator[bytes]:
         """What exists now."""
-        return map(frame, existing_events(self.opening))
+        return map(frame, reads.existing(self.opening.run_id, self.opening.after, self.opening.last))
 
     def open(self) -> live.Body:
         return Frames(self.opening)
@@ -161,14 +156,3 @@ def position_of(request: Request) -> int:
         if text is not None and not (text.isascii() and text.isdigit() and len(text) <= POSITION_MAX_DIGITS):
             raise ValidationFailed({name: ["Use the index of an event: a whole number from 0."]})
     return int(given["Last-Event-ID"] or given["after"] or 0)
-
-
-def existing_events(opening: Opening) -> Iterator[Event]:
-    """The events that exist now."""
-    position = opening.after
-    while position < opening.last:
-        events = reads.page(opening.run_id, position) or reads.rebuilt(opening.run_id, position)
-        if not events:
-            return
-        yield from events
-        position = events[-1].index

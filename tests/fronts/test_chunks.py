@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from runs.fronts.ai_sdk.chunks import Chunks
-from runs.fronts.rendering import Call, Facts, overtaken_by
+from runs.fronts.rendering import Call, Facts
 from runs.models import Run
 from runs.serializers import UsageSerializer
 from tests.fronts.conftest import Feed
@@ -179,11 +179,6 @@ def test_overtaken_text_is_left_out_with_its_reset(feed):
     assert feed("message.delta", text="wrong", how={"overtaken": True}) == []
     assert feed("message.reset", messageId="msg_1") == []
     assert types(feed("message.delta", text="right")) == ["start-step", "text-start", "text-delta"]
-
-
-def test_overtaken_text_begins_after_the_last_call():
-    (first, second) = overtaken_by([9, 20], [3, 5, 15])
-    assert (list(first), list(second)) == ([5, 6, 7, 8], [15, 16, 17, 18, 19])
 
 
 def test_ends(feed):

@@ -12,7 +12,7 @@ from runs.fronts.ai_sdk.chunks import Chunks
 from runs.fronts.body import BEGINNING, Frames, FrontResponse, Position
 from runs.models import Run, RunEvent
 from runs.streams.hub import Opening
-from runs.streams.views import existing_events
+from runs.streams.reads import existing
 from tests.fronts.conftest import Frame, parse
 from tests.streams.conftest import append, finish, make_run  # noqa: F401
 
@@ -88,7 +88,7 @@ def test_a_client_that_saw_overtaken_text_is_told_to_drop_it(user, make_run):  #
     append(run, events.message_reset(run), delta("First"), delta("\n\nri"))
     finish(run, "ght")
     rendered = Frames(Chunks(run), Opening(run.pk, 0, 0, True, run.user_id))
-    happened = existing_events(response(run).opening)
+    happened = existing(run.pk, 0, run.last_stream_index)
     live = [parse(rendered.of(event, rendered.rendering.facts_of(event))) for event in happened]
     assert shown(list(chain(*live))) == ["First", "right"]
     for index in range(len(live)):

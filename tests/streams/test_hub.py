@@ -22,7 +22,7 @@ class Database:
         self.last: dict[str, int] = {}
         self.asked: Counter[str] = Counter()
         self.together: dict[str, set[int]] = {"positions": set(), "tails": set()}
-        for name in ("positions", "tails", "live_credentials", "page", "rebuilt"):
+        for name in ("positions", "tails", "live_credentials", "page"):
             monkeypatch.setattr(reads, name, getattr(self, name))
 
     def positions(self, run_ids: list[str]) -> dict[str, int]:
@@ -46,8 +46,6 @@ class Database:
     def page(self, *_: Any) -> list[Event]:
         self.asked["page"] += 1
         return []
-
-    rebuilt = page
 
 
 async def until(predicate: Callable[[], bool]) -> None:

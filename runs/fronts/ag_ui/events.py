@@ -18,9 +18,8 @@ from runs.fronts import reads
 from runs.fronts.reads import Recorded, recorded_of
 from runs.fronts.rendering import NO_FACTS, Call, Data, Facts, Part, Rendering, amounts
 from runs.models import FINAL_INVOCATION_STATUSES, ClientRun, InvocationStatus, Run, RunStatus, WaitpointKind
-from runs.streams.hub import Opening
-from runs.streams.reads import Event
-from runs.streams.views import as_line, existing_events
+from runs.streams.reads import Event, existing
+from runs.streams.views import as_line
 from runs.tools.base import shown_result
 
 AgUiMessage = dict[str, Any]
@@ -47,7 +46,7 @@ CAPABILITIES = {
 class AgUi(Rendering):
     """``thread`` and ``name`` are the client's ids of the chat and of the AG-UI run. ``before``: a snapshot of the
     messages before the stream, or None if the client has them. ``given``: the calls whose outcomes the client has.
-    ``finish``: the last RUN_FINISHED. ``goes_on``: another run follows in the same AG-UI run.
+    ``then``: the run that follows in the same AG-UI run.
     """
 
     shows_questions = False
@@ -55,12 +54,9 @@ class AgUi(Rendering):
     def __init__(self, run: Run, thread: str = "", name: str = "") -> None:
         super().__init__(run)
         self.thread, self.name = thread, name
-        # The run that follows in the same stream.
         self.then: Run | None = None
         self.before: Part | None = None
         self.given: Collection[str] = ()
-        self.finish: Part | None = None
-        self.goes_on = False
         # Whether the client has RUN_STARTED.
         self.is_sent = False
 
@@ -91,10 +87,10 @@ class AgUi(Rendering):
         return [started] if self.before is None else [started, self.before]
 
     def ended(self, status: Data, facts: Facts) -> list[Part]:
-        if self.goes_on:
+        if self.then is not None:
             return []
         if status["status"] == RunStatus.CANCELLED:
-            return [self._finished({"type": "cancelled"})]
+            return [self.of_run("RUN_FINISHED", outcome={"type": "cancelled"})]
         usage = [token_usage(facts.run)]
         if status["status"] == RunStatus.FAILED:
             error = {"message": status["errorMessage"], "code": status["errorCode"], "usage": usage}
@@ -104,11 +100,7 @@ class AgUi(Rendering):
         return [self.of_run("RUN_FINISHED", result=result, usage=usage)]
 
     def client_calls(self) -> list[Part]:
-        return [self._finished({"type": "success", "pendingToolCallIds": list(self.calls)})]
-
-    def _finished(self, outcome: dict[str, Any]) -> Part:
-        self.finish = self.of_run("RUN_FINISHED", outcome=outcome)
-        return self.finish
+        return [self.of_run("RUN_FINISHED", outcome={"type": "success", "pendingToolCallIds": list(self.calls)})]
 
     def of_run(self, kind: str, **more: Any) -> dict[str, Any]:
         return {"type": kind, "threadId": self.thread, "runId": self.name, **more}
@@ -149,7 +141,7 @@ class AgUi(Rendering):
     # --- questions ----------------------------------------------------------------------------------------------------
 
     def ask(self, waitpoint: Data, call: Call) -> list[Part]:
-        return [self._finished({"type": "interrupt", "interrupts": [interrupt(waitpoint, call)]})]
+        return [self.of_run("RUN_FINISHED", outcome={"type": "interrupt", "interrupts": [interrupt(waitpoint, call)]})]
 
     def notice(self, kind: str, data: Data) -> list[Part]:
         return [{"type": "CUSTOM", "name": str(kind), "value": dict(data)}]
@@ -249,7 +241,7 @@ def until(rendering: AgUi, run: Run, last: int, then: Run | None = None) -> list
     shown = Message.objects.filter(run_id__in=earlier.order_by().values("pk"))
     asked = Message.objects.filter(pk=run.user_message_id)
     transcript = Transcript([*messages_of(run, shown), *messages_of(run, asked)])
-    for event in existing_events(Opening(run.pk, 0, last, over=False, user_id=run.user_id)):
+    for event in existing(run.pk, 0, last):
         if event.index > last:
             break
         facts = rendering.facts_of(event) if rendering.wants(event) else NO_FACTS

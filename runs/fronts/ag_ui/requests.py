@@ -120,7 +120,7 @@ def _client_tool(tool: Object) -> Object:
 
 
 def answer_of(entry: Object, kind: str) -> Object | None:
-    """The body with which REST answers a waitpoint of this kind; None if the run is to be cancelled instead."""
+    """The fields with which REST answers a waitpoint of this kind; None if the run is to be cancelled instead."""
     approves = kind == WaitpointKind.CREDIT_APPROVAL
     payload = entry.get("payload")
     if entry.get("status") == "cancelled":
@@ -129,7 +129,7 @@ def answer_of(entry: Object, kind: str) -> Object | None:
         payload = False
     if not isinstance(payload, dict):
         payload = {"approved" if approves else "answer": payload}
-    return payload | {"kind": kind}
+    return payload
 
 
 def renamed(error: ValidationError | ValidationFailed, prefix: str) -> ValidationFailed:

@@ -12,8 +12,8 @@ from rest_framework.response import Response
 
 from chats.models import Chat, Message
 from chats.services import find_chat, find_or_create_chat
+from config.api.viewsets import find
 from config.kernel.errors import NotFound, ValidationFailed
-from config.kernel.ids import is_plausible_id
 from config.kernel.jsontext import require_text
 from runs import catalogue, services
 from runs.fronts import reads, starts
@@ -81,7 +81,10 @@ class AgUiViewSet(FrontViewSet):
 
     @extend_schema(request=None, responses=EVENTS)
     def run(self, request: Request, agent: str) -> HttpResponseBase:
-        named, sent = _agent(agent), requests.read(self.body())
+        named = None if agent == DEFAULT else agent
+        if named is not None and catalogue.find_agent(named) is None:
+            raise NotFound
+        sent = requests.read(self.body())
         return self.open_stream(lambda: self.answer(sent, named))
 
     def answer(self, sent: Sent, agent: str | None) -> Frames:
@@ -116,8 +119,7 @@ class AgUiViewSet(FrontViewSet):
         if then is not None:
             # The rest of the same AG-UI run.
             other = AgUi(then, sent.thread, sent.name)
-            rendering.goes_on = other.is_sent = True
-            rendering.then = then
+            rendering.then, other.is_sent = then, True
             rest = self.frames(other, then, continues=True)
         return self.frames(rendering, row.run, (row.index, 0), continues=True, then=rest)
 
@@ -167,10 +169,7 @@ class AgUiViewSet(FrontViewSet):
         self.require_scope("waitpoints:respond")
         name = entry.get("interruptId")
         ours = services.waitpoints_of(self.request.user).filter(run__chat=chat).select_related("run")
-        found = ours.filter(pk=name).first() if isinstance(name, str) and is_plausible_id(name) else None
-        if found is None:
-            raise NotFound
-        return found
+        return find(ours, name if isinstance(name, str) else "")
 
     def give(self, waitpoint: Waitpoint, entry: dict[str, Any], field: str) -> None:
         answer = requests.answer_of(entry, waitpoint.kind)
@@ -205,23 +204,23 @@ class AgUiViewSet(FrontViewSet):
         if run is None:
             return HttpResponse(content_type=CONTENT_TYPE, headers=HEADERS)
         rendering, last = AgUi(run, sent.thread, sent.name), run.last_stream_index
-        ends: Part | None = rendering.of_run("RUN_FINISHED")
+        ends: list[Part] = [rendering.of_run("RUN_FINISHED")]
         if run.status in FINAL_RUN_STATUSES:
             shown = events.messages_of(run, Message.objects.all())
         else:
             seen = AgUi(run, sent.thread, sent.name)
             shown = events.until(seen, run, last)
+            ends = []
             if reads.asks_at(run.pk, last):
-                seen.ask_now()
+                ends = seen.ask_now()[-1:]
             elif seen.awaits_client and reads.only_the_client_can_go_on(run.pk, seen.calls):
-                seen.client_calls()
-            ends = seen.finish
+                ends = seen.client_calls()
         # Without results of calls that are left out.
         kept = dropwhile(lambda message: message["role"] == "tool", shown[-CONNECTED_MESSAGES:])
         rendering.before = events.snapshot(list(kept))
-        if ends is None:
+        if not ends:
             return self.open_stream(lambda: self.frames(rendering, run, (last, 0), continues=True))
-        parts = [*rendering.resumed(), ends]
+        parts = [*rendering.resumed(), *ends]
         content = b"".join(frame(part, f"{last}.{number}") for number, part in enumerate(parts))
         return HttpResponse(content, content_type=CONTENT_TYPE, headers=HEADERS)
 
@@ -238,13 +237,6 @@ class AgUiViewSet(FrontViewSet):
         if active is not None:
             services.cancel_run(active)
         return Response({"stopped": active is not None})
-
-
-def _agent(name: str) -> str | None:
-    """The agent of a run that the path names. Raises NotFound."""
-    if name != DEFAULT and catalogue.find_agent(name) is None:
-        raise NotFound
-    return None if name == DEFAULT else name
 
 
 def _newest(chat: Chat) -> Run | None:

@@ -25,14 +25,8 @@ BROKEN_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 OWN_URL = re.compile(r"/api/(?:public/)?v1/attachments/(att_[0-9a-z]+)/content")
 
 
-@dataclass(frozen=True)
-class File:
-    """A file of a message: ``attachment_id``, or its content."""
-
-    attachment_id: str | None = None
-    name: str = ""
-    media_type: str = ""
-    content: bytes = b""
+# A file of a message: an attachment's id, or AttachmentInput of a new one and its content.
+File = str | tuple[dict[str, Any], bytes]
 
 
 @dataclass(frozen=True)
@@ -65,9 +59,9 @@ def read(body: dict[str, Any]) -> Sent:
     if not isinstance(chat, str) or not CLIENT_ID.fullmatch(chat):
         raise ValidationFailed({"id": ["Use 1 to 128 printable ASCII characters."]})
     messages = body.get("messages")
-    last = (
-        body.get("message") if messages is None else messages[-1] if isinstance(messages, list) and messages else None
-    )
+    if messages is None:
+        messages = [body.get("message")]
+    last = messages[-1] if isinstance(messages, list) and messages else None
     if not isinstance(last, dict):
         raise ValidationFailed({"messages": ["Use a list that ends with a message."]})
     role, name, parts = last.get("role"), last.get("id"), last.get("parts")
@@ -91,7 +85,7 @@ def _file(part: dict[str, Any], field: str) -> File:
     if not isinstance(url, str):
         raise ValidationFailed({field: ["Use an address."]})
     if own := OWN_URL.fullmatch(url.removeprefix(settings.BASE_URL)):
-        return File(attachment_id=own[1])
+        return own[1]
     head = DATA_URL.match(url)
     if head is None:
         raise ValidationFailed({field: ["Use a data: address, or that of an attachment of this service."]})
@@ -102,7 +96,8 @@ def _file(part: dict[str, Any], field: str) -> File:
     given = part.get("mediaType")
     media_type = given if isinstance(given, str) and given else head[1]
     name = part.get("filename")
-    return File(None, name[:FILE_NAME_MAX_CHARS] if isinstance(name, str) and name else "file", media_type, content)
+    name = name[:FILE_NAME_MAX_CHARS] if isinstance(name, str) and name else "file"
+    return {"fileName": name, "contentType": media_type, "sizeBytes": len(content)}, content
 
 
 def _content(text: str, *, is_base64: bool) -> bytes:
@@ -119,14 +114,13 @@ def attach(user: Any, files: list[File]) -> list[str]:
 
     Raises ValidationFailed, DRF's ValidationError, PayloadTooLarge, Conflict, Unavailable, RateLimited.
     """
-    return [file.attachment_id or _attach(user, file) for file in files]
+    return [file if isinstance(file, str) else _attach(user, *file) for file in files]
 
 
-def _attach(user: Any, file: File) -> str:
-    said = {"fileName": file.name, "contentType": file.media_type, "sizeBytes": len(file.content)}
+def _attach(user: Any, said: dict[str, Any], content: bytes) -> str:
     made = attachments.create_attachment(user, **AttachmentInput.validated(said))
     with attachments.transfer(made.user_id):
-        attachments.receive(made, iter([file.content]))
+        attachments.receive(made, iter([content]))
     made.refresh_from_db()
     attachments.complete_attachment(made)
     return made.pk

@@ -8,12 +8,12 @@ from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_sche
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from chats.models import Chat, Message
+from chats.models import Message
 from chats.services import find_chat, find_or_create_chat, messages_of
 from config.api.pagination import API_PAGE_SIZE_MAX, CURSOR_SCHEMA, LIMIT_SCHEMA, page
 from config.api.serializers import NoInput
+from config.api.viewsets import find
 from config.kernel.errors import NotFound, ValidationFailed
-from config.kernel.ids import is_plausible_id
 from runs import services
 from runs.fronts import reads, starts
 from runs.fronts.ai_sdk import requests
@@ -21,7 +21,7 @@ from runs.fronts.ai_sdk.chunks import Chunks, ui_message
 from runs.fronts.body import BEGINNING, Frames, Position
 from runs.fronts.reads import Recorded, recorded_of
 from runs.fronts.views import LAST_EVENT_ID, POSITION_PARAMETER, FrontViewSet, position_of
-from runs.models import Run, Waitpoint, WaitpointKind
+from runs.models import Run, WaitpointKind
 from runs.streams.views import CONTENT_TYPE
 
 ERROR_MAX_CHARS = 1000
@@ -80,13 +80,10 @@ class AiSdkViewSet(FrontViewSet):
         if known is not None and starts.is_same(known, sent.text):
             return known
         if files:
-            options["attachment_ids"] = self.attached(files)
+            if not all(isinstance(file, str) for file in files):
+                self.require_scope("attachments:write")
+            options["attachment_ids"] = requests.attach(self.request.user, files)
         return self.start(chat, starts.key_of(sent.message_id), options, message_id=sent.message_id).run
-
-    def attached(self, files: list[requests.File]) -> list[str]:
-        if any(file.attachment_id is None for file in files):
-            self.require_scope("attachments:write")
-        return requests.attach(self.request.user, files)
 
     def regenerated(self, sent: requests.Sent) -> Run:
         """The run that replaces the one that answered. A message that none has answered starts the first one.
@@ -114,22 +111,14 @@ class AiSdkViewSet(FrontViewSet):
 
     def answered(self, sent: requests.Sent) -> Frames:
         """What follows the answers in the assistant's message."""
-        chat = self.chat(sent.chat)
-        message = self.own(chat, sent.message_id)
+        rows = messages_of(self.request.user).filter(chat=self.chat(sent.chat), role=Message.Role.ASSISTANT)
+        message = find(rows, sent.message_id)
         found = recorded_of(self.request.user, [message])[message.run_id]
         answers = {name for part in sent.parts if (name := self.answer(found, part)) is not None}
         if not answers:
             raise ValidationFailed({"messages": ["The last message answers nothing of this run."]})
         run = Run.objects.get(pk=found.run.pk)
         return self.shown(run, (reads.index_of_stop(run.pk, answers), 0), continues=True)
-
-    def own(self, chat: Chat, message_id: str) -> Message:
-        """The assistant's message of this chat. Raises NotFound."""
-        rows = messages_of(self.request.user).filter(chat=chat, role=Message.Role.ASSISTANT)
-        found = rows.filter(pk=message_id).first() if is_plausible_id(message_id) else None
-        if found is None:
-            raise NotFound
-        return found
 
     def answer(self, recorded: Recorded, part: dict[str, Any]) -> str | None:
         """Give the answer that the part has. Returns the waitpoint or call that it answers now, or has answered; None
@@ -141,21 +130,16 @@ class AiSdkViewSet(FrontViewSet):
             if waitpoint is None or waitpoint.kind != WaitpointKind.CREDIT_APPROVAL:
                 return None
             answer = {"approved": given.get("approved")} | ({"reason": given["reason"]} if given.get("reason") else {})
-            return self.give(waitpoint, answer)
+            return self.respond(waitpoint, answer)
         if state not in ("output-available", "output-error"):
             return None
         failed = state == "output-error"
         output = requests.as_text(part.get("errorText"))[:ERROR_MAX_CHARS] if failed else part.get("output")
         if (waitpoint := recorded.question(part.get("toolCallId"))) is not None:
-            return self.give(waitpoint, requests.answer_of(waitpoint, output, failed=failed))
+            return self.respond(waitpoint, requests.answer_of(waitpoint, output, failed=failed))
         if (call := recorded.client_call(part.get("toolCallId"))) is not None:
-            self.submit(call, {"error": output or "It failed."} if failed else {"result": output})
-            return call.pk
+            return self.submit(call, {"error": output or "It failed."} if failed else {"result": output})
         return None
-
-    def give(self, waitpoint: Waitpoint, answer: dict[str, Any]) -> str:
-        self.respond(waitpoint, {"kind": waitpoint.kind, **answer})
-        return waitpoint.pk
 
     # --- the chat -----------------------------------------------------------------------------------------------------
 
