@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chats.models import Message
-from config.api.live import Broken
-from credits import sums
 from runs import services
 from runs.events import SEPARATOR, StreamType, join_text
-from runs.fronts.rendering import CLIENT, Call, Facts, Rendering
+from runs.fronts.rendering import CLIENT
 from runs.models import (
     FINAL_INVOCATION_STATUSES,
     Run,
@@ -23,36 +21,11 @@ from runs.models import (
     WaitpointKind,
     WaitpointStatus,
 )
-from runs.streams.reads import Event
 
 # The events by which a turn has calls.
 OF_CALLS = (StreamType.TOOL_STARTED, StreamType.TOOL_COMPLETED, StreamType.WAITPOINT_OPENED)
 # Of these, a client is asked what is open, or gives the outcome.
 OF_QUESTIONS = (StreamType.WAITPOINT_OPENED, StreamType.TOOL_COMPLETED)
-
-
-def facts_of(rendering: Rendering, event: Event) -> Facts:
-    """``Rendering.facts_of``. Raises Broken if the run was deleted."""
-    if event.type == StreamType.WAITPOINT_OPENED:
-        return Facts(call=_call_of(json.loads(event.data)["id"]))
-    run = Run.objects.filter(pk=rendering.run_id)
-    if not event.final:
-        return Facts(run.values_list("assistant_message_id", flat=True).first())
-    ended = run.annotate(credits_spent=sums.run_spent_subquery()).first()
-    if ended is None:
-        raise Broken
-    return Facts(ended.assistant_message_id, run=ended)
-
-
-def _call_of(waitpoint_id: str) -> Call | None:
-    """The call that the waitpoint is about; None if it is about a turn, or deleted."""
-    waitpoint = Waitpoint.objects.filter(pk=waitpoint_id).select_related("invocation").first()
-    if waitpoint is None:
-        return None
-    call = waitpoint.invocation
-    if call is None and (named := waitpoint.request_payload.get("toolInvocationId")):
-        call = ToolInvocation.objects.filter(pk=named).first()
-    return Call.of(call) if call else None
 
 
 def only_the_client_can_go_on(run_id: str, known: Collection[str]) -> bool:

@@ -1,18 +1,22 @@
 """What the renderings of a run's stream have in common: which text stands, where a turn begins, which calls are open.
 
-A protocol is a subclass that says what each of these is in its own words. Nothing here reads a table or knows HTTP.
+A protocol is a subclass that says what each of these is in its own words. Nothing here knows HTTP; ``facts_of`` alone
+reads tables.
 """
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from config.api.live import Broken
 from config.kernel.jsontext import from_text
+from credits import sums
 from runs.events import SEPARATOR, StreamType
-from runs.models import Run, RunStatus, ToolInvocation, WaitpointKind
+from runs.models import Run, RunStatus, ToolInvocation, Waitpoint, WaitpointKind
 from runs.streams.reads import Event
 from runs.tools.base import ASK_USER
 
@@ -96,9 +100,17 @@ class Rendering(ABC):
         begins = event.index > 1 and event.type in (StreamType.RUN_STATUS, StreamType.MESSAGE_DELTA)
         return begins and self.message_id is None
 
-    @abstractmethod
     def facts_of(self, event: Event) -> Facts:
-        """The facts of an event that ``wants`` them. Blocks."""
+        """The facts of an event that ``wants`` them. Blocks. Raises Broken if the run was deleted."""
+        if event.type == StreamType.WAITPOINT_OPENED:
+            return Facts(call=_call_about(json.loads(event.data)["id"]))
+        run = Run.objects.filter(pk=self.run_id)
+        if not event.final:
+            return Facts(run.values_list("assistant_message_id", flat=True).first())
+        ended = run.annotate(credits_spent=sums.run_spent_subquery()).first()
+        if ended is None:
+            raise Broken
+        return Facts(ended.assistant_message_id, run=ended)
 
     def feed(self, event: Event, facts: Facts = NO_FACTS, *, asks: bool = True, overtaken: bool = False) -> list[Part]:
         """What the event is in the protocol. Without ``asks``, a waitpoint shows its call alone: nobody needs to answer
@@ -290,6 +302,17 @@ class Rendering(ABC):
     @abstractmethod
     def ended(self, status: Data, facts: Facts) -> list[Part]:
         """The run has ended; ``status`` is the data of its last ``run.status``."""
+
+
+def _call_about(waitpoint_id: str) -> Call | None:
+    """The call that the waitpoint is about; None if it is about a turn, or deleted."""
+    waitpoint = Waitpoint.objects.filter(pk=waitpoint_id).select_related("invocation").first()
+    if waitpoint is None:
+        return None
+    call = waitpoint.invocation
+    if call is None and (named := waitpoint.request_payload.get("toolInvocationId")):
+        call = ToolInvocation.objects.filter(pk=named).first()
+    return Call.of(call) if call else None
 
 
 def _call(data: Data) -> Call:

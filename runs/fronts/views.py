@@ -11,7 +11,7 @@ from drf_spectacular.utils import OpenApiParameter
 from rest_framework.request import Request
 
 from chats.models import Chat
-from chats.services import chats_of, find_chat
+from chats.services import find_chat
 from config.api import live, ratelimit
 from config.api.negotiation import AnyMediaType, check_media_type
 from config.api.viewsets import ServiceViewSet
@@ -45,9 +45,6 @@ class FrontViewSet(ServiceViewSet):
     # Clients name their requests in the foreign protocol.
     idempotent_actions = frozenset()
     stream_headers: ClassVar[dict[str, str]] = {}
-
-    def queryset_for(self, user: Any) -> Any:
-        return chats_of(user)
 
     def chat(self, key: str) -> Chat:
         """The caller's chat with this id or client id. Raises NotFound."""

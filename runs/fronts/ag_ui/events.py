@@ -14,7 +14,6 @@ from chats.models import Message
 from config.kernel import money
 from config.kernel.jsontext import to_text
 from runs.events import StreamType
-from runs.fronts import reads
 from runs.fronts.reads import Recorded, recorded_of
 from runs.fronts.rendering import NO_FACTS, Call, Data, Facts, Part, Rendering, amounts
 from runs.models import FINAL_INVOCATION_STATUSES, ClientRun, InvocationStatus, Run, RunStatus, WaitpointKind
@@ -66,7 +65,7 @@ class AgUi(Rendering):
     def facts_of(self, event: Event) -> Facts:
         """Of a reset the messages before the text that it makes void."""
         if event.type != StreamType.MESSAGE_RESET:
-            return reads.facts_of(self, event)
+            return super().facts_of(event)
         run = Run.objects.filter(pk=self.run_id).first()
         return Facts(messages=snapshot(until(AgUi(run), run, event.index, self.then))) if run else NO_FACTS
 

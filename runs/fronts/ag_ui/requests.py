@@ -24,12 +24,12 @@ Object = dict[str, Any]
 @dataclass(frozen=True)
 class Sent:
     """A ``RunAgentInput``. ``thread`` and ``name`` are the client's ids of the chat and of the AG-UI run; ``message``
-    is the user's last one, and ``trailing`` what the agent and tools said since.
+    is the user's last one, empty if there is none, and ``trailing`` what the agent and tools said since.
     """
 
     thread: str
     name: str
-    message: Object | None
+    message: Object
     trailing: Sequence[Object]
     resume: Sequence[Object]
     tools: Sequence[Object]
@@ -38,12 +38,12 @@ class Sent:
 
     @property
     def text(self) -> str:
-        return _text(self.message.get("content")) if self.message else ""
+        return _text(self.message.get("content"))
 
     @property
     def message_id(self) -> str:
         """The client's id of the message, if it can be kept."""
-        given = self.message.get("id") if self.message else None
+        given = self.message.get("id")
         return given if isinstance(given, str) and len(given) <= CLIENT_MESSAGE_ID_MAX_CHARS else ""
 
     def results(self) -> dict[str, Object]:
@@ -82,11 +82,9 @@ def read(body: Mapping[str, Any]) -> Sent:
         raise ValidationFailed(problems)
     properties = body.get("forwardedProps")
     run = properties.get("run") if isinstance(properties, dict) else None
-    last = max((index for index, message in enumerate(messages) if message.get("role") == "user"), default=None)
-    message = None if last is None else messages[last]
-    trailing = [
-        said for said in messages[0 if last is None else last + 1 :] if said.get("role") in ("assistant", "tool")
-    ]
+    last = max((index for index, message in enumerate(messages) if message.get("role") == "user"), default=-1)
+    message = messages[last] if last >= 0 else {}
+    trailing = [said for said in messages[last + 1 :] if said.get("role") in ("assistant", "tool")]
     sent = Sent(str(thread), str(name), message, trailing, resume, tools, context, {} if run is None else run)
     require_text(vars(sent))
     return sent

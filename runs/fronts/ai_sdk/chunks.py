@@ -14,7 +14,7 @@ from config.kernel import clock, money
 from config.kernel.errors import DomainError
 from config.kernel.jsontext import parse_value
 from runs.events import request_payload
-from runs.fronts.reads import Recorded, facts_of
+from runs.fronts.reads import Recorded
 from runs.fronts.rendering import CLIENT, Call, Data, Facts, Part, Rendering, amounts
 from runs.models import (
     FINAL_INVOCATION_STATUSES,
@@ -37,7 +37,6 @@ STEP = {"type": "step-start"}
 class Chunks(Rendering):
     closing = ("[DONE]",)
     step_is_open = False
-    facts_of = facts_of
 
     def started(self) -> list[Part]:
         about = {"runId": self.run_id, "chatId": self.chat_id}
