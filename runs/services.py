@@ -38,8 +38,7 @@ from runs.models import (
     WaitpointKind,
     WaitpointStatus,
 )
-from runs.tools.base import RESULT_SHOWN_BYTES, ToolFailure, ToolResult, clean_result, result_text, tool_error
-from runs.tools.callbacks import Progress
+from runs.tools.base import RESULT_SHOWN_BYTES, Parked, ToolFailure, ToolResult, clean_result, result_text, tool_error
 from runs.waitpoints import ANSWERS, AnswerKind, check_clarification
 
 # A longer reasoning, in the provider's form, is not read to be shown.
@@ -344,14 +343,14 @@ def respond(waitpoint: Waitpoint, body: dict[str, Any]) -> Waitpoint:
     return lifecycle.answer_waitpoint(waitpoint.pk, given, **changes)
 
 
-def record_callback(call: ToolInvocation, said: ToolResult | ToolFailure | Progress) -> lifecycle.Recorded:
+def record_callback(call: ToolInvocation, said: ToolResult | ToolFailure | Parked) -> lifecycle.Recorded:
     """What is said of a call that awaits its outcome: an outcome, of which the first counts, or progress, which may
     come too often to be kept.
     """
     if call.status in FINAL_INVOCATION_STATUSES:
         return lifecycle.Recorded(call, accepted=False)
-    if isinstance(said, Progress):
-        return lifecycle.record_progress(call, said.fraction, said.message)
+    if isinstance(said, Parked):
+        return lifecycle.record_progress(call, said.fraction, said.message or None)
     lifecycle.crash_point("before_outcome")
     return lifecycle.record_outcome(call, said)
 

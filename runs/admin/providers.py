@@ -21,7 +21,7 @@ from runs.catalogue.definitions import MODEL_MAX_OUTPUT_TOKENS, NAMES, ModelDefi
 from runs.catalogue.parameters import CHECKS, check_parameters
 from runs.catalogue.providers import ENVIRONMENT, KINDS, Server, address_of, key_variable, problem_of
 from runs.llm.base import ModelError
-from runs.llm.registry import probe
+from runs.llm.registry import models_of, probe
 from runs.models import AgentModel, Provider
 from runs.tools.base import is_address, parse_headers
 
@@ -88,8 +88,6 @@ class ProviderAdmin(CatalogueAdmin):
     @action(description="Test", icon="network_check", permissions=["change"])
     def test(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """The models that the server lists, each with a link that adds it; POST asks the server."""
-        from runs.llm.listing import models_of  # the adapters, which no other page needs
-
         row = self.row(request, object_id)
         found = problem = error = None
         if request.method == "POST":

@@ -16,19 +16,18 @@ from runs.tools.base import is_address, parse_headers, secrets_in
 class Kind:
     """A protocol. ``adapter`` is the dotted name of a ``runs.llm.base.ModelClient`` class.
 
-    ``counts_as_we_do``: its count of tokens is this service's own estimate.
+    ``is_offline``: it has no address, and its count of tokens is this service's own estimate.
     """
 
     label: str
     adapter: str
-    needs_address: bool = True
-    counts_as_we_do: bool = False
-    # Where the server lists its models.
+    is_offline: bool = False
+    # Where the server lists its models; empty if it has no list.
     models_path: str = "/models"
 
 
 KINDS = {
-    "demo": Kind("Demo (offline)", "runs.llm.demo.DemoModel", needs_address=False, counts_as_we_do=True),
+    "demo": Kind("Demo (offline)", "runs.llm.demo.DemoModel", is_offline=True, models_path=""),
     "openai": Kind("OpenAI chat completions", "runs.llm.openai_chat.OpenAIModel"),
     "openai_responses": Kind("OpenAI Responses", "runs.llm.openai_responses.ResponsesModel"),
     "anthropic": Kind("Anthropic Messages", "runs.llm.anthropic.AnthropicModel", models_path="/v1/models?limit=1000"),
@@ -120,7 +119,7 @@ class Server:
         kind = KINDS.get(self.kind)
         if kind is None:
             return f"There is no kind of provider named {self.kind}."
-        if not kind.needs_address:
+        if kind.is_offline:
             return None
         if not is_address(self.base_url):
             return "Its address is missing or not an http(s) address."

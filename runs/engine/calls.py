@@ -23,8 +23,6 @@ from runs.tools.base import (
     BUILTIN,
     CLIENT,
     MCP,
-    Asked,
-    Callback,
     Outcome,
     Parked,
     ToolContext,
@@ -260,10 +258,10 @@ async def _record(session: Session, call: ToolInvocation, outcome: Outcome | Too
     again: the answer to the commit of another call's outcome was lost, or an outcome came without this worker.
     """
     recording: tuple[Any, ...] = lifecycle.record_call_result, call, outcome
-    if isinstance(outcome, Parked):
-        recording = lifecycle.park_call, call, outcome
-    elif isinstance(outcome, Asked):
+    if isinstance(outcome, Parked) and outcome.asks_user:
         recording = lifecycle.keep_dialogue, call, outcome.remote_task
+    elif isinstance(outcome, Parked):
+        recording = lifecycle.park_call, call, outcome
     while True:
         try:
             await session.step(*recording)
@@ -289,7 +287,6 @@ async def _call(session: Session, call: ToolInvocation) -> Outcome:
         raise ToolFailure(CallError.UNKNOWN_TOOL, f"There is no tool named {call.name} any more.")
     await session.confirm_lease()  # the lease may have ended during the wait for the place
     session.uncertain.add(call.id)
-    callback = Callback(callbacks.url_of(call.id), lifecycle.latest_end(call)) if call.park_seconds else None
     context = ToolContext(
         invocation_id=call.id,
         run_id=session.run.id,
@@ -299,7 +296,8 @@ async def _call(session: Session, call: ToolInvocation) -> Outcome:
         timeout_seconds=max(0.1, session.remaining_seconds()),
         threads=session.process.tool_threads,
         file_threads=session.process.file_threads,
-        callback=callback,
+        callback_url=callbacks.url_of(call.id) if call.park_seconds else "",
+        park_until=lifecycle.latest_end(call) if call.park_seconds else None,
         remote_task=call.remote_task,
     )
     # Whether it may be parked was decided when it was chosen.

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from runs import lifecycle
 from runs.engine.session import Process
 from runs.models import FINAL_INVOCATION_STATUSES, Tool, ToolInvocation
-from runs.tools.base import StillParked, ToolContext, ToolDefinition, ToolFailure, ToolResult, clean_result
+from runs.tools.base import Parked, ToolContext, ToolDefinition, ToolFailure, ToolResult, clean_result
 from runs.tools.dispatch import TYPES
 from runs.tools.files import store_images
 
@@ -103,7 +103,7 @@ async def contact(process: Process, call: ToolInvocation, tool: ToolDefinition |
     """Contact the server of the tool of a call of ``take_contacts``. While the tool is gone, an open call stays due."""
     user, is_open = call.run.user, call.status not in FINAL_INVOCATION_STATUSES
     ask = TYPES[tool.node_type].contact if tool is not None and tool.node_type in TYPES else None
-    answer: ToolResult | ToolFailure | StillParked | None = None
+    answer: ToolResult | ToolFailure | Parked | None = None
     if tool is not None and ask is not None:
         context = ToolContext(
             invocation_id=call.id,
@@ -130,7 +130,7 @@ async def contact(process: Process, call: ToolInvocation, tool: ToolDefinition |
         return
     if not is_open or answer is None:
         await process.db_for(user.pk, lifecycle.end_contact, call)
-    elif isinstance(answer, StillParked):
+    elif isinstance(answer, Parked):
         await process.db_for(user.pk, lifecycle.contact_again, call, answer)
     else:
         await process.db_for(user.pk, lifecycle.record_outcome, call, answer)

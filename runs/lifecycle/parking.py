@@ -24,7 +24,6 @@ from runs.models import FINAL_INVOCATION_STATUSES, Awaiting, InvocationStatus, R
 from runs.tools.base import (
     PROGRESS_MAX_CHARS,
     Parked,
-    StillParked,
     ToolFailure,
     ToolResult,
     clean_text,
@@ -215,20 +214,18 @@ def end_contact(call: ToolInvocation) -> None:
     ToolInvocation.objects.filter(pk=call.pk).update(contact_at=None, remote_task="")
 
 
-def contact_again(call: ToolInvocation, still: StillParked) -> None:
+def contact_again(call: ToolInvocation, still: Parked) -> None:
     """A call of ``take_contacts`` has no outcome yet."""
-    if still.contact_in_seconds is None:
+    if still.asks_user:
         _ask(call, still)
         return
-    changes: dict[str, Any] = {"contact_at": clock.now() + timedelta(seconds=still.contact_in_seconds)}
-    if still.remote_task is not None:
-        changes["remote_task"] = still.remote_task
-    if not _taken(call).update(**changes):
+    contact_at = clock.now() + timedelta(seconds=still.contact_in_seconds or 0)
+    if not _taken(call).update(contact_at=contact_at, remote_task=still.remote_task or call.remote_task):
         return
     known = call.progress or {}
-    message = still.message if still.message != known.get("message") else None
+    message = still.message if still.message and still.message != known.get("message") else None
     if message or (still.fraction is not None and still.fraction != known.get("fraction")):
-        record_progress(call, still.fraction, still.message)
+        record_progress(call, still.fraction, still.message or None)
 
 
 def _taken(call: ToolInvocation) -> QuerySet[ToolInvocation]:
@@ -239,12 +236,12 @@ def _taken(call: ToolInvocation) -> QuerySet[ToolInvocation]:
 
 
 @transaction.atomic
-def _ask(call: ToolInvocation, still: StillParked) -> None:
+def _ask(call: ToolInvocation, still: Parked) -> None:
     """The call's server asks the user: its run opens a waitpoint when it resumes, and is not asked until the answer."""
     run, _ = _locked(call)
     if not _taken(call).exists():
         return
-    question = Dialogue.from_text(still.remote_task or "").question
+    question = Dialogue.from_text(still.remote_task).question
     assert question is not None  # noqa: S101  (otherwise it says when to ask again)
     changes = {"progress": _progress(clock.now(), None, still.message or question.text), "contact_at": None}
     call = move_call(call, InvocationStatus.DISPATCHING, remote_task=still.remote_task, **changes)

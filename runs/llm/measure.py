@@ -114,7 +114,7 @@ class Size:
 def measure(request: ModelRequest) -> Size:
     """What a request with the content of its files sends."""
     size, model = Size(), request.model
-    reads_all = not KINDS[model.server.kind].counts_as_we_do
+    reads_all = not KINDS[model.server.kind].is_offline
     digest = hashlib.blake2b(digest_size=16)
     if reads_all:
         size.add_fixed(request.instructions, request.tools)
@@ -148,7 +148,7 @@ def upper_bound(request: ModelRequest, counted: Mapping[str, int] | None = None,
     are, what a digest stands for; only what follows is bounded by its bytes. No request is larger than the window.
     """
     size, counted = size or measure(request), counted or {}
-    if KINDS[request.model.server.kind].counts_as_we_do:
+    if KINDS[request.model.server.kind].is_offline:
         return size.tokens
     known = [counted[digest] + size.most - before for digest, before in size.beginnings if digest in counted]
     return min(size.most, *known, request.model.context_tokens)

@@ -1,4 +1,5 @@
-"""Each event loop's clients of the model servers, and one tiny request to a model by which staff see that it is set up.
+"""Each event loop's clients of the model servers, and what staff ask of a server to see that it is set up: the names of
+its models, and the answer of a model to one tiny request.
 
 An adapter is imported at its first use, so that a web process never loads one.
 """
@@ -7,21 +8,28 @@ import asyncio
 import os
 import time
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from django.conf import settings
 from django.utils.module_loading import import_string
 
+from config.kernel.jsontext import from_text
+from config.outbound import client as outbound
 from config.outbound.loop import shared
 from runs.catalogue.definitions import ModelDefinition
 from runs.catalogue.providers import KINDS, Server
 from runs.errors import FailureReason
 from runs.llm.base import ModelClient, ModelError, ModelRequest, TextDelta, TurnEnd, UserMessage
+from runs.llm.refusals import refused
 
 QUESTION = "Answer with the word OK."
 # The fewest that every provider accepts.
 OUTPUT_TOKENS = 16
 TEXT_MAX_CHARS = 500
+# Of the list of a server's models, of which staff see the first names.
+LIST_MAX_BYTES = 4 * 1024 * 1024
+NAMES_MAX, NAME_MAX_CHARS = 500, 200
 
 # By event loop and by the server's name. A client is replaced when staff change its server.
 _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, tuple[Server, ModelClient]]] = WeakKeyDictionary()
@@ -91,3 +99,41 @@ async def _ask(model: ModelDefinition) -> Probe:
         found.error = ModelError(FailureReason.TIME_OUT)
     found.seconds = time.monotonic() - started
     return found
+
+
+def models_of(server: Server) -> list[str]:
+    """The names of the models that the server lists. Blocks for STAFF_REQUEST_SECONDS at most. Raises ModelError."""
+    preload()
+    path = KINDS[server.kind].models_path
+    return names_in(shared.submit(_list_of(server, path)).result()) if path else []
+
+
+async def _list_of(server: Server, path: str) -> bytes:
+    client: Any = client_for(server)  # of HTTP
+    try:
+        answer = await outbound.asend(
+            "GET",
+            client.server.base_url + path,
+            headers=client.headers | {"Accept": "application/json"},
+            body=None,
+            connect_timeout=settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS,
+            total_timeout=settings.STAFF_REQUEST_SECONDS,
+            max_bytes=LIST_MAX_BYTES,
+            allow_private=True,
+        )
+    except outbound.RequestTimedOut:
+        raise ModelError(FailureReason.TIME_OUT) from None
+    except outbound.RequestFailed as error:
+        raise ModelError(FailureReason.PROVIDER_UNREACHABLE, detail=str(error)) from None
+    if answer.status != 200:
+        raise refused(answer.status, answer.body, answer.headers, client.secrets)
+    return answer.body
+
+
+def names_in(body: bytes) -> list[str]:
+    """Computes too long for an event loop. Raises ModelError."""
+    try:
+        names = [item["id"] + "" for item in from_text(body)["data"]]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        raise ModelError(FailureReason.MALFORMED_ANSWER, detail="The answer is not a list of models.") from None
+    return sorted(name for name in names if 0 < len(name) <= NAME_MAX_CHARS)[:NAMES_MAX]

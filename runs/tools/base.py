@@ -40,15 +40,6 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
-class Callback:
-    """Where the tool's server may send the outcome of a call that it parks, and until when."""
-
-    # The address is the credential.
-    url: str = field(repr=False)
-    expires_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
 class ToolContext:
     """One call, which may take ``timeout_seconds``. ``threads`` compute, ``file_threads`` read and write files."""
 
@@ -61,8 +52,10 @@ class ToolContext:
     timeout_seconds: float
     threads: Threads
     file_threads: Threads
-    # Without it the call cannot be parked.
-    callback: Callback | None = None
+    # Where the tool's server may send the outcome of a call that it parks, and until when; None if it cannot be parked.
+    # The address is the credential.
+    callback_url: str = field(default="", repr=False)
+    park_until: datetime | None = None
     # What the tool's type remembers of the call's task on its server, or what the server asked.
     remote_task: str = ""
     # Of a parked call that has ended: its tool's server is told why, and not asked for the outcome.
@@ -130,32 +123,22 @@ class ToolResult:
 @dataclass(frozen=True, slots=True)
 class Parked:
     """In place of a result: the outcome of the call comes later, by a callback, or by the type's ``contact``, which is
-    due after ``contact_in_seconds`` and remembers ``remote_task``.
+    due after ``contact_in_seconds`` and remembers ``remote_task``. Its progress is ``fraction``, from 0 to 1, and
+    ``message``.
     """
 
-    message: str = ""  # the first progress
-    expires_in_seconds: float | None = None  # then the tool's ``park_seconds``
-    remote_task: str = ""
+    message: str = ""
+    fraction: float | None = None
+    expires_in_seconds: float | None = None  # None: the tool's ``park_seconds``
+    remote_task: str = ""  # empty: as before
     contact_in_seconds: float | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """In place of a result: the tool's server asks the user. ``remote_task`` is a ``runs.tools.questions.Dialogue``."""
-
-    remote_task: str
-
-
-@dataclass(frozen=True, slots=True)
-class StillParked:
-    """An open call without an outcome: when to ask its server again, or None if that asks the user, as ``remote_task``
-    says; and its progress.
-    """
-
-    contact_in_seconds: float | None
-    remote_task: str | None = None
-    fraction: float | None = None
-    message: str | None = None
+    @property
+    def asks_user(self) -> bool:
+        """Whether the tool's server asks the user: ``remote_task`` is a ``runs.tools.questions.Dialogue`` that says
+        what.
+        """
+        return bool(self.remote_task) and self.contact_in_seconds is None
 
 
 class ToolFailure(Exception):
@@ -171,10 +154,10 @@ def tool_error(message: str) -> ToolFailure:
     return ToolFailure(CallError.TOOL_ERROR, message)
 
 
-Outcome = ToolResult | Parked | Asked
+Outcome = ToolResult | Parked
 Executor = Callable[[ToolDefinition, dict[str, Any], ToolContext], Awaitable[Outcome]]
-# The outcome of an open call, or when to ask again; None for a call that has ended.
-Contact = Callable[[ToolDefinition, ToolContext], Awaitable[ToolResult | StillParked | None]]
+# Of an open call; None for a call that has ended.
+Contact = Callable[[ToolDefinition, ToolContext], Awaitable[Outcome | None]]
 
 
 def input_object(*, optional: Iterable[str] = (), **properties: dict[str, Any]) -> dict[str, Any]:

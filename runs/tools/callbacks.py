@@ -7,7 +7,6 @@ right to send the outcome, so it is not stored, and no log, message or export ha
 import hmac
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -16,20 +15,12 @@ from django.core.signing import BadSignature, Signer
 
 from config.kernel.errors import ValidationFailed
 from config.kernel.jsontext import MalformedJSON, parse_value
-from runs.tools.base import PROGRESS_MAX_CHARS, ToolFailure, ToolResult, clean_result, tool_error
+from runs.tools.base import PROGRESS_MAX_CHARS, Parked, ToolFailure, ToolResult, clean_result, tool_error
 from runs.tools.http import VALUES_MAX, decoded, read_result, without_tokens
 from webhooks.signing import TOLERANCE_SECONDS, standard_signature
 
 PATH = "/api/callbacks/"
 ERROR_MAX_CHARS = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """``fraction`` is between 0 and 1."""
-
-    fraction: float | None
-    message: str | None
 
 
 def url_of(call_id: str) -> str:
@@ -58,9 +49,9 @@ def is_signed(headers: Mapping[str, str], body: bytes, secret: str, now: float) 
     return any(hmac.compare_digest(one.encode(), expected) for one in given.split(" "))
 
 
-def read(body: bytes, content_type: str, *, name: str, price: int) -> ToolResult | ToolFailure | Progress:
-    """What a callback says of a call of the tool ``name``, whose hold is ``price`` micro-credits. Raises
-    ValidationFailed.
+def read(body: bytes, content_type: str, *, name: str, price: int) -> ToolResult | ToolFailure | Parked:
+    """What a callback says of a call of the tool ``name``, whose hold is ``price`` micro-credits: its outcome, or its
+    progress. Raises ValidationFailed.
     """
     value = _value(body, content_type)
     kinds = [kind for kind in ("result", "error", "progress") if kind in value] if isinstance(value, dict) else []
@@ -90,7 +81,7 @@ def _value(body: bytes, content_type: str) -> Any:
         return decoded(body, content_type)
 
 
-def _progress(given: Any) -> Progress:
+def _progress(given: Any) -> Parked:
     if not isinstance(given, dict):
         raise ValidationFailed({"progress": ["An object with fraction or message is required."]})
     fraction, message = given.get("fraction"), given.get("message")
@@ -99,4 +90,4 @@ def _progress(given: Any) -> Progress:
         raise ValidationFailed({"progress.fraction": ["A number from 0 to 1 is required."]})
     if message is not None and not (isinstance(message, str) and len(message) <= PROGRESS_MAX_CHARS):
         raise ValidationFailed({"progress.message": [f"At most {PROGRESS_MAX_CHARS} characters of text are allowed."]})
-    return Progress(None if fraction is None else float(fraction), without_tokens(message) if message else None)
+    return Parked(without_tokens(message or ""), None if fraction is None else float(fraction))

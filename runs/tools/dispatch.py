@@ -13,7 +13,6 @@ from runs.tools.base import (
     CLIENT,
     HTTP,
     MCP,
-    Asked,
     Contact,
     Executor,
     Outcome,
@@ -62,7 +61,7 @@ async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: 
         async with asyncio.timeout(limit) as scope:
             with tracing.span("tool", tool=definition.name, **{"invocation.id": context.invocation_id}):
                 result = await kind.execute(definition, input, replace(context, timeout_seconds=limit))
-                if isinstance(result, Parked | Asked):
+                if isinstance(result, Parked):
                     return result
                 return clean_result(await store_images(context, result))
     except ToolFailure:

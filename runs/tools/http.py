@@ -83,10 +83,10 @@ def is_too_long(answer: Answer) -> bool:
 async def execute(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult | Parked:
     """Post the call. Raises ToolFailure unless the answer is 2xx, complete and within the limits."""
     told: dict[str, Any] = {"input": input}
-    if context.callback is not None:
-        told["callback"] = {"url": context.callback.url, "expiresAt": clock.iso(context.callback.expires_at)}
+    if context.park_until is not None:
+        told["callback"] = {"url": context.callback_url, "expiresAt": clock.iso(context.park_until)}
     answer = await _post(definition, definition.url, context, context.invocation_id, told, context.timeout_seconds)
-    if answer.status == 202 and context.callback is not None:
+    if answer.status == 202 and context.park_until is not None:
         return _parked(answer.body)
     if not 200 <= answer.status < 300:
         reason = _reason(definition, answer.body)
@@ -141,7 +141,7 @@ def _parked(body: bytes) -> Parked:
     message, seconds = answer.get("message"), answer.get("expiresInSeconds")
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 1 <= seconds <= PARK_SECONDS[-1]:
         seconds = None
-    return Parked(without_tokens(message) if isinstance(message, str) else "", seconds)
+    return Parked(without_tokens(message) if isinstance(message, str) else "", expires_in_seconds=seconds)
 
 
 def without_tokens(text: str) -> str:

@@ -17,7 +17,7 @@ from credits.export import CsvRenderer
 from runs.fronts.ag_ui import requests as ag_ui
 from runs.fronts.ai_sdk import requests as ai_sdk
 from runs.fronts.views import UI_VALUES_MAX
-from runs.llm import listing
+from runs.llm import registry
 from runs.mcp import protocol
 from runs.tools import base, callbacks, questions
 from runs.tools import http as http_tool
@@ -192,7 +192,7 @@ SCANNERS: dict[str, list[Work]] = {
     ],
     "list of a provider's models": [
         *[
-            partial(listing.names_in, f'{{"data":{array(part, listing.LIST_MAX_BYTES)}}}'.encode())
+            partial(registry.names_in, f'{{"data":{array(part, registry.LIST_MAX_BYTES)}}}'.encode())
             for part in (*JSON_PARTS, '{"id":"a"},')
         ],
     ],

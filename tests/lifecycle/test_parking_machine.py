@@ -22,7 +22,7 @@ from credits.reconcile import drift
 from runs import lifecycle
 from runs.engine import history, session
 from runs.models import FINAL_INVOCATION_STATUSES, FINAL_RUN_STATUSES, Run, RunEvent, ToolInvocation, Turn, Waitpoint
-from runs.tools.base import Parked, StillParked, ToolFailure, ToolResult, tool_error
+from runs.tools.base import Parked, ToolFailure, ToolResult, tool_error
 from runs.tools.questions import Dialogue, Question
 from tests.factories import UserFactory, force_update, seed_catalogue, session_client
 from tests.tiers import examples
@@ -112,7 +112,7 @@ class Parking(RuleBasedStateMachine):
         if call and call.park_seconds and not call.awaiting:
             is_task = call.node_type == "mcp"
             task = {"remote_task": Dialogue("t-1").to_text(), "contact_in_seconds": 1.0} if is_task else {}
-            self.step(fate, lifecycle.park_call, call, Parked(message, seconds, **task))
+            self.step(fate, lifecycle.park_call, call, Parked(message, expires_in_seconds=seconds, **task))
 
     @rule(at=AT, fate=FATES, succeeds=st.booleans())
     def record(self, at: int, fate: str, succeeds: bool) -> None:
@@ -186,7 +186,7 @@ class Parking(RuleBasedStateMachine):
                 self.was_asked |= says == "asks"
                 questions = (Question(f"q{known.answered}", "Who?", {"type": "object"}),) if says == "asks" else ()
                 task = replace(known, questions=questions, answers={}).to_text()
-                lifecycle.contact_again(call, StillParked(None if questions else 5.0, task))
+                lifecycle.contact_again(call, Parked(remote_task=task, contact_in_seconds=None if questions else 5.0))
 
     @rule(at=AT, often=st.integers(0, 4))
     def expire(self, at: int, often: int) -> None:

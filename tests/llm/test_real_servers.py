@@ -20,7 +20,7 @@ from tests.stack.process import Process, free_port, python, wait_for
 
 pytestmark = [pytest.mark.services, pytest.mark.stack]
 
-NETWORK_KINDS = [name for name, kind in KINDS.items() if kind.needs_address]
+NETWORK_KINDS = [name for name, kind in KINDS.items() if not kind.is_offline]
 CALL = ToolCall("call_1", "calculate", '{"expression": "2*3"}')
 WITH_RESULT = ("Compute 2*3.", AssistantMessage("", (CALL,)), ToolMessage("call_1", "calculate", "6", is_error=False))
 

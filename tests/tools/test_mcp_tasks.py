@@ -12,7 +12,7 @@ from django.test import override_settings
 
 from config.limits.share import Threads
 from runs.tools import mcp
-from runs.tools.base import Asked, Parked, StillParked, ToolContext, ToolDefinition, ToolFailure, ToolResult
+from runs.tools.base import Parked, ToolContext, ToolDefinition, ToolFailure, ToolResult
 from runs.tools.questions import REQUESTS_MAX, Dialogue
 from tests.tools.conftest import http_tool
 from tests.tools.task_server import (
@@ -57,10 +57,9 @@ def failure(server: TaskServer, dialogue: Dialogue | None = None, **columns: Any
     return caught.value
 
 
-def still(server: TaskServer, dialogue: Dialogue | None = None) -> tuple[StillParked, Dialogue]:
+def still(server: TaskServer, dialogue: Dialogue | None = None) -> tuple[Parked, Dialogue]:
     seen = look(server, dialogue)
-    assert isinstance(seen, StillParked)
-    assert seen.remote_task is not None
+    assert isinstance(seen, Parked)
     return seen, Dialogue.from_text(seen.remote_task)
 
 
@@ -97,7 +96,8 @@ class TestCalls:
 
         tasks.tool = answer
         asked = call(tool(tasks, park_seconds=None), {"n": 1})
-        assert isinstance(asked, Asked)
+        assert isinstance(asked, Parked)
+        assert asked.asks_user
         dialogue = Dialogue.from_text(asked.remote_task)
         assert dialogue.question is not None
         assert (dialogue.question.text, dialogue.question.schema["required"]) == ("Who are you?", ["name"])
@@ -263,7 +263,7 @@ class TestLooks:
     def test_an_id_that_no_header_holds(self, tasks):
         tasks.task = lambda params: completed(params["taskId"], "found")
         tasks_check = Dialogue(task_id="ärger 1", interval=1.0)
-        assert isinstance(look(tasks, tasks_check), StillParked), "the server here compares the header as it is"
+        assert isinstance(look(tasks, tasks_check), Parked), "the server here compares the header as it is"
         assert tasks.headers[-1]["Mcp-Name"].startswith("=?base64?")
 
 

@@ -8,13 +8,13 @@ from importlib import import_module
 from typing import Any
 
 from runs.errors import CallError
-from runs.tools.base import BuiltinTool, Outcome, StillParked, ToolContext, ToolDefinition, ToolFailure, ToolResult
+from runs.tools.base import BuiltinTool, Outcome, ToolContext, ToolDefinition, ToolFailure
 
 _modules = [import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
 TOOLS: dict[str, BuiltinTool] = {module.TOOL.name: module.TOOL for module in _modules}
 
 
-async def contact(definition: ToolDefinition, context: ToolContext) -> ToolResult | StillParked | None:
+async def contact(definition: ToolDefinition, context: ToolContext) -> Outcome | None:
     """The outcome of a parked call of a built-in tool."""
     tool = TOOLS.get(definition.name)
     return None if tool is None or tool.contact is None else await tool.contact(definition, context)

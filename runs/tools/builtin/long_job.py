@@ -7,8 +7,8 @@ from typing import Any
 from config.kernel.money import MICRO
 from runs.tools.base import (
     BuiltinTool,
+    Outcome,
     Parked,
-    StillParked,
     ToolContext,
     ToolDefinition,
     ToolResult,
@@ -23,14 +23,14 @@ STEPS = 4
 
 
 async def begin(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> Parked:
-    if context.callback is None:
+    if context.park_until is None:
         raise tool_error("long_job needs parkSeconds.")
     seconds = min(float(input["seconds"]), PARK_SECONDS - MARGIN_SECONDS)
     task = json.dumps({"seconds": seconds, "begun": time.time()})
     return Parked("It has begun.", remote_task=task, contact_in_seconds=seconds / STEPS)
 
 
-async def look(definition: ToolDefinition, context: ToolContext) -> ToolResult | StillParked | None:
+async def look(definition: ToolDefinition, context: ToolContext) -> Outcome | None:
     """Progress at each quarter of the time, and then the result."""
     if context.end_reason:
         return None
@@ -40,7 +40,7 @@ async def look(definition: ToolDefinition, context: ToolContext) -> ToolResult |
         return ToolResult(f"The job took {seconds:g} seconds.")
     fraction = round(past / seconds, 2)
     left = min(seconds / STEPS, seconds - past)
-    return StillParked(left, fraction=fraction, message=f"{past:.0f} of {seconds:g} seconds")
+    return Parked(f"{past:.0f} of {seconds:g} seconds", fraction, contact_in_seconds=left)
 
 
 TOOL = BuiltinTool(

@@ -11,7 +11,7 @@ from typing import Any
 from django.utils.module_loading import import_string
 
 from config.outbound.loop import shared
-from runs.tools.base import Outcome, StillParked, ToolContext, ToolDefinition, ToolResult
+from runs.tools.base import Outcome, ToolContext, ToolDefinition
 
 
 async def execute(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> Outcome:
@@ -20,7 +20,7 @@ async def execute(definition: ToolDefinition, input: dict[str, Any], context: To
     return await shared.run(call(definition, input, context))
 
 
-async def contact(definition: ToolDefinition, context: ToolContext) -> ToolResult | StillParked | None:
+async def contact(definition: ToolDefinition, context: ToolContext) -> Outcome | None:
     """Ask for the outcome of a task, or cancel it. Raises ToolFailure."""
     ask = await asyncio.to_thread(import_string, f"{__name__}.tasks.contact")
     return await shared.run(ask(definition, context))

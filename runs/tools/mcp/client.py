@@ -21,8 +21,8 @@ from config.kernel.jsontext import dumps
 from config.outbound.client import check_url
 from runs.tools.base import (
     MCP,
-    Asked,
     Outcome,
+    Parked,
     ToolContext,
     ToolDefinition,
     ToolFailure,
@@ -160,7 +160,7 @@ async def _make(
         else:
             await asyncio.sleep(ROUND_SECONDS)
         if dialogue.questions:
-            return Asked(dialogue.to_text())
+            return Parked(remote_task=dialogue.to_text())
     raise tool_error(f"{definition.name} asks for the same again and again.")
 
 

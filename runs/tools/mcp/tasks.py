@@ -27,8 +27,8 @@ from config.outbound.client import Answer
 from runs.errors import CallError
 from runs.tools.base import (
     PROGRESS_MAX_CHARS,
+    Outcome,
     Parked,
-    StillParked,
     ToolContext,
     ToolDefinition,
     ToolFailure,
@@ -85,10 +85,10 @@ def parked(created: TaskCreated, before: Dialogue) -> Parked:
         raise tool_error("The tool's server gave the call's task an id that cannot be used.")
     interval = _interval(created.poll_interval_ms, None)
     dialogue = replace(Dialogue(task_id=task_id, interval=interval), requests=before.requests, answered=before.answered)
-    return Parked(_message(created.status_message) or "", None, dialogue.to_text(), interval)
+    return _open(dialogue, created.status_message)
 
 
-async def contact(definition: ToolDefinition, context: ToolContext) -> ToolResult | StillParked | None:
+async def contact(definition: ToolDefinition, context: ToolContext) -> Outcome | None:
     """Ask for the outcome of an open call, or cancel the task of one that has ended, which is tried once.
 
     Raises ToolFailure.
@@ -117,7 +117,7 @@ async def contact(definition: ToolDefinition, context: ToolContext) -> ToolResul
             loop = asyncio.get_running_loop()
             dialogue = await loop.run_in_executor(_checks, dialogue.with_requests, requests)
             dialogue = await _tell(definition, context, dialogue)
-        return _still(dialogue, _message(task.get("statusMessage")))
+        return _open(dialogue, task.get("statusMessage"))
     except Refused as refused:
         if refused.args == (INVALID_PARAMS,):
             message = f"The server of {definition.name} does not know the call's task any more."
@@ -128,12 +128,13 @@ async def contact(definition: ToolDefinition, context: ToolContext) -> ToolResul
     logger.info("the server of the task of call %s is away: %s", context.invocation_id, reason)
     longer = max(POLL_FIRST_SECONDS, 2 * (dialogue.interval or 0))
     most = max(POLL_GROWN_SECONDS, dialogue.interval or 0)
-    return _still(replace(dialogue, interval=min(longer, most)), None)
+    return _open(replace(dialogue, interval=min(longer, most)), None)
 
 
-def _still(dialogue: Dialogue, message: str | None) -> StillParked:
+def _open(dialogue: Dialogue, said: Any) -> Parked:
+    text = clean_text(said).strip() if isinstance(said, str) else ""
     interval = None if dialogue.questions else dialogue.interval
-    return StillParked(interval, dialogue.to_text(), message=message)
+    return Parked(shorten(text, PROGRESS_MAX_CHARS), remote_task=dialogue.to_text(), contact_in_seconds=interval)
 
 
 async def _tell(definition: ToolDefinition, context: ToolContext, dialogue: Dialogue) -> Dialogue:
@@ -170,11 +171,6 @@ def _interval(given: Any, before: float | None) -> float:
     if type(given) in (int, float):
         return min(max(given / 1000, POLL_MIN_SECONDS), POLL_MAX_SECONDS)
     return POLL_FIRST_SECONDS if before is None else min(2 * before, POLL_GROWN_SECONDS)
-
-
-def _message(given: Any) -> str | None:
-    text = clean_text(given).strip() if isinstance(given, str) else ""
-    return shorten(text, PROGRESS_MAX_CHARS) or None
 
 
 async def _request(
